@@ -1,4 +1,4 @@
-"""What acts by a language model in an episode."""
+"""Actors in an episode by a language model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl.types import Node, Sampling
 
 
 def sampling_of(limits: RolloutConfig) -> Sampling:
-    """How turns are drawn under these limits, but for their seeds."""
+    """Return the sampling of turns under these limits, but for their seeds."""
     return Sampling(temperature=limits.temperature, top_p=limits.top_p, max_new_tokens=limits.turn_tokens)
 
 
@@ -23,7 +23,7 @@ class ModelActor:
         self.sampling = sampling
 
     def greedy(self) -> ModelActor:
-        """The same at temperature 0."""
+        """Return the actor at temperature 0."""
         return ModelActor(replace(self.sampling, temperature=0.0))
 
     async def act(self, conversation: Conversation, env: Env, turn: int, deadline: float) -> Node:

@@ -60,11 +60,11 @@ class OpenSession(Protocol):
 
     @property
     def address(self) -> SessionUrls:
-        """Where the program reaches it."""
+        """The address at which the program reaches the session."""
         ...
 
     async def broken(self) -> None:
-        """Until the session can't go on; does not return otherwise.
+        """Wait until the session can't go on; does not return otherwise.
 
         Raises:
             Diverged: it is run again, and a recorded request does not come.
@@ -203,7 +203,7 @@ def _unbounded() -> Any:
 
 
 def environment(task: Task, address: SessionUrls) -> dict[str, str]:
-    """A command's environment variables."""
+    """Return a command's environment variables."""
     return {
         "OPENAI_BASE_URL": address.base_url,
         "OPENAI_API_KEY": address.api_key,
@@ -289,7 +289,7 @@ async def play(
 
 
 async def _unless(failure: Awaitable[None], work: Awaitable[T]) -> T:
-    """What the work results in; a failure that comes first is raised, once the work is cancelled and has ended."""
+    """Return the work's result; a failure that comes first is raised, once the work is cancelled and has ended."""
     tasks = (asyncio.ensure_future(work), asyncio.ensure_future(failure))
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -323,7 +323,6 @@ async def _tail(stream: asyncio.StreamReader) -> str:
 
 
 async def _end_group(process: asyncio.subprocess.Process) -> None:
-    """Send the group's remaining processes SIGTERM, then SIGKILL."""
     for number, seconds in ((signal.SIGTERM, KILL_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)

@@ -1,4 +1,4 @@
-"""Which groups of a run may begin, and those that were begun and not taken yet."""
+"""Groups of a run that may begin, and those that were begun and not taken yet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentrl.errors import InvalidInput
 from agentrl.types import Group
 
 Order = Literal["number", "ready"]
-"""Which groups a batch takes: the next in the order of their numbers, or whichever have ended."""
+"""The groups of a batch: the next in the order of their numbers, or whichever have ended."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Gate:
         self.ahead = min(1, self.staleness)
 
     def admits(self, *, again: bool = False) -> int:
-        """How many more may begin; `again`: of groups that were begun before, which the next batches need.
+        """Return how many more groups may begin; `again`: of those that were begun before, which the next batches need.
 
         begun - discarded < (ahead + published + 1) · groups_per_step, with `staleness` in place of `ahead` for those
         begun before, and never more than the run's steps take; the allowance of `oversample` comes on top.
@@ -128,7 +128,7 @@ class Buffer:
         return numbers[:count]
 
     def ready(self, count: int, order: Order = "number") -> bool:
-        """Whether the next `count` groups have ended."""
+        """Return whether the next `count` groups have ended."""
         numbers = self.next(count, order)
         return len(numbers) == count and self.finished.issuperset(numbers)
 

@@ -1,4 +1,4 @@
-"""Where a rerun departs from its recording: the first session, turn or message, and token."""
+"""The place where a rerun departs from its recording: the first session, turn or message, and token."""
 
 from __future__ import annotations
 

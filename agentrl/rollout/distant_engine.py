@@ -101,30 +101,30 @@ class DistantEngine:
                     return
 
     async def score(self, input_ids: Sequence[int], temperature: float = 1.0) -> list[float]:
-        """Log-probability of each token given those before it."""
+        """Return the log-probability of each token given those before it."""
         connection = self._calls.connection
         found: list[float] = await connection.call("score", self._policy, list(input_ids), temperature, timeout=None)
         return found
 
     async def health(self) -> Health:
-        """The engine's."""
+        """Return the engine's health."""
         found: Health = await self._calls.connection.call("health", self._policy, timeout=HEALTH_SECONDS)
         return found
 
     def version(self) -> int:
-        """Unknown here: each turn says which version generated it."""
+        """Return 0: each turn says which version generated it."""
         return 0
 
     async def publish(self, weights: Any, version: int) -> None:
-        """Weights go to engines from the run's process."""
+        """Refuse: weights go to engines from the run's process."""
         raise EngineError("weights are published by the run's process")
 
     async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:
-        """See `publish`."""
+        """Refuse: the run's process pauses its engines."""
         raise EngineError("engines are paused by the run's process")
 
     async def resume(self) -> None:
-        """See `publish`."""
+        """Refuse: the run's process resumes its engines."""
         raise EngineError("engines are resumed by the run's process")
 
     async def close(self) -> None:

@@ -13,7 +13,7 @@ from agentrl.types import Session
 STORE_SECONDS = 600.0
 """Seconds that storing a session may take; then the worker is given up."""
 ATTEMPTS = 3
-"""How many session workers a session may be sent to, where each is lost."""
+"""The most session workers that a session is sent to, where each is lost."""
 
 
 class DistantRecorder:
@@ -37,7 +37,7 @@ class DistantRecorder:
         await self._call("begin", replace(session, nodes=[]), state)
 
     def update(self, session: Session, state: bytes | None = None) -> None:
-        """Nothing: what comes in between is sent with the session's end."""
+        """Do nothing: what comes in between is sent with the session's end."""
 
     async def end(self, session: Session) -> None:
         """Store a session as it ended; raises as `resume` does."""

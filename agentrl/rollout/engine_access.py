@@ -79,12 +79,12 @@ class EngineAccess:
                 yield notice
 
     def reach(self, policy: str, start: int) -> EngineAddress | None:
-        """How the engine of a lease is reached; None where it is gone."""
+        """Return the engine address of a lease; None where the engine is gone."""
         member = self._fleet(policy).admission.started_as(start)
         return None if member is None else member.managed.reach
 
     def knows(self, policy: str, start: int, version: int) -> bool:
-        """Whether the engine of a lease has had a policy version, or is being given it."""
+        """Return whether the engine of a lease has had a policy version, or is being given it."""
         member = self._fleet(policy).admission.started_as(start)
         return member is not None and version in member.versions
 
@@ -102,7 +102,7 @@ class EngineAccess:
         self._fleet(policy).admission.succeeded(request_id)
 
     async def failed(self, policy: str, start: int, request_id: str, prompt: bytes, error: AgentRLError) -> None:
-        """See `Admission.failed`."""
+        """Report a failed request; see `Admission.failed`."""
         watchdog.progress()
         await self._fleet(policy).admission.failed(start, request_id, lambda: prompt, error)
 
@@ -111,7 +111,7 @@ class EngineAccess:
     async def generate(
         self, policy: str, caller: str, request_id: str, prompt: Continued, sampling: Sampling, seconds: float | None
     ) -> AsyncIterator[Chunk | Turn]:
-        """See `Engine.generate`; for engines that can't be leased.
+        """Generate a turn, for engines that can't be leased.
 
         Raises:
             ForgottenPrompt: the whole prompt is needed.
@@ -124,9 +124,9 @@ class EngineAccess:
                 yield item
 
     async def score(self, policy: str, input_ids: Sequence[int], temperature: float) -> list[float]:
-        """See `Engine.score`."""
+        """Return log-probabilities under the policy's engine."""
         return await self._engine(policy).score(input_ids, temperature)
 
     async def health(self, policy: str) -> Health:
-        """See `Engine.health`."""
+        """Return the health of the policy's engine."""
         return await self._engine(policy).health()

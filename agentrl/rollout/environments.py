@@ -50,14 +50,14 @@ logger = logging.getLogger(__name__)
 OVERTIME = 60.0
 """Seconds after which a session's worker is given up, beyond those of its episode and as many for its rewards."""
 CPUS = 1.0
-"""Of Ray's logical CPUs, for each environment worker."""
+"""Ray's logical CPUs for each environment worker."""
 Left = tuple[float, float] | None
 """A group's deadline: its seconds in all, and those that are left."""
 
 
 @dataclass(frozen=True)
 class EnginePolicy:
-    """What plays an agent by an engine of the run's process.
+    """A policy that plays an agent by an engine of the run's process.
 
     Attributes:
         policy: the policy's name.
@@ -73,7 +73,7 @@ class EnginePolicy:
 
 
 ByEngine = Mapping[str, EnginePolicy]
-"""Such policies of a session, by agent; of all other agents the worker knows itself who plays them."""
+"""Such policies of a session, by agent; the worker knows who plays all other agents."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,6 @@ class EnvironmentRole:
         return Rollouts(make_env, self._policy, config.rollout, config.seed, partners, views=config.views)
 
     async def _served(self) -> ServedProgram:
-        """The run's agent program and its gateway."""
         if self._program is None:
             workers = None if self._gateways is None else DistantPool(self._gateways)
             if workers is not None:
@@ -179,7 +178,6 @@ class EnvironmentRole:
         return self._program
 
     async def _partner(self, agent: str, given: EnginePolicy) -> Opponent:
-        """What plays an agent by an engine of the run's process."""
         if given.policy not in self._frozen:
             own = self._config.policies[self._config.agents[agent]]
             model, renderer = own.model, self._policy.renderer
@@ -248,7 +246,6 @@ class InWorkers:
         return found
 
     async def _stored(self, rollouts: Rollouts, session: Session) -> Session:
-        """Store a session whose worker can't."""
         session.started = session.ended = time.time()
         if session.attempt:
             session.count("infra_retries", session.attempt)
@@ -258,7 +255,7 @@ class InWorkers:
         return session
 
     async def _other(self, policy: Policy) -> OtherWeights | None:
-        """What workers are told of the policy that plays; None: it is the trained one."""
+        """The policy's description for workers; None: it is the trained one."""
         engine = policy.engine
         if policy.name == self._trained or engine is None:
             return None
@@ -266,7 +263,6 @@ class InWorkers:
         return OtherWeights(policy.name, await asyncio.to_thread(lambda: engine.capabilities))
 
     async def _by_engine(self, partners: Partners, session: Session) -> ByEngine:
-        """Which of the run's engines play in a session."""
         played = {agent: partner.plays(session) for agent, partner in partners.items()}
         return {
             agent: await self._engine_policy(*found) for agent, found in played.items() if found and found[0].engine
@@ -304,7 +300,7 @@ async def in_workers(
     gateways: WorkerPool | None = None,
     holding: Holding | None = None,
 ) -> AsyncIterator[Rollouts]:
-    """The same rollouts, played by `cluster.environments` workers; as they are where there are none.
+    """Open rollouts played by `cluster.environments` workers; the given ones where there are none.
 
     Args:
         config: the run's.

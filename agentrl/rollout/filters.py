@@ -1,4 +1,4 @@
-"""Which groups a run trains on, and which go first: functions of a finished group, by name or import path."""
+"""Functions of a finished group, by name or import path: which groups a run trains on, and which go first."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from agentrl.registry import Registry
 from agentrl.types import GREEDY, Group, Status
 
 Measure = Callable[[Group], float]
-"""Of a finished group: as a filter, whether to train on it; as a priority, which goes first, the largest."""
+"""A number of a finished group: as a filter, whether to train on it; as a priority, which goes first, the largest."""
 
 
 def signal(group: Group) -> float:
-    """How much the group's scores differ: their standard deviation, 0 where nothing can be learned from them."""
+    """Return the standard deviation of the group's scores, 0 where nothing can be learned from them."""
     scores = [session.score or 0.0 for session in group.scored]
     return pstdev(scores) if scores else 0.0
 
@@ -27,7 +27,7 @@ def complete(group: Group) -> float:
 
 
 def wholly_complete(group: Group) -> bool:
-    """Whether no limit cut a session of the group off."""
+    """Return whether no limit cut a session of the group off."""
     return complete(group) == 1.0
 
 

@@ -1,4 +1,4 @@
-"""At which turns a session is forked (`rollout.branch`): rules by name, an import path, or a function of one's own.
+"""Rules that say at which turns a session is forked (`rollout.branch`): by name, import path, or a function.
 
 A rule sees what was there before the turn, and nothing of what came of it: neither rewards nor how a session ended. So
 a fork does not depend on what is sampled at it: the session's own turn and its other continuations are equally likely,
@@ -57,24 +57,24 @@ class ForkRule:
 
     @property
     def active(self) -> bool:
-        """Whether it forks at all."""
+        """True where the rule forks at all."""
         return True
 
     def forks(self, point: ForkPoint) -> bool:
-        """Whether to fork before this turn; what is random in it has to follow from the point's seed and sample."""
+        """Return whether to fork before this turn; what is random follows from the point's seed and sample."""
         raise NotImplementedError(f"{type(self).__name__} has no forks(point)")
 
 
 class Never(ForkRule):
-    """No forks."""
+    """The rule without forks."""
 
     @property
     def active(self) -> bool:
-        """It doesn't."""
+        """False."""
         return False
 
     def forks(self, point: ForkPoint) -> bool:
-        """No."""
+        """Return False."""
         return False
 
 
@@ -90,13 +90,13 @@ class EveryConfig(BranchConfig):
 
 
 class Every(ForkRule):
-    """Every k turns."""
+    """A fork every k turns."""
 
     settings = EveryConfig
     config: EveryConfig
 
     def forks(self, point: ForkPoint) -> bool:
-        """By the turn's number."""
+        """Decide by the turn's number."""
         return point.turn >= self.config.start and (point.turn - self.config.start) % self.config.turns == 0
 
 
@@ -110,13 +110,13 @@ class EntropyConfig(BranchConfig):
 
 
 class Entropy(ForkRule):
-    """After turns that the policy was uncertain in."""
+    """A fork after turns that the policy was uncertain in."""
 
     settings = EntropyConfig
     config: EntropyConfig
 
     def forks(self, point: ForkPoint) -> bool:
-        """By the turn before."""
+        """Decide by the turn before."""
         return point.surprisal is not None and point.surprisal >= self.config.threshold
 
 
@@ -140,7 +140,7 @@ class ValueConfig(BranchConfig):
 
 
 class Value(ForkRule):
-    """Where a function's estimate of the return leaves the outcome open."""
+    """A fork where a function's estimate of the return leaves the outcome open."""
 
     settings = ValueConfig
     config: ValueConfig
@@ -150,7 +150,7 @@ class Value(ForkRule):
         self._estimate = load(config.estimate, f"rollout.branch.estimate={config.estimate!r}")
 
     def forks(self, point: ForkPoint) -> bool:
-        """By the estimate."""
+        """Decide by the estimate."""
         return self.config.low <= float(self._estimate(point)) <= self.config.high
 
 

@@ -38,9 +38,9 @@ from agentrl.types import Capabilities, Sampling, Session, Status
 
 logger = logging.getLogger(__name__)
 CPUS = 1.0
-"""Of Ray's logical CPUs, for each gateway worker."""
+"""Ray's logical CPUs for each gateway worker."""
 CALL_SECONDS = 60.0
-"""How long a worker may take to open a session, and to end it; then it is given up."""
+"""Seconds that a worker may take to open a session, and to end it; then it is given up."""
 
 
 class GatewayRole:
@@ -85,7 +85,7 @@ class GatewayRole:
     async def opened(
         self, session: Session, sampling: Sampling, recorded: Session | None
     ) -> AsyncIterator[agents.SessionUrls | AgentRLError]:
-        """See `agents.SessionGateway.opened`; until the caller leaves.
+        """Open a session until the caller leaves.
 
         Yields:
             Its address, and then, where it can't go on, what `OpenSession.broken` raises.
@@ -108,7 +108,7 @@ class GatewayRole:
                     del self._sessions[session.id]
 
     async def finish(self, session_id: str, status: Status, error: str | None) -> Session:
-        """See `agents.OpenSession.finish`."""
+        """End the session and return its record."""
         return await self._sessions[session_id].finish(status, error)
 
     async def _served(self) -> LocalGateway:
@@ -117,7 +117,7 @@ class GatewayRole:
         return await self._open.enter_async_context(own)
 
     async def close(self) -> None:
-        """Listen no longer."""
+        """Stop listening."""
         async with AsyncExitStack() as closing:
             closing.push_async_callback(self._calls.close)
             closing.enter_context(self._bound)
@@ -138,7 +138,7 @@ class DistantGateway:
     async def opened(
         self, session: Session, sampling: Sampling, recorded: Session | None = None
     ) -> AsyncIterator[DistantSession]:
-        """See `agents.SessionGateway.opened`."""
+        """Open a session."""
         async with (
             self._workers.held() as worker,
             aclosing(worker.stream("opened", session, sampling, recorded, timeout=None)) as stream,
@@ -171,17 +171,17 @@ class DistantSession:
         self._worker, self._id, self._watching = worker, session_id, watching
 
     async def broken(self) -> None:
-        """See `agents.OpenSession.broken`."""
+        """Wait until the session can't go on."""
         await asyncio.shield(self._watching)
 
     async def finish(self, status: Status, error: str | None) -> Session:
-        """See `agents.OpenSession.finish`."""
+        """End the session and return its record."""
         found: Session = await self._worker.call("finish", self._id, status, error, timeout=CALL_SECONDS)
         return found
 
 
 def longest(config: RunConfig) -> float:
-    """Seconds that a session may wait for gateway workers: until another one has started, its opening and its end."""
+    """Return the seconds a session may wait for gateway workers: until another has started, its opening and its end."""
     return config.cluster.start_timeout + 2 * CALL_SECONDS if config.cluster.gateways else 0.0
 
 

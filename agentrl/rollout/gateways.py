@@ -47,7 +47,7 @@ class LocalGateway:
     async def opened(
         self, session: Session, sampling: Sampling, recorded: Session | None = None
     ) -> AsyncIterator[LocalSession]:
-        """See `agents.SessionGateway.opened`; what is recorded is in the given session at once."""
+        """Open a session; what is recorded is in the given session at once."""
         opened = LocalSession(self, session)
         if recorded is not None:
             took = (recorded.ended or 0.0) - (recorded.started or 0.0)
@@ -77,7 +77,7 @@ class LocalGateway:
 
 
 class LocalSession:
-    """`agents.OpenSession` of this process."""
+    """An open session of this process (`agents.OpenSession`)."""
 
     address: SessionUrls
 
@@ -91,18 +91,18 @@ class LocalSession:
             self._failed.set_exception(error)
 
     async def broken(self) -> None:
-        """See `agents.OpenSession.broken`."""
+        """Wait until the session can't go on."""
         await asyncio.shield(self._failed)
 
     async def finish(self, status: Status, error: str | None) -> Session:
-        """See `agents.OpenSession.finish`."""
+        """End the session and return its record."""
         await self.end(status, error)
         if self._failed.done():  # the program's failed request may have ended it first
             self._failed.result()
         return self._session
 
     async def end(self, status: Status, error: str | None) -> None:
-        """`finish` where nobody hears of it."""
+        """End the session where nobody waits for the result."""
         self.finished = True
         if status is Status.AGENT_ERROR and self._session.counters.get("gateway/failures"):
             status = Status.INFRA_ERROR
@@ -110,7 +110,7 @@ class LocalSession:
 
 
 def listening_place(where: GatewayConfig) -> tuple[str, str, Tls | None]:
-    """Of a gateway of this process: the address that it binds to, the name that programs use, and its certificate.
+    """Return a gateway's address to bind to, the name that programs use, and its certificate.
 
     Raises:
         ConfigError: the certificate can't be used.

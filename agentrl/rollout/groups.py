@@ -63,13 +63,13 @@ def group_seed(run_seed: int, phase: str, number: int) -> int:
 
 @dataclass(frozen=True)
 class Deadline:
-    """When a group's sessions end: so many seconds after its beginning, `at` in `time.monotonic()`."""
+    """The end of a group's sessions: so many seconds after its beginning, `at` in `time.monotonic()`."""
 
     seconds: float
     at: float
 
     def left(self) -> float:
-        """Seconds until then, negative afterwards."""
+        """Return the seconds until then, negative afterwards."""
         return self.at - time.monotonic()
 
 
@@ -128,7 +128,7 @@ class Rollouts:
         object.__setattr__(self, "tool_faults", ToolFaults())
 
     def limited(self, limits: RolloutConfig, *, apart: bool, policy: Policy | None = None) -> Rollouts:
-        """The same under other limits, and by another policy if one is given.
+        """Return rollouts under other limits, and by another policy if one is given.
 
         `apart`: with a limit on concurrent sessions of its own.
         """
@@ -190,7 +190,7 @@ class Rollouts:
         ended: Ended = nothing,
         greedy: Actor | None = None,
     ) -> None:
-        """Play the group's `n` sessions and put them into it.
+        """Play the group's `n` sessions and put them into the group.
 
         Under the limit on concurrent sessions those of the lowest group number go first, and those of an evaluation
         before all others. After `seconds` sessions under way are TRUNCATED, and rewarded as they are; those that still
@@ -331,7 +331,6 @@ class Rollouts:
     async def _play_until(
         self, session: Session, actor: Actor | Program, deadline: Deadline | None, restored: Restored | None
     ) -> Session:
-        """Play a session until its end or its group's deadline."""
         if deadline is None:
             return await self._play(session, actor, None, restored)
         if deadline.left() <= 0:
@@ -346,7 +345,6 @@ class Rollouts:
     async def _play(
         self, session: Session, actor: Actor | Program, deadline: Deadline | None, restored: Restored | None
     ) -> Session:
-        """Play a session, in a trace of its own."""
         if self.elsewhere is not None and restored is None:  # whose environment is here
             return await self.elsewhere.play(self, session, actor, deadline)
         about: dict[str, Any] = {"group": session.group, "phase": session.phase, "step": (session.step or 0) + 1}

@@ -35,12 +35,12 @@ def sessions_of(groups: Sequence[Group]) -> list[Session]:
 
 
 def worked(session: Session) -> bool:
-    """Whether a session is evidence about its policy: it had a turn and did not fail, or had a positive score."""
+    """Return whether a session is evidence about its policy: it had a turn and did not fail, or a positive score."""
     return (session.turns > 0 and session.status not in FAILURES) or (session.score or 0.0) > 0.0
 
 
 def all_failed(groups: Sequence[Group]) -> bool:
-    """Whether every session ended in an infrastructure error."""
+    """Return whether every session ended in an infrastructure error."""
     sessions = sessions_of(groups)
     return bool(sessions) and all(session.status is Status.INFRA_ERROR for session in sessions)
 
@@ -74,7 +74,7 @@ async def with_retries(
 
 
 def finding(sessions: Sequence[Session]) -> str:
-    """What is wrong with all of the sessions, with counts and the first error; '' where nothing is."""
+    """Say what is wrong with all of the sessions, with counts and the first error; '' where nothing is."""
     count, ends = len(sessions), Counter(session.status for session in sessions)
     silent = sum(session.turns == 0 for session in sessions)
     if not count:
@@ -94,19 +94,18 @@ def finding(sessions: Sequence[Session]) -> str:
 
 
 def failures(sessions: Sequence[Session]) -> str:
-    """How many sessions failed, and how the first of them did; '' where none."""
+    """Say how many sessions failed, and how the first of them did; '' where none."""
     failed = [session for session in sessions if session.status in FAILURES]
     return f"{len(failed)} of {len(sessions)} sessions failed ({_kinds(failed)}){_first(failed)}" if failed else ""
 
 
 def _kinds(failed: Sequence[Session]) -> str:
-    """How many sessions failed in which way."""
     kinds = Counter(INVALID.get(invalid(session)) or session.status.name for session in failed)
     return ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
 
 
 def overlong(sessions: Sequence[Session]) -> str:
-    """How many sessions have no turn because their prompt left no room for one; '' where none."""
+    """Say how many sessions have no turn because their prompt left no room for one; '' where none."""
     found = [session for session in sessions if session.overlong]
     kept = "are rewarded as they are" if any(session.score is not None for session in found) else "don't count"
     words = f"the prompts of {len(found)} of {len(sessions)} sessions leave no room for a turn; these {kept}"
@@ -114,7 +113,7 @@ def overlong(sessions: Sequence[Session]) -> str:
 
 
 def sampling_notes(sessions: Sequence[Session], *, trained: bool) -> list[str]:
-    """What is to be said, once each, of sampling and rewards that were not taken; `trained`: they are for training."""
+    """List notes, once each, on sampling and rewards that were not taken; `trained`: they are for training."""
     counted = {name for session in sessions for name in session.counters}
     notes = [
         f"the agent program sends {field!r}, which is ignored: the run's own sampling decides "
@@ -191,7 +190,7 @@ class HealthMonitor:
         return self._streaks[kind]
 
     def _lasting(self, kind: str, lasts: bool) -> int:
-        """For how many steps a condition has lasted, where that is to be reported; else 0."""
+        """The steps for which a condition has lasted, where that is to be reported; else 0."""
         streak = self._streak(kind, lasts)
         return streak if streak in _REPORTED else 0
 

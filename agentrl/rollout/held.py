@@ -20,7 +20,7 @@ from agentrl.sessions.codec import pack_floats, pack_ids
 from agentrl.types import MAIN, Node, Session, Task
 
 DEFERRED = ("nodes", "branches", "info")
-"""What grows with a session, or may: it stays in the store."""
+"""The parts that grow with a session, or may: they stay in the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class ToolCalls:
 
 @dataclass(frozen=True, slots=True)
 class SessionFacts:
-    """What the run's process knows of a session's nodes.
+    """The run's process's facts on a session's nodes.
 
     Attributes:
         score: `Session.score`.
@@ -115,18 +115,18 @@ class SessionRef(Session):
 
     @property
     def turns(self) -> int:
-        """See `Session.turns`."""
+        """The number of turns."""
         return super().turns if self.facts is None else self.facts.sizes.turns
 
     @property
     def score(self) -> float | None:
-        """See `Session.score`."""
+        """The session's score."""
         return super().score if self.facts is None else self.facts.score
 
 
 @dataclass(frozen=True, slots=True)
 class SessionHead:
-    """What is sent of a finished session to the run's process.
+    """The part of a finished session that is sent to the run's process.
 
     Attributes:
         values: its fields, without the task and what is `DEFERRED`.
@@ -159,7 +159,7 @@ def _facts(session: Session) -> SessionFacts | None:
 
 
 def sizes_of(session: Session) -> _Sizes:
-    """A session's size."""
+    """Return a session's size."""
     if facts := _facts(session):
         return facts.sizes
     nodes, excluded = session.nodes, session.excluded_nodes()
@@ -180,7 +180,7 @@ def versions_of(session: Session) -> tuple[int, ...]:
 
 
 def calls_of(session: Session) -> ToolCalls:
-    """What became of a session's tool calls; none are counted where no tools were on offer."""
+    """Return the results of a session's tool calls; none are counted where no tools were on offer."""
     if facts := _facts(session):
         return facts.calls
     if not any(node.tools for node in session.nodes):
@@ -192,7 +192,7 @@ def calls_of(session: Session) -> ToolCalls:
 
 
 def usage(sessions: Iterable[Session]) -> Usage:
-    """The tokens of all of the sessions, as an API counts them."""
+    """Return the tokens of all of the sessions, as an API counts them."""
     known = ((session, _facts(session)) for session in sessions)
     return sum((facts.usage if facts else usage_of(session) for session, facts in known), Usage())
 
@@ -217,7 +217,7 @@ def content_hash(sessions: Iterable[Session]) -> str:
 
 
 def has_content(sessions: Iterable[Session], found: str | None) -> bool:
-    """Whether sessions are those of a hash, `content_hash` or the one over all of their bytes of older runs."""
+    """Return whether sessions are those of a hash, `content_hash` or the one over all of their bytes of older runs."""
     sessions = list(sessions)
     if content_hash(sessions) == found:
         return True
@@ -242,7 +242,7 @@ def _content(session: Session) -> Iterable[bytes]:
 
 
 def sampled_tokens(node: Node) -> int:
-    """How many of a node's tokens an engine sampled."""
+    """Return how many of a node's tokens an engine sampled."""
     return sum(span.end - span.start for span in node.versions) if node.sampled else 0
 
 

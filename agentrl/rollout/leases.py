@@ -28,13 +28,13 @@ from agentrl.types import Chunk, PauseMode, Sampling, Turn
 
 T = TypeVar("T")
 ANSWER_SECONDS = 60.0
-"""How long the run's process may take to answer a question about a lease."""
+"""Seconds that the run's process may take to answer a question about a lease."""
 REPORT_SECONDS = 5.0
-"""Between two reports that tokens came from an engine."""
+"""Seconds between two reports that tokens came from an engine."""
 GRACE = 1.0
 """Seconds in which a request that is to be aborted may end by itself, since its engine was told so first."""
 KEPT_SECONDS = 60.0
-"""How long a lease is kept between two turns: a session whose tools take longer is no load to its engine."""
+"""Seconds that a lease is kept between two turns: a session whose tools take longer is no load to its engine."""
 REMEMBERED = 4096
 """Turns that lost their engine; the oldest are forgotten first."""
 
@@ -84,7 +84,7 @@ class Leases:
         deadline: float | None,
         vocabulary: int,
     ) -> AsyncGenerator[Chunk | Turn, None]:
-        """See `Fleet.generate`.
+        """Generate a turn by a leased engine.
 
         Args:
             policy: whose engine.
@@ -163,7 +163,7 @@ class Leases:
 
     @contextmanager
     def session(self, session: str) -> Iterator[None]:
-        """While a session lasts: what it has kept is given back in the end."""
+        """Hold a session; what it has kept is given back in the end."""
         try:
             yield
         finally:
@@ -262,7 +262,7 @@ class HeldLease:
 
     @property
     def usable(self) -> bool:
-        """Whether another request may begin."""
+        """True where another request may begin."""
         return not self._recalled and not self.following.done()
 
     async def follow(self, request_id: str, prompt: bytes, started: int | None, seconds: float | None) -> None:
@@ -295,7 +295,7 @@ class HeldLease:
                 self.engine.set_version(message)
 
     def give_back(self) -> None:
-        """End it. Idempotent."""
+        """End the lease; idempotent."""
         self.following.cancel()
 
     async def begun(self) -> None:
@@ -329,7 +329,7 @@ class HeldLease:
         vocabulary: int,
         note: Callable[[HeldLease, int], None],
     ) -> AsyncGenerator[Chunk | Turn, None]:
-        """What the engine streams, checked and kept in `ticket`; `note` hears of it, and how many turns ended with it.
+        """Yield the engine's stream, checked and kept in `ticket`; `note` gets it and the number of ended turns.
 
         Raises:
             AgentRLError: the engine failed, or is gone.

@@ -1,4 +1,4 @@
-"""What became of each group of a run: trained, or discarded for a cause; with a hash of what the training saw."""
+"""The outcome of each group of a run: trained, or discarded for a cause; with a hash of what the training saw."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ TRAINED = "trained"
 REPLAYED = "replayed"
 """A group that was trained on before was trained on a second time (`rollout.reuse`)."""
 STALE = "stale"
-"""Why a group was discarded: it would be further behind than the bound allows."""
+"""The reason of a group that would be further behind than the bound allows."""
 FAILED = "failed"
-"""Why a group was discarded: all sessions of its batch failed by infrastructure."""
+"""The reason of a group all of whose batch's sessions failed by infrastructure."""
 GENERATED_AGAIN = frozenset({STALE, FAILED})
 """Causes after which the group's number is generated again, as another attempt; other causes end the number."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupOutcome:
-    """How a group left the stream.
+    """A group's way out of the stream.
 
     Attributes:
         group: its id.

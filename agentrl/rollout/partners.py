@@ -1,4 +1,4 @@
-"""What plays agents in the trained policy's place: models, earlier versions of it, rules, and APIs.
+"""Policies that play agents in the trained one's place: models, earlier versions of it, rules, and APIs.
 
 `policies.NAME` says what a policy is, `agents.AGENT=NAME` whom it plays. Nothing that it writes is trained on: what a
 model generated is stored untrainable, and messages of rules and APIs have no tokens at all.
@@ -35,7 +35,7 @@ SCRIPTS: Mapping[str, Actor] = {"expert": EXPERT, "demonstrator": DEMONSTRATOR, 
 
 @asynccontextmanager
 async def open_partners(config: RunConfig, start: Path | None, folder: Path) -> AsyncIterator[Partners]:
-    """For each agent that a policy of `config.policies` plays what plays it; all is closed in the end.
+    """Open what plays each agent that a policy of `config.policies` plays; all is closed in the end.
 
     Args:
         config: the run's.
@@ -140,7 +140,7 @@ class Function:
 
 
 def script(name: str, rules: str) -> Actor:
-    """What acts by a policy of rules: `expert`, `demonstrator`, `noop`, or a function's import path.
+    """Return an actor by rules: `expert`, `demonstrator`, `noop`, or a function's import path.
 
     Raises:
         UnknownName: there is no such function.

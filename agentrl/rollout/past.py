@@ -57,7 +57,7 @@ class PastVersions:
 
     @property
     def policies(self) -> list[Policy]:
-        """Those that have engines now."""
+        """The policies that have engines now."""
         return list(self._loaded.values())
 
     def plays(self, session: Session) -> tuple[Policy, Actor] | None:
@@ -72,7 +72,7 @@ class PastVersions:
         return self._loaded[chance.choice(self.versions(session.step or 0))], self._actor
 
     def versions(self, step: int) -> list[int]:
-        """Those that groups meet which begin after `step` steps: the first, and the newest, oldest first."""
+        """Return the versions for groups that begin after `step` steps: the first, and the newest, oldest first."""
         later = [version for version in self._kept if 0 < version <= step]
         return [0, *later[-self.config.size :]]
 
@@ -81,7 +81,7 @@ class PastVersions:
         return self.folder / f"step-{version:06d}"
 
     def due(self, step: int) -> bool:
-        """Whether the weights after `step` steps are kept."""
+        """Return whether the weights after `step` steps are kept."""
         return step % self.config.every == 0
 
     async def begin(self, step: int, export: Callable[[Path], None]) -> None:

@@ -22,7 +22,7 @@ from agentrl.sessions.turn_generator import TurnGenerator
 from agentrl.types import MAIN, Engine, Session
 
 AVERAGED = "averaged"
-"""What nodes call the policy whose weights are the average of the trained one's."""
+"""The name of the policy whose weights are the average of the trained one's, in nodes."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class Policy:
 
     @property
     def version(self) -> int:
-        """The version that its engine generates with: how often weights were published to it."""
+        """The version that the engine generates with: how often weights were published."""
         return 0 if self.engine is None else self.engine.version()
 
     def turn_generator(self, limits: RolloutConfig) -> TurnGenerator:
-        """What generates this policy's turns within a run's token budgets."""
+        """Return the generator of this policy's turns within a run's token budgets."""
         return TurnGenerator(
             self.renderer,
             self.engine,
@@ -68,11 +68,11 @@ class Opponent(Protocol):
 
     @property
     def policies(self) -> Sequence[Policy]:
-        """Those that it plays by, with their engines."""
+        """The policies that play, with their engines."""
         ...
 
     def plays(self, session: Session) -> tuple[Policy, Actor] | None:
-        """What plays in a session, and what acts by it; None: the trained policy does."""
+        """Return the policy that plays in a session, and its actor; None: the trained policy plays."""
         ...
 
 
@@ -85,16 +85,16 @@ class Fixed:
 
     @property
     def policies(self) -> Sequence[Policy]:
-        """The one."""
+        """The only policy."""
         return (self.policy,)
 
     def plays(self, session: Session) -> tuple[Policy, Actor]:
-        """The one."""
+        """Return the only policy and its actor."""
         return self.policy, self.actor
 
 
 Partners = Mapping[str, Opponent]
-"""By the agent that each plays."""
+"""Partners by the agent that each plays."""
 
 
 @asynccontextmanager

@@ -40,7 +40,7 @@ class Program:
     recorded: Session | None = None
 
     def again(self, recorded: Session) -> Program:
-        """The same, for one session that is run again."""
+        """Return the program for one session that is run again."""
         return replace(self, recorded=recorded)
 
 
@@ -57,7 +57,7 @@ class ServedProgram(Program):
     user_agent: agents.UserAgent
 
     async def play(self, env: Env, session: Session, limits: RolloutConfig) -> Session:
-        """Let the program work on the session's task, and reward what it did; the session as the gateway recorded it.
+        """Let the program work on the session's task, reward what it did, and return the session as recorded.
 
         Raises:
             AgentRLError: a failure that the user must fix.

@@ -51,7 +51,7 @@ class LastPrompts:
         self._found: OrderedDict[str, tuple[int, array[int]]] = OrderedDict()
 
     def get(self, session: str) -> tuple[int, array[int]] | None:
-        """Its number and tokens; None where it is not there."""
+        """Return the session's number and tokens; None where they are not there."""
         if session in self._found:
             self._found.move_to_end(session)
         return self._found.get(session)
@@ -110,7 +110,7 @@ class PromptReceiver:
 
 
 def common(one: array[int], other: array[int]) -> int:
-    """How many tokens two prompts begin with together."""
+    """Return how many tokens two prompts begin with together."""
     shorter = min(len(one), len(other))
     if one[:shorter] == other[:shorter]:
         return shorter

@@ -42,7 +42,7 @@ class ReplayEngine(ManagedEngine):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The engine's."""
+        """The promises of the engine."""
         return self.inner.capabilities
 
     async def generate(
@@ -87,11 +87,11 @@ class ReplayEngine(ManagedEngine):
                 places.pop(request_id, None)
 
     async def score(self, input_ids: Sequence[int], temperature: float = 1.0) -> list[float]:
-        """The engine's."""
+        """Return the engine's log-probabilities."""
         return await self.inner.score(input_ids, temperature)
 
     async def checksums(self) -> dict[str, str]:
-        """The engine's."""
+        """Return the engine's checksums."""
         return await managed(self.inner).checksums()
 
     async def publish(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
@@ -111,7 +111,7 @@ class ReplayEngine(ManagedEngine):
         return self._version
 
     async def health(self) -> Health:
-        """The engine's."""
+        """Return the engine's health."""
         return await self.inner.health()
 
     async def start(self) -> None:

@@ -50,7 +50,7 @@ class RerunRollouts(Rollouts):
 
     @staticmethod
     def of(rollouts: Rollouts, recording: Recording) -> RerunRollouts:
-        """The same, for a rerun."""
+        """Return the rollouts for a rerun."""
         own = {item.name: getattr(rollouts, item.name) for item in fields(rollouts) if item.init}
         return RerunRollouts(**own, recording=recording)
 
@@ -111,7 +111,7 @@ class RerunStream(Stream):
 
     @property
     def recording(self) -> Recording:
-        """What is run again."""
+        """The recording that is run again."""
         assert isinstance(self.rollouts, RerunRollouts)
         return self.rollouts.recording
 

@@ -37,7 +37,7 @@ from agentrl.types import (
 
 @dataclass(frozen=True)
 class Recording:
-    """What a run is rerun by.
+    """A run's recording, for a rerun.
 
     Attributes:
         trained: the groups that each step (from 1) trained, in order.
@@ -53,7 +53,7 @@ class Recording:
     play: bool = True
 
     def substituted(self, session: Session) -> bool:
-        """Whether a session is not played again: its end, or an answer in it, was decided by the clock or a failure."""
+        """Return whether a session is not played again: the clock or a failure decided its end, or an answer."""
         ends = [(session.status, session.error), *((branch.status, branch.error) for branch in session.branches)]
         late = any(status is Status.TRUNCATED and "took longer than" in (error or "") for status, error in ends)
         late = late or session.counters.get("branch/late", 0) > 0 or not answered(session)
@@ -86,7 +86,7 @@ class RerunEngine(ManagedEngine):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The engine's."""
+        """The promises of the engine."""
         return self.inner.capabilities
 
     async def generate(
@@ -187,7 +187,6 @@ class RerunEngine(ManagedEngine):
         same(where, node.logprobs[at:], logprobs, at - opening, "log-probability")
 
     async def _reach(self, version: int, where: str) -> None:
-        """Until the engine has a version."""
         while self.inner.version() < version:
             await self._wait()
         if self.inner.version() > version:
@@ -205,7 +204,7 @@ class RerunEngine(ManagedEngine):
             raise self._error
 
     def fail(self, error: BaseException) -> None:
-        """A session failed: whoever waits for its tokens fails with it."""
+        """Fail whoever waits for a failed session's tokens."""
         self._error = self._error or error
         self._changed.set()
 
@@ -217,15 +216,15 @@ class RerunEngine(ManagedEngine):
         self._changed.set()
 
     async def score(self, input_ids: Sequence[int], temperature: float = 1.0) -> list[float]:
-        """The engine's."""
+        """Return the engine's log-probabilities."""
         return await self.inner.score(input_ids, temperature)
 
     async def scores(self, input_ids: Sequence[int], temperature: float = 1.0) -> dict[str, list[float]]:
-        """Those of all engines."""
+        """Return the log-probabilities of all engines."""
         return await managed(self.inner).scores(input_ids, temperature)
 
     async def checksums(self) -> dict[str, str]:
-        """Those of all engines."""
+        """Return the checksums of all engines."""
         return await managed(self.inner).checksums()
 
     async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:
@@ -237,11 +236,11 @@ class RerunEngine(ManagedEngine):
         await self.inner.resume()
 
     def version(self) -> int:
-        """The engine's."""
+        """Return the engine's version."""
         return self.inner.version()
 
     async def health(self) -> Health:
-        """The engine's."""
+        """Return the engine's health."""
         return await self.inner.health()
 
     async def start(self) -> None:
@@ -262,5 +261,4 @@ class RerunEngine(ManagedEngine):
 
 
 def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens both begin with."""
     return next((place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), len(one))

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class ServeConfig(Section):
-    """What `agentrl serve` takes."""
+    """The settings of `agentrl serve`."""
 
     model: Annotated[ModelConfig, NAMED]
     """A known model or a Hugging Face folder."""
@@ -115,7 +115,7 @@ def check_config(config: ServeConfig) -> Path:
 
 
 def tls_of(config: ServeConfig) -> Tls | None:
-    """What HTTPS is served with; None where it is HTTP.
+    """Return the TLS of HTTPS; None where it is HTTP.
 
     Raises:
         ConfigError: the files can't be read, or are no certificate and its key.

@@ -117,11 +117,11 @@ class ServingProcess:
 
     @property
     def running(self) -> bool:
-        """Whether its process is running."""
+        """True while the worker's process is running."""
         return self._process is not None and self._process.returncode is None
 
     async def keep(self) -> None:
-        """Run it, and restart it when it ends, until cancelled.
+        """Run the worker, and restart it when it ends, until cancelled.
 
         Raises:
             InfraError: it ends repeatedly.
@@ -141,7 +141,7 @@ class ServingProcess:
             )
 
     async def _run(self) -> int:
-        """Run it to its end; cancelling this ends it."""
+        """Run the worker to its end; cancelling this ends the worker."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", __name__),
             stdin=asyncio.subprocess.PIPE,

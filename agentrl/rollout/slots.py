@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 
 class Slots:
-    """At most `count` sessions at once.
+    """Slots for at most `count` sessions at once.
 
     Of those that wait the one with the lowest priority number goes first, and of equals the one that came first. With
     a group's number as the priority the oldest group ends first.
@@ -30,11 +30,11 @@ class Slots:
 
     @property
     def waiting(self) -> int:
-        """Sessions that wait for one."""
+        """The number of sessions that wait for a slot."""
         return sum(not future.done() for _, _, future in self._waiting)
 
     def oldest(self) -> float:
-        """Seconds since the oldest session under way began; 0 where there is none."""
+        """Return the seconds since the oldest session under way began; 0 where there is none."""
         return time.monotonic() - min(self._begun.values()) if self._begun else 0.0
 
     @asynccontextmanager

@@ -1,4 +1,4 @@
-"""What an evaluation's numbers are worth: intervals, pass@k and pass^k, a test of two policies on the same tasks.
+"""Statistics of evaluations: intervals, pass@k and pass^k, a test of two policies on the same tasks.
 
 Tasks are the unit: the samples of one task are not independent of each other, so they are averaged first.
 """
@@ -59,7 +59,7 @@ def interval(means: Sequence[float], *, bounded: bool | None = None) -> tuple[fl
 
 
 def in_unit_range(values: Sequence[float]) -> bool:
-    """Whether there are values, and all lie in [0, 1] but for their rounding."""
+    """Return whether there are values, and all lie in [0, 1] but for their rounding."""
     return len(values) > 0 and -ROUNDING <= min(values) <= max(values) <= 1 + ROUNDING
 
 
@@ -96,7 +96,7 @@ def _hall(value: float, skewness: float, n: int) -> float:
 
 
 def caution(values: Sequence[float], *, bounded: bool | None = None) -> str:
-    """What has to be said beside an interval that can't be relied on; "" where there is nothing.
+    """Return the warning beside an interval that can't be relied on; "" where there is nothing.
 
     An interval is as good as the values that carry it. Their effective number is the sample's size by its kurtosis: n
     for a fair coin, n/3 for normal values, k where k of n differ from all the others. Where large rewards are rare,
@@ -201,7 +201,7 @@ def permutation_p(tasks: Sequence[tuple[Sequence[float], Sequence[float]]]) -> f
 
 
 def _tails(statistics: Array, observed: float) -> tuple[int, int]:
-    """How many statistics are at most, and at least, the observed one, but for rounding."""
+    """Count the statistics at most, and at least, the observed one, but for rounding."""
     margin = ROUNDING * abs(observed)
     return int(np.sum(statistics <= observed + margin)), int(np.sum(statistics >= observed - margin))
 

@@ -88,7 +88,7 @@ def _shape(sessions: Sequence[Session]) -> dict[str, float]:
 
 
 def staleness(groups: Sequence[Group], version: int) -> dict[str, float]:
-    """How many versions behind `version` the policy was that sampled the tokens.
+    """Return how many versions behind `version` the policy was that sampled the tokens.
 
     The mean over tokens, the maximum, and where that is not 0 the share of the tokens at each distance.
     """
@@ -133,7 +133,7 @@ class TaskScores:
 
     @classmethod
     def of(cls, group: Group) -> TaskScores:
-        """Those of a group's sessions."""
+        """Return the scores of a group's sessions."""
         task = group.task
         try:
             data = json.dumps(task.data, sort_keys=True, default=str).encode()
@@ -200,7 +200,6 @@ class Evaluation:
         return f" ({said})" if said else ""
 
     def _lost(self) -> str:
-        """Why fewer sessions count than were generated."""
         unrewarded = self.generated - self.sessions - self.infra_errors - sum(self.invalid.values())
         kinds = {"lost to infrastructure": self.infra_errors, "without a reward": unrewarded}
         kinds |= {INVALID[name]: number for name, number in self.invalid.items()}
@@ -209,7 +208,7 @@ class Evaluation:
 
 
 def score_caution(scores: Sequence[Sequence[float]]) -> str:
-    """What has to be said beside an evaluation's interval, by its tasks' scores; see `caution`."""
+    """Return the warning beside an evaluation's interval, by its tasks' scores; see `caution`."""
     means = [fmean(task) for task in scores if task]
     return caution(means, bounded=in_unit_range([score for task in scores for score in task]))
 
@@ -258,7 +257,7 @@ def evaluate_groups(groups: Sequence[Group], config: EvalConfig) -> Evaluation:
 
 
 def errors_by_blame(sessions: Sequence[Session]) -> dict[str, int]:
-    """How many sessions the agent and the infrastructure failed, and a limit cut; and tool calls that failed.
+    """Count sessions that the agent or the infrastructure failed, or a limit cut; and tool calls that failed.
 
     Where there are some, sessions whose rewards, or critic's views, are no numbers have counts of their own.
     """

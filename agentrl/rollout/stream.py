@@ -195,7 +195,7 @@ class Stream:
         return fresh
 
     def take_outcomes(self) -> list[GroupOutcome]:
-        """How groups left the stream since the last call, in that order."""
+        """Return the outcomes of groups that left the stream since the last call, in that order."""
         found, self.outcomes = self.outcomes, []
         return found
 
@@ -221,7 +221,7 @@ class Stream:
         return found | self.rollouts.left.metrics()
 
     def __str__(self) -> str:
-        """What it waits for, in a few words: `12 at work, 4 waiting, oldest 31 s`."""
+        """Say in a few words what the stream waits for: `12 at work, 4 waiting, oldest 31 s`."""
         slots = self.rollouts.slots
         waiting = f", {slots.waiting} waiting" if slots.waiting else ""
         return f"{slots.under_way} at work{waiting}, oldest {slots.oldest():.0f} s" if slots.under_way else ""
@@ -368,7 +368,7 @@ class Stream:
         self._discard_stale()
 
     def carry_over(self, store: Store, version: int) -> None:
-        """After `restore`: let groups that were in progress go on from what the store has of them.
+        """Let groups that were in progress go on from what the store has of them, after `restore`.
 
         Args:
             store: the run's.

@@ -1,4 +1,4 @@
-"""Which task a group gets: the choice of a sampler for the group's number, the same in a resumed run.
+"""The task of each group: a sampler's choice for the group's number, the same in a resumed run.
 
 Of a mixture of environments the weights choose one for each number, and a sampler of its own then chooses the task.
 """
@@ -45,7 +45,7 @@ class TaskStream:
         self._sequence = source if isinstance(source, Sequence) else ()
 
     def __len__(self) -> int:
-        """How many there are, 0 where that is not known."""
+        """The number of tasks, 0 where that is not known."""
         return len(self._sequence)
 
     def choose(self, number: int) -> Any:
@@ -152,7 +152,7 @@ class MixedTasks:
 
 
 Tasks = TaskStream | MixedTasks
-"""What a stream of groups takes its tasks from."""
+"""A stream of groups' source of tasks."""
 
 
 def training_tasks(env: Env, split: str, seed: int, sampler: SamplerConfig) -> Tasks:

@@ -21,7 +21,7 @@ from agentrl.types import Session, Status
 
 
 class ToolFaults:
-    """What the sessions of a run tell of each other's tools."""
+    """The evidence of a run's sessions on each other's tools."""
 
     def __init__(self) -> None:
         self._playing: set[_Attempts] = set()
@@ -54,7 +54,7 @@ class ToolFaults:
         self._alone += 1
 
     def presume_alone(self) -> bool:
-        """Whether a session of which nothing can be told is taken for one that fails alone."""
+        """Return whether a session of which nothing can be told is taken for one that fails alone."""
         presumed = self._alone > 0
         self._alone -= presumed
         return presumed
@@ -91,7 +91,7 @@ class _Attempts:
             self.settle()
 
     def settle(self) -> None:
-        """Wait no longer."""
+        """Stop waiting."""
         if self.waiting is not None and not self.waiting.done():
             self.waiting.set_result(None)
 
@@ -119,7 +119,7 @@ class _Attempts:
 
 
 def _clears(session: Session, suspect: Session) -> bool:
-    """Whether a session of another group was answered by its tools."""
+    """True where a session of another group was answered by its tools."""
     if (session.phase, session.group_number) == (suspect.phase, suspect.group_number):
         return False
     if session.status in (Status.INFRA_ERROR, Status.ABORTED) or IN_TOOLS in session.counters:

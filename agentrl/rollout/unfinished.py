@@ -87,7 +87,7 @@ class Left:
 
     @property
     def ended(self) -> bool:
-        """Whether it is taken as it is: it is whole, rewards included, or was ABORTED by its group's deadline."""
+        """True where the session is taken as it is: whole, rewards included, or ABORTED by its group's deadline."""
         late = self.session.status is Status.ABORTED and "group_deadline" in self.session.counters
         return self.session.ended is not None and (self.session.status in ENDED or late)
 
@@ -135,7 +135,6 @@ class LeftSessions:
                 return
 
     def _keep(self, row: Summary) -> None:
-        """Keep the newest attempt at a session."""
         known = self._found.get((row.group, row.sample))
         if known is None or known.attempt < row.attempt:
             self._found[row.group, row.sample] = row
@@ -146,13 +145,13 @@ class LeftSessions:
         return min(steps, default=None)
 
     def forget(self, group: str) -> None:
-        """A group begins anew."""
+        """Forget a group, which begins anew."""
         for key in [key for key in self._found if key[0] == group]:
             del self._found[key]
             self.counts["lost"] += 1
 
     def take(self, group: str, sample: int, task: Task, seed: int) -> Left | None:
-        """What there is of a session; None where it begins anew."""
+        """Return what there is of a session; None where it begins anew."""
         row = self._found.pop((group, sample), None)
         if row is None:
             return None
@@ -205,7 +204,7 @@ class Restored:
         return self.state.heads | {node.agent: node.id for node in session.nodes[self.state.nodes :]}
 
     def middle(self, session: Session) -> ResumePoint:
-        """Where the episode goes on."""
+        """Return where the episode goes on."""
         state = self.state
         return ResumePoint(None, state.turn, state.agents, state.order, session.nodes[state.nodes :])
 

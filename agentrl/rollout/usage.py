@@ -1,4 +1,4 @@
-"""How many tokens a session cost, counted as model providers do: every turn's whole prompt, and what was generated."""
+"""A session's tokens, counted as model providers do: every turn's whole prompt, and what was generated."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Usage:
         return Usage(self.prompt + other.prompt, self.completion + other.completion, self.cached + other.cached)
 
     def cost(self, prompt_price: float | None, completion_price: float | None) -> float | None:
-        """What they cost at prices for a million tokens; None where no price is given.
+        """Return the cost at prices for a million tokens; None where no price is given.
 
         Cached tokens are counted as any other: what they cost less differs by provider.
         """

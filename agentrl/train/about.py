@@ -1,4 +1,4 @@
-"""What the tables in docs/algorithms.md say of an algorithm or a policy loss; it stands at its class."""
+"""The text on an algorithm or a policy loss in the tables of docs/algorithms.md; it stands at its class."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Moments:
 
 @dataclass(slots=True)
 class Adaptive:
-    """See the module.
+    """Settings that change during a run.
 
     Attributes:
         kl_coef: the current weight of the KL penalty.
@@ -66,7 +66,7 @@ class Adaptive:
 
     @classmethod
     def of(cls, config: AlgoConfig) -> Adaptive:
-        """As a run begins."""
+        """Return the settings at a run's beginning."""
         return cls(config.kl_coef, config.entropy_coef, config.entropy_target)
 
     @property
@@ -93,7 +93,7 @@ class Adaptive:
         return kl | ({"adaptive/entropy_coef": self.entropy_coef} if config.entropy_target is not None else {})
 
     def state(self) -> dict[str, Any]:
-        """What changes, as JSON; nothing of the settings."""
+        """Return what changes, as JSON; nothing of the settings."""
         state = asdict(self)
         del state["entropy_target"]
         return state

@@ -128,7 +128,7 @@ def _mean(paths: Sequence[WeightedPath], columns: int) -> list[float]:
 
 
 def _baseline(means: Sequence[Sequence[float]], place: int, baseline: Baseline) -> list[float]:
-    """What one of several siblings is compared with, turn by turn, given the mean returns of all of them."""
+    """The baseline of one of several siblings, turn by turn, given the mean returns of all of them."""
     if baseline == "none":
         return [0.0] * len(means[place])
     others = [row for i, row in enumerate(means) if i != place or baseline == "mean" or len(means) == 1]
@@ -136,7 +136,7 @@ def _baseline(means: Sequence[Sequence[float]], place: int, baseline: Baseline) 
 
 
 def _factor(each: Sequence[Sequence[WeightedPath]], means: Sequence[Sequence[float]], scale: bool) -> float:
-    """What advantages are multiplied by: 0 where all returns are equal."""
+    """The factor of advantages: 0 where all returns are equal."""
     columns = list(zip(*(path.returns for paths in each for path in paths), strict=True))
     if all(max(column) - min(column) < SAME for column in columns):
         return 0.0

@@ -1,4 +1,4 @@
-"""How long a step's phases take, for metrics and, where the run is traced, as spans."""
+"""The time of a step's phases, for metrics and, where the run is traced, as spans."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from agentrl.types import Engine
 
 @asynccontextmanager
 async def computing(trainer: Computing, engine: Engine) -> AsyncIterator[None]:
-    """Meanwhile the trainer computes: what colocated engines need of their GPUs is free before and after."""
+    """Let the trainer compute meanwhile: what colocated engines need of their GPUs is free before and after."""
     async with asleep(engine):
         yield
         await leave(trainer, engine)

@@ -40,7 +40,7 @@ Level = Literal["token", "turn", "session"]
 
 @torch.no_grad()
 def importance(config: CorrectionConfig, tokens: Tokens, pairs: Sequences | None, sums: Tensor | None) -> Tensor:
-    """What each entry's loss is multiplied with; its shares and means go to the tokens' metrics.
+    """Return the factor of each entry's loss; its shares and means go to the tokens' metrics.
 
     Args:
         config: the corrections.
@@ -69,7 +69,7 @@ def importance(config: CorrectionConfig, tokens: Tokens, pairs: Sequences | None
 
 
 def _masks(config: CorrectionConfig, ratios: _Ratios) -> dict[str, Tensor]:
-    """Which entries each mask keeps, by its setting."""
+    """The entries that each mask keeps, by its setting."""
     found: dict[str, Tensor] = {}
     levels: tuple[Level, ...] = ("token", "turn", "session")
     for level in levels:

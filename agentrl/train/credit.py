@@ -21,13 +21,13 @@ from agentrl.types import Group, Node, Session
 from agentrl.types.branches import token_weights, untrained
 
 SequenceKind = Literal["turn", "session"]
-"""What a sequence-level term is over: a turn's trained tokens, or all trained tokens on a path from a root to a leaf.
+"""The span of a sequence-level term: a turn's trained tokens, or all trained tokens on a path from a root to a leaf.
 
 A session with several branches or several roots has one sequence for each leaf; see `agentrl.train.sequences`.
 """
 
 NodeKey = tuple[str, int]
-"""(session id, node id)."""
+"""The session's id, and the node's."""
 
 Advantage = float | Sequence[float]
 """One number for all of a node's tokens, or one for each of them."""
@@ -80,7 +80,7 @@ class Credit:
 
 
 def trained_tokens(node: Node, end: int | None = None) -> int:
-    """How many of a node's tokens before `end` can be trained (a root's first token has no predictor)."""
+    """Return how many of a node's tokens before `end` can be trained (a root's first token has no predictor)."""
     count = sum(node.trainable[:end])
     return count - 1 if node.parent is None and node.trainable[:1] == [True] else count
 
@@ -157,7 +157,7 @@ def weigh(
 def denominators(
     groups: Mapping[str, Sequence[Session]], advantages: Mapping[NodeKey, Sequence[Advantage]], config: AlgoConfig
 ) -> dict[str, float]:
-    """What each group adds to the batch's sum that `weigh` divides by, by group id; the arguments are those of `weigh`.
+    """Return each group's part of the batch's sum that `weigh` divides by, by group id; arguments as in `weigh`.
 
     That is its sessions, its trained tokens or turns, or 1, as `normalize` says.
     """

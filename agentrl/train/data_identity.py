@@ -1,4 +1,4 @@
-"""Is the data of a run still that which it began with? Asked when it is resumed, run again, verified or compared.
+"""A check that a run's data is what it began with: when it is resumed, run again, verified or compared.
 
 `starts.jsonl` has the identity of the data (`envs.identity`) of each process that trained; the ledger has which task
 each group got for which index, which is all that runs of before have. A change is refused: the groups to come would

@@ -1,4 +1,4 @@
-"""What a run shows while it runs: a live panel on a terminal (see `train.panel`), plain lines anywhere else.
+"""A run's display while it runs: a live panel on a terminal (see `train.panel`), plain lines anywhere else.
 
 Other lines may quote models, tools and logs, so they are printed without markup and escape sequences.
 """
@@ -105,7 +105,7 @@ class Display:
             self.say(step_line(self._phase, self._label, curve, metrics, PLAIN_WIDTH))
 
     def seconds_left(self) -> float:
-        """Seconds until the phase's last step has ended, at the rate so far; 0 where that is unknown."""
+        """Return the seconds until the phase's last step has ended, at the rate so far; 0 where that is unknown."""
         return self._phase.seconds_left() if self._phase else 0.0
 
     @contextmanager

@@ -33,7 +33,7 @@ from agentrl.train.plan.memory import GIB
 
 PROBE = "probe"
 RAY = ("gcs_server", "raylet", "ray.util.client.server", "dashboard/dashboard.py", "dashboard/agent.py")
-"""What the commands of Ray's own processes have in them; its workers' ports go with them."""
+"""The words in the commands of Ray's own processes; its workers' ports go with them."""
 MOST_PAIRS = 56
 """Links that are measured: all pairs of up to 8 nodes; of more, each node's to the next one."""
 
@@ -63,7 +63,7 @@ class DoctorConfig(Section):
 
 @dataclass(frozen=True)
 class Equipment:
-    """What a node has.
+    """A node's equipment.
 
     Attributes:
         cpus: cores that a process may use.
@@ -89,10 +89,10 @@ class Equipment:
 
 
 class Probe(GatewayHost):
-    """Runs on a node."""
+    """A worker on each node that is examined."""
 
     def equipment(self, file: str, content: bytes) -> Equipment:
-        """What the node has; `file` is where the driver has written `content`, in the folder that all share."""
+        """Return the node's equipment; the driver has written `content` into `file`, in the folder that all share."""
         from agentrl.tools.sandbox import daemon
 
         path = Path(file)
@@ -106,7 +106,7 @@ class Probe(GatewayHost):
         return Equipment(len(cores.allowed()), memory, gpus, daemon.available(), free, ray)
 
     def take(self, data: bytes) -> int:
-        """Receive data."""
+        """Receive data and return its length."""
         return len(data)
 
     async def send(self, address: Address, megabytes: int, timeout: float) -> float:
@@ -123,7 +123,7 @@ class Probe(GatewayHost):
 
 @dataclass
 class DoctorReport:
-    """What was found.
+    """The results of all checks.
 
     Attributes:
         nodes: what each node that answered has, by name.
@@ -138,7 +138,7 @@ class DoctorReport:
     sent: list[str] = field(default_factory=list)
 
     def lines(self) -> Iterator[str]:
-        """It in words."""
+        """Yield the report's lines."""
         for name, equipment in self.nodes.items():
             yield f"{name}: {equipment}"
             if equipment.ray:
@@ -242,7 +242,7 @@ async def _equipment(worker: Worker, file: Path, content: bytes, timeout: float)
 
 
 def _problems(node: ClusterNode, found: Equipment | BaseException, config: DoctorConfig) -> Iterator[str]:
-    """What is wrong with a node, given what its probe answered or raised."""
+    """Yield the faults of a node, given what its probe answered or raised."""
     if isinstance(found, AgentRLError):
         yield f"{node.name}: {brief(str(found))}"
     elif isinstance(found, BaseException):
@@ -255,6 +255,5 @@ def _problems(node: ClusterNode, found: Equipment | BaseException, config: Docto
 
 
 def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
-    """The links that are measured."""
     pairs = [(one, other) for one in names for other in names if one != other]
     return pairs if len(pairs) <= MOST_PAIRS else list(zip(names, [*names[1:], names[0]], strict=True))

@@ -1,4 +1,4 @@
-"""Before the first step: do the run's own engines compute what the trainer computes, on a prompt of some length?
+"""A check before the first step that the run's engines compute what the trainer does, on a prompt of some length.
 
 The comparison after each publication (`probe`) is short, since it runs at every step. It can't find errors that grow
 with length (a different sliding window, rotary scaling, a quantised KV cache). So every engine scores one long prompt
@@ -29,14 +29,14 @@ from agentrl.train.probe import path_forest, prompt
 from agentrl.types import Engine
 
 FLOOR = 2e-3
-"""Of the bound, in nats: what two implementations in float32 may differ by."""
+"""The least bound, in nats: what two implementations in float32 may differ by."""
 TYPICAL = {"bfloat16": 0.1, "float16": 0.02}
-"""In nats: transformers' own mean error on random tokens, for where it was not measured. SmolLM2-135M has 0.04 to 0.1
-in bfloat16; float16 has three bits more."""
+"""Transformers' own mean error on random tokens, in nats, for where it was not measured.
+SmolLM2-135M has 0.04 to 0.1 in bfloat16; float16 has three bits more."""
 OPERATIONS = {"cpu": 3e11, "cuda": 3e14}
 """Floating-point operations that the prompt may cost each side: a few seconds."""
 MAX_COLOCATED_TOKENS = 1024
-"""Where engines and the trainer share a GPU, and the trainer has only a part of its memory."""
+"""The limit where engines and the trainer share a GPU, and the trainer has only a part of its memory."""
 MAX_SEGMENTS, MIN_SEGMENT = 8, 32
 """Into how many segments a prompt is divided at most, and the fewest tokens of one."""
 
@@ -61,11 +61,11 @@ class _Comparison:
 
     @property
     def passed(self) -> bool:
-        """Whether every segment is within the bound."""
+        """True where every segment is within the bound."""
         return all(mean <= self.bound for mean in self.means)
 
     def fault(self) -> str:
-        """The error message."""
+        """Return the error message."""
         size = self.tokens // len(self.means)
         first = next(number for number, mean in enumerate(self.means) if not mean <= self.bound)
         where = f"tokens {first * size} to {(first + 1) * size}" if len(self.means) > 1 else "it"
@@ -165,7 +165,7 @@ def _bound(factor: float, trainer: str, engine: str, loaded: Loaded | None) -> f
 
 
 def prompt_length(config: RunConfig, text: Any, context: int) -> int:
-    """How many tokens: as many as time, the engine's context and the trainer's budget allow, unless it is set."""
+    """Return a number of tokens, unless set as many as time, the engine's context and the trainer's budget allow."""
     if config.weights.start_tokens is not None:
         return min(config.weights.start_tokens, context)
     devices = {

@@ -66,7 +66,7 @@ DATA = "data.json"
 """The identity of an evaluation's data (`envs.identity`)."""
 RESULT = "result.json"
 SHOWN = 6
-"""Conversations in a transcript."""
+"""The most conversations of a transcript."""
 IGNORED = {
     **dict.fromkeys(("trainer", "algo", "weights", "warm_start", "steps", "resume", "rerun", "rerun_answers"), ""),
     **dict.fromkeys(("checkpoint_every", "keep_checkpoints", "mismatch_bound", "faults", "watchdog"), ""),
@@ -162,12 +162,12 @@ def resolved(config: RunConfig) -> RunConfig:
 
 Opened = AbstractAsyncContextManager[tuple[Rollouts, Actor | Program]]
 RolloutsOf = Callable[[RunConfig, Store], Opened]
-"""Opens the rollouts of an evaluation by a policy that is loaded, and says who acts in them."""
+"""A function that opens the rollouts of an evaluation by a policy that is loaded, and names their actor."""
 
 
 @asynccontextmanager
 async def loaded_policy(configs: Sequence[RunConfig], folder: Path, display: Display) -> AsyncIterator[RolloutsOf]:
-    """Load the policy for evaluations of it.
+    """Load the policy for evaluations.
 
     Args:
         configs: theirs; the policy's settings are the same in all.
@@ -324,7 +324,7 @@ def _keep_identity(config: RunConfig, folder: Path, found: identity.Identities, 
 
 
 def label(config: RunConfig) -> str:
-    """What is measured, in words."""
+    """Name what is measured."""
     if is_remote(config.policy):
         return f"{config.api.model} at {without_secrets(config.policy)}"
     name = config.policy if config.policy != "model" else config.model.name

@@ -21,7 +21,7 @@ from agentrl.train.packing import pack
 from agentrl.types import Engine, FinishReason, Group, Message, Sampling, Session, Task, collect
 
 TEMPERATURES = (1.0, 0.6, 1.0, 1.4)
-"""Of a session's turns, in rotation; half of them other than 1."""
+"""The temperatures of a session's turns, in rotation; half of them other than 1."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def disk_error(error: Exception, run: Path) -> str:
-    """What a disk's error says, with a file or the folder that it is about, and what to do where that is full."""
+    """Say what a disk's error is, with a file or the folder that it is about, and what to do where that is full."""
     about = "" if getattr(error, "filename", None) else f" (perhaps in {run})"
     full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
     free = f": {shutil.disk_usage(run).free >> 20:,} MiB are free in {run}; make room there" if full else ""
@@ -73,7 +73,7 @@ def keep_lines(path: Path, step: int) -> None:
 
 
 def sync(folder: Path) -> None:
-    """See to it that a folder's names are on the disk; a file system that can't is left alone."""
+    """Write a folder's names to the disk; a file system that can't is left alone."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):

@@ -28,7 +28,7 @@ from agentrl.train.sequences import Sequences
 PAIRS = ("predictor", "target")
 """The fields that hold pairs; all other tensors hold one entry per token."""
 WIDE = ("critic_view", "routed_experts")
-"""Those whose entries are arrays of numbers."""
+"""Fields whose entries are arrays of numbers."""
 
 
 class Membership(NamedTuple):
@@ -79,7 +79,7 @@ class Rows:
         return int(self.target.numel())
 
     def take(self, index: Tensor) -> Rows:
-        """Some of the rows, in ascending order: their indices, or a mask."""
+        """Return some of the rows, in ascending order: their indices, or a mask."""
         place = torch.full((len(self),), -1, device=self.target.device)
         place[index] = torch.arange(int(place[index].numel()), device=place.device)
         return self._changed(lambda tensor: tensor[index], lambda sequences: sequences.moved(place))
@@ -160,7 +160,7 @@ class Forest:
 
     @property
     def trained(self) -> int:
-        """How many tokens are trained."""
+        """The number of trained tokens."""
         return int((self.weight > 0).sum())
 
     def rows(self) -> Rows:
@@ -292,7 +292,7 @@ def _require(field: str, holds: Tensor, problem: str) -> None:
 
 
 def sequence_count(forests: Sequence[Forest]) -> int:
-    """How many sequences a batch has, where it was packed with them."""
+    """Return the number of sequences of a batch, where it was packed with them."""
     return next((len(f.sequences.length) for f in forests if f.sequences is not None), 0)
 
 

@@ -28,7 +28,7 @@ from agentrl.types import Node, Session
 from agentrl.types.branches import outcome, path_weights
 
 Step = Literal["token", "turn"]
-"""What takes one step of the recursion, and of the discount."""
+"""The step of the recursion, and of the discount."""
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ def advantages(
     step: Step = "token",
     rewards: Mapping[int, Sequence[float]] | None = None,
 ) -> dict[int, list[float]]:
-    """For each trained node the advantage of every token, the mean over the paths below it; 0 where none is trained.
+    """Return the advantage of each trained node's tokens, the mean over the paths below; 0 where none is trained.
 
     Args:
         session: with its rewards.

@@ -1,4 +1,4 @@
-"""Whether a run's gateways can be reached: nodes open them where a run does, and call them as its programs do.
+"""A test of a run's gateways: nodes open them where a run does, and call them as its programs do.
 
 What is served answers with a word that only the opened gateway knows: a name may lead to another machine.
 """
@@ -28,7 +28,7 @@ from agentrl.tools.sandbox.delivery import ImageHost
 from agentrl.tools.sandbox.spec import DEFAULT_IMAGE, SandboxSpec
 
 CALL_SECONDS = 10.0
-"""How long a gateway may take to answer."""
+"""Seconds that a gateway may take to answer."""
 _PEM = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 _FROM_SHELL = "exec 3<>/dev/tcp/{name}/{port} && printf 'GET / HTTP/1.0\\r\\n\\r\\n' >&3 && head -c 4096 <&3"
 
@@ -99,7 +99,7 @@ class GatewayHost(ImageHost):
             raise InfraError(said or f"nothing answered within {CALL_SECONDS:g} s")
 
     async def close(self) -> None:
-        """Listen no longer."""
+        """Stop listening."""
         await self._opened.aclose()
 
 
@@ -131,7 +131,7 @@ async def opened_gateway(where: GatewayConfig) -> AsyncIterator[OpenGateway]:
 
 
 async def called(gateway: OpenGateway) -> None:
-    """See `GatewayHost.call_gateway`."""
+    """Call a gateway as a program does."""
     name = gateway.name
     try:
         async with asyncio.timeout(CALL_SECONDS):
@@ -167,7 +167,7 @@ async def _answer(gateway: OpenGateway, trusting: ssl.SSLContext | None) -> byte
 
 
 def _trusting(gateway: OpenGateway) -> ssl.SSLContext | None:
-    """What trusts the gateway's certificate under the names that it is for; None is HTTP."""
+    """A context that trusts the gateway's certificate under the names that it is for; None is HTTP."""
     if gateway.certificate is None:
         return None
     context = ssl.create_default_context(cadata="\n".join(_PEM.findall(gateway.certificate)))
@@ -192,7 +192,7 @@ async def _covered_names(gateway: OpenGateway) -> str:
 
 @dataclass(frozen=True)
 class Links:
-    """Which gateways are tried, and from where.
+    """The gateways that are tried, and the nodes that try them.
 
     Attributes:
         pairs: the node of a program, and that of a gateway which it is to reach.
@@ -210,7 +210,7 @@ class Links:
 
 
 def links_of(config: ClusterConfig, nodes: Sequence[ClusterNode], most: int) -> Links:
-    """From where a run with these settings calls its gateways; at most `most` of the links between nodes.
+    """Return the links by which a run calls its gateways; at most `most` of those between nodes.
 
     Raises:
         ConfigError: no node has what a worker takes.
@@ -232,7 +232,6 @@ def links_of(config: ClusterConfig, nodes: Sequence[ClusterNode], most: int) -> 
 
 
 def _with_room(role: str, own: Resources, config: ClusterConfig, nodes: Sequence[ClusterNode]) -> list[str]:
-    """The nodes that have what a worker of a role takes."""
     takes = reserved(role, own, config.resources)
     found = [
         node.name

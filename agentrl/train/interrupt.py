@@ -48,7 +48,7 @@ class CancellableWork(Generic[T]):
         self._cancel: Callable[[], object] = lambda: None
 
     async def __call__(self) -> T:
-        """Do it."""
+        """Do the work."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
@@ -57,7 +57,7 @@ class CancellableWork(Generic[T]):
         return await self._work
 
     def cancel(self) -> None:
-        """Ask it to end."""
+        """Ask the work to end."""
         self._cancelled = True
         with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended
             self._cancel()

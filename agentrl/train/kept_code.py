@@ -57,7 +57,7 @@ def keep(run: Path, settings: Mapping[str, Any]) -> None:
 
 
 def changes(run: Path, settings: Mapping[str, Any]) -> Iterator[str]:
-    """Which files changed since a run used them, and which are gone, so that their copies are used, in words."""
+    """Name the files that changed since a run used them, and those that are gone, so that their copies are used."""
     index = _index(run)
     paths = set(map(_path, index))
     told: set[Path] = set()
@@ -123,7 +123,7 @@ def digests(run: Path) -> dict[str, str]:
 
 
 def has(run: Path, name: str, digest: str) -> bool:
-    """Whether a run has the copies of a file and its helpers that had a digest."""
+    """Return whether a run has the copies of a file and its helpers that had a digest."""
     copies = run / FOLDER / digest[:12]
     alone = copies / Path(name).name
     if alone.is_file() and hashlib.sha256(alone.read_bytes()).hexdigest() == digest:
@@ -138,12 +138,11 @@ def _digest(files: Mapping[str, bytes]) -> str:
 
 
 def _contents(copies: Path) -> dict[str, bytes]:
-    """The copies in a folder, by their paths in it."""
     return {file.relative_to(copies).as_posix(): file.read_bytes() for file in sorted(copies.rglob(f"*{ENDING}"))}
 
 
 def _gone(run: Path, name: str, known: Mapping[str, str]) -> str | None:
-    """What is not there of a file and its helpers, so that their copies are used; None where all are."""
+    """Name the missing ones of a file and its helpers, whose copies are then used; None where all are there."""
     if not _path(name).is_file():
         return name
     kept = {within.partition("/")[0].removesuffix(ENDING) for within in _contents(_copies(run, known))}
@@ -152,7 +151,6 @@ def _gone(run: Path, name: str, known: Mapping[str, str]) -> str | None:
 
 
 def _copies(run: Path, known: Mapping[str, str]) -> Path:
-    """The folder of a file's copy and its helpers'."""
     return run / FOLDER / known["file"].partition("/")[0]
 
 

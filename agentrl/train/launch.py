@@ -59,7 +59,7 @@ DISK_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 ENDING = 10.0
 """Seconds beyond `grace` after which a run that hangs is ended, where SIGTERM did not end it."""
 SHOWN = 6
-"""Conversations in a transcript."""
+"""The most conversations of a transcript."""
 
 
 async def train_run(config: RunConfig, display: Display) -> TrainResult:
@@ -93,7 +93,6 @@ async def train_run(config: RunConfig, display: Display) -> TrainResult:
 
 
 def _hung(config: RunConfig, display: Display, seconds: float, file: Path) -> None:
-    """The run made no progress for so many seconds."""
     display.warn(f"no progress for {seconds:g} s (watchdog.timeout); where everything stands is in {file}")
     if config.watchdog.end:
         end = threading.Timer(config.grace + ENDING, interrupt.end_process, (128 + signal.SIGTERM,))
@@ -141,7 +140,7 @@ async def _train(
 async def held_out(
     config: RunConfig, loop: Loop, rollouts: Rollouts, act: Callable[[RolloutConfig], Actor | Program]
 ) -> AsyncIterator[Callable[[str, int], Awaitable[Evaluation]]]:
-    """What evaluates the run on held-out tasks: when it does (in words), and how many steps are done."""
+    """Yield an evaluation of the run on held-out tasks: it takes when (in words), and how many steps are done."""
     limits, apart = config.eval.limits(config.rollout), config.eval.concurrency is not None
     async with AsyncExitStack() as stack:
         policy = rollouts.policy

@@ -30,13 +30,13 @@ class ForestPart:
 
     @property
     def size(self) -> int:
-        """Tokens."""
+        """The number of tokens."""
         return sum(self.lengths)
 
 
 @dataclass
 class _Columns:
-    """What is written for each of a forest's `total` tokens, segment by segment.
+    """The columns of a forest of `total` tokens, written segment by segment.
 
     Attributes:
         key: the token's id and, where it is trained, the stamp of its temperature and version (`trie`).
@@ -143,7 +143,6 @@ def build_forest(
 
 
 def _ends(part: ForestPart, starts: NDArray[np.int64]) -> list[int]:
-    """Where the subtree of each segment ends."""
     ends = [int(end) for end in starts[1:]]
     for i in reversed(range(len(ends))):
         if part.parents[i] >= 0:

@@ -1,4 +1,4 @@
-"""What a step does with its groups: shape rewards, compute values, credit, pack, train.
+"""A step's work on its groups: shape rewards, compute values, credit, pack, train.
 
 This is the part of a step that needs sessions' tokens. It is done in the run's process, or where sessions are held
 (`agentrl.train.session_worker`).
@@ -37,7 +37,7 @@ Part = Callable[[str], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Batch:
-    """What a step learns from, and by what.
+    """The groups and settings of a step's learning.
 
     Attributes:
         groups: the step's.
@@ -57,7 +57,7 @@ class Batch:
 
 
 class Learner(Protocol):
-    """Learns from batches."""
+    """A learner from batches of groups."""
 
     async def learn(self, batch: Batch) -> dict[str, float]:
         """Train on a batch; returns metrics. The trainer has the next version then, and the algorithm has seen them."""
@@ -89,7 +89,7 @@ class Learning:
     part: Part
 
     async def learn(self, batch: Batch) -> dict[str, float]:
-        """See `Learner.learn`."""
+        """Train on a batch and return the metrics."""
         views = [view for group in batch.groups for view in group.by_agent()]
         batch.evidence.begin(batch.algorithm.snapshot())
         views, shaped = await self._shape(batch, views)
@@ -104,10 +104,10 @@ class Learning:
         return signal | learned
 
     async def record(self) -> None:
-        """Nothing: the batch's evidence has it."""
+        """Do nothing: the batch's evidence has the record."""
 
     async def digests(self, **filters: Any) -> dict[str, str]:
-        """See `Learner.digests`."""
+        """Return digests of the sessions that pass the filters."""
         return await asyncio.to_thread(digests, self.folder, **filters)
 
     @asynccontextmanager
@@ -131,7 +131,7 @@ class Learning:
         return shaped_groups(groups, algo, adaptive, estimates), metrics
 
     async def _values(self, batch: Batch, groups: Sequence[Group]) -> Values | None:
-        """What the critic expected of every token's state, or each token's process reward, where it is needed."""
+        """The critic's value of each token's state, or each token's process reward, where these are needed."""
         needs, trainer, budget = batch.algorithm.needs, batch.trainer, self.config.trainer.token_budget
         seed = derive(self.config.seed, "values", batch.step)
         if needs.critic:
@@ -189,5 +189,5 @@ def digests(folder: Path, **filters: Any) -> dict[str, str]:
 
 
 def has_signal(forest: Forest) -> bool:
-    """Whether any advantage in it is not 0."""
+    """Return whether any advantage of a forest is not 0."""
     return any(bool(channel.any()) for channel in (forest.advantage, forest.advantage_minus) if channel is not None)

@@ -67,7 +67,7 @@ def drop_after(run: Path, step: int) -> None:
 
 
 def faults(run: Path) -> Iterator[str]:
-    """What is wrong with a run's ledger, a sentence for each fault; nothing where it is in order.
+    """Yield a sentence for each fault of a run's ledger; nothing where it is in order.
 
     Each number was generated in attempts 0, 1, 2 …; each but the last was discarded for a cause after which it is
     generated again, and the last was trained, discarded for good, or is still to be trained, which the checkpoint's

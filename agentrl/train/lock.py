@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who has written a run's lock last, and did not empty it.
+    """The last writer of a run's lock, who did not empty it.
 
     Attributes:
         host: the process's.
@@ -46,7 +46,7 @@ class Holder:
 
 
 def holder(folder: Path) -> Holder | None:
-    """Who trains in a run folder, without touching the lock; None where nobody does, or all ended in order."""
+    """Return who trains in a run folder, without touching the lock; None where nobody does, or all ended in order."""
     found = _read(folder / NAME)
     if not found or not found["pid"].isdecimal():
         return None

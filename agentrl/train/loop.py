@@ -95,7 +95,7 @@ class Loop:
         return self.config.steps
 
     async def over(self, step: int, rows: Sequence[Mapping[str, float]]) -> bool:
-        """Whether nothing is left to learn after `step` steps with these metrics; a checkpoint is written then.
+        """Return whether nothing is left to learn after `step` steps with these metrics; a checkpoint is written then.
 
         Raises:
             NoSignal: nothing can be learned; likewise.
@@ -146,7 +146,7 @@ class Loop:
 
     @property
     def algorithm(self) -> Algorithm:
-        """Which groups are trained on, and their credit."""
+        """The algorithm: which groups are trained on, and their credit."""
         return self.state.algorithm
 
     @property
@@ -386,7 +386,7 @@ class Loop:
             await self.save(step)
 
     def saves_after(self, step: int) -> bool:
-        """Whether a checkpoint is due after `step` steps."""
+        """Return whether a checkpoint is due after `step` steps."""
         return step % self.config.checkpoint_every == 0 or step == self.config.steps
 
     async def save(self, step: int) -> None:

@@ -1,4 +1,4 @@
-"""Where a step's sampled tokens went: they were trained, or lost to a cause; and when that ends a run.
+"""An account of a step's sampled tokens: trained, or lost to a cause; and when that ends a run.
 
 Each sampled token counts once, so the trained ones and those of every cause add up to the sampled ones. A token is
 trained where an advantage of it is not 0, or a critic learns its value; a KL penalty or an entropy bonus alone, which
@@ -30,11 +30,11 @@ STEPS = 20
 """Steps in a row without a trained token, after which a run ends."""
 SAMPLED, TRAINED = "signal/sampled", "signal/trained"
 TOLERANCE = 1e-6
-"""How far a mean reward may be from the top of its range and still be there."""
+"""The distance of a mean reward from the top of its range that still counts as the top."""
 
 
 class Cause(StrEnum):
-    """Why sampled tokens were not trained."""
+    """A reason for sampled tokens not to be trained."""
 
     SAMPLING = "sampling"
     SEED = "seed"
@@ -78,7 +78,7 @@ ADVICE: Mapping[Cause, str] = {
     Cause.EXCLUDED: "they are of helpers beside the task, such as titles: gateway.exclude says which",
     Cause.LEFT_OUT: "the algorithm or rollout.filter left their groups out",
 }
-"""What each means, and what to do."""
+"""Each cause's meaning, and what to do."""
 
 
 def account(groups: Iterable[Group], credit: Credit, config: AlgoConfig) -> dict[str, float]:
@@ -123,7 +123,7 @@ def _count(view: Session, credit: Credit, flat: Cause, helper_credit: float, fou
 
 
 def _lost(session: Session, node: Node) -> Cause | None:
-    """Why a turn can't be trained, whatever its credit."""
+    """The cause for which a turn can't be trained, whatever its credit."""
     if node.policy not in (None, MAIN):
         return Cause.FROZEN
     if not any(node.trainable):
@@ -150,7 +150,7 @@ def _teaches(share: NodeAdvantage) -> bool:
 
 
 def _one_seed(sessions: Sequence[Session]) -> bool:
-    """Whether the first turns of all sessions, of which there are several, were sampled with the same seed."""
+    """True where the first turns of all sessions, of which there are several, were sampled with the same seed."""
     sampling = [next((n.sampling for n in s.nodes if n.sampling is not None), None) for s in sessions]
     seeds = {each.seed if each is not None else None for each in sampling}
     return len(sessions) > 1 and len(seeds) == 1 and None not in seeds
@@ -175,7 +175,7 @@ def by_cause(rows: Sequence[Mapping[str, float]]) -> dict[Cause, float]:
 
 
 def describe_lost(rows: Sequence[Mapping[str, float]]) -> str:
-    """How many of the sampled tokens were trained, and what took the others; '' where the rows don't say."""
+    """Say how many of the sampled tokens were trained, and what took the others; '' where the rows don't say."""
     if not any(SAMPLED in row for row in rows):
         return ""
     trained, sampled = (sum(row.get(name, 0.0) for row in rows) for name in (TRAINED, SAMPLED))
@@ -184,13 +184,13 @@ def describe_lost(rows: Sequence[Mapping[str, float]]) -> str:
 
 
 def advice(rows: Sequence[Mapping[str, float]]) -> str:
-    """What the cause that took most means, and what to do."""
+    """Say what the cause that took most means, and what to do."""
     return next((ADVICE[cause] for cause in by_cause(rows)), "no token was sampled: see why sessions have no turns")
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why a run has nothing to go on for.
+    """A reason for a run to end early.
 
     Attributes:
         reason: a sentence.
@@ -215,12 +215,12 @@ def top_scores(env: Env) -> frozenset[float]:
 
 
 def kept(row: Mapping[str, float]) -> dict[str, float]:
-    """What `ending` needs of a row of metrics."""
+    """Return the metrics of a row that `ending` needs."""
     return {name: row[name] for name in row if name.startswith("signal/") or name in ("reward/mean", "pack/signal")}
 
 
 def ending(rows: Sequence[Mapping[str, float]], tops: Collection[float]) -> Ending | None:
-    """Whether a run ends after its last row.
+    """Return a reason to end a run after its last row, or None.
 
     It does where structural causes took all of that step's tokens, and where no token was trained for `STEPS` steps in
     a row, and again after as many more: one that was resumed nevertheless gets another try.

@@ -50,7 +50,7 @@ def write(folder: Path, about: Mapping[str, Any] | None = None) -> None:
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a folder that has a manifest, in words; None where it is intact.
+    """Say what is wrong with a folder that has a manifest; None where it is intact.
 
     Raises:
         NewerFormat: a later agentrl wrote the manifest.
@@ -75,7 +75,7 @@ def damage(folder: Path) -> str | None:
 
 
 def recorded(folder: Path, name: str) -> bool:
-    """Whether a folder's manifest has a file of that name, or files in a folder of that name.
+    """Return whether a folder's manifest has a file of that name, or files in a folder of that name.
 
     True where the manifest is missing or damaged: it must not be rebuilt from files of unknown origin.
     """
@@ -144,7 +144,6 @@ def digest(path: Path, *, flush: bool = False) -> str:
 
 
 def _read(folder: Path) -> dict[str, Any]:
-    """The files that a folder's manifest records."""
     whole = json.loads((folder / NAME).read_text())
     formats.MANIFEST.check(whole, folder / NAME)
     files: dict[str, Any] = whole["files"]

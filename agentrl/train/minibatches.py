@@ -27,8 +27,9 @@ from agentrl.train.forest import Membership
 from agentrl.types import Group
 
 DEALS = 8
-"""Of so many the most even one is taken. With 16 groups in 4 parts, their sizes log-normal by 0.7, the largest part has
-then 14 % of the mean more than the smallest; it would be 37 % with one deal, and 11 % with twice as many."""
+"""The number of deals, of which the most even one is taken. With 16 groups in 4 parts, their sizes log-normal by
+0.7, the largest part has then 14 % of the mean more than the smallest; it would be 37 % with one deal, and 11 %
+with twice as many."""
 
 
 @dataclass(slots=True)
@@ -46,7 +47,7 @@ class _Members:
 def updates_of(
     groups: Sequence[Group], credit: Credit, config: AlgoConfig, seed: int
 ) -> dict[str, tuple[Membership, ...]]:
-    """Which update each group is a part of, by its id, in each epoch: one of at most `config.minibatches`.
+    """Return each group's update in each epoch, by its id: one of at most `config.minibatches`.
 
     There are fewer where fewer groups have a trained token; one, with nothing to train, where none has.
 
@@ -85,7 +86,6 @@ def describe_updates(metrics: Mapping[str, float], config: AlgoConfig) -> str:
 
 
 def _home(groups: Sequence[Group]) -> dict[str, int]:
-    """The index of each session's group."""
     home: dict[str, int] = {}
     for index, session in ((index, session) for index, group in enumerate(groups) for session in group.sessions):
         if home.setdefault(session.id, index) != index:
@@ -119,12 +119,10 @@ def _units(groups: Sequence[Group], credit: Credit, home: Mapping[str, int]) -> 
 
 
 def _trained(group: Group, credit: Credit) -> int:
-    """The group's trained tokens."""
     return sum(_tokens(group, credit.shares).values())
 
 
 def _tokens(group: Group, shares: Mapping[NodeKey, object]) -> dict[NodeKey, int]:
-    """The trained tokens of each node of a group."""
     found: dict[NodeKey, int] = {}
     for session in group.sessions:
         ends = session.partly_used()
@@ -144,12 +142,12 @@ def _dealt(units: Sequence[_Members], most: int, rng: random.Random) -> list[_Me
 
 
 def _unevenness(parts: Sequence[_Members]) -> int:
-    """How many more trained tokens the largest part has than the smallest."""
+    """The difference in trained tokens between the largest part and the smallest."""
     return max(part.tokens for part in parts) - min(part.tokens for part in parts)
 
 
 def _counts(groups: Sequence[Group], credit: Credit, home: Mapping[str, int]) -> list[float]:
-    """What each group adds to the batch's denominator; where credit doesn't say, what its loss weighs."""
+    """Each group's part of the batch's denominator; where credit doesn't say, its loss's weight."""
     if credit.counts is not None:
         left = dict(credit.counts)
         return [left.pop(group.id, 0.0) for group in groups]  # once, where groups have one id

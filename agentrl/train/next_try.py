@@ -1,4 +1,4 @@
-"""What to try next, where a run's held-out reward did not rise."""
+"""Advice on what to try next, where a run's held-out reward did not rise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentrl.train.lost_tokens import SAMPLED, Cause
 from agentrl.train.run_folder import Metrics
 
 MORE = 4
-"""By how many times a next run is longer."""
+"""The factor of a next run's length."""
 NEAR_TOP = 0.05
 """Part of the top reward: where less is left, there is too little to rise by."""
 SELDOM = 0.25
@@ -29,7 +29,7 @@ def next_try(
     rows: Sequence[Metrics],
     tops: Collection[float],
 ) -> str:
-    """Why the held-out reward did not rise, as far as the run shows, and the command of a run that may.
+    """Say why the held-out reward did not rise, as far as the run shows, and the command of a run that may.
 
     Args:
         config: the run's.
@@ -58,7 +58,6 @@ def next_try(
 
 
 def _proposal(config: RunConfig, rows: Sequence[Metrics], top: float) -> tuple[dict[str, int], str]:
-    """Settings of a next run, and why."""
     rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
     last = fmean(rewards[-max(1, len(rewards) // 4) :]) if rewards else 0.0
     sampled = sum(row.get(SAMPLED, 0.0) for row in rows)

@@ -89,7 +89,7 @@ def _token_losses(algorithm: Algorithm, tokens: Tokens, rows: Rows, sums: Tensor
 
 
 def _per_row(values: Tensor, pairs: Tokens, rows: Rows) -> Tensor:
-    """What pairs say, by their part of their row's weight: [Q] -> [P]."""
+    """The pairs' values by their part of their row's weight: [Q] -> [P]."""
     assert rows.sequences is not None
     row = rows.sequences.token
     part = pairs.weight / rows.weight[row]
@@ -110,12 +110,12 @@ def empty_sums(algorithm: Algorithm, count: int) -> Tensor:
 
 
 def sums_change(algorithm: Algorithm) -> bool:
-    """Whether sums are other ones after an update: those of the proximal to the sampling policy stay."""
+    """Return whether sums change with an update: those of the proximal to the sampling policy stay."""
     return algorithm.needs.sequence is not None or algorithm.config.correction.mask_negative is not None
 
 
 def known_sums(algorithm: Algorithm, forests: Sequence[Rows], version: int) -> bool:
-    """Whether all sums are 0 before a batch's first update.
+    """Return whether all sums are 0 before a batch's first update.
 
     Log-ratios of the current to the proximal policy are, where no token is of an older version or all are recomputed.
     """

@@ -1,4 +1,4 @@
-"""From sessions and their credit to forests: merge, trim, split to the budget, and bin-pack.
+"""Packing of sessions and their credit into forests: merge, trim, split to the budget, and bin-pack.
 
 The loss is a sum over distinct trained tokens with fixed weights, so packing is free to do whatever is
 fastest. Trailing tokens after a branch's last trained one are dropped. A tree longer than the budget is split

@@ -11,7 +11,7 @@ from agentrl.types import Session
 
 
 def sequence_keys(session: Session, kind: SequenceKind) -> list[NodeKey]:
-    """How a session's sequences with trainable tokens are named in a `Pair`."""
+    """Return the names of a session's sequences with trainable tokens in a `Pair`."""
     return [(session.id, last) for last in sequences_of(session, kind, [node.id for node in trainable_nodes(session)])]
 
 

@@ -1,4 +1,4 @@
-"""How a run's progress is drawn: the panel of `agentrl train` and `agentrl top`, and a line for each step without one.
+"""Drawing of a run's progress: the panel of `agentrl train` and `agentrl top`, and a line per step without one.
 
 A row of the panel has a label and cells, the most important first. Cells that do not fit the width are left out, so
 nothing wraps at any width.
@@ -26,7 +26,7 @@ LABEL = 10
 BORDER = 4
 """Columns of the panel's border and padding."""
 PHASES = ("rollout", "reference", "values", "pack", "logprobs", "train", "publish", "prove", "publish_average", "eval")
-"""What a step's time is spent on, as the loop's clock calls it."""
+"""The phases of a step, as the loop's clock names them."""
 INFRA = "infra errors"
 FAILURES = {
     "status/infra_error": INFRA,
@@ -41,7 +41,7 @@ INVALID_NUMBERS = {INVALID_REWARDS: "invalid rewards", INVALID_VIEWS: "invalid v
 
 @dataclass
 class TimedProgress:
-    """How many of a total are done, and since when."""
+    """A count out of a total, and its start."""
 
     name: str
     total: int
@@ -49,13 +49,13 @@ class TimedProgress:
     unit: str = ""
     began: float = field(default_factory=time.monotonic)
     detail: Callable[[], str] = str
-    """What there is to say beside it, as it is now."""
+    """The current text beside the bar."""
 
     def __post_init__(self) -> None:
         self._first = self.done
 
     def seconds_left(self) -> float:
-        """Seconds left, at the rate so far; 0 where that is unknown."""
+        """Return the seconds left, at the rate so far; 0 where that is unknown."""
         if not self._first < self.done < self.total:
             return 0.0
         return (time.monotonic() - self.began) / (self.done - self._first) * (self.total - self.done)
@@ -71,7 +71,7 @@ class TimedProgress:
 
 @dataclass(frozen=True)
 class Panel:
-    """What is shown at a moment, at whatever width it is drawn.
+    """The panel's content at a moment, at whatever width it is drawn.
 
     Attributes:
         bars: what is under way, a bar each.
@@ -140,7 +140,7 @@ def fitting(cells: Iterable[str], width: int) -> str:
 
 
 def cells(row: Mapping[str, float]) -> dict[str, list[str]]:
-    """What a step's metrics say, by row of the panel, the most important first."""
+    """Return a step's metrics as texts, by row of the panel, the most important first."""
     return {
         "time": list(_time(row)),
         "speed": list(_speed(row)),
@@ -224,7 +224,7 @@ def short(value: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as h:mm:ss, without hours where there are none."""
+    """Return seconds as h:mm:ss, without hours where there are none."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

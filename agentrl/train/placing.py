@@ -1,4 +1,4 @@
-"""What a run asks of a cluster's nodes: the same for a dry run as for places that are taken before it starts."""
+"""A run's request to a cluster's nodes: the same for a dry run as for places that are taken before it starts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Demand:
-    """What a run asks for.
+    """A run's request.
 
     Attributes:
         roles: what a worker of each role occupies.
@@ -43,7 +43,7 @@ class _Demand:
     colocated: int | None = None
 
     def wanted(self, memory: float = 0.0) -> Wanted:
-        """For the placement; `memory` is what a trainer's rank needs on its GPU, in GiB.
+        """Return the request for the placement; `memory` is what a trainer's rank needs on its GPU, in GiB.
 
         Raises:
             ConfigError: engines are to be on the trainer's GPUs, and one of both has none.
@@ -67,7 +67,7 @@ class _Demand:
 
 
 def split_of(config: RunConfig, model: Any, nodes: Sequence[ClusterNode]) -> Split:
-    """How the trainer's ranks share the model.
+    """Return how the trainer's ranks share the model.
 
     Args:
         config: the run's.
@@ -82,7 +82,7 @@ def split_of(config: RunConfig, model: Any, nodes: Sequence[ClusterNode]) -> Spl
 
 
 def run_demand(config: RunConfig, split: Split, nodes: Sequence[ClusterNode]) -> _Demand:
-    """What a run asks of nodes; engines that run already (`fleet.urls`, `engine.url`) ask for nothing."""
+    """Return a run's request to nodes; engines that run already (`fleet.urls`, `engine.url`) ask for nothing."""
     engine, trainer = config.engine, config.trainer
     attached = config.fleet.urls or getattr(engine, "url", None)
     by_nodes = isinstance(engine, ServerConfig)  # the others are told their device

@@ -1,4 +1,4 @@
-"""What a run does before its first step: trainer and engine start, and what was learned before is learned again.
+"""A run before its first step: trainer and engine start, and what was learned before is learned again.
 
 A trainer that dies meanwhile is started anew, as one that dies later is (`train.recovery`).
 """
@@ -146,7 +146,7 @@ async def _begin_past(loop: Loop, past: PastVersions, start: int) -> None:
 
 
 def make_learner(config: RunConfig, rollouts: Rollouts, folder: RunFolder, display: Display) -> Learner:
-    """What learns from the run's groups, where their sessions are."""
+    """Return the learner from the run's groups, where their sessions are."""
     engine, elsewhere = rollouts.policy.engine, rollouts.elsewhere
     assert engine is not None
     if isinstance(elsewhere, InWorkers) and elsewhere.holding is not None:
@@ -167,7 +167,7 @@ def make_stream(config: RunConfig, rollouts: Rollouts, make_env: Callable[[], En
 
 
 def _threads(config: RunConfig, base: Path, trainer: Trainer) -> str | None:
-    """How many CPU threads engines and trainer compute with, as a line."""
+    """The CPU threads of engines and trainer, as a line."""
     engines = divided(config.engine, config.fleet, base)
     several = f" ({len(engines)} of them)" if len(engines) > 1 else ""
     return cores.described(

@@ -1,4 +1,4 @@
-"""After a publication: do the engines compute what the trainer computes?
+"""A check after a publication that the engines compute what the trainer does.
 
 Checksums compare engines with each other, but not with the trainer, which holds other tensors (sharded, unfused,
 in float32). So both score one prompt. A wrong name mapping, a partly loaded layer or a missing scale changes the

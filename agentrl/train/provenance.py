@@ -1,4 +1,4 @@
-"""Where a run's trained tokens come from, `provenance.jsonl`: a JSON object for each publication and each step.
+"""The origin of a run's trained tokens, `provenance.jsonl`: a JSON object for each publication and each step.
 
     {"step": 3, "published": {"version": 3, "incarnation": 0, "engine": "sglang", "caches": "dropped",
      "checksums": {"engine-0": "9f2c…"}, "probe": 2e-06, "probe_bound": 0.002, "reference": "9f2c…"}}
@@ -69,7 +69,7 @@ class Published:
 
     @property
     def undelivered(self) -> str:
-        """Which engine has other weights than the one that loaded them from a folder; '' where none has."""
+        """The engine with other weights than the one that loaded them from a folder; '' where there is none."""
         odd = {name: found for name, found in self.checksums.items() if self.reference and found != self.reference}
         if not odd:
             return ""
@@ -81,7 +81,7 @@ class Published:
 
     @property
     def doubt(self) -> str:
-        """Why tokens of these weights are not proven; '' where they are."""
+        """The reason for which tokens of these weights are not proven; '' where they are."""
         if len(set(self.checksums.values())) > 1:
             return "the engines' checksums differ"
         if not any(self.checksums.values()):
@@ -91,7 +91,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a step trained on, and with what credit.
+    """The data that a step trained on, and its credit.
 
     Attributes:
         version: the trainer's before the step.
@@ -110,7 +110,7 @@ class Trained:
 
 @dataclass(slots=True)
 class Evidence:
-    """What the step under way adds to the record, and which weights are known from before.
+    """The record's lines of the step under way, and the weights that are known from before.
 
     Attributes:
         known: the weights that engines had in this run, by version and incarnation.
@@ -125,7 +125,7 @@ class Evidence:
     trained: Trained | None = None
 
     def add(self, published: Published) -> None:
-        """Engines have new weights."""
+        """Add a publication of new weights."""
         self.known[published.version, published.incarnation] = published
         self.published.append(published)
 
@@ -159,7 +159,7 @@ class Evidence:
                     )
 
     def take(self) -> list[Published | Trained]:
-        """What was added since the last call."""
+        """Return what was added since the last call."""
         found: list[Published | Trained] = [*([self.trained] if self.trained else []), *self.published]
         self.published, self.trained = [], None
         return found

@@ -1,4 +1,4 @@
-"""How far the trainer's weights are on their way to an engine: begun to be sent, or recorded.
+"""The state of the trainer's weights on their way to an engine: begun to be sent, or recorded.
 
 A version's number says neither: an engine may have it of a trainer that died before the version was compared and
 recorded, and another trainer learns a version of the same number. So a publication is done when it is recorded, and
@@ -14,7 +14,7 @@ from agentrl.types import Engine
 
 @dataclass
 class Publication:
-    """What an engine was sent, as part of a run's state (`train.state`).
+    """An engine's last version, as part of a run's state (`train.state`).
 
     Attributes:
         sent: the last version that was begun to be sent; None: the engine has what it was started with.
@@ -25,7 +25,7 @@ class Publication:
     recorded: int | None = None
 
     def begin(self, engine: Engine, version: int) -> bool:
-        """Whether the version is to be sent, which begins then; else the engine was started with it, or has it."""
+        """Begin to send a version where it is to be sent; False where the engine was started with it, or has it."""
         if self.recorded == version or (self.sent is None and engine.version() == version):
             return False
         self.sent = version

@@ -29,7 +29,7 @@ from agentrl.types import Group, Session
 
 NAME = "matches.jsonl"
 ROUNDS = 4000
-"""Of the fit, at most; it ends when no rating changes by more than `CLOSE`."""
+"""The most rounds of the fit; it ends when no rating changes by more than `CLOSE`."""
 WORK = 50_000_000
 """Rounds times pairs of versions, at most: a few seconds."""
 MOST_PAIRS = 250_000
@@ -37,7 +37,7 @@ MOST_PAIRS = 250_000
 LATEST = 1_000_000_000
 """The latest step, in a file that is read."""
 MOST_BYTES = 1 << 26
-"""Of a file that is read."""
+"""The most bytes of a file that are read."""
 CLOSE = 1e-6
 ELO = 400 / math.log(10)
 """Points of Elo's scale for each unit of log odds."""
@@ -59,7 +59,7 @@ class Matches:
 
     @classmethod
     def of(cls, step: int, policy: str, groups: Iterable[Group]) -> Matches:
-        """Those of groups, against the versions of a policy."""
+        """Return the matches of groups against the versions of a policy."""
         matches = cls(step)
         for found in (result(session, policy) for group in groups for session in group.scored):
             if found is not None:
@@ -91,7 +91,6 @@ def result(session: Session, policy: str) -> tuple[int, float] | None:
 
 
 def _mean(session: Session, finals: Mapping[str, float | None]) -> float:
-    """The mean over agents of their final and step rewards."""
     steps = defaultdict[str, float](float)
     for node in session.nodes:
         steps[node.agent] += node.reward or 0.0
@@ -207,7 +206,7 @@ def record(run: Path, step: int, policy: str, every: int, groups: Iterable[Group
 
 
 def rows(matches: Sequence[Matches], every: int) -> list[tuple[str, str, str]]:
-    """Of a table: the learner's steps, its rating, and its win rate against each version that it met."""
+    """Return a table's rows: the learner's steps, its rating, and its win rate against each version that it met."""
     rated, own = ratings(matches, every), defaultdict[int, list[Matches]](list)
     for each in matches:
         own[learner(each.step, every)].append(each)

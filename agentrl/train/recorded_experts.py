@@ -99,6 +99,5 @@ def experts_of_segments(segments: Iterable[tuple[Segment, int]], sessions: Seque
 
 
 def _fill(known: Rows, more: Rows) -> None:
-    """Fill the unknown rows from `more`, in place."""
     missing = known[:, 0, 0] < 0
     known[missing] = more[missing]

@@ -53,7 +53,7 @@ class RecordedSteps:
     rows: Mapping[int, Mapping[str, float]]
 
     def groups(self, step: int, store: Store) -> list[Group] | None:
-        """What a step (from 1) trained on; None where the ledger lacks it, or the store has other sessions."""
+        """Return the groups that a step (from 1) trained on; None where ledger or store don't have them."""
         found: list[Group] = []
         for outcome in sorted(self.outcomes.get(step, ()), key=lambda outcome: outcome.number):
             sessions = last_attempts(store, outcome.group)
@@ -154,7 +154,7 @@ def losses(
 
 
 def _reproducible(loop: Loop, config: RunConfig) -> bool:
-    """Whether steps that are taken again have the same groups, tokens and weights."""
+    """True where steps that are taken again have the same groups, tokens and weights."""
     assert loop.folder.saved is not None
     same = not _changed(config, loop.folder.saved) and config.rollout == loop.folder.saved.rollout
     exact = loop.trainer.deterministic and loop.engine.capabilities.deterministic

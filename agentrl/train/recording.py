@@ -1,4 +1,4 @@
-"""What a run leaves to be run again by (`rerun=`), and the comparison of steps and weights with it.
+"""A run's record for running it again (`rerun=`), and the comparison of steps and weights with it.
 
 `starts.jsonl` has a line for each process that trained in the folder: the step it began at, the machine (kind of CPU,
 cores, threads of engine and trainer), versions, its settings, and the identity of its data (`data_identity`). Groups,
@@ -38,7 +38,7 @@ from agentrl.types import Engine, Session
 BY_TIME = ("time/", "idle/", "throughput/", "stream/", "groups/", "resumed/", "signal/")
 """Metrics that depend on speed, on groups that were discarded or left out, or on interruptions: not compared."""
 EVALUATED = "eval/mean"
-"""In the rows of steps that were evaluated: a process's last step is not, since the run is evaluated after it."""
+"""The metric of steps that were evaluated: a process's last step is not, since the run is evaluated after it."""
 UNLIMITED = {"turn_timeout": 1e8, "timeout": 1e9, "group_deadline": None, "max_replaced": 0}
 """Rollout settings of a rerun: nothing is ended by the clock, and no group is replaced that the recording trained."""
 
@@ -112,7 +112,7 @@ def write_start(config: RunConfig, folder: RunFolder, trainer: Trainer, display:
 
 
 def machine(config: RunConfig, model: Path, trainer: Trainer) -> dict[str, Any]:
-    """What numbers may depend on besides seeds and settings."""
+    """Return what numbers may depend on besides seeds and settings."""
     engines = divided(config.engine, config.fleet, model)
     users = os.environ[cores.VARIABLE] if cores.set_by_user() else None
     return {
@@ -128,7 +128,7 @@ def machine(config: RunConfig, model: Path, trainer: Trainer) -> dict[str, Any]:
 
 
 def differences(run: Path, own: Mapping[str, Any]) -> list[str]:
-    """What is otherwise on this machine than where a run was recorded, and what changed during the run."""
+    """List what differs on this machine from where a run was recorded, and what changed during the run."""
     file = run / STARTS
     starts = [orjson.loads(line) for line in file.read_bytes().splitlines()] if file.exists() else []
     found = []
@@ -184,7 +184,6 @@ def _row_check(run: Path) -> Any:
 
 
 def _cpu() -> str:
-    """The CPU's model, as the system names it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

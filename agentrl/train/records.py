@@ -1,4 +1,4 @@
-"""Is what a run recorded still there when it is resumed? What is gone is refused, what lacks steps is told.
+"""A check that what a run recorded is there when it is resumed. What is gone is refused, what lacks steps is told.
 
 Without its ledger, its provenance, its metrics or its sessions a run would go on, and never again prove what it was
 trained on. A file that was removed on purpose is replaced by an empty one of its name, which says so; what an empty

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass
 class Recovery:
-    """What is needed to start a trainer anew.
+    """Restarts of a trainer.
 
     Attributes:
         start: makes a trainer like the run's first one.
@@ -46,7 +46,7 @@ class Recovery:
     trained: dict[int, list[Group]] = field(default_factory=dict)
 
     def first(self, start: Callable[[], T], warn: Callable[[str], object]) -> T:
-        """What `start` returns, the run's first trainer; where that dies while it starts, it is started again."""
+        """Return the result of `start`, the run's first trainer; where that dies while it starts, start it again."""
         while True:
             try:
                 return start()
@@ -67,7 +67,7 @@ class Recovery:
         self.trained = {step: groups for step, groups in self.trained.items() if step >= first}
 
     def possible(self, error: BaseException) -> bool:
-        """Whether an error is a trainer's death that a restart is left for; where none is left, the error says so."""
+        """Return whether an error is a trainer's death with a restart left; where none is left, the error says so."""
         if died(error) is None:
             return False
         if left := self.restarts < self.max_restarts:

@@ -1,4 +1,4 @@
-"""What a run came to, and what is shown of it."""
+"""A run's result, and its display."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentrl.train.run_folder import Metrics
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """What a run came to: where it lies, how the policy did before and after, each step's metrics.
+    """A run's result: its folder, the policy's reward before and after, each step's metrics.
 
     `before`: the evaluation before the first step, also of a resumed run; None where it can't be compared with `after`.
     `worked`: some session of it had a turn and did not fail, or earned something.
@@ -32,7 +32,7 @@ class TrainResult:
 
     @property
     def tokens(self) -> str:
-        """How many of the sampled tokens were trained, and what took the others."""
+        """The share of sampled tokens that were trained, and what took the others."""
         return lost_tokens.describe_lost(self.metrics)
 
     @property

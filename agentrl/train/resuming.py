@@ -1,4 +1,4 @@
-"""Which checkpoint a run resumes from, and with which settings.
+"""A run's resumption: from which checkpoint, and with which settings.
 
 Some settings are what a run is: with another environment, model or seed it would not be the same one, and what it
 has learned so far would not be what its settings say. They are refused. All others may change between one
@@ -187,7 +187,7 @@ def whole_checkpoints(run: Path) -> list[Path]:
 
 
 def step_of(checkpoint: Path) -> int:
-    """How many steps were done at a checkpoint."""
+    """Return the number of steps that were done at a checkpoint."""
     return int(checkpoint.name.removeprefix("step-"))
 
 

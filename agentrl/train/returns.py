@@ -30,7 +30,7 @@ from agentrl.types import GREEDY, Group, Session
 from agentrl.types.branches import token_weights
 
 Found = dict[NodeKey, list[Advantage]]
-"""For each trainable node its advantages, one for each equally likely continuation; one where all of them are equal."""
+"""Each trainable node's advantages, one for each equally likely continuation; one where all of them are equal."""
 
 VARIANCE_FLOOR = 1e-8
 """Added to a batch's variance, as verl does."""
@@ -83,7 +83,7 @@ def credit_of(
     judge: Callable[[Sequence[Session]], Found],
     across: Callable[[Found], Found] | None = None,
 ) -> Credit:
-    """Credit from what each group's sessions say of their turns.
+    """Return the credit from each group's sessions' evidence on their turns.
 
     Args:
         groups: see `group_relative`, and there what becomes of a group without signal.
@@ -122,7 +122,7 @@ def credit_of(
 
 
 def step_returns(session: Session) -> list[dict[int, float]]:
-    """For each path of the tree that holds a trainable node: its trainable nodes' ids and step returns, in order."""
+    """Return each path's trainable nodes' ids and step returns, in order, for paths that hold a trainable node."""
     return [returns for returns, _ in _step_returns(session, {node.id for node in trainable_nodes(session)})]
 
 
@@ -224,7 +224,7 @@ def of_sessions(found: Found, sessions: Sequence[Session]) -> Found:
 
 
 def changed(found: Found, change: Callable[[float], float]) -> Found:
-    """Every advantage, changed by a function."""
+    """Return the advantages, each changed by a function."""
     return {
         key: [[*map(change, a)] if isinstance(a, Sequence) else change(a) for a in each] for key, each in found.items()
     }
@@ -264,10 +264,10 @@ Rows = list[list[float]]
 """A session's returns, final reward included: a row for each path, a column for each turn of the group's longest."""
 
 Expected = Callable[[Sequence[Rows]], list[list[float]]]
-"""From the returns of a group's sessions to what each session's returns are compared with, turn by turn."""
+"""A function from the returns of a group's sessions to each session's baselines, turn by turn."""
 
 Scale = Callable[[Sequence[Rows]], float]
-"""From the returns of a group's sessions to a number above 0."""
+"""A function from the returns of a group's sessions to a number above 0."""
 
 
 def _by_turn(session: Session, paths: Sequence[dict[int, float]], turns: int) -> Rows:
@@ -282,7 +282,7 @@ def means(rows: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _baselines(returns: Sequence[Rows], baseline: Baseline) -> list[list[float]]:
-    """For each session what its returns are compared with, turn by turn."""
+    """Each session's baselines, turn by turn."""
     own = [means(rows) for rows in returns]
     if not own:
         return []
@@ -303,6 +303,6 @@ def _deviation(returns: Sequence[Rows]) -> float:
 
 
 def _all_equal(returns: Sequence[Rows]) -> bool:
-    """Whether at every turn all returns are the same, but for rounding."""
+    """True where at every turn all returns are the same, but for rounding."""
     rows = [row for each in returns for row in each]
     return all(max(column) - min(column) < SAME for column in zip(*rows, strict=True))

@@ -186,7 +186,7 @@ class RolloutRun:
 
     @property
     def engine(self) -> Engine:
-        """What generates."""
+        """The engine of the run."""
         if self._stack is None or self.policy.engine is None:
             raise InvalidInput("these rollouts are not open: use `async with agentrl.rollouts(...) as run`")
         return self.policy.engine

@@ -27,7 +27,7 @@ from agentrl.types import MAIN, Message, Session, Task
 EXAMINED = 16
 """Tasks of a split that are opened."""
 SECONDS = 1.0
-"""After so long no further one is."""
+"""Seconds after which no further task is opened."""
 MEASURED = 10_000
 """Tasks whose data is measured, evenly spread."""
 _log = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ def _chosen(env: Env, split: str, source: Iterable[Any]) -> Iterator[Task]:
 
 
 def _places(source: Sequence[Any]) -> list[int]:
-    """Which tasks are opened: those with most data first."""
+    """The tasks that are opened: those with most data first."""
     if len(source) <= EXAMINED:
         return [*range(len(source))]
     began, sizes = time.monotonic(), dict[int, int]()

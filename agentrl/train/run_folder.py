@@ -85,7 +85,7 @@ WRITTEN = (
         kept_code.FOLDER,
     ),
 )
-"""What a run, or an evaluation, writes into its folder beside its settings."""
+"""The files of a run, or an evaluation, in its folder beside its settings."""
 
 
 class RunFolder:
@@ -189,7 +189,7 @@ class RunFolder:
         return folder
 
     def restore(self, start: int = 0) -> None:
-        """Once all is loaded: restore the folder's state after the step `start`."""
+        """Restore the folder's state after the step `start`, once all is loaded."""
         self.drop_after(start)
         if self.checkpoint is None or start == step_of(self.checkpoint):
             (self.path / STREAM).unlink(missing_ok=True)  # of steps that are taken otherwise
@@ -286,7 +286,7 @@ class RunFolder:
         self.trackers = Trackers(about, kinds, warn)
 
     def metrics(self) -> list[Metrics]:
-        """All rows so far; a torn last line is left out."""
+        """Return all rows so far; a torn last line is left out."""
         file = self.path / "metrics.jsonl"
         lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
         try:
@@ -352,11 +352,11 @@ class RunFolder:
 
     @property
     def warm_start(self) -> Path:
-        """Where the trainer is saved until reinforcement learning has its first checkpoint."""
+        """The trainer's folder until reinforcement learning has its first checkpoint."""
         return self.path / "checkpoints" / "warm-start"
 
     def has_saved(self) -> bool:
-        """Whether there is a checkpoint, or a trainer amid its warm start, to go on from."""
+        """Return whether there is a checkpoint, or a trainer amid its warm start, to go on from."""
         return bool(self.checkpoints() or saved_steps(self.warm_start))
 
     def _seal_late_ones(self) -> None:
@@ -390,7 +390,7 @@ class RunFolder:
 
 
 def run_path(config: RunConfig, prefix: str = "") -> Path:
-    """Where a new run goes: `run_dir`, or a name made of its environment and the time."""
+    """Return a new run's folder: `run_dir`, or a name made of its environment and the time."""
     name = Path(config.env.name.partition(":")[0]).stem
     if config.rerun and not config.run_dir:
         return Path(f"{config.rerun.rstrip('/')}-rerun")

@@ -125,7 +125,7 @@ def read(run: Path) -> list[tuple[Seal, str]]:
 
 
 def promised(run: Path) -> bool:
-    """Whether a process that trained in a run's folder recorded that it seals what it writes."""
+    """Return whether a process that trained in a run's folder recorded that it seals what it writes."""
     try:
         return any(orjson.loads(line).get("sealed") for line in _whole_lines(run / STARTS))
     except (OSError, ValueError, AttributeError):
@@ -234,7 +234,7 @@ class Seals:
         self._load().add(seal, digest(line))
 
     def _grown(self, coming: Mapping[str, bytes] | None) -> Lines:
-        """By file how many lines it will have, and the digest of those that no seal has yet."""
+        """By file the number of lines that it will have, and the digest of those that no seal has yet."""
         known, grown = self._load(), dict[str, tuple[int, str]]()
         for name in FILES:
             data = known.unsealed(self.run / name) + (coming or {}).get(name, b"")
@@ -264,7 +264,7 @@ class Seals:
 
 @dataclass(slots=True)
 class _Known:
-    """What the seals say together.
+    """The content of all seals together.
 
     Attributes:
         last: the digest of the last line.
@@ -282,7 +282,6 @@ class _Known:
     model: str = ""
 
     def add(self, seal: Seal, line: str) -> None:
-        """Another seal, and the digest of its line."""
         self.last, self.step = line, max(self.step, seal.step)
         self.lines |= {name: count for name, (count, _) in seal.lines.items()}
         if seal.start:
@@ -295,7 +294,7 @@ class _Known:
             self.unfinished.add(seal.checkpoint.name)
 
     def unsealed(self, file: Path) -> bytes:
-        """What a file has beyond the lines that are sealed."""
+        """The bytes of a file beyond the lines that are sealed."""
         if not file.exists():
             return b""
         with file.open("rb") as content:
@@ -304,7 +303,7 @@ class _Known:
 
 
 def _is_ahead(seals: list[Seal], counts: Mapping[str, int]) -> bool:
-    """Whether the last seal promises lines that were never written, and nothing else is missing."""
+    """True where the last seal promises lines that were never written, and nothing else is missing."""
     before: dict[str, int] = dict.fromkeys(FILES, 0)
     for seal in seals[:-1]:
         before |= {name: count for name, (count, _) in seal.lines.items()}

@@ -1,4 +1,4 @@
-"""Which of a step's groups are trained on: the algorithm's choice, and other groups in place of those it replaces."""
+"""The selection of a step's groups: the algorithm's choice, and other groups in place of those it replaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which sequences the trained tokens of a batch belong to, for terms that are functions of a whole sequence.
+"""The sequences of a batch's trained tokens, for terms that are functions of a whole sequence.
 
 A sequence is a turn (the trained tokens of one node) or a path: the trained tokens from a root to a leaf, one sequence
 for each leaf, so that a session with several branches or several roots has several. On a path a copy of a turn
@@ -87,7 +87,7 @@ class Sequences:
         return dataclasses.replace(self, token=token[keep], **pairs)
 
     def to(self, device: torch.device | str) -> Sequences:
-        """The same on a device."""
+        """Return the sequences on a device."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return Sequences(**{name: tensor.to(device) for name, tensor in fields.items() if tensor is not None})
 

@@ -76,7 +76,7 @@ class LearnRequest:
 
 @dataclass(frozen=True)
 class LearnReply:
-    """What became of a batch: metrics, the algorithm's state, the trainer's version, and the seconds of each phase."""
+    """A batch's result: metrics, the algorithm's state, the trainer's version, and the seconds of each phase."""
 
     metrics: dict[str, float]
     algorithm: Mapping[str, Any]
@@ -113,7 +113,7 @@ class SessionRole:
         self._kept.add(session)
 
     def _losses(self) -> list[int]:
-        """See `Store.losses`; the run's process has written them before the first session begins."""
+        """The store's losses; the run's process has written them before the first session begins."""
         with suppress(FileNotFoundError):
             found: list[int] = orjson.loads((self._folder / LOSSES).read_bytes())
             return found
@@ -156,7 +156,7 @@ class SessionRole:
             os.unlink(pending)
 
     async def digests(self, filters: Mapping[str, Any]) -> dict[str, str]:
-        """See `Learner.digests`."""
+        """Return digests of the sessions that pass the filters."""
         return await asyncio.to_thread(digests, self._folder, **filters)
 
     def close(self) -> None:
@@ -261,7 +261,7 @@ async def holding(config: RunConfig, store: Store, *, trains: bool) -> AsyncIter
 
 
 def reply_or_raise(found: LearnReply | AgentRLError) -> LearnReply:
-    """What became of a batch; an error is raised."""
+    """Return a batch's result, or raise its error."""
     if isinstance(found, AgentRLError):
         raise found
     return found
@@ -288,7 +288,7 @@ class DistantLearning:
     part: Part
 
     async def learn(self, batch: Batch) -> dict[str, float]:
-        """See `Learner.learn`.
+        """Train on a batch and return the metrics.
 
         Raises:
             TrainerError: the trainer died, or the session worker, while a step was under way.
@@ -320,11 +320,11 @@ class DistantLearning:
         return await here.learn(replace(batch, groups=await asyncio.to_thread(read)))
 
     async def record(self) -> None:
-        """See `Learner.record`."""
+        """Write what only the learner has of the last batch into the run's record."""
         await self._call("record")
 
     async def digests(self, **filters: Any) -> dict[str, str]:
-        """See `Learner.digests`."""
+        """Return digests of the sessions that pass the filters."""
         found: dict[str, str] = await self._call("digests", filters)
         return found
 

@@ -40,7 +40,7 @@ TINY_WARM_START = 150
 TOKENIZER_EPISODES = 200
 """Demonstrations that the tiny model's tokenizer is made from."""
 TOKENIZER_RETRIES = 2
-"""How often one of them is retried after an infrastructure error."""
+"""The number of retries after an infrastructure error."""
 
 
 def complete(tree: Mapping[str, Any]) -> RunConfig:
@@ -143,7 +143,7 @@ def quiet() -> None:
 
 
 def demonstration_split(env: Env) -> str:
-    """Where demonstrations come from: the environment's `demo` split, else its first."""
+    """Return the split of demonstrations: the environment's `demo` split, else its first."""
     return "demo" if "demo" in env.splits else env.splits[0]
 
 

@@ -42,7 +42,7 @@ class Estimates:
     mean: float
 
     def metrics(self) -> dict[str, float]:
-        """As a run logs them."""
+        """Return the metrics that a run logs."""
         return {"policy/kl_reference": self.mean} if self.kl else {}
 
 
@@ -129,7 +129,7 @@ def shaped_groups(
 
 
 def final_penalty(session: Session, shaping: ShapingConfig) -> float:
-    """What is subtracted from a session's final reward for its length and its end."""
+    """Return the penalty on a session's final reward for its length and its end."""
     penalty = shaping.truncated_penalty if session.status is Status.TRUNCATED else 0.0
     if shaping.overlong_tokens is not None:
         excess = sampled_length(session) - (shaping.overlong_tokens - shaping.overlong_buffer)
@@ -139,13 +139,13 @@ def final_penalty(session: Session, shaping: ShapingConfig) -> float:
 
 
 def format_penalty(session: Session, node: int, shaping: ShapingConfig) -> float:
-    """What is subtracted from a turn's step reward: it holds a tool call that can't be read."""
+    """Return the penalty on a turn's step reward for a tool call that can't be read."""
     calls = session.nodes[node].message.tool_calls or ()
     return shaping.format_penalty if any(call.error is not None for call in calls) else 0.0
 
 
 def length_rewards(groups: Sequence[Group]) -> dict[str, float]:
-    """By session: 0.5 - (its length - the group's shortest) / (longest - shortest), at most 0 unless its score is > 0.
+    """Return 0.5 - (length - group's shortest) / (longest - shortest) by session, at most 0 unless its score is > 0.
 
     Kimi k1.5 (arXiv:2501.12599, section 2.3.3); 0 where all are of one length.
     """

@@ -43,7 +43,7 @@ class RunState:
     averaged: Publication = field(default_factory=Publication)
 
     def writer(self) -> Callable[[Path], None]:
-        """What writes the state as it is now into a checkpoint's folder, in any thread, while groups are generated."""
+        """Return a writer of the state as it is now into a checkpoint's folder, for any thread, while groups go on."""
         state = orjson.dumps(
             {**formats.CHECKPOINT.mark(), "stream": self.stream.state(), "algorithm": self.algorithm.snapshot()}
         )

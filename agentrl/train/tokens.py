@@ -1,4 +1,4 @@
-"""What a loss sees of the trained tokens."""
+"""The trained tokens, as a loss sees them."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Tokens:
 
     @property
     def stale(self) -> Tensor:
-        """Which tokens an older version than the trainer's sampled: [P]."""
+        """True for tokens that an older version than the trainer's sampled: [P]."""
         return is_stale(self.version, self.trained_version)
 
     @property
@@ -113,54 +113,54 @@ class Tokens:
 
     @property
     def marked(self) -> Tensor:
-        """See the class."""
+        """The column `marked` of the class."""
         if self._marked is None:
             raise InvalidInput("this loss marks tokens of a batch: call `Algorithm.mark(forests)` before the step")
         return self._marked
 
     @property
     def sequence_log_ratio(self) -> Tensor:
-        """See the class."""
+        """The column `sequence_log_ratio` of the class."""
         return _required(self._sequence_log_ratio)
 
     @property
     def sequence_term_sum(self) -> Tensor:
-        """See the class."""
+        """The column `sequence_term_sum` of the class."""
         return _required(self._sequence_term_sum)
 
     @property
     def sequence_length(self) -> Tensor:
-        """See the class."""
+        """The column `sequence_length` of the class."""
         return _required(self._sequence_length)
 
     @property
     def sequence_advantage(self) -> Tensor:
-        """See the class."""
+        """The column `sequence_advantage` of the class."""
         return _required(self._sequence_advantage)
 
     @property
     def sequence_logp(self) -> Tensor:
-        """See the class."""
+        """The column `sequence_logp` of the class."""
         return _paired(self._sequence_logp)
 
     @property
     def partner_logp(self) -> Tensor:
-        """See the class."""
+        """The column `partner_logp` of the class."""
         return _paired(self._partner_logp)
 
     @property
     def sequence_ref_logp(self) -> Tensor:
-        """See the class."""
+        """The column `sequence_ref_logp` of the class."""
         return _paired(self._sequence_ref_logp)
 
     @property
     def partner_ref_logp(self) -> Tensor:
-        """See the class."""
+        """The column `partner_ref_logp` of the class."""
         return _paired(self._partner_ref_logp)
 
     @property
     def partner_length(self) -> Tensor:
-        """See the class."""
+        """The column `partner_length` of the class."""
         return _paired(self._partner_length)
 
     def with_advantage(self, advantage: Tensor) -> Tokens:
@@ -216,11 +216,11 @@ class Tokens:
 
 
 Proximal = Literal["behaviour", "recomputed"]
-"""What the ratio of a token of an older version is against; see `CorrectionConfig.proximal`."""
+"""The denominator of an older token's ratio; see `CorrectionConfig.proximal`."""
 
 
 def old_policy(logp: Tensor, rows: Rows, version: int, proximal: Proximal = "behaviour") -> Tensor:
-    """What the ratio of each row is against, [P], without a gradient; see `Tokens.old_logp`."""
+    """Return the denominator of each row's ratio, [P], without a gradient; see `Tokens.old_logp`."""
     if rows.old_logp is not None:
         return rows.old_logp
     if proximal == "recomputed":
@@ -230,7 +230,7 @@ def old_policy(logp: Tensor, rows: Rows, version: int, proximal: Proximal = "beh
 
 
 def is_stale(sampled: Tensor, version: int) -> Tensor:
-    """Which tokens, by the version that sampled them, are of an older one than the trainer's: the same shape."""
+    """Return which tokens an older version than the trainer's sampled; `sampled` and the result have one shape."""
     return (sampled >= 0) & (sampled < version)
 
 

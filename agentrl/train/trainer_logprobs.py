@@ -126,7 +126,7 @@ def drop_after(run: Path, step: int) -> None:
 
 
 def _packed(values: Sequence[float]) -> bytes:
-    """As 32-bit floats, little-endian: what trainers compute log-probabilities in."""
+    """The values as 32-bit floats, little-endian: what trainers compute log-probabilities in."""
     packed = array("f", values)
     if sys.byteorder == "big":
         packed.byteswap()

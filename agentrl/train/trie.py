@@ -31,9 +31,9 @@ class Stamp(NamedTuple):
 
     temperature: float = 1.0
     version: int = -1
-    """The policy's; -1 where no engine sampled it."""
+    """The policy's version; -1 where no engine sampled it."""
     view: tuple[float, ...] = ()
-    """What a centralised critic sees besides the path; empty where there is none."""
+    """A centralised critic's input besides the path; empty where there is none."""
 
 
 Keys = NDArray[np.int64]
@@ -76,7 +76,7 @@ class Stamps:
         self.view = view
 
     def view_of(self, node: Node) -> tuple[float, ...]:
-        """What the critic sees before a turn; zeros where nothing was recorded, as for a sub-agent.
+        """Return the critic's input before a turn; zeros where nothing was recorded, as for a sub-agent.
 
         Raises:
             InvalidInput: the environment gave another count of numbers.
@@ -90,7 +90,7 @@ class Stamps:
         return found
 
     def number(self, stamp: Stamp) -> int:
-        """The stamp's number."""
+        """Return the stamp's number."""
         return self.known.setdefault(stamp, len(self.known) + 1)
 
     def keys(self, node: Node, credited: bool, end: int | None = None) -> Keys:

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from agentrl.train.forest import Forest
 
 Values = dict[NodeKey, list[float]]
-"""For each token of a node a number, such as the value of the state before it, by session and node."""
+"""A number for each token of a node, such as the value of the state before it, by session and node."""
 
 
 def compute_values(
     critic: Critic, groups: Sequence[Group], config: CriticConfig, token_budget: int, seed: int = 0
 ) -> Values:
-    """What the critic says of the state before each trainable token of the scored sessions, 0 at other tokens.
+    """Compute the critic's value before each trainable token of the scored sessions, 0 at other tokens.
 
     That is its value, or with `normalize_returns` the normalised one.
 

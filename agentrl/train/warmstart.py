@@ -37,7 +37,7 @@ TIMES = "warm_start.json"
 
 
 def settings(config: WarmStartConfig) -> AlgoConfig:
-    """How the imitation is optimised.
+    """Return the settings of the imitation's optimisation.
 
     The loss is a mean over tokens by default. With a mean over demonstrations, tokens of short ones weigh more: with as
     many short direct answers as long tool-using ones, the model would learn to answer directly.

@@ -76,7 +76,7 @@ class Arena:
         return self.rows
 
     def rows_for(self, length: int) -> int:
-        """How many rows of `length` tokens fit in the budget (at least one)."""
+        """Return how many rows of `length` tokens fit in the budget (at least one)."""
         return max(1, min(self.max_rows, self._budget // (bucket(length) * self.token_bytes) - 1))
 
     def reserve(self, length: int) -> None:
@@ -105,7 +105,7 @@ class Arena:
         return None if self.routed_experts is None else self.routed_experts[row, :length].clone()
 
     def state_out(self, row: int, length: int) -> RowState | None:
-        """What a row carries after `length` tokens, where layers carry anything."""
+        """Return a row's state after `length` tokens, where layers have one."""
         state = None if self.states is None else self.states.get(row)
         return state if state is not None and state.place == length else None
 
@@ -216,7 +216,7 @@ class Prefixes:
             self.tokens -= prefix.computed + prefix.weight
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all prefixes."""
         self.stored.clear()
         self._by_hash.clear()
         self.tokens = 0

@@ -1,4 +1,4 @@
-"""What every engine checks before it takes a request, in the same words: sampling parameters and token ids."""
+"""Checks of a request, the same in every engine and in the same words: sampling parameters and token ids."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _tokens(vocab_size: int) -> Any:
 
 @contextmanager
 def readable() -> Iterator[None]:
-    """Within the block a server's answers are read: what has another form than its protocol's is its error.
+    """Read a server's answers within the block: one in another form than its protocol's is the server's error.
 
     Raises:
         EngineError: it has.

@@ -106,7 +106,7 @@ class ConnectionPool:
         return connection
 
     def close(self) -> None:
-        """Hang up, also where a request is under way; idempotent."""
+        """Close all connections, also where a request is under way; idempotent."""
         self._closed = True
         for connection in (*self._idle, *self._busy):
             connection.close()
@@ -114,7 +114,6 @@ class ConnectionPool:
 
 
 def _written(headers: Mapping[str, str]) -> str:
-    """Header fields as they are sent."""
     for name, value in headers.items():
         if "\n" in value or "\r" in value:
             raise ValueError(f"the header {name} would end within its value")
@@ -140,18 +139,17 @@ class HttpConnection(asyncio.Protocol):
         self._begin()
 
     def _begin(self) -> None:
-        """Nothing of an answer has come."""
         self._body, self._head_bytes = bytearray(), 0
         self._headed = self._framed = self._ended = self._kept = False
 
     # -------------------------------------------------------------------------- what the transport calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The server has accepted."""
+        """Note that the server has accepted."""
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """More has come."""
+        """Parse the bytes that arrived."""
         if not self._headed:
             self._head_bytes += len(data)
         try:
@@ -165,7 +163,7 @@ class HttpConnection(asyncio.Protocol):
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing comes any more, which ends an answer whose length was not said."""
+        """End an answer whose length was not said: nothing comes any more."""
         self._ended = self._ended or (self._headed and not self._framed)
         self._broken = self._broken or BrokenConnection("the server hung up")
         self._wake()
@@ -173,7 +171,7 @@ class HttpConnection(asyncio.Protocol):
     # ----------------------------------------------------------------------------- what the parser calls
 
     def on_message_begin(self) -> None:
-        """An answer begins."""
+        """Begin an answer."""
         if not self._asked:
             raise BrokenConnection("the server sent what nothing asked for")
 
@@ -191,7 +189,7 @@ class HttpConnection(asyncio.Protocol):
         self._body += body
 
     def on_message_complete(self) -> None:
-        """All of it has come."""
+        """Note that the whole answer has come."""
         if self._headed:
             self._ended, self._asked = True, False
 
@@ -202,7 +200,7 @@ class HttpConnection(asyncio.Protocol):
             self._waiter.set_result(None)
 
     async def _more(self) -> None:
-        """Until more has come than what has been looked at.
+        """Wait until more has come than what has been looked at.
 
         Raises:
             BrokenConnection: nothing does, or not HTTP.
@@ -214,7 +212,7 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """Whether the server keeps it, and has sent nothing that no request asked for."""
+        """True while the server keeps the connection, and has sent nothing that no request asked for."""
         return self._broken is None and not self._transport.is_closing()
 
     async def ask(self, request: bytes) -> None:
@@ -230,7 +228,7 @@ class HttpConnection(asyncio.Protocol):
             await self._more()
 
     async def piece(self) -> bytes:
-        """What has come of the answer's body since the last call, once something has; empty at its end.
+        """Return the answer's body since the last call, once there is some; empty at its end.
 
         Raises:
             BrokenConnection: it breaks off.
@@ -244,12 +242,12 @@ class HttpConnection(asyncio.Protocol):
         return piece
 
     async def whole(self) -> bytes:
-        """All of the answer's body; see `piece`."""
+        """Return the whole body of the answer; see `piece`."""
         pieces = []
         while piece := await self.piece():
             pieces.append(piece)
         return b"".join(pieces)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._transport.abort()

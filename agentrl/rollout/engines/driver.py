@@ -1,4 +1,4 @@
-"""What lets SGLang's kernels be imported on a machine without NVIDIA's driver: a stand-in for its library.
+"""A stand-in for NVIDIA's driver library, so that SGLang's kernels can be imported on a machine without it.
 
 They link against `libcuda.so.1` even where the server computes on a CPU. Where the loader finds none, one with the
 single function that they look for (libcuda.c) is compiled, and put at the end of the server's library path: a real
@@ -19,7 +19,7 @@ FLAGS = ("-shared", "-fPIC", f"-Wl,-soname,{LIBRARY}")
 
 
 def driver_environment() -> dict[str, str]:
-    """What to add to a server's environment so that it finds a driver library; nothing where there is one.
+    """Return the environment variables with which a server finds a driver library; nothing where there is one.
 
     Raises:
         MissingExtra: there is no driver, and no C compiler to build the stand-in with.
@@ -41,7 +41,6 @@ def stand_in() -> Path:
 
 
 def _installed() -> bool:
-    """Whether the loader finds a driver by itself."""
     with contextlib.suppress(OSError):
         ctypes.CDLL(LIBRARY)
         return True

@@ -1,4 +1,4 @@
-"""Which experts a flat step's tokens went to, noted where the step's keys and values are kept.
+"""The experts of a flat step's tokens, noted where the step's keys and values are kept.
 
 transformers passes the chosen experts to each mixture of experts as an argument (`top_k_index`), whatever its router
 is; a hook in front of it writes them into the arena's row, at the token's position. So they travel with keys and

@@ -31,7 +31,7 @@ LANES = 32
 
 @dataclass(frozen=True, slots=True)
 class AttentionScores:
-    """What a layer does to its scores before they are weights.
+    """The changes of a layer to its scores before they are weights.
 
     Attributes:
         reach: how far back a query sees; None is all.
@@ -75,11 +75,11 @@ class StepLayout:
     _masks: dict[tuple[bool, Reach | None], Tensor] = field(default_factory=dict)
 
     def decode_mask(self, reach: Reach | None) -> Tensor:
-        """What is added to the decoding rows' scores: [R, 1, 1, K]."""
+        """Return the mask that is added to the decoding rows' scores: [R, 1, 1, K]."""
         return self._mask(True, self.decode_keys, reach)
 
     def segment_mask(self, reach: Reach | None) -> Tensor:
-        """What is added to the segments' scores: [S, 1, 1, C, K]."""
+        """Return the mask that is added to the segments' scores: [S, 1, 1, C, K]."""
         return self._mask(False, self.segment_keys, reach)
 
     def _mask(self, decoding: bool, keys: int, reach: Reach | None) -> Tensor:
@@ -101,7 +101,7 @@ class StepLayout:
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one layer passes to attention: heads, key-value heads, widths of keys and values; its `AttentionScores`."""
+    """A layer's shapes in attention: heads, key-value heads, widths of keys and values; its `AttentionScores`."""
 
     heads: int
     kv_heads: int
@@ -194,7 +194,7 @@ def prefill(q_HTd: Tensor, keys: Tensor, values: Tensor, at: StepLayout, scores:
 
 
 def _weights(score: Tensor, mask: Tensor, how: AttentionScores) -> Tensor:
-    """What values are summed by; `score` [rows, kv heads, group, *, K] is used up.
+    """The weights of values; `score` [rows, kv heads, group, *, K] is used up.
 
     A sink stands in front of all keys, so that where a key stands does not depend on how many there are.
     """

@@ -1,4 +1,4 @@
-"""What a Hugging Face folder says about its model, without loading it and without torch.
+"""Facts on a model from its Hugging Face folder, without loading it and without torch.
 
 Engines in other processes must know a model's limits before their server is up, and which tensors a publication
 has to bring before anything is sent.
@@ -36,7 +36,7 @@ class Experts:
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Experts | None:
-        """What a configuration says, in the words of the families that there are; None for a dense model."""
+        """Read a configuration, in the words of the families that there are; None for a dense model."""
         names = ("num_experts", "n_routed_experts", "num_local_experts")
         count = next((int(config[name]) for name in names if config.get(name)), 0)
         topk, layers = int(config.get("num_experts_per_tok") or 0), int(config.get("num_hidden_layers") or 0)
@@ -67,7 +67,7 @@ def _size(path: Path, config: Mapping[str, Any], name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a folder's `config.json` says.
+    """The content of a folder's `config.json`.
 
     Attributes:
         path: the folder.

@@ -18,7 +18,7 @@ from agentrl.errors import EngineError, InvalidInput
 from agentrl.rollout.engines.connections import ConnectionPool, HttpConnection
 
 CONTROL_SECONDS = 300.0
-"""For calls that may have to wait for a forward pass or for weights to be loaded."""
+"""Seconds for calls that may have to wait for a forward pass or for weights to be loaded."""
 _DONE = b"data: [DONE]"
 KEEP_ALIVE = "600"
 """Seconds after which a server of ours closes an idle connection: by then nobody uses it, however busy both are."""
@@ -111,7 +111,7 @@ class Http:
         raise EngineError(f"{where}: the stream broke off")
 
     async def close(self) -> None:
-        """Hang up. Idempotent."""
+        """Close the connections; idempotent."""
         self._connections.close()
 
 

@@ -1,4 +1,4 @@
-"""Where a request's pieces arrive, its deadline among them: a timer for each request, not for each wait."""
+"""A request's inbox for its pieces, its deadline among them: a timer for each request, not for each wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentrl.errors import DeadlineExceeded
 
 @contextmanager
 def ended_by(deadline: float | None, inbox: asyncio.Queue[Any], request_id: str) -> Iterator[None]:
-    """Meanwhile, once the deadline has passed, a `DeadlineExceeded` arrives behind what had come before.
+    """Put a `DeadlineExceeded` behind what had come before, once the deadline has passed.
 
     Args:
         deadline: in seconds of `time.monotonic()`; None is none.

@@ -109,7 +109,7 @@ class LocalEngine(ManagedEngine):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this engine can promise."""
+        """The promises of this engine."""
         return self._capabilities
 
     # -------------------------------------------------------------------------------------- generating
@@ -198,7 +198,7 @@ class LocalEngine(ManagedEngine):
         await self._worker.pause(mode)
 
     async def resume(self) -> None:
-        """Generate again."""
+        """Resume generation."""
         await self._worker.resume()
 
     def version(self) -> int:
@@ -207,7 +207,7 @@ class LocalEngine(ManagedEngine):
 
     @property
     def receiver(self) -> Receiver:
-        """By `publish`, with a checksum."""
+        """The receiver by `publish`, with a checksum."""
         return EngineReceiver(self, self.checksum)
 
     async def checksum(self) -> str:
@@ -223,7 +223,7 @@ class LocalEngine(ManagedEngine):
         return digest.hexdigest()
 
     async def health(self) -> Health:
-        """Whether the worker runs, and how many requests it has."""
+        """Return whether the worker runs, and how many requests it has."""
         error = self._worker.error
         running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
         return Health(

@@ -34,7 +34,7 @@ class LocalPlugin(EnginePlugin):
     settings = LocalConfig
 
     def in_process(self, config: EngineConfig) -> bool:
-        """Unless `engine.process=own`."""
+        """Return True unless `engine.process=own`."""
         return not (isinstance(config, LocalConfig) and config.process == "own")
 
     def transport(self, config: EngineConfig) -> str:
@@ -42,7 +42,7 @@ class LocalPlugin(EnginePlugin):
         return "inproc" if self.in_process(config) else "disk"
 
     def beside_trainer(self, config: LocalConfig) -> LocalConfig:
-        """In a process of its own, where `engine.process` leaves it open."""
+        """Return settings for a process of its own, where `engine.process` leaves it open."""
         return config.model_copy(update={"process": "own"}) if config.process == "auto" else config
 
     def make(self, path: Path, config: EngineConfig, tokenizer: Tokenizer | None = None) -> Engine:
@@ -58,14 +58,14 @@ class LocalPlugin(EnginePlugin):
         return ProcessEngine(path, config)
 
     def check(self, config: LocalConfig, urls: Mapping[str, str]) -> None:
-        """There is no server to attach to, and the device must be here."""
+        """Refuse addresses of servers, and a device that isn't here."""
         for setting, url in urls.items():
             raise ConfigError(f"{setting}={url!r} is a server's address, and engine=local has none; use engine=sglang")
         if config.device == "cuda":
             torch_device(config.device, "engine.device")
 
     def proves(self, config: LocalConfig) -> bool:
-        """Unless `engine.proof=false`."""
+        """Return True unless `engine.proof=false`."""
         return config.proof
 
 

@@ -1,4 +1,4 @@
-"""What an engine may bring beyond `types.Engine`, for a fleet that starts, probes, restarts and updates it.
+"""An engine's optional parts beyond `types.Engine`, for a fleet that starts, probes, restarts and updates it.
 
 Every method has a default that suits an engine in this process, so an engine overrides what differs. One that is no
 `ManagedEngine` (any class that keeps `types.Engine`) is wrapped by `managed`, and gets all defaults.
@@ -41,21 +41,21 @@ class ManagedEngine:
 
     @property
     def reach(self) -> EngineAddress | None:
-        """How other processes generate by it directly; None: they can't."""
+        """The engine's address, by which other processes generate directly; None: they can't."""
         return None
 
     @property
     def receiver(self) -> Receiver:
-        """How it receives weights."""
+        """The receiver of the engine's weights."""
         return EngineReceiver(self._engine)
 
     async def scores(self, input_ids: Sequence[int], temperature: float = 1.0) -> dict[str, list[float]]:
-        """`Engine.score` by name, of every engine behind it."""
+        """Return `Engine.score` by name, of every engine behind it."""
         engine = self._engine
         return {engine.capabilities.name: await engine.score(input_ids, temperature)}
 
     async def checksums(self) -> dict[str, str]:
-        """By name, of every engine behind it, its own digest of its weights; '' where it has none."""
+        """Return each engine's own digest of its weights, by name; '' where it has none."""
         return {self._engine.capabilities.name: await self.receiver.checksum()}
 
     async def sleep(self, tags: Sequence[str] = ("weights", "kv_cache")) -> None:
@@ -82,5 +82,5 @@ class _Plain(ManagedEngine):
 
 
 def managed(engine: Engine) -> ManagedEngine:
-    """What an engine brings; the defaults where it brings nothing."""
+    """Return an engine's optional parts; defaults for those it lacks."""
     return engine if isinstance(engine, ManagedEngine) else _Plain(engine)

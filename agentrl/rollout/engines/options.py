@@ -1,4 +1,4 @@
-"""From typed settings to a server's command line, and what is required of the interpreter that runs it.
+"""A server's command line from typed settings, and the demands on the interpreter that runs it.
 
 A server has hundreds of options and they change with every version, so `engine.server.*` passes them on by their
 own names instead of listing them again: types are checked here, names by the server's own parser, whose message
@@ -51,7 +51,7 @@ def command_line(options: Mapping[str, OptionValue]) -> list[str]:
 def merged(
     ours: Mapping[str, OptionValue], users: Mapping[str, OptionValue], owned: Mapping[str, str]
 ) -> dict[str, OptionValue]:
-    """Our choices with the user's above them.
+    """Merge our options with the user's, which win.
 
     Args:
         ours: the engine's options.
@@ -71,7 +71,7 @@ def merged(
 
 
 def platform(config: EngineConfig) -> Platform:
-    """Where the server will run; `engine.device=auto` goes by what the kernel offers."""
+    """Return the server's platform; `engine.device=auto` goes by what the kernel offers."""
     if config.device == "cpu":
         return "cpu"
     if Path("/dev/kfd").exists():

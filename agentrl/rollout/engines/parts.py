@@ -1,4 +1,4 @@
-"""Which keys and values decoding attention reads in one product: each row's own, or those that rows have in common."""
+"""Keys and values that decoding attention reads in one product: each row's own, or those that rows have in common."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 DECODE_ROWS = 4
 """Query rows for each key-value head of a decoding token, at least."""
 SHARED_ROWS = 16
-"""Query rows of decoding tokens that are multiplied with one row's keys together: a multiple of this."""
+"""Query rows of decoding tokens that are multiplied with one row's keys together are a multiple of this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Own:
         into_RhGx[self.rows] = taken_nhGx
 
     def product(self, left: Tensor, kv_Rhxy: Tensor) -> Tensor:
-        """What was taken, multiplied by the keys or values that belong to it."""
+        """Multiply what was taken by the keys or values that belong to it."""
         rows = left.shape[-2]
         padded = torch.nn.functional.pad(left, (0, 0, 0, -rows % DECODE_ROWS))
         return torch.matmul(padded, kv_Rhxy[self.rows])[..., :rows, :]
@@ -75,7 +75,7 @@ class Common:
         into_RhGx[self.rows] = placed[self.slots]
 
     def product(self, left: Tensor, kv_Rhxy: Tensor) -> Tensor:
-        """What was taken, multiplied by the keys or values that belong to it, which are read in place."""
+        """Multiply what was taken by the keys or values that belong to it, which are read in place."""
         out = left.new_empty(*left.shape[:-1], kv_Rhxy.shape[-1])
         for index, source in enumerate(self.sources):
             torch.matmul(left[index], kv_Rhxy[source], out=out[index])
@@ -88,7 +88,7 @@ Part = Own | Common
 def parts(
     decoding: Sequence[int], group: int, keys: int, shared: Sequence[Shared], device: torch.device
 ) -> tuple[Part, ...]:
-    """What decoding attention reads, in the order of the keys: shared beginnings first, then what rows have alone.
+    """Return what decoding attention reads, in the order of the keys: shared beginnings, then what rows have alone.
 
     Args:
         decoding: the rows that do; others among them may be read too, which is of no use to anybody.

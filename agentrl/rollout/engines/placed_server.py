@@ -28,7 +28,7 @@ from agentrl.rollout.engines.server_settings import ServerConfig
 OUTPUT = "/dev/stdout"
 """The role's own output, as a file."""
 ANSWER_SECONDS = 30.0
-"""How long the role may take to answer."""
+"""Seconds that the role may take to answer."""
 
 
 class ServerRole:
@@ -148,11 +148,11 @@ class PlacedServer:
         return error if isinstance(error, EngineError) else EngineError(str(error))
 
     def kill(self) -> None:
-        """Kill its processes."""
+        """Kill the server's processes."""
         self.worker.kill()
 
     async def close(self) -> None:
-        """End it. Idempotent."""
+        """End the server; idempotent."""
         await self.worker.close()
 
 

@@ -1,4 +1,4 @@
-"""What an engine is as a plug-in: its settings, how one is made, and what can be checked before there is a model."""
+"""Engines as plug-ins: settings, a factory, and what can be checked before there is a model."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class EnginePlugin:
         """
 
     def in_process(self, config: Any) -> bool:
-        """Whether its engines run in this process: a single one needs no fleet that watches it."""
+        """Return whether its engines run in this process: a single one needs no fleet that watches it."""
         return False
 
     def transport(self, config: Any) -> str:
@@ -62,7 +62,7 @@ class EnginePlugin:
         return "disk"
 
     def beside_trainer(self, config: Any) -> Any:
-        """Its settings for a run that trains while it generates."""
+        """Return its settings for a run that trains while it generates."""
         return config
 
     def ranks(self, config: Any) -> int:
@@ -70,7 +70,7 @@ class EnginePlugin:
         return 1
 
     def sleeping(self, config: Any) -> Any:
-        """Its settings for `fleet.colocated`: engines give their GPU memory back and take it again.
+        """Return its settings for `fleet.colocated`: engines give their GPU memory back and take it again.
 
         Raises:
             ConfigError: it can't do that.
@@ -80,7 +80,7 @@ class EnginePlugin:
         )
 
     def proves(self, config: Any) -> bool:
-        """Whether it computes models itself, so that it is compared with transformers on a small one first."""
+        """Return whether it computes models itself, so that it is compared with transformers on a small one first."""
         return False
 
 
@@ -92,7 +92,7 @@ class EngineFactoryPlugin(EnginePlugin):
         self.settings = getattr(factory, "settings", EngineConfig)
 
     def make(self, path: Path, config: Any, tokenizer: Tokenizer | None = None) -> Engine:
-        """Call the factory."""
+        """Make an engine by the factory."""
         return self.factory(path, config, tokenizer)
 
 
@@ -137,7 +137,7 @@ class ServerPlugin(EngineFactoryPlugin):
             options.check_version(options.interpreter(config), self.packages, *self.supported)
 
     def ranks(self, config: ServerConfig) -> int:
-        """As the server's own options say."""
+        """Return the ranks in the server's own options."""
         found = 1
         for names in self.rank_options:
             values = (config.server.get(name, config.server.get(name.replace("_", "-"))) for name in names)
@@ -145,7 +145,7 @@ class ServerPlugin(EngineFactoryPlugin):
         return found
 
     def sleeping(self, config: ServerConfig) -> ServerConfig:
-        """With the server's own option for it."""
+        """Return the settings with the server's own option for sleeping."""
         if self.sleep_option is None:
             return super().sleeping(config)  # type: ignore[no-any-return]
         if options.platform(config) == "cpu":

@@ -30,7 +30,7 @@ from agentrl.rollout.weights.receiver import EngineReceiver, LoadCommit, Receive
 from agentrl.types import Capabilities, Chunk, Health, PauseMode, Sampling, Turn
 
 START_SECONDS = 900.0
-"""How long the process may take to load the model."""
+"""Seconds that the process may take to load the model."""
 
 
 class ProcessEngine(ManagedEngine):
@@ -74,7 +74,7 @@ class ProcessEngine(ManagedEngine):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this engine can promise; waits until the process has loaded the model.
+        """The promises of this engine; reading them waits until the process has loaded the model.
 
         Raises:
             ConfigError: the settings do not suit the model.
@@ -101,7 +101,7 @@ class ProcessEngine(ManagedEngine):
             raise error if isinstance(error, EngineError) else EngineError(str(error)) from None
 
     async def start(self) -> None:
-        """Until the model is loaded; whatever comes first calls it, so it need not be called.
+        """Wait until the model is loaded; whatever comes first calls it, so it need not be called.
 
         Raises:
             ConfigError: the settings do not suit the model.
@@ -162,7 +162,7 @@ class ProcessEngine(ManagedEngine):
         await self._call("pause", mode)
 
     async def resume(self) -> None:
-        """Generate again."""
+        """Resume generation."""
         await self._call("resume")
 
     # ----------------------------------------------------------------------------------------- its state
@@ -178,12 +178,12 @@ class ProcessEngine(ManagedEngine):
 
     @property
     def reach(self) -> EngineAddress:
-        """By its process's address."""
+        """The address of the engine's process."""
         return ProcessReach(self.worker.address)
 
     @property
     def receiver(self) -> Receiver:
-        """By folders, with a checksum."""
+        """The receiver by folders, with a checksum."""
         return _FolderReceiver(self)
 
     async def checksum(self) -> str:
@@ -191,7 +191,7 @@ class ProcessEngine(ManagedEngine):
         return str(await self._call("checksum"))
 
     async def health(self) -> Health:
-        """Whether the process answers, and how many requests it has."""
+        """Return whether the process answers, and how many requests it has."""
         error = self._closed or self.worker.poll()
         if error is not None:
             return Health(ok=False, detail=str(error), gone=True)
@@ -204,7 +204,7 @@ class ProcessEngine(ManagedEngine):
         return found
 
     def kill(self) -> None:
-        """Kill the process."""
+        """Kill the engine's process."""
         self.worker.kill()
 
     async def close(self) -> None:
@@ -251,7 +251,7 @@ class ReachedProcess:
             raise EngineError(str(error)) from None
 
     def set_version(self, version: int) -> None:
-        """The process knows it."""
+        """Do nothing: the process knows its version."""
 
     async def close(self) -> None:
         """Close the connection."""
@@ -266,5 +266,4 @@ class _FolderReceiver(EngineReceiver):
         self._process = engine
 
     async def load_folder(self, folder: Path, commit: LoadCommit) -> None:
-        """Have the process load it."""
         await self._process.load(folder, commit.version)

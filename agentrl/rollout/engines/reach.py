@@ -1,4 +1,4 @@
-"""How other processes generate by an engine directly, and not through the process that manages it.
+"""Direct generation by an engine from other processes, not through the process that manages it.
 
 A `EngineAddress` is sent to the other process, which opens it once and generates by what it gets. Who generates, and
 when, is decided by the managing process (`agentrl.rollout.leases`), which also starts, pauses and updates the engine.
@@ -31,10 +31,10 @@ class EngineClient(Protocol):
 
 
 class EngineAddress(Protocol):
-    """Where an engine is; picklable."""
+    """An engine's address; picklable."""
 
     async def open(self) -> EngineClient:
-        """What generates by it.
+        """Connect to the engine.
 
         Raises:
             EngineError: it is gone.

@@ -1,4 +1,4 @@
-"""What engines in other processes have in common: their server, admission, and open requests.
+"""The common part of engines in other processes: their server, admission, and open requests.
 
 Subclasses implement how a server is started and called. This class has what must not differ between them:
 when requests are admitted, what a pause does to those that run, how a deadline, a client that left, a dead
@@ -33,9 +33,9 @@ from agentrl.types import Capabilities, Chunk, FinishReason, Health, PauseMode, 
 
 logger = logging.getLogger(__name__)
 ATTACH_SECONDS = 60.0
-"""How long a server that runs already may take to answer."""
+"""Seconds that a server that runs already may take to answer."""
 ABORT_SECONDS = 5.0
-"""How long aborted requests have to come back by themselves."""
+"""Seconds for aborted requests to come back by themselves."""
 _DEAD_SECONDS = 2.0  # between a broken connection and the process's end
 
 
@@ -70,7 +70,7 @@ class RemoteEngine(ManagedEngine, ABC):
 
     @abstractmethod
     async def _probe(self) -> bool:
-        """Whether the server is ready."""
+        """Return whether the server is ready."""
 
     @abstractmethod
     async def _check_server(self) -> None:
@@ -94,7 +94,7 @@ class RemoteEngine(ManagedEngine, ABC):
 
     @abstractmethod
     async def _alive(self) -> bool:
-        """Whether the server answers, without waiting on generation."""
+        """Return whether the server answers, without waiting on generation."""
 
     @abstractmethod
     async def _close_client(self) -> None:
@@ -112,7 +112,7 @@ class RemoteEngine(ManagedEngine, ABC):
 
     @property
     def attached(self) -> bool:  # type: ignore[override]
-        """Whether the server was running before."""
+        """True where the server was running before."""
         return self.server is None
 
     def kill(self) -> None:
@@ -122,11 +122,11 @@ class RemoteEngine(ManagedEngine, ABC):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this engine can promise."""
+        """The promises of this engine."""
         return self._capabilities
 
     async def start(self) -> None:
-        """Until the server is ready; the first request calls it, so it need not be called.
+        """Wait until the server is ready; the first request calls it, so it need not be called.
 
         Raises:
             EngineError: it died or took longer than `engine.start_timeout`; the log's tail is in the message.
@@ -151,7 +151,7 @@ class RemoteEngine(ManagedEngine, ABC):
             self._started = True
 
     async def _attach(self) -> None:
-        """Until a server that was running before is ready; it may just be very busy."""
+        """Wait until a server that was running before is ready; it may just be very busy."""
         end = time.monotonic() + ATTACH_SECONDS
         while not await self._probe():
             if time.monotonic() > end:
@@ -207,7 +207,6 @@ class RemoteEngine(ManagedEngine, ABC):
 
     @property
     def _admits(self) -> bool:
-        """Whether requests need not wait."""
         return self._started and not self._closed and self._gate.is_set()
 
     async def _admitted_before(self, deadline: float | None, request_id: str) -> None:
@@ -221,7 +220,7 @@ class RemoteEngine(ManagedEngine, ABC):
             raise DeadlineExceeded(f"request {request_id!r} was not admitted before its deadline") from None
 
     async def _admitted(self) -> None:
-        """Until the server runs and is not paused."""
+        """Wait until the server runs and is not paused."""
         if not self._started or self._closed:
             await self.start()
         self._waiting += 1
@@ -297,7 +296,7 @@ class RemoteEngine(ManagedEngine, ABC):
         return True
 
     async def resume(self) -> None:
-        """Generate again."""
+        """Resume generation."""
         await self.start()
         await self._resume()
         self._paused = None
@@ -333,7 +332,7 @@ class RemoteEngine(ManagedEngine, ABC):
         self._version = version
 
     async def health(self) -> Health:
-        """Whether the server answers, and its requests in progress; never waits on generation."""
+        """Return whether the server answers, and its requests in progress; never waits on generation."""
         detail = ""
         if self._closed:
             detail = "closed"

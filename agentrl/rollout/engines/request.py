@@ -42,7 +42,7 @@ class Request:
         return self.id.partition("/")[0]
 
     def turn(self, reason: FinishReason, stopped_by: int | str | None = None) -> Turn:
-        """What was generated so far."""
+        """Return the turn that was generated so far."""
         return Turn(
             token_ids=tuple(self.ids[self.prompt :]),
             logprobs=tuple(self.logprobs),
@@ -58,7 +58,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What a step ended: a request and its turn, or its log-probabilities where it was a scoring, or what broke it."""
+    """The end of a request in a step: its turn, or its log-probabilities where it was a scoring, or what broke it."""
 
     request: Request
     result: Turn | list[float] | EngineError

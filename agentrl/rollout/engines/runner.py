@@ -48,11 +48,11 @@ from agentrl.rollout.engines.states import States
 QUANTUM = 16
 """Token counts are padded to multiples of this."""
 STATEFUL, BY_TOKEN = {"linear_attention", "conv", "hybrid"}, {"mlp", "moe"}
-"""What transformers calls layers that carry a state, and layers that look at one token at a time."""
+"""Transformers' names of layers that carry a state, and of layers that look at one token at a time."""
 
 
 class UnsupportedModel(ValueError):
-    """Why a model can't be computed in flat steps."""
+    """A model can't be computed in flat steps; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,6 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _shapes(self, config: Any, stateful: set[int]) -> dict[int, LayerShape]:
-        """What each attention layer passes to attention."""
         found, zero = Shapes(), torch.zeros(1, 1, dtype=torch.long, device=self.device)
         set_plan(self.model, lambda mixer, hidden: hidden)
         try:
@@ -205,7 +204,7 @@ class ModelRunner:
         return logits
 
     def row_invariant(self) -> bool:
-        """Whether this device's kernels keep what the module's docstring says: tried out on a few tokens.
+        """Try on a few tokens whether this device's kernels keep what the module's docstring says.
 
         Layers that carry a state compute one token otherwise than several, so theirs do not.
         """

@@ -28,7 +28,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
-    """How a row is sampled: parameters, seed, position, and the turn's tokens so far (for penalties)."""
+    """A row's sampling: parameters, seed, position, and the turn's tokens so far (for penalties)."""
 
     sampling: Sampling
     seed: int

@@ -1,4 +1,4 @@
-"""Which sequence gets which row, and what a step computes: continuous batching, in one thread.
+"""Continuous batching, in one thread: a row for each sequence, and the tokens of each step.
 
 A request waits, is admitted to a row of the arena (copying in the longest prefix that is already computed),
 has the rest of its tokens prefilled in segments, and then decodes one token at each step until something stops
@@ -66,7 +66,7 @@ class Scheduler:
 
     @property
     def ready(self) -> bool:
-        """Whether a step would do anything."""
+        """True where a step would do anything."""
         return bool(self._moving()) or any(self._admissible(request) for request in self.waiting)
 
     # -------------------------------------------------------------------------------- coming and going
@@ -176,7 +176,6 @@ class Scheduler:
         request.row = -1
 
     def _compact(self, rows: int) -> None:
-        """Move the running requests to the first rows."""
         for row in sorted(self.running, reverse=True):
             free = next((at for at in range(rows) if at not in self.running), None)
             if free is None or free > row:
@@ -217,11 +216,10 @@ class Scheduler:
         return self._score(logits[count:], scored) + self._sample(logits[:count], [r for r, _ in sampled])
 
     def _moving(self) -> list[Request]:
-        """The running requests that may continue."""
         return [r for r in self.running.values() if not self.frozen or r.sampling is None]
 
     def _decoding_rows(self, decode: list[Request]) -> int:
-        """How many of the arena's first rows the decoding block spans; many idle ones among them are squeezed out."""
+        """The number of the arena's first rows in the decoding block; many idle ones among them are squeezed out."""
         if not decode:
             return 0
         if 1 + max(r.row for r in decode) >= max(2 * len(self.running), QUANTUM):
@@ -229,7 +227,7 @@ class Scheduler:
         return 1 + max(r.row for r in decode)
 
     def _shared(self, decode: list[Request]) -> list[Shared]:
-        """What decoding rows have in common; looked for again only where they are others than a step ago.
+        """The common beginnings of decoding rows; looked for again only where the rows are others than a step ago.
 
         On a CPU alone, where reading memory is what a step costs: each of these is a few small products by itself.
         """
@@ -252,7 +250,7 @@ class Scheduler:
                 request.prefix.computed = request.computed
 
     def _segments(self) -> tuple[list[RowSegment], list[Request], int]:
-        """What is prefilled in this step, in segments of the size that wastes least."""
+        """The tokens that are prefilled in this step, in segments of the size that wastes least."""
         todo: list[tuple[Request, int]] = []
         prefill_left, score_left = self._prefill_tokens, self._score_tokens
         for request in self._moving():

@@ -1,4 +1,4 @@
-"""What engines over inference servers share besides `remote`: how one is started or attached to, and checked.
+"""The common part of engines over inference servers besides `remote`: start or attach, and checks.
 
 A server is a class of constants (name, packages, versions) and a few methods: its command, environment and options,
 what it says about itself, and how it generates, scores, pauses and loads.
@@ -31,12 +31,12 @@ from agentrl.types import Capabilities, PauseMode, Tokenizer
 
 HOST = "127.0.0.1"
 _ROUNDING = 1e-2
-"""How far above 0 a log-probability may be: servers compute them in low precision."""
+"""The most that a log-probability may be above 0: servers compute them in low precision."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What a server says about itself.
+    """A server's description of itself.
 
     Attributes:
         max_context: tokens of its longest path; None: it does not say.
@@ -74,7 +74,7 @@ class ServerReach:
 
 
 class _Client(Protocol):
-    """What both clients have."""
+    """The common part of both clients."""
 
     url: str
 
@@ -152,7 +152,7 @@ class ServerEngine(RemoteEngine):
 
     @property
     def reach(self) -> EngineAddress | None:
-        """By the server's address, unless that is this machine's alone and other processes are on others."""
+        """The server's address, unless that is this machine's alone and other processes are on others."""
         url, server = self.client.url, self.server
         alone = is_loopback(urlsplit(url).hostname or "") and self.config.url is not None
         if self.info is None or (alone and cluster.current().name != "local"):
@@ -173,7 +173,7 @@ class ServerEngine(RemoteEngine):
 
     @abstractmethod
     def _command(self) -> list[str]:
-        """What follows `python -m`, up to the address and the options."""
+        """The command after `python -m`, up to the address and the options."""
 
     @abstractmethod
     def _environment(self) -> dict[str, str]:
@@ -193,14 +193,12 @@ class ServerEngine(RemoteEngine):
 
     @abstractmethod
     def _deterministic(self) -> bool:
-        """Whether a server of ours on this platform keeps to seeds."""
+        """True where a server of ours on this platform keeps to seeds."""
 
     def _max_context(self) -> int:
-        """Tokens of the longest path that the model allows."""
         return self.facts.context
 
     def _cache_block(self) -> int:
-        """Tokens that are cached together."""
         return 1
 
     # ---------------------------------------------------------------------------------------- starting

@@ -115,7 +115,7 @@ class SGLangEngine(ServerEngine):
 
     @staticmethod
     def _wanted(sampling: Sampling, matched: Any) -> bool:
-        """Whether a stop is one that was requested; a grammar ends with the tokenizer's end token."""
+        """True where a stop was requested; a grammar ends with the tokenizer's end token."""
         return matched in sampling.stop_token_ids or matched in sampling.stop or sampling.json_schema is not None
 
     async def _stream(self, request: OpenRequest) -> dict[str, Any]:
@@ -168,7 +168,6 @@ class SGLangEngine(ServerEngine):
         request.note_versions(spans, whole=meta["finish_reason"].get("type") != "abort")
 
     def _add_experts(self, request: OpenRequest, start: int | None, meta: dict[str, Any]) -> None:
-        """Take the routed experts that came with a request's end."""
         data = meta.get("routed_experts")
         if data is None or start is None or self.facts.experts is None:
             return
@@ -251,7 +250,7 @@ class SGLangEngine(ServerEngine):
 
     @property
     def receiver(self) -> Receiver:
-        """By SGLang's own calls."""
+        """The receiver by SGLang's own calls."""
         return SGLangReceiver(self.client)
 
 

@@ -45,7 +45,7 @@ class SGLangClient(Http):
                     yield event
 
     async def generate_whole(self, body: Mapping[str, Any]) -> Any:
-        """What `/generate` answers at the end, for one request or a batch of them."""
+        """Return the last answer of `/generate`, for one request or a batch of them."""
         return await self.post("/generate", body, timeout=None)
 
     async def abort(self, rid: str = "", *, everything: bool = False) -> None:
@@ -55,7 +55,7 @@ class SGLangClient(Http):
     # ------------------------------------------------------------------------------------ how it is doing
 
     async def model_info(self, timeout: float = PROBE_SECONDS) -> dict[str, Any]:
-        """Which model and weight version it serves; answers while paused, too."""
+        """Return the model and its weight version; answered while paused, too."""
         return _mapping(await self.get("/model_info", timeout), "/model_info")
 
     async def server_info(self, timeout: float = CONTROL_SECONDS) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class SGLangClient(Http):
         return _mapping(await self.get("/server_info", timeout), "/server_info")
 
     async def healthy(self, timeout: float = 30.0) -> bool:
-        """Whether it generates a token; not to be called while it is paused (it would call itself unhealthy)."""
+        """Return whether the server generates a token; not for a paused server (it would call itself unhealthy)."""
         try:
             await self.get("/health", timeout)
         except (EngineError, InvalidInput):
@@ -77,7 +77,7 @@ class SGLangClient(Http):
         await self.do("/pause_generation", {"mode": mode})
 
     async def resume(self) -> None:
-        """Generate again."""
+        """Resume generation."""
         await self.do("/continue_generation", {})
 
     async def flush(self) -> None:

@@ -67,7 +67,7 @@ def sampling_params(sampling: Sampling, limit: int, interval: int) -> dict[str, 
 
 
 def launch_options(config: ServerConfig, facts: ModelFacts, platform: Platform) -> dict[str, OptionValue]:
-    """What a server of ours is started with, by device; `engine.server.*` goes above it."""
+    """Return the options of a server of ours, by device; `engine.server.*` goes above them."""
     found: dict[str, OptionValue] = {
         "model_path": str(facts.path),
         "dtype": config.dtype,

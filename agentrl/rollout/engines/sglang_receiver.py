@@ -1,4 +1,4 @@
-"""How an SGLang server receives weights: `Receiver` by its HTTP calls (0.5.23).
+"""`Receiver` by an SGLang server's HTTP calls (0.5.23).
 
 No load but the last names a version or flushes, as its `LoadCommit` says, and where requests are frozen that one does
 not flush either: SGLang would refuse while they hold their caches, and would then call an update failed whose weights
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from agentrl.rollout.weights.buckets import Bucket
 
 PING_SECONDS = 30.0
-"""How long a scheduler that is not computing may take to answer on a busy machine."""
+"""Seconds that a scheduler that is not computing may take to answer on a busy machine."""
 
 
 class SGLangReceiver:
@@ -44,11 +44,11 @@ class SGLangReceiver:
                 raise
 
     async def load_folder(self, folder: Path, commit: LoadCommit) -> None:
-        """`/update_weights_from_disk`."""
+        """Call `/update_weights_from_disk`."""
         await self.client.update_from_disk(str(folder), commit.version, flush=commit.flush)
 
     async def load_tensors(self, weights: Iterable[tuple[str, Any]], commit: LoadCommit) -> None:
-        """Not supported: the server is in another process."""
+        """Refuse: the server is in another process."""
         raise ConfigError("engine=sglang can't take weights.transport=inproc; allowed: disk, distributed, ipc")
 
     async def load_bucket(self, payloads: Sequence[str], commit: LoadCommit | None) -> None:
@@ -56,7 +56,7 @@ class SGLangReceiver:
         await self.client.update_from_tensor(payloads, **_ending(commit))
 
     async def join(self, host: str, port: int, rank: int, world: int, backend: str, name: str) -> None:
-        """`/init_weights_update_group`."""
+        """Call `/init_weights_update_group`."""
         await self.client.init_group(host, port, rank, world, backend, name)
 
     async def receive(self, bucket: Bucket, commit: LoadCommit | None) -> None:
@@ -66,19 +66,19 @@ class SGLangReceiver:
         )
 
     async def leave(self) -> None:
-        """`/destroy_weights_update_group`."""
+        """Call `/destroy_weights_update_group`."""
         await self.client.destroy_group()
 
     async def end(self) -> None:
-        """`/end_weight_update`."""
+        """Call `/end_weight_update`."""
         await self.client.end_update()
 
     async def flush(self) -> None:
-        """`/flush_cache`."""
+        """Call `/flush_cache`."""
         await self.client.flush()
 
     async def checksum(self) -> str:
-        """`/weights_checker`."""
+        """Return the answer of `/weights_checker`."""
         return str(await self.client.weights_checksum())
 
     async def ping(self) -> None:
@@ -86,14 +86,14 @@ class SGLangReceiver:
         await self.client.server_info(self.ping_seconds)
 
     async def sleep(self, tags: Sequence[str]) -> None:
-        """`/release_memory_occupation`."""
+        """Call `/release_memory_occupation`."""
         await self.client.release_memory(tags)
 
     async def wake(self, tags: Sequence[str]) -> None:
-        """`/resume_memory_occupation`."""
+        """Call `/resume_memory_occupation`."""
         await self.client.resume_memory(tags)
 
 
 def _ending(commit: LoadCommit | None) -> dict[str, Any]:
-    """What a load says beyond its tensors."""
+    """The fields of a load beyond its tensors."""
     return {} if commit is None else {"version": commit.version, "flush": commit.flush}

@@ -1,4 +1,4 @@
-"""Which decoding rows begin alike, so that attention reads their common keys and values once.
+"""Decoding rows that begin alike, so that attention reads their common keys and values once.
 
 The samples of a group share their prompt, and prompts of agents are long: at 800 tokens of prompt and 8 samples,
 seven eighths of what a decoding step would read from memory is the same. Only prompts are looked at, by the hashes

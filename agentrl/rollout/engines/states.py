@@ -1,4 +1,4 @@
-"""What layers carry from token to token (`agentrl.models.mixers`), for each row of the arena.
+"""The states that layers carry from token to token (`agentrl.models.mixers`), for each row of the arena.
 
 Keys and values of a path serve every path that begins like it. A state serves only what continues exactly where it was
 taken: the row's own next step, and a later request that begins with all that was computed. Whoever shares less computes
@@ -19,7 +19,7 @@ from agentrl.models.mixers import LayerState, Mixer
 
 @dataclass(slots=True)
 class RowState:
-    """What all layers carry after `place` tokens of a path, by the layer's name."""
+    """The state of all layers after `place` tokens of a path, by the layer's name."""
 
     place: int
     layers: dict[str, LayerState] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class _Job:
 
     @property
     def fresh(self) -> bool:
-        """Whether the rows begin here."""
+        """True where the rows begin here."""
         return self.starts[0] == 0
 
 

@@ -136,7 +136,7 @@ class VLLMEngine(ServerEngine):
         return _turn(request, ended)
 
     async def _take_scored(self, request: OpenRequest, sampled: list[int]) -> None:
-        """Tokens that were sampled from less than the vocabulary, with the log-probabilities that they have in it."""
+        """Take tokens that were sampled from less than the vocabulary, with their log-probabilities in it."""
         if sampled:
             temperature = request.sampling.temperature or 1.0
             path, start = [*request.ids, *sampled], len(request.ids)
@@ -187,7 +187,6 @@ class VLLMEngine(ServerEngine):
             await self.client.abort([request.rid])
 
     async def _scored(self, ids: list[int], temperature: float, start: int = 1) -> list[float]:
-        """Log-probabilities of the tokens from `start` on."""
         if temperature == 1.0 and len(ids) < self.capabilities.max_context:
             found = (await self._score(ids))[start - 1 :]
         else:
@@ -261,7 +260,7 @@ class VLLMEngine(ServerEngine):
 
     @property
     def receiver(self) -> Receiver:
-        """By vLLM's own reload, checksums and sleep mode."""
+        """The receiver by vLLM's own reload, checksums and sleep mode."""
         return VLLMReceiver(self, self.client)
 
 
@@ -282,7 +281,7 @@ class VLLMReceiver(EngineReceiver):
         await self.client.release_memory(2 if "weights" in tags else 1)
 
     async def wake(self, tags: Sequence[str]) -> None:
-        """`/wake_up`, which takes all of it."""
+        """Call `/wake_up`, which takes all memory again."""
         await self.client.resume_memory()
 
 

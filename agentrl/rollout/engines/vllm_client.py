@@ -34,7 +34,7 @@ class VLLMClient(Http):
         return self.events("/inference/v1/generate", {**body, **stream}, headers)
 
     async def generate_whole(self, body: Mapping[str, Any]) -> Any:
-        """What the token route answers at the end, for one request."""
+        """Return the last answer of the token route, for one request."""
         return await self.post("/inference/v1/generate", body, timeout=None)
 
     async def abort(self, request_ids: Sequence[str] = ()) -> None:
@@ -44,7 +44,7 @@ class VLLMClient(Http):
     # ------------------------------------------------------------------------------------ how it is doing
 
     async def healthy(self, timeout: float = PROBE_SECONDS) -> bool:
-        """Whether its engine lives; waits on no generation."""
+        """Return whether the engine lives; waits on no generation."""
         try:
             await self.get("/health", timeout)
         except (EngineError, InvalidInput):
@@ -52,7 +52,7 @@ class VLLMClient(Http):
         return True
 
     async def release(self) -> str:
-        """Which version of vLLM it is."""
+        """Return the version of vLLM."""
         return str((await self.get("/version", PROBE_SECONDS)).get("version"))
 
     async def model(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class VLLMClient(Http):
         return found
 
     async def weight_version(self) -> str:
-        """What its weights are called."""
+        """Return the name of the weights."""
         return str((await self.get("/weight_info")).get("weight_version"))
 
     # ------------------------------------------------------------------------------------------- pausing
@@ -71,7 +71,7 @@ class VLLMClient(Http):
         await self.do(f"/pause?mode={mode}&clear_cache={str(clear_cache).lower()}")
 
     async def resume(self) -> None:
-        """Generate again."""
+        """Resume generation."""
         await self.do("/resume")
 
     async def flush(self, *, running: bool = False) -> None:

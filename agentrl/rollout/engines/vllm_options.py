@@ -29,7 +29,7 @@ OWNED = {
 
 
 def narrows(sampling: Sampling) -> bool:
-    """Whether what vLLM calls a log-probability is not over the whole vocabulary."""
+    """Return whether vLLM's log-probability is not over the whole vocabulary."""
     return sampling.temperature > 0 and (sampling.top_k is not None or sampling.top_p < 1 or sampling.min_p > 0)
 
 
@@ -63,7 +63,7 @@ def sampling_params(sampling: Sampling, limit: int, interval: int) -> dict[str, 
 
 
 def launch_options(config: ServerConfig, facts: ModelFacts, platform: Platform) -> dict[str, OptionValue]:
-    """What a server of ours is started with; `engine.server.*` goes above it."""
+    """Return the options of a server of ours; `engine.server.*` goes above them."""
     return {
         "dtype": config.dtype,
         "max_model_len": facts.context if config.max_context is None else config.max_context,

@@ -59,7 +59,7 @@ def load_weights(model: Any, weights: Iterable[tuple[str, Any]]) -> None:
 
 
 def single_experts(model: Any, name: str, parameter: Tensor) -> dict[str, Tensor]:
-    """By the files' names, the places of single experts in a tensor that holds all of a layer's; nothing in others.
+    """Return the places of single experts in a tensor of a layer's, by the files' names; nothing for others.
 
     Args:
         model: of transformers.

@@ -22,7 +22,7 @@ from agentrl.rollout.engines.scheduler import Scheduler
 from agentrl.types import Chunk, PauseMode, Turn
 
 Item = Chunk | Turn | list[float] | AgentRLError
-"""What a request's queue holds: chunks, then its end."""
+"""An item of a request's queue: chunks, then the end."""
 
 _FLUSH_SECONDS = 0.03  # seldom enough that wake-ups cost nothing, often enough that a reader sees it stream
 _STALL_SECONDS = 0.02  # wait before waiting requests are tried again for which no row was free
@@ -186,13 +186,13 @@ class SchedulerThread:
 
 
 class _Front:
-    """Where a request's tokens go, and how many went there."""
+    """The queue of a request's tokens, and how many went there."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, inbox: asyncio.Queue[Item]) -> None:
         self.loop, self.inbox, self.sent = loop, inbox, 0
 
     def chunks(self, request: Request) -> list[Chunk]:
-        """What was generated since the last time, one chunk for each policy version."""
+        """Return what was generated since the last call, one chunk for each policy version."""
         found = []
         total = len(request.logprobs) if request.sampling is not None else 0
         for span in request.versions:
@@ -222,7 +222,7 @@ def _put_all(items: Sequence[tuple[_Front, Item]]) -> None:
 
 
 def _future() -> Future[None]:
-    """What the thread sets when the work is done, also where whoever waited was cancelled meanwhile."""
+    """A future that the thread sets when the work is done, also where whoever waited was cancelled meanwhile."""
     future: Future[None] = Future()
     future.set_running_or_notify_cancel()
     return future

@@ -20,7 +20,7 @@ __all__ = ["asleep", "divided", "elastic", "has_publisher", "make_engines", "wai
 
 
 def make_engines(engine: EngineConfig, fleet: FleetConfig, weights: WeightsConfig, base: Path) -> Engine:
-    """What a run generates with: one engine in this process as it is, anything else as a fleet.
+    """Return a run's engine: one engine in this process as it is, anything else as a fleet.
 
     A server is put into a fleet even where it is alone: it is watched there, and started anew if it dies.
 
@@ -43,12 +43,12 @@ def make_engines(engine: EngineConfig, fleet: FleetConfig, weights: WeightsConfi
 
 
 def has_publisher(engine: EngineConfig, fleet: FleetConfig, weights: WeightsConfig) -> bool:
-    """Whether engines get their weights from a publisher, and not, as a single one in this process, as they are."""
+    """Return whether engines get their weights from a publisher; a single one in this process gets them as they are."""
     return not (ENGINES.find(engine.name).in_process(engine) and fleet.engines == 1 and is_direct(weights, engine))
 
 
 def divided(engine: EngineConfig, fleet: FleetConfig, base: Path) -> list[EngineConfig]:
-    """The settings of each engine: its address, or its share of the CPU cores where it computes on them."""
+    """Return each engine's settings: its address, or its share of the CPU cores where it computes on them."""
     if fleet.urls:
         return [engine.model_copy(update={"url": url}) for url in fleet.urls]
     server = engine if isinstance(engine, ServerConfig) else None
@@ -69,7 +69,7 @@ def divided(engine: EngineConfig, fleet: FleetConfig, base: Path) -> list[Engine
 
 @asynccontextmanager
 async def elastic(engine: Engine, config: EngineConfig, fleet: FleetConfig, base: Path) -> AsyncIterator[None]:
-    """Meanwhile a fleet's engines come and go with the nodes of the run's cluster; others stay as they are."""
+    """Have a fleet's engines come and go with the nodes of the run's cluster; others stay as they are."""
     from agentrl.rollout.fleet.fleet import Fleet
     from agentrl.rollout.fleet.nodes import following_nodes
 
@@ -84,7 +84,7 @@ async def elastic(engine: Engine, config: EngineConfig, fleet: FleetConfig, base
 
 
 async def wait_until_started(engine: Engine | None) -> None:
-    """Until what generates is ready: a server loads for minutes, which no session's deadline should pay for.
+    """Wait until the engine is ready: a server loads for minutes, which no session's deadline should pay for.
 
     Raises:
         EngineError: no engine could be started.
@@ -95,7 +95,7 @@ async def wait_until_started(engine: Engine | None) -> None:
 
 @asynccontextmanager
 async def asleep(engine: Engine) -> AsyncIterator[None]:
-    """Meanwhile the GPU memory of colocated engines is the trainer's; new weights must follow. Other engines go on."""
+    """Give the trainer the GPU memory of colocated engines meanwhile; new weights must follow. Other engines go on."""
     shared = managed(engine)
     if not shared.colocated:
         yield

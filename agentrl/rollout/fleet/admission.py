@@ -1,4 +1,4 @@
-"""Which member of a fleet takes a request, and when, and what follows where it fails; also for other processes."""
+"""Admission to a fleet: the member that takes a request, when, and what follows a failure; also for other processes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Admission:
     async def attempt(
         self, request_id: str, prompt: Prompt, deadline: float | None, started: int | None
     ) -> AsyncIterator[Member]:
-        """One attempt at a request, by the member that takes it.
+        """Make one attempt at a request, by the member that takes it.
 
         An engine's failure ends the block, without an error where another attempt may follow. Arguments are those of
         `leased`.

@@ -1,4 +1,4 @@
-"""What engines of one fleet can promise together."""
+"""The common promises of a fleet's engines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentrl.types import Capabilities
 
 
 def agreed(each: Sequence[Capabilities]) -> Capabilities:
-    """What all engines can promise.
+    """Return what all engines can promise.
 
     Raises:
         InvalidInput: they serve different models.

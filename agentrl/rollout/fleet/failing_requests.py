@@ -1,4 +1,4 @@
-"""Which failures are a request's own, and which its engine's.
+"""Failures of requests, told from failures of their engines.
 
 A prompt that a server can't serve fails wherever it goes, and one that kills its engine would kill them all in turn:
 each restart is followed by the same request. So a request has a few attempts, and then it is the request that fails.
@@ -47,7 +47,7 @@ class FailingRequests:
         self._alone = asyncio.Lock()
 
     def key(self, request_id: str, prompt: Prompt) -> bytes:
-        """What a request is known by: the digest of the prompt that it began with, whatever was sampled since."""
+        """Return a request's key: the digest of the prompt that it began with, whatever was sampled since."""
         known = self._prompts.get(request_id)
         return prompt() if known is None else known
 
@@ -65,11 +65,11 @@ class FailingRequests:
             )
 
     def is_last_attempt(self, request_id: str, prompt: Prompt) -> bool:
-        """Whether this is the last attempt of a request that engines died with."""
+        """Return whether this is the last attempt of a request that engines died with."""
         return self._max_attempts > 1 and self._deaths_of(request_id, prompt) == self._max_attempts - 1
 
     def has_failed(self, request_id: str) -> bool:
-        """Whether an attempt at a request, which may follow, has failed before."""
+        """Return whether an attempt at a request, which may follow, has failed before."""
         return request_id in self._failed_on
 
     async def begin_last_attempt(self) -> None:
@@ -131,5 +131,5 @@ class FailingRequests:
 
 
 def digest(input_ids: Sequence[int]) -> bytes:
-    """What a prompt is remembered by, 16 bytes."""
+    """Return a prompt's digest, 16 bytes."""
     return hashlib.blake2b(orjson.dumps(input_ids), digest_size=16).digest()

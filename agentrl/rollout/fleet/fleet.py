@@ -74,7 +74,7 @@ class Fleet(ManagedEngine):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What every engine can promise."""
+        """The promises of every engine."""
         return self._capabilities
 
     @property
@@ -84,11 +84,11 @@ class Fleet(ManagedEngine):
 
     @property
     def lost(self) -> int:
-        """How often an engine was lost."""
+        """The number of engines lost so far."""
         return self._roster.lost
 
     async def start(self) -> None:
-        """Until every engine is ready, or has been given up; what comes first need not wait for that.
+        """Wait until every engine is ready, or has been given up; what comes first need not wait for that.
 
         Raises:
             EngineError: none could be started.
@@ -112,7 +112,7 @@ class Fleet(ManagedEngine):
         await self._roster.drain(name)
 
     async def remove(self, name: str) -> None:
-        """Drain an engine, close it and forget it."""
+        """Drain an engine, close and forget it."""
         await self._roster.remove(name)
 
     # -------------------------------------------------------------------------------------- generating
@@ -151,13 +151,13 @@ class Fleet(ManagedEngine):
         raise EngineError(f"no engine scored a prompt of {len(input_ids)} tokens (fleet.max_attempts)")
 
     async def scores(self, input_ids: Sequence[int], temperature: float = 1.0) -> dict[str, list[float]]:
-        """The same by every engine that is in use, to compare them; one that fails meanwhile is left out."""
+        """Return `score` by every engine that is in use, to compare them; one that fails meanwhile is left out."""
         ready = self._roster.in_state(MemberState.READY)
         found = await asyncio.gather(*(self._scored(member, input_ids, temperature) for member in ready.values()))
         return {name: scored for name, scored in zip(ready, found, strict=True) if scored is not None}
 
     async def _scored(self, member: Member, input_ids: Sequence[int], temperature: float) -> list[float] | None:
-        """What an engine answers; None where it fails, or hangs for `weights.timeout` seconds and is given up."""
+        """The engine's answer; None where it fails, or hangs for `weights.timeout` seconds and is given up."""
         try:
             async with asyncio.timeout(self.publisher.timeout):
                 return await member.engine.score(input_ids, temperature)
@@ -250,7 +250,7 @@ class Fleet(ManagedEngine):
                 await self._roster.lose(member, f"it did not pause: {error}")
 
     async def resume(self) -> None:
-        """Generate again."""
+        """Resume generation."""
         for member in self._running():
             try:
                 await member.resume(None)
@@ -302,7 +302,7 @@ class Fleet(ManagedEngine):
         return self.admission.version
 
     async def health(self) -> Health:
-        """Whether any engine takes requests, how many all have open (leases too), and what is wrong with the others."""
+        """Return whether any engine takes requests, all open ones (leases too), and what is wrong with the others."""
         members = self._roster.members.values()
         usable = self._roster.in_state(MemberState.READY, MemberState.DRAINING)
         wrong = [f"{m.name} {m.state.value}: {m.reason}" for m in members if m.name not in usable]
@@ -313,6 +313,6 @@ class Fleet(ManagedEngine):
         return Health(ok=bool(usable) and not self._roster.closed, running=running, detail=detail, gone=gone)
 
     async def close(self) -> None:
-        """Close every engine. Idempotent."""
+        """Close every engine; idempotent."""
         await self._roster.close()
         await self.publisher.close()

@@ -26,12 +26,12 @@ from agentrl.sessions.generation import aclose
 from agentrl.types import Chunk, Engine, PauseMode, Sampling, Turn
 
 CLOSE_SECONDS = 20.0
-"""How long an engine may take to close before it is left to itself."""
+"""Seconds that an engine may take to close before it is left to itself."""
 _starts = itertools.count()  # of all engines of this process
 
 
 class MemberState(StrEnum):
-    """Which calls an engine of the fleet takes."""
+    """A state of a fleet's engine: the calls that it takes."""
 
     STARTING = "starting"
     READY = "ready"
@@ -98,7 +98,7 @@ class Member:
 
     @contextlib.contextmanager
     def serving(self, ticket: Ticket) -> Iterator[Set[int]]:
-        """Meanwhile a request, or a lease, is open here; yields the versions that the engine has had, which grow."""
+        """Hold a request, or a lease, open here; yields the versions that the engine has had, which grow."""
         if not self.open:
             self.progressed()
         known = self.versions  # a successor's are others
@@ -111,18 +111,18 @@ class Member:
             self.open.discard(ticket)
 
     def progressed(self) -> None:
-        """Tokens came."""
+        """Note that tokens came."""
         self.progress = time.monotonic()
 
     def succeeded(self, turns: int = 1) -> None:
-        """Turns ended: what failed before does not count."""
+        """Note that turns ended: what failed before does not count."""
         self.failed_requests.clear()
         self.failures, self.turns = 0, self.turns + turns
 
     # ---------------------------------------------------------------------------------------- watching
 
     async def find_fault(self) -> str:
-        """What is wrong with it; '' where nothing is."""
+        """Say what is wrong with the engine; '' where nothing is."""
         probed = time.monotonic()
         silent = probed - self.progress
         busy = bool(self.open) and not self.paused
@@ -147,7 +147,7 @@ class Member:
         return ""
 
     async def generates(self) -> bool:
-        """Whether it generates a token for a probe, after other requests have failed."""
+        """Return whether the engine generates a token for a probe, after other requests have failed."""
         sampling = Sampling(max_new_tokens=1)
         deadline = time.monotonic() + self.config.probe_timeout
         stream = self.engine.generate(f"{self.name}/probe", [1], sampling, deadline)
@@ -255,7 +255,7 @@ class UpdateTarget:
 
     @property
     def lost(self) -> bool:
-        """Whether the member has given this engine up."""
+        """True where the member has given this engine up."""
         return self.member.engine is not self.engine or self.member.state is MemberState.LOST
 
     async def pause(self, mode: PauseMode) -> None:
@@ -274,5 +274,5 @@ class UpdateTarget:
 
 
 def is_engine_fault(error: AgentRLError) -> bool:
-    """Whether a request's failure is the engine's (and not the caller's mistake, or a deadline's)."""
+    """Return whether a request's failure is the engine's (and not the caller's mistake, or a deadline's)."""
     return isinstance(error, EngineError) and not isinstance(error, InvalidInput | DeadlineExceeded)

@@ -19,7 +19,7 @@ from agentrl.types import Engine
 
 @asynccontextmanager
 async def following_nodes(fleet: Fleet, make: Callable[[], Engine], most: int | None) -> AsyncIterator[None]:
-    """Meanwhile add engines where nodes join, and take those of drained nodes out of the fleet.
+    """Add engines where nodes join, and take those of drained nodes out of the fleet.
 
     An engine on a node that is drained gets no new requests as soon as there is another one, finishes what it has, and
     is closed. Where a node dies without a word, the fleet starts its engines anew on others.

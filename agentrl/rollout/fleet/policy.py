@@ -1,4 +1,4 @@
-"""Which engine takes a request: the one that has the session's prefix, unless it is far busier than another.
+"""The choice of an engine for a request: the one with the session's prefix, unless it is far busier than another.
 
 A turn's prompt is all of its session so far, and an engine that made the last turn has its keys and values. So a
 session stays on its engine, and a new one goes to the engine with the fewest requests. Only where its engine has
@@ -15,7 +15,7 @@ REMEMBERED = 65_536
 
 
 class Affinity:
-    """Which engine each session uses.
+    """The engine that each session uses.
 
     Args:
         max_imbalance: by how many requests a session's engine may be busier than the idlest.

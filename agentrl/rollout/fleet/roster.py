@@ -103,7 +103,7 @@ class Roster:
             await self.changed.wait_for(lambda: not member.open or member.state is not MemberState.DRAINING)
 
     async def remove(self, name: str) -> None:
-        """Drain an engine, close it and forget it."""
+        """Drain an engine, close and forget it."""
         await self.drain(name)
         member = self.members.pop(name)
         del self._makers[name]
@@ -120,7 +120,7 @@ class Roster:
         return {name: member for name, member in self.members.items() if member.state in states}
 
     async def wait(self, *states: MemberState) -> None:
-        """Until a member is in one of these states.
+        """Wait until a member is in one of these states.
 
         Raises:
             EngineError: none ever will be: all of them were given up.
@@ -141,11 +141,11 @@ class Roster:
 
     @property
     def gone(self) -> bool:
-        """Whether all members were given up."""
+        """True where all members were given up."""
         return all(member.state is MemberState.STOPPED for member in self.members.values())
 
     def reasons(self) -> str:
-        """Why no member is left, each reason once."""
+        """Say why no member is left, each reason once."""
         reasons: dict[str, list[str]] = {}
         for member in self.members.values():
             reasons.setdefault(brief(member.reason), []).append(member.name)
@@ -170,7 +170,6 @@ class Roster:
         self._spawn(self._watch(member))
 
     async def _bring_up(self, member: Member) -> None:
-        """Bring a new engine to the fleet's version and into use."""
         try:
             await member.managed.start()
             async with self.moving:
@@ -197,7 +196,7 @@ class Roster:
             await self.lose(member, wrong)
 
     async def report_failure(self, member: Member, error: AgentRLError, request: bytes) -> None:
-        """After a failed request: start the engine anew, or let it try again where it seems healthy.
+        """Start the engine anew after a failed request, or let it try again where it seems healthy.
 
         One request that fails over and over is no evidence against an engine that generates a probe's token.
         """
@@ -246,7 +245,7 @@ class Roster:
         await self.set(member, MemberState.STOPPED)
 
     def _restarts(self, member: Member) -> int:
-        """How often to restart an engine. One that never started fails again for the same reason.
+        """The number of restarts of an engine. One that never started fails again for the same reason.
 
         It gets a second start all the same (its port may have been taken meanwhile), unless it is a server that runs
         already: waiting for that one has failed.

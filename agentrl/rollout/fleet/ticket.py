@@ -20,7 +20,7 @@ _POSITIVE = 1e-3  # a log-probability may exceed 0 by rounding
 
 
 class InvalidEngineOutput(EngineError):
-    """What an engine answered can't be: it is started anew at once."""
+    """An engine's answer that can't be: the engine is started anew at once."""
 
 
 @dataclass(eq=False, slots=True)
@@ -39,7 +39,7 @@ class Ticket:
     async def stream(
         self, items: AsyncIterator[Chunk | Turn], tokens_came: Callable[[], None]
     ) -> AsyncGenerator[Chunk | Turn, None]:
-        """What an engine streams, up to its turn or what ends the request before.
+        """Stream from an engine, up to its turn or what ends the request before.
 
         Args:
             items: the engine's stream, which is closed in the end.
@@ -145,7 +145,7 @@ class LeasedTicket(Ticket):
     told: asyncio.Queue[int | PauseMode | AgentRLError] = field(default_factory=asyncio.Queue)
 
     async def notices(self) -> AsyncIterator[int | PauseMode]:
-        """What its process is to be told, until that leaves.
+        """Yield notices for the lease's process, until it leaves.
 
         It is a version that the engine has from now on; `PauseMode.DRAIN`: give it back after the request under way;
         or `PauseMode.ABORT`: do so at once, with the request's tokens so far.
@@ -162,11 +162,11 @@ class LeasedTicket(Ticket):
         self.told.put_nowait(error)
 
     def recall(self) -> None:
-        """Have it given back after the request under way."""
+        """Have the lease given back after the request under way."""
         self.told.put_nowait(PauseMode.DRAIN)
 
     def abort(self) -> None:
-        """Have it given back with the tokens so far of the request under way."""
+        """Have the lease given back with the tokens so far of the request under way."""
         self.told.put_nowait(PauseMode.ABORT)
 
     def set_version(self, version: int) -> None:

@@ -1,4 +1,4 @@
-"""What acts by a model behind an API in an episode."""
+"""An actor by a model behind an API in an episode."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class RemoteActor:
 
 
 def is_remote(policy: str) -> bool:
-    """Whether a policy is the address of an API."""
+    """Return whether a policy is the address of an API."""
     return policy.startswith(URL)
 
 
@@ -88,7 +88,7 @@ def check_api(url: str, config: ApiConfig, env: Env, setting: str = "policy") ->
 async def remote_actor(
     url: str, config: ApiConfig, sampling: Sampling, *, setting: str = "policy", counted: str = ""
 ) -> AsyncIterator[RemoteActor]:
-    """What acts by an API; its connections are closed in the end. For the arguments see `RemoteActor` and `check_api`.
+    """Open an actor by an API, and close its connections. For the arguments see `RemoteActor` and `check_api`.
 
     Raises:
         ConfigError: its key is missing, or nothing takes connections at the address.
@@ -141,7 +141,6 @@ def _client(url: str, config: ApiConfig, setting: str) -> Api:
 
 
 def _section(setting: str) -> str:
-    """Where the API's other settings are."""
     return "api" if setting == "policy" else f"{setting}.api"
 
 

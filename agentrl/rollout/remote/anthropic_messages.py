@@ -1,4 +1,4 @@
-"""Anthropic's Messages (https://docs.anthropic.com/en/api/messages)."""
+"""Anthropic's Messages API (https://docs.anthropic.com/en/api/messages)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentrl.types import FinishReason, FunctionCall, Message, Part, Sampling, T
 from agentrl.types.messages import parse_arguments
 
 EMPTY = "(empty)"
-"""What stands for a message without text, which the protocol refuses."""
+"""The stand-in for a message without text, which the protocol refuses."""
 
 
 class AnthropicMessages:
@@ -43,7 +43,7 @@ class AnthropicMessages:
             raise EngineError(f"{self._url} answered with something else than a message: {answer!r:.200}") from error
 
     async def close(self) -> None:
-        """Close its connections."""
+        """Close the client's connections."""
         await self._client.close()
 
     def _body(self, messages: Sequence[Message], tools: Sequence[ToolSchema], sampling: Sampling) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What an API is asked, and what it answers, whichever protocol it speaks."""
+"""An API's questions and answers, whichever protocol it speaks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Reply:
 
 
 class Api(Protocol):
-    """A provider's client."""
+    """The client of an API's provider."""
 
     async def ask(self, messages: Sequence[Message], tools: Sequence[ToolSchema], sampling: Sampling) -> Reply:
         """The next message of a conversation.
@@ -40,7 +40,7 @@ class Api(Protocol):
         ...
 
     async def close(self) -> None:
-        """Close its connections."""
+        """Close the client's connections."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What a task sampler is, and the two that need no results."""
+"""Samplers of tasks, and the two that need no results."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Sampler:
         """A group of the task at `index` was trained on, or dropped for its rewards."""
 
     def state(self) -> Any:
-        """What the sampler keeps from group to group, as JSON."""
+        """Return what the sampler keeps from group to group, as JSON."""
         return None
 
     def restore(self, state: Any) -> None:

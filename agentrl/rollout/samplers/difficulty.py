@@ -33,7 +33,7 @@ class DifficultyConfig(SamplerConfig):
 
 
 class Difficulty(Sampler):
-    """Of a few random tasks the one whose success is the most uncertain."""
+    """Draws a few random tasks and takes the one whose success is the most uncertain."""
 
     settings = DifficultyConfig
     results = True
@@ -67,7 +67,7 @@ class Difficulty(Sampler):
             self.success[index] = fmean(scores) if known is None else known + weight * (fmean(scores) - known)
 
     def state(self) -> Any:
-        """The estimates."""
+        """Return the estimates."""
         return [[index, self.success[index]] for index in sorted(self.success)]
 
     def restore(self, state: Any) -> None:

@@ -43,7 +43,7 @@ class TransportPlugin:
         raise NotImplementedError
 
     def is_direct(self, config: Any, engine: EngineConfig) -> bool:
-        """Whether it does no more than call `Engine.publish`: a single engine in this process needs none then."""
+        """Return whether it only calls `Engine.publish`: a single engine in this process needs no transport then."""
         return False
 
 
@@ -66,7 +66,7 @@ TRANSPORTS: Registry[TransportPlugin] = Registry(
 
 
 def is_direct(config: WeightsConfig, engine: EngineConfig) -> bool:
-    """Whether a single engine in this process gets its weights without a publisher."""
+    """Return whether a single engine in this process gets its weights without a publisher."""
     config = WEIGHTS.build(config)
     return TRANSPORTS.find(config.transport).is_direct(config, engine)
 
@@ -96,7 +96,7 @@ def make_publisher(config: WeightsConfig, base: Path, engine: EngineConfig, rank
 
 
 def conversion(config: WeightsConfig, base: Path, engine: EngineConfig) -> Convert:
-    """What becomes of weights before they are sent: the precision, and the quantised form of the base's."""
+    """Return the conversion of weights before they are sent: the precision, and the quantised form of the base's."""
     import torch
 
     from agentrl.rollout.weights.quantize import Fp8Blocks, converted

@@ -21,7 +21,7 @@ from torch import Tensor
 T = TypeVar("T")
 
 Named = tuple[str, Tensor]
-"""(Hugging Face name, tensor)."""
+"""The Hugging Face name, and the tensor."""
 
 Convert = Callable[[Iterable[Named]], Iterable[Named]]
 """Converts weights before they are sent: another precision, a quantised form."""
@@ -55,12 +55,12 @@ class Bucket:
         return [list(tensor.shape) for tensor in self.tensors]
 
     def flat(self) -> Tensor:
-        """All tensors' bytes, uint8 [nbytes], in order without gaps."""
+        """Return all tensors' bytes, uint8 [nbytes], in order without gaps."""
         return torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in self.tensors])
 
 
 class Save(Protocol):
-    """Has the process that holds weights write them (`snapshot.write_snapshot`), so that they need not come here."""
+    """A function by which the process that holds weights writes them (`snapshot.write_snapshot`), not this one."""
 
     def __call__(self, folder: Path, base: Path, limit: int, convert: Convert | None = None) -> Shapes:
         """Write a folder that this process sees as well; returns the shapes of what was written.
@@ -124,7 +124,7 @@ def cast(weights: Iterable[Named], dtype: torch.dtype) -> Iterator[Named]:
 
 
 def prefetch(items: Iterable[T], depth: int = 1) -> Iterator[T]:
-    """The same items, read by a thread that is up to `depth` of them ahead.
+    """Yield the same items, read by a thread that is up to `depth` of them ahead.
 
     All items are read by that one thread, so sources that communicate (a sharded model's gathers) run their
     calls in order. Closing the iterator ends the thread at the next item.

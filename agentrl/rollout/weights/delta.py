@@ -1,4 +1,4 @@
-"""Deltas: only what changed since the last publication is sent; a replica patches its checkpoint with it.
+"""Deltas: only what changed since the last publication is sent; a replica patches its checkpoint with a delta.
 
 An update at a small learning rate leaves most bfloat16 weights exactly as they were, and those that change are
 scattered everywhere. So tensors are compared in blocks of 65,536 elements, and a changed block is sent as
@@ -41,7 +41,7 @@ Words = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, slots=True)
 class TensorChange:
-    """What changed in one tensor.
+    """The change of one tensor.
 
     `dense`: numbers of the blocks that are sent whole; `sparse`: block numbers and how many elements changed in
     each. `payload` holds the dense blocks' values, then the sparse blocks' indices (u16) and values.
@@ -117,7 +117,7 @@ class Replica:
         return np.memmap(self.folder / file, _WORDS[size], "r+", start, (end - start) // size)
 
     def names(self) -> dict[str, str]:
-        """Each tensor's file."""
+        """Return each tensor's file."""
         return {name: file for file, header in self._headers.items() for name in header}
 
     def encode(self, weights: Iterable[Named], out: Path) -> str:

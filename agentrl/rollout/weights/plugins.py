@@ -105,7 +105,7 @@ class InprocPlugin(TransportPlugin):
         return InprocTransport()
 
     def is_direct(self, config: WeightsConfig, engine: EngineConfig) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
 
@@ -120,7 +120,7 @@ class AutoPlugin(TransportPlugin):
         return plugin.make(_settings(config, plugin.settings), base, engine, ranks)
 
     def is_direct(self, config: AutoConfig, engine: EngineConfig) -> bool:
-        """Whether the engine's preferred transport is."""
+        """Return whether the engine's preferred transport is direct."""
         plugin = self._preferred(config, engine)
         return plugin.is_direct(_settings(config, plugin.settings), engine)
 

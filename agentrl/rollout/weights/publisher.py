@@ -40,12 +40,12 @@ class Target(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in errors."""
+        """The engine's name in errors."""
         ...
 
     @property
     def receiver(self) -> Receiver:
-        """Its end of a publication."""
+        """The receiver of a publication."""
         ...
 
     async def pause(self, mode: PauseMode) -> None:
@@ -242,7 +242,7 @@ class Publisher:
         return await asyncio.to_thread(write_snapshot, list(self._kept.values()), folder, self.base, self.limit)
 
     async def close(self) -> None:
-        """Release everything. Idempotent."""
+        """Release everything; idempotent."""
         await self.transport.close()
         self._kept.clear()
         if self._scratch is not None:

@@ -28,7 +28,7 @@ _KEPT = ("embed_tokens", "lm_head", "norm", ".gate.weight")
 
 @dataclass(frozen=True, slots=True)
 class Fp8Blocks:
-    """Which tensors become FP8, and in what blocks.
+    """The tensors that become FP8, and their blocks.
 
     Attributes:
         block: rows and columns that share a scale.
@@ -57,7 +57,7 @@ class Fp8Blocks:
         return cls((rows, columns), tuple(settings.get("modules_to_not_convert") or ()))
 
     def applies(self, name: str, tensor: Tensor) -> bool:
-        """Whether this tensor is one that the checkpoint format quantises."""
+        """Return whether this tensor is one that the checkpoint format quantises."""
         linear = tensor.ndim == 2 and name.endswith(".weight") and tensor.is_floating_point()
         return linear and not any(part in name for part in (*_KEPT, *self.keep))
 
@@ -101,7 +101,7 @@ def quantise(weight: Tensor, block: Sequence[int] = (128, 128)) -> tuple[Tensor,
 
 
 def converted(weights: Iterable[Named], dtype: torch.dtype, blocks: Fp8Blocks | None) -> Iterator[Named]:
-    """Weights as engines load them: quantised where the model's folder is, and the rest in `dtype`."""
+    """Convert weights as engines load them: quantised where the model's folder is, and the rest in `dtype`."""
     if blocks is None:
         return cast(weights, dtype)
     return blocks(weights, partial(cast, dtype=dtype))

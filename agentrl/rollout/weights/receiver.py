@@ -1,4 +1,4 @@
-"""How an engine receives weights (`Receiver`), and the receiver of any engine, by its own `publish` (`EngineReceiver`).
+"""Receivers of an engine's weights (`Receiver`), and the one of any engine, by its own `publish` (`EngineReceiver`).
 
 The order of calls is the publisher's business: `begin`, the loads, `end`, between a pause and a resume. No load but
 the last names a version or flushes, as its `LoadCommit` says. An engine with a way of its own brings its receiver
@@ -74,11 +74,11 @@ class Receiver(Protocol):
         ...
 
     async def leave(self) -> None:
-        """Leave the group."""
+        """Leave the process group."""
         ...
 
     async def end(self) -> None:
-        """All buckets have been sent."""
+        """End the update: all buckets have been sent."""
         ...
 
     async def flush(self) -> None:
@@ -117,7 +117,7 @@ class EngineReceiver:
         self.engine, self.atomic, self._checksum = engine, atomic, checksum
 
     async def begin(self) -> None:
-        """Nothing to prepare."""
+        """Do nothing: there is nothing to prepare."""
 
     async def load_folder(self, folder: Path, commit: LoadCommit) -> None:
         """Publish the folder's tensors."""
@@ -126,26 +126,26 @@ class EngineReceiver:
         await self.engine.publish(read_snapshot(folder), commit.version)
 
     async def load_tensors(self, weights: Iterable[tuple[str, Any]], commit: LoadCommit) -> None:
-        """Publish them."""
+        """Publish these tensors."""
         await self.engine.publish(weights, commit.version)
 
     async def load_bucket(self, payloads: Sequence[str], commit: LoadCommit | None) -> None:
-        """Not supported."""
+        """Refuse: only whole weights are published."""
         raise self._unsupported("ipc")
 
     async def join(self, host: str, port: int, rank: int, world: int, backend: str, name: str) -> None:
-        """Not supported."""
+        """Refuse: the engine joins no process group."""
         raise self._unsupported("distributed")
 
     async def receive(self, bucket: Bucket, commit: LoadCommit | None) -> None:
-        """Not supported."""
+        """Refuse: the engine joins no process group."""
         raise self._unsupported("distributed")
 
     async def leave(self) -> None:
-        """It is in no group."""
+        """Do nothing: the engine is in no group."""
 
     async def end(self) -> None:
-        """Nothing to finish."""
+        """Do nothing: there is nothing to finish."""
 
     async def flush(self) -> None:
         """`publish` has dropped stale caches."""
@@ -155,16 +155,16 @@ class EngineReceiver:
         return "" if self._checksum is None else await self._checksum()
 
     async def ping(self) -> None:
-        """Its health."""
+        """Ask for the engine's health."""
         health = await self.engine.health()
         if not health.ok:
             raise EngineError(f"the engine is not healthy: {health.detail}")
 
     async def sleep(self, tags: Sequence[str]) -> None:
-        """Nothing: it shares the trainer's memory."""
+        """Do nothing: the engine shares the trainer's memory."""
 
     async def wake(self, tags: Sequence[str]) -> None:
-        """Nothing was released."""
+        """Do nothing: nothing was released."""
 
     def _unsupported(self, transport: str) -> EngineError:
         name = self.engine.capabilities.name

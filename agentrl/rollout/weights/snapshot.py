@@ -33,7 +33,7 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""The safetensors format's names."""
+"""The safetensors format's names of dtypes."""
 INDEX = "model.safetensors.index.json"
 _WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".msgpack", ".h5")
 

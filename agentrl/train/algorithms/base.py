@@ -1,4 +1,4 @@
-"""What an algorithm is: its own settings, what it needs, which groups it trains on, credit, and a loss.
+"""Algorithms: their own settings, what they need, which groups they train on, credit, and a loss.
 
 Adding one touches no loop, no packing and no backend: write a subclass of `Algorithm` in a module of your own and name
 it by import path, or register it.
@@ -73,7 +73,7 @@ class RewardModelConfig(AlgoConfig):
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What an algorithm needs from the loop and the trainer.
+    """The algorithm's demands on the loop and the trainer.
 
     Attributes:
         critic: values of every token's state for `credit`; `settings` is then a subclass of `CriticConfig`. A trainer
@@ -110,7 +110,7 @@ class Needs:
 
 
 class Choice(StrEnum):
-    """What becomes of a finished group."""
+    """The decision on a finished group."""
 
     KEEP = "keep"  # it is trained on
     DROP = "drop"  # the step has one group less
@@ -168,26 +168,26 @@ class Algorithm:
 
     @property
     def needs(self) -> Needs:
-        """What it needs; may depend on the settings."""
+        """The algorithm's needs; may depend on the settings."""
         return Needs()
 
     @property
     def sequence(self) -> SequenceKind | None:
-        """What sums before an update are over: as the loss needs them, else as the corrections do."""
+        """The sequence of sums before an update: as the loss needs them, else as the corrections do."""
         return self.needs.sequence or ("session" if self.config.correction.over_sequences else None)
 
     @property
     def affine(self) -> bool:
-        """Whether the loss is a · advantage + b; see `PolicyLoss.affine`."""
+        """True where the loss is a · advantage + b; see `PolicyLoss.affine`."""
         return False
 
     @property
     def summand(self) -> Summand | None:
-        """What the loss sums over sequences besides log-ratios; see `PolicyLoss.summand`."""
+        """The loss's sum over sequences besides log-ratios; see `PolicyLoss.summand`."""
         return None
 
     def select(self, group: Group) -> Choice:
-        """Whether a finished group is trained on; groups that are kept decide every denominator."""
+        """Decide whether a finished group is trained on; groups that are kept decide every denominator."""
         return Choice.KEEP
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
@@ -201,7 +201,7 @@ class Algorithm:
         raise NotImplementedError
 
     def state(self) -> dict[str, Any]:
-        """What the algorithm carries from step to step (a moving baseline), as JSON; a checkpoint has it.
+        """Return what the algorithm carries from step to step (a moving baseline), as JSON; a checkpoint has it.
 
         Only `credit` and `learned` may change it: `select` may run for a step that is never trained on, and `loss` runs
         on instances of its own, one in each of the trainer's processes, which `restore` it before every step.
@@ -222,7 +222,7 @@ class Algorithm:
         self.adaptive.update(self.config, metrics)
 
     def snapshot(self) -> dict[str, Any]:
-        """All that changes from step to step, as JSON: `state`, and what `adaptive` holds."""
+        """Return all that changes from step to step, as JSON: `state`, and what `adaptive` holds."""
         return {"own": self.state(), "adaptive": self.adaptive.state()}
 
     def load_snapshot(self, snapshot: Mapping[str, Any]) -> None:

@@ -35,7 +35,7 @@ class DapoConfig(GrpoConfig):
 
 
 class Dapo(Grpo):
-    """See the module."""
+    """The DAPO algorithm."""
 
     name = "dapo"
     settings = DapoConfig

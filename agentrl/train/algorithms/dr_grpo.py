@@ -21,7 +21,7 @@ class DrGrpoConfig(GrpoConfig):
 
 
 class DrGrpo(Grpo):
-    """See the module."""
+    """The Dr. GRPO algorithm."""
 
     name = "dr_grpo"
     settings = DrGrpoConfig

@@ -50,7 +50,7 @@ class Gdpo(PolicyGradient):
     config: GdpoConfig
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        """See the class."""
+        """Compute the credit."""
         return credit_of(groups, self.config, self._judge, lambda found: whitened(found, groups))
 
     def _judge(self, sessions: Sequence[Session]) -> Found:

@@ -23,7 +23,7 @@ from agentrl.types import Group, Node, Session
 from agentrl.types.branches import outcome, path_weights
 
 State = tuple[str, ...]
-"""What the environment said before a turn, since the turn before it."""
+"""The environment's messages between a turn and the turn before it."""
 
 
 class GigpoConfig(GrpoConfig):
@@ -36,7 +36,7 @@ class GigpoConfig(GrpoConfig):
 
 
 class Gigpo(Grpo):
-    """See the module; `scale_by_std` divides both parts by their standard deviations."""
+    """GiGPO; `scale_by_std` divides both parts by their standard deviations."""
 
     name = "gigpo"
     settings = GigpoConfig
@@ -49,7 +49,7 @@ class Gigpo(Grpo):
     config: GigpoConfig
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        """See the class."""
+        """Compute the credit."""
         return credit_of(groups, self.config, self._judge)
 
     def _judge(self, sessions: Sequence[Session]) -> Found:
@@ -80,7 +80,7 @@ class Gigpo(Grpo):
 
 
 def step_returns(session: Session, gamma: float) -> Iterator[tuple[int, State, float, float]]:
-    """For each path and each of its trainable turns: the turn, its state, its discounted return, and the path's weight.
+    """Yield for each path and each of its trainable turns: the turn, its state, discounted return, and path weight.
 
     Returns are discounted turn by turn. A path of a forked session weighs what it is of the session, any other 1.
     """

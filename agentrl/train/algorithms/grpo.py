@@ -22,7 +22,7 @@ class GrpoConfig(PolicyGradientConfig):
 
 
 class Grpo(PolicyGradient):
-    """See the module."""
+    """The GRPO algorithm."""
 
     name = "grpo"
     settings = GrpoConfig

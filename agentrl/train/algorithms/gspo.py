@@ -19,7 +19,7 @@ class GspoConfig(GrpoConfig):
 
 
 class Gspo(Grpo):
-    """See the module."""
+    """The GSPO algorithm."""
 
     name = "gspo"
     settings = GspoConfig

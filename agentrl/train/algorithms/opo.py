@@ -27,7 +27,7 @@ class Opo(PolicyGradient):
     whole_sessions = True
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        """See the class; where all rewards are equal there is no signal, as everywhere."""
+        """Compute the credit; where all rewards are equal there is no signal, as everywhere."""
         return credit_of(groups, self.config, _judge)
 
 

@@ -38,7 +38,7 @@ class UnclippedConfig(PolicyGradientConfig):
 
 
 class PolicyGradient(Algorithm):
-    """See the module.
+    """A base for algorithms with a choice of policy loss.
 
     Attributes:
         group_size: the fewest sessions of a group that give a signal.
@@ -66,7 +66,7 @@ class PolicyGradient(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        """By the class and the policy loss."""
+        """The needs of the class and the policy loss."""
         return Needs(
             critic=self.critic,
             reward_model=self.reward_model,
@@ -79,18 +79,18 @@ class PolicyGradient(Algorithm):
 
     @property
     def affine(self) -> bool:
-        """As the policy loss is."""
+        """True where the policy loss is affine."""
         return self.policy_loss.affine
 
     @property
     def summand(self) -> Summand | None:
-        """The policy loss's."""
+        """The policy loss's sum over sequences."""
         return self.policy_loss.summand
 
     def mark(self, forests: Sequence[Forest]) -> None:
-        """The policy loss's."""
+        """Mark tokens for the policy loss."""
         self.policy_loss.mark(forests)
 
     def loss(self, tokens: Tokens) -> Tensor:
-        """The policy loss's."""
+        """Compute the policy loss."""
         return self.policy_loss(tokens)

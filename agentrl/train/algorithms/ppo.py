@@ -39,7 +39,7 @@ class PpoConfig(GrpoConfig, CriticConfig):
 
 
 class Ppo(Grpo):
-    """See the module; the loss is `Grpo`'s."""
+    """PPO, with the loss of `Grpo`."""
 
     name = "ppo"
     settings = PpoConfig
@@ -99,7 +99,7 @@ class Ppo(Grpo):
         return credit
 
     def _before(self, values: Sequence[float], places: Sequence[int]) -> Sequence[float]:
-        """For each token of a node the value of the state before its step."""
+        """The value of the state before each token's step, for a node's tokens."""
         return values if self.config.gae_step == "token" else [values[places[0]]] * len(values)
 
     def _values(

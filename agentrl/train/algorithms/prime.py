@@ -27,7 +27,7 @@ from agentrl.train.returns import Found, by_turn
 from agentrl.types import Group, Session
 
 TokenRewards = Mapping[NodeKey, Sequence[float]]
-"""For each token of a node its process reward, 0 where it is not trained."""
+"""The process reward of each of a node's tokens, 0 where it is not trained."""
 
 
 class PrimeConfig(PolicyGradientConfig, RewardModelConfig):
@@ -40,7 +40,7 @@ class PrimeConfig(PolicyGradientConfig, RewardModelConfig):
 
 
 class Prime(PolicyGradient):
-    """See the module. All scored sessions are trained on: where outcomes are equal, process rewards may differ."""
+    """PRIME. All scored sessions are trained on: where outcomes are equal, process rewards may differ."""
 
     name = "prime"
     settings = PrimeConfig
@@ -57,7 +57,7 @@ class Prime(PolicyGradient):
     config: PrimeConfig
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        """See the module.
+        """Compute the credit.
 
         Args:
             groups: those that were selected, in any order.
@@ -99,7 +99,7 @@ class Prime(PolicyGradient):
         return {key: [*each] for key, each in found.items()}
 
     def _process(self, session: Session, rewards: TokenRewards, baseline: float) -> dict[int, list[float]]:
-        """For each trained node the discounted sum of rewards less the baseline from each token on."""
+        """The discounted sum of rewards less the baseline from each token on, by trained node."""
         beyond = {node: [r - baseline for r in rewards[session.id, node]] for node in gae.all_steps(session)}
         without_critic = {node: [0.0] * len(each) for node, each in beyond.items()}
         return gae.advantages(session, without_critic, self.config.gamma, 1.0, rewards=beyond)
@@ -111,7 +111,7 @@ def _given(session: Session, rewards: TokenRewards) -> list[float]:
 
 
 def _error(session: Session, rewards: TokenRewards) -> float:
-    """By how much the outcome is above what the model expects, the sigmoid of the session's summed rewards."""
+    """The outcome less the model's expectation, the sigmoid of the session's summed rewards."""
     outcome = session.score or 0.0
     if not 0 <= outcome <= 1:
         raise InvalidInput(

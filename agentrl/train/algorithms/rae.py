@@ -45,7 +45,7 @@ class Rae(PolicyGradient):
         self.baselines: dict[str, float] = {}
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        """See the class."""
+        """Compute the credit."""
         by_role: dict[str, list[Session]] = {}
         for sessions in ids_by_group(groups).values():
             for session in sessions:
@@ -62,7 +62,7 @@ class Rae(PolicyGradient):
         return relative_to(sessions, self.config, expected)
 
     def state(self) -> dict[str, Any]:
-        """The baselines."""
+        """Return the baselines."""
         return dict(self.baselines)
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -71,7 +71,7 @@ class Rae(PolicyGradient):
 
 
 def role(session: Session) -> str:
-    """What a baseline is of: the environment, and the agent that the session is of.
+    """Return a session's baseline key: the environment, and the agent that the session is of.
 
     An agent that never moved may have been told something; one that was not is named at the end of the ids of session
     and group (`Session.by_agent`).

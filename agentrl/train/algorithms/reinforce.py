@@ -27,7 +27,7 @@ class ReinforceConfig(UnclippedConfig):
 
 
 class Reinforce(PolicyGradient):
-    """See the module."""
+    """The REINFORCE algorithm."""
 
     name = "reinforce"
     settings = ReinforceConfig
@@ -74,7 +74,7 @@ class Reinforce(PolicyGradient):
         return baseline
 
     def state(self) -> dict[str, Any]:
-        """The moving baseline."""
+        """Return the moving baseline."""
         return {} if self.moving is None else {"moving": self.moving}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -26,7 +26,7 @@ class ReinforcePp(PolicyGradient):
     baseline: Baseline = "none"
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        """See the class."""
+        """Compute the credit."""
         return credit_of(
             groups,
             self.config,
@@ -36,7 +36,7 @@ class ReinforcePp(PolicyGradient):
 
 
 class ReinforcePpBaseline(ReinforcePp):
-    """The same after each return is compared with its group's mean."""
+    """REINFORCE++ on returns less their group's mean."""
 
     name = "reinforce_pp_baseline"
     about = About(

@@ -15,7 +15,7 @@ from agentrl.types import Group
 
 
 class Rloo(PolicyGradient):
-    """See the module."""
+    """The RLOO algorithm."""
 
     name = "rloo"
     settings = UnclippedConfig

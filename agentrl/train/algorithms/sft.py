@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Sft(Algorithm):
-    """See the module."""
+    """Supervised fine-tuning."""
 
     name = "sft"
     about = About("", "1, on demonstrations; the loss is -log π", "warm starts", "TRL: SFTTrainer")

@@ -28,7 +28,7 @@ def built_in(registry: object, module: str) -> list[str]:
 
 
 def tables() -> str:
-    """Both tables, as Markdown."""
+    """Return both tables, as Markdown."""
     lines = [
         "| `algo` | advantage | loss | needs | settings | use it for | published; called elsewhere |",
         "|" + "---|" * 7,
@@ -69,7 +69,7 @@ def _needs(algorithm: Algorithm) -> str:
 
 
 def _settings(config: BaseModel, base: type[BaseModel]) -> str:
-    """What a plug-in has of its own, or with another default than all of its kind."""
+    """The settings that a plug-in has of its own, or with another default than all of its kind."""
     return ", ".join(f"`{name}={_text(value)}`" for name, value in _own(config, base))
 
 

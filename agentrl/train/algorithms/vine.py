@@ -37,7 +37,7 @@ class VineConfig(GrpoConfig):
 
 
 class Vine(Grpo):
-    """See the module; the loss is `Grpo`'s."""
+    """VinePPO, with the loss of `Grpo`."""
 
     name = "vine"
     settings = VineConfig
@@ -52,7 +52,7 @@ class Vine(Grpo):
     config: VineConfig
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        """Advantages of turns by the values of the states before and after them."""
+        """Return advantages of turns by the values of the states before and after them."""
         scored = ids_by_group(groups)
         found: dict[NodeKey, float] = {}
         estimates = 0
@@ -74,7 +74,7 @@ class Vine(Grpo):
 
 
 def state_values(session: Session) -> dict[int, list[tuple[int, float]]]:
-    """By the node before a turn, what continuations from there returned: each one's first turn, and its return."""
+    """Return each continuation's first turn, and its return, by the node before the turn."""
     starts = {branch.start for branch in session.branches if branch.head is not None}
     found: dict[int, dict[int, list[tuple[float, float]]]] = {}
     for path in paths_of(session):
@@ -88,7 +88,6 @@ def state_values(session: Session) -> dict[int, list[tuple[int, float]]]:
 def _advantages(
     session: Session, values: Mapping[int, Sequence[tuple[int, float]]], others: Sequence[float]
 ) -> dict[int, float]:
-    """Each trained turn's advantage, on the paths of its own branch."""
     left_out = untrained(session)
     judged: dict[int, list[tuple[float, float]]] = {}
     for path in paths_of(session):

@@ -31,7 +31,7 @@ from agentrl.models.reach import Reach, reach_of, rescale_queries
 from agentrl.train.forest import Forest
 
 NAME = "agentrl_forest"
-"""What models are configured with (`attn_implementation`)."""
+"""The attention's name in a model's configuration (`attn_implementation`)."""
 
 MIN_BLOCK, MAX_BLOCK = 64, 1024
 """Bounds of how many queries share their keys on a CPU.
@@ -215,7 +215,7 @@ class BlockPlan:
 
 
 def block_for(depth: float) -> int:
-    """How many queries share their keys in a row of that mean depth: see MIN_BLOCK."""
+    """Return how many queries share their keys in a row of that mean depth: see MIN_BLOCK."""
     return min(MAX_BLOCK, max(MIN_BLOCK, 1 << round(math.log2(max(depth, 1.0) / 2 + 1))))
 
 
@@ -282,7 +282,7 @@ def forest_attention(
     s_aux: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in every layer; `forest_plan` comes through the model's keyword arguments.
+    """Attend within a forest; transformers calls it in each layer and passes `forest_plan` from the model's arguments.
 
     `s_aux` are a layer's sinks.
     """

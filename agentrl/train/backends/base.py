@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Computing(Protocol):
-    """Computes with forests."""
+    """Computation on forests, without learning."""
 
     version: int
     """The weights' policy version; `step` increments it."""
@@ -45,25 +45,25 @@ class Computing(Protocol):
         ...
 
     def logprobs(self, forests: Sequence[Forest], *, reference: bool = False) -> list[Tensor]:
-        """For each forest the log-probability of every trained token, [T], 0 elsewhere."""
+        """Return each forest's log-probabilities of trained tokens, [T], 0 elsewhere."""
         ...
 
 
 @runtime_checkable
 class Rewarder(Computing, Protocol):
-    """What has a reward model where the phase's algorithm needs one; other trainers refuse such algorithms."""
+    """A trainer with a reward model where the phase's algorithm needs one; other trainers refuse such algorithms."""
 
     def token_rewards(self, forests: Sequence[Forest]) -> list[Tensor]:
-        """For each forest the process reward of every trained token, [T], 0 elsewhere."""
+        """Return each forest's process rewards of trained tokens, [T], 0 elsewhere."""
         ...
 
 
 @runtime_checkable
 class Critic(Computing, Protocol):
-    """What has a critic where the phase's algorithm needs one; other trainers refuse such algorithms."""
+    """A trainer with a critic where the phase's algorithm needs one; other trainers refuse such algorithms."""
 
     def values(self, forests: Sequence[Forest], start: float = 0.0) -> list[Tensor]:
-        """For each forest the value of the state before every trained token, [T], 0 elsewhere.
+        """Return each forest's values of the states before trained tokens, [T], 0 elsewhere.
 
         At its first call in a phase, a critic predicts `start` everywhere.
         """
@@ -72,12 +72,12 @@ class Critic(Computing, Protocol):
 
 @runtime_checkable
 class Trainer(Computing, Protocol):
-    """Learns from forests."""
+    """A trainer of the policy, from forests."""
 
     threads: int | None
     """CPU threads of each of its processes; None where the environment, or a GPU, decides."""
     deterministic: bool
-    """Whether the same steps on the same forests give the same weights, bit for bit, in another process too."""
+    """The same steps on the same forests give the same weights, bit for bit, in another process too."""
 
     def begin(self, algo: AlgoConfig, total_steps: int) -> None:
         """Begin a phase (warm start, reinforcement learning): fresh optimizer, schedule and, if wanted, reference."""
@@ -118,7 +118,7 @@ class Averager(Trainer, Protocol):
     """A trainer that may keep a moving average of its weights (`average_decay`)."""
 
     def averaged_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """As `weights`, of the average.
+        """Yield the averaged weights, as `weights` does.
 
         Raises:
             InvalidInput: it keeps none.
@@ -135,7 +135,7 @@ class TrainerConnection(Computing, Protocol):
 
 
 class TrainerAccess(Protocol):
-    """How another process reaches a trainer: picklable, and valid until the trainer's next `begin` or `load`."""
+    """Another process's way to a trainer: picklable, and valid until the trainer's next `begin` or `load`."""
 
     def open(self) -> TrainerConnection:
         """Connect to the trainer's processes.
@@ -160,11 +160,11 @@ class ShareableTrainer(Trainer, Protocol):
     """
 
     def access(self) -> TrainerAccess | None:
-        """What the other process needs; None where only this one reaches the trainer's processes."""
+        """Return another process's way to the trainer; None where only this one reaches the trainer's processes."""
         ...
 
     def leased(self) -> AbstractContextManager[None]:
-        """Meanwhile only the other process calls the trainer.
+        """Let only the other process call the trainer meanwhile.
 
         Where the block raises, the trainer is ended, because it is not known what it computed last. The error gets a
         note of each of the trainer's processes that has ended by itself.

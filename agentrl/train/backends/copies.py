@@ -43,7 +43,7 @@ class WeightCopy:
 
     @contextmanager
     def exchanged(self) -> Iterator[None]:
-        """Within the block the model has the copy's weights, and the copy the model's."""
+        """Swap the model's weights and the copy's within the block."""
         self._exchange()
         try:
             yield

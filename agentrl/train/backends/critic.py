@@ -53,7 +53,7 @@ class ValueHead(nn.Module):
         return _values(states, seen, self.weight, self.view, self.bias)
 
     def fixed(self, states: Tensor, seen: Tensor | None = None) -> Tensor:
-        """The same; a gradient reaches the hidden states and not the head."""
+        """Return the values for a gradient that reaches the hidden states and not the head."""
         view = None if self.view is None else self.view.detach()
         return _values(states, seen, self.weight.detach(), view, self.bias.detach())
 
@@ -129,7 +129,7 @@ class ValueModel:
             optimizer.steps += 1
 
     def state(self) -> dict[str, Any]:
-        """All that resuming needs."""
+        """Return all that resuming needs."""
         return {
             "head": to_cpu(self.head.state_dict()),
             "trunk": None if self.trunk is None else to_cpu(self.trunk.state_dict()),

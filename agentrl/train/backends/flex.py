@@ -20,7 +20,7 @@ from agentrl.models.reach import Reach
 from agentrl.train.forest import Forest
 
 COMPILED_SHAPES = 256
-"""How many shapes may be compiled: about 40 padded lengths, each with and without windows and other variants of layers.
+"""The most shapes that are compiled: about 40 padded lengths, each with and without windows and other variants.
 Beyond torch's own limit of 8 it would run uncompiled, and dense."""
 
 FLEX_BLOCK = 128
@@ -142,7 +142,7 @@ def flex_mask(
 
 
 def _ordered(dense: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks each query block sees, and their numbers first in each row: [1, 1, N], [1, 1, N, K]."""
+    """The number of blocks that each query block sees, and their numbers first in each row: [1, 1, N], [1, 1, N, K]."""
     indices = torch.argsort(dense.int(), dim=-1, descending=True, stable=True)
     return dense.sum(-1).int()[None, None], indices.int()[None, None].contiguous()
 

@@ -22,14 +22,14 @@ from agentrl.train.forest import Rows
 CHUNK_ELEMENTS = 1 << 24
 """Logits of one chunk: 64 MB in float32, several times that with what softmax keeps."""
 GPU_CHUNK_ELEMENTS = 1 << 26
-"""The same on a GPU, where each chunk reads and writes the whole gradient of the head."""
+"""`CHUNK_ELEMENTS` on a GPU, where each chunk reads and writes the whole gradient of the head."""
 NEVER = -1e30
 """The logit of a padded vocabulary's entries: finite, so that 0 * logit is 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """How a model transforms its head's outputs into logits.
+    """The transformation of a model's head outputs into logits.
 
     Attributes:
         scale: what they are multiplied with.
@@ -41,14 +41,14 @@ class Logits:
 
     @classmethod
     def of(cls, config: Any) -> Logits:
-        """As a transformers configuration says: Cohere multiplies by `logit_scale`, Granite has a divisor."""
+        """Read a transformers configuration: Cohere multiplies by `logit_scale`, Granite has a divisor."""
         text = config.get_text_config()
         scale = getattr(text, "logit_scale", None) or 1.0
         divisor = getattr(text, "logits_scaling", None) or 1.0
         return cls(scale / divisor, getattr(text, "final_logit_softcapping", None))
 
     def __call__(self, outputs: Tensor) -> Tensor:
-        """The logits, in float32."""
+        """Return the logits, in float32."""
         logits = outputs.float()
         if self.scale != 1.0:
             logits = logits * self.scale
@@ -118,12 +118,12 @@ def token_logps(
 
 
 def chunk_on(device: torch.device) -> int:
-    """How many logits one chunk holds on a device."""
+    """Return the most logits of one chunk on a device."""
     return GPU_CHUNK_ELEMENTS if device.type == "cuda" else CHUNK_ELEMENTS
 
 
 def _precision(head: Any, states: Tensor) -> torch.dtype | None:
-    """In which precision a head that is a plain matrix is computed; None: it is none, or of another precision."""
+    """The precision of a head that is a plain matrix; None: it is none, or of another precision."""
     if type(head) is not nn.Linear or getattr(head, "bias", None) is not None:
         return None
     kind = states.device.type
@@ -190,8 +190,6 @@ def vocabulary_logps(
 
 
 class _Head(torch.autograd.Function):
-    """See `vocabulary_logps`."""
-
     @staticmethod
     def forward(
         ctx: Any,

@@ -61,7 +61,7 @@ class Updates(Protocol):
 
 @dataclass
 class Minibatch(Generic[B]):
-    """What one update is made from, on this rank.
+    """The data of one update, on this rank.
 
     Attributes:
         batches: forests as they are computed.
@@ -89,7 +89,7 @@ def minibatches(batches: Sequence[B], epoch: int) -> list[Minibatch[B]]:
 
 @dataclass
 class RankStepResult:
-    """What one training step did, on this rank.
+    """The outcome of one training step, on this rank.
 
     Attributes:
         loss: added up over its updates.
@@ -112,7 +112,7 @@ class RankStepResult:
     critic: Meter = field(default_factory=Meter)
 
     def metrics(self) -> dict[str, float]:
-        """As a run logs them."""
+        """Return the metrics that a run logs."""
         each = 1 if self.minibatches is None else self.minibatches
         return {
             "loss": self.loss / max(self.epochs * each, 1),
@@ -157,28 +157,28 @@ class StepLearner(ABC, Generic[B]):
             self.algorithm.load_snapshot(state)
 
     def known_sums(self, batches: Sequence[B]) -> bool:
-        """Whether all sums over sequences are 0 before a batch's first update; ranks ask all of them."""
+        """Return whether all sums over sequences are 0 before a batch's first update; ranks ask all of them."""
         return known_sums(self.algorithm, [batch.rows for batch in batches], self.version)
 
     @property
     def algo(self) -> AlgoConfig:
-        """The algorithm's settings."""
+        """The settings of the phase's algorithm."""
         return self.algorithm.config
 
     @property
     def keeps_reference(self) -> bool:
-        """Whether the phase needs log-probabilities under the weights that it began with."""
+        """True where the phase needs log-probabilities under the weights that it began with."""
         needs = self.algorithm.needs
         return needs.reference or needs.reward_model or bool(self.algo.kl_coef)
 
     @property
     def warming_critic(self) -> bool:
-        """Whether the phase is at its beginning, where only the critic learns."""
+        """True at the beginning of a phase, where only the critic learns."""
         return self.critic is not None and self.optimizer.steps < self.algorithm.critic_config.value_warmup
 
     @property
     def scores_reference(self) -> bool:
-        """Whether a step itself reads them; a KL penalty in rewards was computed before credit."""
+        """True where a step itself reads reference log-probabilities; a KL penalty in rewards is computed before it."""
         return self.algorithm.needs.reference or bool(self.algo.kl_coef and self.algo.kl_as == "loss")
 
     @abstractmethod

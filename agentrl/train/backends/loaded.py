@@ -1,4 +1,4 @@
-"""Does what a trainer loaded compute what the folder's own weights mean?
+"""A test that a trainer loaded what the folder's own weights mean.
 
 The proof of an architecture (`proof`) uses a small random model. It can't find a weight that is mapped to the wrong
 tensor, a missing one, a wrong tie, or a setting that only matters at the model's real sizes. So the run's own trainer
@@ -64,20 +64,20 @@ from agentrl.train.backends.torch_settings import TorchConfig
 from agentrl.train.forest import Forest
 
 GPU_LOGP_BOUND = 1e-2
-"""In nats, in float32: GPU kernels round differently than eager attention, in every layer."""
+"""The bound in nats, in float32: GPU kernels round differently than eager attention, in every layer."""
 LARGEST = 64 << 30
 """Bytes of weights that are still read at a run's start."""
 LAYER_BOUND = 1e-3
-"""In float32: the bound of a layer output's relative difference, averaged over tokens."""
+"""The bound of a layer output's relative difference, averaged over tokens, in float32."""
 LEVELS = (2, 0)
 """Branchings of the trees that are computed: a dozen paths, about a hundred tokens."""
 
 
 class Computes(Protocol):
-    """Whatever gives log-probabilities of forests, as trainers do."""
+    """A source of forests' log-probabilities, such as a trainer."""
 
     def logprobs(self, forests: Sequence[Forest]) -> list[Tensor]:
-        """For each forest the log-probability of every trained token, [T], 0 elsewhere."""
+        """Return each forest's log-probabilities of trained tokens, [T], 0 elsewhere."""
         ...
 
 
@@ -116,7 +116,7 @@ class Loaded:
 
     @property
     def passed(self) -> bool:
-        """Whether the loaded weights compute what the folder's do."""
+        """True where the loaded weights compute what the folder's do."""
         return not self.not_compared and self.logp <= self.bound
 
     def __str__(self) -> str:
@@ -280,7 +280,7 @@ def _compare(
 
 
 def _first_that_differs(trainer: Computes, forest: Forest, want: LayerOutputs, rough: LayerOutputs | None) -> str:
-    """Which layer is the first to differ from transformers' by more than the bound."""
+    """The first layer that differs from transformers' by more than the bound."""
     if not isinstance(trainer, Layered) or not want.layers:
         return "its layers' outputs can't be compared"
     ours = trainer.layer_outputs(forest)
@@ -299,12 +299,11 @@ def _first_that_differs(trainer: Computes, forest: Forest, want: LayerOutputs, r
 
 
 def _relative_difference(ours: Tensor, theirs: Tensor) -> float:
-    """Of [T, d] each: the norm of the difference over the second's norm, averaged over tokens."""
+    """The norm of the difference over the second's norm, averaged over tokens; [T, d] each."""
     return float(((ours - theirs).norm(dim=-1) / theirs.norm(dim=-1)).mean())
 
 
 def _rows(folder: Path, forest: Forest, dtype: str, device: str) -> LayerOutputs:
-    """What transformers' eager model computes in a precision."""
     with _eager(folder, getattr(torch, dtype), device) as model:
         return compute_layer_outputs(model, forest, device)
 
@@ -350,7 +349,6 @@ def free_memory(device: str) -> int:
 
 
 def _digest(folder: Path, files: Sequence[Path], depends: Sequence[str]) -> str:
-    """What the comparison depends on."""
     digest = hashlib.blake2b((folder / "config.json").read_bytes(), digest_size=16)
     for word in (transformers.__version__, torch.__version__, custom_code.digest(folder), *depends):
         digest.update(word.encode())

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor, nn
 
 MOMENTUM = 0.95
-"""Muon's (kellerjordan.github.io/posts/muon)."""
+"""The momentum of Muon (kellerjordan.github.io/posts/muon)."""
 SCALE = "match_rms_adamw"
 """Updates are as large as AdamW's (Moonlight, arXiv:2502.16982), so one learning rate suits both."""
 
 Updates = Mapping[Tensor, tuple[Tensor, float]]
-"""Of each parameter: what to orthogonalise, spread as the parameter is, and the learning rate."""
+"""Each parameter's matrix to orthogonalise, spread as the parameter is, and the learning rate."""
 
 
 def orthogonal_step(update: Tensor, lr: float) -> Tensor:
-    """What Muon adds to a whole matrix, [rows, columns], for an update."""
+    """Return what Muon adds to a whole matrix, [rows, columns], for an update."""
     matrix = nn.Parameter(torch.zeros_like(update))
     matrix.grad = update
     muon = torch.optim.Muon([matrix], lr=lr, weight_decay=0.0, momentum=0.0, nesterov=False, adjust_lr_fn=SCALE)

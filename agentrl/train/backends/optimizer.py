@@ -60,7 +60,7 @@ class Optimizer:
 
     @property
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """What updates the parameters, by name."""
+        """The optimizers of the parameters, by name."""
         return {"adam": self.adam} | ({} if self.muon is None else {"muon": self.muon})
 
     def rate(self) -> float:
@@ -123,7 +123,7 @@ class Optimizer:
         return dict(self._states())
 
     def state(self) -> dict[str, object]:
-        """All that resuming needs."""
+        """Return all that resuming needs."""
         states = {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
         return {**states, "steps": self.steps, "skipped": self.skipped}
 

@@ -1,4 +1,4 @@
-"""Which of a model's parameters are trained, how fast, and by which optimizer."""
+"""A model's trained parameters, their learning rates, and the optimizer of each."""
 
 from __future__ import annotations
 

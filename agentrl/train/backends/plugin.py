@@ -1,4 +1,4 @@
-"""What a trainer is as a plug-in: its settings, how one is made, and what is known of it before there is a model.
+"""Trainers as plug-ins: settings, a factory, and what is known of it before there is a model.
 
 A run asks the plug-in, and never which trainer it is: how its ranks share the model (`split`), what they keep on a
 device (`memory`), what is checked first.
@@ -77,7 +77,7 @@ class TrainerPlugin:
             torch_device(config.device, "trainer.device")
 
     def proves(self, config: Any) -> bool:
-        """Whether architecture and loaded weights are compared with what transformers computes, before training."""
+        """Return whether architecture and loaded weights are compared with transformers' outputs before training."""
         return False
 
     def prove(self, config: Any, path: Path, model: str, context: int | None) -> None:
@@ -94,7 +94,7 @@ class TrainerPlugin:
         """
 
     def replays_experts(self, config: Any) -> bool:
-        """Whether training needs the routed experts that the engine recorded."""
+        """Return whether training needs the routed experts that the engine recorded."""
         return False
 
     def split(self, config: Any, model: Any, gpus: int) -> Split:

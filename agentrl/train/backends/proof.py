@@ -153,7 +153,6 @@ def _key(settings: MegatronConfig | None) -> str:
 
 
 def _digest(config: Any, device: str, subject: str, *settings: str) -> str:
-    """A digest of what the result depends on."""
     fields = {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
     digest = hashlib.blake2b(json.dumps(fields, sort_keys=True, default=str).encode(), digest_size=16)
     source = getattr(config, "name_or_path", "")

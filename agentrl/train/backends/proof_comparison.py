@@ -88,7 +88,7 @@ def compare(
 
 
 def _refusal(config: Any, what: str, error: Exception) -> str:
-    """Why the layers can't compute it, as a sentence; what they raised is often an internal detail."""
+    """Say why the layers can't compute it, as a sentence; what they raised is often an internal detail."""
     kinds = sorted(
         {str(kind) for kind in getattr(config.get_text_config(), "layer_types", None) or ()} - SUPPORTED_LAYERS
     )
@@ -114,7 +114,7 @@ def _own_error(
 
 
 def _divisors(ranks: MegatronTrainer | None) -> Shares:
-    """What the small model's sizes must be multiples of."""
+    """The numbers that the small model's sizes must be multiples of."""
     if ranks is None:
         return Shares()
     from agentrl.train.backends.megatron.layout import layout_of

@@ -1,4 +1,4 @@
-"""What is proved: the trainers and the local engine, on a small random model of an architecture.
+"""The subjects of a proof: the trainers and the local engine, on a small random model of an architecture.
 
 The torch trainer computes log-probabilities and gradient of a forest. The Megatron trainer does so on the run's ranks
 in the run's layout, or without a run on one rank, and returns the gradient's norm only. The local engine computes the
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from agentrl.train.backends.megatron.trainer import MegatronTrainer
 
 LOGP_BOUND, GRADIENT_BOUND = 1e-3, 1e-2
-"""In nats, and relative to the gradient's norm. Rounding gives 1e-5; what forests can't express, 0.1 and more."""
+"""Bounds in nats, and relative to the gradient's norm. Rounding gives 1e-5, what forests can't express 0.1 and more."""
 NORM_BOUND = 1e-3
 """Of the relative difference of gradient norms, in float32 on a CPU; ranks return only the norm. Correct ones differ by
 at most 4e-6; one tensor's gradient that was not summed over ranks changed the norm by 1.3e-3 to 4.7e-3."""
@@ -71,7 +71,7 @@ class Proof:
 
     @property
     def passed(self) -> bool:
-        """Whether it computes what transformers computes."""
+        """True where the subject computes what transformers computes."""
         if self.untested or self.fault:
             return False
         return self.logp <= self.logp_bound and (self.gradient is None or self.gradient <= self.gradient_bound)
@@ -137,7 +137,7 @@ def _by_trainer(trial: ModelTrial) -> Proof:
 
 
 def _by_megatron(trial: ModelTrial) -> Proof:
-    """On the run's ranks, or on one rank in a process of its own."""
+    """Prove on the run's ranks, or on one rank in a process of its own."""
     from agentrl.train.backends.megatron.trainer import MegatronTrainer
 
     if (settings := settings_on_ranks(trial.ranks, trial.dtype)) is not None and trial.ranks is not None:
@@ -155,7 +155,7 @@ def _by_megatron(trial: ModelTrial) -> Proof:
 
 
 def _by_engine(trial: ModelTrial) -> Proof:
-    """In batches of paths: the first half of each as a prompt, the rest token by token."""
+    """Prove in batches of paths: the first half of each as a prompt, the rest token by token."""
     runner = ModelRunner(trial.folder, trial.device, trial.dtype, PATHS_PER_BATCH, 1 << 30)
     return trial.proof(engine_logps(runner, trial.forest))
 

@@ -1,4 +1,4 @@
-"""What plain transformers computes for a small random forest: every path as a row of its own."""
+"""A small random forest in plain transformers: every path as a row of its own."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class RowResults:
 
 
 def paths_to_leaves(forest: Forest) -> list[Tensor]:
-    """Every path from a root to a leaf, as indices."""
+    """Return every path from a root to a leaf, as indices."""
     index = torch.arange(len(forest))
     return [index[(index <= leaf) & (forest.end > leaf)] for leaf in index[forest.end == index + 1].tolist()]
 

@@ -1,4 +1,4 @@
-"""What `agentrl models check` prints: a line for each trainer and engine that was tested, and the verdict.
+"""The output of `agentrl models check`: a line for each trainer and engine that was tested, and the verdict.
 
 A line begins with ✓ (correct), ✗ (wrong numbers) or - (the model is refused or could not be tested). A refusal is a
 failure only for the trainer or engine that the user named.

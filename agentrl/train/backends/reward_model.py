@@ -65,7 +65,7 @@ class RewardModel:
         self.optimizer.steps += 1
 
     def state(self) -> dict[str, Any]:
-        """All that resuming needs."""
+        """Return all that resuming needs."""
         return {"model": to_cpu(self.model.state_dict()), "optimizer": self.optimizer.state()}
 
     def restore(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""How layers with a state along the row compute a forest (`agentrl.models.mixers`).
+"""The computation of a forest in layers with a state along the row (`agentrl.models.mixers`).
 
 A forest's tokens form segments: runs of consecutive tokens without a branch. A layer computes a segment from its
 parent segment's final state: inner segments level by level, those of one length in one call; then all leaves, whose
@@ -39,7 +39,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What one call of a layer computes.
+    """One call of a layer.
 
     Attributes:
         parts: their numbers.
@@ -63,7 +63,7 @@ class _Schedule:
 
 
 class StateSchedule:
-    """See `agentrl.models.mixers.StatePlan`; one forest's, prepared at its first use."""
+    """One forest's plan for layers with a state (`agentrl.models.mixers.StatePlan`); prepared at its first use."""
 
     def __init__(self, forest: Forest) -> None:
         self.end, self.device = forest.end.tolist(), forest.end.device

@@ -63,7 +63,7 @@ def computing(method: Callable[..., T]) -> Callable[..., T]:
 
 
 class TorchTrainer(StepLearner[TorchBatch]):
-    """See `agentrl.train.backends.base.Trainer`.
+    """The trainer of `trainer=torch`.
 
     Args:
         path: a Hugging Face folder.
@@ -74,7 +74,7 @@ class TorchTrainer(StepLearner[TorchBatch]):
     """
 
     processes = 1
-    """How many share this machine's cores in computing the same steps."""
+    """The number of processes that share this machine's cores in computing the same steps."""
     reduce: Callable[[Sequence[Tensor]], None] | None = None
     """Sums the gradients of a critic's head over them; see `ValueModel`."""
 
@@ -156,7 +156,7 @@ class TorchTrainer(StepLearner[TorchBatch]):
         return metrics
 
     def joined(self, learned: RankStepResult) -> RankStepResult:
-        """A step as all processes took it."""
+        """Combine a step over all processes."""
         return learned
 
     def whole(self, compute: Callable[[], T]) -> T:
@@ -299,11 +299,9 @@ class TorchTrainer(StepLearner[TorchBatch]):
         return found
 
     def _states(self, trunk: nn.Module, batch: TorchBatch) -> Tensor:
-        """The hidden states that predict each row: [P, d]."""
         return self.whole(lambda: self._hidden(trunk, batch)[batch.rows.predictor])
 
     def _hidden(self, trunk: nn.Module, batch: TorchBatch) -> Tensor:
-        """The last hidden states: [T, d]."""
         set_plan(trunk, batch.states)
         with self._precision():
             out = trunk(input_ids=batch.token_ids, position_ids=batch.position, use_cache=False, forest_plan=batch.plan)
@@ -311,7 +309,6 @@ class TorchTrainer(StepLearner[TorchBatch]):
         return hidden
 
     def _logps(self, model: nn.Module, hidden: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy of each row: [P], [P]."""
         with self._precision():
             head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
             return token_logps(head, before_head(model)(hidden), rows, shape=self.logits)
@@ -331,14 +328,14 @@ class TorchTrainer(StepLearner[TorchBatch]):
     # -------------------------------------------------------------------------- weights and folders
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter once, by the name that files have for it; tied ones by the name they are stored by.
+        """Yield every parameter once, by the name that files have for it; tied ones by the name they are stored by.
 
         Where transformers has a layer's experts in one tensor, each expert is yielded by itself.
         """
         return self._named_weights({})
 
     def averaged_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See `Averager.averaged_weights`."""
+        """Yield the averaged weights."""
         if self.average is None:
             raise InvalidInput("the trainer keeps no average of its weights: trainer.average_decay is none")
         return self._named_weights(self.average.state_dict())

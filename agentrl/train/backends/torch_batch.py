@@ -1,4 +1,4 @@
-"""What the torch trainer makes of a forest before it computes it, and which part of a model computes hidden states."""
+"""The torch trainer's batches, made from forests, and the part of a model that computes hidden states."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def trunk_of(model: nn.Module) -> nn.Module:
 
 
 def before_head(model: nn.Module) -> nn.Module:
-    """What a model computes of hidden states before its output matrix: the `lm_head` of the ModernBERT decoder."""
+    """Return the model's part between hidden states and output matrix: the `lm_head` of the ModernBERT decoder."""
     found = getattr(model, "lm_head", None)
     same = found is None or found is model.get_output_embeddings()  # type: ignore[operator]
     return nn.Identity() if same else cast(nn.Module, found)

@@ -26,7 +26,7 @@ class TorchPlugin(TrainerPlugin):
         return TorchTrainer
 
     def proves(self, config: TorchConfig) -> bool:
-        """Unless `trainer.proof=false`."""
+        """Return True unless `trainer.proof=false`."""
         return config.proof
 
     def prove(self, config: TorchConfig, path: Path, model: str, context: int | None) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class TrainerRole:
-    """Makes a trainer, and calls it."""
+    """A worker that makes a trainer and calls it."""
 
     def __init__(
         self, path: Path, config: TrainerConfig, algo: AlgoConfig, total_steps: int, seed: int, prove: str | None
@@ -35,21 +35,21 @@ class TrainerRole:
         return getattr(self.trainer, method)(*arguments, **options), self.trainer.version
 
     def logprobs(self, forests: Sequence[Forest], reference: bool) -> list[Tensor]:
-        """See `Trainer.logprobs`."""
+        """Return each forest's log-probabilities."""
         return self.trainer.logprobs(forests, reference=reference)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See `Trainer.weights`."""
+        """Yield the trainer's weights."""
         return ((name, tensor.detach()) for name, tensor in self.trainer.weights())
 
     def averaged_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See `Averager.averaged_weights`."""
+        """Yield the averaged weights."""
         if not isinstance(self.trainer, Averager):
             raise ConfigError(f"eval.weights=averaged: {type(self.trainer).__name__} has no averaged_weights()")
         return ((name, tensor.detach()) for name, tensor in self.trainer.averaged_weights())
 
     def save_weights(self, folder: Path, base: Path, limit: int, convert: Convert | None, method: str) -> Shapes:
-        """See `agentrl.rollout.weights.buckets.Save`."""
+        """Write the weights that `method` yields."""
         from agentrl.rollout.weights.snapshot import save_snapshot
 
         weights = getattr(self, method)()
@@ -70,7 +70,7 @@ class TrainerRole:
 
 
 class WorkerComputing(ABC):
-    """See `agentrl.train.backends.Computing`, `Critic` and `Rewarder`: forests are sent to the trainer as they are.
+    """Computation in a trainer's worker: forests are sent to the trainer as they are.
 
     Attributes:
         worker: what is called: the trainer's worker, or a connection to it.
@@ -82,22 +82,22 @@ class WorkerComputing(ABC):
     _timeout: float | None
 
     def step(self, forests: Sequence[Forest], state: Mapping[str, Any] | None = None) -> dict[str, float]:
-        """See `Trainer.step`."""
+        """Train on a batch."""
         found: dict[str, float] = self._call("step", list(forests), state)
         return found
 
     def logprobs(self, forests: Sequence[Forest], *, reference: bool = False) -> list[Tensor]:
-        """See `Trainer.logprobs`."""
+        """Return each forest's log-probabilities."""
         found: list[Tensor] = self._run("logprobs", list(forests), reference)
         return found
 
     def values(self, forests: Sequence[Forest], start: float = 0.0) -> list[Tensor]:
-        """See `Critic.values`."""
+        """Return the critic's values."""
         found: list[Tensor] = self._call("values", list(forests), start)
         return found
 
     def token_rewards(self, forests: Sequence[Forest]) -> list[Tensor]:
-        """See `Rewarder.token_rewards`."""
+        """Return the reward model's token rewards."""
         found: list[Tensor] = self._call("token_rewards", list(forests))
         return found
 
@@ -123,7 +123,7 @@ class WorkerComputing(ABC):
 
 
 class WorkerConnection(WorkerComputing):
-    """See `agentrl.train.backends.TrainerConnection`, `Critic` and `Rewarder`.
+    """A connection to a trainer's worker.
 
     Args:
         access: of the process that started the worker.
@@ -151,7 +151,7 @@ class WorkerConnection(WorkerComputing):
 
 @dataclass(frozen=True)
 class WorkerAccess:
-    """See `agentrl.train.backends.TrainerAccess`.
+    """Another process's way to a trainer's worker.
 
     Attributes:
         address: of the trainer's worker.
@@ -208,15 +208,15 @@ class WorkerTrainer(WorkerComputing):
             raise
 
     def begin(self, algo: AlgoConfig, total_steps: int) -> None:
-        """See `Trainer.begin`."""
+        """Begin a phase."""
         self._call("begin", algo, total_steps)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See `Trainer.weights`."""
+        """Yield the trainer's weights."""
         return self._stream("weights")
 
     def averaged_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See `Averager.averaged_weights`."""
+        """Yield the averaged weights."""
         return self._stream("averaged_weights")
 
     def _stream(self, method: str) -> Iterator[tuple[str, Tensor]]:
@@ -228,21 +228,21 @@ class WorkerTrainer(WorkerComputing):
     def save_weights(
         self, folder: Path, base: Path, limit: int, convert: Convert | None = None, method: str = "weights"
     ) -> Shapes:
-        """See `agentrl.rollout.weights.buckets.Save`: the trainer's process writes, on a file system that all share."""
+        """Write the weights from the trainer's process, on a file system that all share."""
         paths = Path(folder).absolute(), Path(base).absolute()
         found: Shapes = self._run("save_weights", *paths, limit, convert, method)
         return found
 
     def save(self, path: Path) -> None:
-        """See `Trainer.save`."""
+        """Write a checkpoint."""
         self._call("save", Path(path).absolute())
 
     def load(self, path: Path) -> None:
-        """See `Trainer.load`."""
+        """Load a checkpoint."""
         self._call("load", Path(path).absolute())
 
     def export(self, path: Path) -> None:
-        """See `Trainer.export`."""
+        """Write a Hugging Face folder."""
         self._call("export", Path(path).absolute())
 
     def release(self) -> None:

@@ -1,1 +1,1 @@
-"""What a run will take, before anything is started: who is where, memory, traffic, time, and which layout is best."""
+"""A run's needs before anything is started: places, memory, traffic, time, and the best layout."""

@@ -14,7 +14,7 @@ from agentrl.cluster.base import ClusterNode
 from agentrl.train.plan.memory import ENGINE_FRACTION, GIB, OVERHEAD, EngineMemory, TrainerMemory
 
 SLEEPING = 1 * GIB
-"""What an engine that sleeps still takes on each device; an assumption."""
+"""Bytes that an engine that sleeps still takes on each device; an assumption."""
 
 
 @dataclass(frozen=True)
@@ -39,25 +39,25 @@ class Devices:
 
     @property
     def name(self) -> str:
-        """It in words."""
+        """The device in words."""
         return f"{self.node}, GPUs {', '.join(map(str, self.numbers))}" if self.numbers else self.node
 
     @property
     def overhead(self) -> float:
-        """What drivers and allocators take of it."""
+        """Bytes that drivers and allocators take."""
         return OVERHEAD if self.numbers else 0.0
 
     def kept(self, trainer: TrainerMemory) -> float:
-        """What is taken of it while engines generate, beside them."""
+        """Return the bytes that are taken beside engines while they generate."""
         return self.trainers * trainer.resident + self.overhead
 
     def while_training(self, trainer: TrainerMemory, engine: EngineMemory) -> float:
-        """What is taken of it while the trainer computes; without the cache of engines that don't sleep."""
+        """Return the bytes that are taken while the trainer computes; without the cache of engines that don't sleep."""
         beside = SLEEPING if self.sleeping else engine.weights
         return self.trainers * trainer.total + self.engines * beside + self.overhead
 
     def cache(self, trainer: TrainerMemory, engine: EngineMemory) -> float:
-        """What is left of it for an engine's key-value cache; the share of each of several."""
+        """Return the bytes left for an engine's key-value cache; the share of each of several."""
         room = min(self.room * ENGINE_FRACTION, self.room - self.kept(trainer))
         return room / self.engines - engine.weights
 
@@ -91,7 +91,7 @@ def devices_of(assignment: Assignment, nodes: Sequence[ClusterNode], here: float
 def too_full(
     devices: Sequence[Devices], trainer: TrainerMemory, engine: EngineMemory, session: int, sessions: int = 1
 ) -> Iterator[str]:
-    """What does not fit, as warnings.
+    """Yield a warning for each thing that does not fit.
 
     Args:
         devices: those that something is on.

@@ -115,7 +115,7 @@ def nodes_of(config: RunConfig) -> list[ClusterNode]:
 
 
 def places(config: RunConfig, split: Split, nodes: Sequence[ClusterNode], trainer: TrainerMemory) -> Assignment:
-    """Who is where: as it is placed on a cluster's nodes; on this machine alone all of them count GPUs from the first.
+    """Return the places of a run on a cluster's nodes; on this machine alone all count GPUs from the first.
 
     Raises:
         ConfigError: the parts don't fit on the nodes.
@@ -155,7 +155,7 @@ def host_memory() -> float:
 
 
 def numbers_of(config: RunConfig) -> Numbers:
-    """How the trainer keeps its numbers.
+    """Return the formats of the trainer's numbers.
 
     Raises:
         ConfigError: the algorithm's critic is a model that this trainer has no place for.
@@ -164,7 +164,7 @@ def numbers_of(config: RunConfig) -> Numbers:
 
 
 def engines_of(config: RunConfig) -> int:
-    """How many engines a run has."""
+    """Return the number of engines of a run."""
     return len(config.fleet.urls) or config.fleet.engines
 
 
@@ -178,7 +178,7 @@ def work_of(config: RunConfig) -> StepWork:
 
 
 def at_once(config: RunConfig) -> int:
-    """How many sessions each engine has at once."""
+    """Return the number of sessions that each engine has at once."""
     sessions = config.rollout.groups_per_step * config.rollout.group_size
     return min(config.engine.max_batch, -(-sessions // max(engines_of(config), 1)))
 
@@ -224,7 +224,6 @@ def _memory(trainer: TrainerMemory, engine: EngineMemory, config: RunConfig) -> 
 
 
 def _on_device(devices: Devices, trainer: TrainerMemory, engine: EngineMemory) -> str:
-    """What is on each of these devices."""
     each = "each " if len(devices.numbers) > 1 else ""
     parts = []
     if devices.trainers:

@@ -86,12 +86,12 @@ class PlanConfig(Section):
 
     @property
     def rates(self) -> Rates:
-        """Its rates."""
+        """The rates of devices and links."""
         return Rates(self.tflops, self.bandwidth, self.link, self.network)
 
     @property
     def work(self) -> StepWork:
-        """Its step."""
+        """The work of a step."""
         return StepWork(self.sessions, self.prompt, self.sampled, self.batch, self.longest or 0, self.forwards)
 
     @property
@@ -130,7 +130,7 @@ class Candidate:
 
     @property
     def settings(self) -> str:
-        """The settings that choose it."""
+        """The settings that choose this candidate."""
         split = self.split
         shared = ["fleet.colocated=true"] if self.colocated else []
         shared += [f"fleet.colocated_engines={self.colocated}"] if self.layout == "mixed" else []
@@ -148,7 +148,7 @@ class Candidate:
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """What has to work together: fewer is simpler."""
+        """The sizes of what has to work together: fewer is simpler."""
         split, numbers = self.split, self.numbers
         kinds = (self.layout == "mixed") + numbers.offloaded
         return kinds, split.tensor * split.pipeline * split.context * self.ranks, split.expert, numbers.recompute
@@ -183,7 +183,7 @@ def _group(candidate: Candidate) -> tuple[Layout, int, int]:
 
 
 def wanted(candidate: Candidate, environments: int = 0) -> Wanted:
-    """What a candidate asks of the cluster."""
+    """Return a candidate's request to the cluster."""
     split = candidate.split
     return Wanted(
         Demand("trainer", split.ranks // split.tensor, split.tensor, memory=candidate.trainer.total / GIB),
@@ -239,20 +239,18 @@ def _sizes(total: int) -> list[int]:
 
 
 def _fsdp_splits(total: int) -> Iterator[tuple[Split, Numbers]]:
-    """Ways of sharing the model among data-parallel ranks."""
     for ranks in _sizes(total):
         yield from ((Split(data=ranks), numbers) for numbers in _numbers("fsdp"))
 
 
 def _numbers(trainer: Literal["megatron", "fsdp"]) -> Iterator[Numbers]:
-    """With and without recomputation, and with the optimizer's state in the CPU's memory."""
+    """Numbers with and without recomputation, and with the optimizer's state in the CPU's memory."""
     for recompute in (False, True):
         yield Numbers(trainer, recompute=recompute)
     yield Numbers(trainer, recompute=True, offloaded=True)
 
 
 def _splits(shape: Shape, total: int, largest: int) -> Iterator[tuple[Split, Numbers]]:
-    """Ways of sharing the model among ranks that Megatron takes."""
     tensors = [each for each in POWERS if each <= largest]
     experts = POWERS if shape.num_experts else (1,)
     for ranks, tensor, pipeline, context, expert in itertools.product(
@@ -279,7 +277,6 @@ def _splits(shape: Shape, total: int, largest: int) -> Iterator[tuple[Split, Num
 
 
 def _nothing(shape: Shape, config: PlanConfig, nodes: Sequence[ClusterNode]) -> str:
-    """Why no layout fits."""
     total, largest = sum(node.gpus for node in nodes), max((node.gpus for node in nodes), default=0)
     if not total:
         return "the cluster has no GPU; `agentrl train … dry_run=true` says what a run takes on CPUs"

@@ -16,14 +16,14 @@ GIB = 1 << 30
 LOGITS = 3 * 4 * (1 << 24)
 """Logits of one chunk of the head in float32, with its softmax and their gradient (`agentrl.train.backends.head`)."""
 OVERHEAD = 2 * GIB
-"""What CUDA, NCCL and the allocator's fragments take on each device; an assumption."""
+"""Bytes that CUDA, NCCL and the allocator's fragments take on each device; an assumption."""
 ENGINE_FRACTION = 0.85
 """The part of a GPU's memory that an engine takes for weights and key-value cache."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """How many ranks share what: `agentrl.train.backends.megatron.layout.ParallelLayout` without its checks."""
+    """The number of ranks that share each part: `agentrl.train.backends.megatron.layout.ParallelLayout` without its checks."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -33,13 +33,13 @@ class Split:
 
     @property
     def ranks(self) -> int:
-        """All together."""
+        """The number of all ranks."""
         return self.tensor * self.pipeline * self.context * self.data
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """How a trainer keeps its numbers.
+    """The formats of a trainer's numbers.
 
     Attributes:
         trainer: in which of the built-in trainers' ways. torch keeps weights in float32; fsdp too, divided among
@@ -107,7 +107,7 @@ class TrainerMemory:
 
     @property
     def resident(self) -> float:
-        """What stays while colocated engines generate."""
+        """Bytes that stay while colocated engines generate."""
         passing = ("activations", "gathered", "logits", "updating")
         return float(sum(getattr(self, each.name) for each in fields(self) if each.name not in passing))
 
@@ -124,7 +124,7 @@ def own_parameters(shape: Shape, split: Split) -> tuple[float, float]:
 
 
 def trainer_memory(shape: Shape, split: Split, numbers: Numbers, token_budget: int) -> TrainerMemory:
-    """What the trainer keeps on its fullest device."""
+    """Return the trainer's memory on its fullest device."""
     shared, experts = own_parameters(shape, split)
     own = shared + experts
     state = numbers.state * own
@@ -179,7 +179,7 @@ class EngineMemory:
 
 
 def engine_memory(shape: Shape, ranks: int, width: int, device: float, taken: float = 0.0) -> EngineMemory:
-    """What an engine keeps on each of its devices.
+    """Return an engine's memory on each of its devices.
 
     Args:
         shape: the model.

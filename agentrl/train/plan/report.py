@@ -1,4 +1,4 @@
-"""What `agentrl plan` prints: a table of layouts in Markdown, and the settings of the best."""
+"""The output of `agentrl plan`: a table of layouts in Markdown, and the settings of the best."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Shape:
 
     @cached_property
     def parameters(self) -> int:
-        """All of them."""
+        """The number of all parameters."""
         return self.num_hidden_layers * (self.dense + self.experts) + self.embeddings
 
     @cached_property

@@ -23,7 +23,7 @@ SESSION_BYTES = 16
 
 @dataclass(frozen=True)
 class Rates:
-    """What a device and its links do each second; the defaults are an H100's data sheet (SXM, dense bfloat16).
+    """The speed of a device and its links, per second; the defaults are an H100's data sheet (SXM, dense bfloat16).
 
     Attributes:
         tflops: arithmetic, in 10^12 operations.
@@ -122,7 +122,7 @@ class StepTime:
 
     @property
     def overlaps(self) -> bool:
-        """Whether sessions are generated while the trainer learns."""
+        """True where sessions are generated while the trainer learns."""
         return self.alone < float("inf")
 
     @property
@@ -135,7 +135,7 @@ class StepTime:
 def generate_seconds(
     shape: Shape, memory: EngineMemory, engines: int, ranks: int, work: StepWork, rates: Rates, width: int = 2
 ) -> float:
-    """Seconds until all sessions are generated, as many by each engine; inf without engines, or room for a session.
+    """Return the seconds to generate all sessions, as many by each engine; inf without engines, or room for a session.
 
     An engine decodes as many at once as its cache holds on average, takes the next one where one ends, and has few
     left at last, while the longest goes on.
@@ -161,7 +161,7 @@ def generate_seconds(
 def train_seconds(
     shape: Shape, split: Split, numbers: Numbers, work: StepWork, rates: Rates, budget: int, on_a_node: int
 ) -> float:
-    """Seconds of a step's training; `on_a_node`: ranks that share a node."""
+    """Return the seconds of a step's training; `on_a_node`: ranks that share a node."""
     again = 4 / 3 if numbers.recompute else 1.0
     again += work.forwards / 3
     computed = again * shape.flops(work.tokens, work.length / 2, backward=True)
@@ -226,7 +226,7 @@ def publish_seconds(shape: Shape, rates: Rates, *, across: bool, width: int = 2)
 
 
 def in_words(seconds: float) -> str:
-    """Seconds as people write them: `3 min 20 s`, `1 h 5 min`; three digits of less than a minute."""
+    """Return seconds as people write them: `3 min 20 s`, `1 h 5 min`; three digits of less than a minute."""
     if round(seconds) < 60:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -1,4 +1,4 @@
-"""What a policy loss is: its own settings, the sequence that it is over, and a value for each trained token."""
+"""Policy losses: their own settings, the sequence that they are over, and a value for each trained token."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ class PolicyLoss:
 
     @property
     def sequence(self) -> SequenceKind | None:
-        """What its sums of log-ratios are over; None: it reads single tokens. May depend on the settings."""
+        """The sequence of the sums of log-ratios; None: single tokens are read. May depend on the settings."""
         return None
 
     @property
     def summand(self) -> Summand | None:
-        """What `Tokens.sequence_term_sum` adds up over a sequence; None: the loss doesn't read it."""
+        """The values that `Tokens.sequence_term_sum` adds up over a sequence; None: the loss doesn't read them."""
         return None
 
     def mark(self, forests: Sequence[Forest]) -> None:
@@ -100,5 +100,5 @@ class SequenceLoss(PolicyLoss):
 
     @property
     def sequence(self) -> SequenceKind:
-        """By the setting."""
+        """The sequence of the settings."""
         return self.config.sequence

@@ -41,7 +41,7 @@ class Clipped(PolicyLoss):
     config: ClippedConfig
 
     def __call__(self, tokens: Tokens) -> Tensor:
-        """See the class."""
+        """Compute each token's loss."""
         from agentrl.train.losses import clipped
 
         return clipped(tokens, self.config.clip_low, self.config.clip_high, dual=self.config.dual_clip)

@@ -78,7 +78,7 @@ class ClipCov(Clipped):
         tokens.mark(tokens.some_of(inside, _count(self.config.share, tokens)))
 
     def __call__(self, tokens: Tokens) -> Tensor:
-        """See the class."""
+        """Compute each token's loss."""
         loss = super().__call__(tokens)
         tokens.metrics["policy/covariance_fraction"] = tokens.marked.float()
         return loss.masked_fill(tokens.marked, 0.0)
@@ -122,7 +122,7 @@ class KlCov(PolicyLoss):
         tokens.mark(above | tokens.some_of(covariance == least, count - int(above.sum())))
 
     def __call__(self, tokens: Tokens) -> Tensor:
-        """See the class."""
+        """Compute each token's loss."""
         penalty = self.config.beta * (tokens.logp - tokens.old_logp).abs()
         tokens.metrics["policy/covariance_fraction"] = tokens.marked.float()
         return penalty * tokens.marked - tokens.ratio * tokens.advantage
@@ -143,7 +143,7 @@ class _BatchTokens:
         return sum(map(len, self.places))
 
     def covariance(self) -> NDArray[np.float64]:
-        """See the module: [N]. Means are rounded once, so they don't depend on the order of tokens."""
+        """The covariance, [N]. Means are rounded once, so they don't depend on the order of tokens."""
         logp, plus = self._of("behaviour_logp"), self._of("advantage")
         advantage = plus + self._of("advantage_minus")
         if not len(self):
@@ -151,7 +151,7 @@ class _BatchTokens:
         return (logp - math.fsum(logp) / len(self)) * (advantage - math.fsum(advantage) / len(self))
 
     def some_of(self, candidates: NDArray[np.bool_], count: int) -> NDArray[np.bool_]:
-        """At most `count` of the candidates, [N]: those with the lowest hashes."""
+        """Choose at most `count` of the candidates, [N]: those with the lowest hashes."""
         index = np.flatnonzero(candidates)
         if len(index) > count:
             named = [(forest, int(i)) for forest, place in zip(self.forests, self.places, strict=True) for i in place]
@@ -161,7 +161,6 @@ class _BatchTokens:
         return chosen
 
     def mark(self, chosen: NDArray[np.bool_]) -> None:
-        """Set `Forest.marked` of every forest; chosen: [N]."""
         ends = np.cumsum([len(place) for place in self.places], dtype=np.intp)
         for forest, place, part in zip(self.forests, self.places, np.split(chosen, ends)[:-1], strict=True):
             marked = forest.weight.new_zeros(len(forest)).bool()

@@ -47,7 +47,7 @@ class Gmpo(SequenceLoss):
         return upper.where(advantage > 0, lower)
 
     def __call__(self, tokens: Tokens) -> Tensor:
-        """See the class."""
+        """Compute each token's loss."""
         log_ratio = tokens.logp - tokens.old_logp
         clipped = self._clip(log_ratio, tokens.sequence_advantage)
         tokens.metrics["policy/clip_fraction"] = (clipped != log_ratio).float()

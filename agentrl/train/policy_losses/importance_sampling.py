@@ -25,7 +25,7 @@ class ImportanceSampling(PolicyLoss):
     )
 
     def __call__(self, tokens: Tokens) -> Tensor:
-        """See the class."""
+        """Compute each token's loss."""
         from agentrl.train.losses import score_function
 
         return score_function(tokens)

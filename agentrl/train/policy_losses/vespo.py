@@ -46,7 +46,7 @@ class Vespo(SequenceLoss):
     config: VespoConfig
 
     def __call__(self, tokens: Tokens) -> Tensor:
-        """See the class."""
+        """Compute each token's loss."""
         config, log_ratio = self.config, tokens.sequence_log_ratio.detach().clamp(*LOG_RATIOS)
         weights = [
             (k * log_ratio + rate * (1 - log_ratio.exp())).exp()

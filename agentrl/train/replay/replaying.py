@@ -36,7 +36,7 @@ USED = ("env.", "engine.", "sandbox.", "rewards.", "policies.")
 
 
 class ReplayConfig(Section):
-    """What `agentrl replay` takes."""
+    """The settings of `agentrl replay`."""
 
     turn: PositiveInt
     """The turn that is generated again, from 1; those before it on its path are the recorded ones."""
@@ -173,7 +173,6 @@ async def replay(
 
 
 def _require_secrets(run: Path, recorded: Recorded) -> None:
-    """Refuse a run whose replay needs a secret."""
     if lacking := sorted(name for name in recorded.secrets if name.startswith(USED)):
         raise ConfigError(f"{run}: {lacking[0]} is a secret, which is not recorded: the session can't be replayed")
 
@@ -226,7 +225,7 @@ def _path(session: Session, turn: int) -> tuple[Session, Node, int]:
 
 
 def _settings(config: RunConfig, session: Session) -> RunConfig:
-    """Those that the session was generated with, for one engine and no limits of other sessions' making.
+    """The settings that the session was generated with, for one engine and no limits of other sessions' making.
 
     Raises:
         ConfigError: the session was not the model's own.

@@ -27,7 +27,7 @@ WORSE = 3
 
 
 class CompareConfig(Section):
-    """What a result is compared with."""
+    """The settings of a comparison with an earlier result."""
 
     name: str
     """A result.json, or the folder that has it."""

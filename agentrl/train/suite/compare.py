@@ -30,7 +30,7 @@ class _Change:
 
     @property
     def difference(self) -> float:
-        """By how much the second is better; what the order of a sum's terms decides is no difference."""
+        """The second's gain over the first; what the order of a sum's terms decides is no difference."""
         found = self.after - self.before
         return found if abs(found) > ROUNDING else 0.0
 
@@ -137,7 +137,7 @@ def compare(before: Results, after: Results, alpha: float = ALPHA, *, accept_cha
 
 
 def changed_data(before: Results, after: Results) -> Iterator[str]:
-    """How the data of parts that both results have differs, in words."""
+    """Say how the data of parts that both results have differs."""
     for name in [name for name in after.parts if name in before.parts]:
         one, other = before.parts[name], after.parts[name]
         known = [identity.read(part.get(identity.KEY) or {}) for part in (one, other)]
@@ -174,7 +174,7 @@ def _part(name: str, first: Sequence[Mapping[str, Any]], second: Sequence[Mappin
 
 
 def _scores(scores: Sequence[Mapping[str, Any]]) -> Iterator[tuple[tuple[str, str], Sequence[float]]]:
-    """By id and data, the scores of each task that has any."""
+    """The scores of each task that has any, by id and data."""
     for task in scores:
         if task["scores"]:
             yield (task["task"], task["digest"]), task["scores"]

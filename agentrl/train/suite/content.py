@@ -37,7 +37,7 @@ def digest(value: Any) -> str:
 
 
 def policy_content(config: RunConfig, folder: Path | None) -> dict[str, Any]:
-    """What the policy is.
+    """Return the policy's identity.
 
     Args:
         config: its settings.
@@ -62,7 +62,7 @@ def policy_content(config: RunConfig, folder: Path | None) -> dict[str, Any]:
 
 
 def part_content(config: RunConfig, env: Env) -> dict[str, Any]:
-    """What a part's sessions are besides its tasks: environment, rewards, limits, sampling, seed."""
+    """Return what a part's sessions are besides its tasks: environment, rewards, limits, sampling, seed."""
     source = inspect.getsourcefile(type(env.unwrapped))
     limits = config.eval.limits(config.rollout)
     overlong = {} if limits.overlong == "skip" else {"overlong": limits.overlong}

@@ -100,7 +100,7 @@ def comparison_lines(found: Comparison) -> Iterator[str]:
 
 
 def comparison_markdown(found: Comparison) -> str:
-    """A comparison as Markdown."""
+    """Return a comparison as Markdown."""
     lines = "".join(f"- {_cell(line)}\n" for line in comparison_lines(found))
     before, after = map(_cell, found.names)
     return f"# {after}, compared with {before}\n\n{_markdown(COMPARED, _compared(found))}\n{lines}"

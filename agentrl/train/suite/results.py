@@ -1,4 +1,4 @@
-"""What is kept of a suite, or of a single evaluation: `result.json`."""
+"""The file of a suite's, or a single evaluation's, results: `result.json`."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ class Results:
 
     @property
     def worked(self) -> bool:
-        """Whether there is anything in each part that says something about the policy."""
+        """True where each part has something that says something about the policy."""
         return all(part["worked"] for part in self.parts.values())
 
     @property
     def cost(self) -> float | None:
-        """What all parts cost together; None without prices."""
+        """The cost of all parts together; None without prices."""
         costs = [part["cost"] for part in self.parts.values() if part.get("cost") is not None]
         return sum(costs) if costs else None
 
     def to_json(self) -> bytes:
-        """As it is written."""
+        """Return the bytes of the file."""
         data = {"suite": self.name, "policy": self.policy, "seconds": round(self.seconds, 3), "parts": self.parts}
         return orjson.dumps(data, option=orjson.OPT_INDENT_2) + b"\n"
 

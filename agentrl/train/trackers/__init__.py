@@ -1,4 +1,4 @@
-"""Where a run's metrics go besides metrics.jsonl: TensorBoard, W&B, MLflow, Trackio, Prometheus, or one's own.
+"""Trackers of a run's metrics besides metrics.jsonl: TensorBoard, W&B, MLflow, Trackio, Prometheus, or one's own.
 
 metrics.jsonl is the run's record and is written by the run itself. What is here only passes it on (`worker`), so that
 no tracker can end a run or make it wait.

@@ -1,4 +1,4 @@
-"""What a metrics back end is."""
+"""Back ends for metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentrl.train.files import write_atomically
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a back end is told of a run.
+    """A run's description for a back end.
 
     Attributes:
         folder: the run's.
@@ -34,7 +34,7 @@ class TrackedRun:
 
     @property
     def own(self) -> Path:
-        """Where back ends keep files of their own, in the run's folder."""
+        """The folder for back ends' own files, in the run's folder."""
         return self.folder / "trackers"
 
     def remembered(self, name: str, made: str) -> str:
@@ -50,7 +50,7 @@ class TrackedRun:
         write_atomically(self.own / name, text.encode())
 
     def kept(self, name: str) -> str:
-        """What was kept under that name; nothing where nothing was."""
+        """Return what was kept under that name; nothing where nothing was."""
         file = self.own / name
         return file.read_text() if file.exists() else ""
 
@@ -86,4 +86,4 @@ class Tracker(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining metrics, and close."""

@@ -1,4 +1,4 @@
-"""MLflow."""
+"""MLflow as a back end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VALUE = 500
 STEP = "agentrl.step"
 """The tag with the last step that was logged."""
 _OTHER = re.compile(r"[^\w./: -]", re.ASCII)
-"""What a name may not have."""
+"""Characters that a name may not have."""
 
 
 class MLflow(Tracker):

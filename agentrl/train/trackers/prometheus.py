@@ -10,7 +10,7 @@ from agentrl.prometheus import TYPE, page
 from agentrl.train.trackers.base import TrackedRun, Tracker
 
 SECONDS = 10.0
-"""Which a request may take."""
+"""Seconds that a request may take."""
 
 
 class Prometheus(Tracker):
@@ -35,7 +35,7 @@ class Prometheus(Tracker):
         self._page = page({"step": step, **numbers}, self._labels)
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -46,7 +46,6 @@ class Prometheus(Tracker):
             timeout = SECONDS
 
             def do_GET(self) -> None:
-                """Answer with the numbers."""
                 known = self.path == "/metrics"
                 body = tracker._page if known else b"GET /metrics\n"
                 self.send_response(200 if known else 404)

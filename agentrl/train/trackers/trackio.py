@@ -1,4 +1,4 @@
-"""Trackio."""
+"""Trackio as a back end."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ class Trackio(Tracker):
         self._run.log(dict(numbers), step)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining metrics, and close."""
         self._run.finish()

@@ -1,4 +1,4 @@
-"""Weights & Biases."""
+"""Weights & Biases as a back end."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from uuid import uuid4
 from agentrl.train.trackers.base import TrackedRun, Tracker
 
 UNFINISHED = "wandb-unfinished"
-"""Where the name of the folder of an offline part is kept while it is written."""
+"""The key of the folder of an offline part while it is written."""
 FINISHED = "wandb-step"
-"""Where the last step of the finished offline parts is kept."""
+"""The key of the last step of the finished offline parts."""
 
 
 class WandB(Tracker):
@@ -51,7 +51,7 @@ class WandB(Tracker):
             about.keep(UNFINISHED, Path(self._run.dir).parent.name)
 
     def last(self) -> int:
-        """What the server has; offline, what the run had when it was last finished: the rest is in no file for sure."""
+        """Return the server's last step; offline, the run's when it last finished: the rest is in no file for sure."""
         self._step = int(self._about.kept(FINISHED) or 0) if self._run.offline else self._run.starting_step - 1
         return self._step
 
@@ -69,7 +69,6 @@ class WandB(Tracker):
 
 
 def _logged_in(settings: Any) -> bool:
-    """Whether wandb would find a key without asking for one."""
     if settings.api_key or settings.identity_token_file:
         return True
     try:

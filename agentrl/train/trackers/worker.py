@@ -101,7 +101,6 @@ class _Worker(threading.Thread):
             self._say(f"{self._setting}: {text}; metrics.jsonl has every step")
 
     def end(self) -> None:
-        """Ask it to write what is left and end."""
         self._ended.set()
         self.wake.set()
 

@@ -1,4 +1,4 @@
-"""`agentrl verify`: does a run's record prove what it trained on?
+"""`agentrl verify`: a proof of what a run trained on, from its record.
 
 `recorded` reads the run's files and what each step trained on, `run_checks` and `step_checks` are the checks,
 `recomputed` computes credit and forests again, `delivery` loads checkpoints into an engine. Nothing is written, so a

@@ -1,4 +1,4 @@
-"""Is each task what its number says? One index is one task as long as the data is the same (`envs.identity`)."""
+"""A check that each task is what its number says: one index is one task as long as the data is (`envs.identity`)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StoredTasks:
     evaluated: dict[int, list[tuple[str, int, bytes]]] = field(default_factory=dict)
 
     def add(self, session: Session) -> None:
-        """Another session."""
+        """Add a session to what is checked."""
         content = identity.content(session.task)
         if session.phase == "train":
             self.groups.setdefault(session.group, content)
@@ -42,10 +42,10 @@ class StoredTasks:
 
 
 class Reader(Protocol):
-    """Is given each stored session once, so that all is read once."""
+    """A check that is given each stored session once, so that all is read once."""
 
     def add(self, session: Session) -> None:
-        """Another session."""
+        """Add a session to what is checked."""
         ...
 
 

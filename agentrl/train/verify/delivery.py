@@ -1,4 +1,4 @@
-"""Were the published weights those that were saved? An engine that loads a checkpoint has the same checksum."""
+"""A check that published weights are those that were saved: an engine that loads a checkpoint has the same checksum."""
 
 from __future__ import annotations
 

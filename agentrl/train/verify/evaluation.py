@@ -22,7 +22,7 @@ from agentrl.types import Group, Session
 
 
 def is_evaluation(run: Path) -> bool:
-    """Whether a folder is that of an evaluation, and of no run that was trained."""
+    """Return whether a folder is that of an evaluation, and of no run that was trained."""
     there = [name for name in (SETTINGS, "sessions.db") if (run / name).is_file()]
     trained = any((run / name).exists() for name in ("starts.jsonl", "metrics.jsonl", "model"))
     return len(there) == 2 and not trained and any((run / name).is_file() for name in (RESULT, DATA))

@@ -1,4 +1,4 @@
-"""Does what a file says agree with what others say of it? No seal is needed, so this holds for older runs too."""
+"""A check that files of a run agree with each other. No seal is needed, so this holds for older runs too."""
 
 from __future__ import annotations
 

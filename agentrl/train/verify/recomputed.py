@@ -30,7 +30,7 @@ class Repacked:
 
 
 def repacked(step: Step, trained: Trained) -> Repacked | str:
-    """What a step's trainer got, from what is stored; where it can't be computed, why."""
+    """Compute the trainer's batch of a step from what is stored; where that can't be done, say why."""
     config = step.config
     try:
         algorithm = make_algorithm(config.algo)
@@ -47,7 +47,7 @@ def repacked(step: Step, trained: Trained) -> Repacked | str:
 
 
 def _lacking(needs: Needs, config: AlgoConfig) -> str:
-    """What credit depends on that is not stored, in words; '' where there is nothing."""
+    """Name what credit depends on that is not stored; '' where there is nothing."""
     if needs.critic or needs.reward_model:
         return "steps whose credit depends on a model's values, which are not stored"
     if config.kl_coef and config.kl_as == "reward":

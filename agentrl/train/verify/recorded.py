@@ -97,11 +97,11 @@ class Recorded:
         return max((int(row["step"]) for row in self.rows), default=0)
 
     def settings(self, step: int) -> RunConfig:
-        """Those that a step (from 1) was taken with."""
+        """Return the settings that a step (from 1) was taken with."""
         return next((config for after, config in reversed(self.starts) if after < step), self.starts[0][1])
 
     def is_sealed(self, step: int) -> bool:
-        """Whether the process that took a step (from 1) sealed what it wrote."""
+        """Return whether the process that took a step (from 1) sealed what it wrote."""
         processes = zip(reversed(self.starts), reversed(self.sealed), strict=True)
         return next((sealed for (after, _), sealed in processes if after < step), False)
 
@@ -152,7 +152,7 @@ class Step:
 
     @property
     def where(self) -> str:
-        """For messages."""
+        """The step's name in messages."""
         return f"step {self.number}"
 
 

@@ -1,4 +1,4 @@
-"""What a verification found: for each check what it examined, where the record breaks, and what it can't tell."""
+"""A verification's result: for each check what it examined, where the record breaks, and what it can't tell."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class Check:
 
     @property
     def result(self) -> str:
-        """In a few words."""
+        """The result in a few words."""
         if self.faults:
             return f"{len(self.faults)} fault{'s' * (len(self.faults) > 1)}"
         return "UNKNOWN in part" if self.unknown else "holds"
 
     def json(self) -> dict[str, Any]:
-        """The check as JSON."""
+        """Return the check as JSON."""
         return {
             "name": self.name,
             "about": self.about,
@@ -72,7 +72,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing contradicts the record."""
+        """True where nothing contradicts the record."""
         return not any(check.faults for check in self.checks)
 
     @property
@@ -81,7 +81,7 @@ class Report:
         return "PASS" if self.passed else "FAIL"
 
     def json(self) -> dict[str, Any]:
-        """The report as JSON."""
+        """Return the report as JSON."""
         checks = [check.json() for check in self.checks]
         return {"run": str(self.run), "steps": self.steps, "verdict": self.verdict, "checks": checks}
 
@@ -92,7 +92,7 @@ class Report:
             yield check.name, check.about, examined, check.result
 
     def lines(self) -> Iterator[str]:
-        """What follows the table: the first faults of each check, what is unknown, the verdict."""
+        """Yield what follows the table: the first faults of each check, what is unknown, the verdict."""
         for check in self.checks:
             yield from (f"{check.name}: {fault}" for fault in check.faults[:SHOWN])
             if len(check.faults) > SHOWN:

@@ -156,7 +156,7 @@ def _wrong_publication(published: Published, config: RunConfig) -> Iterator[str]
 
 
 def _wrong_order(before: Published, published: Published, row: Row | None) -> Iterator[str]:
-    """What is wrong with a publication after another one."""
+    """Yield the faults of a publication after another one."""
     one, other = set(before.checksums.values()) - {""}, set(published.checksums.values()) - {""}
     same = (before.version, before.incarnation) == (published.version, published.incarnation)
     comparable = before.engine == published.engine and bool(one and other)

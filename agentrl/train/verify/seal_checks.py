@@ -1,4 +1,4 @@
-"""Is each file what it was when the run wrote it (`train.seals`)? Nothing but digests is compared here."""
+"""A check that each file is as the run wrote it (`train.seals`). Nothing but digests is compared here."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OTHER = "is not what was written"
 
 @dataclass
 class Sealed:
-    """What the seals of a run say.
+    """The content of a run's seals.
 
     Attributes:
         run: the folder.
@@ -72,7 +72,7 @@ class Sealed:
 
     @property
     def whole(self) -> bool:
-        """Whether the run has been sealed from its beginning on."""
+        """True where the run has been sealed from its beginning on."""
         return any(seal.start.anew for seal in self.seals if seal.start)
 
 
@@ -211,7 +211,6 @@ def _versions(sealed: Sealed, check: Check) -> Iterator[Discrepancy]:
 
 
 def _logprobs(sealed: Sealed) -> Iterator[Discrepancy]:
-    """Faults of the trainer's log-probabilities."""
     known = {seal.step: seal.files[LOGPROBS] for seal in sealed.seals if LOGPROBS in seal.files}
     for step, digest_ in known.items():
         try:
@@ -273,7 +272,6 @@ def _checkpoint(sealed: Sealed, folder: Path, check: Check) -> Iterator[str]:
 
 
 def _other(sealed: Sealed, found: str) -> str:
-    """Whose files these are, in words."""
     names = [
         name for name, known in sealed.checkpoints.items() if any(found in (each.files, each.trainer) for each in known)
     ]

@@ -1,4 +1,4 @@
-"""What has to hold for each step: its sessions, their versions and engines, and its metrics."""
+"""Checks of each step: its sessions, their versions and engines, and its metrics."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _wrong_versions(step: Step, node: Node, version: int, bound: int, check: Che
 
 
 def _wrong_rate(step: Step, row: Row, check: Check) -> Iterator[str]:
-    """What is wrong with a logged learning rate: it follows from the settings and the step."""
+    """Yield the faults of a logged learning rate: it follows from the settings and the step."""
     config = step.config
     if config.trainer.name not in built_in(TRAINERS, "agentrl."):
         check.unknown["learning rates of a trainer of one's own"] += 1

@@ -1,4 +1,4 @@
-"""Are the texts of turns, and of users' messages, what their tokens say?
+"""A check that the texts of turns, and of users' messages, are what their tokens say.
 
 No parser runs again: it may have been mended since. A text has to be in what its node's tokens decode to, word by word
 and in order, whatever a format writes around it and between its parts. So an added, changed or exchanged word is found,
@@ -21,11 +21,11 @@ from agentrl.types import MAIN, Message, Node, Session
 NO_TOKENIZER = "texts, since model/ has no tokenizer that can be loaded"
 OTHERWISE = "messages of users that the tokenizer writes otherwise"
 MARKUP = ("<", "[")
-"""How a format's own text begins, which is taken out of a message's."""
+"""The beginnings of a format's own text, which is taken out of a message's."""
 LONGEST = 500
-"""Characters of a word before markup within it."""
+"""The most characters of a word before markup within it."""
 SPLITS = 8
-"""How often markup may be within a word: without a bound, one text would take as long as somebody likes."""
+"""The most pieces of markup within a word: without a bound, one text would take as long as somebody likes."""
 _BETWEEN = re.compile(r"[\s\ufffd]+")
 
 
@@ -46,7 +46,7 @@ class Texts:
             check.unknown[NO_TOKENIZER] += 1
 
     def add(self, session: Session) -> None:
-        """Another session."""
+        """Add a session to what is checked."""
         if self._tokenizer is None:
             return
         for node in session.nodes:
@@ -57,7 +57,7 @@ class Texts:
                     self._check.faults.append(Discrepancy(f"session {session.id}, message {node.id}", what))
 
     def _written(self, message: Message) -> bool:
-        """Whether the tokenizer gives a message's text back."""
+        """True where the tokenizer gives a message's text back."""
         assert self._tokenizer is not None
         same = _words(self._tokenizer.decode(self._tokenizer.encode(message.text))) == _words(message.text)
         self._check.unknown.update({} if same else {OTHERWISE: 1})
@@ -65,12 +65,11 @@ class Texts:
 
 
 def _words(text: str) -> str:
-    """A text without what is between its words."""
     return _BETWEEN.sub("", text)
 
 
 def _differences(node: Node, written: str) -> Iterator[str]:
-    """What a message says that its tokens don't."""
+    """Yield the parts of a message that its tokens don't say."""
     message = node.message
     names = " ".join(call.function.name for call in message.tool_calls or () if not call.error)
     for kind, text in (("text", message.text), ("reasoning", message.reasoning_content or ""), ("calls", names)):
@@ -82,7 +81,7 @@ def _differences(node: Node, written: str) -> Iterator[str]:
 
 
 def _end(word: str, written: str, starts: tuple[int, ...]) -> int:
-    """Where a word ends in what tokens say, from one of some places on; -1 where it is not. Markup may be within it."""
+    """The end of a word in what tokens say, from one of some places on; -1 where it is not. Markup may be within it."""
     for _ in range(SPLITS + 1):
         for start in starts:
             if (place := written.find(word, start)) >= 0:
@@ -95,7 +94,7 @@ def _end(word: str, written: str, starts: tuple[int, ...]) -> int:
 
 
 def _before_markup(word: str, written: str, start: int) -> tuple[int, int] | None:
-    """How much of a word's beginning stands before markup, and where that ends."""
+    """The length of a word's beginning before markup, and where that ends."""
     for length in range(min(len(word) - 1, LONGEST), 0, -1):
         places = [place for markup in MARKUP if (place := written.find(word[:length] + markup, start)) >= 0]
         if places:

@@ -1,4 +1,4 @@
-"""What every engine owes its callers, as code that anybody's engine can be run against.
+"""The promises of every engine to its callers, as code that anybody's engine can be run against.
 
 `check_engine` builds an engine, runs every check of `CHECKS` on it, and returns what it found wrong; an empty
 list means that the contract is kept. A check that an engine's `capabilities` rule out is left out. Nothing here

@@ -1,4 +1,4 @@
-"""What an engine does between and beside its turns: it caches, aborts, pauses, takes new weights, and closes."""
+"""An engine's life between and beside its turns: it caches, aborts, pauses, takes new weights, and closes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def _until(subject: EngineSubject, done: Callable[[int], bool], complaint:
 
 
 _PAUSES = 10
-"""How often a pause is tried until one comes amid a turn: a tiny model may end it in less time than a call takes."""
+"""The most pauses until one comes amid a turn: a tiny model may end it in less time than a call takes."""
 
 
 async def _paused(subject: EngineSubject, mode: PauseMode, prompt: list[int], sampling: Sampling) -> tuple[Turn, bool]:

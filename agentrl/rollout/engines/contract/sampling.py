@@ -38,7 +38,7 @@ async def _compare(logprobs: Sequence[float], path: list[int], temperature: floa
 
 
 async def the_most_probable_tokens_come_where_they_are_requested(subject: EngineSubject) -> None:
-    """They are of the distribution that `logprobs` are of, in order, and what is sampled stays the same."""
+    """Check that they are of the distribution that `logprobs` are of, in order, and change no sample."""
     prompt, most = subject.prompt(12, 20), min(MOST_PROBABLE, subject.engine.capabilities.vocab_size)
     for temperature, top_k in ((0.0, None), (1.0, None), (0.6, None), (1.3, 3)):
         sampling = Sampling(temperature, max_new_tokens=6, seed=4, top_k=top_k)
@@ -158,7 +158,7 @@ async def conversations(subject: EngineSubject, order: Sequence[int], together: 
 
 
 async def other_requests_change_nothing(subject: EngineSubject) -> None:
-    """Where determinism is promised: the same tokens, bit-equal log-probabilities in any order, beside any request."""
+    """Check a promise of determinism: the same tokens, bit-equal log-probabilities in any order, beside any request."""
     if not subject.engine.capabilities.deterministic:
         return
     order = list(range(subject.requests))

@@ -1,4 +1,4 @@
-"""What is checked, and how a check reports a broken promise."""
+"""The engine under check, and the report of a broken promise."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class EngineSubject:
     tolerance: float = LOGPROB_TOLERANCE
 
     def prompt(self, seed: int, length: int) -> list[int]:
-        """Random token ids."""
+        """Return random token ids."""
         return random.Random(seed).choices(range(self.engine.capabilities.vocab_size), k=length)
 
     async def turn(self, ids: Sequence[int], sampling: Sampling, name: str = "contract/0") -> Turn:
@@ -46,7 +46,7 @@ class EngineSubject:
         return await collect(self.engine.generate(name, ids, sampling, time.monotonic() + PATIENCE))
 
     async def greedy(self, ids: Sequence[int], count: int) -> Turn:
-        """The most probable continuation."""
+        """Generate the most probable continuation."""
         return await self.turn(ids, Sampling(temperature=0.0, max_new_tokens=count))
 
 

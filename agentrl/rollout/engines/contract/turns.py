@@ -1,4 +1,4 @@
-"""What one turn is: its chunks add up, its limits hold, it ends where it should, and bad requests are refused."""
+"""Checks of one turn: its chunks add up, its limits hold, it ends where it should, and bad requests are refused."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What agentrl's vLLM servers load into their workers: `agentrl_vllm`, found by this folder's path alone."""
+"""The extension of agentrl's vLLM servers in their workers: `agentrl_vllm`, found by this folder's path alone."""

@@ -11,7 +11,7 @@ import hashlib
 from typing import Any
 
 ROWS = 256
-"""Of a matrix, read back at a time."""
+"""Rows of a matrix that are read back at a time."""
 
 
 class WorkerExtension:
@@ -54,7 +54,7 @@ class WorkerExtension:
 
 
 def _inputs(layer: Any) -> int:
-    """How many numbers a layer takes; its matrix may have gone."""
+    """The number of a layer's inputs; its matrix may have gone."""
     if layer.weight.numel():
         return int(layer.weight.shape[1])
     return int(getattr(layer, "input_size_per_partition", None) or layer.input_size)

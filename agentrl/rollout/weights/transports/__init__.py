@@ -1,4 +1,4 @@
-"""How weights are sent. A transport stages what it can while engines still generate, then sends while they pause."""
+"""Transports of weights. They stage what they can while engines still generate, then send while engines pause."""
 
 from agentrl.rollout.weights.transports.base import Sent, Transport
 from agentrl.rollout.weights.transports.disk import DeltaTransport, DiskTransport

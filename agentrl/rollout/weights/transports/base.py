@@ -12,7 +12,7 @@ from agentrl.rollout.weights.buckets import Named
 from agentrl.rollout.weights.receiver import LoadCommit, Receiver
 
 Sent = Mapping[str, AgentRLError | None]
-"""For each receiver's name: None where it has all the weights, else why not."""
+"""Each receiver's failure by name; None where it has all the weights."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -40,7 +40,7 @@ class Transport(Protocol):
         ...
 
     async def close(self) -> None:
-        """Release everything. Idempotent."""
+        """Release everything; idempotent."""
         ...
 
 

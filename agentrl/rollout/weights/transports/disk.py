@@ -57,14 +57,14 @@ class DiskTransport:
         self.written = [path for path in self.written if path != folder] + [folder]
 
     async def send(self, receivers: Mapping[str, Receiver], commit: LoadCommit) -> Sent:
-        """Let every engine load it."""
+        """Have every engine load the snapshot."""
         folder = self.folder()
         if folder is None:
             raise EngineError("nothing is staged: there is no snapshot to load")
         return await each(receivers, lambda receiver: receiver.load_folder(folder, commit))
 
     def folder(self) -> Path | None:
-        """The newest snapshot."""
+        """Return the newest snapshot."""
         return self.written[-1] if self.written else None
 
     async def close(self) -> None:
@@ -123,5 +123,5 @@ class DeltaTransport(DiskTransport):
         self.written = [mirror, *self.paths]
 
     def folder(self) -> Path | None:
-        """The first replica."""
+        """Return the first replica."""
         return self.replicas[0].folder if self.replicas else None

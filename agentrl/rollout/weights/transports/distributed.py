@@ -47,7 +47,7 @@ class DistributedTransport:
         self._group: Any = None
 
     async def stage(self, weights: Iterable[Named], version: int) -> None:
-        """Nothing to prepare: gathering begins with sending."""
+        """Keep the weights: gathering begins with sending."""
         self._weights = weights
 
     async def send(self, receivers: Mapping[str, Receiver], commit: LoadCommit) -> Sent:
@@ -104,11 +104,9 @@ class DistributedTransport:
         groups.send(self._group, flat.cuda() if self.backend == "nccl" else flat.cpu(), self.timeout)
 
     def _is_joined(self, receivers: Mapping[str, Receiver]) -> bool:
-        """Whether the group exists, with exactly these engines."""
         return self._group is not None and self._receivers == dict(receivers)
 
     async def _join_group(self, receivers: Mapping[str, Receiver]) -> None:
-        """Create the group, unless the same engines are in it already."""
         if self._is_joined(receivers):
             return
         await self._dissolve_group()
@@ -139,11 +137,11 @@ class DistributedTransport:
             await asyncio.to_thread(groups.leave, group)
 
     def folder(self) -> Path | None:
-        """None: nothing is on a disk."""
+        """Return None: nothing is on a disk."""
         return None
 
     async def close(self) -> None:
-        """Destroy the group."""
+        """Destroy the process group."""
         await self._dissolve_group()
 
 

@@ -15,7 +15,7 @@ from agentrl.rollout.weights.transports.base import Sent, each
 
 
 class InprocTransport:
-    """`Engine.publish` of every engine."""
+    """A transport by each engine's own `Engine.publish`."""
 
     stages_weights = False
 
@@ -23,7 +23,7 @@ class InprocTransport:
         self._weights: Iterable[Named] = ()
 
     async def stage(self, weights: Iterable[Named], version: int) -> None:
-        """Nothing to prepare."""
+        """Keep the weights: there is nothing to prepare."""
         self._weights = weights
 
     async def send(self, receivers: Mapping[str, Receiver], commit: LoadCommit) -> Sent:
@@ -31,8 +31,8 @@ class InprocTransport:
         return await each(receivers, lambda receiver: receiver.load_tensors(self._weights, commit))
 
     def folder(self) -> Path | None:
-        """None: nothing is on a disk."""
+        """Return None: nothing is on a disk."""
         return None
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""

@@ -42,7 +42,7 @@ class IpcTransport:
         self._weights: Iterable[Named] = ()
 
     async def stage(self, weights: Iterable[Named], version: int) -> None:
-        """Nothing to prepare: the weights stay where they are."""
+        """Keep the weights where they are."""
         self._weights = weights
 
     async def send(self, receivers: Mapping[str, Receiver], commit: LoadCommit) -> Sent:
@@ -62,11 +62,11 @@ class IpcTransport:
         return errors
 
     def folder(self) -> Path | None:
-        """None: nothing is on a disk."""
+        """Return None: nothing is on a disk."""
         return None
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""
 
 
 def serialise(bucket: Bucket) -> tuple[str, list[Named]]:

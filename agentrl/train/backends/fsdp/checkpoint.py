@@ -67,12 +67,10 @@ def load(rank: FsdpRank, path: Path) -> None:
 
 
 def _settings(rank: FsdpRank) -> dict[str, str]:
-    """The settings that the tensors depend on, besides the model."""
     return {"trainer.optimizer": rank.config.optimizer}
 
 
 def _read(path: Path, state: dict[str, Any], rank: FsdpRank) -> None:
-    """Load tensors in place."""
     try:
         state_dict_loader.load(state, checkpoint_id=path / "tensors", process_group=rank.control)
     except CheckpointException as error:
@@ -81,7 +79,7 @@ def _read(path: Path, state: dict[str, Any], rank: FsdpRank) -> None:
 
 
 def _tensors(rank: FsdpRank) -> dict[str, Any]:
-    """What is sharded, by part and name; optimizer state that the first update would make is made."""
+    """The sharded state, by part and name; optimizer state that the first update would make is made."""
     names = {parameter: name for name, parameter in rank.model.named_parameters()}
     states = {names[parameter]: state for parameter, state in rank.optimizer.moments().items()}
     copies = {"reference": rank.reference, "average": rank.average}

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class FsdpRank(TorchTrainer):
-    """See the module's docstring; the default process group must be initialised.
+    """A torch trainer on sharded weights; the default process group must be initialised.
 
     Args:
         path: a Hugging Face folder.
@@ -73,18 +73,18 @@ class FsdpRank(TorchTrainer):
         return found
 
     def division(self) -> Division:
-        """How batches are divided."""
+        """Return how batches are divided over ranks."""
         width = self.model.config.get_text_config().hidden_size  # type: ignore[union-attr,operator]
         return Division(tuple(range(self.processes)), int(width))
 
     @computing
     def step(self, share: Share, state: Mapping[str, Any] | None = None) -> dict[str, float]:
-        """See `Trainer.step`; the sizes of the batch are not among the metrics."""
+        """Train on a batch; its sizes are not among the metrics."""
         self.begin_step(state)
         return self.metrics_of([self.prepare(forest) for forest in share.forests], share.sequences)
 
     def known_sums(self, batches: Sequence[TorchBatch]) -> bool:
-        """See `Learner`."""
+        """Return whether all sums over sequences are 0 before a batch's first update, on all ranks."""
         return all(self.all_gather(super().known_sums(batches)))
 
     def joined(self, learned: RankStepResult) -> RankStepResult:
@@ -92,16 +92,16 @@ class FsdpRank(TorchTrainer):
         return join_results([(True, part) for part in self.all_gather(learned)])
 
     def sum_sequences(self, batches: Sequence[TorchBatch], sums: Tensor) -> None:
-        """See `Learner`."""
+        """Add sums over the sequences of all ranks."""
         super().sum_sequences(batches, sums)
         dist.all_reduce(sums, group=self.control)
 
     def logprobs(self, share: Share, reference: bool = False) -> list[Entry]:  # type: ignore[override]
-        """See `Trainer.logprobs`; of the whole batch."""
+        """Return log-probabilities of the whole batch."""
         return self._entries(share, super().logprobs(share.forests, reference=reference))
 
     def values(self, share: Share, start: float = 0.0) -> list[Entry]:  # type: ignore[override]
-        """See `Critic.values`; of the whole batch."""
+        """Return values of the whole batch."""
         return self._entries(share, super().values(share.forests, start))
 
     def _entries(self, share: Share, found: Sequence[Tensor]) -> list[Entry]:
@@ -124,7 +124,7 @@ class FsdpRank(TorchTrainer):
     # -------------------------------------------------------------------------- weights and folders
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See `TorchTrainer.weights`, on rank 0; every rank must go through to the end."""
+        """Yield the weights on rank 0; every rank must go through to the end."""
         return self._named_weights({})
 
     def _named_weights(self, instead: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -145,7 +145,7 @@ class FsdpRank(TorchTrainer):
                 yield name, found.detach() if self.rank == 0 else None
 
     def export(self, path: Path) -> None:
-        """See `TorchTrainer.export`; rank 0 writes."""
+        """Write a Hugging Face folder; rank 0 writes."""
         if self.rank == 0:
             super().export(Path(path))
         else:
@@ -162,15 +162,15 @@ class FsdpRank(TorchTrainer):
             self._untrained.write(folder, self._side_files)
 
     def begin(self, algo: AlgoConfig | Mapping[str, Any], total_steps: int) -> None:
-        """See `Trainer.begin`; settings may come as fields, where their class is unknown in this process."""
+        """Begin a phase; settings may come as fields, where their class is unknown in this process."""
         super().begin(algo if isinstance(algo, AlgoConfig) else algorithm_settings(algo), total_steps)
 
     def save(self, path: Path) -> None:
-        """See `checkpoint.save`."""
+        """Write a checkpoint, all ranks together."""
         checkpoint.save(self, Path(path))
 
     def load(self, path: Path) -> int:  # type: ignore[override]
-        """See `checkpoint.load`; returns the version."""
+        """Load a checkpoint and return its version."""
         checkpoint.load(self, Path(path))
         return self.version
 
@@ -180,7 +180,7 @@ class FsdpRank(TorchTrainer):
 
 
 class FsdpBuilder(Builder):
-    """See `Builder`."""
+    """Builds a rank of FSDP."""
 
     def __init__(self, role: RankSettings) -> None:
         super().__init__(role)

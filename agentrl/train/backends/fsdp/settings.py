@@ -20,7 +20,7 @@ class FsdpConfig(TorchConfig):
 
 
 def ranks_of(config: FsdpConfig, gpus: int) -> int:
-    """How many ranks there are.
+    """Return the number of ranks.
 
     Args:
         config: the trainer's settings.

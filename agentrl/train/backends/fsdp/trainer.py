@@ -17,7 +17,7 @@ from agentrl.train.backends.ranks.trainer import RankTrainer, gpus_of
 
 
 class FsdpTrainer(RankTrainer):
-    """See `agentrl.train.backends.base.Critic` and `Averager`.
+    """The trainer of `trainer=fsdp`, with a critic and averaged weights.
 
     Args:
         path: a Hugging Face folder.
@@ -55,7 +55,7 @@ class FsdpTrainer(RankTrainer):
         )
 
     def allowed(self, algo: AlgoConfig) -> AlgoConfig:
-        """See `RankTrainer`."""
+        """Return the algorithm's settings, or raise for what FSDP can't do."""
         algorithm = make_algorithm(algo)
         if algorithm.needs.critic and algorithm.critic_config.value_trunk == "own":
             raise ConfigError(

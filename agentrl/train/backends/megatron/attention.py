@@ -63,7 +63,7 @@ PLANS = Plans()
 
 
 class ForestAttention(MegatronModule):  # type: ignore[misc]  # Megatron has no stubs
-    """See the module's docstring; the constructor takes what Megatron passes to every core attention.
+    """Attention within forests; the constructor takes what Megatron passes to every core attention.
 
     Args:
         config: Megatron's.
@@ -113,7 +113,7 @@ class ForestAttention(MegatronModule):  # type: ignore[misc]  # Megatron has no 
         return out.reshape(length, 1, -1)
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> Any:
-        """In the form of Megatron's checkpoints."""
+        """Return the state in the form of Megatron's checkpoints."""
         return make_sharded_tensors_for_checkpoint(
             self.state_dict(prefix="", keep_vars=True),
             prefix,
@@ -176,7 +176,7 @@ class HeldFlexPlan(FlexPlan):
 
 
 def depths(end: Tensor) -> Tensor:
-    """How many tokens are above each on its path, [T], from their `end`: those before it whose subtree holds it."""
+    """Return the number of tokens above each on its path, [T]: those before it whose subtree (up to `end`) holds it."""
     passed = torch.bincount(end, minlength=len(end) + 1)[: len(end)].cumsum(0)
     return torch.arange(len(end), device=end.device) - passed
 

@@ -1,4 +1,4 @@
-"""How a rank of Megatron joins the others, and builds its part of a model."""
+"""The start of a Megatron rank: it joins the others and builds its part of a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class MegatronBuilder(Builder):
-    """See `Builder`; the role's layout is a `ParallelLayout`."""
+    """Builds a rank of Megatron; the role's layout is a `ParallelLayout`."""
 
     def __init__(self, role: RankSettings) -> None:
         super().__init__(role)

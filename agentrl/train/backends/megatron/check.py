@@ -1,4 +1,4 @@
-"""Does a model family compute the same on Megatron as in transformers? Tested on a tiny random model of its kind.
+"""A test that a model family computes the same on Megatron as in transformers, on a tiny random model.
 
 The configuration is shrunk but keeps the architecture: biases, norms, tied embeddings, grouped heads, how
 positions are scaled, how experts are chosen. transformers makes a random model of it and computes logits;
@@ -50,7 +50,7 @@ class MegatronComparison:
 
     @property
     def passed(self) -> bool:
-        """Whether logits agree and every tensor is exported unchanged."""
+        """True where logits agree and every tensor is exported unchanged."""
         return self.difference < BOUND and not self.changed
 
     def rows(self) -> list[tuple[str, str, str]]:
@@ -154,7 +154,7 @@ def _known_names(folder: Path, family: Family, hf: Any) -> int:
 
 
 def _reference(hf: Any, folder: Path, seed: int) -> tuple[Tensor, Tensor]:
-    """What transformers computes for some tokens, of a random model that it leaves in the folder."""
+    """The logits of transformers for some tokens, of a random model that it leaves in the folder."""
     import torch
     from transformers.utils import logging
 

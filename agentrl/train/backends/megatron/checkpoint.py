@@ -142,7 +142,6 @@ class Checkpoints:
             self._around = None
 
     def _settings(self) -> dict[str, str]:
-        """The settings that the tensors depend on, besides the model."""
         config = self.rank.config
         frozen = {"trainer.freeze": ", ".join(config.freeze)} if config.freeze else {}
         return {"trainer.dtype": config.dtype, "trainer.optimizer": config.optimizer, **frozen}
@@ -176,7 +175,6 @@ class Checkpoints:
         return wanted
 
     def _restore(self, policy: Path) -> None:
-        """Load the optimizer's state."""
         kinds = self.rank.optimizer.kinds()
         wanted: dict[str, ShardedBase] = {}
         places: list[tuple[torch.nn.Parameter, str]] = []
@@ -234,7 +232,6 @@ class Checkpoints:
 
 
 def _like(sharded: ShardedTensor | ShardedTensorFactory, kind: str, tensor: Tensor) -> ShardedBase:
-    """A tensor that is sharded as a weight is."""
     if isinstance(sharded, ShardedTensorFactory):
         return replace(sharded, key=f"optimizer.{kind}.{sharded.key}", data=tensor)
     return replace(sharded, key=f"optimizer.{kind}.{sharded.key}", data=tensor, dtype=tensor.dtype)

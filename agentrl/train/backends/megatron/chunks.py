@@ -20,7 +20,7 @@ from agentrl.train.backends.megatron.update import device
 
 
 def chunks_of(folder: str | Path, hf: Any, family: Family, config: MegatronConfig, layout: ParallelLayout) -> list[Any]:
-    """This rank's part of a folder's model, on its device."""
+    """Load this rank's part of a folder's model, on its device."""
     settings = megatron_settings(hf, family, config, layout)
     models = [model.to(device()) for model in build(family, hf, **settings)]
     load(models, folder, family)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def copied(states: Tensor) -> Tensor:
-    """The same states on every tensor-parallel rank; backward sums their gradients.
+    """Return the same states on every tensor-parallel rank; backward sums their gradients.
 
     Megatron's own (`copy_to_tensor_model_parallel_region`, 0.16.1) sums a copy of a gradient that is not contiguous,
     and returns the gradient itself, which is this rank's part alone.

@@ -36,7 +36,7 @@ class RankWeightCopy:
 
     @contextlib.contextmanager
     def exchanged(self) -> Iterator[None]:
-        """Within the block the models have the copy's weights."""
+        """Swap the models' weights and the copy's within the block."""
         weights = [weight.data for weight in self._weights()] if self.on_device else self._copied()
         self._put(self.tensors)
         try:

@@ -24,7 +24,7 @@ FACTORIES = (
     "arange", "empty", "empty_like", "eye", "full", "full_like", "linspace", "ones", "ones_like", "rand", "rand_like",
     "randint", "randn", "randn_like", "randperm", "tensor", "zeros", "zeros_like",
 )  # fmt: skip
-"""What allocates; a `device` of CUDA becomes the CPU, and pinning is dropped, since it needs a driver."""
+"""The functions that allocate; a `device` of CUDA becomes the CPU, and pinning is dropped, since it needs a driver."""
 
 CPU = torch.device("cpu")
 _installed = False
@@ -119,16 +119,16 @@ class CpuStream:
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
     def wait_stream(self, _: Any) -> None:
-        """Nothing runs elsewhere."""
+        """Return at once: nothing runs elsewhere."""
 
     wait_event = wait_stream
 
     def record_event(self, _: Any = None) -> CpuStream:
-        """A completed event."""
+        """Return an event that is already completed."""
         return self
 
     def synchronize(self) -> None:
-        """Nothing is pending."""
+        """Return at once: nothing is pending."""
 
     wait = record = synchronize
 

@@ -19,7 +19,7 @@ from agentrl.train.forest import Rows
 
 
 def own_rows(states: Tensor, rows: Rows, *, sequence_parallel: bool) -> tuple[Tensor, Rows]:
-    """This rank's part of a micro-batch's rows, and the hidden states that predict them.
+    """Return this rank's part of a micro-batch's rows, and the hidden states that predict them.
 
     Args:
         states: [L, d] of the tokens that this rank holds; under sequence parallelism a part of its context's.

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 FILE_BYTES = 2 << 30
-"""Of one file; its tensors are in the CPU's memory until it is written."""
+"""The bytes of one file; its tensors are in the CPU's memory until it is written."""
 
 
 def write_weights(folder: Path, weights: Iterator[tuple[str, Tensor]]) -> dict[str, int]:

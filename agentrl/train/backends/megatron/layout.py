@@ -43,7 +43,7 @@ class ParallelLayout:
 
     @property
     def ranks(self) -> int:
-        """Processes, all together."""
+        """The number of processes in all."""
         return self.tensor * self.pipeline * self.context * self.data
 
     def __str__(self) -> str:
@@ -96,7 +96,7 @@ def layout_of(config: MegatronConfig, hf: Any, gpus: int = 0) -> ParallelLayout:
 
 
 def experts_of(hf: Any) -> int:
-    """How many routed experts a model has; 0 where it is dense."""
+    """Return a model's number of routed experts; 0 where it is dense."""
     for name in ("n_routed_experts", "num_experts", "num_local_experts"):
         if count := getattr(hf, name, None):
             return int(count)

@@ -71,7 +71,7 @@ class Routers:
 
     @property
     def all(self) -> list[TrackedRouter]:
-        """All of them."""
+        """All routers of this rank."""
         return [each for group in self.of.values() for each in group]
 
     def before(self, micro: Micro, model: Any) -> None:
@@ -80,7 +80,7 @@ class Routers:
             tracked.now = micro
 
     def counts(self) -> dict[str, Any]:
-        """What this rank's routers have counted since the last call, to be added up over ranks."""
+        """Return the routers' counts since the last call, to be added up over ranks."""
         tracker = moe_utils.get_moe_layer_wise_logging_tracker()
         losses = {name: float(entry["values"].sum()) for name, entry in tracker.items() if "values" in entry}
         moe_utils.clear_aux_losses_tracker()

@@ -44,7 +44,7 @@ def parameters(part: Any) -> Iterator[Parameter]:
 
 
 def whole(part: Any, *, adam: bool) -> Iterator[tuple[Parameter, State]]:
-    """Every parameter's state, at the first of the data-parallel ranks that share it; the others may get none.
+    """Yield every parameter's state, at the first of the data-parallel ranks that share it; others may get none.
 
     Collective among those ranks. State must exist (`Update.materialise`).
 
@@ -106,14 +106,14 @@ def _gathered(
 
 
 def _main(part: Any, parameter: Parameter) -> Tensor:
-    """What the distributed optimizer updates for a parameter: this rank's shard."""
+    """The tensor that the distributed optimizer updates for a parameter: this rank's shard."""
     group, order = part.model_param_group_index_map[parameter]
     main: Tensor = part.optimizer.param_groups[group]["params"][order]
     return main
 
 
 def mains(part: Any) -> dict[Parameter, Tensor]:
-    """What an optimizer without sharding updates for each parameter: the parameter, or its float32 master."""
+    """Return the tensor that an unsharded optimizer updates for each parameter: itself, or its float32 master."""
     if not hasattr(part, "float16_groups"):
         return {p: p for group in part.optimizer.param_groups for p in group["params"]}
     models = (*part.float16_groups, *part.fp32_from_fp32_groups)

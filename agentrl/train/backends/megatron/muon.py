@@ -92,7 +92,7 @@ class Muon:
 
 
 def _expert(name: str) -> bool:
-    """Whether a tensor is a routed expert's: transformers stacks them, and AdamW updates them."""
+    """True for a routed expert's tensor: transformers stacks them, and AdamW updates them."""
     return ".experts." in name
 
 

@@ -1,4 +1,4 @@
-"""Which parameters a rank trains, and how fast: settings by Hugging Face names, on Megatron's parameters.
+"""A rank's trained parameters and their learning rates: settings by Hugging Face names, on Megatron's parameters.
 
 One parameter of Megatron may stand for several weights, the projections of query, key and value for example. They are
 trained alike, so a setting that says otherwise is refused.
@@ -21,7 +21,7 @@ from agentrl.train.backends.parameters import rate_factor, require_matches
 
 EMBEDDING = "embedding.word_embeddings.weight"
 Factors = Mapping[Parameter, float]
-"""Of the learning rate, by parameter; 1 for those that are not in it."""
+"""The factor of the learning rate, by parameter; 1 for those that are missing."""
 
 
 def rate_factors(models: Sequence[Any], family: Family, config: ParameterConfig) -> Factors:
@@ -60,7 +60,7 @@ def rate_factors(models: Sequence[Any], family: Family, config: ParameterConfig)
 
 
 def _named(models: Sequence[Any], family: Family) -> Iterator[tuple[Parameter, int, tuple[str, ...]]]:
-    """See `named_parameters`; with the copy of a tied embedding that is the head on a pipeline's last stage."""
+    """As `named_parameters`, with the copy of a tied embedding that is the head on a pipeline's last stage."""
     yield from named_parameters(models, family)
     for model in models:
         if model.post_process and not model.pre_process and model.share_embeddings_and_output_weights:

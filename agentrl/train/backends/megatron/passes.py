@@ -88,7 +88,7 @@ def run(
 
 
 def unwrapped(chunk: torch.nn.Module) -> Any:
-    """The GPT model inside."""
+    """Return the GPT model inside a chunk's wrappers."""
     return get_attr_wrapped_model(chunk, "decoder", allow_none=False, return_model_obj=True)
 
 

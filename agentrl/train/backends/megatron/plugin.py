@@ -41,7 +41,7 @@ class MegatronPlugin(TrainerPlugin):
         return super().make(path, config, algo, **more)
 
     def proves(self, config: MegatronConfig) -> bool:
-        """Unless `trainer.proof=false`."""
+        """Return True unless `trainer.proof=false`."""
         return config.proof
 
     def prove(self, config: MegatronConfig, path: Path, model: str, context: int | None) -> None:
@@ -51,7 +51,7 @@ class MegatronPlugin(TrainerPlugin):
         proof.require_family(path, model, config.family)
 
     def replays_experts(self, config: MegatronConfig) -> bool:
-        """With `trainer.moe.routing_replay=rollout`."""
+        """Return True with `trainer.moe.routing_replay=rollout`."""
         return config.moe.routing_replay == "rollout"
 
     def split(self, config: MegatronConfig, model: Any, gpus: int) -> Split:

@@ -56,7 +56,7 @@ def _own_tokens(micro: Micro, hidden: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Rank(StepLearner[Micro]):
-    """See the module's docstring; Megatron's parallel state must be initialised in the same layout.
+    """A rank's learner; Megatron's parallel state must be initialised in the same layout.
 
     Args:
         folder: a Hugging Face folder.
@@ -179,12 +179,12 @@ class Rank(StepLearner[Micro]):
         return critic.fit(self.value_updates(batches, lambda micro: read.get(id(micro), [])))
 
     def division(self) -> Division:
-        """How batches are divided."""
+        """Return how batches are divided over ranks."""
         multiple = self.layout.pipeline if self.layout.interleave > 1 else 1
         return Division(tuple(self.all_gather(parallel_state.get_data_parallel_rank())), self.width, multiple)
 
     def prepare(self, share: Share) -> list[Micro]:
-        """This rank's micro-batches of its share."""
+        """Return this rank's micro-batches of its share."""
         if not share.works:
             return []
         layout, gpu = self.layout, device().type == "cuda"
@@ -283,7 +283,7 @@ class Rank(StepLearner[Micro]):
         passes.run(self.chunks, micros, use, learn=False, before=self.routers.before)
 
     def _entries(self, micros: Sequence[Micro], name: str) -> list[Entry] | None:
-        """What `_score` wrote, of all ranks, on rank 0."""
+        """The entries that `_score` wrote, of all ranks, on rank 0."""
         found = [
             (m.work.origin, (m.rows.target + m.work.offset).cpu(), getattr(m.rows, name).cpu())
             for m in micros
@@ -299,7 +299,7 @@ class Rank(StepLearner[Micro]):
         return export(self.models, self.family, to=0, dtype=dtype)
 
     def averaged_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The same of the average; the policy has its weights back at the end."""
+        """Yield the averaged weights; the policy has its weights back at the end."""
         if self.average is None:
             raise InvalidInput("the trainer keeps no average of its weights: trainer.average_decay is none")
         with self.average.exchanged():
@@ -347,7 +347,7 @@ class Rank(StepLearner[Micro]):
 
     @property
     def is_reporting_rank(self) -> bool:
-        """Whether this rank reports: the last stage has the losses, the same on all its tensor ranks."""
+        """True on the rank that reports: the last stage has the losses, the same on all its tensor ranks."""
         last: bool = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
         return last and parallel_state.get_tensor_model_parallel_rank() == 0
 

@@ -12,7 +12,7 @@ from agentrl.train.backends.parameter_settings import ParameterConfig
 
 
 class MoeConfig(Section):
-    """How a mixture of experts is balanced during training."""
+    """The settings of a mixture of experts' balance during training."""
 
     renamed: ClassVar[Mapping[str, str]] = {"replay": "routing_replay"}
     aux_loss: NonNegativeFloat = 0.0
@@ -72,7 +72,7 @@ class MegatronConfig(ParameterConfig):
 
     @property
     def shares_state(self) -> bool:
-        """Whether data-parallel ranks share the optimizer's state: plain gradient descent has none, Muon's is whole."""
+        """True where data-parallel ranks share the optimizer's state: gradient descent has none, Muon's is whole."""
         return self.distributed_optimizer and self.optimizer == "adam"
 
     @model_validator(mode="after")

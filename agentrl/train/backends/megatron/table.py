@@ -29,10 +29,10 @@ from torch import Tensor
 from agentrl.train.forest import Forest
 
 POSITION, END, HELD = range(3)
-"""The table's rows."""
+"""The rows of the table."""
 
 BLOCKS_EACH = 4
-"""How many blocks a context-parallel rank should get at least, so that costs can be balanced."""
+"""The fewest blocks that a context-parallel rank should get, so that costs can be balanced."""
 
 SMALLEST, LARGEST = 8, 128
 """Bounds of a block's tokens on a CPU; a GPU always takes FlexAttention's 128."""
@@ -40,7 +40,7 @@ SMALLEST, LARGEST = 8, 128
 
 @dataclass(frozen=True, slots=True)
 class TokenShard:
-    """Which tokens of a padded forest a context-parallel rank holds.
+    """The tokens of a padded forest that a context-parallel rank holds.
 
     Attributes:
         length: tokens that each rank holds.

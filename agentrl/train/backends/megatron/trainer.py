@@ -26,7 +26,7 @@ from agentrl.train.forest import Forest
 
 
 class MegatronTrainer(RankTrainer):
-    """See `agentrl.train.backends.base.Trainer`.
+    """The trainer of `trainer=megatron`.
 
     Args:
         path: a Hugging Face folder.
@@ -92,7 +92,7 @@ class MegatronTrainer(RankTrainer):
         return logp, norm
 
     def allowed(self, algo: AlgoConfig) -> AlgoConfig:
-        """See `RankTrainer`; some settings are only the torch trainer's."""
+        """Return the algorithm's settings, or raise for what only the torch trainer can do."""
         algorithm = make_algorithm(algo)
         if algorithm.needs.critic and algorithm.critic_config.value_trunk == "own":
             raise ConfigError(

@@ -173,7 +173,7 @@ class Update:
 
 @contextlib.contextmanager
 def _without(parameters: Sequence[Parameter]) -> Iterator[None]:
-    """Meanwhile Megatron leaves these out of its optimizers."""
+    """Leave these parameters out of Megatron's optimizers meanwhile."""
     for parameter in parameters:
         parameter.requires_grad_(False)
     try:
@@ -193,5 +193,5 @@ def _rates(factors: Mapping[Parameter, float]) -> dict[ParamKey, Any]:
 
 
 def device() -> torch.device:
-    """Where this rank computes."""
+    """Return the device on which this rank computes."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")

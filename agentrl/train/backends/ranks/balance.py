@@ -30,7 +30,7 @@ WIDTHS = 6
 Matrices of a dense layer: about 12 width^2 multiplications; attention: 2 width for each key."""
 
 TOLERANCE = 1.1
-"""How far over the mean the costliest rank may be before a forest is split."""
+"""The costliest rank's cost, over the mean, from which a forest is split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class ForestWork:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a data-parallel rank has of a batch.
+    """A data-parallel rank's part of a batch.
 
     Attributes:
         works: its micro-batches; none where the batch has no forest.
@@ -70,7 +70,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """How a group of ranks divides batches.
+    """The division of batches over a group of ranks.
 
     Attributes:
         copies: of each rank, the number of its data-parallel rank; ranks of one number get the same share.
@@ -105,7 +105,6 @@ class _Load:
 
     @classmethod
     def of(cls, work: ForestWork, width: int) -> _Load:
-        """See the class."""
         return cls(work, cost(work.forest, width), updates_of(work.forest))
 
 
@@ -116,7 +115,7 @@ def updates_of(forest: Forest) -> tuple[Update, ...]:
 
 
 def cost(forest: Forest, width: int) -> float:
-    """What a forest costs, in tokens attended to."""
+    """Return what a forest costs, in tokens attended to."""
     return WIDTHS * width * len(forest) + float((forest.position + 1).sum())
 
 
@@ -164,7 +163,6 @@ def _overload(plan: Sequence[Sequence[_Load]], update: Update) -> _Load | None:
 
 
 def _filled(plan: Sequence[Sequence[ForestWork]], multiple: int) -> list[list[ForestWork]]:
-    """The plan with fillers: of each update, then of none."""
     updates = [work.forest.updates for rank in plan for work in rank]
     members = {(epoch, member.place): member for each in updates for epoch, member in enumerate(each)}
     epochs = max(map(len, updates), default=0)

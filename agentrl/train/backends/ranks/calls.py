@@ -41,7 +41,7 @@ class RankCalls(ABC):
 
     @property
     def alive(self) -> bool:
-        """Whether the ranks can be called."""
+        """True while the ranks can be called."""
         return not self._closed.is_set()
 
     @abstractmethod
@@ -160,6 +160,6 @@ class ConnectedRanks(RankCalls):
 
 
 def drain(items: Iterator[Any]) -> None:
-    """Receive what is left, and drop it."""
+    """Receive the remaining items, and drop them."""
     for _ in items:
         pass

@@ -22,7 +22,7 @@ from agentrl.train.forest import Forest, token_counts
 
 
 class RankComputing:
-    """See `agentrl.train.backends.base.Computing` and `Critic`.
+    """Computation on ranks, with a critic.
 
     Attributes:
         ranks: what is called.
@@ -52,14 +52,13 @@ class RankComputing:
         return per_token(forests, self._shared("values", forests, start) if forests else [])
 
     def _shared(self, method: str, forests: Sequence[Forest], *more: Any) -> Any:
-        """Call a method of every rank with its share of a batch."""
         shares = self._division.shares(forests)
         given = {id(share): (share, *more) for share in shares}
         return self.ranks.call_each(method, [given[id(share)] for share in shares])
 
 
 class RankConnection(RankComputing):
-    """See `agentrl.train.backends.base.TrainerConnection` and `Critic`.
+    """A connection to the trainer's ranks, with a critic.
 
     Args:
         access: of the process that started the ranks.
@@ -76,13 +75,13 @@ class RankConnection(RankComputing):
         self.ranks = ConnectedRanks(access.addresses, access.timeout)
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to all ranks."""
         self.ranks.close()
 
 
 @dataclass(frozen=True)
 class RankAccess:
-    """See `agentrl.train.backends.base.TrainerAccess`.
+    """Another process's way to the ranks.
 
     Attributes:
         addresses: of each rank.

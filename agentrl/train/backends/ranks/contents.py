@@ -29,10 +29,10 @@ ELEMENTS = 1 << 22
 """Elements of a tensor at a time: a checksum takes 24 bytes for each."""
 
 Gather = Callable[[Any], list[Any]]
-"""Of one value from every rank, in their order, on every rank."""
+"""A function that gathers one value from every rank, in their order, on every rank."""
 
 Sums = dict[str, tuple[list[int], str, str]]
-"""By name: shape, type, checksum."""
+"""Shape, type and checksum by name."""
 
 
 def checksum(tensor: Tensor) -> str:
@@ -51,7 +51,7 @@ def checksum(tensor: Tensor) -> str:
 
 
 def sums(weights: Iterable[tuple[str, Tensor]]) -> Sums:
-    """The record of weights."""
+    """Return a record of the weights."""
     return {name: (list(w.shape), str(w.dtype).removeprefix("torch."), checksum(w)) for name, w in weights}
 
 

@@ -112,7 +112,7 @@ class Ranks:
 
     @property
     def alive(self) -> bool:
-        """Whether the ranks run."""
+        """True while the ranks run."""
         return bool(self._pipes)
 
     def call(self, method: str, *args: Any) -> Any:
@@ -269,7 +269,6 @@ class Ranks:
 
 
 def _python(environment: Mapping[str, str], descriptor: int) -> subprocess.Popen[bytes]:
-    """A rank as a new Python."""
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", WORKER, str(descriptor)],
         stdin=subprocess.DEVNULL,

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 SECOND = 1.0
-"""Between two heartbeats, and between two checks."""
+"""Seconds between two heartbeats, and between two checks."""
 
 STOPPED = 10.0
 """Seconds without a heartbeat after which a process in the kernel's state stopped is given up."""

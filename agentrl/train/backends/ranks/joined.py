@@ -1,4 +1,4 @@
-"""What ranks computed, put together."""
+"""Results of ranks, put together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentrl.train.objective import Meter
 
 
 def join_results(parts: Sequence[tuple[bool, RankStepResult]]) -> RankStepResult:
-    """A training step as all ranks took it.
+    """Combine a training step over all ranks.
 
     Args:
         parts: of each rank, and whether its loss and tokens count: those that compute the same rows count once.
@@ -31,7 +31,7 @@ def join_results(parts: Sequence[tuple[bool, RankStepResult]]) -> RankStepResult
 
 
 Entry = tuple[int, Tensor, Tensor]
-"""Of one micro-batch: the index of its forest in the batch, tokens of that forest, and their values."""
+"""A micro-batch's entry: the index of its forest in the batch, tokens of that forest, and their values."""
 
 
 def per_token(forests: Sequence[Forest], entries: Iterable[Entry]) -> list[Tensor]:

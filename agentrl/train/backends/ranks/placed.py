@@ -57,7 +57,7 @@ class RankRole:
             yield name, tensor.detach().to("cpu", copy=True)
 
     def save_weights(self, folder: Path, base: Path, limit: int, convert: Convert | None, method: str) -> Shapes:
-        """See `agentrl.rollout.weights.buckets.Save`: rank 0 writes what `method` yields, which all of them gather."""
+        """Write the weights that `method` yields, which all ranks gather, on rank 0."""
         from agentrl.rollout.weights.snapshot import save_snapshot
 
         weights = self.tensors(method, ())
@@ -126,7 +126,7 @@ class PlacedRanks(RankCalls):
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """Where other processes call each rank."""
+        """The address of each rank for other processes."""
         return tuple(worker.address for worker in self._workers)
 
     @contextmanager

@@ -75,7 +75,7 @@ def check(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where something lies: a file, the first byte, the length; and whether it is a tensor."""
+    """A file, the first byte and the length of something stored; and whether it is a tensor."""
 
     name: str
     start: int

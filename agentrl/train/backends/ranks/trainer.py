@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class RankTrainer(RankComputing):
-    """See `agentrl.train.backends.base.Trainer`; a subclass refuses settings, and says how ranks are built.
+    """A trainer on ranks; a subclass refuses settings, and says how ranks are built.
 
     Args:
         path: a Hugging Face folder.
@@ -105,7 +105,7 @@ class RankTrainer(RankComputing):
         self._algorithm = make_algorithm(algo)
 
     def allowed(self, algo: AlgoConfig) -> AlgoConfig:
-        """The same settings.
+        """Return the settings as they are; subclasses refuse some.
 
         Raises:
             ConfigError: they need what this trainer does not have.
@@ -127,12 +127,12 @@ class RankTrainer(RankComputing):
         return self.ranks.stream("weights")
 
     def averaged_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The same of their average; see `Averager.averaged_weights`."""
+        """Yield the averaged weights; see `Averager.averaged_weights`."""
         return self.ranks.stream("averaged_weights")
 
     @property
     def save_weights(self) -> Save | None:
-        """Has rank 0 write weights on its node; None where ranks are beside this process."""
+        """The function that has rank 0 write weights on its node; None where ranks are beside this process."""
         return self._save_weights if isinstance(self.ranks, PlacedRanks) else None
 
     def _save_weights(
@@ -178,7 +178,7 @@ class RankTrainer(RankComputing):
 
 
 def gpus_of(config: TrainerConfig) -> int:
-    """How many GPUs there are, here or on the cluster's nodes; where there is one, ranks compute on them.
+    """Return the number of GPUs, here or on the cluster's nodes; where there is one, ranks compute on them.
 
     Raises:
         ConfigError: `trainer.device` asks for the other kind.

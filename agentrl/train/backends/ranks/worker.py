@@ -68,7 +68,7 @@ class Builder(ABC):
 
     @abstractmethod
     def build(self, *arguments: Any) -> Any:
-        """The object whose methods are called: with `forget`, which frees what would outlive it."""
+        """Build the object whose methods are called: with `forget`, which frees what would outlive it."""
 
 
 def heartbeat_file(store: Path, rank: int) -> Path:

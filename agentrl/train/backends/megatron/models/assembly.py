@@ -1,4 +1,4 @@
-"""From a configuration to this rank's part of a Megatron model.
+"""The assembly of this rank's part of a Megatron model from a configuration.
 
 Sizes of the parallel groups are read from Megatron's own parallel state, which must be initialised; so a
 model can't be built for another layout than the one that runs. Weights are not initialised: `weights.load` fills
@@ -56,7 +56,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
 }
-"""By the names that configurations have for them (transformers.activations)."""
+"""Activations by their names in configurations (transformers.activations)."""
 
 COMMON: dict[str, Any] = {
     "normalization": "RMSNorm",
@@ -77,11 +77,11 @@ COMMON: dict[str, Any] = {
     "moe_router_bias_update_rate": 0.0,
     "moe_router_dtype": "fp32",
 }
-"""What all families share; a family's settings come after it, and the trainer's last."""
+"""The settings that all families share; a family's come after these, and the trainer's last."""
 
 
 def build(family: Family, hf: Any, **settings: Any) -> list[GPTModel]:
-    """This rank's chunks of the model, one unless the pipeline is interleaved. Weights are not set; see `load`.
+    """Build this rank's chunks of the model, one unless the pipeline is interleaved. Weights are not set; see `load`.
 
     Args:
         family: from `family_of`.
@@ -135,7 +135,7 @@ def transformer_config(family: Family, hf: Any, **settings: Any) -> TransformerC
 
 
 def activation(hf: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What an MLP's gate goes through.
+    """Return the activation of an MLP's gate.
 
     Raises:
         InvalidInput: a function that is not known here.
@@ -147,7 +147,7 @@ def activation(hf: Any) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def sizes(hf: Any, config: TransformerConfig) -> ModelSizes:
-    """What layouts must know of a model."""
+    """Return the sizes of a model that layouts depend on."""
     return ModelSizes(
         heads=config.num_attention_heads,
         groups=config.num_query_groups or config.num_attention_heads,

@@ -85,7 +85,7 @@ class WideNorm(Norm):
         return normed.to(states) * self.weight.view(states.shape[-2:])
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> Any:
-        """As Megatron's checkpoints want it."""
+        """Return the weights for Megatron's checkpoints."""
         group = parallel_state.get_tensor_model_parallel_group()
         return make_sharded_tensors_for_checkpoint(
             self.state_dict(prefix="", keep_vars=True),
@@ -105,7 +105,7 @@ class LatentNorm(Norm):
 
 
 class _ByPosition:
-    """What an attention that is rotated by position has: a rotation, and the table while a pass is under way."""
+    """The rotation of an attention that is rotated by position, and the table while a pass is under way."""
 
     def __init__(self, *args: Any, rotary: Rotary | None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -113,7 +113,7 @@ class _ByPosition:
         self._table: Tensor | None = None
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None, *args: Any, **kwargs: Any) -> Any:
-        """See Megatron; `attention_mask` is the table that holds the positions."""
+        """Attend with the positions of the table in `attention_mask`."""
         self._table = attention_mask
         try:
             return super().forward(hidden_states, attention_mask, *args, **kwargs)  # type: ignore[misc]
@@ -193,7 +193,7 @@ class ExpertDown(tensor_parallel.RowParallelLinear):  # type: ignore[misc]
             self.bias.sequence_parallel = False
 
     def forward(self, states: Tensor) -> tuple[Tensor, Tensor | None]:
-        """See Megatron."""
+        """Apply the experts' output matrices."""
         out, bias = super().forward(states)
         return (out if bias is None else out.clone()), bias
 

@@ -1,4 +1,4 @@
-"""How one Megatron parameter is cut from Hugging Face tensors, under any number of shards.
+"""Layouts: how one Megatron parameter is cut from Hugging Face tensors, under any number of shards.
 
 A layout answers one question: which pieces of which tensors, in which order, make up the shard that rank r of
 n holds? Loading reads these pieces and joins them; exporting puts them back where they came from. Both follow
@@ -51,7 +51,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """What a layout must know of the model besides the parameter's own shape."""
+    """The sizes of the model that a layout depends on, besides the parameter's own shape."""
 
     heads: int
     groups: int
@@ -60,24 +60,24 @@ class ModelSizes:
 
 
 class ParameterLayout(ABC):
-    """How a parameter is cut; subclasses are frozen dataclasses, whose string fields are the tensors' names."""
+    """A way to cut a parameter; subclasses are frozen dataclasses, whose string fields are the tensors' names."""
 
     precise: bool = False
     """Stays in its own precision on export, whatever the others are converted to."""
 
     stacked: bool = False
-    """Whether experts are shards of one tensor, and not each a tensor of its own."""
+    """True where experts are shards of one tensor, and not each a tensor of its own."""
 
     def filed(self, local: Shape) -> Shape:
-        """The shape of a shard as the files have it."""
+        """Return the shape of a shard as the files have it."""
         return local
 
     def outward(self, shard: Tensor) -> Tensor:
-        """A shard as the files have it."""
+        """Return a shard as the files have it."""
         return shard
 
     def inward(self, part: Tensor) -> Tensor:
-        """What of the files is a shard, as Megatron has it."""
+        """Return the shard, as Megatron has it, from its part of the files."""
         return part
 
     def names(self) -> tuple[str, ...]:
@@ -86,12 +86,12 @@ class ParameterLayout(ABC):
 
     @abstractmethod
     def shards(self, local: Shape, count: int, sizes: ModelSizes) -> list[list[Piece]]:
-        """For each of `count` shards of shape `local`, its pieces in order; they lie along `dim` of the shard."""
+        """List the pieces of each of `count` shards of shape `local`, in order; they lie along `dim` of the shard."""
 
 
 @dataclass(frozen=True)
 class Whole(ParameterLayout):
-    """The same on every rank."""
+    """A parameter that is the same on every rank."""
 
     name: str
     precise: bool = False
@@ -240,7 +240,6 @@ def _grouped(parts: Sequence[tuple[str, int]], size: int, count: int, sizes: Mod
 
 
 def _interval(order: list[Piece], start: int, stop: int) -> Iterator[Piece]:
-    """What of the joined pieces lies between two places."""
     at = 0
     for piece in order:
         first, last = max(start - at, 0), min(stop - at, len(piece))

@@ -44,7 +44,7 @@ class TensorReader:
 
     @property
     def count(self) -> int:
-        """How many tensors there are."""
+        """The number of tensors."""
         return len(self._where)
 
     def _index(self) -> dict[str, str]:
@@ -66,7 +66,7 @@ class TensorReader:
         return self._files[file]
 
     def read(self, name: str, shape: Shape, piece: Piece) -> Tensor:
-        """What a piece stands for, of the tensor called `name`.
+        """Read a piece of the tensor called `name`.
 
         Raises:
             InvalidInput: there is no such tensor, or it is not of that shape.

@@ -36,7 +36,7 @@ class Rotary:
 
     @classmethod
     def of(cls, hf: Any, head_dim: int, *, neighbours: bool = False, kind_of_layer: str | None = None) -> Rotary:
-        """What a Hugging Face configuration asks for.
+        """Make the rotation that a Hugging Face configuration asks for.
 
         Args:
             hf: the configuration.

@@ -37,7 +37,7 @@ _EXPERT = re.compile(r"^(.*\.experts)\.local_experts\.(\d+)\.(.*)$")
 
 @dataclass(frozen=True, order=True, slots=True)
 class _Place:
-    """Where a parameter stands in the whole model: the order of export."""
+    """A parameter's place in the whole model: the order of export."""
 
     layer: int
     row: int
@@ -56,7 +56,7 @@ class _Held:
 
 @dataclass(frozen=True, slots=True)
 class _Shard:
-    """What the others know of it."""
+    """A parameter's description for the other ranks."""
 
     shape: Shape
     dtype: torch.dtype
@@ -135,7 +135,7 @@ def export(
 
 
 def named_parameters(chunks: Sequence[GPTModel], family: Family) -> Iterator[tuple[Parameter, int, tuple[str, ...]]]:
-    """This rank's parameters, each with its layer and the Hugging Face tensors that it is cut from.
+    """Yield this rank's parameters, each with its layer and the Hugging Face tensors that it is cut from.
 
     Embeddings are in layer -1; what is behind the layers is in the one after the last.
     """
@@ -147,7 +147,7 @@ def named_parameters(chunks: Sequence[GPTModel], family: Family) -> Iterator[tup
 
 
 def pieces(chunks: Sequence[GPTModel], family: Family, read: Read) -> Iterator[tuple[str, Piece, Tensor]]:
-    """Where this rank's shards lie in Hugging Face tensors: the name, the piece of it, and that part of the shard.
+    """Yield, for each shard of this rank, the Hugging Face tensor's name, the piece of it, and that part of the shard.
 
     Args:
         chunks: this rank's.
@@ -257,7 +257,6 @@ def _rows(family: Family) -> list[tuple[str, ParameterLayout, bool]]:
 
 
 def _parts(pieces: list[Piece], shard: Tensor) -> Iterator[tuple[Piece, Tensor]]:
-    """Each piece with the part of the shard that it fills."""
     at = 0
     for piece in pieces:
         yield piece, shard.narrow(piece.dim, at, len(piece))

@@ -15,7 +15,7 @@ def rotary(hf: Any) -> Rotary:
 
 
 def head_dim(hf: Any) -> int:
-    """Channels of a head."""
+    """Return the channels of a head."""
     return int(getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads)
 
 
