@@ -11,7 +11,7 @@ LOOK_SECONDS = 5.0
 
 
 def usable(nodes: Iterable[ClusterNode], worker: Resources) -> int:
-    """Return the number of nodes that new workers can be started on that occupy so much each, were nothing else on them."""
+    """Return the number of nodes that could hold a worker of these resources, were nothing else on them."""
     return sum(node.alive and not node.draining and node.holds(worker) for node in nodes)
 
 

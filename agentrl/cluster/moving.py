@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from agentrl.cluster.base import Node, Resources
+from agentrl.cluster.base import ClusterNode, Resources
 from agentrl.cluster.inventory import is_ours
 from agentrl.cluster.placement import Demand, Wanted, place
 from agentrl.errors import ConfigError
 
 
-def free_of(node: Node, available: Mapping[str, float], own: Sequence[Resources]) -> Node:
+def free_of(node: ClusterNode, available: Mapping[str, float], own: Sequence[Resources]) -> ClusterNode:
     """A node with what is free on it once some workers have ended.
 
     Args:
@@ -27,7 +27,7 @@ def free_of(node: Node, available: Mapping[str, float], own: Sequence[Resources]
     return replace(node, cpus=cpus, gpus=int(available.get("GPU", 0)) + sum(each.gpus for each in own), custom=custom)
 
 
-def fit(free: Sequence[Node], worker: Resources, count: int, together: int) -> bool:
+def fit(free: Sequence[ClusterNode], worker: Resources, count: int, together: int) -> bool:
     """Whether so many workers find a place, each `together` of them on one node.
 
     Args:

@@ -18,7 +18,7 @@ def node_name(host: str, number: str) -> str:
     return f"{host} ({number[-6:]})"
 
 
-def nodes_of(table: Iterable[Mapping[str, Any]], draining: Container[str]) -> list[Node]:
+def nodes_of(table: Iterable[Mapping[str, Any]], draining: Container[str]) -> list[ClusterNode]:
     """The nodes of Ray's table of them, given the ids of those that are drained."""
     found = []
     for row in table:
@@ -27,7 +27,7 @@ def nodes_of(table: Iterable[Mapping[str, Any]], draining: Container[str]) -> li
         custom = {name: amount for name, amount in has.items() if is_ours(name)}
         id, host = row["NodeID"], row["NodeManagerAddress"]
         kept = {"gpu_memory": memory_of(has), "host": host, "draining": id in draining, "id": id}
-        found.append(Node(node_name(host, id), cpus, gpus, custom, row["Alive"], **kept))
+        found.append(ClusterNode(node_name(host, id), cpus, gpus, custom, row["Alive"], **kept))
     return found
 
 

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 from agentrl import cluster
 from agentrl.cluster import Address, Role, Worker, elastic
-from agentrl.cluster.base import Node
+from agentrl.cluster.base import ClusterNode
 from agentrl.cluster.connection import Calling
-from agentrl.cluster.inventory import settled
+from agentrl.cluster.inventory import apply_settings
 from agentrl.concurrency import in_thread
 from agentrl.errors import AgentRLError, DeadlineExceeded, InfraError, WorkerLost, WorkerTimeout, brief
 
@@ -147,8 +147,8 @@ class WorkerPool:
         for worker in [each for each in self._under_way if each.address == address]:
             self.give_up(worker, why)
 
-    def _usable(self, nodes: Sequence[Node]) -> int:
-        return elastic.usable(nodes, settled(self._role, cluster.current().resources).resources)
+    def _usable(self, nodes: Sequence[ClusterNode]) -> int:
+        return elastic.usable(nodes, apply_settings(self._role, cluster.current().resources).resources)
 
     def _watch(self, worker: Worker) -> None:
         """Have a worker replaced when it dies, also where no call of this process is under way."""

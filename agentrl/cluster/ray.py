@@ -330,7 +330,7 @@ class RayCluster(Cluster):
         free = self._free(workers)
         return moving.fit(free, workers[0].role.resources, len(workers), self._together.get(kind, 1))
 
-    def _free(self, ended: Sequence[Worker] = ()) -> list[Node]:
+    def _free(self, ended: Sequence[Worker] = ()) -> list[ClusterNode]:
         """The nodes that workers can be started on, with what is free there once these have ended."""
         free, nodes = _state.available_resources_per_node(), self.nodes()
         return [

@@ -25,7 +25,7 @@ class ToolFaults:
 
     def __init__(self) -> None:
         self._playing: set[_Attempts] = set()
-        self._failed: set[Attempts] = set()  # of these, what other sessions are compared with
+        self._failed: set[_Attempts] = set()  # of these, what other sessions are compared with
         self._alone = 0
 
     @contextmanager
@@ -40,7 +40,7 @@ class ToolFaults:
             self._failed.discard(attempts)
             self.settle()
 
-    def failed(self, attempts: Attempts) -> None:
+    def failed(self, attempts: _Attempts) -> None:
         """Note that the infrastructure failed an attempt of theirs."""
         self._failed.add(attempts)
 

@@ -51,7 +51,7 @@ def test_nodes_that_died_or_are_drained_or_lack_what_a_worker_occupies_take_no_n
 
 
 def test_workers_of_a_drained_node_fit_elsewhere_where_all_that_they_take_is_free() -> None:
-    rank, node = Resources(cpus=1, gpus=1, custom={"fast": 1}), Node("a", 8, 8, {"fast": 8})
+    rank, node = Resources(cpus=1, gpus=1, custom={"fast": 1}), ClusterNode("a", 8, 8, {"fast": 8})
     free = moving.free_of(node, {"CPU": 2.0, "GPU": 1.0, "fast": 4.0, "memory": 9.0}, [rank])
     assert (free.cpus, free.gpus, free.custom) == (3.0, 2, {"fast": 5.0})
     assert moving.fit([free], rank, 2, 1)

@@ -170,7 +170,7 @@ def test_shared_memory_of_a_server_that_is_killed_is_removed_and_nobody_elses(tm
     strange.write_bytes(b"x")
     command = [sys.executable, "-c", MAPS]
     log = tmp_path / "log"
-    server = Server("thing", [*command, str(own), str(shared), str(renewed)], log=log)
+    server = ServerProcess("thing", [*command, str(own), str(shared), str(renewed)], log=log)
 
     async def mapped() -> bool:
         return "mapped" in log.read_text()

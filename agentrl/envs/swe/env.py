@@ -52,7 +52,7 @@ class Swe(Env):
         image: their images' name, in place of what the layout says; {id} stands for the row's name.
         build: whether the images of a folder's tasks are built from their Dockerfiles, before they are first played.
         fresh_tests: whether tests of Harbor's and Terminal-Bench's tasks run in a new sandbox, on what was changed in
-            the working directory, and not in the agent's own, as there.
+            the working directory; false: in the agent's own, as there.
         test_command: their tests' command, in place of what the layout says.
         difficulty: easy, medium or hard; without it all.
         tools: "all" is bash, an editor and submit; "bash" is one command in each answer, as mini-swe-agent works.
@@ -78,7 +78,7 @@ class Swe(Env):
         layout: str = "auto",
         image: str | None = None,
         build: bool = False,
-        fresh_tests: bool = False,
+        fresh_tests: bool = True,
         test_command: str | None = None,
         difficulty: Literal["easy", "medium", "hard"] | None = None,
         tools: Literal["all", "bash"] = "all",
@@ -295,7 +295,7 @@ class Swe(Env):
         sandbox, _ = await self._supplier.acquire_restored(source.spec, files)
         return sandbox
 
-    async def _tried(self) -> tuple[Changes, Verdict | None]:
+    async def _tried(self) -> tuple[Changes, ScoringResult | None]:
         """What the agent changed, and the tests' verdict; None where it did nothing."""
         source = self._source
         if source is None or not source.in_place:

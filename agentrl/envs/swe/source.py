@@ -109,7 +109,7 @@ class CommitSource:
 class ImageSource:
     """A repository in the task's image."""
 
-    def __init__(self, task: SweTask, fresh_tests: bool = False) -> None:
+    def __init__(self, task: SweTask, fresh_tests: bool = True) -> None:
         self.spec, self._task = prebuilt.spec_of(task), task
         self.in_place = task.log_format == prebuilt.REWARD and not fresh_tests
         self._before: prebuilt.Manifest = {}
@@ -156,6 +156,6 @@ def _python(sandbox: Sandbox) -> str:
     return sys.executable if isinstance(sandbox, SubprocessSandbox) else "python3"
 
 
-def source_of(task: SweTask, fresh_tests: bool = False) -> RepositorySource:
+def source_of(task: SweTask, fresh_tests: bool = True) -> RepositorySource:
     """The source of a task's repository; `fresh_tests`: tests that write a reward run in a sandbox of their own."""
     return CommitSource(task) if task.image is None or task.commits else ImageSource(task, fresh_tests)

@@ -22,7 +22,7 @@ from agentrl.types import GREEDY, Group
 
 
 @dataclass
-class Subject:
+class _Subject:
     """An algorithm's class and settings, and the groups that it gets."""
 
     kind: type[Algorithm]
@@ -56,7 +56,7 @@ class Subject:
         return algorithm.credit(groups, self.values(algorithm, groups))
 
 
-def weights_and_advantages_are_numbers_of_trained_nodes(subject: Subject) -> None:
+def weights_and_advantages_are_numbers_of_trained_nodes(subject: _Subject) -> None:
     """Every share is of a node that can be trained, its weight at least 0, its advantages finite."""
     algorithm = subject.make()
     groups = subject.groups(algorithm)
@@ -79,7 +79,7 @@ def weights_and_advantages_are_numbers_of_trained_nodes(subject: Subject) -> Non
         expect(math.isfinite(value), f"metric {name!r} is {value}")
 
 
-def groups_may_come_in_any_order(subject: Subject) -> None:
+def groups_may_come_in_any_order(subject: _Subject) -> None:
     """The order of groups changes no share."""
     algorithm, other = subject.make(), subject.make()
     groups = subject.groups(algorithm)
@@ -90,7 +90,7 @@ def groups_may_come_in_any_order(subject: Subject) -> None:
         expect(all(math.isclose(a, b, rel_tol=1e-6) for a, b in weights), f"{key} weighs something else")
 
 
-def sessions_stay_as_they_are(subject: Subject) -> None:
+def sessions_stay_as_they_are(subject: _Subject) -> None:
     """Neither `select` nor `credit` changes a session."""
     algorithm = subject.make()
     groups = subject.groups(algorithm)
@@ -102,13 +102,13 @@ def sessions_stay_as_they_are(subject: Subject) -> None:
     expect(groups == before, "sessions were changed")
 
 
-def nothing_to_learn_from_is_no_error(subject: Subject) -> None:
+def nothing_to_learn_from_is_no_error(subject: _Subject) -> None:
     """Without groups there is no credit."""
     algorithm = subject.make()
     expect(not subject.credit(algorithm, []).shares, "there is credit without sessions")
 
 
-def state_is_json_and_comes_back(subject: Subject) -> None:
+def state_is_json_and_comes_back(subject: _Subject) -> None:
     """An instance that took over a snapshot goes on as the one that gave it."""
     algorithm, other = subject.make(), subject.make()
     subject.credit(algorithm, subject.groups(algorithm))
@@ -119,7 +119,7 @@ def state_is_json_and_comes_back(subject: Subject) -> None:
     expect(same, "after `load_snapshot` of a `snapshot` credit is another one")
 
 
-def its_loss_is_learned_from(subject: Subject) -> None:
+def its_loss_is_learned_from(subject: _Subject) -> None:
     """The loss of a batch is finite, and so is its gradient, which is not 0 everywhere."""
     algorithm = subject.make()
     groups = subject.groups(algorithm)
@@ -140,13 +140,13 @@ def its_loss_is_learned_from(subject: Subject) -> None:
     expect(bool(slope.any()), "no log-probability has a gradient: nothing is learned")
 
 
-def its_settings_come_back_from_a_file(subject: Subject) -> None:
+def its_settings_come_back_from_a_file(subject: _Subject) -> None:
     """Its settings are the same after they were written and read."""
     config = subject.make().config
     expect(type(config).model_validate(config.model_dump()) == config, "its settings change when written and read")
 
 
-CHECKS: tuple[Callable[[Subject], None], ...] = (
+CHECKS: tuple[Callable[[_Subject], None], ...] = (
     weights_and_advantages_are_numbers_of_trained_nodes,
     groups_may_come_in_any_order,
     sessions_stay_as_they_are,
@@ -177,4 +177,4 @@ def check_algorithm(algorithm: str | type[Algorithm], **settings: Any) -> list[C
         config = kind.settings.model_validate({"name": name, **settings})
     except ValueError as error:
         raise ConfigError(f"algo={name!r}: {error}") from error
-    return find_problems(CHECKS, Subject(kind, config))
+    return find_problems(CHECKS, _Subject(kind, config))

@@ -32,7 +32,7 @@ class _Centred(PolicyGradient):
 
 
 @dataclass
-class Subject:
+class _Subject:
     """A loss, and tokens that it is computed for."""
 
     loss: PolicyLoss
@@ -54,7 +54,7 @@ class Subject:
         return tokens.by_sequence(rows, sums, self.loss.summand)
 
 
-def a_value_for_each_token(subject: Subject) -> None:
+def a_value_for_each_token(subject: _Subject) -> None:
     """A finite value for each entry of its tokens."""
     tokens = subject.tokens()
     value = subject.loss(tokens)
@@ -62,7 +62,7 @@ def a_value_for_each_token(subject: Subject) -> None:
     expect(bool(torch.isfinite(value).all()), "a value is not finite")
 
 
-def it_is_learned_from(subject: Subject) -> None:
+def it_is_learned_from(subject: _Subject) -> None:
     """Its gradient in the log-probabilities is finite, and not 0 everywhere."""
     tokens = subject.tokens()
     logp = tokens.logp
@@ -71,7 +71,7 @@ def it_is_learned_from(subject: Subject) -> None:
     expect(bool(slope.any()), "no log-probability has a gradient: nothing is learned")
 
 
-def the_same_tokens_give_the_same_values(subject: Subject) -> None:
+def the_same_tokens_give_the_same_values(subject: _Subject) -> None:
     """Nothing is kept from one call to the next, and what it is given stays as it is."""
     tokens = subject.tokens()
     before = [tokens.advantage.clone(), tokens.old_logp.clone(), tokens.weight.clone()]
@@ -81,7 +81,7 @@ def the_same_tokens_give_the_same_values(subject: Subject) -> None:
     expect(all(map(torch.equal, before, after)), "it changed advantages, old log-probabilities or weights in place")
 
 
-def two_channels_of_advantages_add_up(subject: Subject) -> None:
+def two_channels_of_advantages_add_up(subject: _Subject) -> None:
     """It is positively homogeneous in the advantage, or affine where it says so; losses over sequences need not be."""
     loss = subject.loss
     if loss.sequence is not None:
@@ -99,7 +99,7 @@ def _same(found: Tensor, expected: Tensor, message: str) -> None:
     expect(worst <= TOLERANCE * max(float(expected.abs().max()), 1.0), f"{message}: {worst:.2g} away")
 
 
-def metrics_are_of_tokens(subject: Subject) -> None:
+def metrics_are_of_tokens(subject: _Subject) -> None:
     """What it adds to `tokens.metrics` has an entry for each token."""
     tokens = subject.tokens()
     subject.loss(tokens)
@@ -108,13 +108,13 @@ def metrics_are_of_tokens(subject: Subject) -> None:
         expect(bool(torch.isfinite(value.float()).all()), f"metric {name!r} is not finite")
 
 
-def its_settings_come_back_from_a_file(subject: Subject) -> None:
+def its_settings_come_back_from_a_file(subject: _Subject) -> None:
     """Its settings are the same after they were written and read."""
     config = subject.loss.config
     expect(type(config).model_validate(config.model_dump()) == config, "its settings change when written and read")
 
 
-CHECKS: tuple[Callable[[Subject], None], ...] = (
+CHECKS: tuple[Callable[[_Subject], None], ...] = (
     a_value_for_each_token,
     it_is_learned_from,
     the_same_tokens_give_the_same_values,
@@ -148,4 +148,4 @@ def check_loss(loss: str | type[PolicyLoss], **settings: Any) -> list[ContractFi
     algorithm.policy_loss = made = kind(config)
     _, [forest] = pack_credited(algorithm, sampled_groups(), None, 1 << 16, 0)
     made.mark([forest])
-    return find_problems(CHECKS, Subject(made, algorithm, forest))
+    return find_problems(CHECKS, _Subject(made, algorithm, forest))

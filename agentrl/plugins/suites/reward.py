@@ -20,26 +20,26 @@ AT_ONCE = 16
 
 
 @dataclass
-class Subject:
+class _Subject:
     """A reward with its deadline and checks, and sessions that it scores."""
 
     reward: NamedReward
     sessions: Sequence[Session]
 
 
-async def every_session_gets_a_number_in_its_range(subject: Subject) -> None:
+async def every_session_gets_a_number_in_its_range(subject: _Subject) -> None:
     """Of each session, one that was cut off before the first answer too: None, or a finite number in `range`."""
     for session in subject.sessions:
         await subject.reward(copy.deepcopy(session))
 
 
-async def many_sessions_are_scored_at_once(subject: Subject) -> None:
+async def many_sessions_are_scored_at_once(subject: _Subject) -> None:
     """One instance scores many sessions at the same time."""
     many = [copy.deepcopy(subject.sessions[number % len(subject.sessions)]) for number in range(AT_ONCE)]
     await asyncio.gather(*(subject.reward(session) for session in many))
 
 
-async def sessions_stay_as_they_are(subject: Subject) -> None:
+async def sessions_stay_as_they_are(subject: _Subject) -> None:
     """It changes neither the messages and tokens of a session nor its task."""
     for session in subject.sessions:
         own = copy.deepcopy(session)
@@ -47,14 +47,14 @@ async def sessions_stay_as_they_are(subject: Subject) -> None:
         expect((own.nodes, own.task) == (session.nodes, session.task), f"session {session.id} was changed")
 
 
-async def it_closes(subject: Subject) -> None:
+async def it_closes(subject: _Subject) -> None:
     """It releases what it holds."""
     closing = subject.reward.reward.close()
     if closing is not None:
         await closing
 
 
-CHECKS: tuple[Callable[[Subject], Awaitable[None]], ...] = (
+CHECKS: tuple[Callable[[_Subject], Awaitable[None]], ...] = (
     every_session_gets_a_number_in_its_range,
     many_sessions_are_scored_at_once,
     sessions_stay_as_they_are,
@@ -88,4 +88,4 @@ async def check_reward(
     if sessions is None:
         first, *others = [session for group in sampled_groups(groups=2) for session in group.sessions]
         sessions = [replace(first, status=Status.TRUNCATED, nodes=first.nodes[:1]), *others]
-    return await find_problems_async(CHECKS, Subject(NamedReward("checked", kind(config)), sessions))
+    return await find_problems_async(CHECKS, _Subject(NamedReward("checked", kind(config)), sessions))

@@ -21,7 +21,7 @@ NUMBERS = 250
 
 
 @dataclass
-class Subject:
+class _Subject:
     """A sampler's class and settings."""
 
     kind: type[Sampler]
@@ -42,7 +42,7 @@ def choose(sampler: Sampler, numbers: range, count: int) -> list[int]:
     return chosen
 
 
-def every_choice_is_a_task(subject: Subject) -> None:
+def every_choice_is_a_task(subject: _Subject) -> None:
     """It chooses an index below the number of tasks; of a stream without a length, one from 0 on, or it refuses it."""
     for count in COUNTS:
         wrong = [index for index in choose(subject.make(), range(NUMBERS), count) if index not in range(count)]
@@ -51,14 +51,14 @@ def every_choice_is_a_task(subject: Subject) -> None:
         expect(min(choose(subject.make(), range(20), 0)) >= 0, "of a stream it chose a negative number")
 
 
-def choices_follow_from_the_seed(subject: Subject) -> None:
+def choices_follow_from_the_seed(subject: _Subject) -> None:
     """Two samplers of one seed that saw the same choose the same."""
     for count in COUNTS:
         first, second = (choose(subject.make(), range(NUMBERS), count) for _ in range(2))
         expect(first == second, f"two samplers with the same seed chose differently of {count} tasks")
 
 
-def a_resumed_run_goes_on(subject: Subject) -> None:
+def a_resumed_run_goes_on(subject: _Subject) -> None:
     """After `restore` of its `state`, which is JSON, another one chooses as it would have gone on."""
     for half in (10, NUMBERS // 2):
         sampler, other = subject.make(), subject.make()
@@ -70,7 +70,7 @@ def a_resumed_run_goes_on(subject: Subject) -> None:
         )
 
 
-CHECKS: tuple[Callable[[Subject], None], ...] = (
+CHECKS: tuple[Callable[[_Subject], None], ...] = (
     every_choice_is_a_task,
     choices_follow_from_the_seed,
     a_resumed_run_goes_on,
@@ -97,4 +97,4 @@ def check_sampler(sampler: str | type[Sampler], **settings: Any) -> list[Contrac
         config = kind.settings.model_validate({"name": name, **settings})
     except ValueError as error:
         raise ConfigError(f"rollout.sampler={name!r}: {error}") from error
-    return find_problems(CHECKS, Subject(kind, config))
+    return find_problems(CHECKS, _Subject(kind, config))

@@ -17,14 +17,14 @@ NUMBERS = {"reward/mean": 0.5, "loss": -1e-9, "eval/mean": math.nan, "grad_norm"
 
 
 @dataclass
-class Subject:
+class _Subject:
     """A back end's class, and a run's folder."""
 
     kind: type[Tracker]
     about: TrackedRun
 
 
-def it_takes_whatever_a_step_measures(subject: Subject) -> None:
+def it_takes_whatever_a_step_measures(subject: _Subject) -> None:
     """It logs steps with any finite or other numbers, with a name more or less, and closes."""
     tracker = subject.kind(subject.about)
     tracker.log(1, NUMBERS)
@@ -33,7 +33,7 @@ def it_takes_whatever_a_step_measures(subject: Subject) -> None:
     tracker.close()
 
 
-def it_opens_again_for_a_resumed_run(subject: Subject) -> None:
+def it_opens_again_for_a_resumed_run(subject: _Subject) -> None:
     """The same run's next process opens it, hears which step it has, and goes on."""
     tracker = subject.kind(subject.about)
     last = tracker.last()
@@ -44,7 +44,7 @@ def it_opens_again_for_a_resumed_run(subject: Subject) -> None:
     tracker.close()
 
 
-CHECKS: tuple[Callable[[Subject], None], ...] = (it_takes_whatever_a_step_measures, it_opens_again_for_a_resumed_run)
+CHECKS: tuple[Callable[[_Subject], None], ...] = (it_takes_whatever_a_step_measures, it_opens_again_for_a_resumed_run)
 
 
 def check_tracker(tracker: str | type[Tracker], folder: Path | None = None) -> list[ContractFinding]:
@@ -63,4 +63,4 @@ def check_tracker(tracker: str | type[Tracker], folder: Path | None = None) -> l
     kind = TRACKERS.find(tracker) if isinstance(tracker, str) else tracker
     with tempfile.TemporaryDirectory() as temporary:
         about = TrackedRun(folder or Path(temporary), "conformance", {"seed": 0})
-        return find_problems(CHECKS, Subject(kind, about))
+        return find_problems(CHECKS, _Subject(kind, about))

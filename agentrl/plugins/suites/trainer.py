@@ -29,7 +29,7 @@ TOLERANCE = 1e-3
 
 
 @dataclass
-class Subject:
+class _Subject:
     """A trainer's plug-in with its settings, and the model that it loads."""
 
     plugin: TrainerPlugin
@@ -61,14 +61,14 @@ def _equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
     return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
 
 
-def it_has_the_protocol(subject: Subject) -> None:
+def it_has_the_protocol(subject: _Subject) -> None:
     """It has every method and attribute of `Trainer`, and begins with version 0."""
     with subject.started() as trainer:
         expect(isinstance(trainer, Trainer), f"{type(trainer).__name__} lacks a method or attribute of `Trainer`")
         expect(trainer.version == 0, f"its version is {trainer.version} before the first step")
 
 
-def log_probabilities_are_those_of_the_model(subject: Subject) -> None:
+def log_probabilities_are_those_of_the_model(subject: _Subject) -> None:
     """`logprobs` gives for each trained token what transformers computes on its path, and 0 elsewhere."""
     model = load_causal_lm(subject.path, torch.float32, "eager").eval()
     forests = subject.forests()
@@ -80,7 +80,7 @@ def log_probabilities_are_those_of_the_model(subject: Subject) -> None:
             expect(worst < TOLERANCE, f"a log-probability is {worst:.2g} away from transformers'")
 
 
-def a_step_changes_weights_and_counts(subject: Subject) -> None:
+def a_step_changes_weights_and_counts(subject: _Subject) -> None:
     """A step gives finite metrics, other weights, and the next version; one without tokens only the version."""
     with subject.started() as trainer:
         before = weights_of(trainer)
@@ -96,7 +96,7 @@ def a_step_changes_weights_and_counts(subject: Subject) -> None:
         expect(_equal(weights_of(trainer), after), "a step without forests changed weights")
 
 
-def a_step_makes_good_actions_more_probable(subject: Subject) -> None:
+def a_step_makes_good_actions_more_probable(subject: _Subject) -> None:
     """After some steps on one batch, tokens with a positive advantage gain on those with a negative one."""
     forests = subject.forests()
 
@@ -112,7 +112,7 @@ def a_step_makes_good_actions_more_probable(subject: Subject) -> None:
         expect(lead(trainer) > before, "tokens with a positive advantage did not gain on those with a negative one")
 
 
-def a_checkpoint_goes_on_as_the_trainer_did(subject: Subject) -> None:
+def a_checkpoint_goes_on_as_the_trainer_did(subject: _Subject) -> None:
     """What `save` wrote, a new trainer loads, and its next step is the same (`deterministic`: bit for bit)."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "deeper" / "trainer"
@@ -133,7 +133,7 @@ def a_checkpoint_goes_on_as_the_trainer_did(subject: Subject) -> None:
             expect(worst < TOLERANCE, f"after `load` the next step gives weights {worst:.2g} away")
 
 
-def an_export_is_a_model(subject: Subject) -> None:
+def an_export_is_a_model(subject: _Subject) -> None:
     """`export` writes a folder that transformers loads, with the trainer's weights, also over an older one."""
     with tempfile.TemporaryDirectory() as folder, subject.started() as trainer:
         path = Path(folder) / "model"
@@ -149,7 +149,7 @@ def an_export_is_a_model(subject: Subject) -> None:
         expect(source <= there, f"the exported folder lacks {', '.join(sorted(source - there))}")
 
 
-def weights_have_the_names_of_files(subject: Subject) -> None:
+def weights_have_the_names_of_files(subject: _Subject) -> None:
     """`weights` yields every parameter once, by its Hugging Face name and in its shape."""
     model = load_causal_lm(subject.path, torch.float32, "eager")
     expected = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
@@ -159,13 +159,13 @@ def weights_have_the_names_of_files(subject: Subject) -> None:
     expect(dict(named) == expected, f"other names or shapes: {sorted(dict(named).items() ^ expected.items())[:4]}")
 
 
-def it_closes_twice(subject: Subject) -> None:
+def it_closes_twice(subject: _Subject) -> None:
     """`close` may be called again."""
     with subject.started() as trainer:
         trainer.close()
 
 
-CHECKS: tuple[Callable[[Subject], None], ...] = (
+CHECKS: tuple[Callable[[_Subject], None], ...] = (
     it_has_the_protocol,
     log_probabilities_are_those_of_the_model,
     a_step_changes_weights_and_counts,
@@ -205,4 +205,4 @@ def check_trainer(
     vocabulary = load_causal_lm(Path(path), torch.float32, "eager").config.vocab_size
     if vocabulary < VOCABULARY:
         raise ConfigError(f"{path} has {vocabulary} tokens, and the suite needs a model with {VOCABULARY}")
-    return find_problems(CHECKS, Subject(plugin, config, chosen, Path(path)))
+    return find_problems(CHECKS, _Subject(plugin, config, chosen, Path(path)))

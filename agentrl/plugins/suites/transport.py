@@ -46,7 +46,7 @@ def weights_of(version: int) -> dict[str, Tensor]:
 
 
 @dataclass
-class Subject:
+class _Subject:
     """A transport, and two engines."""
 
     transport: Transport
@@ -74,7 +74,7 @@ class Subject:
         expect(same, f"an engine has other weights than version {version}'s")
 
 
-async def every_engine_gets_all_weights(subject: Subject) -> None:
+async def every_engine_gets_all_weights(subject: _Subject) -> None:
     """Version after version, each engine has every tensor as it was sent, under the version's number."""
     for version in (1, 2, 3):
         sent = await subject.publish(version)
@@ -83,7 +83,7 @@ async def every_engine_gets_all_weights(subject: Subject) -> None:
             subject.require(name, version)
 
 
-async def an_engine_that_refuses_harms_no_other(subject: Subject) -> None:
+async def an_engine_that_refuses_harms_no_other(subject: _Subject) -> None:
     """The error of one engine is in the answer, the others have the weights, and it is sent to again."""
     subject.engines["second"].refuses = True
     sent = await subject.publish(4)
@@ -96,19 +96,19 @@ async def an_engine_that_refuses_harms_no_other(subject: Subject) -> None:
     subject.require("second", 4)
 
 
-async def a_folder_is_of_the_staged_weights(subject: Subject) -> None:
+async def a_folder_is_of_the_staged_weights(subject: _Subject) -> None:
     """`folder`, from which restarted engines load, is None or a folder that is there."""
     folder = subject.transport.folder()
     expect(folder is None or folder.is_dir(), f"folder() is {folder}, which is no folder")
 
 
-async def it_closes_twice(subject: Subject) -> None:
+async def it_closes_twice(subject: _Subject) -> None:
     """`close` may be called again."""
     await subject.transport.close()
     await subject.transport.close()
 
 
-CHECKS: tuple[Callable[[Subject], Awaitable[None]], ...] = (
+CHECKS: tuple[Callable[[_Subject], Awaitable[None]], ...] = (
     every_engine_gets_all_weights,
     an_engine_that_refuses_harms_no_other,
     a_folder_is_of_the_staged_weights,
@@ -129,4 +129,4 @@ async def check_transport(
     Returns:
         What is wrong; nothing, where the transport keeps its contract.
     """
-    return await find_problems_async(CHECKS, Subject(transport, receiver))
+    return await find_problems_async(CHECKS, _Subject(transport, receiver))

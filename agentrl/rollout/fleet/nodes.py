@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from agentrl import cluster
 from agentrl.cluster import elastic
-from agentrl.cluster.base import Node
+from agentrl.cluster.base import ClusterNode
 from agentrl.concurrency import in_thread
 from agentrl.errors import InvalidInput
 from agentrl.rollout.fleet.fleet import Fleet
@@ -38,7 +38,7 @@ async def following_nodes(fleet: Fleet, make: Callable[[], Engine], most: int | 
         await asyncio.gather(following, return_exceptions=True)
 
 
-def _usable(nodes: Sequence[Node]) -> int:
+def _usable(nodes: Sequence[ClusterNode]) -> int:
     return elastic.usable(nodes, cluster.current().occupied("engine"))
 
 

@@ -23,7 +23,7 @@ ENGINE_FRACTION = 0.85
 
 @dataclass(frozen=True)
 class Split:
-    """The number of ranks that share each part: `agentrl.train.backends.megatron.layout.ParallelLayout` without its checks."""
+    """The number of ranks that share each part: Megatron's `ParallelLayout` without its checks."""
 
     tensor: int = 1
     pipeline: int = 1

@@ -142,15 +142,19 @@ def test_tests_that_write_a_reward_find_what_was_done_anywhere_in_the_agents_san
 echo $((1 - $?)) > /logs/verifier/reward.txt"""
     fields = {"log_format": "reward", "tests": {"test.sh": script}, "test_patch": "", "fail_to_pass": []}
     done = "echo on > /srv/config; git checkout -q -b topic"
-    assert work(done, task(**fields)).reward == 1.0
-    assert work("echo on > /srv/config", task(**fields)).reward == 0.0
-    assert work(done, task(**fields), fresh_tests=True).reward == 0.0
+    assert work(done, task(**fields), fresh_tests=False).reward == 1.0
+    assert work("echo on > /srv/config", task(**fields), fresh_tests=False).reward == 0.0
+    assert work(done, task(**fields)).reward == 0.0
 
 
 def test_a_repository_of_a_task_that_writes_a_reward_keeps_its_branches_and_lost_commits(image: str) -> None:
     script = "git rev-parse -q --verify later && [ -e seen ]; echo $((1 - $?)) > /logs/verifier/reward.txt"
     fields = {"log_format": "reward", "tests": {"test.sh": script}, "test_patch": "", "fail_to_pass": []}
-    session = work("git for-each-ref --format='%(refname:short)' | grep -x later > seen || rm seen", task(**fields))
+    session = work(
+        "git for-each-ref --format='%(refname:short)' | grep -x later > seen || rm seen",
+        task(**fields),
+        fresh_tests=False,
+    )
     assert session.reward == 1.0, session.nodes[-1].message.text
 
 
