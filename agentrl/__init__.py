@@ -1,7 +1,7 @@
 """agentrl trains language-model agents by reinforcement learning on multi-turn, tool-using tasks.
 
 The public names are loaded at first use, so that `import agentrl` stays quick and an environment's author
-never pays for torch. `agentrl.train` is a package and can be called: calling it is `agentrl.train.api.train`.
+never pays for torch. `agentrl.train` is a package and can be called: calling it is `agentrl.train.driver.api.train`.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ if TYPE_CHECKING:
     from agentrl.envs.registry import make, register
     from agentrl.errors import InfraError, ToolError
     from agentrl.overrides import parse_words
-    from agentrl.sessions.query import Between
-    from agentrl.sessions.store import Store
+    from agentrl.sessions.store.query import Between
+    from agentrl.sessions.store.store import Store
     from agentrl.tools.tool import tool
-    from agentrl.train.api import evaluate, train
-    from agentrl.train.rollouts import rollouts
+    from agentrl.train.driver.api import evaluate, train
+    from agentrl.train.driver.rollouts import rollouts
     from agentrl.types import Message, StepResult, Task
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Between": "agentrl.sessions.query",
+    "Between": "agentrl.sessions.store.query",
     "Env": "agentrl.envs.base",
     "InfraError": "agentrl.errors",
     "Message": "agentrl.types",
     "StepResult": "agentrl.types",
-    "Store": "agentrl.sessions.store",
+    "Store": "agentrl.sessions.store.store",
     "Task": "agentrl.types",
     "ToolError": "agentrl.errors",
     "check_env": "agentrl.envs.check",
-    "evaluate": "agentrl.train.api",
+    "evaluate": "agentrl.train.driver.api",
     "make": "agentrl.envs.registry",
     "parse_words": "agentrl.overrides",
     "register": "agentrl.envs.registry",
     "reward": "agentrl.envs.base",
-    "rollouts": "agentrl.train.rollouts",
+    "rollouts": "agentrl.train.driver.rollouts",
     "tool": "agentrl.tools.tool",
 }
 

@@ -96,7 +96,7 @@ class _Shown:
 def check_format(name: str, options: dict[str, Any], out: Console) -> bool:
     """A model's conversation format: is its template append-only, where does ours differ, which parser fits."""
     from agentrl.models import resolve
-    from agentrl.sessions.renderers.check import ON_PURPOSE, as_table, check_renderer
+    from agentrl.sessions.renderers.proof.check import ON_PURPOSE, as_table, check_renderer
 
     path = Path(name) if Path(name).exists() else resolve(name)
     stop = str(options.pop("stop", ""))

@@ -18,17 +18,17 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from agentrl import __version__
+from agentrl.common.terminal import err, out, print_lines
+from agentrl.common.untrusted import visible_text
 from agentrl.config.secrets import scrub
+from agentrl.envs.builtin.search_r1.commands import app as search_r1
+from agentrl.envs.builtin.swe.commands import app as swe
 from agentrl.envs.commands import app as environments
-from agentrl.envs.search_r1.commands import app as search_r1
-from agentrl.envs.swe.commands import app as swe
 from agentrl.errors import AgentRLError, Blame, ConfigError, missing_extra, unknown_name
 from agentrl.retrieval.commands import app as retrieval
-from agentrl.terminal import err, out, print_lines
 from agentrl.tools.sandbox.commands import app as sandbox
-from agentrl.train.commands import app as records
-from agentrl.train.suite.commands import app as suites
-from agentrl.untrusted import visible_text
+from agentrl.train.evaluation.suite.commands import app as suites
+from agentrl.train.record.commands import app as records
 from agentrl.viewer.commands import app as looking
 
 app = typer.Typer(
@@ -66,20 +66,20 @@ EXTRAS = {
 
 PLUGINS = (
     "agentrl.rollout.engines:ENGINES",
-    "agentrl.train.backends:TRAINERS",
+    "agentrl.train.trainers:TRAINERS",
     "agentrl.train.algorithms:ALGORITHMS",
-    "agentrl.train.policy_losses:LOSSES",
+    "agentrl.train.algorithms.policy_losses:LOSSES",
     "agentrl.envs.rewards:REWARDS",
     "agentrl.tools.sources:SOURCES",
     "agentrl.tools.sandbox.registry:SANDBOXES",
     "agentrl.rollout.weights:TRANSPORTS",
-    "agentrl.rollout.samplers:SAMPLERS",
-    "agentrl.rollout.fork_rules:FORK_RULES",
-    "agentrl.rollout.filters:FILTERS",
+    "agentrl.rollout.stream.samplers:SAMPLERS",
+    "agentrl.rollout.episodes.fork_rules:FORK_RULES",
+    "agentrl.rollout.stream.filters:FILTERS",
     "agentrl.train.trackers:TRACKERS",
-    "agentrl.rollout.filters:PRIORITIES",
+    "agentrl.rollout.stream.filters:PRIORITIES",
     "agentrl.sessions.renderers:RENDERERS",
-    "agentrl.train.backends.megatron.models.family:FAMILIES",
+    "agentrl.train.trainers.megatron.models.family:FAMILIES",
 )
 """The kinds of plug-ins that `agentrl plugins` lists, each by its `Registry`."""
 
@@ -140,7 +140,7 @@ class _WithSettings(typer.core.TyperCommand):
 
 class _WithServeSettings(_WithSettings):
     def settings(self) -> type[BaseModel]:
-        from agentrl.rollout.serve_process import ServeConfig
+        from agentrl.rollout.workers.serve_process import ServeConfig
 
         return ServeConfig
 
@@ -164,8 +164,8 @@ def options(
 def train(words: Words = None, config: File = None) -> None:
     """Train a policy: agentrl train env=calculator. Go on with a run: agentrl train resume=runs/NAME."""
     from agentrl.overrides import typed
-    from agentrl.train.api import run_train
-    from agentrl.train.setup import complete
+    from agentrl.train.driver.api import run_train
+    from agentrl.train.driver.setup import complete
 
     settings = complete(typed(words or (), config))
     if settings.dry_run:
@@ -193,7 +193,7 @@ def plan(words: Words = None) -> None:
 def doctor(words: Words = None) -> None:
     """Try the machines of a cluster before a run: agentrl doctor cluster=ray cluster.address=auto folder=runs."""
     from agentrl.overrides import parse_words, validate
-    from agentrl.train.doctor import DoctorConfig, examine
+    from agentrl.train.plan.doctor import DoctorConfig, examine
 
     report = examine(validate(parse_words(words or ()), DoctorConfig))
     print_lines(report.lines())
@@ -209,11 +209,11 @@ def evaluate(words: Words = None, config: File = None) -> None:
     where the policy is worse (compare.alpha=0.05).
     """
     from agentrl.overrides import parse_words, read_yaml, typed
-    from agentrl.train.api import run_evaluate
-    from agentrl.train.evaluate import ignored, refuse_ignored
-    from agentrl.train.run_folder import run_path
-    from agentrl.train.setup import complete
-    from agentrl.train.suite.commands import against_baseline, evaluate_suite, take_baseline
+    from agentrl.train.driver.api import run_evaluate
+    from agentrl.train.driver.setup import complete
+    from agentrl.train.evaluation.evaluate import ignored, refuse_ignored
+    from agentrl.train.evaluation.suite.commands import against_baseline, evaluate_suite, take_baseline
+    from agentrl.train.record.run_folder import run_path
 
     tree = typed(words or (), config)
     baseline = take_baseline(tree)
@@ -245,7 +245,7 @@ def _end(worked: bool) -> None:
 def serve(words: Words = None, config: File = None) -> None:
     """Serve a model behind OpenAI's and Anthropic's APIs, each session a tree: agentrl serve model=PATH port=8000."""
     from agentrl.overrides import typed
-    from agentrl.rollout.serve_workers import serve_command
+    from agentrl.rollout.workers.serve_workers import serve_command
 
     serve_command(typed(words or (), config), out)
 
@@ -269,7 +269,7 @@ def serve_sandboxes(words: Words = None, config: File = None) -> None:
 @app.command()
 def plugins() -> None:
     """List the plug-ins: what each kind's setting can name, where it is, and the settings of its own."""
-    from agentrl.imports import load
+    from agentrl.common.imports import load
 
     table = Table(Column("setting", no_wrap=True), "from", "settings of its own")
     for kind in PLUGINS:
@@ -341,9 +341,9 @@ def models_check(
 
     Ends with 1 where numbers are wrong, where a trainer or engine that is named refuses the model, or where all do.
     """
-    from agentrl import custom_code
+    from agentrl.common import custom_code
     from agentrl.models import resolve
-    from agentrl.train.backends.report import report
+    from agentrl.train.trainers.report import report
 
     folder = Path(path) if Path(path).is_dir() else resolve(path)
     if trust_remote_code:

@@ -35,7 +35,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import orjson
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from agentrl import processes
+from agentrl.common import processes
 from agentrl.config import Section
 from agentrl.errors import ConfigError, InfraError, nearest
 from agentrl.overrides import read_yaml, validate

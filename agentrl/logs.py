@@ -14,8 +14,8 @@ from pathlib import Path
 import orjson
 
 from agentrl import tracing
+from agentrl.common.untrusted import safe_text
 from agentrl.config.secrets import scrub
-from agentrl.untrusted import safe_text
 
 NAME = "log.jsonl"
 """The log, in the run's folder."""

@@ -21,8 +21,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from agentrl import yaml_settings
-from agentrl.config import NAMED, OfPlugin, RunConfig
+from agentrl.config import NAMED, OfPlugin, RunConfig, yaml_settings
 from agentrl.config.secrets import without_secrets
 from agentrl.errors import AgentRLError, ConfigError, nearest
 from agentrl.registry import Registry

@@ -19,8 +19,8 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
 
+from agentrl.common.imports import load, module_of
 from agentrl.errors import AgentRLError, ConfigError, InvalidInput, UnknownName, unknown_name
-from agentrl.imports import load, module_of
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from agentrl.processes import descendants
+from agentrl.common.processes import descendants
 
 TICK = 1.0
 """Seconds between two looks; longer pauses are time in which this process did not run."""

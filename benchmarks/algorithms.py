@@ -26,8 +26,8 @@ from rich.console import Console
 import agentrl
 from agentrl import Env, Message, StepResult, Task
 from agentrl.train.algorithms import ALGORITHMS
-from agentrl.train.display import Display
-from agentrl.train.policy_losses import LOSSES
+from agentrl.train.algorithms.policy_losses import LOSSES
+from agentrl.train.display.console import Display
 from agentrl.types import Session
 from benchmarks.machine import machine
 

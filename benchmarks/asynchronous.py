@@ -22,13 +22,13 @@ from dataclasses import dataclass, field
 
 from agentrl.config import RolloutConfig
 from agentrl.envs.base import Env
-from agentrl.rollout.buffer import Gate, Order
-from agentrl.rollout.groups import Rollouts
-from agentrl.rollout.policies import Policy
-from agentrl.rollout.stream import Stream
-from agentrl.rollout.tasks import TaskStream
-from agentrl.sessions.conversation import Conversation
-from agentrl.sessions.renderers.null import NullRenderer
+from agentrl.rollout.episodes.groups import Rollouts
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.stream.buffer import Gate, Order
+from agentrl.rollout.stream.stream import Stream
+from agentrl.rollout.stream.tasks import TaskStream
+from agentrl.sessions.renderers.families.null import NullRenderer
+from agentrl.sessions.tree.conversation import Conversation
 from agentrl.types import Message, Node, StepResult, Task
 from benchmarks.machine import machine
 

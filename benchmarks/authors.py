@@ -27,11 +27,11 @@ from rich.console import Console
 import agentrl
 from agentrl.errors import AgentRLError
 from agentrl.overrides import typed
-from agentrl.rollout.stats import Evaluation
-from agentrl.train.api import run_train
-from agentrl.train.display import Display
-from agentrl.train.result import TrainResult
-from agentrl.train.setup import complete
+from agentrl.rollout.stream.batch_metrics import Evaluation
+from agentrl.train.display.console import Display
+from agentrl.train.driver.api import run_train
+from agentrl.train.driver.result import TrainResult
+from agentrl.train.driver.setup import complete
 from benchmarks.machine import machine
 
 ROOT = Path(__file__).parents[1]

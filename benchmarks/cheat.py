@@ -21,17 +21,17 @@ from itertools import islice
 from typing import Any
 
 from agentrl.envs import sandboxes
-from agentrl.envs.swe import library
-from agentrl.envs.swe.changes import File
-from agentrl.envs.swe.expect import fits
-from agentrl.envs.swe.find_key import find_stored, guesses, paired
-from agentrl.envs.swe.guess import MISSING, MOST, Open, candidates
-from agentrl.envs.swe.key import Key, ReportRow
-from agentrl.envs.swe.running import SuiteResult, run_tests
-from agentrl.envs.swe.scoring import Exam, final_tree, judged
-from agentrl.envs.swe.source import source_of
-from agentrl.envs.swe.task import SweTask
-from agentrl.envs.swe.workspace import SPEC
+from agentrl.envs.builtin.swe import library
+from agentrl.envs.builtin.swe.changes import File
+from agentrl.envs.builtin.swe.generation.expect import fits
+from agentrl.envs.builtin.swe.generation.find_key import find_stored, guesses, paired
+from agentrl.envs.builtin.swe.generation.guess import MISSING, MOST, Open, candidates
+from agentrl.envs.builtin.swe.generation.key import Key, ReportRow
+from agentrl.envs.builtin.swe.generation.running import SuiteResult, run_tests
+from agentrl.envs.builtin.swe.scoring import Exam, final_tree, judged
+from agentrl.envs.builtin.swe.source import source_of
+from agentrl.envs.builtin.swe.task import SweTask
+from agentrl.envs.builtin.swe.workspace import SPEC
 from agentrl.tools.sandbox import Sandbox
 from benchmarks.machine import machine
 

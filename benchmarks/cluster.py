@@ -38,30 +38,31 @@ from typing import Any
 
 import torch
 
-from agentrl import cluster, garbage
-from agentrl.cluster import frames
+from agentrl import cluster
+from agentrl.cluster.wire import frames
+from agentrl.common import garbage
 from agentrl.config import ClusterConfig, EngineConfig, FleetConfig, RunConfig, WeightsConfig
 from agentrl.config.cluster import ResourcesConfig, RoleResources
 from agentrl.envs.registry import factory
-from agentrl.envs.reward_workers import open_reward_workers
 from agentrl.envs.rewards import Reward
 from agentrl.models import tiny
 from agentrl.models.tokenizers import load_tokenizer
-from agentrl.rollout.actors import ModelActor
+from agentrl.rollout.engines.local.process_engine import ProcessEngine
 from agentrl.rollout.engines.plugin import EnginePlugin
-from agentrl.rollout.engines.process_engine import ProcessEngine
-from agentrl.rollout.environments import in_workers
+from agentrl.rollout.episodes.actors import ModelActor
+from agentrl.rollout.episodes.groups import Rollouts
+from agentrl.rollout.episodes.policies import Policy
 from agentrl.rollout.fleet import make_engines, wait_until_started
-from agentrl.rollout.groups import Rollouts
-from agentrl.rollout.policies import Policy
 from agentrl.rollout.weights import group
 from agentrl.rollout.weights.buckets import Weights
 from agentrl.rollout.weights.snapshot import read_snapshot
-from agentrl.sessions.recorder import Recorder
+from agentrl.rollout.workers.environment_workers import in_workers
+from agentrl.rollout.workers.reward_workers import open_reward_workers
 from agentrl.sessions.renderers import get_renderer
-from agentrl.sessions.store import Store
-from agentrl.train.backends.worker import WorkerTrainer
-from agentrl.train.session_worker import holding
+from agentrl.sessions.store.recorder import Recorder
+from agentrl.sessions.store.store import Store
+from agentrl.train.driver.session_worker import holding
+from agentrl.train.trainers.worker import WorkerTrainer
 from agentrl.types import (
     Chunk,
     FinishReason,

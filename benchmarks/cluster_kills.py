@@ -7,9 +7,9 @@ The run is `calculator` with the tiny model, two engines, two environment worker
 nodes (raylets on this machine). Each seed chooses one of the other nodes, a point of the code (`agentrl.faults.POINTS`)
 and how often it must be reached before the node's raylet is killed. The run has to go on by itself, with the
 sessions (token for token), losses and weights of the run without faults on one machine, bit for bit, and each group
-trained once (`agentrl.train.ledger.faults`). With `--head` the raylet and the control store of the head are killed: the
-run has to end with a message that says so within `HEAD_SECONDS`, and after being resumed as above; nothing may be left
-of it.
+trained once (`agentrl.train.record.ledger.faults`). With `--head` the raylet and the control store of the head are
+killed: the run has to end with a message that says so within `HEAD_SECONDS`, and after being resumed as above; nothing
+may be left of it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any
 import yaml
 
 from agentrl import faults
-from agentrl.train import ledger
+from agentrl.train.record import ledger
 from benchmarks.crash_points import difference
 from benchmarks.machine import machine
 from benchmarks.soak import described, ours

@@ -24,10 +24,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import agentrl
-from agentrl.envs.calculator import Calculator
-from agentrl.train import setup
-from agentrl.train.display import Display
-from agentrl.train.stopping import Stopped
+from agentrl.envs.builtin.calculator import Calculator
+from agentrl.train.display.console import Display
+from agentrl.train.driver import setup
+from agentrl.train.driver.stopping import Stopped
 from benchmarks.machine import machine
 
 RECOMPUTED = {"algo.correction.proximal": "recomputed"}

@@ -8,7 +8,7 @@ often each named point (`agentrl.faults.POINTS`) is reached; then each seed choo
 there: the driver is killed, a write fails as on a full disk, or the checkpoint that was just renamed is cut to half
 and the driver killed a little later. The run is resumed until it ends. Synchronous runs must then have the metrics, the
 sessions (token for token) and the weights of the run without faults, bit for bit. In every run each group that was
-begun is trained once or discarded with a recorded cause (`agentrl.train.ledger.faults`).
+begun is trained once or discarded with a recorded cause (`agentrl.train.record.ledger.faults`).
 
 Each run is a fork of this process, which has imported what the first run did, has loaded its model once (what
 transformers computes for that is kept), and has no threads: a resumption takes a third of the CPU time that it takes
@@ -41,8 +41,8 @@ from safetensors.numpy import load_file
 
 import agentrl
 from agentrl import faults
-from agentrl.sessions.store import Store
-from agentrl.train import ledger
+from agentrl.sessions.store.store import Store
+from agentrl.train.record import ledger
 
 STEPS = 4
 SETTINGS: dict[str, Any] = {
@@ -155,7 +155,7 @@ def import_all(run: Path) -> None:
             importlib.import_module(name)
     from agentrl.models.loading import load_causal_lm
     from agentrl.sessions.renderers import get_renderer
-    from agentrl.train import setup
+    from agentrl.train.driver import setup
 
     setup.quiet()  # progress bars have a thread
     get_renderer(run / "model")
@@ -248,7 +248,7 @@ def try_points(folder: Path, seeds: Sequence[int], staleness: int = 0, keep: Pat
         staleness: of the runs.
         keep: where the folders of failed runs are moved to.
     """
-    import agentrl.train.launch  # noqa: F401  before the first fork
+    import agentrl.train.driver.launch  # noqa: F401  before the first fork
 
     began = time.monotonic()
     base, reference = folder / "base", folder / "reference"

@@ -24,10 +24,10 @@ from torch import Tensor
 
 import agentrl
 from agentrl.envs.base import Env, reward
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.backends.torch_batch import trunk_of
-from agentrl.train.forest import Forest
-from agentrl.train.result import TrainResult
+from agentrl.train.driver.result import TrainResult
+from agentrl.train.forest.forest import Forest
+from agentrl.train.trainers.torch_trainer.batch import trunk_of
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Message, Session, Task
 from benchmarks.machine import machine
 

@@ -28,21 +28,21 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl import garbage
+from agentrl.common import garbage
 from agentrl.config import RolloutConfig
 from agentrl.envs.base import Env
 from agentrl.models import tiny
 from agentrl.models.tokenizers import load_tokenizer
-from agentrl.rollout.actors import ModelActor
-from agentrl.rollout.buffer import Gate
 from agentrl.rollout.engines.managed import ManagedEngine
-from agentrl.rollout.groups import Rollouts
-from agentrl.rollout.policies import Policy
-from agentrl.rollout.stream import Stream
-from agentrl.rollout.tasks import TaskStream
-from agentrl.sessions.recorder import Recorder
+from agentrl.rollout.episodes.actors import ModelActor
+from agentrl.rollout.episodes.groups import Rollouts
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.stream.buffer import Gate
+from agentrl.rollout.stream.stream import Stream
+from agentrl.rollout.stream.tasks import TaskStream
 from agentrl.sessions.renderers import get_renderer
-from agentrl.sessions.store import Store
+from agentrl.sessions.store.recorder import Recorder
+from agentrl.sessions.store.store import Store
 from agentrl.types import (
     Capabilities,
     Chunk,

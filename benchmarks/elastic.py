@@ -31,7 +31,7 @@ import psutil
 import yaml
 
 from agentrl.cluster.server import free_port
-from agentrl.train import ledger
+from agentrl.train.record import ledger
 from benchmarks.cluster_kills import RAY, STORE, WORDS, nodes, roles, train
 from benchmarks.crash_points import difference
 from benchmarks.machine import machine

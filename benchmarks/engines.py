@@ -25,7 +25,7 @@ from agentrl.config import EngineConfig
 from agentrl.models import resolve
 from agentrl.overrides import parse_words
 from agentrl.rollout.engines import make_engine
-from agentrl.rollout.engines.server_settings import ServerConfig
+from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.types import Engine, Sampling, collect
 from benchmarks.machine import machine
 
@@ -61,7 +61,7 @@ async def measure(given: argparse.Namespace, path: Path, config: EngineConfig) -
             share = await cached_share(engine)
             print(f"{config.name}: {share:.3f} of the prefix tokens from the cache (aim: 0.9), blocks of {block}")
         if "fidelity" in given.what:
-            from agentrl.train.fidelity import random_sessions
+            from agentrl.train.driver.fidelity import random_sessions
 
             return await random_sessions(engine, given.sessions)
     finally:
@@ -85,8 +85,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = ServerConfig(name=given.engine, dtype=given.dtype, **settings)
     sessions = asyncio.run(measure(given, path, config))
     if sessions:
-        from agentrl.train.backends.torch import TorchTrainer
-        from agentrl.train.fidelity import agreement
+        from agentrl.train.driver.fidelity import agreement
+        from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 
         found = agreement(TorchTrainer(path), sessions)
         print(

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import agentrl
-from agentrl import garbage
+from agentrl.common import garbage
 from agentrl.envs.episode import play
 from agentrl.types import Message, Session, Status, Task
 from benchmarks.machine import machine

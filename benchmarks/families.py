@@ -15,9 +15,9 @@ import transformers
 from transformers import AutoConfig
 
 from agentrl.models.rope import with_short_row_angles
-from agentrl.train.backends.megatron.models import FAMILIES as KNOWN
-from agentrl.train.backends.proof_comparison import compare
-from agentrl.train.backends.proof_subjects import Proof
+from agentrl.train.trainers.megatron.models import FAMILIES as KNOWN
+from agentrl.train.trainers.proof_comparison import compare
+from agentrl.train.trainers.proof_subjects import Proof
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "families.md"
 BEGIN, END = "<!-- benchmarks.families -->\n", "<!-- end -->\n"
@@ -75,7 +75,7 @@ def cell(proof: Proof) -> str:
 
 
 def tried(config: Any, subject: str) -> Proof:
-    """A proof, on another model where numbers were refused: see `agentrl.train.backends.proof.prove`."""
+    """A proof, on another model where numbers were refused: see `agentrl.train.trainers.proof.prove`."""
     proof = compare(config, subject=subject)
     return proof if proof.passed or proof.fault else compare(config, seed=1, subject=subject)
 

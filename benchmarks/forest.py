@@ -25,9 +25,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 
 from agentrl.config import AlgoConfig, Device, Dtype
 from agentrl.train.algorithms import make_algorithm
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.backends.torch_settings import TorchConfig
-from agentrl.train.packing import pack
+from agentrl.train.forest.packing import pack
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Group, Message, Node, Sampling, Session, Status, Task, VersionSpan
 
 PROMPT, COMPLETION, SAMPLES, REPEATS = 512, 64, 8, 9

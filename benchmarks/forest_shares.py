@@ -3,7 +3,7 @@
     python -m benchmarks.forest_shares [--ranks 2 4 8] [--groups 32]
 
 Groups of eight sessions of random lengths behind a common prompt are packed as in a run, and divided among ranks as
-their trainer divides them (`agentrl.train.backends.ranks.balance`). A process for each rank receives its share in one
+their trainer divides them (`agentrl.train.trainers.ranks.balance`). A process for each rank receives its share in one
 call, as a rank on a cluster does, and says how many bytes have arrived. A share is what all forests are in one message,
 divided by the number of ranks; no tree is larger than that.
 """
@@ -16,12 +16,12 @@ import random
 from typing import Any
 
 from agentrl.cluster import LocalCluster, Role
-from agentrl.cluster.frames import encode, traffic
+from agentrl.cluster.wire.frames import encode, traffic
 from agentrl.config import AlgoConfig
 from agentrl.train.algorithms import make_algorithm
-from agentrl.train.backends.ranks.balance import Division
-from agentrl.train.forest import Forest
-from agentrl.train.packing import pack
+from agentrl.train.forest.forest import Forest
+from agentrl.train.forest.packing import pack
+from agentrl.train.trainers.ranks.balance import Division
 from agentrl.types import Group, Session, Task
 from benchmarks.machine import machine
 from benchmarks.workloads import grow

@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 
 import agentrl
-from agentrl.train.display import Display
+from agentrl.train.display.console import Display
 from agentrl.types import Message
 from benchmarks.machine import machine
 

@@ -25,16 +25,16 @@ from typing import Any
 import orjson
 
 from agentrl.models.tiny import build_tokenizer
-from agentrl.sessions.gateway.app import create_app
-from agentrl.sessions.gateway.bodies import Body
 from agentrl.sessions.gateway.exchange import Exchange, Parts
 from agentrl.sessions.gateway.gateway import Gateway, SessionEntry
+from agentrl.sessions.gateway.http.app import create_app
+from agentrl.sessions.gateway.http.bodies import Body
+from agentrl.sessions.gateway.http.server import running
 from agentrl.sessions.gateway.limits import Limits
-from agentrl.sessions.gateway.server import running
 from agentrl.sessions.gateway.wire import chat, chat_replies
 from agentrl.sessions.renderers import Renderer, get_renderer
-from agentrl.sessions.store import Store
-from agentrl.sessions.turn_generator import TurnGenerator
+from agentrl.sessions.store.store import Store
+from agentrl.sessions.tree.turn_generator import TurnGenerator
 from agentrl.types import Message, Session, Task
 from benchmarks.rendering import REPLY, RESULT, TOOLS, Canned
 

@@ -27,12 +27,12 @@ import orjson
 from agentrl.config import EngineConfig
 from agentrl.models import resolve
 from agentrl.overrides import parse_words
-from agentrl.rollout.engines.server_settings import ServerConfig
-from agentrl.rollout.engines.sglang import SGLangEngine
-from agentrl.sessions.gateway.app import create_app
-from agentrl.sessions.gateway.server import running
+from agentrl.rollout.engines.servers.server_settings import ServerConfig
+from agentrl.rollout.engines.servers.sglang import SGLangEngine
+from agentrl.sessions.gateway.http.app import create_app
+from agentrl.sessions.gateway.http.server import running
 from agentrl.sessions.renderers import Renderer, get_renderer
-from agentrl.sessions.store import Store
+from agentrl.sessions.store.store import Store
 from agentrl.types import Chunk, FinishReason, Message, Sampling, Turn
 from benchmarks.gateway import Wire
 from benchmarks.machine import machine

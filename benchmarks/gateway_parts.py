@@ -24,7 +24,7 @@ from typing import Any
 
 import orjson
 
-from agentrl.rollout.engines.connections import Connections
+from agentrl.rollout.engines.servers.connections import Connections
 from agentrl.types import Message
 from benchmarks.gateway_clients import SIDE_BY_SIDE, TURNS, ClientSession, Size, speak
 from benchmarks.gateway_servers import Server, gateway, renderer_of

@@ -34,11 +34,11 @@ import torch
 from torch import Tensor
 
 from agentrl.train.algorithms import ALGORITHMS, Algorithm, algorithm_settings, make_algorithm
+from agentrl.train.algorithms.credit import NodeKey
+from agentrl.train.algorithms.objective import empty_sums, objective
 from agentrl.train.algorithms.table import built_in
-from agentrl.train.credit import NodeKey
-from agentrl.train.forest import sequence_count
-from agentrl.train.objective import empty_sums, objective
-from agentrl.train.packing import pack_credited
+from agentrl.train.forest.forest import sequence_count
+from agentrl.train.forest.packing import pack_credited
 from agentrl.types import (
     GREEDY,
     Branch,

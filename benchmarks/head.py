@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from agentrl.train.backends.head import CHUNK_ELEMENTS, token_logps
-from agentrl.train.forest import Rows
+from agentrl.train.forest.forest import Rows
+from agentrl.train.trainers.head import CHUNK_ELEMENTS, token_logps
 from benchmarks.machine import machine
 
 VOCABULARY = 131072

@@ -30,8 +30,8 @@ import torch
 
 from agentrl.config import EngineConfig
 from agentrl.models import resolve, tiny
-from agentrl.rollout.engines import flat, parts, runner
-from agentrl.rollout.engines.local import LocalEngine
+from agentrl.rollout.engines.local import flat, parts, runner
+from agentrl.rollout.engines.local.engine import LocalEngine
 from agentrl.types import Sampling, collect
 
 TEXTS = [f"<|im_start|>user\nWhat is {n} + {n * 7}?<|im_end|>\n" for n in range(200)]

@@ -21,10 +21,10 @@ from typing import Any
 import httpx
 import orjson
 
-from agentrl.sessions.gateway.app import create_app
+from agentrl.sessions.gateway.http.app import create_app
+from agentrl.sessions.gateway.http.server import running
 from agentrl.sessions.gateway.limits import Limits
-from agentrl.sessions.gateway.server import running
-from agentrl.sessions.store import Store
+from agentrl.sessions.store.store import Store
 from agentrl.types import Health
 from benchmarks.gateway import renderer
 from benchmarks.rendering import REPLY, Canned

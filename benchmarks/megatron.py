@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from agentrl.train.backends.megatron import cpu
+from agentrl.train.trainers.megatron import cpu
 from agentrl.types import Group, Session, Task
 from benchmarks.machine import machine
 from benchmarks.workloads import grow, split, workload
@@ -61,10 +61,10 @@ def forest_against_rows(folder: Path, repeats: int) -> None:
     """The first comparison."""
     from agentrl.config import AlgoConfig
     from agentrl.train.algorithms import make_algorithm
-    from agentrl.train.backends.megatron.layout import ParallelLayout
-    from agentrl.train.backends.megatron.rank import Rank
-    from agentrl.train.backends.megatron.settings import MegatronConfig
-    from agentrl.train.packing import pack
+    from agentrl.train.forest.packing import pack
+    from agentrl.train.trainers.megatron.layout import ParallelLayout
+    from agentrl.train.trainers.megatron.rank import Rank
+    from agentrl.train.trainers.megatron.settings import MegatronConfig
 
     algo, task = AlgoConfig(), Task(id="t")
     rank = Rank(folder, MegatronConfig(), ParallelLayout(), algo)
@@ -99,10 +99,10 @@ def against_transformers(folder: Path, repeats: int) -> None:
 
     from agentrl.config import AlgoConfig
     from agentrl.train.algorithms import make_algorithm
-    from agentrl.train.backends.megatron.layout import ParallelLayout
-    from agentrl.train.backends.megatron.rank import Rank
-    from agentrl.train.backends.megatron.settings import MegatronConfig
-    from agentrl.train.packing import pack
+    from agentrl.train.forest.packing import pack
+    from agentrl.train.trainers.megatron.layout import ParallelLayout
+    from agentrl.train.trainers.megatron.rank import Rank
+    from agentrl.train.trainers.megatron.settings import MegatronConfig
 
     algo = AlgoConfig(name="sft", lr=1e-4)
     rank = Rank(folder, MegatronConfig(), ParallelLayout(), algo)

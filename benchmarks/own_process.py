@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import agentrl
-from agentrl.train.display import Display
+from agentrl.train.display.console import Display
 from benchmarks.machine import machine
 
 UNTIMED = 2

@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agentrl.sessions.store import Store
-from agentrl.train import ledger
+from agentrl.sessions.store.store import Store
+from agentrl.train.record import ledger
 from benchmarks.cluster_kills import RAY, WORDS, nodes, pid, train
 from benchmarks.crash_points import difference
 from benchmarks.machine import machine
@@ -30,7 +30,7 @@ MORE = ("warm_start.steps=80", "warm_start.demos=128", "warm_start.batch=16", "e
 PROGRAM = """
 import asyncio, os, signal
 from pathlib import Path
-from agentrl.imports import load
+from agentrl.common.imports import load
 
 solve = load({solver!r}, "an agent")
 calls = 0

@@ -39,7 +39,7 @@ from agentrl.config import WEIGHTS, WeightsConfig
 from agentrl.models import resolve
 from agentrl.models.tiny import TinyShape, build
 from agentrl.rollout.engines import make_engine
-from agentrl.rollout.engines.server_settings import ServerConfig
+from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.rollout.fleet.member import Member
 from agentrl.rollout.weights import group, make_publisher
 from agentrl.rollout.weights.buckets import Named, buckets

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentrl.envs.search_r1.scoring import contains, exact_match
-from agentrl.rollout.statistics import interval
+from agentrl.envs.builtin.search_r1.scoring import contains, exact_match
+from agentrl.rollout.stream.statistics import interval
 from benchmarks.machine import machine
 
 WORDS = 40

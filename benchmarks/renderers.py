@@ -20,8 +20,8 @@ from collections.abc import Callable
 
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.renderers.base import Renderer
-from agentrl.sessions.renderers.families import FAMILIES
-from agentrl.sessions.renderers.proof import TOOLS
+from agentrl.sessions.renderers.families.table import FAMILIES
+from agentrl.sessions.renderers.proof.trials import TOOLS
 from agentrl.sessions.renderers.template import template_whole
 from agentrl.types import FunctionCall, Message, Node, ToolCall
 from tests.sessions.renderers.support import tokenizer

@@ -16,9 +16,9 @@ import time
 from collections.abc import AsyncIterator, Sequence
 
 from agentrl.models.tiny import build_tokenizer
-from agentrl.sessions.conversation import Conversation
 from agentrl.sessions.renderers import Renderer, get_renderer
-from agentrl.sessions.turn_generator import TurnGenerator
+from agentrl.sessions.tree.conversation import Conversation
+from agentrl.sessions.tree.turn_generator import TurnGenerator
 from agentrl.types import (
     Capabilities,
     Chunk,

@@ -30,11 +30,11 @@ from agentrl.errors import ConfigError
 from agentrl.rollout.engines import make_engine
 from agentrl.rollout.engines.managed import managed
 from agentrl.rollout.weights.snapshot import read_snapshot
-from agentrl.sessions import tree
-from agentrl.sessions.store import Store
-from agentrl.train.replay import ReplayConfig, replay
-from agentrl.train.replay.weights import weights_of
-from agentrl.train.verify.recorded import Recorded
+from agentrl.sessions.store.store import Store
+from agentrl.sessions.tree import tree
+from agentrl.train.record.replay import ReplayConfig, replay
+from agentrl.train.record.replay.weights import weights_of
+from agentrl.train.record.verify.recorded import Recorded
 from agentrl.types import MAIN, Engine, Node, Turn, VersionSpan
 from benchmarks.machine import machine
 

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from agentrl.envs.retail.data import read_world
-from agentrl.envs.retail.expert import WRITES
-from agentrl.envs.retail.store import RetailStore
+from agentrl.envs.builtin.retail.data import read_world
+from agentrl.envs.builtin.retail.expert import WRITES
+from agentrl.envs.builtin.retail.store import RetailStore
 
 Action = dict[str, Any]
 

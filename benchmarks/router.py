@@ -35,9 +35,9 @@ from agentrl.config import EngineConfig, FleetConfig, WeightsConfig
 from agentrl.errors import AgentRLError
 from agentrl.models import resolve
 from agentrl.overrides import parse_words
-from agentrl.rollout.engines.server_settings import ServerConfig
-from agentrl.rollout.engines.sglang import SGLangEngine
-from agentrl.rollout.engines.sglang_client import SGLangClient
+from agentrl.rollout.engines.servers.server_settings import ServerConfig
+from agentrl.rollout.engines.servers.sglang import SGLangEngine
+from agentrl.rollout.engines.servers.sglang_client import SGLangClient
 from agentrl.rollout.fleet.fleet import Fleet
 from agentrl.rollout.weights import make_publisher
 from agentrl.types import Engine, Sampling, collect

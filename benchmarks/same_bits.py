@@ -25,9 +25,9 @@ from typing import Any
 import orjson
 from safetensors.numpy import load_file
 
-from agentrl.rollout import groups as rollout_groups
-from agentrl.sessions.store import Store
-from agentrl.train import api
+from agentrl.rollout.episodes import groups as rollout_groups
+from agentrl.sessions.store.store import Store
+from agentrl.train.driver import api
 from agentrl.types import Group, Session, Task
 
 STEPS = 10

@@ -19,11 +19,11 @@ from pathlib import Path
 
 from agentrl.tools.sandbox.base import Sandbox, SandboxDied
 from agentrl.tools.sandbox.bench import compare, machine, percentile
-from agentrl.tools.sandbox.daemon import daemon
-from agentrl.tools.sandbox.docker import create_docker
-from agentrl.tools.sandbox.loop import on_loop
-from agentrl.tools.sandbox.owner import OWNER, owner
+from agentrl.tools.sandbox.docker.backend import create_docker
+from agentrl.tools.sandbox.docker.daemon import daemon
+from agentrl.tools.sandbox.docker.owner import OWNER, owner
 from agentrl.tools.sandbox.pool import SandboxPool
+from agentrl.tools.sandbox.runner.loop import on_loop
 from agentrl.tools.sandbox.spec import SandboxSpec
 
 SPEC = SandboxSpec(memory_mb=160, pids=64, tmpfs_mb={"/work": 32, "/tmp": 16}, shm_mb=8, file_mb=24)

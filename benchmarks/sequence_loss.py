@@ -18,9 +18,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from agentrl.config import AlgoConfig
 from agentrl.train.algorithms import algorithm_settings
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.backends.torch_settings import TorchConfig
-from agentrl.train.packing import pack
+from agentrl.train.forest.packing import pack
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Group, Task
 from benchmarks.machine import machine
 from benchmarks.workloads import workload

@@ -7,7 +7,7 @@
 for more than the time after which it counts as hanging, killed amid turns, and killed as weights are about to be
 published. With `--few` there are three faults: garbage, a kill, and a stop for so long that it counts as hanging. The
 command ends with 1 where the run does not end with all its steps, a fault has not fired, a step is missing or doubled,
-the ledger of groups (`agentrl.train.ledger.faults`) has a fault, or a process is left.
+the ledger of groups (`agentrl.train.record.ledger.faults`) has a fault, or a process is left.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 import yaml
 
 from agentrl import faults
-from agentrl.train import ledger
+from agentrl.train.record import ledger
 from benchmarks.machine import machine
 from benchmarks.soak import described, ours
 

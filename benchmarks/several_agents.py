@@ -17,8 +17,8 @@ from rich.console import Console
 
 import agentrl
 from agentrl.overrides import read_yaml
-from agentrl.sessions.store import Store
-from agentrl.train.display import Display
+from agentrl.sessions.store.store import Store
+from agentrl.train.display.console import Display
 from agentrl.types import MAIN
 from benchmarks.machine import machine
 

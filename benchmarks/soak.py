@@ -15,7 +15,7 @@ What must hold, or the command ends with 1: every kind of fault fired, where fiv
 `metrics.jsonl` gets a new row within `--patience` seconds; resident memory, open files, threads, child processes and
 containers of a run that lives longer than five minutes don't grow (the median of its last fifth over that of its second
 fifth, by at most a third); at the end no process and no container is left; the steps have no gap, and
-`agentrl.train.ledger.faults` finds nothing.
+`agentrl.train.record.ledger.faults` finds nothing.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ import yaml
 
 from agentrl import faults
 from agentrl.cluster.server import free_port
-from agentrl.tools.sandbox import daemon
-from agentrl.tools.sandbox.owner import OWNER
-from agentrl.train import ledger
+from agentrl.tools.sandbox.docker import daemon
+from agentrl.tools.sandbox.docker.owner import OWNER
+from agentrl.train.record import ledger
 from benchmarks.machine import machine
 
 SERVICE = "service.pid"

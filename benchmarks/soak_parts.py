@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from agentrl.envs.calculator import Calculator
+from agentrl.envs.builtin.calculator import Calculator
 from agentrl.envs.sandboxes import supplier
 from agentrl.tools.sandbox import Sandbox, SandboxSpec
 from agentrl.tools.tool import tool

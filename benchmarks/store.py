@@ -6,7 +6,7 @@
 Sessions are of one run: steps of 64, eight to a group, a few turns. Times are medians of `ROUNDS` in milliseconds of
 wall clock, so they are worth something on a quiet machine only; an append's is CPU time.
 
-`search` compares the scan that the viewer does (`sessions.search`) with SQLite's index of three letters (FTS5).
+`search` compares the scan that the viewer does (`sessions.store.search`) with SQLite's index of three letters (FTS5).
 Sessions have seven messages of about 300 characters. The store writes `TEMPLATES` of them; the others are copies of
 their rows, so that the file is there soon. Times are seconds of CPU, medians of `SEARCHES`; the index is built once,
 beside the store.
@@ -25,11 +25,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from agentrl.sessions import tree
-from agentrl.sessions.query import Between, Contains
-from agentrl.sessions.search import search
-from agentrl.sessions.store import Store
-from agentrl.sessions.summary import COLUMNS
+from agentrl.sessions.store.query import Between, Contains
+from agentrl.sessions.store.search import search
+from agentrl.sessions.store.store import Store
+from agentrl.sessions.store.summary import COLUMNS
+from agentrl.sessions.tree import tree
 from agentrl.types import FinishReason, Message, Node, Sampling, Session, Status, Task, Turn, VersionSpan
 from benchmarks.machine import machine
 

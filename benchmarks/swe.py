@@ -18,19 +18,19 @@ from typing import Any
 
 from agentrl.config import RolloutConfig
 from agentrl.envs import sandboxes
+from agentrl.envs.builtin.swe import library
+from agentrl.envs.builtin.swe.changes import applied, difference, read_tar, write_tar
+from agentrl.envs.builtin.swe.env import SPEC, Swe
+from agentrl.envs.builtin.swe.patch import read_patch
+from agentrl.envs.builtin.swe.repository import fast_import
+from agentrl.envs.builtin.swe.scoring import Exam, final_tree
+from agentrl.envs.builtin.swe.task import SweTask
+from agentrl.envs.builtin.swe.tools import expert_steps
+from agentrl.envs.builtin.swe.workspace import base_tree
 from agentrl.envs.episode import EXPERT
-from agentrl.envs.swe import library
-from agentrl.envs.swe.changes import applied, difference, read_tar, write_tar
-from agentrl.envs.swe.env import SPEC, Swe
-from agentrl.envs.swe.patch import read_patch
-from agentrl.envs.swe.repository import fast_import
-from agentrl.envs.swe.scoring import Exam, final_tree
-from agentrl.envs.swe.task import SweTask
-from agentrl.envs.swe.tools import expert_steps
-from agentrl.envs.swe.workspace import base_tree
-from agentrl.rollout.groups import Rollouts
-from agentrl.rollout.policies import Policy
-from agentrl.sessions.renderers.null import NullRenderer
+from agentrl.rollout.episodes.groups import Rollouts
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.sessions.renderers.families.null import NullRenderer
 from benchmarks.machine import machine
 
 TOGETHER = 16
@@ -96,7 +96,7 @@ def _episode(client: Any, task: SweTask) -> bool:
 
 
 def _file(data: bytes) -> Any:
-    from agentrl.envs.swe.changes import File
+    from agentrl.envs.builtin.swe.changes import File
 
     return File(data)
 

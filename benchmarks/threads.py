@@ -28,14 +28,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agentrl import cores
+from agentrl.common import cores
 from agentrl.config import AlgoConfig, EngineConfig, FleetConfig
 from agentrl.models import resolve
 from agentrl.overrides import parse_words
 from agentrl.rollout.engines import make_engine
-from agentrl.rollout.engines.server_settings import ServerConfig
+from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.rollout.fleet import divided
-from agentrl.train.backends.torch_settings import TorchConfig
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.types import Engine, Sampling, collect
 from benchmarks.machine import machine
 
@@ -80,8 +80,8 @@ def trainer(rounds: int) -> None:
     """Measure steps of the tiny model."""
     from agentrl.models.tiny import build, render
     from agentrl.train.algorithms import make_algorithm
-    from agentrl.train.backends.torch import TorchTrainer
-    from agentrl.train.packing import pack
+    from agentrl.train.forest.packing import pack
+    from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
     from agentrl.types import Group, Task
     from benchmarks.forest import sample
 

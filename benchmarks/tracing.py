@@ -32,10 +32,10 @@ from agentrl import tracing
 from agentrl.config import EngineConfig, RolloutConfig
 from agentrl.envs import calls
 from agentrl.models import tiny
-from agentrl.rollout.actors import ModelActor
-from agentrl.rollout.engines.local import LocalEngine
-from agentrl.rollout.groups import Rollouts
-from agentrl.rollout.policies import Policy
+from agentrl.rollout.engines.local.engine import LocalEngine
+from agentrl.rollout.episodes.actors import ModelActor
+from agentrl.rollout.episodes.groups import Rollouts
+from agentrl.rollout.episodes.policies import Policy
 from agentrl.sessions.renderers import get_renderer
 from agentrl.types import Sampling
 from benchmarks.machine import machine

@@ -18,9 +18,9 @@ from typing import Any
 
 from agentrl.envs import calls
 from agentrl.envs.base import Env
-from agentrl.envs.reference import references
+from agentrl.envs.check.reference import references
+from agentrl.envs.check.trivial import AGENTS
 from agentrl.envs.registry import EnvFactory, factory, list_envs
-from agentrl.envs.trivial import AGENTS
 from benchmarks.trivial_sets import SETS, search_r1, written
 
 LEVELS = {

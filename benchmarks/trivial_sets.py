@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentrl.envs.search_r1.env import SearchR1
-from agentrl.envs.search_r1.squad import prepare_squad
+from agentrl.envs.builtin.search_r1.env import SearchR1
+from agentrl.envs.builtin.search_r1.squad import prepare_squad
 from agentrl.retrieval import build
 from tests.envs.in_process_index import InProcess
 

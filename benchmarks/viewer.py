@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agentrl.sessions.store import Store
+from agentrl.sessions.store.store import Store
 from benchmarks.machine import machine
 from benchmarks.store import BATCH, made
 from tests.viewer.conftest import viewing

@@ -187,9 +187,9 @@ def update_difference(model: Path, found: dict[str, Any]) -> float:
     from safetensors.torch import load_file
 
     from agentrl.config import AlgoConfig
-    from agentrl.train.backends.torch import TorchTrainer
-    from agentrl.train.packing import pack
-    from agentrl.train.returns import group_relative
+    from agentrl.train.algorithms.returns import group_relative
+    from agentrl.train.forest.packing import pack
+    from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
     from agentrl.types import Group, Message, Node, Sampling, Session, Status, Task
 
     asking, answering = Message(role="user", content=""), Message(role="assistant", content="")

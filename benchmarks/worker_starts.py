@@ -18,7 +18,7 @@ from agentrl.cluster import Role
 from agentrl.cluster.local import LocalCluster
 from benchmarks.machine import machine
 
-MODULE = "agentrl.rollout.engines.engine_role"
+MODULE = "agentrl.rollout.engines.local.engine_role"
 
 
 class Loaded:

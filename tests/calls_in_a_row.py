@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 
 import agentrl
-from agentrl.train.display import Display
+from agentrl.train.display.console import Display
 
 WORLD = """
 import agentrl

@@ -17,8 +17,8 @@ from agentrl.cli import main
 from agentrl.config import RunConfig
 from agentrl.models.tiny import build, render
 from agentrl.overrides import fields
-from agentrl.rollout.serve_process import ServeConfig
-from agentrl.sessions.store import Store
+from agentrl.rollout.workers.serve_process import ServeConfig
+from agentrl.sessions.store.store import Store
 
 ENDS = {"completed": 40}
 

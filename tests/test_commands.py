@@ -26,8 +26,8 @@ import pytest
 from agentrl.cli import app, main
 from agentrl.cluster.server import free_port
 from agentrl.overrides import typed, validate
-from agentrl.rollout.serve_process import ServeConfig
-from agentrl.train.setup import complete
+from agentrl.rollout.workers.serve_process import ServeConfig
+from agentrl.train.driver.setup import complete
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -330,7 +330,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a user types: everything that the commands name is there."""
-    from agentrl.native import cache_dir
+    from agentrl.common.native import cache_dir
 
     monkeypatch.setenv("AGENTRL_CACHE", str(cache_dir()))
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
@@ -515,7 +515,7 @@ def test_the_layout_of_readmes_megatron_command_fits_the_model_that_it_names() -
     pytest.importorskip("transformers")
     from transformers import LlamaConfig
 
-    from agentrl.train.backends.megatron.layout import layout_of
+    from agentrl.train.trainers.megatron.layout import layout_of
 
     shape = {"num_attention_heads": 9, "num_key_value_heads": 3, "num_hidden_layers": 30, "intermediate_size": 1536}
     (command,) = (command for command in printed() if "trainer=megatron" in command)

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from agentrl.concurrency import in_thread
+from agentrl.common.concurrency import in_thread
 
 
 async def test_a_cancelled_call_ends_when_its_thread_has() -> None:

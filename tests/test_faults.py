@@ -14,15 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from agentrl import faults, processes
+from agentrl import faults
+from agentrl.common import processes
 from agentrl.config import RolloutConfig
 from agentrl.envs.episode import EXPERT
 from agentrl.envs.sandboxes import close_all
 from agentrl.errors import ConfigError, InfraError
-from agentrl.rollout.groups import Rollouts
-from agentrl.rollout.policies import Policy
-from agentrl.sessions.renderers.null import NullRenderer
-from agentrl.tools.sandbox import daemon
+from agentrl.rollout.episodes.groups import Rollouts
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.sessions.renderers.families.null import NullRenderer
+from agentrl.tools.sandbox.docker import daemon
 from agentrl.types import Status, Task
 from benchmarks.soak_parts import SandboxCalculator
 from tests.conftest import need

@@ -13,8 +13,8 @@ import httpx
 import openai
 import pytest
 
+from agentrl.common.foreign_errors import is_infrastructure, is_one_of, words
 from agentrl.errors import InfraError
-from agentrl.foreign_errors import is_infrastructure, is_one_of, words
 from agentrl.tools.registry import ToolRegistry
 from agentrl.tools.tool import tool
 from agentrl.types import FunctionCall, ToolCall

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl import garbage
+from agentrl.common import garbage
 
 
 class Cycle:

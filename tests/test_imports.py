@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import agentrl
-from agentrl import imports
+from agentrl.common import imports
 from agentrl.errors import ConfigError
 
 ENV = """

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli import main
-from agentrl.train import interrupt
+from agentrl.train.driver import interrupt
 
 ENV = """
 import agentrl

@@ -10,7 +10,7 @@ from pathlib import Path
 import agentrl
 
 ROOT = Path(agentrl.__file__).parent
-TASKS = ROOT / "envs" / "swe" / "tasks"
+TASKS = ROOT / "envs" / "builtin" / "swe" / "tasks"
 """Repositories that agents work on: none of them is imported."""
 
 

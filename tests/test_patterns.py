@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from agentrl.envs.instructions.checks import followed
-from agentrl.envs.swe.expect import fits
-from agentrl.envs.swe.observe import AssertionSite
-from agentrl.patterns import PatternTooSlow, count, is_in
+from agentrl.common.patterns import PatternTooSlow, count, is_in
+from agentrl.envs.builtin.instructions.checks import followed
+from agentrl.envs.builtin.swe.generation.expect import fits
+from agentrl.envs.builtin.swe.generation.observe import AssertionSite
 
 pytestmark = pytest.mark.slow
 SLOW = [

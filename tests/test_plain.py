@@ -18,18 +18,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import agentrl
+from agentrl.common.plain import LARGEST, missing, number, plain, within
+from agentrl.common.untrusted import safe_json
 from agentrl.envs import calls
 from agentrl.envs.reward_marks import reward_value
 from agentrl.envs.state import EnvState
 from agentrl.errors import InvalidReward
-from agentrl.plain import LARGEST, missing, number, plain, within
-from agentrl.rollout.agents import SessionUrls, environment
-from agentrl.rollout.stats import TaskScores
-from agentrl.sessions.codec import head_json, make_storable, same_task, session_from, task_json
+from agentrl.rollout.episodes.agents import SessionUrls, environment
+from agentrl.rollout.stream.batch_metrics import TaskScores
+from agentrl.sessions.tree.codec import head_json, make_storable, same_task, session_from, task_json
 from agentrl.tools.registry import ToolRegistry
-from agentrl.train.suite.content import tasks_content
+from agentrl.train.evaluation.suite.content import tasks_content
 from agentrl.types import FunctionCall, Group, Session, Task, ToolCall
-from agentrl.untrusted import safe_json
 
 NAType = type("NAType", (), {})  # as pandas calls it
 TAKEN: dict[str, tuple[Any, float]] = {

@@ -11,10 +11,10 @@ from agentrl.config import RunConfig
 from agentrl.errors import ConfigError, InvalidInput, UnknownName
 from agentrl.overrides import applicable, fields, typed, validate
 from agentrl.rollout.engines import ENGINES
-from agentrl.rollout.engines.server_settings import ServerConfig
+from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.rollout.weights import TRANSPORTS, is_direct
-from agentrl.train.backends import TRAINERS
-from agentrl.train.setup import complete
+from agentrl.train.driver.setup import complete
+from agentrl.train.trainers import TRAINERS
 
 ENGINE = '''
 from agentrl.config import EngineConfig
@@ -146,7 +146,7 @@ def test_minibatches_that_the_user_sets_are_refused_where_no_step_can_have_them(
 
 
 def test_names_and_import_paths_lead_to_one_plug_in_and_mistakes_say_what_there_is(mine: str, tmp_path: Path) -> None:
-    assert TRAINERS.find("agentrl.train.backends.torch_plugin:TRAINER") is TRAINERS.find("torch")
+    assert TRAINERS.find("agentrl.train.trainers.torch_trainer.plugin:TRAINER") is TRAINERS.find("torch")
     with pytest.raises(UnknownName, match=r"unknown engine 'lokal'; did you mean 'local'\?"):
         build("engine=lokal")
     with pytest.raises(UnknownName, match=r"there is no 'ENGINES' in .*; did you mean 'ENGINE'\?"):

@@ -13,10 +13,10 @@ from agentrl.config import EngineConfig
 from agentrl.errors import ConfigError
 from agentrl.overrides import fields
 from agentrl.rollout.engines import make_engine
-from agentrl.sessions import tree
-from agentrl.sessions.store import Store
-from agentrl.train.api import configure
-from agentrl.train.preflight import check_training
+from agentrl.sessions.store.store import Store
+from agentrl.sessions.tree import tree
+from agentrl.train.driver.api import configure
+from agentrl.train.plan.preflight import check_training
 from agentrl.types import MAIN, Session
 
 GAME = f"{Path(__file__).parents[1] / 'examples' / 'plugins' / 'frozen_opponent.py'}:HigherDigit"

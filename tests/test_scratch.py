@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.scratch import PREFIX, ScratchFolder, remove_abandoned
+from agentrl.common.scratch import PREFIX, ScratchFolder, remove_abandoned
 
-HOLD = "import sys, time; from agentrl.scratch import ScratchFolder; f = ScratchFolder(); print(f.path, flush=True); {}"
+HOLD = (
+    "import sys, time; from agentrl.common.scratch import ScratchFolder; "
+    "f = ScratchFolder(); print(f.path, flush=True); {}"
+)
 
 
 @pytest.fixture(autouse=True)

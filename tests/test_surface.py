@@ -28,7 +28,7 @@ heavy("agentrl")
 import agentrl.envs; heavy("agentrl.envs")
 import agentrl.envs.check; heavy("agentrl.envs.check")
 import agentrl.tools; heavy("agentrl.tools")
-import agentrl.envs.gsm8k; heavy("agentrl.envs.gsm8k")
+import agentrl.envs.builtin.gsm8k; heavy("agentrl.envs.builtin.gsm8k")
 """
 """What an author writes and imports, one after another; after each, what heavy modules there are."""
 
@@ -37,7 +37,7 @@ import agentrl.envs.gsm8k; heavy("agentrl.envs.gsm8k")
 def test_an_environments_author_pays_for_nothing_heavy():
     code = WRITTEN.format(heavy=HEAVY)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    modules = ["agentrl", "agentrl.envs", "agentrl.envs.check", "agentrl.tools", "agentrl.envs.gsm8k"]
+    modules = ["agentrl", "agentrl.envs", "agentrl.envs.check", "agentrl.tools", "agentrl.envs.builtin.gsm8k"]
     assert done.stdout.split() == modules
 
 
@@ -58,7 +58,7 @@ def test_train_can_be_called_whatever_was_imported_before():
 
 @pytest.mark.slow
 def test_an_environment_is_named_first_or_by_keyword_and_its_settings_stand_beside_it():
-    from agentrl.train.api import configure
+    from agentrl.train.driver.api import configure
 
     for first, settings in (
         ("gsm8k", {"env": {"path": "p"}}),

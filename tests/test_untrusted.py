@@ -13,18 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl.common.untrusted import MAX_DEPTH, read_json, safe_json, safe_text
 from agentrl.config import RolloutConfig
 from agentrl.envs.base import Env, reward
 from agentrl.envs.episode import EXPERT
 from agentrl.errors import AgentError, EnvError, SandboxError
-from agentrl.rollout.groups import Rollouts
-from agentrl.rollout.policies import Policy
-from agentrl.sessions.recorder import Recorder
-from agentrl.sessions.renderers.null import NullRenderer
-from agentrl.sessions.store import Store
+from agentrl.rollout.episodes.groups import Rollouts
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.sessions.renderers.families.null import NullRenderer
+from agentrl.sessions.store.recorder import Recorder
+from agentrl.sessions.store.store import Store
 from agentrl.tools.tool import tool
 from agentrl.types import FunctionCall, Message, Session, Status, StepResult, Task, ToolCall
-from agentrl.untrusted import MAX_DEPTH, read_json, safe_json, safe_text
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=30)  # lone surrogates included
 ANY_JSON = st.recursive(

@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import agentrl
-from agentrl import yaml_settings
-from agentrl.config import RunConfig
-from agentrl.envs.dataset import Dataset
+from agentrl.config import RunConfig, yaml_settings
+from agentrl.envs.data.dataset import Dataset
 from agentrl.envs.registry import make
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.overrides import fields, parse_words, read_yaml, spread, typed, validate

@@ -3,7 +3,7 @@
 The tree, conversations, the gateway, the store and exports only move attachments. What has to be known about a kind
 while they do is known by its `AttachmentKind`: whether data is well formed, how much of a path it covers, and how what
 two pieces of a path carry becomes one. Only those who produce and use a kind look inside: for `routed_experts` the
-engines that record them, `train/recorded_experts.py`, and Megatron's replay.
+engines that record them, `train/forest/recorded_experts.py`, and Megatron's replay.
 
 A kind covers a path in pieces: a request names what is not recorded yet (`Sampling.record`), the engine returns it for
 the tokens from there on, and the turn's node keeps that. Nothing that was stored is rewritten.

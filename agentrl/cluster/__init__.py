@@ -1,7 +1,7 @@
 """The machines that roles run on: this one, or the nodes of a Ray cluster. See `base.py` for the contract.
 
 `opened` chooses the cluster of a run; `current` is the one that roles are started on, this machine where none is open.
-Only `agentrl.cluster.ray`, `ray_groups` and `ray_starter` import Ray.
+Only `agentrl.cluster.ray.cluster`, `ray_groups` and `ray_starter` import Ray.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.cluster.base import Cluster, ClusterNode, Resources, Role, RoleProcess, Worker
-from agentrl.cluster.connection import Address, Connection, connect
-from agentrl.cluster.interfaces import use_for_gloo
 from agentrl.cluster.local import LocalCluster
+from agentrl.cluster.wire.connection import Address, Connection, connect
+from agentrl.cluster.wire.interfaces import use_for_gloo
 from agentrl.errors import InfraError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def opened(config: ClusterConfig, logs: Path | None) -> Iterator[Cluster]:
     global _current
     before = _current
     if config.name == "ray":
-        from agentrl.cluster.ray import RayCluster
+        from agentrl.cluster.ray.cluster import RayCluster
 
         _current = RayCluster(config.address, logs)
         _current.resources = config.resources

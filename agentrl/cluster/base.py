@@ -1,6 +1,6 @@
 """The contract of a cluster: roles started as processes, here or on other machines, called, watched and ended.
 
-    worker = cluster.spawn(Role("engine", "agentrl.rollout.engines.engine_role:EngineRole", (folder, settings)))
+    worker = cluster.spawn(Role("engine", "agentrl.rollout.engines.local.engine_role:EngineRole", (folder, settings)))
     await worker.ready(timeout=900)                    # started, on its node; its errors are raised here
     await worker.call("health", timeout=20)            # one result
     async for item in worker.stream("generate", …):    # many
@@ -23,11 +23,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl import custom_code
-from agentrl.cluster.connection import Address, Calling, Connection
-from agentrl.concurrency import in_thread
+from agentrl.cluster.wire.connection import Address, Calling, Connection
+from agentrl.common import custom_code
+from agentrl.common.concurrency import in_thread
+from agentrl.common.imports import files, find_files
 from agentrl.errors import InfraError
-from agentrl.imports import files, find_files
 
 if TYPE_CHECKING:  # what starts a process needs no settings
     from agentrl.config.cluster import RoleResources
@@ -272,7 +272,7 @@ class Worker(Calling):
 
 
 class Cluster(ABC):
-    """Starts roles; `agentrl.cluster.local` does on this machine, `agentrl.cluster.ray` on many.
+    """Starts roles; `agentrl.cluster.local` does on this machine, `agentrl.cluster.ray.cluster` on many.
 
     Attributes:
         name: as in the setting `cluster`.

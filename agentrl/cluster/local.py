@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentrl import cores
 from agentrl.cluster.base import HERE, Cluster, ClusterNode, Role, RoleProcess, Worker
-from agentrl.cluster.connection import Address, Connection
-from agentrl.cluster.frames import encode, receive
 from agentrl.cluster.liveness import SUFFIX, Liveness
 from agentrl.cluster.server import ServerProcess
+from agentrl.cluster.wire.connection import Address, Connection
+from agentrl.cluster.wire.frames import encode, receive
 from agentrl.cluster.worker import WorkerStart
+from agentrl.common import cores
 from agentrl.errors import AgentRLError, DeadlineExceeded, InfraError
 
 END_SECONDS = 5.0

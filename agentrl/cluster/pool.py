@@ -15,11 +15,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 
 from agentrl import cluster
-from agentrl.cluster import Address, Role, Worker, elastic
+from agentrl.cluster import Address, Role, Worker
 from agentrl.cluster.base import ClusterNode
-from agentrl.cluster.connection import Calling
-from agentrl.cluster.inventory import apply_settings
-from agentrl.concurrency import in_thread
+from agentrl.cluster.placement import elastic
+from agentrl.cluster.placement.inventory import apply_settings
+from agentrl.cluster.wire.connection import Calling
+from agentrl.common.concurrency import in_thread
 from agentrl.errors import AgentRLError, DeadlineExceeded, InfraError, WorkerLost, WorkerTimeout, brief
 
 logger = logging.getLogger(__name__)

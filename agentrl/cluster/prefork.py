@@ -9,7 +9,7 @@ On a node of Ray's, where each role has a starter of its own, starters share one
 have in common (`shared_name`). It ends a moment after the last of them.
 
 A trainer's rank is forked without a guard, since its trainer watches it itself and looks at its own process
-(`agentrl.train.backends.ranks.group`). Modules that change others for good (Megatron's on a CPU) are loaded by a
+(`agentrl.train.trainers.ranks.group`). Modules that change others for good (Megatron's on a CPU) are loaded by a
 process apart, which forks nothing else.
 
 It has one thread, computes nothing and touches no device, so that its copies may do all of that; modules of other
@@ -37,10 +37,10 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import IO
 
-from agentrl import cores
 from agentrl.cluster import forking
 from agentrl.cluster.forking import LENGTH, STATUS, ForkRequest, at_load, exactly, received, send, user_of
-from agentrl.cluster.versions import versions
+from agentrl.cluster.ray.versions import versions
+from agentrl.common import cores
 from agentrl.errors import EngineError
 
 ROOT = str(Path(__file__).parents[2])

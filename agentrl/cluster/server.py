@@ -23,8 +23,8 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-from agentrl import cores, processes
 from agentrl.cluster import forking, guard, prefork, segments
+from agentrl.common import cores, processes
 from agentrl.errors import EngineError
 
 TAIL_LINES = 30
@@ -64,7 +64,7 @@ class ServerProcess:
         threads: CPU threads of each of its processes; None leaves them to it, or to the user's OMP_NUM_THREADS.
         log: where its output goes; None is a temporary file that goes with it.
         descriptors: open files that it gets under the same numbers.
-        kind: what it is, for `agentrl.processes`.
+        kind: what it is, for `agentrl.common.processes`.
         folder: its working directory; None is this process's.
         modules: where it may be forked as `prefork` does, what it loads; its command is a worker's.
         prefork_name: by which process, as `prefork.start` takes it.

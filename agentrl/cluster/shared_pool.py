@@ -12,10 +12,10 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from agentrl import cluster
-from agentrl.cluster.calls import Listener
-from agentrl.cluster.connection import Address, Calling, Connection
-from agentrl.cluster.link import Link
 from agentrl.cluster.pool import WorkerPool
+from agentrl.cluster.wire.calls import Listener
+from agentrl.cluster.wire.connection import Address, Calling, Connection
+from agentrl.cluster.wire.link import Link
 from agentrl.errors import DeadlineExceeded, InfraError, WorkerLost, WorkerTimeout
 
 _TOLD_SECONDS = 20.0

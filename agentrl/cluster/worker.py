@@ -18,14 +18,15 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl import cluster, garbage
+from agentrl import cluster
 from agentrl.cluster import liveness
 from agentrl.cluster.base import PickledArguments, Role
-from agentrl.cluster.calls import Calls, Listener
-from agentrl.cluster.connection import failed
-from agentrl.cluster.frames import encode, receive
-from agentrl.cluster.interfaces import use_for_gloo
-from agentrl.imports import load
+from agentrl.cluster.wire.calls import Calls, Listener
+from agentrl.cluster.wire.connection import failed
+from agentrl.cluster.wire.frames import encode, receive
+from agentrl.cluster.wire.interfaces import use_for_gloo
+from agentrl.common import garbage
+from agentrl.common.imports import load
 
 CLOSE_SECONDS = 5.0
 """Seconds that a role's own `close` may take."""

@@ -31,7 +31,7 @@ class SamplerConfig(Section):
     path; see docs/environments.md."""
 
 
-SamplerSection = Annotated[SerializeAsAny[SamplerConfig], OfPlugin("agentrl.rollout.samplers:SAMPLERS")]
+SamplerSection = Annotated[SerializeAsAny[SamplerConfig], OfPlugin("agentrl.rollout.stream.samplers:SAMPLERS")]
 
 
 class BranchConfig(Section):
@@ -49,7 +49,7 @@ class BranchConfig(Section):
     """Train on the continuations' turns; false: they only estimate the value of the turn that they begin at."""
 
 
-BranchSection = Annotated[SerializeAsAny[BranchConfig], OfPlugin("agentrl.rollout.fork_rules:FORK_RULES")]
+BranchSection = Annotated[SerializeAsAny[BranchConfig], OfPlugin("agentrl.rollout.episodes.fork_rules:FORK_RULES")]
 
 
 class RolloutConfig(Section):

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import core_schema
 
+from agentrl.common.imports import load
 from agentrl.config.secrets import declared_values, know, own_values, public
 from agentrl.errors import UntrustedCode
-from agentrl.imports import load
 
 if TYPE_CHECKING:
     from agentrl.registry import Registry
@@ -149,8 +149,8 @@ class OfPlugin:
     def settings(self, section: Any) -> type[BaseModel]:
         """The class of the settings of the plug-in that a section chooses.
 
-        Where only names are wanted (`agentrl.imports.names_only`), a plug-in that is an import path has the settings of
-        its kind, and any others.
+        Where only names are wanted (`agentrl.common.imports.names_only`), a plug-in that is an import path has the
+        settings of its kind, and any others.
         """
         registry, chosen = self.plugins(), self.chosen(section)
         try:

@@ -235,6 +235,6 @@ class WarmStartConfig(Section):
     has nothing left that reinforcement learning could choose from. 0: there is no floor."""
 
 
-TrainerSection = Annotated[SerializeAsAny[TrainerConfig], OfPlugin("agentrl.train.backends:TRAINERS")]
+TrainerSection = Annotated[SerializeAsAny[TrainerConfig], OfPlugin("agentrl.train.trainers:TRAINERS")]
 ALGORITHMS = OfPlugin("agentrl.train.algorithms:ALGORITHMS")
 AlgoSection = Annotated[SerializeAsAny[AlgoConfig], ALGORITHMS]

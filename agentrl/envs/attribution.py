@@ -15,9 +15,9 @@ from types import TracebackType
 
 from pydantic import ValidationError
 
+from agentrl.common.foreign_errors import is_infrastructure, text_of, words
 from agentrl.envs.base import Env
 from agentrl.errors import AgentRLError, EnvError, InfraError
-from agentrl.foreign_errors import is_infrastructure, text_of, words
 
 watch: ContextVar[Callable[[Env, str], AbstractContextManager[None]] | None] = ContextVar("watch", default=None)
 """Entered around every call of an environment's method, with the method's name, where it is set: `check_env` does."""

@@ -313,7 +313,7 @@ class Env:
         return ToolRegistry((getattr(self, name) for name in names), sandbox=self._get_sandbox)
 
     def for_task(self, task: Task) -> Env:
-        """The instance that plays a task: this one; that of a part where this is a mixture (`envs.mixture`)."""
+        """The instance that plays a task: this one; that of a part where this is a mixture (`envs.data.mixture`)."""
         return self
 
     @property

@@ -16,6 +16,7 @@ from typing import Any
 
 from agentrl import faults, tracing
 from agentrl.attachments import critic_view as attached_view
+from agentrl.common.plain import missing, plain
 from agentrl.envs.attribution import blamed
 from agentrl.envs.base import Env, reward_methods, reward_value
 from agentrl.envs.closing import close_in_time
@@ -28,8 +29,7 @@ from agentrl.envs.saving import state as state
 from agentrl.envs.saving import state_data as state_data
 from agentrl.envs.state import resolved
 from agentrl.errors import EnvError, InfraError, InvalidNumber, nearest
-from agentrl.plain import missing, plain
-from agentrl.sessions.codec import odd_place
+from agentrl.sessions.tree.codec import odd_place
 from agentrl.tools.schema import shown
 from agentrl.types import Message, Session, StepResult, Task, as_messages
 

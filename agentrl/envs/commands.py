@@ -11,8 +11,8 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
+from agentrl.common.terminal import out, print_lines
 from agentrl.errors import ConfigError
-from agentrl.terminal import out, print_lines
 
 app = typer.Typer()
 LISTED_TASKS = 3
@@ -41,7 +41,7 @@ def envs(words: Words = None) -> None:
 
 
 def _list_environments() -> None:
-    from agentrl.envs.reference import FEW, references
+    from agentrl.envs.check.reference import FEW, references
     from agentrl.envs.registry import list_envs
 
     table = Table(Column("name", no_wrap=True), "turns", "about", show_lines=True)
@@ -67,7 +67,7 @@ def _list_environments() -> None:
 
 
 def _measure_environment(name: str, options: dict[str, Any], n: int) -> None:
-    from agentrl.envs.reference import references
+    from agentrl.envs.check.reference import references
 
     table = Table("agent", "mean reward", "mean turns", "failed calls", "episodes", title=escape(name))
     for each in references(name, options, n):
@@ -130,8 +130,8 @@ def decontaminate(
     to: Annotated[Path | None, typer.Option("--out", help="Write the other rows into this new JSONL file.")] = None,
 ) -> None:
     """Count the rows of a data set that share a run of words with another; 1 where there are some, unless --out."""
-    from agentrl.envs.overlap import Overlap
-    from agentrl.envs.rows import read_rows
+    from agentrl.envs.data.overlap import Overlap
+    from agentrl.envs.data.rows import read_rows
 
     def text(file: Path, number: int, row: dict[str, object]) -> str:
         if not isinstance(found := row.get(column), str):

@@ -7,7 +7,7 @@ environment does not send to an agent, that agent does not see. `run_episode` is
 handling, for rollouts; `play` needs neither model nor tokens. An error's `blame` decides the status: the agent's is
 AGENT_ERROR and may still be rewarded; the infrastructure's is INFRA_ERROR, which gets no reward at all; the user's (a
 bug in the environment) stops the run, since a retry would fail in the same way. A user's agent program runs its own
-loop; see `rollout.programs`.
+loop; see `rollout.episodes.programs`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from agentrl.envs.results import count_tools, environment_call, give_rewards, re
 from agentrl.envs.state import EnvState, EpisodeState
 from agentrl.envs.turns import answers, following, moves, note, send
 from agentrl.errors import AgentRLError, Blame, ConfigError, DeadlineExceeded, EnvError, TokenBudgetExceeded
-from agentrl.sessions.conversation import Conversation
-from agentrl.sessions.renderers.null import NullRenderer
-from agentrl.sessions.turn_generator import TurnGenerator
+from agentrl.sessions.renderers.families.null import NullRenderer
+from agentrl.sessions.tree.conversation import Conversation
+from agentrl.sessions.tree.turn_generator import TurnGenerator
 from agentrl.types import OVERLONG, FinishReason, Message, Node, Session, Status, Task
 
 NO_DEADLINES = RolloutConfig(turn_timeout=1e8, timeout=1e9)

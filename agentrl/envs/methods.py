@@ -18,11 +18,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from agentrl.common.foreign_errors import words
 from agentrl.envs.attribution import watch
 from agentrl.envs.base import Env
 from agentrl.envs.state import resolved
 from agentrl.errors import EnvError
-from agentrl.foreign_errors import words
 from agentrl.tools.threads import in_forked_child, run_by
 from agentrl.types import Session
 

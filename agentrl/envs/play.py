@@ -16,19 +16,19 @@ from typing import Any
 
 import yaml
 
-from agentrl import formats
+from agentrl.common import formats
 from agentrl.envs import calls
 from agentrl.envs.base import Env, has_expert
+from agentrl.envs.data.lines import call_of, shown, signature
+from agentrl.envs.data.samples import random_policy
 from agentrl.envs.episode import NO_DEADLINES, Player, ScriptedActor, ScriptedPolicy, expert_policy, run_episode
-from agentrl.envs.lines import call_of, shown, signature
 from agentrl.envs.recorded_turns import RecordedTurns, recorded
 from agentrl.envs.registry import factory
-from agentrl.envs.samples import random_policy
 from agentrl.errors import ConfigError, TokenBudgetExceeded, ToolArguments, unknown_name
-from agentrl.sessions.conversation import Conversation
-from agentrl.sessions.renderers.null import NullRenderer
-from agentrl.sessions.store import Store
-from agentrl.sessions.turn_generator import TurnGenerator
+from agentrl.sessions.renderers.families.null import NullRenderer
+from agentrl.sessions.store.store import Store
+from agentrl.sessions.tree.conversation import Conversation
+from agentrl.sessions.tree.turn_generator import TurnGenerator
 from agentrl.types import Message, Session, Status, Task
 
 HELP = (

@@ -17,11 +17,11 @@ import docstring_parser
 from pydantic import ValidationError
 
 from agentrl.config.secrets import declare
+from agentrl.config.yaml_settings import SWITCHES
 from agentrl.envs.base import Env, has_expert, reward_methods
 from agentrl.errors import AgentRLError, ConfigError, EnvError, InvalidInput, UnknownName
 from agentrl.registry import Registry
 from agentrl.tools.schema import Parameter, Signature
-from agentrl.yaml_settings import SWITCHES
 
 EnvFactory = Callable[..., Env]
 """An environment's class, or another callable that returns one."""
@@ -40,34 +40,34 @@ ENVS: Registry[EnvFactory] = Registry(
     "env",
     "agentrl.envs",
     {
-        "calculator": "agentrl.envs.calculator:Calculator",
-        "castle": "agentrl.envs.castle:Castle",
-        "code": "agentrl.envs.code.env:Code",
-        "data_analysis": "agentrl.envs.data_analysis.env:DataAnalysis",
-        "document_search": "agentrl.envs.document_search.env:DocumentSearch",
-        "function_calls": "agentrl.envs.function_calls:FunctionCalls",
-        "gsm8k": "agentrl.envs.gsm8k:GSM8K",
+        "calculator": "agentrl.envs.builtin.calculator:Calculator",
+        "castle": "agentrl.envs.builtin.castle:Castle",
+        "code": "agentrl.envs.builtin.code.env:Code",
+        "data_analysis": "agentrl.envs.builtin.data_analysis.env:DataAnalysis",
+        "document_search": "agentrl.envs.builtin.document_search.env:DocumentSearch",
+        "function_calls": "agentrl.envs.builtin.function_calls:FunctionCalls",
+        "gsm8k": "agentrl.envs.builtin.gsm8k:GSM8K",
         "gymnasium": "agentrl.envs.adapters.gymnasium:Gymnasium",
         "inspect": "agentrl.envs.adapters.inspect:Inspect",
-        "instructions": "agentrl.envs.instructions.env:Instructions",
-        "kuhn_poker": "agentrl.envs.games.kuhn_poker:KuhnPoker",
-        "liars_dice": "agentrl.envs.games.liars_dice:LiarsDice",
+        "instructions": "agentrl.envs.builtin.instructions.env:Instructions",
+        "kuhn_poker": "agentrl.envs.builtin.games.kuhn_poker:KuhnPoker",
+        "liars_dice": "agentrl.envs.builtin.games.liars_dice:LiarsDice",
         "harbor": "agentrl.envs.adapters.harbor:Harbor",
-        "math_tools": "agentrl.envs.math_tools:MathTools",
-        "mixture": "agentrl.envs.mixture:Mixture",
+        "math_tools": "agentrl.envs.builtin.math_tools:MathTools",
+        "mixture": "agentrl.envs.data.mixture:Mixture",
         "nemo_gym": "agentrl.envs.adapters.nemo_gym:NemoGym",
-        "negotiation": "agentrl.envs.games.negotiation:Negotiation",
+        "negotiation": "agentrl.envs.builtin.games.negotiation:Negotiation",
         "openenv": "agentrl.envs.adapters.openenv:OpenEnv",
-        "questions": "agentrl.envs.questions.env:Questions",
-        "retail": "agentrl.envs.retail.env:Retail",
-        "search_r1": "agentrl.envs.search_r1.env:SearchR1",
+        "questions": "agentrl.envs.builtin.questions.env:Questions",
+        "retail": "agentrl.envs.builtin.retail.env:Retail",
+        "search_r1": "agentrl.envs.builtin.search_r1.env:SearchR1",
         "textarena": "agentrl.envs.adapters.textarena:TextArena",
-        "swe": "agentrl.envs.swe.env:Swe",
-        "terminal": "agentrl.envs.terminal.env:Terminal",
-        "text_adventure": "agentrl.envs.text_adventure:TextAdventure",
+        "swe": "agentrl.envs.builtin.swe.env:Swe",
+        "terminal": "agentrl.envs.builtin.terminal.env:Terminal",
+        "text_adventure": "agentrl.envs.builtin.text_adventure:TextAdventure",
         "verifiers": "agentrl.envs.adapters.verifiers:Verifiers",
-        "web_forms": "agentrl.envs.web.forms.env:WebForms",
-        "web_shop": "agentrl.envs.web.shop.env:WebShop",
+        "web_forms": "agentrl.envs.builtin.web.forms.env:WebForms",
+        "web_shop": "agentrl.envs.builtin.web.shop.env:WebShop",
     },
     accept=_accept,
     default=_is_env,

@@ -9,6 +9,8 @@ from statistics import fmean
 from types import TracebackType
 
 from agentrl import tracing
+from agentrl.common.foreign_errors import words
+from agentrl.common.untrusted import safe_text
 from agentrl.config.secrets import scrub
 from agentrl.envs import calls
 from agentrl.envs.base import Env
@@ -23,9 +25,7 @@ from agentrl.errors import (
     InvalidNumber,
     InvalidReward,
 )
-from agentrl.foreign_errors import words
 from agentrl.types import AGENT, Session, Status
-from agentrl.untrusted import safe_text
 
 INVALID_REWARDS, INVALID_VIEWS = "invalid_rewards", "invalid_views"
 """Count, in a session, that a reward was no finite number in its range, and that a critic's view was none."""
@@ -34,7 +34,8 @@ INVALID = {INVALID_REWARDS: "with an invalid reward", INVALID_VIEWS: "with an in
 IN_TOOLS = "infra_in_tools"
 """Counts, in a session, that the infrastructure failed inside a tool call or another answer to a turn."""
 TOOL_FAULTS = "tool_faults"
-"""In a session: how many attempts before it failed so, while other groups' tools answered (`rollout.tool_faults`)."""
+"""In a session: how many attempts before it failed so, while other groups' tools answered
+(`rollout.episodes.tool_faults`)."""
 
 
 async def give_rewards(

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from agentrl.common.plain import number, within
 from agentrl.errors import InvalidInput, InvalidReward
-from agentrl.plain import number, within
 from agentrl.tools.schema import shown
 
 if TYPE_CHECKING:

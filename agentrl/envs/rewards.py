@@ -18,15 +18,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+from agentrl.common.foreign_errors import words
+from agentrl.common.plain import missing
 from agentrl.config import RewardConfig, RewardSections, Section
 from agentrl.envs.base import Env, FinalReward, RewardMark, reward_value
 from agentrl.envs.closing import close_in_time
 from agentrl.envs.methods import with_own_notes
 from agentrl.envs.state import resolved
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, InfraError
-from agentrl.foreign_errors import words
 from agentrl.overrides import validate
-from agentrl.plain import missing
 from agentrl.registry import Registry
 from agentrl.tools.threads import run_in_thread
 from agentrl.types import Session

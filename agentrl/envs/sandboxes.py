@@ -21,9 +21,9 @@ from agentrl import tracing
 from agentrl.config import SandboxConfig
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.tools.sandbox import Sandbox, SandboxSpec, Snapshot
-from agentrl.tools.sandbox.loop import on_loop, sandbox_loop
 from agentrl.tools.sandbox.pool import SandboxPool
 from agentrl.tools.sandbox.registry import backend
+from agentrl.tools.sandbox.runner.loop import on_loop, sandbox_loop
 from agentrl.tools.threads import in_forked_child
 
 logger = logging.getLogger(__name__)
@@ -84,13 +84,13 @@ class Supplier:
             ConfigError: there is no daemon, image or server; the message says what to do.
         """
         if self.name == "remote" and not self._checked:
-            from agentrl.tools.sandbox import remote
+            from agentrl.tools.sandbox.remote import backend as remote
 
             await on_loop(remote.server().check())
             self._checked.add(spec.key)
         if self.name != "docker" or spec.key in self._checked:
             return
-        from agentrl.tools.sandbox import images, reaper
+        from agentrl.tools.sandbox.docker import images, reaper
 
         try:
             await images.require(spec.image, spec.daemon)
@@ -215,7 +215,7 @@ class SandboxLease:
 
 def configure(config: SandboxConfig) -> None:
     """Set where sandboxes are made from now on, and whether they are reused."""
-    from agentrl.tools.sandbox import remote
+    from agentrl.tools.sandbox.remote import backend as remote
 
     global _config
     _config = config
@@ -257,7 +257,7 @@ async def temporary() -> AsyncIterator[None]:
 
 def remove_left() -> None:
     """Remove the containers of processes of this machine that have ended, and of this one, which ends."""
-    from agentrl.tools.sandbox import container, daemon
+    from agentrl.tools.sandbox.docker import container, daemon
 
     container.remove_left(daemon.daemon())
 

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentrl.common.plain import plain as plainly
+from agentrl.common.untrusted import safe_json
 from agentrl.errors import EnvError, InvalidInput
-from agentrl.plain import plain as plainly
 from agentrl.tools.schema import shown
 from agentrl.types import Task
-from agentrl.untrusted import safe_json
 
 FORMAT = 1
 """The layout of `EnvState.to_bytes`."""

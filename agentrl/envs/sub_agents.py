@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from agentrl.envs.base import Env, Messages
 from agentrl.errors import EnvError, TokenBudgetExceeded, ToolError
-from agentrl.sessions.conversation import Conversation
+from agentrl.sessions.tree.conversation import Conversation
 from agentrl.types import FinishReason, Message, Node, ToolCall, as_messages
 
 Act = Callable[[Conversation, Env, int, float], Awaitable[Node]]

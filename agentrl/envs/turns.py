@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from agentrl import tracing
 from agentrl.attachments import critic_view
-from agentrl.concurrency import concurrently
+from agentrl.common.concurrency import concurrently
 from agentrl.envs import calls
 from agentrl.envs.base import Env, has_critic_view
 from agentrl.envs.deadlines import within

@@ -13,8 +13,8 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from agentrl.common.untrusted import read_json
 from agentrl.errors import InvalidInput
-from agentrl.untrusted import read_json
 
 _WEIGHTS = frozenset(
     (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".ot", ".npz", ".ckpt", ".tflite")

@@ -8,7 +8,7 @@ A fleet of local engines, their restarts and the trainer load in several threads
 transformers also loads a folder in part: tensors that the files lack get random values, those that the model lacks are
 dropped. So the names and shapes in the files are compared with the model's (`agentrl.models.tensors`). Whatever
 transformers raises for a folder becomes one sentence that names it. Code that a folder brings runs only where it is
-allowed (`agentrl.custom_code`), and nobody is ever asked.
+allowed (`agentrl.common.custom_code`), and nobody is ever asked.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agentrl import custom_code
+from agentrl.common import custom_code
+from agentrl.common.untrusted import read_json
 from agentrl.errors import InvalidInput, InvalidWeights
 from agentrl.models import tensors
 from agentrl.models.folders import refuse_adapter
-from agentrl.untrusted import read_json
 
 _one_at_a_time = threading.Lock()
 

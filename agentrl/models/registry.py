@@ -12,13 +12,13 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from agentrl import custom_code
+from agentrl.common import custom_code
+from agentrl.common.untrusted import read_json
 from agentrl.config import ModelConfig
 from agentrl.errors import InfraError, InvalidInput, unknown_name
 from agentrl.models import fetch, tokenizer_files
 from agentrl.models.folders import is_weights, refuse_adapter
 from agentrl.models.known import KNOWN, Progress
-from agentrl.untrusted import read_json
 
 TINY = "tiny"
 
@@ -43,7 +43,7 @@ def resolve(
         name: a known model's name, or a folder's path.
         cache_dir: where fetched models are stored; None is `cache_folder()`.
         progress: is called with what is being fetched.
-        trust_remote_code: let the code in a folder run (`agentrl.custom_code`).
+        trust_remote_code: let the code in a folder run (`agentrl.common.custom_code`).
 
     Raises:
         UnknownName: neither a known model nor a folder; the message lists what is known.

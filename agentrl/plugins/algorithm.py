@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 
 from agentrl.config import AlgoConfig, Fraction
 from agentrl.plugins.later import import_later
-from agentrl.rollout.seeds import derive
+from agentrl.rollout.stream.seeds import derive
 from agentrl.train.algorithms import ALGORITHMS, Algorithm, Choice, Needs, make_algorithm, register
 from agentrl.train.algorithms.base import CriticConfig, RewardModelConfig
-from agentrl.train.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
-from agentrl.train.credit import (
+from agentrl.train.algorithms.credit import (
     Advantage,
     Credit,
     NodeAdvantage,
@@ -29,23 +28,24 @@ from agentrl.train.credit import (
     trainable_nodes,
     weigh,
 )
-from agentrl.train.policy_losses import preset
-from agentrl.train.returns import by_session, by_turn, changed, credit_of, scores, step_returns
+from agentrl.train.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
+from agentrl.train.algorithms.policy_losses import preset
+from agentrl.train.algorithms.returns import by_session, by_turn, changed, credit_of, scores, step_returns
 from agentrl.types import Branch, Group, Node, Session
 
 if TYPE_CHECKING:
     from agentrl.plugins.suites.algorithm import check_algorithm
-    from agentrl.train.packing import pack_credited
-    from agentrl.train.pairs import pair_credit, sequence_keys
-    from agentrl.train.tokens import Tokens
+    from agentrl.train.algorithms.pairs import pair_credit, sequence_keys
+    from agentrl.train.algorithms.tokens import Tokens
+    from agentrl.train.forest.packing import pack_credited
 else:
     __getattr__ = import_later(
         __name__,
         "agentrl.plugins.suites.algorithm:check_algorithm",
-        "agentrl.train.packing:pack_credited",
-        "agentrl.train.pairs:pair_credit",
-        "agentrl.train.pairs:sequence_keys",
-        "agentrl.train.tokens:Tokens",
+        "agentrl.train.forest.packing:pack_credited",
+        "agentrl.train.algorithms.pairs:pair_credit",
+        "agentrl.train.algorithms.pairs:sequence_keys",
+        "agentrl.train.algorithms.tokens:Tokens",
     )
 
 __all__ = [

@@ -16,12 +16,12 @@ from agentrl.config import EngineConfig
 from agentrl.errors import ConfigError, DeadlineExceeded, EngineError, InvalidInput
 from agentrl.rollout.engines import ENGINES, EnginePlugin, make_engine
 from agentrl.rollout.engines.contract import ContractFinding, check_engine
-from agentrl.rollout.engines.http import Http
 from agentrl.rollout.engines.managed import ManagedEngine
-from agentrl.rollout.engines.open_request import OpenRequest
 from agentrl.rollout.engines.plugin import ServerPlugin
-from agentrl.rollout.engines.remote import RemoteEngine
-from agentrl.rollout.engines.server_settings import ServerConfig
+from agentrl.rollout.engines.servers.http import Http
+from agentrl.rollout.engines.servers.open_request import OpenRequest
+from agentrl.rollout.engines.servers.remote import RemoteEngine
+from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.rollout.weights.receiver import EngineReceiver, LoadCommit, Receiver
 from agentrl.types import (
     Arrival,

@@ -25,12 +25,12 @@ from agentrl.types import FunctionCall, Message, Node, Session, Status, StepResu
 
 if TYPE_CHECKING:
     from agentrl.envs.adapters.as_gymnasium import AsGymnasium
-    from agentrl.envs.code import code_exec
+    from agentrl.envs.builtin.code import code_exec
 else:
     __getattr__ = import_later(
         __name__,
         "agentrl.envs.adapters.as_gymnasium:AsGymnasium",
-        "agentrl.envs.code:code_exec",
+        "agentrl.envs.builtin.code:code_exec",
     )
 
 __all__ = [

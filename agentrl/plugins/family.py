@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from agentrl.plugins.later import import_later
 
 if TYPE_CHECKING:
-    from agentrl.train.backends.megatron.models.family import (
+    from agentrl.train.trainers.megatron.models.family import (
         FAMILIES,
         Family,
         register,
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
         window_by_kind,
         window_everywhere,
     )
-    from agentrl.train.backends.megatron.models.rotary import Rotary
-    from agentrl.train.backends.megatron.models.tables import (
+    from agentrl.train.trainers.megatron.models.rotary import Rotary
+    from agentrl.train.trainers.megatron.models.tables import (
         ATTENTION,
         EXPERT,
         EXPERTS,
@@ -43,28 +43,28 @@ if TYPE_CHECKING:
 else:
     __getattr__ = import_later(
         __name__,
-        "agentrl.train.backends.megatron.models.family:FAMILIES",
-        "agentrl.train.backends.megatron.models.family:Family",
-        "agentrl.train.backends.megatron.models.family:register",
-        "agentrl.train.backends.megatron.models.family:require",
-        "agentrl.train.backends.megatron.models.family:window_by_kind",
-        "agentrl.train.backends.megatron.models.family:window_everywhere",
-        "agentrl.train.backends.megatron.models.rotary:Rotary",
-        "agentrl.train.backends.megatron.models.tables:ATTENTION",
-        "agentrl.train.backends.megatron.models.tables:EXPERT",
-        "agentrl.train.backends.megatron.models.tables:EXPERTS",
-        "agentrl.train.backends.megatron.models.tables:FOUR_NORMS",
-        "agentrl.train.backends.megatron.models.tables:JOINT_ATTENTION",
-        "agentrl.train.backends.megatron.models.tables:JOINT_MLP",
-        "agentrl.train.backends.megatron.models.tables:LATENT",
-        "agentrl.train.backends.megatron.models.tables:LAYER",
-        "agentrl.train.backends.megatron.models.tables:MLP",
-        "agentrl.train.backends.megatron.models.tables:NORMS",
-        "agentrl.train.backends.megatron.models.tables:OUTSIDE",
-        "agentrl.train.backends.megatron.models.tables:POST_NORMS",
-        "agentrl.train.backends.megatron.models.tables:SHARED_EXPERT",
-        "agentrl.train.backends.megatron.models.tables:SHARED_EXPERTS",
-        "agentrl.train.backends.megatron.models.tables:WIDE_NORMS",
+        "agentrl.train.trainers.megatron.models.family:FAMILIES",
+        "agentrl.train.trainers.megatron.models.family:Family",
+        "agentrl.train.trainers.megatron.models.family:register",
+        "agentrl.train.trainers.megatron.models.family:require",
+        "agentrl.train.trainers.megatron.models.family:window_by_kind",
+        "agentrl.train.trainers.megatron.models.family:window_everywhere",
+        "agentrl.train.trainers.megatron.models.rotary:Rotary",
+        "agentrl.train.trainers.megatron.models.tables:ATTENTION",
+        "agentrl.train.trainers.megatron.models.tables:EXPERT",
+        "agentrl.train.trainers.megatron.models.tables:EXPERTS",
+        "agentrl.train.trainers.megatron.models.tables:FOUR_NORMS",
+        "agentrl.train.trainers.megatron.models.tables:JOINT_ATTENTION",
+        "agentrl.train.trainers.megatron.models.tables:JOINT_MLP",
+        "agentrl.train.trainers.megatron.models.tables:LATENT",
+        "agentrl.train.trainers.megatron.models.tables:LAYER",
+        "agentrl.train.trainers.megatron.models.tables:MLP",
+        "agentrl.train.trainers.megatron.models.tables:NORMS",
+        "agentrl.train.trainers.megatron.models.tables:OUTSIDE",
+        "agentrl.train.trainers.megatron.models.tables:POST_NORMS",
+        "agentrl.train.trainers.megatron.models.tables:SHARED_EXPERT",
+        "agentrl.train.trainers.megatron.models.tables:SHARED_EXPERTS",
+        "agentrl.train.trainers.megatron.models.tables:WIDE_NORMS",
     )
 
 __all__ = [

@@ -10,7 +10,7 @@ sees what was there before the turn, and nothing of what came of it. There is no
 from __future__ import annotations
 
 from agentrl.config import BranchConfig, Fraction
-from agentrl.rollout.fork_rules import FORK_RULES, ForkPoint, ForkRule
+from agentrl.rollout.episodes.fork_rules import FORK_RULES, ForkPoint, ForkRule
 from agentrl.types import Branch, Message, Session
 from agentrl.types.branches import alone, branch_nodes
 

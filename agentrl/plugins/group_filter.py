@@ -9,7 +9,7 @@ There is no suite: it is a function.
 
 from __future__ import annotations
 
-from agentrl.rollout.filters import FILTERS, PRIORITIES
+from agentrl.rollout.stream.filters import FILTERS, PRIORITIES
 from agentrl.types import Group, Session, Status
 
 __all__ = [

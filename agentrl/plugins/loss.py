@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING
 
 from agentrl.config import Fraction
 from agentrl.plugins.later import import_later
-from agentrl.train.credit import SequenceKind
-from agentrl.train.policy_losses import LOSSES, LossConfig, PolicyLoss, make_loss
-from agentrl.train.policy_losses.base import SequenceLoss, SequenceLossConfig
+from agentrl.train.algorithms.credit import SequenceKind
+from agentrl.train.algorithms.policy_losses import LOSSES, LossConfig, PolicyLoss, make_loss
+from agentrl.train.algorithms.policy_losses.base import SequenceLoss, SequenceLossConfig
 
 if TYPE_CHECKING:
     from agentrl.plugins.suites.loss import check_loss
-    from agentrl.train.forest import Forest
-    from agentrl.train.tokens import Summand, Tokens
+    from agentrl.train.algorithms.tokens import Summand, Tokens
+    from agentrl.train.forest.forest import Forest
 else:
     __getattr__ = import_later(
         __name__,
         "agentrl.plugins.suites.loss:check_loss",
-        "agentrl.train.forest:Forest",
-        "agentrl.train.tokens:Summand",
-        "agentrl.train.tokens:Tokens",
+        "agentrl.train.forest.forest:Forest",
+        "agentrl.train.algorithms.tokens:Summand",
+        "agentrl.train.algorithms.tokens:Tokens",
     )
 
 __all__ = [

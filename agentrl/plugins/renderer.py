@@ -23,8 +23,8 @@ from agentrl.sessions.renderers import (
     get_renderer,
     parse,
 )
-from agentrl.sessions.renderers.check import check_renderer
-from agentrl.sessions.renderers.families import Expresses, RendererFamily
+from agentrl.sessions.renderers.families.table import Expresses, RendererFamily
+from agentrl.sessions.renderers.proof.check import check_renderer
 from agentrl.types import FunctionCall, Message, Node, Text, Tokenizer, ToolCall
 
 __all__ = [

@@ -22,11 +22,11 @@ from agentrl.plugins.suites.reward import check_reward
 from agentrl.types import Message, Node, Session, Status, Task
 
 if TYPE_CHECKING:
-    from agentrl.envs.code import code_exec
+    from agentrl.envs.builtin.code import code_exec
 else:
     __getattr__ = import_later(
         __name__,
-        "agentrl.envs.code:code_exec",
+        "agentrl.envs.builtin.code:code_exec",
     )
 
 __all__ = [

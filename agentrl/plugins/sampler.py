@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from agentrl.config import Fraction, SamplerConfig
 from agentrl.plugins.suites.sampler import check_sampler
-from agentrl.rollout.samplers import SAMPLERS, Sampler, make_sampler
-from agentrl.rollout.seeds import derive
+from agentrl.rollout.stream.samplers import SAMPLERS, Sampler, make_sampler
+from agentrl.rollout.stream.seeds import derive
 from agentrl.types import Group
 
 __all__ = [

@@ -8,9 +8,10 @@ A task is a folder in Harbor's format (`harbor`), or one of the built-in ones (`
 
 from __future__ import annotations
 
-from agentrl.envs.swe import harbor, library
-from agentrl.envs.swe.proof import prove
-from agentrl.envs.swe.task import SweTask
+from agentrl.envs.builtin.swe import library
+from agentrl.envs.builtin.swe.formats import harbor
+from agentrl.envs.builtin.swe.generation.proof import prove
+from agentrl.envs.builtin.swe.task import SweTask
 
 __all__ = [
     "SweTask",

@@ -23,7 +23,9 @@ from agentrl.errors import ConfigError, InvalidInput, TrainerError
 from agentrl.models.folders import exported, read_side_files
 from agentrl.plugins.later import import_later
 from agentrl.train.algorithms import Algorithm, make_algorithm
-from agentrl.train.backends import (
+from agentrl.train.plan.memory import Numbers, Split, TrainerMemory
+from agentrl.train.plan.shapes import Shape
+from agentrl.train.trainers import (
     TRAINERS,
     Averager,
     Computing,
@@ -37,30 +39,28 @@ from agentrl.train.backends import (
     TrainerPlugin,
     make_trainer,
 )
-from agentrl.train.plan.memory import Numbers, Split, TrainerMemory
-from agentrl.train.plan.shapes import Shape
 
 if TYPE_CHECKING:
     from agentrl.plugins.suites.trainer import check_trainer
-    from agentrl.train.backends.reference import paths_to_leaves
-    from agentrl.train.forest import Forest, Membership, Rows, sequence_count, token_counts
-    from agentrl.train.objective import Meter, add_sums, empty_sums, objective
-    from agentrl.train.tokens import Tokens
+    from agentrl.train.algorithms.objective import Meter, add_sums, empty_sums, objective
+    from agentrl.train.algorithms.tokens import Tokens
+    from agentrl.train.forest.forest import Forest, Membership, Rows, sequence_count, token_counts
+    from agentrl.train.trainers.reference import paths_to_leaves
 else:
     __getattr__ = import_later(
         __name__,
         "agentrl.plugins.suites.trainer:check_trainer",
-        "agentrl.train.backends.reference:paths_to_leaves",
-        "agentrl.train.forest:Forest",
-        "agentrl.train.forest:Membership",
-        "agentrl.train.forest:Rows",
-        "agentrl.train.forest:sequence_count",
-        "agentrl.train.forest:token_counts",
-        "agentrl.train.objective:Meter",
-        "agentrl.train.objective:add_sums",
-        "agentrl.train.objective:empty_sums",
-        "agentrl.train.objective:objective",
-        "agentrl.train.tokens:Tokens",
+        "agentrl.train.trainers.reference:paths_to_leaves",
+        "agentrl.train.forest.forest:Forest",
+        "agentrl.train.forest.forest:Membership",
+        "agentrl.train.forest.forest:Rows",
+        "agentrl.train.forest.forest:sequence_count",
+        "agentrl.train.forest.forest:token_counts",
+        "agentrl.train.algorithms.objective:Meter",
+        "agentrl.train.algorithms.objective:add_sums",
+        "agentrl.train.algorithms.objective:empty_sums",
+        "agentrl.train.algorithms.objective:objective",
+        "agentrl.train.algorithms.tokens:Tokens",
     )
 
 __all__ = [

@@ -21,10 +21,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from agentrl.common.untrusted import read_json
 from agentrl.errors import ConfigError
 from agentrl.retrieval import bm25, dense
 from agentrl.retrieval.corpus import Corpus, Passage, Progress, scan, silent
-from agentrl.untrusted import read_json
 
 FORMAT = 1
 SHARD = 1_000_000

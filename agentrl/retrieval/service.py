@@ -19,7 +19,7 @@ import threading
 import time
 from pathlib import Path
 
-from agentrl import processes
+from agentrl.common import processes
 from agentrl.errors import RetrievalError, brief
 from agentrl.retrieval.index import read_manifest
 from agentrl.retrieval.server import CACHED, REFUSED, TIMEOUT, listen

@@ -22,6 +22,9 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 
 from agentrl import faults, tracing
+from agentrl.common.foreign_errors import is_infrastructure, is_one_of, text_of, words
+from agentrl.common.plain import plain
+from agentrl.common.untrusted import safe_json
 from agentrl.config.secrets import scrub
 from agentrl.errors import (
     EnvError,
@@ -34,12 +37,9 @@ from agentrl.errors import (
     UnknownTool,
     nearest,
 )
-from agentrl.foreign_errors import is_infrastructure, is_one_of, text_of, words
-from agentrl.plain import plain
 from agentrl.tools.effects import Effects
 from agentrl.tools.tool import SandboxProvider, Tool
 from agentrl.types import Message, Part, ToolCall, parse_arguments
-from agentrl.untrusted import safe_json
 
 logger = logging.getLogger(__name__)
 

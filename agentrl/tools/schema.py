@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
 
+from agentrl.common.untrusted import safe_repr
 from agentrl.errors import InvalidInput, nearest
-from agentrl.untrusted import safe_repr
 
 MAX_SHOWN = 60
 """Characters of a wrong value that an error message repeats."""

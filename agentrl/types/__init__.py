@@ -8,7 +8,8 @@ Glossary
     Session    one episode: a tree of nodes (or several), its task, its rewards, how it ended.
     Group      the sessions of one task and seed, which are each other's baseline.
     Agent      a role in an environment: most have one, and each of several has paths of its own in a session.
-    Policy     a model that generates an agent's turns (`agentrl.rollout.policies`); versions count its updates.
+    Policy     a model that generates an agent's turns (`agentrl.rollout.episodes.policies`); versions count its
+    updates.
     Engine     generates tokens: a torch model in this process, SGLang, vLLM.
 
 Everything is imported from here; `messages`, `generation` and `session` are its parts. Token ids, log-probabilities and

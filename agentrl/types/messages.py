@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PrivateAttr
 
-from agentrl.plain import plain
-from agentrl.untrusted import safe_text
+from agentrl.common.plain import plain
+from agentrl.common.untrusted import safe_text
 
 Text = Annotated[str, AfterValidator(safe_text)]
 """Text that can be encoded: whoever wrote it, lone surrogates are replaced as it enters a message."""

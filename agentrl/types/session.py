@@ -1,4 +1,4 @@
-"""The session tree: nodes, sessions and groups. Functions that grow and check a tree are in `agentrl.sessions.tree`."""
+"""The session tree: nodes, sessions and groups. Functions that grow and check a tree are in `sessions.tree.tree`."""
 
 from __future__ import annotations
 

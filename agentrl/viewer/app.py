@@ -23,12 +23,12 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from agentrl.common.untrusted import read_json
 from agentrl.errors import AgentRLError, Blame, InvalidInput, UnknownName
 from agentrl.overrides import validate
-from agentrl.rollout import edits
-from agentrl.sessions.search import search
-from agentrl.sessions.summary import Summary
-from agentrl.untrusted import read_json
+from agentrl.rollout.episodes import edits
+from agentrl.sessions.store.search import search
+from agentrl.sessions.store.summary import Summary
 from agentrl.viewer import conversations, difference, health, replayed, series
 from agentrl.viewer.distribution import distribution
 from agentrl.viewer.facets import facets

@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.live import Live
 
 from agentrl.cluster.liveness import silences
+from agentrl.common.untrusted import visible_text
 from agentrl.errors import AgentRLError
-from agentrl.train.display import PLAIN_WIDTH
-from agentrl.train.panel import Panel, TimedProgress, clock, step_line
-from agentrl.untrusted import visible_text
+from agentrl.train.display.console import PLAIN_WIDTH
+from agentrl.train.display.panel import Panel, TimedProgress, clock, step_line
 from agentrl.viewer.runs import Run, RunStatus
 from agentrl.viewer.series import Row
 

@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 from rich.console import Console, RenderableType
 
+from agentrl.common.terminal import err, out, print_lines
 from agentrl.errors import ConfigError
-from agentrl.terminal import err, out, print_lines
 
 app = typer.Typer()
 PLAIN_WIDTH = 200
@@ -120,7 +120,7 @@ def _follow(path: Path, words: Iterable[str]) -> None:
 
 def _counted(file: Path) -> str:
     """The number of a store's sessions, and how they ended."""
-    from agentrl.sessions.store import Store
+    from agentrl.sessions.store.store import Store
 
     with Store(file, read_only=True) as store:
         ended = store.counts()
@@ -129,7 +129,7 @@ def _counted(file: Path) -> str:
 
 
 def _check(file: Path, salvage: Path | None) -> None:
-    from agentrl.sessions import salvage as salvaging
+    from agentrl.sessions.store import salvage as salvaging
 
     report = salvaging.check(file, salvage)
     print_lines(report.lines())
@@ -147,7 +147,7 @@ def edit_score(
     who: Annotated[str | None, typer.Option(help="Who changes it; you by default.")] = None,
 ) -> None:
     """Change a score of an evaluation, with a history: agentrl edit-score runs/NAME/SESSION 1 --why …."""
-    from agentrl.rollout import edits
+    from agentrl.rollout.episodes import edits
 
     if score is not None:
         edits.add(session.parent, session.name, score, why, who)
@@ -172,7 +172,7 @@ def report(
     whole: Annotated[bool, typer.Option("--all", help="A folder of pages with every session, whole.")] = False,
 ) -> None:
     """Write a run into HTML to share: summary, health, curves, some sessions (--all: every one), no secret settings."""
-    from agentrl.train.files import write_atomically
+    from agentrl.train.record.files import write_atomically
     from agentrl.viewer.report import pages
     from agentrl.viewer.report import report as page
     from agentrl.viewer.runs import run_at

@@ -12,10 +12,10 @@ import orjson
 from agentrl.errors import AgentRLError, InvalidInput
 from agentrl.models.tokenizers import HFTokenizer, load_tokenizer
 from agentrl.overrides import read_yaml
-from agentrl.sessions import tree
-from agentrl.sessions.codec import pack_ids
-from agentrl.sessions.export import session_dict
-from agentrl.train import trainer_logprobs
+from agentrl.sessions.store.export import session_dict
+from agentrl.sessions.tree import tree
+from agentrl.sessions.tree.codec import pack_ids
+from agentrl.train.record import trainer_logprobs
 from agentrl.types import MAIN, Message, Node, Session, Status
 from agentrl.viewer.origins import credited
 from agentrl.viewer.replayed import Replayed
@@ -182,7 +182,7 @@ def _clipped(value: Any) -> Any:
 
 
 def as_json(session: Session) -> str:
-    """The whole session, as `agentrl.sessions.export.to_jsonl` writes it."""
+    """The whole session, as `agentrl.sessions.store.export.to_jsonl` writes it."""
     return orjson.dumps(session_dict(session), option=orjson.OPT_INDENT_2).decode()
 
 

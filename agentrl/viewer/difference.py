@@ -10,10 +10,10 @@ from rich.console import RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from agentrl.envs import identity
-from agentrl.sessions.query import Filters
-from agentrl.train.panel import short, sparkline
-from agentrl.untrusted import visible_text
+from agentrl.common.untrusted import visible_text
+from agentrl.envs.data import identity
+from agentrl.sessions.store.query import Filters
+from agentrl.train.display.panel import short, sparkline
 from agentrl.viewer import series
 from agentrl.viewer.runs import Run
 from agentrl.viewer.series import WINDOW, mean

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from agentrl.sessions import edited, schema
-from agentrl.sessions.query import Filters, condition
+from agentrl.sessions.store import edited, schema
+from agentrl.sessions.store.query import Filters, condition
 
 BINS = 12
 MOST_COLUMNS = 120

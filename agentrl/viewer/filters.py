@@ -6,7 +6,7 @@
 `NAME=` with several values means any of them, `LOW..HIGH` a range whose ends may be left out, `~` contained text, and
 an empty value absence. `phase=played` are the sessions that a policy played: all but a warm start's demonstrations, in
 a run that has others. `trained=N` are the sessions that step N trained on, by the run's ledger, and `tag=NAME` those
-that people gave the tag (`notes`). Each `where=` is a condition in words (`sessions.expressions`).
+that people gave the tag (`notes`). Each `where=` is a condition in words (`sessions.store.expressions`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from agentrl.errors import InvalidInput
-from agentrl.sessions.query import WHERE, Between, Contains, Filters, Without
-from agentrl.sessions.store import Store
-from agentrl.train import ledger
+from agentrl.sessions.store.query import WHERE, Between, Contains, Filters, Without
+from agentrl.sessions.store.store import Store
+from agentrl.train.record import ledger
 from agentrl.viewer.runs import Run
 
 CONTROL = frozenset({"run", "sort", "descending", "limit", "after", "text", "by"})

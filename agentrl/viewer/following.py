@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from agentrl.sessions.query import Between, Filters
-from agentrl.sessions.summary import Summary
-from agentrl.train.panel import short
+from agentrl.common.untrusted import visible_text
+from agentrl.sessions.store.query import Between, Filters
+from agentrl.sessions.store.summary import Summary
+from agentrl.train.display.panel import short
 from agentrl.types import Node, Status
-from agentrl.untrusted import visible_text
 from agentrl.viewer.runs import Run, RunStatus
 
 INTERVAL = 1.0

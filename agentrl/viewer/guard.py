@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agentrl.sessions.gateway.own_host import Hosts, is_own_origin
+from agentrl.sessions.gateway.http.own_host import Hosts, is_own_origin
 
 METHODS = ("GET", "HEAD", "POST")
 COOKIE = "agentrl_view"

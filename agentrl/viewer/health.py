@@ -12,7 +12,8 @@ from enum import StrEnum
 from statistics import fmean
 from typing import Any
 
-from agentrl.train import lost_tokens, panel
+from agentrl.train.display import panel
+from agentrl.train.driver import lost_tokens
 from agentrl.viewer.series import WINDOW, Row, mean
 
 EARLY = 5

@@ -10,12 +10,12 @@ from pathlib import Path
 from rich.table import Column, Table
 from rich.text import Text
 
+from agentrl.common.untrusted import visible_text
 from agentrl.errors import ConfigError
-from agentrl.sessions.query import Filters, Without
-from agentrl.sessions.search import search
-from agentrl.sessions.store import Store
-from agentrl.sessions.summary import Summary
-from agentrl.untrusted import visible_text
+from agentrl.sessions.store.query import Filters, Without
+from agentrl.sessions.store.search import search
+from agentrl.sessions.store.store import Store
+from agentrl.sessions.store.summary import Summary
 from agentrl.viewer.filters import CONTROL, filters_of, phases_played
 from agentrl.viewer.runs import Run
 from agentrl.viewer.series import MetricsFile

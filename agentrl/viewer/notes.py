@@ -17,10 +17,10 @@ from urllib.parse import quote
 
 from pydantic import Field, NonNegativeInt, StringConstraints
 
-from agentrl import formats
+from agentrl.common import formats
+from agentrl.common.untrusted import safe_text
 from agentrl.config.sections import Section
 from agentrl.errors import InvalidInput, StoreError
-from agentrl.untrusted import safe_text
 
 STORE = "notes.db"
 RUN = ""

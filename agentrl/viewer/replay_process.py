@@ -22,10 +22,10 @@ from typing import Any
 import orjson
 from pydantic import Field, PositiveInt
 
-from agentrl import processes
+from agentrl.common import processes
+from agentrl.common.untrusted import visible_text
 from agentrl.config.sections import Section
 from agentrl.errors import ConfigError
-from agentrl.untrusted import visible_text
 
 MOST_LINES = 200
 LINE = 2000

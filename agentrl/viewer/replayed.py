@@ -14,8 +14,8 @@ from hashlib import blake2b
 from statistics import fmean, stdev
 from typing import Any
 
-from agentrl.sessions.codec import pack_floats, pack_ids
-from agentrl.sessions.query import Contains
+from agentrl.sessions.store.query import Contains
+from agentrl.sessions.tree.codec import pack_floats, pack_ids
 from agentrl.types import Branch, Node, Session
 from agentrl.viewer.runs import Run
 

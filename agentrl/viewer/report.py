@@ -16,14 +16,15 @@ from importlib import resources
 from typing import Any
 from xml.etree.ElementTree import Element, SubElement, tostring
 
+from agentrl.common.untrusted import visible_text
 from agentrl.errors import AgentRLError
-from agentrl.rollout import edits
-from agentrl.sessions import edited, tree
-from agentrl.sessions.query import Between, Filters
-from agentrl.sessions.summary import Summary
-from agentrl.train.panel import clock, short
+from agentrl.rollout.episodes import edits
+from agentrl.sessions.store import edited
+from agentrl.sessions.store.query import Between, Filters
+from agentrl.sessions.store.summary import Summary
+from agentrl.sessions.tree import tree
+from agentrl.train.display.panel import clock, short
 from agentrl.types import Node, Session
-from agentrl.untrusted import visible_text
 from agentrl.viewer import health, series
 from agentrl.viewer.runs import Run
 from agentrl.viewer.series import WINDOW

@@ -18,17 +18,17 @@ from typing import Any
 
 import orjson
 
-from agentrl import formats
+from agentrl.common import formats
 from agentrl.config.secrets import without_secrets
-from agentrl.envs import identity
-from agentrl.envs.identity import Identities
+from agentrl.envs.data import identity
+from agentrl.envs.data.identity import Identities
 from agentrl.errors import AgentRLError, ConfigError, unknown_name
 from agentrl.overrides import read_yaml
-from agentrl.rollout import edits
-from agentrl.rollout.stats import score_caution
-from agentrl.sessions.store import Store
-from agentrl.train import data_identity, lock
-from agentrl.train.resuming import flat
+from agentrl.rollout.episodes import edits
+from agentrl.rollout.stream.batch_metrics import score_caution
+from agentrl.sessions.store.store import Store
+from agentrl.train.driver.resuming import flat
+from agentrl.train.record import data_identity, lock
 from agentrl.viewer.notes import Notes, TaggedNote
 from agentrl.viewer.origins import Origins
 from agentrl.viewer.series import MetricsFile, number, thinned

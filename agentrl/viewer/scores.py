@@ -1,4 +1,4 @@
-"""What the page sends to change a score of an evaluation; `rollout.edits` keeps it."""
+"""What the page sends to change a score of an evaluation; `rollout.episodes.edits` keeps it."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from pydantic import Field
 
 from agentrl.config.sections import Section
+from agentrl.sessions.gateway.http.listener import address, listening, served
 from agentrl.sessions.gateway.limits import Limits
-from agentrl.sessions.gateway.listener import address, listening, served
 from agentrl.viewer.app import create_app
 from agentrl.viewer.replay_process import Replays
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from agentrl.train.panel import PHASES
+from agentrl.train.display.panel import PHASES
 from agentrl.viewer.distribution import selected
 from agentrl.viewer.lanes import busy_lanes, under_way
 from agentrl.viewer.runs import Run

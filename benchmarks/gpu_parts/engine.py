@@ -9,10 +9,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agentrl.config import Dtype, EngineConfig
-from agentrl.rollout.engines.local import LocalEngine
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.backends.torch_settings import TorchConfig
-from agentrl.train.fidelity import agreement, random_sessions
+from agentrl.rollout.engines.local.engine import LocalEngine
+from agentrl.train.driver.fidelity import agreement, random_sessions
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Sampling, collect
 from benchmarks.gpu_parts.report import SMOLLM2, Report
 from benchmarks.local_engine import rates

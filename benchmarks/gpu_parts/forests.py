@@ -10,9 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agentrl.config import AlgoConfig, Dtype
-from agentrl.train.backends.reference import compute_rows, gradient_distance
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.backends.torch_settings import TorchConfig
+from agentrl.train.trainers.reference import compute_rows, gradient_distance
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from benchmarks.gpu_parts.report import QWEN3_06B, SMOLLM2, Report
 from benchmarks.gpu_parts.trees import forests
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from agentrl.train.backends.head import chunk_on
+from agentrl.train.trainers.head import chunk_on
 from benchmarks.gpu_parts.report import Report
 from benchmarks.head import Case
 

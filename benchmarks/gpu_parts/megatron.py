@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from agentrl.config import AlgoConfig
-from agentrl.train.backends.megatron.settings import MegatronConfig
-from agentrl.train.backends.megatron.trainer import MegatronTrainer
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.backends.torch_settings import TorchConfig
+from agentrl.train.trainers.megatron.settings import MegatronConfig
+from agentrl.train.trainers.megatron.trainer import MegatronTrainer
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from benchmarks.gpu_parts.report import SMOLLM2, Report
 from benchmarks.gpu_parts.trees import forests
 

@@ -15,10 +15,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from agentrl.config import AlgoConfig
-from agentrl.train.backends.attention import NAME
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.backends.torch_settings import TorchConfig
-from agentrl.train.forest import Forest
+from agentrl.train.forest.forest import Forest
+from agentrl.train.trainers.attention import NAME
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from benchmarks.gpu_parts.report import QWEN3_06B, QWEN3_4B, Report
 from benchmarks.gpu_parts.trees import forests
 

@@ -18,12 +18,12 @@ import torch
 from agentrl.config import EngineConfig, FleetConfig, WeightsConfig
 from agentrl.rollout.engines import make_engine
 from agentrl.rollout.engines.contract import CHECKS, EngineSubject
-from agentrl.rollout.engines.server_settings import ServerConfig
+from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.rollout.fleet import asleep, make_engines
 from agentrl.rollout.weights.buckets import Weights
-from agentrl.train import probe
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.fidelity import agreement, random_sessions
+from agentrl.train.driver import probe
+from agentrl.train.driver.fidelity import agreement, random_sessions
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Engine, Sampling, collect
 from benchmarks.engines import cached_share
 from benchmarks.gpu_parts.report import SMOLLM2, Report

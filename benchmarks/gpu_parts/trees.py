@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from agentrl.train.algorithms.grpo import Grpo
-from agentrl.train.forest import Forest
-from agentrl.train.packing import pack
+from agentrl.train.algorithms.advantages.grpo import Grpo
+from agentrl.train.forest.forest import Forest
+from agentrl.train.forest.packing import pack
 from agentrl.types import Group, Task
 from benchmarks.workloads import workload
 

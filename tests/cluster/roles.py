@@ -23,7 +23,7 @@ from agentrl.cluster import Address, connect
 from agentrl.envs import sandboxes
 from agentrl.errors import ConfigError
 from agentrl.tools.sandbox import SandboxSpec
-from agentrl.train.backends import TrainerAccess
+from agentrl.train.trainers import TrainerAccess
 from agentrl.types import Session, Status
 
 

@@ -39,7 +39,7 @@ if __name__ == "__main__":
 else:
     from agentrl.cluster.server import ServerProcess, free_port
     from agentrl.rollout.engines.plugin import ServerPlugin
-    from agentrl.rollout.engines.sglang import SGLangEngine
+    from agentrl.rollout.engines.servers.sglang import SGLangEngine
 
     class SmallEngine(SGLangEngine):
         """`engine=sglang` over the script."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.sessions.store import Store
+from agentrl.sessions.store.store import Store
 from tests.cluster.test_run import require_same, run
 from tests.train.test_rerun import WORLD
 

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentrl.cluster import Resources, Role
-from agentrl.cluster.assignment import Assignment, Place
-from agentrl.cluster.bundles import Bundles
+from agentrl.cluster.placement.assignment import Assignment, Place
+from agentrl.cluster.placement.bundles import Bundles
 
 NODES, ROLES = ("a", "b", "c"), ("trainer", "engine")
 PLACES = st.lists(st.tuples(st.sampled_from(ROLES), st.sampled_from(NODES)), max_size=6)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from agentrl import garbage
 from agentrl.cluster import Cluster, LocalCluster, Role, Worker, connect
+from agentrl.common import garbage
+from agentrl.common.imports import load
 from agentrl.errors import ConfigError, DeadlineExceeded, InfraError
-from agentrl.imports import load
 from tests.cluster.test_server import alive, until
 
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     logs = tmp_path_factory.mktemp("logs")
     if request.param == "ray":
         nodes = request.getfixturevalue("ray_nodes")
-        from agentrl.cluster.ray import RayCluster
+        from agentrl.cluster.ray.cluster import RayCluster
 
         found: Cluster = RayCluster(nodes.address, logs)
     else:

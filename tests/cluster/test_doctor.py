@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.config import ClusterConfig, GatewayConfig
 from agentrl.errors import InvalidInput
-from agentrl.train.doctor import MOST_PAIRS, DoctorConfig, DoctorReport, Equipment, Probe, _pairs, examine
+from agentrl.train.plan.doctor import MOST_PAIRS, DoctorConfig, DoctorReport, Equipment, Probe, _pairs, examine
 from tests.cluster.test_programs import certificate
 from tests.tools.sandbox.conftest import TINY, docker
 

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl import cluster
-from agentrl.cluster import Resources, Role, elastic, moving, opened
+from agentrl.cluster import Resources, Role, opened
 from agentrl.cluster.base import ClusterNode
+from agentrl.cluster.placement import elastic, moving
 from agentrl.cluster.pool import WorkerPool
 from agentrl.config import ClusterConfig
 from agentrl.types import Session, Status, Task

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from agentrl.cluster import Address, Role, connect, opened
-from agentrl.cluster.calls import Listener
-from agentrl.cluster.listening import ConnectionListener
+from agentrl.cluster.wire.calls import Listener
+from agentrl.cluster.wire.listening import ConnectionListener
 from agentrl.config import ClusterConfig
 from agentrl.errors import InfraError
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from agentrl.plugins.trainer import Split, TrainerConfig
-from agentrl.sessions.store import Store
-from agentrl.train import provenance
+from agentrl.sessions.store.store import Store
+from agentrl.train.record import provenance
 from examples.plugins.row_trainer import RowPlugin
 from tests.cluster.test_run import require_same, run
 from tests.train import test_plugins

@@ -11,9 +11,9 @@ import pytest
 from agentrl import cluster
 from agentrl.config import ClusterConfig, GatewayConfig
 from agentrl.errors import ConfigError, InfraError
-from agentrl.train import gateway_probe
-from agentrl.train.doctor import DoctorConfig, examine
-from agentrl.train.gateway_probe import OpenGateway, called, links_of, opened_gateway, problems_of_gateways
+from agentrl.train.plan import gateway_probe
+from agentrl.train.plan.doctor import DoctorConfig, examine
+from agentrl.train.plan.gateway_probe import OpenGateway, called, links_of, opened_gateway, problems_of_gateways
 from tests.cluster.test_programs import certificate
 from tests.tools.sandbox.conftest import SMALL, docker
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from agentrl.sessions.store import Store
-from agentrl.train import ledger
+from agentrl.sessions.store.store import Store
+from agentrl.train.record import ledger
 from tests.cluster.conftest import add_node, remove_node
 from tests.cluster.test_contract import SILENCE
 from tests.cluster.test_programs import certificate

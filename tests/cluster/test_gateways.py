@@ -15,21 +15,21 @@ from typing import Any
 import pytest
 
 from agentrl.cluster import Address, Connection, Worker, connect, opened
-from agentrl.cluster.calls import Listener
 from agentrl.cluster.pool import WorkerPool
 from agentrl.cluster.shared_pool import DistantPool, shared_pool
+from agentrl.cluster.wire.calls import Listener
 from agentrl.config import RunConfig
 from agentrl.envs.base import Env
 from agentrl.errors import ConfigError, Diverged, InfraError, InvalidInput
 from agentrl.overrides import typed, validate
-from agentrl.rollout import gateway_workers, gateways
-from agentrl.rollout.agents import load_agent
-from agentrl.rollout.gateway_workers import DistantGateway, served
-from agentrl.rollout.groups import Rollouts
-from agentrl.rollout.policies import Policy
-from agentrl.rollout.programs import ServedProgram
+from agentrl.rollout.episodes.agents import load_agent
+from agentrl.rollout.episodes.groups import Rollouts
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.episodes.programs import ServedProgram
+from agentrl.rollout.workers import gateway_workers, gateways
+from agentrl.rollout.workers.gateway_workers import DistantGateway, served
 from agentrl.sessions.renderers import get_renderer
-from agentrl.sessions.store import Store
+from agentrl.sessions.store.store import Store
 from agentrl.types import Engine, Session, Status, Task
 from tests.cluster.test_elastic import soon
 from tests.rollout.engines.conftest import engine, folder, model

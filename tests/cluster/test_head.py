@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentrl.cluster import Role, opened, while_not_lost
-from agentrl.cluster.head import Head
+from agentrl.cluster.ray.head import Head
 from agentrl.config import ClusterConfig
 from agentrl.errors import ConfigError, InfraError
 from tests.conftest import need
@@ -61,7 +61,7 @@ def test_nodes_are_as_they_were_last_seen_while_the_head_does_not_answer(
     ray_nodes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray was asked, in a thread that waits for the head for a minute: a run whose steps were done ended with it."""
-    import agentrl.cluster.ray as on_ray
+    import agentrl.cluster.ray.cluster as on_ray
 
     def asked(*_: Any) -> None:
         raise AssertionError("Ray was asked")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agentrl.cluster import opened
-from agentrl.cluster.joining import require_answer
+from agentrl.cluster.ray.joining import require_answer
 from agentrl.config import ClusterConfig
 from agentrl.errors import ConfigError
 from tests.conftest import need

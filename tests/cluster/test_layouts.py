@@ -19,8 +19,8 @@ from agentrl.overrides import validate
 from agentrl.rollout.fleet import make_engines
 from agentrl.rollout.fleet.fleet import Fleet
 from agentrl.rollout.fleet.member import MemberState
-from agentrl.train.placing import reserve
 from agentrl.train.plan.dry_run import described
+from agentrl.train.plan.placing import reserve
 from agentrl.train.plan.step import Rates
 from tests.cluster.conftest import add_node, remove_node
 from tests.cluster.test_servers import folder, generated

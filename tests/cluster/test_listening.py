@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from agentrl.cluster import connect
-from agentrl.cluster.calls import Listener
-from agentrl.cluster.listening import ConnectionListener
+from agentrl.cluster.wire.calls import Listener
+from agentrl.cluster.wire.listening import ConnectionListener
 from agentrl.errors import InfraError
 from tests.cluster.roles import Counter
 

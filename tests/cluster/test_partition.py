@@ -34,7 +34,7 @@ __all__ = ["folder"]
 NEAR, FAR = "10.213.7.1", "10.213.7.2"
 SERVING = """
 import asyncio, sys
-from agentrl.cluster.calls import Listener
+from agentrl.cluster.wire.calls import Listener
 from tests.cluster.roles import Counter
 async def main():
     async with Listener(Counter(), "counter", "counter", sys.argv[1], b"key") as address:

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.cluster import ClusterNode
-from agentrl.cluster.nodes import node_name
-from agentrl.cluster.placement import LAYOUTS, Assignment, Demand, Wanted, fitted, place
-from agentrl.cluster.refusal import nearest
+from agentrl.cluster.placement.nodes import node_name
+from agentrl.cluster.placement.plan import LAYOUTS, Assignment, Demand, Wanted, fitted, place
+from agentrl.cluster.placement.refusal import nearest
 from agentrl.errors import ConfigError, InvalidInput
 
 COUNTS = st.integers(0, 3)

@@ -16,10 +16,10 @@ from typing import Any
 import psutil
 import pytest
 
-from agentrl import cores
 from agentrl.cluster import Role, Worker, prefork
 from agentrl.cluster.forking import ForkRequest
 from agentrl.cluster.local import LocalCluster
+from agentrl.common import cores
 from tests.cluster.test_server import until
 from tests.conftest import need
 
@@ -73,7 +73,11 @@ def test_forked_workers_draw_different_random_numbers(cluster: LocalCluster) -> 
 
 def test_what_forks_has_one_thread_after_all_that_roles_load(cluster: LocalCluster) -> None:
     """A lock that another thread holds at a fork is never released in the copy."""
-    loads = ("agentrl.rollout.engines.engine_role", "agentrl.train.backends.fsdp.rank", "agentrl.train.session_worker")
+    loads = (
+        "agentrl.rollout.engines.local.engine_role",
+        "agentrl.train.trainers.fsdp.rank",
+        "agentrl.train.driver.session_worker",
+    )
     worker = started(cluster, loads=loads)
     assert forked(worker)
     assert psutil.Process(worker.process.server.pid).parent().num_threads() == 1  # type: ignore[attr-defined]

@@ -13,11 +13,11 @@ import trustme
 
 from agentrl.config import GatewayConfig, RolloutConfig
 from agentrl.errors import ConfigError
-from agentrl.rollout.gateways import own_gateway
-from agentrl.rollout.policies import Policy
-from agentrl.rollout.programs import serving
-from agentrl.sessions.store import Store
-from agentrl.train import ledger
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.episodes.programs import serving
+from agentrl.rollout.workers.gateways import own_gateway
+from agentrl.sessions.store.store import Store
+from agentrl.train.record import ledger
 from agentrl.types import MAIN
 from tests.cluster.test_contract import SILENCE
 from tests.cluster.test_run import require_same, run, tokens

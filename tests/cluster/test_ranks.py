@@ -14,12 +14,12 @@ import torch
 from agentrl import cluster
 from agentrl.config import AlgoConfig, ClusterConfig, TrainerConfig
 from agentrl.errors import AgentRLError, TrainerError
-from agentrl.train import ledger
-from agentrl.train.backends import Trainer, make_trainer
-from agentrl.train.backends.fsdp.settings import FsdpConfig
-from agentrl.train.backends.megatron.settings import MegatronConfig
-from agentrl.train.backends.ranks.placed import PlacedRanks
-from agentrl.train.backends.worker import place_trainer
+from agentrl.train.record import ledger
+from agentrl.train.trainers import Trainer, make_trainer
+from agentrl.train.trainers.fsdp.settings import FsdpConfig
+from agentrl.train.trainers.megatron.settings import MegatronConfig
+from agentrl.train.trainers.ranks.placed import PlacedRanks
+from agentrl.train.trainers.worker import place_trainer
 from tests.cluster.test_run import run
 from tests.cluster.test_trainer_access import Elsewhere
 from tests.conftest import need

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from agentrl.cluster.joining import in_a_line, say_briefly
+from agentrl.cluster.ray.joining import in_a_line, say_briefly
 from tests.conftest import need
 
 DIED = """The actor died unexpectedly before finishing this task.

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from agentrl.cluster import Resources, Role
-from agentrl.cluster.nodes import node_name
-from agentrl.cluster.placement import Demand, Wanted, place
+from agentrl.cluster.placement.nodes import node_name
+from agentrl.cluster.placement.plan import Demand, Wanted, place
 from agentrl.errors import ConfigError
-from agentrl.train.setup import complete
+from agentrl.train.driver.setup import complete
 from tests.cluster.conftest import add_node, remove_node
 from tests.cluster.test_server import until
 
@@ -27,7 +27,7 @@ RESOURCES = Resources(cpus=2)
 
 @pytest.fixture
 def cluster(ray_nodes: Any) -> Iterator[Any]:
-    from agentrl.cluster.ray import RayCluster
+    from agentrl.cluster.ray.cluster import RayCluster
 
     opened = RayCluster(ray_nodes.address)
     until(lambda: sum(node.alive for node in opened.nodes()) == 2, "a node that another test removed is still alive")
@@ -68,8 +68,8 @@ def test_roles_are_started_where_they_are_assigned_and_what_is_not_free_is_refus
 def test_a_run_takes_the_places_that_its_dry_run_shows(cluster: Any, ray_nodes: Any, tmp_path: Path) -> None:
     from ray.util.placement_group import placement_group_table
 
-    from agentrl.train.placing import reserve
     from agentrl.train.plan.dry_run import described
+    from agentrl.train.plan.placing import reserve
     from agentrl.train.plan.step import Rates
 
     settings = {
@@ -105,7 +105,7 @@ def test_a_run_takes_the_places_that_its_dry_run_shows(cluster: Any, ray_nodes: 
 def test_a_run_that_does_not_fit_is_refused_on_its_own_ray_and_waits_with_a_word_on_a_cluster_that_may_grow(
     cluster: Any, ray_nodes: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from agentrl.train.placing import reserve
+    from agentrl.train.plan.placing import reserve
 
     (tmp_path / "config.json").write_text("{}")
     own = {"name": "ray", "environments": 999}
@@ -120,7 +120,7 @@ def test_a_run_that_does_not_fit_is_refused_on_its_own_ray_and_waits_with_a_word
 def test_places_are_found_once_a_node_joins_that_holds_them(
     cluster: Any, ray_nodes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from agentrl.cluster import ray as on_ray
+    from agentrl.cluster.ray import cluster as on_ray
 
     monkeypatch.setattr(on_ray, "_LOOK_SECONDS", 0.1)
     with pytest.raises(ConfigError, match="grown"):

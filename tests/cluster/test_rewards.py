@@ -14,14 +14,14 @@ import pytest
 
 from agentrl.cluster import current, opened
 from agentrl.config import RunConfig
-from agentrl.envs import reward_workers
 from agentrl.envs.base import Env
 from agentrl.envs.results import give_rewards
-from agentrl.envs.reward_workers import RewardWorkers, open_reward_workers, scored_in_worker
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, EnvError, InfraError
 from agentrl.overrides import typed, validate
-from agentrl.sessions.store import Store
-from agentrl.train import ledger
+from agentrl.rollout.workers import reward_workers
+from agentrl.rollout.workers.reward_workers import RewardWorkers, open_reward_workers, scored_in_worker
+from agentrl.sessions.store.store import Store
+from agentrl.train.record import ledger
 from agentrl.types import Message, Node, Session, Status, Task
 from tests.cluster.conftest import add_node, remove_node
 from tests.cluster.test_contract import SILENCE

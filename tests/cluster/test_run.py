@@ -13,11 +13,11 @@ from rich.console import Console
 
 import agentrl
 from agentrl import faults
-from agentrl.rollout.engine_access import EngineAccess
-from agentrl.sessions.store import Store
-from agentrl.train import ledger
-from agentrl.train.backends.worker import WorkerTrainer
-from agentrl.train.display import Display
+from agentrl.rollout.workers.engine_access import EngineAccess
+from agentrl.sessions.store.store import Store
+from agentrl.train.display.console import Display
+from agentrl.train.record import ledger
+from agentrl.train.trainers.worker import WorkerTrainer
 from tests.cluster.conftest import add_node, remove_node
 from tests.cluster.test_elastic import drain
 

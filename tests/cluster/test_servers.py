@@ -18,13 +18,13 @@ import httpx
 import pytest
 
 from agentrl import cluster
-from agentrl.cluster.forwarding import Forwarder
+from agentrl.cluster.wire.forwarding import Forwarder
 from agentrl.config import ClusterConfig, FleetConfig, WeightsConfig
 from agentrl.errors import ConfigError
-from agentrl.rollout.engine_access import EngineAccess
 from agentrl.rollout.engines import make_engine
-from agentrl.rollout.engines.server_settings import ServerConfig
+from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.rollout.fleet import make_engines
+from agentrl.rollout.workers.engine_access import EngineAccess
 from agentrl.train.plan.memory import GIB, engine_memory
 from agentrl.train.plan.shapes import shape_of
 from agentrl.types import Sampling, Turn, collect

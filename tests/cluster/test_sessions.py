@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from agentrl import faults
-from agentrl.sessions.store import Store
-from agentrl.train import ledger, provenance
-from agentrl.train.learning import Learning
+from agentrl.sessions.store.store import Store
+from agentrl.train.driver.learning import Learning
+from agentrl.train.record import ledger, provenance
 from tests.cluster.test_contract import SILENCE
 from tests.cluster.test_run import here, require_same, run
 

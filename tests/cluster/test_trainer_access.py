@@ -17,14 +17,14 @@ from agentrl import cluster, watchdog
 from agentrl.cluster import Cluster, Role, Worker
 from agentrl.config import AlgoConfig, ClusterConfig, TrainerConfig
 from agentrl.errors import InfraError, InvalidInput, TrainerError, TrainerTimeout
-from agentrl.train.algorithms.ppo import PpoConfig
-from agentrl.train.backends import ShareableTrainer, make_trainer
-from agentrl.train.backends.fsdp.settings import FsdpConfig
-from agentrl.train.backends.ranks import placed
-from agentrl.train.backends.torch_settings import TorchConfig
-from agentrl.train.backends.worker import WorkerTrainer
-from agentrl.train.forest import Forest
-from agentrl.train.recovery import died
+from agentrl.train.algorithms.advantages.ppo import PpoConfig
+from agentrl.train.driver.recovery import died
+from agentrl.train.forest.forest import Forest
+from agentrl.train.trainers import ShareableTrainer, make_trainer
+from agentrl.train.trainers.fsdp.settings import FsdpConfig
+from agentrl.train.trainers.ranks import placed
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+from agentrl.train.trainers.worker import WorkerTrainer
 from tests.cluster.test_contract import SILENCE
 from tests.cluster.test_server import until
 from tests.train.backends.megatron import zoo

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from agentrl.cluster import Cluster, Resources, Role, versions
+from agentrl.cluster import Cluster, Resources, Role
+from agentrl.cluster.ray import versions
 from agentrl.errors import ConfigError, DeadlineExceeded, InfraError
-from agentrl.tools.sandbox import daemon
+from agentrl.tools.sandbox.docker import daemon
 from tests.cluster.conftest import add_node, remove_node
 from tests.cluster.test_contract import COUNTER, LONG
 from tests.cluster.test_server import alive, until
@@ -25,7 +26,7 @@ from tests.conftest import need
 
 @pytest.fixture
 def ray_cluster(ray_nodes: Any) -> Iterator[Cluster]:
-    from agentrl.cluster.ray import RayCluster
+    from agentrl.cluster.ray.cluster import RayCluster
 
     found = RayCluster(ray_nodes.address)
     yield found
@@ -36,7 +37,7 @@ SANDBOXED = Role("environments", "tests.cluster.roles:Sandboxed", (), threads=1)
 FAR = replace(COUNTER, resources=Resources(custom={"far": 1}))
 DRIVER = """
 import sys, time
-from agentrl.cluster.ray import RayCluster
+from agentrl.cluster.ray.cluster import RayCluster
 from tests.cluster.test_contract import COUNTER
 cluster = RayCluster(sys.argv[1])
 worker = cluster.spawn(COUNTER)

@@ -7,13 +7,13 @@ import re
 import pytest
 
 from agentrl.cluster import ClusterNode
-from agentrl.cluster.placement import place
+from agentrl.cluster.placement.plan import place
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.overrides import parse_words, validate
-from agentrl.train.placing import run_demand, split_of
+from agentrl.train.driver.setup import complete
+from agentrl.train.plan.placing import run_demand, split_of
 from agentrl.train.plan.shapes import KNOWN
-from agentrl.train.setup import complete
 
 GPUS = [ClusterNode("a", 8.0, 4), ClusterNode("b", 8.0, 4)]
 CPUS = [ClusterNode("a", 4.0, 0), ClusterNode("b", 4.0, 0, {"sandbox": 2.0})]

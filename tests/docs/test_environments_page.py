@@ -15,10 +15,10 @@ from agentrl.envs import calls, has_demonstrator, has_expert
 from agentrl.envs.episode import DEMONSTRATOR, EXPERT, play
 from agentrl.envs.registry import factory
 from agentrl.overrides import merge, spread
-from agentrl.train import api
-from agentrl.train.api import run_train
-from agentrl.train.display import Display
-from agentrl.train.result import TrainResult
+from agentrl.train.display.console import Display
+from agentrl.train.driver import api
+from agentrl.train.driver.api import run_train
+from agentrl.train.driver.result import TrainResult
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "environments.md"

@@ -22,9 +22,9 @@ from agentrl.envs.base import Env, reward
 from agentrl.envs.episode import EXPERT
 from agentrl.envs.results import give_rewards
 from agentrl.errors import EnvError, StateUnsupported
-from agentrl.rollout.groups import Rollouts
-from agentrl.rollout.policies import Policy
-from agentrl.sessions.renderers.null import NullRenderer
+from agentrl.rollout.episodes.groups import Rollouts
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.sessions.renderers.families.null import NullRenderer
 from agentrl.types import Message, Session, Status, StepResult, Task
 
 LONG = RolloutConfig(tool_timeout=0.01, turn_timeout=60, timeout=90, retries=1)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.envs import calls, make
-from agentrl.envs.calculator import (
+from agentrl.envs.builtin.calculator import (
     ADDEND,
     EVENTS,
     FACTOR,

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import agentrl
-from agentrl.envs import identity
-from agentrl.envs.mixture import Mixture
+from agentrl.envs.data import identity
+from agentrl.envs.data.mixture import Mixture
+from agentrl.envs.data.rows import Row
 from agentrl.envs.registry import make
-from agentrl.envs.rows import Row
 from agentrl.errors import ConfigError
 from agentrl.types import Task
 

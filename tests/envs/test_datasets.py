@@ -20,9 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.cli import main
-from agentrl.envs.dataset import Dataset
-from agentrl.envs.overlap import Overlap
-from agentrl.envs.rows import parse_rows, read_rows
+from agentrl.envs.data.dataset import Dataset
+from agentrl.envs.data.overlap import Overlap
+from agentrl.envs.data.rows import parse_rows, read_rows
 from agentrl.errors import ConfigError, EnvError
 
 CELL = st.text(st.characters(codec="utf-8", exclude_characters="\x00\r"), max_size=12)
@@ -207,7 +207,7 @@ def parquet(data: dict[str, list[Any]], **options: Any) -> bytes:
 def test_a_data_set_of_the_hub_is_streamed_and_what_is_not_read_is_not_transferred(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("agentrl.envs.hub.READ_BYTES", 4096)
+    monkeypatch.setattr("agentrl.envs.data.hub.READ_BYTES", 4096)
     noise = [str(n) * 500 for n in range(4000)]
     big = parquet({"n": list(range(4000)), "text": noise}, row_group_size=100, compression="none", use_dictionary=False)
     lines = b"".join(json.dumps({"n": n}).encode() + b"\n" for n in range(5))

@@ -11,7 +11,7 @@ import pytest
 import agentrl
 from agentrl.envs import Fixture, FixtureCredit, calls
 from agentrl.envs.base import Env
-from agentrl.envs.check.fixtures import problem, saying
+from agentrl.envs.check.rules.fixtures import problem, saying
 from agentrl.envs.episode import play
 from agentrl.envs.registry import factory
 from agentrl.errors import EnvError

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl.envs.builtin.function_calls import FunctionCalls, matched, named, schema
 from agentrl.envs.check import check_env
 from agentrl.envs.episode import play
-from agentrl.envs.function_calls import FunctionCalls, matched, named, schema
 from agentrl.errors import ConfigError
 from agentrl.types import FunctionCall, Message, ToolCall
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from agentrl.envs import Env, calls, make
+from agentrl.envs.builtin.gsm8k import calculations, final_number
 from agentrl.envs.check import check_env
+from agentrl.envs.data.hub import dataset_file
 from agentrl.envs.episode import play
-from agentrl.envs.gsm8k import calculations, final_number
-from agentrl.envs.hub import dataset_file
 from agentrl.errors import ConfigError, EnvError
-from agentrl.train.setup import complete
+from agentrl.train.driver.setup import complete
 from agentrl.types import Message, Task
 from tests.conftest import need
 
@@ -231,7 +231,7 @@ def hub() -> Iterator[tuple[str, list[str]]]:
 def test_without_a_file_the_hubs_is_fetched_once(
     hub: tuple[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("agentrl.envs.hub.CACHE", tmp_path)
+    monkeypatch.setattr("agentrl.envs.data.hub.CACHE", tmp_path)
     env = make("gsm8k", endpoint=hub[0])
     assert [task["question"] for task in env.tasks("train")] == [row["question"] for row in ROWS]
     assert (

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import agentrl
-from agentrl.envs import identity
-from agentrl.envs.identity import BEGINNING, SAMPLED, Identity
-from agentrl.envs.mixture import Mixture
+from agentrl.envs.data import identity
+from agentrl.envs.data.identity import BEGINNING, SAMPLED, Identity
+from agentrl.envs.data.mixture import Mixture
 from agentrl.types import Task
 
 ROWS = st.lists(

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl.envs.builtin.instructions import checks
+from agentrl.envs.builtin.instructions.env import Instructions
 from agentrl.envs.check import check_env
 from agentrl.envs.episode import play
-from agentrl.envs.instructions import checks
-from agentrl.envs.instructions.env import Instructions
 from agentrl.errors import ConfigError
 from agentrl.types import Message
 
@@ -130,7 +130,7 @@ def test_languages_need_langdetect_or_are_left_out(tmp_path: Path, monkeypatch: 
     other = {**ROW, "instruction_id_list": [checks.LANGUAGE], "kwargs": [{"language": "de"}]}
     file = str(rows(tmp_path, ROW, other))
     assert len(Instructions(file, languages=False).tasks()) == 1
-    monkeypatch.setattr("agentrl.envs.instructions.env.can_tell_languages", lambda: False)
+    monkeypatch.setattr("agentrl.envs.builtin.instructions.env.can_tell_languages", lambda: False)
     with pytest.raises(ConfigError, match="langdetect, which is not installed"):
         Instructions(file).tasks()
 

@@ -18,15 +18,15 @@ from agentrl.envs.base import Env
 from agentrl.envs.episode import NOOP
 from agentrl.errors import ConfigError
 from agentrl.overrides import parse_words
-from agentrl.rollout.buffer import Gate
-from agentrl.rollout.groups import Rollouts
-from agentrl.rollout.policies import Policy
-from agentrl.rollout.samplers.difficulty import DifficultyConfig
-from agentrl.rollout.stats import rollout_metrics
-from agentrl.rollout.stream import Stream
-from agentrl.rollout.tasks import training_tasks
-from agentrl.sessions.renderers.null import NullRenderer
-from agentrl.train.setup import complete
+from agentrl.rollout.episodes.groups import Rollouts
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.stream.batch_metrics import rollout_metrics
+from agentrl.rollout.stream.buffer import Gate
+from agentrl.rollout.stream.samplers.difficulty import DifficultyConfig
+from agentrl.rollout.stream.stream import Stream
+from agentrl.rollout.stream.tasks import training_tasks
+from agentrl.sessions.renderers.families.null import NullRenderer
+from agentrl.train.driver.setup import complete
 from agentrl.types import Group, Session, Task
 
 pytestmark = pytest.mark.slow

@@ -18,16 +18,16 @@ from agentrl.envs.base import Env
 from agentrl.envs.episode import EXPERT, play
 from agentrl.envs.rewards import NamedReward, Reward, adding
 from agentrl.errors import EnvError, InvalidInput, InvalidReward
-from agentrl.rollout.groups import Rollouts
-from agentrl.rollout.health import failures, sampling_notes, with_retries
-from agentrl.rollout.policies import Policy
-from agentrl.rollout.stats import evaluate_groups, rollout_metrics
-from agentrl.sessions.gateway.api_error import ApiError
-from agentrl.sessions.gateway.http_requests import validated
+from agentrl.rollout.episodes.groups import Rollouts
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.stream.batch_metrics import evaluate_groups, rollout_metrics
+from agentrl.rollout.stream.health import failures, sampling_notes, with_retries
+from agentrl.sessions.gateway.http.api_error import ApiError
+from agentrl.sessions.gateway.http.requests import validated
 from agentrl.sessions.gateway.rewards import CloseBody, RewardBody
-from agentrl.sessions.renderers.null import NullRenderer
+from agentrl.sessions.renderers.families.null import NullRenderer
 from agentrl.tools.tool import tool
-from agentrl.train import panel
+from agentrl.train.display import panel
 from agentrl.types import Group, Message, Session, Status, StepResult, Task
 from agentrl.viewer import health
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from agentrl.envs.lines import call_of, signature
+from agentrl.envs.data.lines import call_of, signature
 from agentrl.envs.play import Person, game_of
 from agentrl.envs.registry import make
 from agentrl.errors import AgentRLError, ConfigError, UnknownName
-from agentrl.sessions.store import Store
+from agentrl.sessions.store.store import Store
 from agentrl.types import Message, Session, Status
 from agentrl.viewer.runs import Runs
 from tests.envs.check.honest_envs import Async

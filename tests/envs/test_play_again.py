@@ -14,7 +14,7 @@ from agentrl.envs.play import game_of, play_in_terminal
 from agentrl.envs.recorded_turns import RecordedTurns
 from agentrl.envs.registry import make
 from agentrl.errors import AgentRLError, ConfigError
-from agentrl.sessions.store import Store
+from agentrl.sessions.store.store import Store
 from agentrl.types import Message, Node, Session, Task
 
 

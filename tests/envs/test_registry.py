@@ -110,7 +110,7 @@ def test_what_a_constructor_raises_is_named():
 SOURCE = '''
 from __future__ import annotations
 import agentrl
-from agentrl.envs.calculator import Calculator  # an import is not a definition
+from agentrl.envs.builtin.calculator import Calculator  # an import is not a definition
 
 class Point: ...
 

@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.envs import Env, calls, make
+from agentrl.envs.builtin.retail.customer import PATIENCE, YES, Customer
+from agentrl.envs.builtin.retail.data import Database
+from agentrl.envs.builtin.retail.expert import WRITES
+from agentrl.envs.builtin.retail.generate import LEVELS, made_tasks, made_world
+from agentrl.envs.builtin.retail.records import folded
+from agentrl.envs.builtin.retail.store import TOOLS, RetailStore
 from agentrl.envs.check import check_env
 from agentrl.envs.episode import play
-from agentrl.envs.retail.customer import PATIENCE, YES, Customer
-from agentrl.envs.retail.data import Database
-from agentrl.envs.retail.expert import WRITES
-from agentrl.envs.retail.generate import LEVELS, made_tasks, made_world
-from agentrl.envs.retail.records import folded
-from agentrl.envs.retail.store import TOOLS, RetailStore
 from agentrl.errors import ConfigError, ToolError
 from agentrl.types import FunctionCall, Message, Status, Task, ToolCall
 

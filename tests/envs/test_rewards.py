@@ -29,7 +29,7 @@ from agentrl.errors import (
     UnknownName,
 )
 from agentrl.overrides import applicable, fields, merge, typed, validate
-from agentrl.rollout.serve_process import _score
+from agentrl.rollout.workers.serve_process import _score
 from agentrl.types import Session, Status, Task
 
 PLUGIN = '''

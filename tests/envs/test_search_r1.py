@@ -16,18 +16,18 @@ from typer.testing import CliRunner
 from agentrl.cli import app
 from agentrl.config import RolloutConfig
 from agentrl.envs import calls
+from agentrl.envs.builtin.search_r1 import published, scoring
+from agentrl.envs.builtin.search_r1.env import SearchR1
+from agentrl.envs.builtin.search_r1.prompts import INVALID
+from agentrl.envs.builtin.search_r1.squad import prepare_squad
 from agentrl.envs.episode import Player, expert_policy, noop_policy, play, run_episode
-from agentrl.envs.search_r1 import published, scoring
-from agentrl.envs.search_r1.env import SearchR1
-from agentrl.envs.search_r1.prompts import INVALID
-from agentrl.envs.search_r1.squad import prepare_squad
 from agentrl.errors import ConfigError, EnvError, InfraError
 from agentrl.retrieval import build
-from agentrl.rollout.actors import ModelActor
-from agentrl.rollout.seeds import derive
-from agentrl.sessions import tree
-from agentrl.sessions.conversation import Conversation
-from agentrl.sessions.turn_generator import TurnGenerator
+from agentrl.rollout.episodes.actors import ModelActor
+from agentrl.rollout.stream.seeds import derive
+from agentrl.sessions.tree import tree
+from agentrl.sessions.tree.conversation import Conversation
+from agentrl.sessions.tree.turn_generator import TurnGenerator
 from agentrl.types import (
     Capabilities,
     Chunk,

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from agentrl.envs.builtin.search_r1 import scoring
+from agentrl.envs.builtin.search_r1.env import SearchR1
 from agentrl.envs.episode import play
-from agentrl.envs.search_r1 import scoring
-from agentrl.envs.search_r1.env import SearchR1
 from agentrl.errors import ConfigError, InfraError
 from agentrl.retrieval import build
 from agentrl.types import Message, Session, Status, Task

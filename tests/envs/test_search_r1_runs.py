@@ -13,20 +13,20 @@ from typing import Any
 import pytest
 
 from agentrl.config import RolloutConfig
+from agentrl.envs.builtin.search_r1.env import SearchR1
+from agentrl.envs.builtin.search_r1.squad import prepare_squad
 from agentrl.envs.episode import EXPERT
 from agentrl.envs.registry import factory
-from agentrl.envs.search_r1.env import SearchR1
-from agentrl.envs.search_r1.squad import prepare_squad
 from agentrl.retrieval import Service, build, service
 from agentrl.retrieval.service import close_all
-from agentrl.rollout.agents import load_agent
-from agentrl.rollout.gateways import LocalGateway
-from agentrl.rollout.groups import Rollouts
-from agentrl.rollout.health import sessions_of
-from agentrl.rollout.policies import Policy
-from agentrl.rollout.programs import ServedProgram
-from agentrl.sessions import tree
-from agentrl.sessions.renderers.null import NullRenderer
+from agentrl.rollout.episodes.agents import load_agent
+from agentrl.rollout.episodes.groups import Rollouts
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.episodes.programs import ServedProgram
+from agentrl.rollout.stream.health import sessions_of
+from agentrl.rollout.workers.gateways import LocalGateway
+from agentrl.sessions.renderers.families.null import NullRenderer
+from agentrl.sessions.tree import tree
 from agentrl.types import Session, Status, Task
 from tests.envs.test_search_r1 import SQUAD
 from tests.sessions.gateway.conftest import Serve, serve  # noqa: F401 (a fixture)

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 import agentrl
 from agentrl.config import RunConfig
-from agentrl.envs import identity
 from agentrl.envs.base import Env
-from agentrl.envs.splits import divide, held_out, normalized
+from agentrl.envs.data import identity
+from agentrl.envs.data.splits import divide, held_out, normalized
 from agentrl.errors import ConfigError
-from agentrl.rollout.evaluation import held_out_tasks
+from agentrl.rollout.episodes.evaluation import held_out_tasks
 from agentrl.types import Task
 
 WORDS = st.lists(st.text("abc ", min_size=1, max_size=4), max_size=30)

@@ -9,8 +9,8 @@ import pytest
 import agentrl
 from agentrl.envs import EnvState, calls, has_fork, has_state, make
 from agentrl.envs.base import Env
-from agentrl.envs.calculator import Calculator
-from agentrl.envs.castle import Castle
+from agentrl.envs.builtin.calculator import Calculator
+from agentrl.envs.builtin.castle import Castle
 from agentrl.envs.wrappers import TimeLimit, TokenBudget, Transcript, TurnLimit
 from agentrl.errors import EnvError, InvalidInput, StateUnsupported
 from agentrl.tools.tool import tool

@@ -12,10 +12,10 @@ import agentrl
 from agentrl.config import AlgoConfig
 from agentrl.envs.episode import play
 from agentrl.errors import EnvError
-from agentrl.sessions import tree
-from agentrl.sessions.store import Store
-from agentrl.train.credit import passed_to_helpers
-from agentrl.train.returns import group_relative
+from agentrl.sessions.store.store import Store
+from agentrl.sessions.tree import tree
+from agentrl.train.algorithms.credit import passed_to_helpers
+from agentrl.train.algorithms.returns import group_relative
 from agentrl.types import FinishReason, Group, Message, Sampling, Session, Status, StepResult, Task, Turn
 from agentrl.types import VersionSpan as Span
 

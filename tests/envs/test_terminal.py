@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from agentrl.envs import calls, make
+from agentrl.envs.builtin.code.runners import SPEC
+from agentrl.envs.builtin.terminal import tasks as terminal_tasks
+from agentrl.envs.builtin.terminal.tasks import LEVELS
 from agentrl.envs.check import check_env
-from agentrl.envs.code.runners import SPEC
 from agentrl.envs.episode import noop_policy, play
 from agentrl.envs.sandboxes import close_all
-from agentrl.envs.terminal import tasks as terminal_tasks
-from agentrl.envs.terminal.tasks import LEVELS
 from agentrl.errors import ConfigError, StateUnsupported
-from agentrl.tools.sandbox.daemon import available
-from agentrl.tools.sandbox.images import present
-from agentrl.tools.sandbox.loop import blocking
+from agentrl.tools.sandbox.docker.daemon import available
+from agentrl.tools.sandbox.docker.images import present
+from agentrl.tools.sandbox.runner.loop import blocking
 from agentrl.types import Session, Status, Task
 from tests.conftest import need
 

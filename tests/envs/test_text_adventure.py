@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.envs import calls, make
+from agentrl.envs.builtin.text_adventure import LEVELS, TextAdventure, tower
 from agentrl.envs.check import check_env
 from agentrl.envs.episode import play
-from agentrl.envs.text_adventure import LEVELS, TextAdventure, tower
 from agentrl.errors import ConfigError
 from agentrl.types import Status, Task
 

@@ -13,10 +13,10 @@ import agentrl
 from agentrl.envs import calls
 from agentrl.envs.check import scores
 from agentrl.envs.check.monitor import Monitor, SharedLabel
+from agentrl.envs.check.reference import EXPERT, FEW, references
 from agentrl.envs.check.subject import Subject
-from agentrl.envs.reference import EXPERT, FEW, references
+from agentrl.envs.check.trivial import AGENTS, Known
 from agentrl.envs.registry import factory, list_envs, make
-from agentrl.envs.trivial import AGENTS, Known
 from agentrl.envs.wrappers import Wrapper
 from agentrl.types import AGENT, Message, Task
 from benchmarks.trivial_sets import SETS, search_r1, written

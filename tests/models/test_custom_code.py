@@ -17,19 +17,20 @@ import torch
 from transformers import dynamic_module_utils
 from typer.testing import CliRunner
 
-from agentrl import cli, custom_code
+from agentrl import cli
 from agentrl.cluster.base import Role
+from agentrl.common import custom_code
 from agentrl.config import AlgoConfig, EngineConfig, ModelConfig
 from agentrl.errors import ConfigError, InvalidInput
 from agentrl.models import tiny
 from agentrl.models.loading import load_causal_lm, loadable_config, new_causal_lm, read_config
 from agentrl.models.registry import model_folder
-from agentrl.rollout.engines import options, sglang_options, vllm_options
 from agentrl.rollout.engines.folder import ModelFacts
-from agentrl.rollout.engines.process_engine import ProcessEngine
-from agentrl.rollout.engines.server_settings import ServerConfig
-from agentrl.train.backends import make_trainer, proof
-from agentrl.train.backends.torch_settings import TorchConfig
+from agentrl.rollout.engines.local.process_engine import ProcessEngine
+from agentrl.rollout.engines.servers import options, sglang_options, vllm_options
+from agentrl.rollout.engines.servers.server_settings import ServerConfig
+from agentrl.train.trainers import make_trainer, proof
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 
 CONFIGURATION = """
 from transformers import LlamaConfig
@@ -192,7 +193,7 @@ def test_a_type_that_transformers_has_runs_its_own_code_unless_the_folders_is_al
 def test_workers_are_allowed_what_their_starter_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = odd(tmp_path / "model")
     custom_code.allow(path)
-    sent: Any = Role("engine", "agentrl.rollout.engines.engine_role:EngineRole").pickled().arguments
+    sent: Any = Role("engine", "agentrl.rollout.engines.local.engine_role:EngineRole").pickled().arguments
     monkeypatch.setattr(custom_code, "_allowed", set())
     assert not custom_code.allowed(path)
     sent.loaded()

@@ -21,10 +21,10 @@ from agentrl import cli
 from agentrl.config import AlgoConfig, EngineConfig
 from agentrl.errors import InvalidInput, InvalidWeights
 from agentrl.models.loading import load_causal_lm, new_causal_lm
-from agentrl.rollout.engines.local import LocalEngine
-from agentrl.train.backends import make_trainer
-from agentrl.train.backends.loaded import Loaded
-from agentrl.train.backends.torch_settings import TorchConfig
+from agentrl.rollout.engines.local.engine import LocalEngine
+from agentrl.train.trainers import make_trainer
+from agentrl.train.trainers.loaded import Loaded
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from tests.rollout.engines.conftest import folder
 
 __all__ = ["folder"]

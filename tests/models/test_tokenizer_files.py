@@ -14,7 +14,7 @@ import pytest
 from agentrl.errors import ConfigError, InvalidInput
 from agentrl.models.tokenizers import HFTokenizer, load_tokenizer
 from agentrl.sessions.renderers import get_renderer, parse
-from agentrl.sessions.renderers.check import check_renderer
+from agentrl.sessions.renderers.proof.check import check_renderer
 from agentrl.types import Message
 from tests.sessions.renderers.support import trained, with_template
 

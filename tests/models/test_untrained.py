@@ -15,8 +15,8 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from agentrl.config import AlgoConfig
 from agentrl.models.untrained import notes
-from agentrl.train.backends import make_trainer
-from agentrl.train.backends.torch_settings import TorchConfig
+from agentrl.train.trainers import make_trainer
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 16}

@@ -15,7 +15,7 @@ from fastapi import FastAPI, HTTPException
 
 from agentrl.config import EngineConfig
 from agentrl.errors import InvalidInput
-from agentrl.rollout.engines.local import LocalEngine
+from agentrl.rollout.engines.local.engine import LocalEngine
 from agentrl.rollout.weights.snapshot import read_snapshot
 from agentrl.types import FinishReason, Sampling, collect
 

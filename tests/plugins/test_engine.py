@@ -19,7 +19,7 @@ from agentrl.overrides import typed, validate
 from agentrl.rollout.engines import check_engine as check_settings
 from agentrl.rollout.engines import make_engine
 from agentrl.rollout.engines.contract import CHECKS, EngineSubject
-from agentrl.sessions.store import Store
+from agentrl.sessions.store.store import Store
 from tests.plugins.completions_server import completions_server
 
 NAME = f"{Path(__file__).parents[2]}/examples/plugins/completions_engine.py:ENGINE"

@@ -12,8 +12,8 @@ import pytest
 
 import agentrl
 from agentrl.errors import InfraError
-from agentrl.rollout import health
-from agentrl.sessions.store import Store
+from agentrl.rollout.stream import health
+from agentrl.sessions.store.store import Store
 from agentrl.types import Status
 
 NAME = f"{Path(__file__).parents[2]}/examples/plugins/reward_service.py:Service"

@@ -49,7 +49,8 @@ def test_docs_examples_and_templates_import_nothing_deeper_than_agentrl_and_agen
 
 def test_a_deeper_import_would_be_found() -> None:
     assert [
-        is_public(module) for module in imported("import agentrl\n    from agentrl.train.tokens import Tokens")
+        is_public(module)
+        for module in imported("import agentrl\n    from agentrl.train.algorithms.tokens import Tokens")
     ] == [
         True,
         False,

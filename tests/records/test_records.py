@@ -16,16 +16,16 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 import agentrl
-from agentrl import formats
 from agentrl.cli import app
+from agentrl.common import formats
 from agentrl.errors import ConfigError, NewerFormat
-from agentrl.rollout.outcomes import TRAINED
-from agentrl.sessions import export, salvage
-from agentrl.sessions.store import Store
-from agentrl.train import ledger, manifest, trainer_logprobs
-from agentrl.train.remote_copy import fetch
-from agentrl.train.resuming import read_settings, whole_checkpoints
-from agentrl.train.verify import verify
+from agentrl.rollout.stream.outcomes import TRAINED
+from agentrl.sessions.store import export, salvage
+from agentrl.sessions.store.store import Store
+from agentrl.train.driver.resuming import read_settings, whole_checkpoints
+from agentrl.train.record import ledger, manifest, trainer_logprobs
+from agentrl.train.record.remote_copy import fetch
+from agentrl.train.record.verify import verify
 from agentrl.viewer.app import create_app
 from agentrl.viewer.notes import NoteChange, Notes
 from tests.records import digits  # noqa: F401  (registers the environment of the recorded runs)

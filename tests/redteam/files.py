@@ -211,6 +211,6 @@ PICKLES = attacks(
         *("torch.serialization os.system", "torch.serialization _get_layout.__globals__", "functools partial"),
         *("torch.distributed.checkpoint.metadata os.system", "torch.distributed.checkpoint.planner SavePlan.__init__"),
         *("pathlib PosixPath.touch", "pathlib os.system", "collections OrderedDict.fromkeys", "codecs decode"),
-        *("operator attrgetter", "yaml unsafe_load", "agentrl.imports load", "shutil rmtree", "_io open"),
+        *("operator attrgetter", "yaml unsafe_load", "agentrl.common.imports load", "shutil rmtree", "_io open"),
     ],
 )

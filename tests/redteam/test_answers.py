@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from agentrl.envs import function_calls, gsm8k, math_tools
-from agentrl.envs.code.extract import extract
-from agentrl.envs.data_analysis.env import same
-from agentrl.envs.instructions import checks
-from agentrl.envs.questions.env import right
-from agentrl.envs.questions.formats import Grading, Question
-from agentrl.envs.search_r1 import scoring
-from agentrl.envs.swe import prompts
+from agentrl.envs.builtin import function_calls, gsm8k, math_tools
+from agentrl.envs.builtin.code.extract import extract
+from agentrl.envs.builtin.data_analysis.env import same
+from agentrl.envs.builtin.instructions import checks
+from agentrl.envs.builtin.questions.env import right
+from agentrl.envs.builtin.questions.formats import Grading, Question
+from agentrl.envs.builtin.search_r1 import scoring
+from agentrl.envs.builtin.swe import prompts
 from agentrl.errors import ToolArguments, ToolError
 from agentrl.tools.calculator import evaluate
 from agentrl.types import FunctionCall, ToolCall

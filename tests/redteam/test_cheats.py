@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.envs.code.reward import code_verdict
-from agentrl.envs.code.runners import InSandbox
+from agentrl.envs.builtin.code.reward import code_verdict
+from agentrl.envs.builtin.code.runners import InSandbox
 from tests.envs.swe.conftest import BROKEN, FIXED, docker, judged  # noqa: F401
 from tests.redteam.attack import Attack, ids
 from tests.redteam.cheats import ANSWERS, CHEATS, HELD

@@ -15,9 +15,9 @@ from agentrl.config import RolloutConfig
 from agentrl.envs.base import Env, reward
 from agentrl.envs.episode import ScriptedActor
 from agentrl.envs.sandboxes import SandboxLease, close_all, supplier
-from agentrl.rollout.groups import Rollouts
-from agentrl.rollout.policies import Policy
-from agentrl.sessions.renderers.null import NullRenderer
+from agentrl.rollout.episodes.groups import Rollouts
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.sessions.renderers.families.null import NullRenderer
 from agentrl.tools.sandbox import SandboxSpec, pool
 from agentrl.tools.tool import tool
 from agentrl.types import Message, Session, Status, Task

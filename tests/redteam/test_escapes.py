@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from agentrl.tools.sandbox import ExecResult, Outcome, Sandbox
-from agentrl.tools.sandbox.docker import DockerSandbox
+from agentrl.tools.sandbox.docker.backend import DockerSandbox
 from agentrl.tools.sandbox.local import create_subprocess
-from agentrl.tools.sandbox.loop import blocking
+from agentrl.tools.sandbox.runner.loop import blocking
 from tests.redteam.attack import Attack, ids
 from tests.redteam.escapes import ESCAPES
 from tests.tools.sandbox.attacks.conftest import PRELUDE

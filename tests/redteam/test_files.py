@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.envs import rows
-from agentrl.envs.rows import read_rows
-from agentrl.envs.swe import harbor, terminal_bench
+from agentrl.envs.builtin.swe.formats import harbor, terminal_bench
+from agentrl.envs.data import rows
+from agentrl.envs.data.rows import read_rows
 from agentrl.errors import ConfigError, InvalidInput
 from agentrl.models.registry import check
 from agentrl.overrides import read_yaml
@@ -110,7 +110,7 @@ def pickled(protocol: int, module: str, name: str, argument: str) -> bytes:
 
 @pytest.mark.parametrize("case", PICKLES, ids=ids(PICKLES))
 def test_no_checkpoint_calls_what_it_names(case: Attack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from agentrl.train.backends.ranks import restricted
+    from agentrl.train.trainers.ranks import restricted
 
     monkeypatch.chdir(tmp_path)
     module, name = case.payload.split()

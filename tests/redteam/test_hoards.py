@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from agentrl.tools.sandbox.docker import DockerSandbox
-from agentrl.tools.sandbox.loop import blocking
+from agentrl.tools.sandbox.docker.backend import DockerSandbox
+from agentrl.tools.sandbox.runner.loop import blocking
 from tests.redteam.attack import Attack, ids
 from tests.redteam.hoards import HOARDS, NEIGHBOUR, PRELUDE
 from tests.tools.sandbox.conftest import SMALL, Make

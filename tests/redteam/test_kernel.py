@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from agentrl.tools.sandbox import Sandbox
-from agentrl.tools.sandbox.docker import DockerSandbox
-from agentrl.tools.sandbox.loop import blocking
-from agentrl.tools.sandbox.plain import create_plain
+from agentrl.tools.sandbox.docker.backend import DockerSandbox
+from agentrl.tools.sandbox.docker.plain import create_plain
+from agentrl.tools.sandbox.runner.loop import blocking
 from tests.redteam.attack import Attack, ids
 from tests.redteam.kernel import KERNEL, REFUSED
 from tests.tools.sandbox.attacks.conftest import PRELUDE

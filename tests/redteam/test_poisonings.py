@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from agentrl.errors import SandboxError
-from agentrl.tools.sandbox.docker import DockerSandbox
+from agentrl.tools.sandbox.docker.backend import DockerSandbox
 from tests.redteam.attack import Attack, ids
 from tests.redteam.poisonings import BACKGROUND, LOOK, POISONINGS, PRELUDE
 from tests.tools.sandbox.conftest import SMALL, Make

@@ -9,10 +9,10 @@ import pytest
 from starlette.responses import PlainTextResponse
 
 from agentrl.retrieval.server import App
-from agentrl.sessions.gateway.api_error import ApiError
-from agentrl.sessions.gateway.bodies import Body
+from agentrl.sessions.gateway.http.api_error import ApiError
+from agentrl.sessions.gateway.http.bodies import Body
+from agentrl.sessions.gateway.http.own_host import Hosts, OwnHost
 from agentrl.sessions.gateway.limits import Limits
-from agentrl.sessions.gateway.own_host import Hosts, OwnHost
 from agentrl.viewer.guard import Guard
 from tests.redteam.attack import Attack, ids
 from tests.redteam.requests import HOSTS, ORIGINS, SEARCHES, TURNS

@@ -6,9 +6,9 @@ import time
 from collections.abc import AsyncIterator, Sequence
 
 from agentrl.cluster import Address
-from agentrl.rollout import leases
-from agentrl.rollout.distant_engine import DistantEngine, EngineCalls
-from agentrl.sessions.generation import generate, generate_turn
+from agentrl.rollout.workers import leases
+from agentrl.rollout.workers.distant_engine import DistantEngine, EngineCalls
+from agentrl.sessions.tree.generation import generate, generate_turn
 from agentrl.types import Capabilities, Chunk, Sampling, Turn
 
 PATIENCE = 500.0

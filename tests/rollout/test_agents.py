@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 
 from agentrl.config import RolloutConfig
-from agentrl.envs.calculator import Calculator
+from agentrl.envs.builtin.calculator import Calculator
 from agentrl.errors import AgentError, AgentRLError, Blame, ConfigError, EngineError
-from agentrl.rollout.agents import CommandAgent, FunctionAgent, SessionUrls, load_agent, play
-from agentrl.rollout.gateways import LocalGateway
-from agentrl.rollout.policies import Policy
-from agentrl.rollout.programs import serving
-from agentrl.sessions import tree
-from agentrl.sessions.conversation import Conversation
-from agentrl.sessions.store import Store
-from agentrl.sessions.turn_generator import TurnGenerator
+from agentrl.rollout.episodes.agents import CommandAgent, FunctionAgent, SessionUrls, load_agent, play
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.episodes.programs import serving
+from agentrl.rollout.workers.gateways import LocalGateway
+from agentrl.sessions.store.store import Store
+from agentrl.sessions.tree import tree
+from agentrl.sessions.tree.conversation import Conversation
+from agentrl.sessions.tree.turn_generator import TurnGenerator
 from agentrl.types import Message, Sampling, Session, Status, Task
 from tests.sessions.gateway.conftest import Serve, Served, serve  # noqa: F401 (a fixture)
 from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn, renderer
@@ -161,7 +161,7 @@ async def test_a_command_that_hangs_is_ended_with_all_its_children(tmp_path: Pat
 
 OWNER = """
 import asyncio, sys
-from agentrl.rollout.agents import CommandAgent, SessionUrls
+from agentrl.rollout.episodes.agents import CommandAgent, SessionUrls
 from agentrl.types import Task
 asyncio.run(CommandAgent(sys.argv[1:]).run(Task(id="t"), SessionUrls("", "", "")))
 """

@@ -17,9 +17,9 @@ from agentrl.envs import closing
 from agentrl.envs.base import Env, reward
 from agentrl.envs.episode import EXPERT
 from agentrl.errors import EnvError
-from agentrl.rollout.groups import Rollouts
-from agentrl.rollout.policies import Policy
-from agentrl.sessions.renderers.null import NullRenderer
+from agentrl.rollout.episodes.groups import Rollouts
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.sessions.renderers.families.null import NullRenderer
 from agentrl.tools.tool import tool
 from agentrl.types import Group, Message, Session, Status, StepResult, Task
 

@@ -12,15 +12,15 @@ import pytest
 from agentrl.config import BranchConfig, RolloutConfig
 from agentrl.envs.base import Env, reward
 from agentrl.errors import ConfigError, InfraError, StateUnsupported
-from agentrl.rollout.actors import ModelActor
-from agentrl.rollout.branching import check_branching
-from agentrl.rollout.fork_rules import FORK_RULES, ForkPoint
-from agentrl.rollout.groups import TRAIN, Rollouts, new_group
-from agentrl.rollout.held import content_hash
-from agentrl.rollout.policies import Policy
-from agentrl.sessions import tree
-from agentrl.sessions.recorder import Recorder
-from agentrl.sessions.store import Store
+from agentrl.rollout.episodes.actors import ModelActor
+from agentrl.rollout.episodes.branching import check_branching
+from agentrl.rollout.episodes.fork_rules import FORK_RULES, ForkPoint
+from agentrl.rollout.episodes.groups import TRAIN, Rollouts, new_group
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.workers.held import content_hash
+from agentrl.sessions.store.recorder import Recorder
+from agentrl.sessions.store.store import Store
+from agentrl.sessions.tree import tree
 from agentrl.types import Group, Message, Sampling, Session, Status, StepResult, Task
 from agentrl.types.branches import path_weights, siblings, token_weights
 from tests.sessions.fakes import DiceEngine, LetterRenderer

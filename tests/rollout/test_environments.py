@@ -12,14 +12,14 @@ from agentrl.cluster import Address
 from agentrl.config import RolloutConfig, RunConfig
 from agentrl.envs.base import Env
 from agentrl.envs.episode import NOOP
-from agentrl.envs.reward_workers import longest
 from agentrl.overrides import parse_words
-from agentrl.rollout import environments
-from agentrl.rollout.environments import OVERTIME, EnginePolicy, EnvironmentRole, InWorkers
-from agentrl.rollout.groups import Deadline, Rollouts
-from agentrl.rollout.policies import Policy
-from agentrl.sessions.renderers.null import NullRenderer
-from agentrl.train.api import configure
+from agentrl.rollout.episodes.groups import Deadline, Rollouts
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.workers import environment_workers as environments
+from agentrl.rollout.workers.environment_workers import OVERTIME, EnginePolicy, EnvironmentRole, InWorkers
+from agentrl.rollout.workers.reward_workers import longest
+from agentrl.sessions.renderers.families.null import NullRenderer
+from agentrl.train.driver.api import configure
 from agentrl.types import Capabilities, Session, Status, Task
 
 GAME = f"{Path(__file__).parents[2] / 'examples' / 'plugins' / 'frozen_opponent.py'}:HigherDigit"

@@ -13,9 +13,9 @@ from agentrl.config import RolloutConfig
 from agentrl.envs.base import Env, reward
 from agentrl.envs.episode import EXPERT, NOOP, Actor, play
 from agentrl.errors import AgentError, EngineError, EnvError, SandboxError
-from agentrl.rollout.groups import Rollouts
-from agentrl.rollout.policies import Policy
-from agentrl.sessions.renderers.null import NullRenderer
+from agentrl.rollout.episodes.groups import Rollouts
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.sessions.renderers.families.null import NullRenderer
 from agentrl.tools.tool import tool
 from agentrl.types import Group, Health, Message, Session, Status, StepResult, Task
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from agentrl.errors import AgentError, InfraError, brief
-from agentrl.rollout import health
-from agentrl.rollout.health import HealthMonitor, failures, finding, with_retries
+from agentrl.rollout.stream import health
+from agentrl.rollout.stream.health import HealthMonitor, failures, finding, with_retries
 from agentrl.types import Group, Message, Node, Session, Status, Task
 
 TASK = Task(id="t")

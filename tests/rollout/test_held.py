@@ -11,11 +11,19 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from agentrl.rollout import held
-from agentrl.rollout.held import SessionHead, SessionRef, content_hash, digest_of, has_content, sizes_of, versions_of
-from agentrl.rollout.outcomes import GroupOutcome
-from agentrl.rollout.stats import rollout_metrics
-from agentrl.sessions.store import Store
+from agentrl.rollout.stream.batch_metrics import rollout_metrics
+from agentrl.rollout.stream.outcomes import GroupOutcome
+from agentrl.rollout.workers import held
+from agentrl.rollout.workers.held import (
+    SessionHead,
+    SessionRef,
+    content_hash,
+    digest_of,
+    has_content,
+    sizes_of,
+    versions_of,
+)
+from agentrl.sessions.store.store import Store
 from agentrl.types import Group, Session, Status, Task
 from tests.sessions.forests import sessions
 

@@ -14,19 +14,20 @@ from typing import Any, cast
 import pytest
 
 from agentrl import cluster
-from agentrl.cluster import Role, Worker, frames
-from agentrl.cluster.calls import Listener
+from agentrl.cluster import Role, Worker
+from agentrl.cluster.wire import frames
+from agentrl.cluster.wire.calls import Listener
 from agentrl.config import WEIGHTS, EngineConfig, FleetConfig
 from agentrl.errors import EngineError
-from agentrl.rollout.engine_access import EngineAccess
-from agentrl.rollout.engines.process_engine import ProcessEngine
-from agentrl.rollout.engines.server_settings import ServerConfig
+from agentrl.rollout.engines.local.process_engine import ProcessEngine
+from agentrl.rollout.engines.servers.server_settings import ServerConfig
+from agentrl.rollout.episodes.policies import Policy
 from agentrl.rollout.fleet.fleet import Fleet
 from agentrl.rollout.fleet.member import MemberState
-from agentrl.rollout.policies import Policy
 from agentrl.rollout.weights import make_publisher
 from agentrl.rollout.weights.snapshot import read_snapshot
-from agentrl.sessions.renderers.null import NullRenderer
+from agentrl.rollout.workers.engine_access import EngineAccess
+from agentrl.sessions.renderers.families.null import NullRenderer
 from agentrl.types import MAIN, Chunk, Engine, Sampling, Turn, collect
 from tests.rollout.caller import PATIENCE
 from tests.rollout.fleet.conftest import folder, local_fleet

@@ -12,13 +12,13 @@ from agentrl.config import EvalConfig, RolloutConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env
 from agentrl.errors import ConfigError
-from agentrl.rollout.actors import ModelActor
-from agentrl.rollout.groups import Rollouts
-from agentrl.rollout.health import HealthMonitor, overlong
-from agentrl.rollout.policies import Policy
-from agentrl.rollout.programs import serving
-from agentrl.rollout.stats import evaluate_groups
-from agentrl.sessions.store import Store
+from agentrl.rollout.episodes.actors import ModelActor
+from agentrl.rollout.episodes.groups import Rollouts
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.episodes.programs import serving
+from agentrl.rollout.stream.batch_metrics import evaluate_groups
+from agentrl.rollout.stream.health import HealthMonitor, overlong
+from agentrl.sessions.store.store import Store
 from agentrl.types import Group, Message, Sampling, Session, Status, StepResult, Task
 from tests.sessions.fakes import DiceEngine, LetterRenderer
 from tests.sessions.gateway.fakes import ScriptedEngine, renderer

@@ -17,12 +17,12 @@ from agentrl.envs.base import Env, reward
 from agentrl.envs.episode import play
 from agentrl.errors import AgentRLError, ConfigError, EnvError
 from agentrl.overrides import fields, parse_words, validate
-from agentrl.rollout.groups import Rollouts
-from agentrl.rollout.held import usage
-from agentrl.rollout.partners import check_partner, open_partners
-from agentrl.rollout.policies import Policy
-from agentrl.sessions.conversation import Conversation
-from agentrl.sessions.renderers.null import NullRenderer
+from agentrl.rollout.episodes.groups import Rollouts
+from agentrl.rollout.episodes.opponents import check_partner, open_partners
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.workers.held import usage
+from agentrl.sessions.renderers.families.null import NullRenderer
+from agentrl.sessions.tree.conversation import Conversation
 from agentrl.types import Message, Node, Session, Status, StepResult, Task
 
 pytestmark = pytest.mark.slow

@@ -15,14 +15,14 @@ from agentrl.config import PastConfig
 from agentrl.envs.episode import NOOP
 from agentrl.errors import ConfigError
 from agentrl.overrides import parse_words
-from agentrl.rollout.past import PastVersions
-from agentrl.rollout.policies import Policy
-from agentrl.sessions.renderers.null import NullRenderer
-from agentrl.sessions.store import Store
-from agentrl.train import manifest
-from agentrl.train.api import configure
-from agentrl.train.preflight import check_evaluation
-from agentrl.train.verify import verify
+from agentrl.rollout.episodes.past import PastVersions
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.sessions.renderers.families.null import NullRenderer
+from agentrl.sessions.store.store import Store
+from agentrl.train.driver.api import configure
+from agentrl.train.plan.preflight import check_evaluation
+from agentrl.train.record import manifest
+from agentrl.train.record.verify import verify
 from agentrl.types import MAIN, Session, Task
 from tests.rollout.self_play import self_play
 

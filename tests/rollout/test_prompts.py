@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.cluster import connect, frames
-from agentrl.cluster.calls import Listener
-from agentrl.rollout.distant_engine import DistantEngine, EngineCalls
-from agentrl.rollout.engine_access import EngineAccess
-from agentrl.rollout.policies import Policy
-from agentrl.rollout.prompts import ForgottenPrompt, PromptReceiver, PromptSender
-from agentrl.sessions.renderers.null import NullRenderer
+from agentrl.cluster import connect
+from agentrl.cluster.wire import frames
+from agentrl.cluster.wire.calls import Listener
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.workers.distant_engine import DistantEngine, EngineCalls
+from agentrl.rollout.workers.engine_access import EngineAccess
+from agentrl.rollout.workers.prompts import ForgottenPrompt, PromptReceiver, PromptSender
+from agentrl.sessions.renderers.families.null import NullRenderer
 from agentrl.types import MAIN, Capabilities, Engine, FinishReason, Sampling, Turn, VersionSpan, collect
 
 TOKENS = st.lists(st.integers(0, 3), max_size=12)

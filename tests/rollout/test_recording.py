@@ -14,11 +14,11 @@ from agentrl.config import RolloutConfig
 from agentrl.envs.base import Env
 from agentrl.envs.episode import EXPERT
 from agentrl.errors import InfraError
-from agentrl.rollout.groups import Rollouts
-from agentrl.rollout.policies import Policy
-from agentrl.sessions.recorder import Recorder
-from agentrl.sessions.renderers.null import NullRenderer
-from agentrl.sessions.store import Store
+from agentrl.rollout.episodes.groups import Rollouts
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.sessions.renderers.families.null import NullRenderer
+from agentrl.sessions.store.recorder import Recorder
+from agentrl.sessions.store.store import Store
 from agentrl.types import Message, Session, Status, StepResult, Task
 
 

@@ -14,15 +14,15 @@ import pytest
 from agentrl.config import EngineConfig, RolloutConfig
 from agentrl.envs.base import Env
 from agentrl.errors import Diverged
-from agentrl.rollout.engines.local import LocalEngine
-from agentrl.rollout.groups import TRAIN, Rollouts, new_group
-from agentrl.rollout.policies import Policy
-from agentrl.rollout.programs import serving
-from agentrl.rollout.rerun import RerunRollouts
-from agentrl.rollout.rerun_engine import Recording, RerunEngine
-from agentrl.sessions.recorder import Recorder
+from agentrl.rollout.engines.local.engine import LocalEngine
+from agentrl.rollout.episodes.groups import TRAIN, Rollouts, new_group
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.episodes.programs import serving
+from agentrl.rollout.rerun.engine import Recording, RerunEngine
+from agentrl.rollout.rerun.rollouts import RerunRollouts
 from agentrl.sessions.renderers import get_renderer
-from agentrl.sessions.store import Store
+from agentrl.sessions.store.recorder import Recorder
+from agentrl.sessions.store.store import Store
 from agentrl.types import Engine, Group, PauseMode, Session, Status, Task
 from tests.rollout.engines.conftest import engine, folder, model
 

@@ -14,14 +14,14 @@ from agentrl.envs.base import Env, reward
 from agentrl.envs.episode import EXPERT, Player, converse, play
 from agentrl.envs.wrappers import TurnLimit
 from agentrl.errors import EnvError
-from agentrl.rollout.groups import Rollouts
-from agentrl.rollout.policies import Policy
-from agentrl.sessions import tree
-from agentrl.sessions.conversation import Conversation
-from agentrl.sessions.renderers.null import NullRenderer
-from agentrl.sessions.store import Store
-from agentrl.sessions.turn_generator import TurnGenerator
-from agentrl.train.returns import group_relative
+from agentrl.rollout.episodes.groups import Rollouts
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.sessions.renderers.families.null import NullRenderer
+from agentrl.sessions.store.store import Store
+from agentrl.sessions.tree import tree
+from agentrl.sessions.tree.conversation import Conversation
+from agentrl.sessions.tree.turn_generator import TurnGenerator
+from agentrl.train.algorithms.returns import group_relative
 from agentrl.types import MAIN, FinishReason, Group, Message, Node, Sampling, Session, Status, StepResult, Task, Turn
 from agentrl.types import VersionSpan as Span
 

@@ -15,11 +15,11 @@ from agentrl.envs.base import Env, reward
 from agentrl.envs.episode import play
 from agentrl.envs.wrappers import TurnLimit
 from agentrl.errors import EngineError, EnvError
-from agentrl.rollout.actors import ModelActor
-from agentrl.rollout.groups import Rollouts
-from agentrl.rollout.policies import Policy
-from agentrl.rollout.replay_engine import ReplayEngine
-from agentrl.sessions import tree
+from agentrl.rollout.episodes.actors import ModelActor
+from agentrl.rollout.episodes.groups import Rollouts
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.rerun.replay_engine import ReplayEngine
+from agentrl.sessions.tree import tree
 from agentrl.types import Chunk, Engine, Message, Node, Sampling, Session, Status, StepResult, Task, Turn
 from tests.sessions.fakes import DiceEngine, LetterRenderer
 

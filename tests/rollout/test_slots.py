@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from agentrl.rollout.slots import Slots
+from agentrl.rollout.stream.slots import Slots
 
 
 async def test_of_those_that_wait_the_oldest_group_goes_first_and_of_equals_whichever_came_first() -> None:

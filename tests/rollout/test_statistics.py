@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.rollout.statistics import (
+from agentrl.rollout.stream.statistics import (
     ROUGH,
     UNSEEN,
     caution,
@@ -228,7 +228,7 @@ def test_equal_policies_are_told_apart_no_more_often_than_the_test_says(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Random signs of the tasks' differences told 11 in 100 of the first and 14 of the last apart at 0.05."""
-    monkeypatch.setattr("agentrl.rollout.statistics.PERMUTATIONS", 499)
+    monkeypatch.setattr("agentrl.rollout.stream.statistics.PERMUTATIONS", 499)
     tasks, first, second, drawn = NULLS[kind]
     rng, found = random.Random(5), []
     for _ in range(150):
@@ -250,7 +250,7 @@ def test_policies_that_differ_on_tasks_and_not_in_their_mean_are_not_told_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without the statistic's division by its spread over tasks 38 of 100 such pairs would be."""
-    monkeypatch.setattr("agentrl.rollout.statistics.PERMUTATIONS", 499)
+    monkeypatch.setattr("agentrl.rollout.stream.statistics.PERMUTATIONS", 499)
     rng, found = random.Random(8), 0
     for _ in range(200):
         moves = [rng.gauss(0, 1) for _ in range(20)]

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from agentrl.config import EvalConfig
-from agentrl.rollout.held import after_switch
-from agentrl.rollout.stats import evaluate_groups, idle, rollout_metrics, staleness
+from agentrl.rollout.stream.batch_metrics import evaluate_groups, idle, rollout_metrics, staleness
+from agentrl.rollout.workers.held import after_switch
 from agentrl.types import Group, Message, Node, Session, Status, Task, VersionSpan
 
 TASK = Task(id="t")

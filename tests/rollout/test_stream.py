@@ -16,16 +16,16 @@ from agentrl.config import RolloutConfig
 from agentrl.envs.base import Env
 from agentrl.envs.episode import NOOP
 from agentrl.errors import EnvError, InvalidInput
-from agentrl.rollout.buffer import Buffer, Gate, Order
-from agentrl.rollout.filters import FILTERS, PRIORITIES, make_measure
-from agentrl.rollout.groups import Rollouts, new_group
-from agentrl.rollout.outcomes import REPLAYED, STALE, TRAINED, GroupOutcome
-from agentrl.rollout.policies import Policy
-from agentrl.rollout.samplers import SAMPLERS, make_sampler
-from agentrl.rollout.stats import rollout_metrics
-from agentrl.rollout.stream import Stream
-from agentrl.rollout.tasks import TaskStream
-from agentrl.sessions.renderers.null import NullRenderer
+from agentrl.rollout.episodes.groups import Rollouts, new_group
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.stream.batch_metrics import rollout_metrics
+from agentrl.rollout.stream.buffer import Buffer, Gate, Order
+from agentrl.rollout.stream.filters import FILTERS, PRIORITIES, make_measure
+from agentrl.rollout.stream.outcomes import REPLAYED, STALE, TRAINED, GroupOutcome
+from agentrl.rollout.stream.samplers import SAMPLERS, make_sampler
+from agentrl.rollout.stream.stream import Stream
+from agentrl.rollout.stream.tasks import TaskStream
+from agentrl.sessions.renderers.families.null import NullRenderer
 from agentrl.types import Group, Message, Session, Status, StepResult, Task
 
 SIZE = 2

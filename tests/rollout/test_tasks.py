@@ -15,10 +15,10 @@ from agentrl.config import RunConfig, SamplerConfig
 from agentrl.envs.base import Env
 from agentrl.errors import ConfigError, EnvError, InvalidInput
 from agentrl.overrides import parse_words, validate
-from agentrl.rollout.samplers import make_sampler
-from agentrl.rollout.samplers.difficulty import Difficulty, DifficultyConfig
-from agentrl.rollout.seeds import derive
-from agentrl.rollout.tasks import TaskStream
+from agentrl.rollout.stream.samplers import make_sampler
+from agentrl.rollout.stream.samplers.difficulty import Difficulty, DifficultyConfig
+from agentrl.rollout.stream.seeds import derive
+from agentrl.rollout.stream.tasks import TaskStream
 from agentrl.types import Group, Session, Status, Task
 
 
@@ -112,7 +112,7 @@ def test_a_sampler_of_ones_own_is_named_by_its_file_and_has_settings_of_its_own(
     file = tmp_path / "mine.py"
     file.write_text(
         "from agentrl.config import SamplerConfig\n"
-        "from agentrl.rollout.samplers import Sampler\n"
+        "from agentrl.rollout.stream.samplers import Sampler\n"
         "class Settings(SamplerConfig):\n    stride: int = 1\n"
         "class Strided(Sampler):\n    settings = Settings\n"
         "    def choose(self, number, count):\n        return number * self.config.stride\n"

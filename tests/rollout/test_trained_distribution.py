@@ -15,12 +15,12 @@ import pytest
 from agentrl.config import RolloutConfig
 from agentrl.envs.base import Env
 from agentrl.envs.episode import NOOP
-from agentrl.rollout.buffer import Gate, Order
-from agentrl.rollout.groups import Rollouts
-from agentrl.rollout.policies import Policy
-from agentrl.rollout.stream import Stream
-from agentrl.rollout.tasks import TaskStream
-from agentrl.sessions.renderers.null import NullRenderer
+from agentrl.rollout.episodes.groups import Rollouts
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.stream.buffer import Gate, Order
+from agentrl.rollout.stream.stream import Stream
+from agentrl.rollout.stream.tasks import TaskStream
+from agentrl.sessions.renderers.families.null import NullRenderer
 from agentrl.types import Group, Message, StepResult, Task
 
 LONGEST = 6

@@ -13,12 +13,12 @@ import pytest
 
 from agentrl.config import RolloutConfig
 from agentrl.envs.base import Env
-from agentrl.rollout.actors import ModelActor
-from agentrl.rollout.groups import TRAIN, Rollouts, new_group
-from agentrl.rollout.policies import Policy
-from agentrl.rollout.unfinished import PATIENCE, SaveStates
-from agentrl.sessions.recorder import Recorder
-from agentrl.sessions.store import Store
+from agentrl.rollout.episodes.actors import ModelActor
+from agentrl.rollout.episodes.groups import TRAIN, Rollouts, new_group
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.stream.unfinished import PATIENCE, SaveStates
+from agentrl.sessions.store.recorder import Recorder
+from agentrl.sessions.store.store import Store
 from agentrl.types import Group, Message, Sampling, Session, Status, StepResult, Task
 from tests.sessions.fakes import DiceEngine, LetterRenderer
 

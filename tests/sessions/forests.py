@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from agentrl.sessions import tree
+from agentrl.sessions.tree import tree
 from agentrl.types import FinishReason, FunctionCall, Message, Sampling, Session, Task, ToolCall, Turn, VersionSpan
 
 TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=6)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from agentrl.attachments import critic_view, routed_experts
 from agentrl.errors import DeadlineExceeded, EngineError, TokenBudgetExceeded, TreeError
-from agentrl.sessions import tree
-from agentrl.sessions.conversation import Conversation
-from agentrl.sessions.generation import generate
-from agentrl.sessions.turn_generator import TurnGenerator
+from agentrl.sessions.tree import tree
+from agentrl.sessions.tree.conversation import Conversation
+from agentrl.sessions.tree.generation import generate
+from agentrl.sessions.tree.turn_generator import TurnGenerator
 from agentrl.types import FinishReason, Message, Sampling, Session, Task, Turn, collect
 from tests.sessions.fakes import END, DiceEngine, LetterRenderer, fake_experts
 

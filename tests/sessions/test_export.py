@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import InvalidInput, MissingExtra
-from agentrl.sessions.export import from_jsonl, to_jsonl, to_parquet
+from agentrl.sessions.store.export import from_jsonl, to_jsonl, to_parquet
 from agentrl.types import Message, Session
 from tests.sessions.forests import sessions
 

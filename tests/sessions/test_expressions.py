@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import InvalidInput, UnknownName
-from agentrl.sessions.store import Store
+from agentrl.sessions.store.store import Store
 from agentrl.types import Session, Status, Task
 
 ROWS: list[dict[str, Any]] = [

@@ -7,9 +7,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.sessions.incarnations import incarnation
-from agentrl.sessions.store import Store
-from agentrl.train.recorded_steps import losses
+from agentrl.sessions.store.store import Store
+from agentrl.sessions.tree.incarnations import incarnation
+from agentrl.train.driver.recorded_steps import losses
 from tests.sessions.test_store import small, turn
 
 

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from agentrl.cli import app
 from agentrl.errors import InvalidInput, StoreError
-from agentrl.sessions import salvage
-from agentrl.sessions.integrity import checksum
-from agentrl.sessions.store import Store
+from agentrl.sessions.store import salvage
+from agentrl.sessions.store.integrity import checksum
+from agentrl.sessions.store.store import Store
 from agentrl.types import Session
 from tests.sessions.test_store import small
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from agentrl.sessions import tree
-from agentrl.sessions.conversation import Conversation
-from agentrl.sessions.turn_generator import TurnGenerator
+from agentrl.sessions.tree import tree
+from agentrl.sessions.tree.conversation import Conversation
+from agentrl.sessions.tree.turn_generator import TurnGenerator
 from agentrl.types import Chunk, FinishReason, Message, PauseMode, Sampling, Session, Task, Turn
 
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}]
@@ -53,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 async def test_what_the_local_engine_read_and_sampled_is_the_stored_path_token_for_token(folder: Path) -> None:
     from agentrl.config import EngineConfig
-    from agentrl.rollout.engines.local import LocalEngine
+    from agentrl.rollout.engines.local.engine import LocalEngine
     from agentrl.sessions.renderers import get_renderer
 
     engine = Recording(LocalEngine(folder, EngineConfig(max_batch=8)))
@@ -101,7 +101,7 @@ async def is_what_was_drawn(engine: Recording, session: Session, node_id: int) -
 @pytest.mark.slow
 async def test_new_weights_in_the_middle_of_a_turn_split_it_into_versions_of_one_node(folder: Path) -> None:
     from agentrl.config import EngineConfig
-    from agentrl.rollout.engines.local import LocalEngine
+    from agentrl.rollout.engines.local.engine import LocalEngine
     from agentrl.sessions.renderers import get_renderer
 
     engine = LocalEngine(folder, EngineConfig())

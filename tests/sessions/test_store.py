@@ -18,9 +18,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from agentrl.errors import InvalidInput, StoreError, UnknownName
-from agentrl.sessions import tree
-from agentrl.sessions.query import Between, Contains
-from agentrl.sessions.store import Store
+from agentrl.sessions.store.query import Between, Contains
+from agentrl.sessions.store.store import Store
+from agentrl.sessions.tree import tree
 from agentrl.types import FinishReason as Finish
 from agentrl.types import FunctionCall, Message, Sampling, Session, Status, Task, ToolCall, Turn, VersionSpan
 from tests.sessions.forests import sessions
@@ -217,7 +217,7 @@ def test_a_process_killed_while_writing_leaves_every_finished_append(tmp_path: P
     """kill -9 in the middle of a stream of appends: what was reported done is there, whole, and in order."""
     script = textwrap.dedent(
         f"""
-        from agentrl.sessions.store import Store
+        from agentrl.sessions.store.store import Store
         from tests.sessions.test_store import small, turn
         store, session = Store({str(tmp_path / "s.db")!r}), small()
         store.save(session)
@@ -320,8 +320,8 @@ def test_pages_of_any_size_are_the_sorted_whole_and_hold_each_session_once(
 @pytest.mark.slow
 def test_another_process_reads_what_was_appended_while_the_first_one_writes(tmp_path: Path) -> None:
     script = f"""
-from agentrl.sessions.query import Between, Contains
-from agentrl.sessions.store import Store
+from agentrl.sessions.store.query import Between, Contains
+from agentrl.sessions.store.store import Store
 with Store({str(tmp_path / "s b.db")!r}, read_only=True) as store:
     print([row.turns for row in store.find().rows], len(store.load("s").nodes), flush=True)
     try:

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from agentrl.errors import TreeError
-from agentrl.sessions import tree
-from agentrl.sessions.conversation import Conversation
 from agentrl.sessions.renderers import ToolSchema, get_renderer
-from agentrl.sessions.renderers.families import FAMILIES
-from agentrl.sessions.renderers.proof import TOOLS, conversation, kimi_id, nine_letters
+from agentrl.sessions.renderers.families.table import FAMILIES
+from agentrl.sessions.renderers.proof.trials import TOOLS, conversation, kimi_id, nine_letters
 from agentrl.sessions.renderers.strip import spent
-from agentrl.sessions.turn_generator import TurnGenerator
+from agentrl.sessions.tree import tree
+from agentrl.sessions.tree.conversation import Conversation
+from agentrl.sessions.tree.turn_generator import TurnGenerator
 from agentrl.types import (
     Capabilities,
     Chunk,
@@ -170,8 +170,8 @@ async def test_what_was_sampled_stays_as_it_was_and_is_trained_once(together: bo
 async def test_the_forest_trains_each_sampled_token_once_and_holds_shared_ones_once() -> None:
     pytest.importorskip("torch")
     from agentrl.train.algorithms import make_algorithm
-    from agentrl.train.algorithms.grpo import GrpoConfig
-    from agentrl.train.packing import pack
+    from agentrl.train.algorithms.advantages.grpo import GrpoConfig
+    from agentrl.train.forest.packing import pack
 
     algo = GrpoConfig(normalize="token", scale_by_std=False)
     sessions = [(await through(played(seed))).session for seed in range(4)]
@@ -259,7 +259,7 @@ async def test_a_turn_that_a_length_limit_cut_is_not_continued_by_way_of_a_branc
 
 @pytest.mark.slow
 async def test_rewards_of_later_steps_reach_the_turns_before_the_branch() -> None:
-    from agentrl.train.returns import step_returns
+    from agentrl.train.algorithms.returns import step_returns
 
     session = (await through(played(3))).session
     turns = [node for node in session.nodes if node.sampled]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import TreeError
-from agentrl.sessions import tree
+from agentrl.sessions.tree import tree
 from agentrl.types import FinishReason, Message, Sampling, Session, Task, Turn, VersionSpan
 from tests.sessions.forests import sessions
 

@@ -15,7 +15,7 @@ import agentrl
 FORKED = """
 import asyncio, os, sys
 from agentrl.tools import ToolRegistry, tool
-from agentrl.tools.sandbox.loop import blocking, sandbox_loop
+from agentrl.tools.sandbox.runner.loop import blocking, sandbox_loop
 from agentrl.types import FunctionCall, ToolCall
 
 @tool

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from agentrl.train.policy_losses import LossConfig
+from agentrl.train.algorithms.policy_losses import LossConfig
 
 
 def ppo(ratio: Tensor, advantage: float, low: float, high: float) -> Tensor:

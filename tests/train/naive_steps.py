@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from agentrl.config import AlgoConfig
-from agentrl.train.algorithms.ppo import PpoConfig
+from agentrl.train.algorithms.advantages.ppo import PpoConfig
 from agentrl.types import Group, Node, Session
 from tests.train.loss_references import REFERENCES
 from tests.train.test_advantages import FORMULAS

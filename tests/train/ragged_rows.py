@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from agentrl.train.algorithms import Algorithm
-from agentrl.train.credit import Credit, NodeAdvantage, NodeKey
-from agentrl.train.forest import sequence_count
-from agentrl.train.objective import add_sums, empty_sums, objective
-from agentrl.train.packing import pack
+from agentrl.train.algorithms.credit import Credit, NodeAdvantage, NodeKey
+from agentrl.train.algorithms.objective import add_sums, empty_sums, objective
+from agentrl.train.forest.forest import sequence_count
+from agentrl.train.forest.packing import pack
 from agentrl.types import GREEDY, Group, Session
 from tests.train.trees import as_group, linear_session
 

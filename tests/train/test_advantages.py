@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from agentrl.train.algorithms import ALGORITHMS, algorithm_settings, make_algorithm
+from agentrl.train.algorithms.credit import Credit
 from agentrl.train.algorithms.table import built_in
-from agentrl.train.credit import Credit
 from agentrl.types import Group, Session
 from tests.train.trees import as_group, environment_node, linear_session, sampled_node
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.train.algorithms import ALGORITHMS
+from agentrl.train.algorithms.policy_losses import LOSSES
 from agentrl.train.algorithms.table import built_in, updated
-from agentrl.train.policy_losses import LOSSES
 
 PAGE = Path(__file__).parents[2] / "docs" / "algorithms.md"
 

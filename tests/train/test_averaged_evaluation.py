@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from agentrl.config import RunConfig
-from agentrl.rollout.groups import TRAIN
-from agentrl.sessions import tree
-from agentrl.sessions.store import Store
+from agentrl.rollout.episodes.groups import TRAIN
+from agentrl.sessions.store.store import Store
+from agentrl.sessions.tree import tree
 from agentrl.types import Node, Session
 from tests.train.test_rerun import SETTINGS, WORLD, train
 

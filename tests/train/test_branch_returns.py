@@ -12,14 +12,13 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from agentrl.config import AlgoConfig, ShapingConfig
-from agentrl.train import gae
-from agentrl.train.adaptive import Adaptive
-from agentrl.train.algorithms import make_algorithm
-from agentrl.train.algorithms.grpo import Grpo, GrpoConfig
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.backends.torch_settings import TorchConfig
-from agentrl.train.packing import pack
-from agentrl.train.shaping import shaped_groups
+from agentrl.train.algorithms import gae, make_algorithm
+from agentrl.train.algorithms.adaptive import Adaptive
+from agentrl.train.algorithms.advantages.grpo import Grpo, GrpoConfig
+from agentrl.train.algorithms.shaping import shaped_groups
+from agentrl.train.forest.packing import pack
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Group, Status
 from agentrl.types.branches import path_weights, siblings, token_weights
 from tests.train.forked import (

@@ -13,10 +13,10 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 import agentrl
-from agentrl.rollout.groups import TRAIN
-from agentrl.sessions.store import Store
-from agentrl.train import ledger
-from agentrl.train.display import Display
+from agentrl.rollout.episodes.groups import TRAIN
+from agentrl.sessions.store.store import Store
+from agentrl.train.display.console import Display
+from agentrl.train.record import ledger
 from tests.train.test_resume import end, rows, start, words
 
 WORLD = """

@@ -18,14 +18,14 @@ from agentrl.config import AlgoConfig, CorrectionConfig
 from agentrl.errors import ConfigError
 from agentrl.overrides import validate
 from agentrl.train.algorithms import algorithm_settings, make_algorithm
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.backends.torch_settings import TorchConfig
-from agentrl.train.credit import Credit, NodeKey
-from agentrl.train.forest import sequence_count
-from agentrl.train.objective import Meter, add_sums, empty_sums, objective
-from agentrl.train.packing import pack
-from agentrl.train.policy_losses import LOSSES
-from agentrl.train.tokens import old_policy
+from agentrl.train.algorithms.credit import Credit, NodeKey
+from agentrl.train.algorithms.objective import Meter, add_sums, empty_sums, objective
+from agentrl.train.algorithms.policy_losses import LOSSES
+from agentrl.train.algorithms.tokens import old_policy
+from agentrl.train.forest.forest import sequence_count
+from agentrl.train.forest.packing import pack
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Node, Session
 from tests.train.loss_references import REFERENCES, SETTINGS, ppo
 from tests.train.test_pairs import dpo
@@ -62,7 +62,7 @@ def ratio(each: Policies, mean: bool = False) -> Tensor:
 
 
 def weights(config: CorrectionConfig, turn: Policies, whole: Policies, advantage: float) -> Tensor:
-    """Of a turn's tokens on a path, by the papers that `agentrl.train.corrections` names."""
+    """Of a turn's tokens on a path, by the papers that `agentrl.train.algorithms.corrections` names."""
     tokens = (turn[1] - turn[2]).exp()
     raw = {
         "none": torch.ones_like(tokens),

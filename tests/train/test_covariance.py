@@ -15,13 +15,13 @@ from torch import Tensor
 from agentrl.errors import ConfigError, InvalidInput
 from agentrl.train.algorithms import algorithm_settings, make_algorithm
 from agentrl.train.algorithms.base import Algorithm
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.backends.torch_settings import TorchConfig
-from agentrl.train.credit import Credit
-from agentrl.train.forest import Forest
-from agentrl.train.layout import Merge
-from agentrl.train.objective import objective
-from agentrl.train.packing import pack
+from agentrl.train.algorithms.credit import Credit
+from agentrl.train.algorithms.objective import objective
+from agentrl.train.forest.forest import Forest
+from agentrl.train.forest.layout import Merge
+from agentrl.train.forest.packing import pack
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Group
 from tests.train.loss_references import ppo
 from tests.train.test_sequences import table_logps

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from agentrl.config import AlgoConfig
 from agentrl.errors import ConfigError, UnknownName
 from agentrl.train.algorithms import ALGORITHMS, register
-from agentrl.train.algorithms.grpo import Grpo, GrpoConfig
-from agentrl.train.algorithms.reinforce import Reinforce
-from agentrl.train.algorithms.rloo import Rloo
-from agentrl.train.algorithms.sft import Sft
-from agentrl.train.credit import Credit, passed_to_helpers, trained_tokens
-from agentrl.train.returns import STD_FLOOR, step_returns
+from agentrl.train.algorithms.advantages.grpo import Grpo, GrpoConfig
+from agentrl.train.algorithms.advantages.reinforce import Reinforce
+from agentrl.train.algorithms.advantages.rloo import Rloo
+from agentrl.train.algorithms.advantages.sft import Sft
+from agentrl.train.algorithms.credit import Credit, passed_to_helpers, trained_tokens
+from agentrl.train.algorithms.returns import STD_FLOOR, step_returns
 from agentrl.types import Group, Session, Status
 from tests.train.trees import as_group, environment_node, linear_session, path, random_session, sampled_node
 
@@ -359,14 +359,14 @@ def test_trained_tokens_leaves_out_a_roots_first_token() -> None:
 def test_an_unknown_algorithm_names_the_nearest() -> None:
     with pytest.raises(UnknownName, match="did you mean 'grpo'"):
         ALGORITHMS.find("grop")
-    with pytest.raises(UnknownName, match=r"there is no 'NOTHING' in agentrl\.train\.algorithms\.grpo"):
-        ALGORITHMS.find("agentrl.train.algorithms.grpo:NOTHING")
+    with pytest.raises(UnknownName, match=r"there is no 'NOTHING' in agentrl\.train\.algorithms\.advantages\.grpo"):
+        ALGORITHMS.find("agentrl.train.algorithms.advantages.grpo:NOTHING")
     with pytest.raises(ConfigError, match="no algorithm"):
-        ALGORITHMS.find("agentrl.train.algorithms.grpo:group_relative")
+        ALGORITHMS.find("agentrl.train.algorithms.advantages.grpo:group_relative")
 
 
 def test_an_algorithm_is_found_by_import_path_and_by_the_name_it_registers() -> None:
-    assert ALGORITHMS.find("agentrl.train.algorithms.rloo:Rloo") is ALGORITHMS.find("rloo")
+    assert ALGORITHMS.find("agentrl.train.algorithms.advantages.rloo:Rloo") is ALGORITHMS.find("rloo")
 
     class Mine(Grpo):
         name = "mine-for-this-test"

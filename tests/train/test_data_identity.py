@@ -11,16 +11,16 @@ import orjson
 import pytest
 
 import agentrl
-from agentrl.envs import identity
+from agentrl.envs.data import identity
 from agentrl.errors import ConfigError
 from agentrl.models import tiny
-from agentrl.sessions.store import Store
-from agentrl.train.api import run_evaluate_suite
-from agentrl.train.files import write_atomically
-from agentrl.train.suite.compare import compare
-from agentrl.train.suite.parts import read_suite
-from agentrl.train.suite.results import read_results
-from agentrl.train.verify import verify
+from agentrl.sessions.store.store import Store
+from agentrl.train.driver.api import run_evaluate_suite
+from agentrl.train.evaluation.suite.compare import compare
+from agentrl.train.evaluation.suite.parts import read_suite
+from agentrl.train.evaluation.suite.results import read_results
+from agentrl.train.record.files import write_atomically
+from agentrl.train.record.verify import verify
 from agentrl.types import Message, Session, StepResult, Task
 from agentrl.viewer.difference import differences
 from agentrl.viewer.runs import run_at

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from agentrl.train import display as module
-from agentrl.train.display import Display
-from agentrl.train.panel import TimedProgress, clock, short
-from agentrl.train.pictures import learning_curve
+from agentrl.train.display import console as module
+from agentrl.train.display.console import Display
+from agentrl.train.display.panel import TimedProgress, clock, short
+from agentrl.train.display.pictures import learning_curve
 
 METRICS = {
     "sessions/turns": 12.345,

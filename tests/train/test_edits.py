@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 import agentrl
 from agentrl.cli import app
 from agentrl.errors import ConfigError, InvalidInput, StoreError, UnknownName
-from agentrl.rollout import edits
-from agentrl.sessions.search import search
-from agentrl.sessions.store import Store
-from agentrl.train.suite.results import read_results
-from agentrl.train.verify import verify
+from agentrl.rollout.episodes import edits
+from agentrl.sessions.store.search import search
+from agentrl.sessions.store.store import Store
+from agentrl.train.evaluation.suite.results import read_results
+from agentrl.train.record.verify import verify
 from agentrl.viewer.difference import tasks as differing
 from agentrl.viewer.listing import Order, filters, matching
 from agentrl.viewer.replay_process import Replays

@@ -15,11 +15,11 @@ from agentrl.config import EngineConfig, RunConfig
 from agentrl.errors import EngineError
 from agentrl.models import tiny
 from agentrl.overrides import validate
-from agentrl.rollout.engines.local import LocalEngine
-from agentrl.train.backends.loaded import Loaded, compare
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.backends.torch_settings import TorchConfig
-from agentrl.train.engine_check import compare_engine, difference_bound, probe_bound, prompt_length
+from agentrl.rollout.engines.local.engine import LocalEngine
+from agentrl.train.driver.engine_check import compare_engine, difference_bound, probe_bound, prompt_length
+from agentrl.train.trainers.loaded import Loaded, compare
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from tests.train.backends.test_loaded import folder_of, missing
 
 

@@ -14,14 +14,14 @@ import agentrl
 from agentrl.config import EvalConfig, RolloutConfig
 from agentrl.errors import AgentError, ConfigError, InfraError, SandboxError
 from agentrl.overrides import spread
-from agentrl.rollout import health
-from agentrl.rollout.groups import Rollouts
-from agentrl.rollout.policies import Policy
-from agentrl.sessions.renderers.null import NullRenderer
-from agentrl.train.display import Display
-from agentrl.train.evaluate import ignored
-from agentrl.train.lock import RunLock
-from agentrl.train.pictures import learning_curve
+from agentrl.rollout.episodes.groups import Rollouts
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.stream import health
+from agentrl.sessions.renderers.families.null import NullRenderer
+from agentrl.train.display.console import Display
+from agentrl.train.display.pictures import learning_curve
+from agentrl.train.evaluation.evaluate import ignored
+from agentrl.train.record.lock import RunLock
 
 pytestmark = pytest.mark.slow
 

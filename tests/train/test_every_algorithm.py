@@ -14,11 +14,11 @@ import torch
 
 from agentrl.config import AlgoConfig
 from agentrl.train.algorithms import ALGORITHMS, Needs, algorithm_settings
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.backends.torch_settings import TorchConfig
-from agentrl.train.credit import NodeKey
-from agentrl.train.packing import pack
-from agentrl.train.policy_losses import LOSSES
+from agentrl.train.algorithms.credit import NodeKey
+from agentrl.train.algorithms.policy_losses import LOSSES
+from agentrl.train.forest.packing import pack
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import GREEDY, Group, Session
 from benchmarks.algorithms import MARGIN, Matrix
 from tests.train.forked import random_segment, session_of

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from agentrl.config import AlgoConfig
-from agentrl.rollout.held import digest_of, sizes_of
-from agentrl.sessions.export import from_jsonl, to_jsonl
-from agentrl.sessions.store import Store
-from agentrl.train.adaptive import Adaptive
+from agentrl.rollout.workers.held import digest_of, sizes_of
+from agentrl.sessions.store.export import from_jsonl, to_jsonl
+from agentrl.sessions.store.store import Store
 from agentrl.train.algorithms import ALGORITHMS, algorithm_settings, make_algorithm
+from agentrl.train.algorithms.adaptive import Adaptive
+from agentrl.train.algorithms.credit import Credit
+from agentrl.train.algorithms.shaping import shaped_groups
 from agentrl.train.algorithms.table import built_in
-from agentrl.train.credit import Credit
-from agentrl.train.lost_tokens import SAMPLED, TRAINED, Cause, account
-from agentrl.train.packing import pack_credited
-from agentrl.train.shaping import shaped_groups
+from agentrl.train.driver.lost_tokens import SAMPLED, TRAINED, Cause, account
+from agentrl.train.forest.packing import pack_credited
 from agentrl.types import GREEDY, Group, Message, Session
 from agentrl.types.branches import alone, branch_nodes
 from tests.train.forked import random_segment, session_of

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from agentrl.config import AlgoConfig
-from agentrl.sessions import tree
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.backends.torch_settings import TorchConfig
-from agentrl.train.credit import Credit, NodeAdvantage
-from agentrl.train.packing import pack, path_tokens
-from agentrl.train.returns import group_relative
+from agentrl.sessions.tree import tree
+from agentrl.train.algorithms.credit import Credit, NodeAdvantage
+from agentrl.train.algorithms.returns import group_relative
+from agentrl.train.forest.packing import pack, path_tokens
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Message, Session
 from tests.train.test_forest_reference import CLIP, clipped, compare
 from tests.train.trees import (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.train.files import append, disk_error, write_atomically
+from agentrl.train.record.files import append, disk_error, write_atomically
 
 FULL = Path("/dev/full")
 

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from agentrl.cluster import Node
-from agentrl.cluster.placement import place
+from agentrl.cluster.placement.plan import place
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.plugins.trainer import Algorithm, Shape, Split, TrainerConfig, TrainerMemory, TrainerPlugin
-from agentrl.train.placing import asked, split_of
+from agentrl.train.driver.setup import complete
 from agentrl.train.plan.dry_run import described
 from agentrl.train.plan.memory import GIB
+from agentrl.train.plan.placing import asked, split_of
 from agentrl.train.plan.shapes import KNOWN
 from agentrl.train.plan.step import Rates
-from agentrl.train.setup import complete
 from tests.train.test_plan import settings_of
 
 GPUS = [Node("a", 8.0, 4), Node("b", 8.0, 8)]

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import InvalidInput
-from agentrl.train.forest import Forest
-from agentrl.train.packing import pack
+from agentrl.train.forest.forest import Forest
+from agentrl.train.forest.packing import pack
 from tests.train.trees import as_group, leaf_credit, random_session
 
 seeds = st.integers(0, 10**6)

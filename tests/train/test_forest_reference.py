@@ -17,14 +17,14 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.config import AlgoConfig
 from agentrl.train.algorithms import make_algorithm
-from agentrl.train.algorithms.grpo import GrpoConfig
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.backends.torch_settings import TorchConfig
-from agentrl.train.credit import Credit
-from agentrl.train.forest import Forest
-from agentrl.train.packing import pack
-from agentrl.train.policy_losses.clipped import ClippedConfig
-from agentrl.train.returns import STD_FLOOR
+from agentrl.train.algorithms.advantages.grpo import GrpoConfig
+from agentrl.train.algorithms.credit import Credit
+from agentrl.train.algorithms.policy_losses.clipped import ClippedConfig
+from agentrl.train.algorithms.returns import STD_FLOOR
+from agentrl.train.forest.forest import Forest
+from agentrl.train.forest.packing import pack
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Session
 from tests.train.trees import (
     as_group,

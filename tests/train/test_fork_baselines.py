@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from agentrl.config import AlgoConfig, RunConfig
 from agentrl.train.algorithms import algorithm_settings, make_algorithm
-from agentrl.train.algorithms.gigpo import Gigpo, GigpoConfig
-from agentrl.train.algorithms.grpo import Grpo, GrpoConfig
+from agentrl.train.algorithms.advantages.gigpo import Gigpo, GigpoConfig
+from agentrl.train.algorithms.advantages.grpo import Grpo, GrpoConfig
 from agentrl.types import Group
 from agentrl.types.branches import token_weights
 from tests.train.forked import Segment, Turn, reference_advantages, session_of, value_at

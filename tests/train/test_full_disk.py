@@ -13,8 +13,8 @@ import pytest
 
 import agentrl
 from agentrl.errors import AgentRLError
-from agentrl.train.resuming import whole_checkpoints
-from agentrl.train.verify import verify
+from agentrl.train.driver.resuming import whole_checkpoints
+from agentrl.train.record.verify import verify
 from tests.conftest import need
 from tests.records import digits  # noqa: F401  (registers the environment)
 from tests.records.test_records import metrics, unpacked

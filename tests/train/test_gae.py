@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import InvalidInput
-from agentrl.train import gae
-from agentrl.train.algorithms.ppo import Ppo, PpoConfig
-from agentrl.train.algorithms.reinforce import Reinforce
-from agentrl.train.credit import NodeAdvantage, trainable_nodes
-from agentrl.train.values import mean_return
+from agentrl.train.algorithms import gae
+from agentrl.train.algorithms.advantages.ppo import Ppo, PpoConfig
+from agentrl.train.algorithms.advantages.reinforce import Reinforce
+from agentrl.train.algorithms.credit import NodeAdvantage, trainable_nodes
+from agentrl.train.algorithms.values import mean_return
 from agentrl.types import Session
 from tests.train.forked import Segment, random_segment, session_of, value_at
 from tests.train.ragged_rows import OPENING

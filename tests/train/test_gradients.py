@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from agentrl.train.algorithms import make_algorithm
-from agentrl.train.algorithms.vine import VineConfig
+from agentrl.train.algorithms.advantages.vine import VineConfig
 from benchmarks.gradients import (
     EPISODES,
     Estimate,

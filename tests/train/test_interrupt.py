@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.processes import descendants
-from agentrl.tools.sandbox import daemon
-from agentrl.tools.sandbox.owner import OWNER
-from agentrl.train import interrupt
+from agentrl.common.processes import descendants
+from agentrl.tools.sandbox.docker import daemon
+from agentrl.tools.sandbox.docker.owner import OWNER
+from agentrl.train.driver import interrupt
 from tests.conftest import need
 
 pytestmark = pytest.mark.slow

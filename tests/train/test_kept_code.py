@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from agentrl import imports
+from agentrl.common import imports
 from agentrl.errors import ConfigError
-from agentrl.train import kept_code
+from agentrl.train.record import kept_code
 
 FILES = {
     "own.py": "import json\nimport words\n\n\ndef make():\n    from late import ONE\n\n    return ONE, words.TWO, json",

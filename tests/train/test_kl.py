@@ -14,12 +14,12 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from agentrl.config import AlgoConfig
-from agentrl.sessions.store import Store
-from agentrl.train.adaptive import Adaptive
-from agentrl.train.algorithms.reinforce import Reinforce
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.kl import Estimator, estimate, kl_loss
-from agentrl.train.tokens import Tokens
+from agentrl.sessions.store.store import Store
+from agentrl.train.algorithms.adaptive import Adaptive
+from agentrl.train.algorithms.advantages.reinforce import Reinforce
+from agentrl.train.algorithms.kl import Estimator, estimate, kl_loss
+from agentrl.train.algorithms.tokens import Tokens
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from tests.train.backends.test_torch import CPU, forests_for, parameters, same
 from tests.train.test_losses import one_row
 from tests.train.test_state import new_state

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import agentrl
-from agentrl.sessions.store import Store
+from agentrl.sessions.store.store import Store
 
 
 def mean_reward(run: Path, step: int) -> float:

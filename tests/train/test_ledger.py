@@ -11,13 +11,13 @@ from pathlib import Path
 import orjson
 import pytest
 
-from agentrl.rollout.held import content_hash
-from agentrl.rollout.outcomes import REPLAYED, STALE, TRAINED
-from agentrl.sessions.store import Store
-from agentrl.train import ledger
-from agentrl.train.ledger import Entry
-from agentrl.train.run_folder import RunFolder
-from agentrl.train.state import STATE, last_attempts
+from agentrl.rollout.stream.outcomes import REPLAYED, STALE, TRAINED
+from agentrl.rollout.workers.held import content_hash
+from agentrl.sessions.store.store import Store
+from agentrl.train.record import ledger
+from agentrl.train.record.ledger import Entry
+from agentrl.train.record.run_folder import RunFolder
+from agentrl.train.record.state import STATE, last_attempts
 from agentrl.types import Session
 from tests.rollout.test_stream import World, stream
 

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.config import AlgoConfig
-from agentrl.train.algorithms.grpo import Grpo
-from agentrl.train.algorithms.reinforce import Reinforce
-from agentrl.train.algorithms.rloo import Rloo
-from agentrl.train.algorithms.sft import Sft
-from agentrl.train.forest import Rows
-from agentrl.train.losses import clipped, k3
-from agentrl.train.objective import Meter, objective
-from agentrl.train.tokens import Tokens
+from agentrl.train.algorithms.advantages.grpo import Grpo
+from agentrl.train.algorithms.advantages.reinforce import Reinforce
+from agentrl.train.algorithms.advantages.rloo import Rloo
+from agentrl.train.algorithms.advantages.sft import Sft
+from agentrl.train.algorithms.losses import clipped, k3
+from agentrl.train.algorithms.objective import Meter, objective
+from agentrl.train.algorithms.tokens import Tokens
+from agentrl.train.forest.forest import Rows
 
 numbers = st.floats(-3, 3)
 

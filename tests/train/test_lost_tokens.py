@@ -13,13 +13,22 @@ from rich.console import Console
 import agentrl
 from agentrl.envs.registry import make
 from agentrl.errors import ConfigError, NoSignal
-from agentrl.rollout.held import sampled_tokens
-from agentrl.train import lost_tokens
+from agentrl.rollout.workers.held import sampled_tokens
 from agentrl.train.algorithms import make_algorithm
-from agentrl.train.display import Display
-from agentrl.train.lost_tokens import SAMPLED, STRUCTURAL, TRAINED, Cause, account, by_cause, describe_lost, ending
-from agentrl.train.panel import TimedProgress, step_line
-from agentrl.train.result import TrainResult
+from agentrl.train.display.console import Display
+from agentrl.train.display.panel import TimedProgress, step_line
+from agentrl.train.driver import lost_tokens
+from agentrl.train.driver.lost_tokens import (
+    SAMPLED,
+    STRUCTURAL,
+    TRAINED,
+    Cause,
+    account,
+    by_cause,
+    describe_lost,
+    ending,
+)
+from agentrl.train.driver.result import TrainResult
 from agentrl.types import GREEDY, Group, Message, Sampling, Session, Status, StepResult, Task
 from tests.train.trees import linear_session, random_session
 

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 from agentrl.errors import TrainerError
-from agentrl.train.backends.optimizer import Optimizer
-from agentrl.train.verify import verify
-from agentrl.train.verify.step_checks import SEALED
+from agentrl.train.record.verify import verify
+from agentrl.train.record.verify.step_checks import SEALED
+from agentrl.train.trainers.optimizer import Optimizer
 from tests.train.test_rerun import WORLD, train
 from tests.train.test_resume import rows
 

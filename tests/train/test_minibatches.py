@@ -19,19 +19,19 @@ from agentrl.config import AlgoConfig, RunConfig
 from agentrl.errors import ConfigError, InvalidInput
 from agentrl.overrides import validate
 from agentrl.train.algorithms import ALGORITHMS, algorithm_settings, make_algorithm
+from agentrl.train.algorithms.credit import Credit, NodeKey, Pair
+from agentrl.train.algorithms.pairs import pair_credit, sequence_keys
 from agentrl.train.algorithms.table import built_in
-from agentrl.train.backends import TRAINERS, check_trainer
-from agentrl.train.backends.plugin import TrainerFactoryPlugin
-from agentrl.train.backends.ranks.balance import Division
-from agentrl.train.backends.ranks.balance import updates_of as places_of
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.backends.torch_settings import TorchConfig
-from agentrl.train.credit import Credit, NodeKey, Pair
-from agentrl.train.forest import Forest, sequence_count
-from agentrl.train.minibatches import describe_updates, updates_of
-from agentrl.train.packing import pack_credited
-from agentrl.train.pairs import pair_credit, sequence_keys
-from agentrl.train.provenance import forest_hash
+from agentrl.train.driver.minibatches import describe_updates, updates_of
+from agentrl.train.forest.forest import Forest, sequence_count
+from agentrl.train.forest.packing import pack_credited
+from agentrl.train.record.provenance import forest_hash
+from agentrl.train.trainers import TRAINERS, check_trainer
+from agentrl.train.trainers.plugin import TrainerFactoryPlugin
+from agentrl.train.trainers.ranks.balance import Division
+from agentrl.train.trainers.ranks.balance import updates_of as places_of
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import GREEDY, Group
 from tests.train.test_pairs import dpo
 from tests.train.trees import as_group, linear_session

@@ -10,9 +10,9 @@ import pytest
 
 from agentrl.config import EvalConfig, RunConfig
 from agentrl.overrides import parse_words, validate
-from agentrl.rollout.stats import Evaluation, evaluate_groups
-from agentrl.train.lost_tokens import SAMPLED, Cause
-from agentrl.train.next_try import next_try
+from agentrl.rollout.stream.batch_metrics import Evaluation, evaluate_groups
+from agentrl.train.display.next_try import next_try
+from agentrl.train.driver.lost_tokens import SAMPLED, Cause
 from agentrl.types import Group, Session, Status, Task
 
 CONFIG = validate({"env": {"name": "calculator"}, "steps": 30, "warm_start": {"steps": 150}}, RunConfig)

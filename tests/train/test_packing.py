@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import InvalidInput
-from agentrl.train.algorithms.reinforce import Reinforce
-from agentrl.train.credit import Credit, NodeAdvantage
-from agentrl.train.forest import Forest
-from agentrl.train.packing import pack, path_tokens
+from agentrl.train.algorithms.advantages.reinforce import Reinforce
+from agentrl.train.algorithms.credit import Credit, NodeAdvantage
+from agentrl.train.forest.forest import Forest
+from agentrl.train.forest.packing import pack, path_tokens
 from agentrl.types import Group, Session
 from tests.train.trees import (
     as_group,

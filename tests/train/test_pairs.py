@@ -15,13 +15,13 @@ from torch.nn.functional import logsigmoid
 from agentrl.config import AlgoConfig
 from agentrl.errors import InvalidInput
 from agentrl.train.algorithms import Needs, algorithm_settings, make_algorithm
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.backends.torch_settings import TorchConfig
-from agentrl.train.credit import Credit, NodeKey, Pair, SequenceKind
-from agentrl.train.forest import sequence_count
-from agentrl.train.objective import add_sums, empty_sums, objective
-from agentrl.train.packing import pack
-from agentrl.train.pairs import pair_credit, sequence_keys
+from agentrl.train.algorithms.credit import Credit, NodeKey, Pair, SequenceKind
+from agentrl.train.algorithms.objective import add_sums, empty_sums, objective
+from agentrl.train.algorithms.pairs import pair_credit, sequence_keys
+from agentrl.train.forest.forest import sequence_count
+from agentrl.train.forest.packing import pack
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Session
 from tests.train.test_sequences import table_logps
 from tests.train.trees import (

@@ -16,7 +16,7 @@ from agentrl.config import AlgoConfig, FleetConfig
 from agentrl.errors import ConfigError, InvalidInput
 from agentrl.models import tiny
 from agentrl.models.registry import cache_folder
-from agentrl.train.backends.torch_settings import TorchConfig
+from agentrl.train.driver.setup import complete
 from agentrl.train.plan import dry_run
 from agentrl.train.plan.devices import size
 from agentrl.train.plan.dry_run import described, numbers_of
@@ -25,7 +25,7 @@ from agentrl.train.plan.memory import GIB, OVERHEAD, Numbers, Split, own_paramet
 from agentrl.train.plan.report import planned
 from agentrl.train.plan.shapes import KNOWN, Shape, read_shape, shape_of
 from agentrl.train.plan.step import Rates, StepTime, in_words
-from agentrl.train.setup import complete
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
 PLUGIN = "tests/cluster/scores.py:Sine"
@@ -94,7 +94,7 @@ def hold_against_the_torch_trainer(folder: Path) -> None:
     """Bytes of a trainer's tensors after an update, and what is counted from config.json."""
     import torch
 
-    from agentrl.train.backends.torch import TorchTrainer
+    from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 
     trainer = TorchTrainer(folder, TorchConfig(threads=1), AlgoConfig())
     parameters = list(trainer.model.parameters())

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from agentrl.cluster.assignment import Assignment, Place
 from agentrl.cluster.base import ClusterNode
-from agentrl.cluster.gpus import MEMORY, installed, memory_of, queried
+from agentrl.cluster.placement.assignment import Assignment, Place
+from agentrl.cluster.placement.gpus import MEMORY, installed, memory_of, queried
 from agentrl.errors import ConfigError
+from agentrl.train.driver.setup import complete
 from agentrl.train.plan.devices import Devices, devices_of, too_full
 from agentrl.train.plan.dry_run import described
 from agentrl.train.plan.memory import GIB, EngineMemory, TrainerMemory
 from agentrl.train.plan.shapes import KNOWN
 from agentrl.train.plan.step import Rates
-from agentrl.train.setup import complete
 from tests.conftest import need
 
 TRAINER = TrainerMemory(weights=10 * GIB, gradients=10 * GIB, optimizer=20 * GIB, activations=15 * GIB, logits=0.0)

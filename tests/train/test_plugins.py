@@ -12,8 +12,8 @@ import torch
 
 import agentrl
 from agentrl.train.algorithms import Choice, algorithm_settings, make_algorithm
-from agentrl.train.algorithms.grpo import Grpo
-from agentrl.train.selection import chooser, select
+from agentrl.train.algorithms.advantages.grpo import Grpo
+from agentrl.train.algorithms.selection import chooser, select
 from agentrl.types import Group, Message, Session, StepResult, Task
 from tests.train.test_losses import one_row, tokens
 from tests.train.trees import as_group, linear_session

@@ -14,7 +14,8 @@ from agentrl.errors import ConfigError, EnvError, SandboxError
 from agentrl.models import devices
 from agentrl.overrides import typed, validate
 from agentrl.sessions.renderers import get_renderer
-from agentrl.train import preflight, room, setup
+from agentrl.train.driver import setup
+from agentrl.train.plan import preflight, room
 from agentrl.types import Task
 
 

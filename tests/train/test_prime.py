@@ -18,14 +18,14 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.config import TrainerConfig
 from agentrl.errors import ConfigError, InvalidInput
-from agentrl.train.algorithms.prime import Prime, PrimeConfig
-from agentrl.train.backends import Trainer, make_trainer
-from agentrl.train.backends.reward_model import RewardModel
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.credit import NodeKey
-from agentrl.train.gae import all_steps
-from agentrl.train.packing import pack
-from agentrl.train.values import per_token
+from agentrl.train.algorithms.advantages.prime import Prime, PrimeConfig
+from agentrl.train.algorithms.credit import NodeKey
+from agentrl.train.algorithms.gae import all_steps
+from agentrl.train.algorithms.values import per_token
+from agentrl.train.forest.packing import pack
+from agentrl.train.trainers import Trainer, make_trainer
+from agentrl.train.trainers.reward_model import RewardModel
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Group, Session
 from tests.train.backends.test_torch import CPU
 from tests.train.trees import as_group, linear_session

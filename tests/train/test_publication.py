@@ -14,10 +14,10 @@ from rich.console import Console
 
 import agentrl
 from agentrl.errors import TrainerError
-from agentrl.train import provenance
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.display import Display
-from agentrl.train.verify import verify
+from agentrl.train.display.console import Display
+from agentrl.train.record import provenance
+from agentrl.train.record.verify import verify
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from tests.train.test_recovery import WORLD
 
 CALLS = ("step", "logprobs", "weights", "averaged_weights", "save", "load", "export", "begin")

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from agentrl.cli import app
 from agentrl.errors import ConfigError
-from agentrl.sessions import tree
-from agentrl.train import ratings
-from agentrl.train.ratings import Matches
+from agentrl.sessions.tree import tree
+from agentrl.train.record import ratings
+from agentrl.train.record.ratings import Matches
 from agentrl.types import FinishReason, Group, Message, Sampling, Session, Status, Task, Turn
 from agentrl.types import VersionSpan as Span
 

@@ -20,16 +20,16 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.config import AlgoConfig
 from agentrl.train.algorithms import Algorithm, Needs, algorithm_settings, make_algorithm
-from agentrl.train.backends import Trainer, make_trainer
-from agentrl.train.backends.fsdp.settings import FsdpConfig
-from agentrl.train.backends.fsdp.trainer import FsdpTrainer
-from agentrl.train.backends.megatron.settings import MegatronConfig
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.backends.torch_settings import TorchConfig
-from agentrl.train.credit import Credit
-from agentrl.train.minibatches import updates_of
-from agentrl.train.packing import pack_credited
-from agentrl.train.values import Values, compute_values, per_token
+from agentrl.train.algorithms.credit import Credit
+from agentrl.train.algorithms.values import Values, compute_values, per_token
+from agentrl.train.driver.minibatches import updates_of
+from agentrl.train.forest.packing import pack_credited
+from agentrl.train.trainers import Trainer, make_trainer
+from agentrl.train.trainers.fsdp.settings import FsdpConfig
+from agentrl.train.trainers.fsdp.trainer import FsdpTrainer
+from agentrl.train.trainers.megatron.settings import MegatronConfig
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import GREEDY, Group, Session, VersionSpan
 from tests.suite.pairs import of, pairs
 from tests.train.forked import Segment, Turn, session_of

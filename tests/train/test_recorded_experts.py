@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from agentrl.attachments import routed_experts
 from agentrl.errors import InvalidInput
-from agentrl.sessions import tree
-from agentrl.train.credit import Credit, NodeAdvantage
-from agentrl.train.packing import pack
-from agentrl.train.recorded_experts import experts_by_node
+from agentrl.sessions.tree import tree
+from agentrl.train.algorithms.credit import Credit, NodeAdvantage
+from agentrl.train.forest.packing import pack
+from agentrl.train.forest.recorded_experts import experts_by_node
 from agentrl.types import Session
 from tests.train.trees import as_group, environment_node, leaf_credit, linear_session, path, random_groups
 

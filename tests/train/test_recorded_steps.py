@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.sessions.store import Store
-from agentrl.train import ledger
+from agentrl.sessions.store.store import Store
+from agentrl.train.record import ledger
 from tests.train.test_rerun import SETTINGS, WORLD, train
 
 WEIGHTS = Path("checkpoints/step-000005/model.safetensors")

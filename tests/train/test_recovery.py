@@ -14,14 +14,14 @@ from rich.console import Console
 import agentrl
 from agentrl import faults
 from agentrl.errors import ConfigError, TrainerError
-from agentrl.train.display import Display
-from agentrl.train.recovery import Recovery
+from agentrl.train.display.console import Display
+from agentrl.train.driver.recovery import Recovery
 from benchmarks.crash_points import difference, rows
 from tests.conftest import need
 
 WORLD = """
 import agentrl
-from agentrl.envs.calculator import Calculator
+from agentrl.envs.builtin.calculator import Calculator
 
 
 class Dense(Calculator):

@@ -10,14 +10,14 @@ import pytest
 from pydantic import ValidationError
 
 from agentrl.config import AlgoConfig, RunConfig, ShapingConfig
-from agentrl.rollout.filters import complete, signal
-from agentrl.rollout.groups import TRAIN
-from agentrl.rollout.stats import rollout_metrics
-from agentrl.sessions.store import Store
-from agentrl.train import ledger
-from agentrl.train.adaptive import Adaptive
+from agentrl.rollout.episodes.groups import TRAIN
+from agentrl.rollout.stream.batch_metrics import rollout_metrics
+from agentrl.rollout.stream.filters import complete, signal
+from agentrl.sessions.store.store import Store
 from agentrl.train.algorithms import Choice, algorithm_settings, make_algorithm
-from agentrl.train.shaping import shaped_groups
+from agentrl.train.algorithms.adaptive import Adaptive
+from agentrl.train.algorithms.shaping import shaped_groups
+from agentrl.train.record import ledger
 from agentrl.types import GREEDY, Group, Sampling, Session, Status
 from tests.train.test_rerun import SETTINGS, WORLD, train
 from tests.train.trees import as_group, linear_session

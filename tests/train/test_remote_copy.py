@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 import agentrl
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.train import remote_copy
-from agentrl.train.remote_copy import Storage, Uploads, fetch
+from agentrl.train.record import remote_copy
+from agentrl.train.record.remote_copy import Storage, Uploads, fetch
 from tests.train.test_rerun import WORLD
 from tests.train.test_resume import rows
 

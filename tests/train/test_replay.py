@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from agentrl.cli import app
 from agentrl.errors import ConfigError
-from agentrl.sessions.store import Store
-from agentrl.train.replay import ReplayConfig, Result, replay
-from agentrl.train.run_folder import RunFolder
+from agentrl.sessions.store.store import Store
+from agentrl.train.record.replay import ReplayConfig, Result, replay
+from agentrl.train.record.run_folder import RunFolder
 from agentrl.types import MAIN
 from agentrl.types.branches import branch_of
 from agentrl.viewer import conversations

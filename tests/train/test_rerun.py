@@ -11,14 +11,14 @@ from rich.console import Console
 
 import agentrl
 from agentrl.errors import ConfigError, Diverged
-from agentrl.rollout.departures import answer_hash, compare, same, same_prompt
-from agentrl.rollout.groups import TRAIN
-from agentrl.rollout.outcomes import TRAINED
-from agentrl.sessions import tree
-from agentrl.sessions.store import Store
-from agentrl.train import ledger
-from agentrl.train.display import Display
-from agentrl.train.result import TrainResult
+from agentrl.rollout.episodes.groups import TRAIN
+from agentrl.rollout.rerun.divergence import answer_hash, compare, same, same_prompt
+from agentrl.rollout.stream.outcomes import TRAINED
+from agentrl.sessions.store.store import Store
+from agentrl.sessions.tree import tree
+from agentrl.train.display.console import Display
+from agentrl.train.driver.result import TrainResult
+from agentrl.train.record import ledger
 from tests.train.trees import linear_session
 
 WORLD = """

@@ -14,9 +14,9 @@ from rich.console import Console
 
 import agentrl
 from agentrl.config import RunConfig
-from agentrl.train import ledger
-from agentrl.train.display import Display
-from agentrl.train.resizing import FILE, requested
+from agentrl.train.display.console import Display
+from agentrl.train.driver.resizing import FILE, requested
+from agentrl.train.record import ledger
 
 CONFIG = RunConfig.model_validate({"env": "calculator", "trainer": {"name": "torch", "threads": 2}})
 

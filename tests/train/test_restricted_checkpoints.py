@@ -16,7 +16,7 @@ import torch
 from torch.distributed import checkpoint
 
 from agentrl.errors import InvalidInput
-from agentrl.train.backends.ranks.restricted import METADATA, check
+from agentrl.train.trainers.ranks.restricted import METADATA, check
 
 
 class Planted:

@@ -18,10 +18,10 @@ import torch
 from safetensors.torch import load_file
 
 import agentrl
-from agentrl.rollout.groups import TRAIN
-from agentrl.rollout.outcomes import TRAINED
-from agentrl.sessions.store import Store
-from agentrl.train import ledger
+from agentrl.rollout.episodes.groups import TRAIN
+from agentrl.rollout.stream.outcomes import TRAINED
+from agentrl.sessions.store.store import Store
+from agentrl.train.record import ledger
 from benchmarks.soak import ours
 
 SETTINGS: dict[str, Any] = {

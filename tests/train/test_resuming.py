@@ -19,10 +19,10 @@ import pytest
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.overrides import typed, validate
-from agentrl.train import lock, manifest, records
-from agentrl.train.resuming import saved_settings
-from agentrl.train.run_folder import RunFolder
-from agentrl.train.setup import complete
+from agentrl.train.driver.resuming import saved_settings
+from agentrl.train.driver.setup import complete
+from agentrl.train.record import lock, manifest, records
+from agentrl.train.record.run_folder import RunFolder
 
 WORDS = ["env=calculator", "env.max_steps=2", "engine=vllm", "steps=9", "seed=3"]
 
@@ -217,7 +217,7 @@ def test_a_digest_sees_what_happens_to_large_files(tmp_path: Path) -> None:
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from agentrl.train.lock import RunLock
+from agentrl.train.record.lock import RunLock
 held = RunLock(Path(sys.argv[1]))
 if os.fork() == 0:
     time.sleep(60)  # a helper that outlives its parent

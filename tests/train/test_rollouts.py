@@ -12,9 +12,9 @@ import pytest
 
 import agentrl
 from agentrl.errors import ConfigError, InvalidInput
-from agentrl.sessions.store import Store
-from agentrl.train.api import configure
-from agentrl.train.preflight import check_training
+from agentrl.sessions.store.store import Store
+from agentrl.train.driver.api import configure
+from agentrl.train.plan.preflight import check_training
 from agentrl.types import Group, Message, Session, StepResult, Task
 
 pytestmark = pytest.mark.slow

@@ -10,9 +10,9 @@ import yaml
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError, StoreError
 from agentrl.overrides import typed, validate
-from agentrl.train import manifest
-from agentrl.train.resuming import saved_settings, step_of
-from agentrl.train.run_folder import RunFolder
+from agentrl.train.driver.resuming import saved_settings, step_of
+from agentrl.train.record import manifest
+from agentrl.train.record.run_folder import RunFolder
 
 CONFIG = validate(typed(["env=calculator", "algo.lr=0.5"]), RunConfig)
 

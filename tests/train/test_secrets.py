@@ -16,8 +16,8 @@ from agentrl.config import RunConfig
 from agentrl.config.secrets import HIDDEN, hidden, is_secret, without_secrets
 from agentrl.errors import ConfigError, EngineError
 from agentrl.overrides import typed, validate
-from agentrl.train.run_folder import RunFolder
-from agentrl.train.setup import complete
+from agentrl.train.driver.setup import complete
+from agentrl.train.record.run_folder import RunFolder
 
 PLANTED = "sk-planted-4711"
 WORDS = (

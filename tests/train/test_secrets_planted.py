@@ -22,10 +22,10 @@ from agentrl.config.secrets import HIDDEN, address, command, hidden, know, publi
 from agentrl.envs.registry import factory
 from agentrl.errors import ConfigError
 from agentrl.overrides import typed, validate
-from agentrl.rollout import health
-from agentrl.sessions.store import Store
-from agentrl.train.run_folder import RunFolder
-from agentrl.train.setup import complete
+from agentrl.rollout.stream import health
+from agentrl.sessions.store.store import Store
+from agentrl.train.driver.setup import complete
+from agentrl.train.record.run_folder import RunFolder
 from agentrl.types import Session, Task
 from agentrl.viewer.app import create_app
 from tests.collector import Collector, collecting

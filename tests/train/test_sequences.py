@@ -14,16 +14,16 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from agentrl.config import AlgoConfig
-from agentrl.sessions import tree
+from agentrl.sessions.tree import tree
 from agentrl.train.algorithms import algorithm_settings, make_algorithm
-from agentrl.train.backends.ranks.balance import idle_forest
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.backends.torch_settings import TorchConfig
-from agentrl.train.credit import Credit, NodeAdvantage, SequenceKind
-from agentrl.train.forest import Forest, sequence_count
-from agentrl.train.objective import add_sums, empty_sums, known_sums, objective
-from agentrl.train.packing import pack
-from agentrl.train.policy_losses import LossConfig
+from agentrl.train.algorithms.credit import Credit, NodeAdvantage, SequenceKind
+from agentrl.train.algorithms.objective import add_sums, empty_sums, known_sums, objective
+from agentrl.train.algorithms.policy_losses import LossConfig
+from agentrl.train.forest.forest import Forest, sequence_count
+from agentrl.train.forest.packing import pack
+from agentrl.train.trainers.ranks.balance import idle_forest
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Message, Session
 from tests.train.loss_references import REFERENCES, SETTINGS
 from tests.train.trees import (

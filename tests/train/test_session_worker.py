@@ -11,11 +11,11 @@ import pytest
 
 from agentrl.config import RunConfig
 from agentrl.errors import StoreError
-from agentrl.rollout.held import digest_of
-from agentrl.sessions.store import Store
-from agentrl.train import provenance
-from agentrl.train.run_folder import LOSSES
-from agentrl.train.session_worker import PENDING, KeptSessions, LearnRequest, SessionRole
+from agentrl.rollout.workers.held import digest_of
+from agentrl.sessions.store.store import Store
+from agentrl.train.driver.session_worker import PENDING, KeptSessions, LearnRequest, SessionRole
+from agentrl.train.record import provenance
+from agentrl.train.record.run_folder import LOSSES
 from agentrl.types import FinishReason, Group, Message, Node, Sampling, Session, Status, Task, VersionSpan
 
 

@@ -16,13 +16,13 @@ from pydantic import ValidationError
 from transformers import AutoModelForCausalLM
 
 from agentrl.config import AlgoConfig, ShapingConfig
-from agentrl.train.adaptive import Adaptive
 from agentrl.train.algorithms import algorithm_settings, make_algorithm
-from agentrl.train.algorithms.reinforce import Reinforce
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.credit import trainable_nodes
-from agentrl.train.packing import pack
-from agentrl.train.shaping import SHAPED, reference_kl, shaped_groups
+from agentrl.train.algorithms.adaptive import Adaptive
+from agentrl.train.algorithms.advantages.reinforce import Reinforce
+from agentrl.train.algorithms.credit import trainable_nodes
+from agentrl.train.algorithms.shaping import SHAPED, reference_kl, shaped_groups
+from agentrl.train.forest.packing import pack
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Group, Session, Status
 from agentrl.types.messages import FunctionCall, Message, ToolCall
 from tests.train.backends.test_torch import CPU

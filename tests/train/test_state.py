@@ -11,15 +11,15 @@ import torch
 
 from agentrl.config import AlgoConfig
 from agentrl.errors import ConfigError
-from agentrl.sessions.store import Store
+from agentrl.sessions.store.store import Store
 from agentrl.train.algorithms import Algorithm
-from agentrl.train.algorithms.reinforce import Reinforce
-from agentrl.train.algorithms.rloo import Rloo
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.backends.torch_settings import TorchConfig
-from agentrl.train.credit import Credit, NodeKey, ids_by_group, trainable_nodes, weigh
-from agentrl.train.packing import pack
-from agentrl.train.state import RunState
+from agentrl.train.algorithms.advantages.reinforce import Reinforce
+from agentrl.train.algorithms.advantages.rloo import Rloo
+from agentrl.train.algorithms.credit import Credit, NodeKey, ids_by_group, trainable_nodes, weigh
+from agentrl.train.forest.packing import pack
+from agentrl.train.record.state import RunState
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Group
 from tests.rollout.test_stream import stream
 from tests.train.trees import as_group, linear_session

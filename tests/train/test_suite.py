@@ -19,13 +19,13 @@ from agentrl.cli import main
 from agentrl.envs.episode import record
 from agentrl.errors import ConfigError, EnvError
 from agentrl.overrides import spread
-from agentrl.sessions.store import Store
-from agentrl.train.display import Display
-from agentrl.train.suite import commands, report
-from agentrl.train.suite.compare import compare
-from agentrl.train.suite.parts import read_suite
-from agentrl.train.suite.play import run_suite
-from agentrl.train.suite.results import Results, read_results
+from agentrl.sessions.store.store import Store
+from agentrl.train.display.console import Display
+from agentrl.train.evaluation.suite import commands, report
+from agentrl.train.evaluation.suite.compare import compare
+from agentrl.train.evaluation.suite.parts import read_suite
+from agentrl.train.evaluation.suite.play import run_suite
+from agentrl.train.evaluation.suite.results import Results, read_results
 
 pytestmark = pytest.mark.slow
 
@@ -252,8 +252,8 @@ def test_a_table_has_every_number_whole_at_any_width(width: int, monkeypatch: py
     before = result("old", {f"t{n}": [1.0] for n in range(120)}, part=long)
     after = result("new", {f"t{n}": [0.0 if n % 3 else 1.0] for n in range(120)}, part=long)
     terminal = Console(width=width, file=StringIO(), force_terminal=True, color_system=None)
-    monkeypatch.setattr("agentrl.train.suite.commands.out", terminal)
-    monkeypatch.setattr("agentrl.terminal.out", terminal)
+    monkeypatch.setattr("agentrl.train.evaluation.suite.commands.out", terminal)
+    monkeypatch.setattr("agentrl.common.terminal.out", terminal)
     commands._show(report.comparison_table(compare(before, after)))
     shown = terminal.file.getvalue()  # type: ignore[attr-defined]
     assert "…" not in shown

@@ -14,13 +14,13 @@ import pytest
 import agentrl
 from agentrl.errors import ConfigError, StoreError, UntrustedCode
 from agentrl.overrides import read_yaml
-from agentrl.sessions.store import Store
-from agentrl.train import kept_code, records
-from agentrl.train.manifest import damage
-from agentrl.train.replay import ReplayConfig, replay
-from agentrl.train.resuming import whole_checkpoints
-from agentrl.train.run_folder import RunFolder
-from agentrl.train.verify import verify
+from agentrl.sessions.store.store import Store
+from agentrl.train.driver.resuming import whole_checkpoints
+from agentrl.train.record import kept_code, records
+from agentrl.train.record.manifest import damage
+from agentrl.train.record.replay import ReplayConfig, replay
+from agentrl.train.record.run_folder import RunFolder
+from agentrl.train.record.verify import verify
 from tests.records import digits
 from tests.records.test_records import metrics, unpacked
 

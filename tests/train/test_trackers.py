@@ -18,8 +18,8 @@ import pytest
 from agentrl.config import RunConfig
 from agentrl.errors import UnknownName
 from agentrl.overrides import typed, validate
-from agentrl.train.preflight import check_training
-from agentrl.train.run_folder import RunFolder
+from agentrl.train.plan.preflight import check_training
+from agentrl.train.record.run_folder import RunFolder
 from agentrl.train.trackers import TRACKERS, Tracker, Trackers, worker
 from agentrl.train.trackers.base import TrackedRun
 from tests.train.test_run_folder import scalars

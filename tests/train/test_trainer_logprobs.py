@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.sessions import tree
-from agentrl.train import trainer_logprobs
-from agentrl.train.trainer_logprobs import TurnLogprobs
+from agentrl.sessions.tree import tree
+from agentrl.train.record import trainer_logprobs
+from agentrl.train.record.trainer_logprobs import TurnLogprobs
 from agentrl.types import Message, Session, Task
 from agentrl.viewer.origins import credited
 

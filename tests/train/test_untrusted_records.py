@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import yaml
 
+from agentrl.common.imports import load, names_only
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError, UntrustedCode
-from agentrl.imports import load, names_only
 from agentrl.overrides import validate
-from agentrl.train.commands import ratings
-from agentrl.train.data_identity import STARTS
-from agentrl.train.ratings import NAME, read
-from agentrl.train.replay import ReplayConfig, replay
-from agentrl.train.verify import verify
+from agentrl.train.record.commands import ratings
+from agentrl.train.record.data_identity import STARTS
+from agentrl.train.record.ratings import NAME, read
+from agentrl.train.record.replay import ReplayConfig, replay
+from agentrl.train.record.verify import verify
 
 PLANTED = "from pathlib import Path\nPath({marker!r}).write_text('run')\nclass Thing: pass\ndef make(*args): pass\n"
 

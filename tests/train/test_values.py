@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from agentrl.train import gae
-from agentrl.train.algorithms.ppo import PpoConfig
-from agentrl.train.backends import Critic
-from agentrl.train.credit import Credit, NodeAdvantage, trainable_nodes
-from agentrl.train.forest import Forest
-from agentrl.train.packing import pack
-from agentrl.train.values import compute_values
+from agentrl.train.algorithms import gae
+from agentrl.train.algorithms.advantages.ppo import PpoConfig
+from agentrl.train.algorithms.credit import Credit, NodeAdvantage, trainable_nodes
+from agentrl.train.algorithms.values import compute_values
+from agentrl.train.forest.forest import Forest
+from agentrl.train.forest.packing import pack
+from agentrl.train.trainers import Critic
 from agentrl.types import Group, Session
 from tests.train.trees import as_group, linear_session, path, random_session
 

@@ -13,8 +13,8 @@ from agentrl.sessions.gateway.reading import Reading
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.renderers.base import Renderer, parse
-from agentrl.train.verify.report import Check
-from agentrl.train.verify.texts import NO_TOKENIZER, Texts
+from agentrl.train.record.verify.report import Check
+from agentrl.train.record.verify.texts import NO_TOKENIZER, Texts
 from agentrl.types import MAIN, FinishReason, FunctionCall, Message, Node, Sampling, Session, Task, ToolCall
 from tests.train.verified.clean import make_base
 

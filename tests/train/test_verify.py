@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from agentrl.cli import app, main
 from agentrl.config.secrets import HIDDEN
 from agentrl.errors import ConfigError, Unproven
-from agentrl.train.credit import Credit, NodeAdvantage
-from agentrl.train.provenance import Evidence, Published
-from agentrl.train.verify import step_checks, verify
-from agentrl.train.verify.recorded import Recorded
+from agentrl.train.algorithms.credit import Credit, NodeAdvantage
+from agentrl.train.record.provenance import Evidence, Published
+from agentrl.train.record.verify import step_checks, verify
+from agentrl.train.record.verify.recorded import Recorded
 from agentrl.types import MAIN, Group
 from tests.train.trees import linear_session
 from tests.train.verified.planted_steps import edited_advantage, sampled_turn

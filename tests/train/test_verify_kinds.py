@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.train.verify import verify
+from agentrl.train.record.verify import verify
 from tests.train.verified import clean, planted, planted_steps
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from agentrl.config import RunConfig
-from agentrl.train.algorithms.vine import Vine, VineConfig
+from agentrl.train.algorithms.advantages.vine import Vine, VineConfig
 from tests.train.forked import Segment, Turn, session_of
 from tests.train.trees import as_group
 

@@ -17,12 +17,12 @@ from agentrl.envs import has_demonstrator, has_expert
 from agentrl.envs.episode import DEMONSTRATOR, cut_by_rule, play
 from agentrl.envs.wrappers import TurnLimit
 from agentrl.errors import ConfigError, StoreError
-from agentrl.rollout.groups import DEMO
-from agentrl.sessions.store import Store
-from agentrl.train import warmstart
+from agentrl.rollout.episodes.groups import DEMO
+from agentrl.sessions.store.store import Store
 from agentrl.train.algorithms import make_algorithm
-from agentrl.train.api import configure
-from agentrl.train.backends.torch import TorchTrainer
+from agentrl.train.driver import warmstart
+from agentrl.train.driver.api import configure
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Message, Session, Task
 from tests.train.trees import as_group, environment_node, sampled_node
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from agentrl.train.credit import Credit, NodeAdvantage
+from agentrl.train.algorithms.credit import Credit, NodeAdvantage
 from agentrl.types import FinishReason, Group, Message, Node, Sampling, Session, Status, Task, VersionSpan
 
 VOCABULARY = 48

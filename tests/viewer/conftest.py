@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
+from agentrl.sessions.gateway.http.listener import address, listening, served
 from agentrl.sessions.gateway.limits import Limits
-from agentrl.sessions.gateway.listener import address, listening, served
-from agentrl.sessions.store import Store
+from agentrl.sessions.store.store import Store
 from agentrl.viewer.app import create_app
 from agentrl.viewer.notes import NoteChange, Notes
 from agentrl.viewer.replay_process import Replays

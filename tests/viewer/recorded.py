@@ -13,10 +13,10 @@ from typing import Any
 import orjson
 import yaml
 
-from agentrl.sessions import tree
-from agentrl.sessions.store import Store
-from agentrl.train import provenance
-from agentrl.train.provenance import Published, Trained
+from agentrl.sessions.store.store import Store
+from agentrl.sessions.tree import tree
+from agentrl.train.record import provenance
+from agentrl.train.record.provenance import Published, Trained
 from agentrl.types import (
     Branch,
     FinishReason,

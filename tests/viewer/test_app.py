@@ -22,12 +22,12 @@ from agentrl.cli import app
 from agentrl.envs.registry import make
 from agentrl.envs.state import resolved
 from agentrl.errors import AgentRLError, ConfigError
-from agentrl.sessions import tree
-from agentrl.sessions.store import Store
-from agentrl.train import provenance
-from agentrl.train.files import append
-from agentrl.train.lock import RunLock
-from agentrl.train.provenance import Trained
+from agentrl.sessions.store.store import Store
+from agentrl.sessions.tree import tree
+from agentrl.train.record import provenance
+from agentrl.train.record.files import append
+from agentrl.train.record.lock import RunLock
+from agentrl.train.record.provenance import Trained
 from agentrl.types import Message, Session, Task
 from agentrl.types.messages import as_messages
 from agentrl.viewer.app import create_app

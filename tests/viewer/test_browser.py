@@ -12,10 +12,10 @@ import orjson
 import pytest
 
 import agentrl
-from agentrl.sessions import tree
-from agentrl.sessions.store import Store
-from agentrl.train.files import append
-from agentrl.train.warmstart import note_times
+from agentrl.sessions.store.store import Store
+from agentrl.sessions.tree import tree
+from agentrl.train.driver.warmstart import note_times
+from agentrl.train.record.files import append
 from agentrl.types import FunctionCall, Message, Session, Status, Task, ToolCall
 from tests.conftest import need
 from tests.viewer.conftest import viewed

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli import main
-from agentrl.sessions.store import Store
+from agentrl.sessions.store.store import Store
 from agentrl.types import Message, Node, Session, Status, Task
 from agentrl.viewer.following import TEXT, Follower
 from agentrl.viewer.runs import run_at

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.sessions.search import search
+from agentrl.sessions.store.search import search
 from agentrl.viewer.filters import filters_of
 from agentrl.viewer.health import alarms
 from agentrl.viewer.runs import Runs
@@ -94,7 +94,7 @@ def test_the_sessions_of_an_alarm_are_found_by_its_filters(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_a_search_that_stops_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.sessions.search.BATCH", 7)
+    monkeypatch.setattr("agentrl.sessions.store.search.BATCH", 7)
     run = Runs(write_run(tmp_path / "run", hostile=False)).get("run")
     whole = search(run.database, "division", {"phase": "train"}, sort="step", seconds=60, limit=10_000)
     assert whole.next is None

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.sessions.store import Store
+from agentrl.sessions.store.store import Store
 from agentrl.viewer import replay_process
 from agentrl.viewer.replay_process import ReplayRequest, Replays
 from tests.viewer.recorded import replayed, write_run

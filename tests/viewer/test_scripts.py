@@ -13,8 +13,8 @@ import orjson
 import pytest
 import yaml
 
-from agentrl.sessions import tree
-from agentrl.sessions.store import Store
+from agentrl.sessions.store.store import Store
+from agentrl.sessions.tree import tree
 from agentrl.types import FunctionCall, Message, Session, Status, Task, ToolCall
 from agentrl.viewer.notes import RUN, NoteChange, Notes
 from agentrl.viewer.replay_process import Replays

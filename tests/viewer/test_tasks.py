@@ -14,8 +14,8 @@ import httpx
 import orjson
 import pytest
 
-from agentrl.sessions.store import Store
-from agentrl.train import trainer_logprobs
+from agentrl.sessions.store.store import Store
+from agentrl.train.record import trainer_logprobs
 from agentrl.train.trackers.base import TrackedRun
 from agentrl.train.trackers.prometheus import Prometheus
 from agentrl.viewer.replay_process import Replays

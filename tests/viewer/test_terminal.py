@@ -16,10 +16,10 @@ import pytest
 from rich.console import Console
 
 from agentrl.cli import main
-from agentrl.sessions.store import Store
-from agentrl.train.lock import RunLock
+from agentrl.common.untrusted import visible_text
+from agentrl.sessions.store.store import Store
+from agentrl.train.record.lock import RunLock
 from agentrl.types import Session, Status, Task
-from agentrl.untrusted import visible_text
 from agentrl.viewer import report as report_module
 from agentrl.viewer.attach import attach, panel
 from agentrl.viewer.difference import differences, metrics, settings, tasks

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentrl.sessions import tree
-from agentrl.sessions.store import Store
-from agentrl.train.warmstart import note_times
+from agentrl.sessions.store.store import Store
+from agentrl.sessions.tree import tree
+from agentrl.train.driver.warmstart import note_times
 from agentrl.types import Message, Session, Status, Task
 from agentrl.viewer.lanes import BINS, MOST_ENGINES, busy_lanes
 from agentrl.viewer.runs import run_at

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 import agentrl
-from agentrl.train.display import Display
+from agentrl.train.display.console import Display
 
 STEPS = 41
 WORLD = '''

@@ -22,6 +22,7 @@ from typing import Any
 import gymnasium
 from gymnasium import spaces
 
+from agentrl.common.untrusted import read_json
 from agentrl.envs import calls
 from agentrl.envs.base import Env
 from agentrl.envs.episode import play
@@ -30,7 +31,6 @@ from agentrl.envs.wrappers import Opening, Wrapper
 from agentrl.errors import ConfigError, InvalidInput
 from agentrl.tools.schema import shown
 from agentrl.types import FunctionCall, Message, Session, Status, StepResult, Task, ToolCall
-from agentrl.untrusted import read_json
 
 TASKS = 1000
 """Tasks that are listed of a split, which may be endless."""

@@ -23,16 +23,16 @@ from functools import partial
 from itertools import chain
 from typing import Any, Literal, TypeVar
 
+from agentrl.common.imports import load
+from agentrl.common.untrusted import read_json
 from agentrl.envs.adapters import library
 from agentrl.envs.adapters.planning import planned_action
 from agentrl.envs.base import Env
 from agentrl.errors import ConfigError, EnvError, InfraError, StateUnsupported, ToolArguments
-from agentrl.imports import load
 from agentrl.tools.schema import shown
 from agentrl.tools.threads import run_in_thread, start
 from agentrl.tools.tool import Tool
 from agentrl.types import Message, StepResult, Task
-from agentrl.untrusted import read_json
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

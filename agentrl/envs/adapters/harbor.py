@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from agentrl.envs.swe.env import Swe
+from agentrl.envs.builtin.swe.env import Swe
 from agentrl.errors import ConfigError
 
 

@@ -19,15 +19,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from agentrl.common.untrusted import read_json
 from agentrl.envs.adapters import library
 from agentrl.envs.adapters.loops import same
 from agentrl.envs.base import Env, reward
-from agentrl.envs.splits import TaskList
+from agentrl.envs.data.splits import TaskList
 from agentrl.errors import AgentRLError, ConfigError, EnvError, nearest
-from agentrl.sessions import tree
+from agentrl.sessions.tree import tree
 from agentrl.tools.tool import Tool
 from agentrl.types import FunctionCall, Message, Session, StepResult, Task, ToolCall
-from agentrl.untrusted import read_json
 
 EXTRA = "inspect"
 EVERYTHING = (float("-inf"), float("inf"))

@@ -28,8 +28,8 @@ from inspect_ai.tool import ToolChoice, ToolInfo
 from inspect_ai.util import LimitExceededError
 from inspect_ai.util._display import init_display_type
 
+from agentrl.common.scratch import ScratchFolder
 from agentrl.errors import EnvError
-from agentrl.scratch import ScratchFolder
 
 CONNECTIONS = 100_000
 """Turns that may be waited for at once, and samples under way; the library's own limits are for providers' APIs."""

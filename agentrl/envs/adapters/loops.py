@@ -14,9 +14,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
 
+from agentrl.common.untrusted import read_json
 from agentrl.errors import EnvError
 from agentrl.types import Message, StepResult, ToolCall
-from agentrl.untrusted import read_json
 
 R = TypeVar("R")
 Ask = Callable[[Sequence[Message], Sequence[str]], Awaitable[Message]]

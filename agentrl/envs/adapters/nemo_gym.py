@@ -20,15 +20,15 @@ from typing import Any
 
 import httpx
 
+from agentrl.common.untrusted import read_json, safe_json
 from agentrl.envs.base import Env, reward, reward_value
-from agentrl.envs.rows import read_tasks
-from agentrl.envs.splits import divide
+from agentrl.envs.data.rows import read_tasks
+from agentrl.envs.data.splits import divide
 from agentrl.errors import ConfigError, DeadlineExceeded, EnvError, InfraError
 from agentrl.tools.registry import MAX_RESULT_CHARS, cut
 from agentrl.tools.schema import shown
 from agentrl.tools.tool import Tool
 from agentrl.types import FunctionCall, Message, Session, Task, ToolCall
-from agentrl.untrusted import read_json, safe_json
 
 PARAMS = "responses_create_params"
 MAX_BYTES = 2**26

@@ -24,16 +24,16 @@ from typing import Any, Literal
 
 import httpx
 
+from agentrl.common.imports import load
+from agentrl.common.untrusted import read_json, safe_json
 from agentrl.envs.adapters import library
 from agentrl.envs.base import Env, reward_value
-from agentrl.envs.samples import random_call, words_of
+from agentrl.envs.data.samples import random_call, words_of
 from agentrl.errors import ConfigError, DeadlineExceeded, EnvError, InfraError, ToolArguments, ToolError
-from agentrl.imports import load
 from agentrl.tools.registry import MAX_RESULT_CHARS, cut
 from agentrl.tools.schema import shown
 from agentrl.tools.tool import Tool
 from agentrl.types import Message, StepResult, Task
-from agentrl.untrusted import read_json, safe_json
 
 EXTRA = "openenv"
 ACT = "act"

@@ -18,16 +18,16 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+from agentrl.common.imports import load
+from agentrl.common.plain import plain
+from agentrl.common.untrusted import safe_json
 from agentrl.envs.adapters import library
 from agentrl.envs.adapters.loops import Ask, EpisodeLoop
 from agentrl.envs.base import Env, reward
-from agentrl.envs.splits import TaskList, divide
+from agentrl.envs.data.splits import TaskList, divide
 from agentrl.errors import AgentRLError, ConfigError, EnvError, InfraError
-from agentrl.imports import load
-from agentrl.plain import plain
 from agentrl.tools.tool import Tool
 from agentrl.types import FunctionCall, Message, Session, StepResult, Task, ToolCall
-from agentrl.untrusted import safe_json
 
 EXTRA = "verifiers"
 EVERYTHING = (float("-inf"), float("inf"))

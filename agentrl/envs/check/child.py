@@ -24,10 +24,11 @@ from typing import Any
 
 from agentrl.envs import attribution
 from agentrl.envs.base import Env
-from agentrl.envs.check import canary, places
+from agentrl.envs.check import places
 from agentrl.envs.check.circumstances import name_of
 from agentrl.envs.check.monitor import Monitor, SharedLabel
-from agentrl.envs.check.rules import Finding, Note, Rule
+from agentrl.envs.check.rules import canary
+from agentrl.envs.check.rules.base import Finding, Note, Rule
 from agentrl.envs.check.subject import Subject
 from agentrl.envs.check.table import RULES
 from agentrl.envs.registry import factory
@@ -117,7 +118,7 @@ def _set_up_process(folder: str) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    from agentrl.tools.sandbox.owner import state_dir
+    from agentrl.tools.sandbox.docker.owner import state_dir
 
     os.environ.setdefault("AGENTRL_STATE", str(state_dir()))  # which is in the temporary folder
     temporary = Path(folder) / "tmp"

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
+from agentrl.common.plain import plain
 from agentrl.envs import calls
 from agentrl.envs.base import has_expert
 from agentrl.envs.check.clock import shifted_clock
+from agentrl.envs.data.samples import random_policy, sampled_policy
 from agentrl.envs.episode import ScriptedPolicy, expert_policy, play, record
 from agentrl.envs.registry import factory
-from agentrl.envs.samples import random_policy, sampled_policy
-from agentrl.plain import plain
 from agentrl.types import Task
 
 MARK = "tasks and episodes: "

@@ -31,14 +31,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from agentrl.common.foreign_errors import words
 from agentrl.envs.base import Env, reward_methods
 from agentrl.envs.check import places
 from agentrl.envs.check.loggers import LogHandlers
 from agentrl.envs.check.traces import Traces
-from agentrl.foreign_errors import words
 
 if TYPE_CHECKING:
-    from agentrl.envs.check.canary import Canary
+    from agentrl.envs.check.rules.canary import Canary
 
 LABEL_BYTES = 4000
 _HEAD = struct.Struct("dI")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from agentrl.processes import descendants
+from agentrl.common.processes import descendants
 
 Holdings = dict[str, frozenset[str]]
 """Resources by kind, each with a name that an author recognises."""

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from itertools import chain, islice, zip_longest
 from statistics import fmean, stdev
 
-from agentrl.envs import trivial
 from agentrl.envs.base import reward_methods
-from agentrl.envs.check.rules import Note, Scores
+from agentrl.envs.check import trivial
+from agentrl.envs.check.rules.base import Note, Scores
 from agentrl.envs.check.subject import EXPERT, Subject
 from agentrl.types import Session, Task
 

@@ -19,12 +19,12 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from agentrl.common.processes import descendants
 from agentrl.envs.check import places
 from agentrl.envs.check.child import EXIT, POLL, STACKS, CheckJob, check_in_child, hang
 from agentrl.envs.check.monitor import SharedLabel
-from agentrl.envs.check.rules import Finding, Measured, Note, Scores
+from agentrl.envs.check.rules.base import Finding, Measured, Note, Scores
 from agentrl.envs.check.table import RULES
-from agentrl.processes import descendants
 
 GRACE = 1.0
 """Seconds in which the process itself may report an overdue call, before this one does."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from agentrl.envs.check import (
+from agentrl.envs.check import circumstances, scores, traces
+from agentrl.envs.check.rules import (
     alike,
     answers,
     canary,
-    circumstances,
     conditions,
     costs,
     data,
@@ -16,13 +16,11 @@ from agentrl.envs.check import (
     inputs,
     rewards,
     runtime,
-    scores,
     several,
     states,
-    traces,
     variants,
 )
-from agentrl.envs.check.rules import Rule
+from agentrl.envs.check.rules.base import Rule
 
 RULES: tuple[Rule, ...] = (
     Rule(

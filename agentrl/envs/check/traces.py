@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.envs.check import places
 from agentrl.envs.check.resources import SHARED
-from agentrl.envs.check.rules import Note
+from agentrl.envs.check.rules.base import Note
 
 if TYPE_CHECKING:
     from agentrl.envs.check.subject import Subject

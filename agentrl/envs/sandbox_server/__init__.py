@@ -1,6 +1,6 @@
 """`agentrl sandbox serve`: this machine's sandboxes for processes on other machines, over HTTP.
 
-A call of `Sandbox` is a request (`tools/sandbox/remote_wire.py`); sandboxes come from a pool, as for episodes here.
+A call of `Sandbox` is a request (`tools/sandbox/remote/wire.py`); sandboxes come from a pool, as for episodes here.
 What a client holds ends when nothing was heard from it for a while, and a request whose connection ends is cancelled. A
 client with the key is trusted with what a sandbox is given, and not with this machine: what a specification may ask for
 has limits, and what loosens it is refused unless the settings name it.
@@ -20,7 +20,7 @@ from rich.console import Console
 from agentrl.envs.sandbox_server.app import SandboxServer
 from agentrl.envs.sandbox_server.config import SandboxServerConfig
 from agentrl.overrides import validate
-from agentrl.tools.sandbox.remote_wire import read_key
+from agentrl.tools.sandbox.remote.wire import read_key
 
 __all__ = ["SandboxServer", "SandboxServerConfig", "running", "serve_sandboxes"]
 logger = logging.getLogger(__name__)
@@ -34,10 +34,10 @@ async def running(config: SandboxServerConfig) -> AsyncIterator[str]:
         ConfigError: there is no key, or `tls_certificate` and `tls_key` don't fit.
         InfraError: the address is taken.
     """
+    from agentrl.sessions.gateway.http.listener import address, listening, served
+    from agentrl.sessions.gateway.http.own_host import Hosts, OwnHost
+    from agentrl.sessions.gateway.http.tls import Tls
     from agentrl.sessions.gateway.limits import Limits
-    from agentrl.sessions.gateway.listener import address, listening, served
-    from agentrl.sessions.gateway.own_host import Hosts, OwnHost
-    from agentrl.sessions.gateway.tls import Tls
 
     tls = Tls.of(config.tls_certificate, config.tls_key)
     server = SandboxServer(config, read_key(config.key_file, "key_file"))

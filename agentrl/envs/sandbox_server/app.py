@@ -19,7 +19,7 @@ from agentrl.envs.sandbox_server.held import METHODS, HeldSandbox
 from agentrl.envs.sandboxes import Supplier
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, InvalidInput, SandboxError
 from agentrl.tools.sandbox import PathError, SandboxDied, SandboxSpec
-from agentrl.tools.sandbox.remote_wire import CLIENT, Created, Failure
+from agentrl.tools.sandbox.remote.wire import CLIENT, Created, Failure
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -90,7 +90,7 @@ class SandboxServer:
             return 200, prometheus.page(self.numbers())
         name, parts = headers.get(CLIENT.encode(), b""), scope["path"].split("/")[1:]
         if scope["method"] != "POST" or len(name) < 16 or (parts != ["alive"] and len(parts) != 3):
-            return 404, b"see agentrl/tools/sandbox/remote_wire.py\n"
+            return 404, b"see agentrl/tools/sandbox/remote/wire.py\n"
         client = self.clients.setdefault(name, _Client())
         client.heard = time.monotonic()
         try:

@@ -15,7 +15,7 @@ import msgspec
 from agentrl.envs.sandbox_server.config import SandboxServerConfig
 from agentrl.errors import DeadlineExceeded, InvalidInput, SandboxError
 from agentrl.tools.sandbox import ExecResult, PathError, Sandbox, SandboxSpec, Snapshot, archive
-from agentrl.tools.sandbox.remote_wire import Report
+from agentrl.tools.sandbox.remote.wire import Report
 
 PROCESSES = 256
 """Background processes of a sandbox whose end was not asked for yet."""

@@ -15,9 +15,9 @@ from agentrl.errors import ConfigError
 from agentrl.plugins.suites.findings import expect, find_problems, sampled_groups
 from agentrl.rollout.engines.contract import ContractFinding
 from agentrl.train.algorithms import ALGORITHMS, Algorithm, Choice
-from agentrl.train.credit import Credit, NodeKey, trainable_nodes
-from agentrl.train.objective import add_sums, empty_sums, objective
-from agentrl.train.packing import pack_credited
+from agentrl.train.algorithms.credit import Credit, NodeKey, trainable_nodes
+from agentrl.train.algorithms.objective import add_sums, empty_sums, objective
+from agentrl.train.forest.packing import pack_credited
 from agentrl.types import GREEDY, Group
 
 

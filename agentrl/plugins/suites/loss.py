@@ -12,13 +12,13 @@ from torch import Tensor
 from agentrl.errors import ConfigError
 from agentrl.plugins.suites.findings import expect, find_problems, sampled_groups
 from agentrl.rollout.engines.contract import ContractFinding
+from agentrl.train.algorithms.objective import add_sums, empty_sums
 from agentrl.train.algorithms.policy_gradient import PolicyGradient
-from agentrl.train.forest import Forest
-from agentrl.train.objective import add_sums, empty_sums
-from agentrl.train.packing import pack_credited
-from agentrl.train.policy_losses import LOSSES, PolicyLoss
-from agentrl.train.returns import by_turn, credit_of
-from agentrl.train.tokens import Tokens
+from agentrl.train.algorithms.policy_losses import LOSSES, PolicyLoss
+from agentrl.train.algorithms.returns import by_turn, credit_of
+from agentrl.train.algorithms.tokens import Tokens
+from agentrl.train.forest.forest import Forest
+from agentrl.train.forest.packing import pack_credited
 
 TOLERANCE = 1e-4
 """By how much a value may differ from what it should be, relative to the largest one."""

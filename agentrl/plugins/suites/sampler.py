@@ -12,7 +12,7 @@ from agentrl.config import SamplerConfig
 from agentrl.errors import ConfigError
 from agentrl.plugins.suites.findings import expect, find_problems, sampled_groups
 from agentrl.rollout.engines.contract import ContractFinding
-from agentrl.rollout.samplers import SAMPLERS, Sampler
+from agentrl.rollout.stream.samplers import SAMPLERS, Sampler
 
 COUNTS = (1, 2, 7, 100)
 """Of tasks."""

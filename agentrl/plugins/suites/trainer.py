@@ -19,10 +19,10 @@ from agentrl.models.loading import load_causal_lm
 from agentrl.plugins.suites.findings import VOCABULARY, expect, find_problems, sampled_groups
 from agentrl.rollout.engines.contract import ContractFinding
 from agentrl.train.algorithms import algorithm_settings, make_algorithm
-from agentrl.train.backends import TRAINERS, Trainer, TrainerPlugin
-from agentrl.train.backends.reference import compute_rows
-from agentrl.train.forest import Forest
-from agentrl.train.packing import pack_credited
+from agentrl.train.forest.forest import Forest
+from agentrl.train.forest.packing import pack_credited
+from agentrl.train.trainers import TRAINERS, Trainer, TrainerPlugin
+from agentrl.train.trainers.reference import compute_rows
 
 TOLERANCE = 1e-3
 """By how much a log-probability may differ from what transformers computes, in nats."""

@@ -12,7 +12,7 @@ from typing import Any
 from agentrl.config import EngineConfig, FleetConfig
 from agentrl.registry import Registry
 from agentrl.rollout.engines.plugin import EngineFactory, EngineFactoryPlugin, EnginePlugin
-from agentrl.rollout.engines.server_settings import ServerConfig
+from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.types import Engine, Tokenizer
 
 
@@ -27,9 +27,9 @@ ENGINES: Registry[EnginePlugin] = Registry(
     "engine",
     "agentrl.engines",
     {
-        "local": "agentrl.rollout.engines.local_plugin:ENGINE",
-        "sglang": "agentrl.rollout.engines.sglang:ENGINE",
-        "vllm": "agentrl.rollout.engines.vllm:ENGINE",
+        "local": "agentrl.rollout.engines.local.plugin:ENGINE",
+        "sglang": "agentrl.rollout.engines.servers.sglang:ENGINE",
+        "vllm": "agentrl.rollout.engines.servers.vllm:ENGINE",
     },
     accept=_accept,
     settings=EngineConfig,

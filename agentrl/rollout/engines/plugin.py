@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from agentrl.config import EngineConfig
 from agentrl.errors import ConfigError
-from agentrl.rollout.engines import options
-from agentrl.rollout.engines.server_settings import ServerConfig
+from agentrl.rollout.engines.servers import options
+from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.types import Engine, Tokenizer
 
 EngineFactory = Callable[[Path, Any, Tokenizer | None], Engine]

@@ -1,7 +1,8 @@
 """Direct generation by an engine from other processes, not through the process that manages it.
 
 A `EngineAddress` is sent to the other process, which opens it once and generates by what it gets. Who generates, and
-when, is decided by the managing process (`agentrl.rollout.leases`), which also starts, pauses and updates the engine.
+when, is decided by the managing process (`agentrl.rollout.workers.leases`), which also starts, pauses and updates the
+engine.
 """
 
 from __future__ import annotations

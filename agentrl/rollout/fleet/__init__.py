@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from agentrl import cluster, cores
+from agentrl import cluster
+from agentrl.common import cores
 from agentrl.config import EngineConfig, FleetConfig, WeightsConfig
 from agentrl.rollout.engines import ENGINES, make_engine
 from agentrl.rollout.engines.managed import managed
-from agentrl.rollout.engines.options import platform
-from agentrl.rollout.engines.placed_server import on_nodes
-from agentrl.rollout.engines.server_settings import ServerConfig
+from agentrl.rollout.engines.servers.options import platform
+from agentrl.rollout.engines.servers.placed_server import on_nodes
+from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.rollout.weights import is_direct, make_publisher
 from agentrl.types import Engine
 

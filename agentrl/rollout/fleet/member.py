@@ -22,7 +22,7 @@ from agentrl.config import FleetConfig
 from agentrl.errors import AgentRLError, DeadlineExceeded, EngineError, InvalidInput
 from agentrl.rollout.engines.managed import managed
 from agentrl.rollout.fleet.ticket import LeasedTicket, Ticket
-from agentrl.sessions.generation import aclose
+from agentrl.sessions.tree.generation import aclose
 from agentrl.types import Chunk, Engine, PauseMode, Sampling, Turn
 
 CLOSE_SECONDS = 20.0

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from agentrl import cluster
-from agentrl.cluster import elastic
 from agentrl.cluster.base import ClusterNode
-from agentrl.concurrency import in_thread
+from agentrl.cluster.placement import elastic
+from agentrl.common.concurrency import in_thread
 from agentrl.errors import InvalidInput
 from agentrl.rollout.fleet.fleet import Fleet
 from agentrl.rollout.fleet.member import MemberState

@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Iterable
 from pathlib import Path
 
+from agentrl.common.scratch import ScratchFolder
 from agentrl.config import EngineConfig, FleetConfig, WeightsConfig
 from agentrl.errors import ConfigError
 from agentrl.rollout.engines import ENGINES, make_engine
@@ -23,7 +24,6 @@ from agentrl.rollout.fleet.fleet import Fleet
 from agentrl.rollout.weights import conversion, make_publisher
 from agentrl.rollout.weights.buckets import Named
 from agentrl.rollout.weights.snapshot import write_snapshot
-from agentrl.scratch import ScratchFolder
 
 
 class ReferenceEngine:

@@ -1,7 +1,8 @@
 """A request to an engine of a fleet, and its tokens so far.
 
 Whoever streams from the engine checks what comes: the fleet's process, or the process that has a lease of the request
-(`agentrl.rollout.leases`). Anyone else ends the request through its inbox: a member that is lost, or put to sleep.
+(`agentrl.rollout.workers.leases`). Anyone else ends the request through its inbox: a member that is lost, or put to
+sleep.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Set
 from dataclasses import dataclass, field
 
 from agentrl.errors import AgentRLError, EngineError
-from agentrl.sessions.generation import aclose
+from agentrl.sessions.tree.generation import aclose
 from agentrl.types import Chunk, FinishReason, PauseMode, TopLogprobs, Turn, VersionSpan
 
 _LEAVE_SECONDS = 5.0

@@ -15,8 +15,8 @@ from agentrl.config.secrets import without_secrets
 from agentrl.envs.base import Env
 from agentrl.errors import ConfigError, DeadlineExceeded, missing_extra
 from agentrl.rollout.remote.reply import Api
-from agentrl.rollout.usage import CACHED, COMPLETION, PROMPT
-from agentrl.sessions.conversation import Conversation
+from agentrl.rollout.stream.usage import CACHED, COMPLETION, PROMPT
+from agentrl.sessions.tree.conversation import Conversation
 from agentrl.types import Node, Sampling
 
 CONNECT = 10.0

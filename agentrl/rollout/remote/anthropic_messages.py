@@ -11,7 +11,7 @@ import anthropic
 
 from agentrl.errors import EngineError, ToolArguments
 from agentrl.rollout.remote.reply import Reply, refusal
-from agentrl.rollout.usage import Usage
+from agentrl.rollout.stream.usage import Usage
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.types import FinishReason, FunctionCall, Message, Part, Sampling, ToolCall
 from agentrl.types.messages import parse_arguments

@@ -9,7 +9,7 @@ import openai
 
 from agentrl.errors import EngineError
 from agentrl.rollout.remote.reply import Reply, refusal
-from agentrl.rollout.usage import Usage
+from agentrl.rollout.stream.usage import Usage
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.types import FinishReason, FunctionCall, Message, Sampling, ToolCall
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agentrl.errors import AgentRLError, ConfigError, EngineError, TokenBudgetExceeded
-from agentrl.rollout.usage import Usage
+from agentrl.rollout.stream.usage import Usage
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.types import FinishReason, Message, Sampling
 

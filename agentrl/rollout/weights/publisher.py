@@ -9,7 +9,7 @@
 What a mode means for running requests is in `types.PauseMode`. Only IN_PLACE keeps caches that the old weights
 computed; in every other mode the last load flushes them, so that tokens and caches are of one version.
 
-The comparison with the trainer, by a probe prompt's log-probabilities, is the loop's (`train/probe.py`): the
+The comparison with the trainer, by a probe prompt's log-probabilities, is the loop's (`train/driver/probe.py`): the
 publisher has no trainer.
 """
 
@@ -23,13 +23,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from agentrl.common.scratch import ScratchFolder
 from agentrl.errors import AgentRLError, DeadlineExceeded, EngineError
 from agentrl.rollout.engines.folder import ModelFacts, check_tensors, tensors
 from agentrl.rollout.weights.buckets import Convert, Named, Save, Shapes, Weights
 from agentrl.rollout.weights.receiver import LoadCommit, Receiver
 from agentrl.rollout.weights.snapshot import write_snapshot
 from agentrl.rollout.weights.transports.base import Transport, each
-from agentrl.scratch import ScratchFolder
 from agentrl.types import PauseMode
 
 T = TypeVar("T")

@@ -12,22 +12,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from agentrl.sessions.gateway.app import create_app
     from agentrl.sessions.gateway.gateway import Access, Gateway
+    from agentrl.sessions.gateway.http.app import create_app
+    from agentrl.sessions.gateway.http.server import running, serve
     from agentrl.sessions.gateway.limits import Limits
     from agentrl.sessions.gateway.rewards import CloseBody
-    from agentrl.sessions.gateway.server import running, serve
 
 __all__ = ["Access", "CloseBody", "Gateway", "Limits", "create_app", "running", "serve"]
 
 _MODULES = {
-    "create_app": "app",
+    "create_app": "http.app",
     "Access": "gateway",
     "Gateway": "gateway",
     "Limits": "limits",
     "CloseBody": "rewards",
-    "running": "server",
-    "serve": "server",
+    "running": "http.server",
+    "serve": "http.server",
 }
 
 

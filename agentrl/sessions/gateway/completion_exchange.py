@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from agentrl.sessions import tree
-from agentrl.sessions.gateway.api_error import ApiError
 from agentrl.sessions.gateway.exchange import Exchange
+from agentrl.sessions.gateway.http.api_error import ApiError
 from agentrl.sessions.gateway.matching import HistoryMatch, tools_digest
 from agentrl.sessions.gateway.reading import Reading
 from agentrl.sessions.gateway.sizes import LARGE, check_length, check_text, off_loop
 from agentrl.sessions.renderers.base import Delta, Parsed, RenderedMessage, Span, SpanKind
-from agentrl.sessions.turn_generator import Prompt
+from agentrl.sessions.tree import tree
+from agentrl.sessions.tree.turn_generator import Prompt
 from agentrl.types import FinishReason, Message, Node, Tokenizer
 
 PROMPT = "prompt"

@@ -17,10 +17,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from agentrl.errors import StoreError
-from agentrl.sessions.gateway.admission import admitted
-from agentrl.sessions.gateway.api_error import ApiError, Style, api_error_for
 from agentrl.sessions.gateway.exchange import Exchange
 from agentrl.sessions.gateway.gateway import Gateway, SessionEntry
+from agentrl.sessions.gateway.http.admission import admitted
+from agentrl.sessions.gateway.http.api_error import ApiError, Style, api_error_for
 from agentrl.sessions.gateway.wire.sse import event
 from agentrl.types import OVERLONG, FinishReason, Status
 

@@ -17,10 +17,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from agentrl.sessions.gateway.api_error import ApiError
 from agentrl.sessions.gateway.attempts import Attempts
 from agentrl.sessions.gateway.echoes import match_extended
 from agentrl.sessions.gateway.exclusion import Exclusion
+from agentrl.sessions.gateway.http.api_error import ApiError
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.matching import extended_digest, tools_digest
 from agentrl.sessions.gateway.reading import Reading, forced_tokens
@@ -29,10 +29,10 @@ from agentrl.sessions.gateway.session_state import SessionState
 from agentrl.sessions.gateway.sizes import LARGE, LARGE_HISTORY, characters, check_length, check_text, off_loop
 from agentrl.sessions.gateway.turn_parts import Event, cut_turn, deltas_of, merged, turn_of
 from agentrl.sessions.gateway.turn_request import TurnRequest
-from agentrl.sessions.generation import aclose
 from agentrl.sessions.renderers.base import RenderedMessage, Renderer, Span, parse
 from agentrl.sessions.renderers.strip import StrippedBranch, count_stripped
-from agentrl.sessions.turn_generator import GeneratedTurn, Prompt, TurnGenerator
+from agentrl.sessions.tree.generation import aclose
+from agentrl.sessions.tree.turn_generator import GeneratedTurn, Prompt, TurnGenerator
 from agentrl.types import Chunk, Engine, Message, Node, Sampling, Turn
 
 

@@ -21,15 +21,15 @@ from typing import TypeVar
 
 from agentrl.errors import DeadlineExceeded, InvalidInput, StoreError
 from agentrl.sessions.gateway import rewards
-from agentrl.sessions.gateway.api_error import ApiError
 from agentrl.sessions.gateway.exchange import Parts
+from agentrl.sessions.gateway.http.api_error import ApiError
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.replies.kept import Replies
 from agentrl.sessions.gateway.rewards import CloseBody, RewardBody
 from agentrl.sessions.gateway.schedule import RecordedOrder
 from agentrl.sessions.gateway.session_state import SessionState
 from agentrl.sessions.gateway.writer import StoreWriter
-from agentrl.sessions.store import Store
+from agentrl.sessions.store.store import Store
 from agentrl.types import RewardState, Session, Status
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from agentrl.errors import RenderError
-from agentrl.sessions.gateway.api_error import ApiError, unsupported
+from agentrl.sessions.gateway.http.api_error import ApiError, unsupported
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.renderers.base import Delta, Parser, Renderer, parse
 from agentrl.types import FinishReason, FunctionCall, Message, ToolCall

@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from agentrl.plain import number
-from agentrl.sessions.gateway.api_error import ApiError
+from agentrl.common.plain import number
+from agentrl.sessions.gateway.http.api_error import ApiError
 from agentrl.sessions.gateway.session_state import SessionState
 from agentrl.types import RewardState, Status
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agentrl.errors import Diverged
-from agentrl.sessions import tree
+from agentrl.sessions.tree import tree
 from agentrl.types import Arrival, Node, Session
 
 

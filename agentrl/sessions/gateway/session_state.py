@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl.sessions import tree
-from agentrl.sessions.gateway.api_error import ApiError
-from agentrl.sessions.gateway.bodies import History
+from agentrl.sessions.gateway.http.api_error import ApiError
+from agentrl.sessions.gateway.http.bodies import History
 from agentrl.sessions.gateway.matching import HistoryMatch, NodeIndex, ParentKey, tools_digest
 from agentrl.sessions.gateway.reading import prefill_of
 from agentrl.sessions.gateway.replies.kept import Replies
@@ -23,7 +22,8 @@ from agentrl.sessions.gateway.retries import PendingRequest, Retries
 from agentrl.sessions.gateway.schedule import RecordedOrder
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.renderers.base import RenderedMessage
-from agentrl.sessions.turn_generator import GeneratedTurn, Prompt, TurnGenerator
+from agentrl.sessions.tree import tree
+from agentrl.sessions.tree.turn_generator import GeneratedTurn, Prompt, TurnGenerator
 from agentrl.types import Arrival, FinishReason, Message, Node, Sampling, Session
 
 HISTORIES = 8

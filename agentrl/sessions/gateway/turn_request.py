@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from agentrl.sessions.gateway.bodies import Body, History
+from agentrl.sessions.gateway.http.bodies import Body, History
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.types import Message, Sampling

@@ -24,8 +24,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from agentrl.sessions.gateway.api_error import ApiError, Style
-from agentrl.sessions.gateway.tls import Tls
+from agentrl.sessions.gateway.http.api_error import ApiError, Style
+from agentrl.sessions.gateway.http.tls import Tls
 
 OPEN_SECONDS = 60.0
 """Seconds for a worker to open a session; one that is starting answers once it has started. After a time-out another

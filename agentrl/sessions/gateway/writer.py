@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from agentrl.errors import StoreError
-from agentrl.sessions.store import Store
+from agentrl.sessions.store.store import Store
 from agentrl.types import Node, Session
 
 T = TypeVar("T")

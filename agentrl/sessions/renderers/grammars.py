@@ -10,7 +10,7 @@ import re
 
 from agentrl.sessions.renderers.base import SpanKind
 from agentrl.sessions.renderers.calls import read_hermes
-from agentrl.sessions.renderers.gemma_notation import QUOTE, read_gemma
+from agentrl.sessions.renderers.families.gemma_notation import QUOTE, read_gemma
 from agentrl.sessions.renderers.grammar import Grammar, Reader, Region, RegionExit
 from agentrl.sessions.renderers.readers import (
     read_deepseek,

@@ -8,13 +8,13 @@ from typing import Any
 from agentrl.errors import AgentRLError, ConfigError, RenderError, UnknownName, unknown_name
 from agentrl.models.tokenizers import HFTokenizer, load_tokenizer
 from agentrl.registry import Registry
-from agentrl.sessions.renderers.agreement import disagreement
 from agentrl.sessions.renderers.base import Renderer
 from agentrl.sessions.renderers.ends import extend_ends, stop_token
-from agentrl.sessions.renderers.families import FAMILIES, RendererFamily
-from agentrl.sessions.renderers.generic import generic
+from agentrl.sessions.renderers.families.generic import generic
+from agentrl.sessions.renderers.families.table import FAMILIES, RendererFamily
 from agentrl.sessions.renderers.grammars import GRAMMARS
-from agentrl.sessions.renderers.markers import REFUSES_TOOLS, UNLISTED, WARNED, MarkerPart, look_for
+from agentrl.sessions.renderers.proof.agreement import disagreement
+from agentrl.sessions.renderers.proof.markers import REFUSES_TOOLS, UNLISTED, WARNED, MarkerPart, look_for
 
 _log = logging.getLogger(__name__)
 

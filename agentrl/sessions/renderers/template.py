@@ -19,8 +19,8 @@ from agentrl.errors import ConfigError, RenderError, missing_extra
 from agentrl.models.tokenizers import HFTokenizer
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.sessions.renderers.guard import MarkupGuard
-from agentrl.sessions.renderers.probe import Whole
-from agentrl.sessions.renderers.short_conversations import USER, common
+from agentrl.sessions.renderers.proof.probe import Whole
+from agentrl.sessions.renderers.proof.short_conversations import USER, common
 from agentrl.sessions.renderers.wire import as_wire
 from agentrl.types import Message
 

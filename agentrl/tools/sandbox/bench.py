@@ -10,13 +10,13 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from agentrl.tools.sandbox.container import remove
-from agentrl.tools.sandbox.daemon import Daemon, connect
-from agentrl.tools.sandbox.docker import create_docker
-from agentrl.tools.sandbox.hardening import IDLE, container_config
-from agentrl.tools.sandbox.loop import on_loop
-from agentrl.tools.sandbox.owner import owner
+from agentrl.tools.sandbox.docker.backend import create_docker
+from agentrl.tools.sandbox.docker.container import remove
+from agentrl.tools.sandbox.docker.daemon import Daemon, connect
+from agentrl.tools.sandbox.docker.hardening import IDLE, container_config
+from agentrl.tools.sandbox.docker.owner import owner
 from agentrl.tools.sandbox.pool import SandboxPool
+from agentrl.tools.sandbox.runner.loop import on_loop
 from agentrl.tools.sandbox.spec import SandboxSpec
 
 Step = Callable[[], Awaitable[Any]]

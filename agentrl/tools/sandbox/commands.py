@@ -32,7 +32,8 @@ def check_sandbox(name: str, options: dict[str, Any], out: Console) -> bool:
         options: fields of the specification, and for remote the server's `url`, `key_file` and `certificate`.
         out: where to print.
     """
-    from agentrl.tools.sandbox import conformance, remote
+    from agentrl.tools.sandbox import conformance
+    from agentrl.tools.sandbox.remote import backend as remote
 
     if name == "remote":
         remote.use(*(options.pop(field, None) for field in ("url", "key_file", "certificate")))
@@ -50,8 +51,8 @@ def build(
     tag: Annotated[str, typer.Option(help="The image's name.")] = DEFAULT_IMAGE,
 ) -> None:
     """Build an image from a Dockerfile, or (without one) make the base images without any registry."""
-    from agentrl.tools.sandbox import build as parts
-    from agentrl.tools.sandbox import images
+    from agentrl.tools.sandbox.docker import images
+    from agentrl.tools.sandbox.runner import build as parts
 
     if folder is None:
         script = parts.assets() / "make-base.sh"
@@ -62,7 +63,7 @@ def build(
 @app.command("list")
 def list_() -> None:
     """Show every sandbox container, its owner, and whether the owner is alive."""
-    from agentrl.tools.sandbox import reaper
+    from agentrl.tools.sandbox.docker import reaper
 
     words = {True: "alive", False: "dead", None: "unknown here"}
     found = asyncio.run(reaper.find())
@@ -78,7 +79,7 @@ def list_() -> None:
 @app.command()
 def reap(dry_run: Annotated[bool, typer.Option(help="Only say what would be removed.")] = False) -> None:
     """Remove the containers of owners that are dead, and no others."""
-    from agentrl.tools.sandbox import reaper
+    from agentrl.tools.sandbox.docker import reaper
 
     gone = asyncio.run(reaper.reap(dry_run=dry_run))
     for one in gone:
@@ -96,8 +97,8 @@ def shell(image: ImageOption = DEFAULT_IMAGE) -> None:
 
 
 async def _shell(docker: str, spec: SandboxSpec) -> None:
-    from agentrl.tools.sandbox.docker import create_docker
-    from agentrl.tools.sandbox.transport import default_daemon
+    from agentrl.tools.sandbox.docker.backend import create_docker
+    from agentrl.tools.sandbox.runner.transport import default_daemon
 
     sandbox = await create_docker(spec)
     try:

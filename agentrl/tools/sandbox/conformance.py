@@ -210,7 +210,7 @@ async def _is_hardened(s: Sandbox) -> None:
     """The daemon's inspection matches the specification (backends with a daemon)."""
     inspect = getattr(s, "inspect", None)
     if inspect is not None:
-        from agentrl.tools.sandbox.hardening import audit
+        from agentrl.tools.sandbox.docker.hardening import audit
 
         missing = audit(await inspect(), s.spec)  # type: ignore[attr-defined]
         _expect(not missing, f"not kept: {', '.join(missing)}")

@@ -15,7 +15,7 @@ import logging
 import signal
 import socket
 
-from agentrl.tools.sandbox.runner import Channel, RunnerClient
+from agentrl.tools.sandbox.runner.client import Channel, RunnerClient
 
 logger = logging.getLogger(__name__)
 

@@ -18,15 +18,15 @@ import tempfile
 import uuid
 from pathlib import Path
 
-from agentrl import processes
+from agentrl.common import processes
 from agentrl.errors import SandboxError
 from agentrl.tools.sandbox.base import Sandbox, SandboxDied
-from agentrl.tools.sandbox.build import runner_binary
-from agentrl.tools.sandbox.loop import on_loop
-from agentrl.tools.sandbox.resident import ResidentSandbox
-from agentrl.tools.sandbox.runner import RunnerClient
+from agentrl.tools.sandbox.runner.build import runner_binary
+from agentrl.tools.sandbox.runner.client import RunnerClient
+from agentrl.tools.sandbox.runner.loop import on_loop
+from agentrl.tools.sandbox.runner.resident import ResidentSandbox
+from agentrl.tools.sandbox.runner.transport import PipeStream
 from agentrl.tools.sandbox.spec import SandboxSpec
-from agentrl.tools.sandbox.transport import PipeStream
 
 logger = logging.getLogger(__name__)
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR")

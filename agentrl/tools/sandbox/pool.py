@@ -23,8 +23,8 @@ from typing import Any, TypeVar
 
 from agentrl.errors import AgentRLError, DeadlineExceeded, SandboxError
 from agentrl.tools.sandbox.base import Sandbox
-from agentrl.tools.sandbox.docker import create_docker
-from agentrl.tools.sandbox.loop import on_loop, sandbox_loop
+from agentrl.tools.sandbox.docker.backend import create_docker
+from agentrl.tools.sandbox.runner.loop import on_loop, sandbox_loop
 from agentrl.tools.sandbox.spec import SandboxSpec
 
 logger = logging.getLogger(__name__)

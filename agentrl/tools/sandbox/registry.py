@@ -15,8 +15,8 @@ SANDBOXES: Registry[Create] = Registry(
     "sandbox",
     "agentrl.sandboxes",
     {
-        "docker": "agentrl.tools.sandbox.docker:create_docker",
-        "remote": "agentrl.tools.sandbox.remote:create_remote",
+        "docker": "agentrl.tools.sandbox.docker.backend:create_docker",
+        "remote": "agentrl.tools.sandbox.remote.backend:create_remote",
         "subprocess": "agentrl.tools.sandbox.local:create_subprocess",
     },
     accept=lambda found: found if callable(found) else None,

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from agentrl.errors import SandboxError, StateUnsupported, ToolError, unknown_name
 from agentrl.tools.sandbox.base import ExecResult, Outcome, Sandbox
-from agentrl.tools.sandbox.interpreter import InteractiveSandbox, Interpreter
-from agentrl.tools.sandbox.shell import Shell
+from agentrl.tools.sandbox.runner.interpreter import InteractiveSandbox, Interpreter
+from agentrl.tools.sandbox.runner.shell import Shell
 from agentrl.tools.tool import Tool, tool
 
 Edit = Literal["view", "create", "str_replace", "insert"]

@@ -15,7 +15,7 @@ def _is_algorithm(found: Any) -> bool:
     return isinstance(found, type) and issubclass(found, Algorithm)
 
 
-_HERE = "agentrl.train.algorithms"
+_HERE = "agentrl.train.algorithms.advantages"
 
 ALGORITHMS: Registry[type[Algorithm]] = Registry(
     "algorithm",

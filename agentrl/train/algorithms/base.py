@@ -15,16 +15,16 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from agentrl.config import AlgoConfig, Fraction
 from agentrl.errors import ConfigError, InvalidInput
-from agentrl.train.about import About
-from agentrl.train.adaptive import Adaptive
-from agentrl.train.credit import Credit, NodeKey, SequenceKind
+from agentrl.train.algorithms.about import About
+from agentrl.train.algorithms.adaptive import Adaptive
+from agentrl.train.algorithms.credit import Credit, NodeKey, SequenceKind
 from agentrl.types import Group
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from agentrl.train.forest import Forest
-    from agentrl.train.tokens import Summand, Tokens
+    from agentrl.train.algorithms.tokens import Summand, Tokens
+    from agentrl.train.forest.forest import Forest
 
 
 class CriticConfig(AlgoConfig):
@@ -80,7 +80,7 @@ class Needs:
             without a critic refuses the algorithm by name.
         reward_model: process rewards of every token for `credit`, as its `values`, from a model that learns from
             outcomes beside the policy; `settings` is then a subclass of `RewardModelConfig`. The node advantages then
-            carry `values` and `returns`, see `agentrl.train.backends.reward_model`.
+            carry `values` and `returns`, see `agentrl.train.trainers.reward_model`.
         reference: log-probabilities under the weights that the phase began with (`algo.kl_coef` above 0 also needs
             them).
         sequence: log-ratios summed over whole turns or sessions: a pass without gradient before every update.

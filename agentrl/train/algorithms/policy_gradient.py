@@ -12,13 +12,13 @@ from pydantic import SerializeAsAny
 
 from agentrl.config import AlgoConfig
 from agentrl.train.algorithms.base import Algorithm, Needs
-from agentrl.train.policy_losses import VALIDATED, LossConfig, LossSection, make_loss, preset
+from agentrl.train.algorithms.policy_losses import VALIDATED, LossConfig, LossSection, make_loss, preset
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from agentrl.train.forest import Forest
-    from agentrl.train.tokens import Summand, Tokens
+    from agentrl.train.algorithms.tokens import Summand, Tokens
+    from agentrl.train.forest.forest import Forest
 
 
 class PolicyGradientConfig(AlgoConfig):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from agentrl.cluster.assignment import Assignment
 from agentrl.cluster.base import ClusterNode
+from agentrl.cluster.placement.assignment import Assignment
 from agentrl.train.plan.memory import ENGINE_FRACTION, GIB, OVERHEAD, EngineMemory, TrainerMemory
 
 SLEEPING = 1 * GIB

@@ -8,21 +8,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
-from agentrl import cluster, custom_code
+from agentrl import cluster
 from agentrl.cluster.base import ClusterNode
-from agentrl.cluster.gpus import installed
-from agentrl.cluster.inventory import on_gpus
-from agentrl.cluster.placement import Assignment, Place, place
+from agentrl.cluster.placement.gpus import installed
+from agentrl.cluster.placement.inventory import on_gpus
+from agentrl.cluster.placement.plan import Assignment, Place, place
+from agentrl.common import custom_code
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.models.registry import cache_folder
 from agentrl.models.tiny import TinyShape
 from agentrl.rollout.engines import ENGINES
 from agentrl.train.algorithms import make_algorithm
-from agentrl.train.backends import TRAINERS
-from agentrl.train.placing import run_demand, split_of
+from agentrl.train.driver.setup import TINY
 from agentrl.train.plan.devices import Devices, devices_of, size, too_full
 from agentrl.train.plan.memory import GIB, EngineMemory, Numbers, Split, TrainerMemory, engine_memory
+from agentrl.train.plan.placing import run_demand, split_of
 from agentrl.train.plan.shapes import Shape, shape_of
 from agentrl.train.plan.step import (
     FOREST_BYTES,
@@ -37,7 +38,7 @@ from agentrl.train.plan.step import (
     publish_seconds,
     train_seconds,
 )
-from agentrl.train.setup import TINY
+from agentrl.train.trainers import TRAINERS
 
 USED = 0.5
 """The part of `rollout.session_tokens` that a session is expected to have, half of it sampled; an assumption."""

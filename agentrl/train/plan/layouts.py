@@ -11,11 +11,9 @@ from typing import Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from agentrl.cluster.base import ClusterNode
-from agentrl.cluster.placement import Assignment, Demand, Layout, Wanted, fitted
+from agentrl.cluster.placement.plan import Assignment, Demand, Layout, Wanted, fitted
 from agentrl.config import Section
 from agentrl.errors import ConfigError
-from agentrl.train.backends.megatron.layout import layout_of
-from agentrl.train.backends.megatron.settings import MegatronConfig
 from agentrl.train.plan.devices import SLEEPING
 from agentrl.train.plan.memory import (
     GIB,
@@ -29,6 +27,8 @@ from agentrl.train.plan.memory import (
 )
 from agentrl.train.plan.shapes import Shape
 from agentrl.train.plan.step import Rates, StepTime, StepWork, generate_seconds, publish_seconds, train_seconds
+from agentrl.train.trainers.megatron.layout import layout_of
+from agentrl.train.trainers.megatron.settings import MegatronConfig
 
 POWERS = (1, 2, 4, 8, 16, 32)
 ALIKE = 1.15

@@ -14,7 +14,7 @@ from agentrl.train.plan.shapes import Shape
 
 GIB = 1 << 30
 LOGITS = 3 * 4 * (1 << 24)
-"""Logits of one chunk of the head in float32, with its softmax and their gradient (`agentrl.train.backends.head`)."""
+"""Logits of one chunk of the head in float32, with its softmax and their gradient (`agentrl.train.trainers.head`)."""
 OVERHEAD = 2 * GIB
 """Bytes that CUDA, NCCL and the allocator's fragments take on each device; an assumption."""
 ENGINE_FRACTION = 0.85

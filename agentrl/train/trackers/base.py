@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from agentrl.train.files import write_atomically
+from agentrl.train.record.files import write_atomically
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ import pytest
 
 import agentrl
 from agentrl.envs import calls
-from agentrl.envs.swe import harbor, library
+from agentrl.envs.builtin.swe import library
+from agentrl.envs.builtin.swe.formats import harbor
 from tests.conftest import need
 
 HERE = Path(__file__).parent

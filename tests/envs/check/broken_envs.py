@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import agentrl
 from agentrl.envs.base import Env
-from agentrl.envs.check.runtime import HOLD
+from agentrl.envs.check.rules.runtime import HOLD
 from agentrl.errors import ToolError
 from agentrl.types import Message, Session, StepResult, Task
 

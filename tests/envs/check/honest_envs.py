@@ -21,8 +21,8 @@ from typing import Any, ClassVar
 
 import agentrl
 from agentrl.envs.base import Env
-from agentrl.envs.check.costs import FIRST, REPEATED
-from agentrl.envs.check.runtime import HOLD
+from agentrl.envs.check.rules.costs import FIRST, REPEATED
+from agentrl.envs.check.rules.runtime import HOLD
 from agentrl.errors import ToolError
 from agentrl.types import Message, Session, StepResult, Task
 from tests.envs.check.broken_envs import Till

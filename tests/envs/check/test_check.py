@@ -21,7 +21,7 @@ from agentrl.envs.base import Env
 from agentrl.envs.check import CheckProgress, Finding, Measured, Note, Scores, check_env
 from agentrl.envs.check.monitor import LoopClock
 from agentrl.envs.check.table import RULES
-from agentrl.envs.samples import sample
+from agentrl.envs.data.samples import sample
 from agentrl.errors import ConfigError, InvalidInput, UnknownName
 from agentrl.tools import Tool
 from tests.envs.check.broken_envs import Basket, Till

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import agentrl
-from agentrl.envs.calculator import Calculator
+from agentrl.envs.builtin.calculator import Calculator
 from agentrl.envs.check.table import RULES
 from tests.envs.check import worlds
 from tests.envs.check.planting import Fault, check, faults, find, plain_faults, working_in

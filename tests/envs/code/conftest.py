@@ -6,14 +6,14 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from agentrl.envs.code import Verdict, code_verdict
-from agentrl.envs.code.runners import SPEC, InSandbox
+from agentrl.envs.builtin.code import Verdict, code_verdict
+from agentrl.envs.builtin.code.runners import SPEC, InSandbox
 from agentrl.envs.sandboxes import close_all
 from agentrl.tools.sandbox import Sandbox
-from agentrl.tools.sandbox.daemon import available
-from agentrl.tools.sandbox.docker import create_docker
-from agentrl.tools.sandbox.images import present
-from agentrl.tools.sandbox.loop import blocking
+from agentrl.tools.sandbox.docker.backend import create_docker
+from agentrl.tools.sandbox.docker.daemon import available
+from agentrl.tools.sandbox.docker.images import present
+from agentrl.tools.sandbox.runner.loop import blocking
 from tests.conftest import need
 
 PATIENCE = 100.0

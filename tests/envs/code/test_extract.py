@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agentrl.envs.code.extract import extract, fenced
+from agentrl.envs.builtin.code.extract import extract, fenced
 
 CODE = "def f(x):\n    return x + 1\n"
 PROMPT = 'import math\n\ndef helper(x):\n    return x\n\ndef f(x):\n    """Adds one."""\n'

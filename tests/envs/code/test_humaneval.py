@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.envs.code import Job, code_verdict
-from agentrl.envs.code.problems import read_problems
-from agentrl.envs.code.runners import judge
+from agentrl.envs.builtin.code import Job, code_verdict
+from agentrl.envs.builtin.code.problems import read_problems
+from agentrl.envs.builtin.code.runners import judge
 from agentrl.types import Task
 from tests.envs.code.conftest import PATIENCE, Kept
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from agentrl.envs.code import Job, code_exec
-from agentrl.envs.code.judging import encode_job, read
-from agentrl.envs.code.runners import judge
+from agentrl.envs.builtin.code import Job, code_exec
+from agentrl.envs.builtin.code.judging import encode_job, read
+from agentrl.envs.builtin.code.runners import judge
 from agentrl.errors import EnvError, InvalidInput
 from tests.envs.code.conftest import PATIENCE, Judge, Kept
 

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.envs.base import Env
+from agentrl.envs.builtin.questions import latex
+from agentrl.envs.builtin.questions.env import right
+from agentrl.envs.builtin.questions.formats import Grading, Question, question
 from agentrl.envs.check import check_env
+from agentrl.envs.data.splits import TaskList
 from agentrl.envs.episode import play
-from agentrl.envs.questions import latex
-from agentrl.envs.questions.env import right
-from agentrl.envs.questions.formats import Grading, Question, question
 from agentrl.envs.registry import make
-from agentrl.envs.splits import TaskList
 from agentrl.errors import ConfigError
 from agentrl.types import Task
 

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from agentrl.envs import EnvState, calls, sandboxes
-from agentrl.envs.swe.changes import File
-from agentrl.envs.swe.env import SPEC, Swe
-from agentrl.envs.swe.find_key import find_stored
-from agentrl.envs.swe.patch import as_patch
-from agentrl.envs.swe.scoring import Exam, ScoringResult, score
-from agentrl.envs.swe.source import source_of
-from agentrl.envs.swe.task import Commit, SweTask
-from agentrl.tools.sandbox.daemon import available
-from agentrl.tools.sandbox.images import present
-from agentrl.tools.sandbox.loop import blocking
+from agentrl.envs.builtin.swe.changes import File
+from agentrl.envs.builtin.swe.env import SPEC, Swe
+from agentrl.envs.builtin.swe.generation.find_key import find_stored
+from agentrl.envs.builtin.swe.patch import as_patch
+from agentrl.envs.builtin.swe.scoring import Exam, ScoringResult, score
+from agentrl.envs.builtin.swe.source import source_of
+from agentrl.envs.builtin.swe.task import Commit, SweTask
+from agentrl.tools.sandbox.docker.daemon import available
+from agentrl.tools.sandbox.docker.images import present
+from agentrl.tools.sandbox.runner.loop import blocking
 from agentrl.types import Message, Session
 from tests.conftest import need
 

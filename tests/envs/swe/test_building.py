@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.envs.builtin.swe import building
 from agentrl.envs.episode import expert_policy, noop_policy, play
 from agentrl.envs.registry import make
-from agentrl.envs.swe import building
 from agentrl.errors import ConfigError, InvalidInput
-from agentrl.tools.sandbox import images
-from agentrl.tools.sandbox.daemon import daemon
+from agentrl.tools.sandbox.docker import images
+from agentrl.tools.sandbox.docker.daemon import daemon
 from agentrl.types import Task
 
 pytestmark = [pytest.mark.usefixtures("docker"), pytest.mark.slow]

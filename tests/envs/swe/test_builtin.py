@@ -7,13 +7,13 @@ import asyncio
 import pytest
 
 from agentrl.config import RolloutConfig
+from agentrl.envs.builtin.swe import library
+from agentrl.envs.builtin.swe.env import Swe
 from agentrl.envs.check import check_env
 from agentrl.envs.episode import EXPERT, NOOP, Actor
-from agentrl.envs.swe import library
-from agentrl.envs.swe.env import Swe
-from agentrl.rollout.groups import Rollouts
-from agentrl.rollout.policies import Policy
-from agentrl.sessions.renderers.null import NullRenderer
+from agentrl.rollout.episodes.groups import Rollouts
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.sessions.renderers.families.null import NullRenderer
 from agentrl.types import Session
 
 pytestmark = [pytest.mark.usefixtures("docker"), pytest.mark.slow]

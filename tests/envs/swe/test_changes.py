@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentrl.envs.swe import patch
-from agentrl.envs.swe.changes import (
+from agentrl.envs.builtin.swe import patch
+from agentrl.envs.builtin.swe.changes import (
     EXECUTABLE,
     LINK,
     REGULAR,
@@ -26,7 +26,7 @@ from agentrl.envs.swe.changes import (
     read_tar,
     write_tar,
 )
-from agentrl.envs.swe.patch import as_patch, read_patch
+from agentrl.envs.builtin.swe.patch import as_patch, read_patch
 from agentrl.errors import InvalidInput
 
 NAMES = st.sampled_from(["a", "b/c", "b/d e", "ü", 'q"uote', "tab\there", "b/x/y.py", "z\\w"])

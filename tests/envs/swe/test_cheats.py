@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from agentrl.envs import sandboxes
-from agentrl.envs.swe.changes import LINK, File, applied, write_tar
-from agentrl.envs.swe.env import SPEC
-from agentrl.envs.swe.scoring import Exam
+from agentrl.envs.builtin.swe.changes import LINK, File, applied, write_tar
+from agentrl.envs.builtin.swe.env import SPEC
+from agentrl.envs.builtin.swe.scoring import Exam
 from agentrl.tools.sandbox import Sandbox
 from tests.envs.swe.conftest import BROKEN, FIXED, HIDDEN, TASK, judged
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
+from agentrl.envs.builtin.swe.env import Swe
+from agentrl.envs.builtin.swe.formats.datasets import CONDA, LAYOUTS, layout_of, read_tasks, task_of
+from agentrl.envs.builtin.swe.patch import as_patch
+from agentrl.envs.builtin.swe.prebuilt import directives
+from agentrl.envs.builtin.swe.task import SweTask
 from agentrl.envs.episode import expert_policy, noop_policy, play
-from agentrl.envs.swe.datasets import CONDA, LAYOUTS, layout_of, read_tasks, task_of
-from agentrl.envs.swe.env import Swe
-from agentrl.envs.swe.patch import as_patch
-from agentrl.envs.swe.prebuilt import directives
-from agentrl.envs.swe.task import SweTask
 from agentrl.errors import ConfigError, InvalidInput, UnknownName
-from agentrl.tools.sandbox.daemon import daemon
+from agentrl.tools.sandbox.docker.daemon import daemon
 from agentrl.types import Message, Session
 from tests.conftest import need
 from tests.envs.swe.conftest import BROKEN, FIXED, HIDDEN, VISIBLE, text_file

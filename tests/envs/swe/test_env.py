@@ -10,11 +10,11 @@ import pytest
 
 from agentrl.envs import sandboxes
 from agentrl.envs.base import Env
+from agentrl.envs.builtin.swe.env import Swe
+from agentrl.envs.builtin.swe.limits import EpisodeLimits, LimitMeter
+from agentrl.envs.builtin.swe.prompts import SUBMIT
 from agentrl.envs.episode import expert_policy, noop_policy, play
 from agentrl.envs.registry import make
-from agentrl.envs.swe.env import Swe
-from agentrl.envs.swe.limits import EpisodeLimits, LimitMeter
-from agentrl.envs.swe.prompts import SUBMIT
 from agentrl.errors import ConfigError
 from agentrl.tools.sandbox.base import DaemonError
 from agentrl.types import Message, Session, Status
@@ -200,7 +200,7 @@ def test_without_a_daemon_it_says_in_one_line_what_to_do(monkeypatch: pytest.Mon
     async def no_daemon(image: str, address: str | None = None) -> None:
         raise DaemonError("no Docker daemon at unix:///nowhere")
 
-    monkeypatch.setattr("agentrl.tools.sandbox.images.require", no_daemon)
+    monkeypatch.setattr("agentrl.tools.sandbox.docker.images.require", no_daemon)
     monkeypatch.setattr(sandboxes, "_suppliers", {})
     env = Swe()
     for work in (env.prepare([TASK.as_task()], 1), env.reset(TASK.as_task())):

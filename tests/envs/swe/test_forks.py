@@ -8,12 +8,12 @@ import pytest
 
 from agentrl.config import RolloutConfig
 from agentrl.envs import sandboxes
-from agentrl.envs.swe.env import Swe
-from agentrl.rollout.actors import ModelActor
-from agentrl.rollout.groups import TRAIN, Rollouts, new_group
-from agentrl.rollout.policies import Policy
-from agentrl.tools.sandbox.daemon import daemon
-from agentrl.tools.sandbox.owner import owner
+from agentrl.envs.builtin.swe.env import Swe
+from agentrl.rollout.episodes.actors import ModelActor
+from agentrl.rollout.episodes.groups import TRAIN, Rollouts, new_group
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.tools.sandbox.docker.daemon import daemon
+from agentrl.tools.sandbox.docker.owner import owner
 from agentrl.types import Group, Message, Sampling, Status, StepResult
 from tests.envs.swe.conftest import TASK
 from tests.sessions.fakes import DiceEngine, LetterRenderer

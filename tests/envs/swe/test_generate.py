@@ -12,13 +12,14 @@ import pytest
 from typer.testing import CliRunner
 
 from agentrl.envs import sandboxes
-from agentrl.envs.swe import harbor, library
-from agentrl.envs.swe.commands import app
-from agentrl.envs.swe.env import SPEC
-from agentrl.envs.swe.faults import FaultKind, faults
-from agentrl.envs.swe.generate import Package, candidates, generate
-from agentrl.envs.swe.proof import prove, solved_tree
-from agentrl.envs.swe.task import SweTask
+from agentrl.envs.builtin.swe import library
+from agentrl.envs.builtin.swe.commands import app
+from agentrl.envs.builtin.swe.env import SPEC
+from agentrl.envs.builtin.swe.formats import harbor
+from agentrl.envs.builtin.swe.generation.faults import FaultKind, faults
+from agentrl.envs.builtin.swe.generation.generate import Package, candidates, generate
+from agentrl.envs.builtin.swe.generation.proof import prove, solved_tree
+from agentrl.envs.builtin.swe.task import SweTask
 from agentrl.errors import InvalidInput
 from agentrl.tools.sandbox import Sandbox
 

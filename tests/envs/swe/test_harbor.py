@@ -11,14 +11,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentrl.envs import identity
+from agentrl.envs.builtin.swe import library
+from agentrl.envs.builtin.swe.building import context_of
+from agentrl.envs.builtin.swe.formats import harbor, unread
+from agentrl.envs.builtin.swe.formats.toml import dumps
+from agentrl.envs.builtin.swe.prebuilt import variables
+from agentrl.envs.builtin.swe.repository import commit_id, fast_import, setup
+from agentrl.envs.builtin.swe.task import Commit, SweTask
+from agentrl.envs.data import identity
 from agentrl.envs.registry import make
-from agentrl.envs.swe import harbor, library, unread
-from agentrl.envs.swe.building import context_of
-from agentrl.envs.swe.prebuilt import variables
-from agentrl.envs.swe.repository import commit_id, fast_import, setup
-from agentrl.envs.swe.task import Commit, SweTask
-from agentrl.envs.swe.toml import dumps
 from agentrl.errors import ConfigError, InvalidInput, UnknownName
 from agentrl.types import Task
 

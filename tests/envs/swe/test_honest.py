@@ -11,8 +11,8 @@ import shlex
 
 import pytest
 
+from agentrl.envs.builtin.swe.env import Swe
 from agentrl.envs.episode import play
-from agentrl.envs.swe.env import Swe
 from agentrl.types import Message, Session
 from tests.envs.swe.conftest import FIXED, TASK
 

@@ -10,16 +10,16 @@ import pytest
 
 from agentrl.config import RolloutConfig
 from agentrl.envs.base import Env
+from agentrl.envs.builtin.swe import repair, source
+from agentrl.envs.builtin.swe.env import Swe
 from agentrl.envs.results import TOOL_FAULTS
-from agentrl.envs.swe import repair, source
-from agentrl.envs.swe.env import Swe
-from agentrl.rollout.groups import Rollouts
-from agentrl.rollout.policies import Policy
-from agentrl.sessions.conversation import Conversation
-from agentrl.sessions.renderers.null import NullRenderer
+from agentrl.rollout.episodes.groups import Rollouts
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.sessions.renderers.families.null import NullRenderer
+from agentrl.sessions.tree.conversation import Conversation
 from agentrl.tools.sandbox import Sandbox
-from agentrl.tools.sandbox.docker import DockerSandbox
-from agentrl.tools.sandbox.loop import on_loop
+from agentrl.tools.sandbox.docker.backend import DockerSandbox
+from agentrl.tools.sandbox.runner.loop import on_loop
 from agentrl.types import Group, Message, Node, Status
 from tests.envs.swe.conftest import FIXED, TASK
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.envs.swe.logs import FORMATS, REPOSITORIES, STATUSES, TestStatus, find, fixed, kept, parse
+from agentrl.envs.builtin.swe.logs import FORMATS, REPOSITORIES, STATUSES, TestStatus, find, fixed, kept, parse
 from agentrl.errors import UnknownName
 from tests.conftest import need
 

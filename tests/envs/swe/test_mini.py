@@ -10,14 +10,14 @@ import pytest
 
 from agentrl.config import RolloutConfig
 from agentrl.envs import calls
-from agentrl.envs.swe import library
-from agentrl.envs.swe.env import Swe
-from agentrl.envs.swe.source import source_of
-from agentrl.rollout.policies import Policy
-from agentrl.rollout.programs import serving
-from agentrl.sessions import tree
-from agentrl.sessions.store import Store
-from agentrl.train.algorithms.grpo import Grpo
+from agentrl.envs.builtin.swe import library
+from agentrl.envs.builtin.swe.env import Swe
+from agentrl.envs.builtin.swe.source import source_of
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.episodes.programs import serving
+from agentrl.sessions.store.store import Store
+from agentrl.sessions.tree import tree
+from agentrl.train.algorithms.advantages.grpo import Grpo
 from agentrl.types import Group, Session, Status, Task
 from tests.conftest import need
 from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn, renderer
@@ -45,7 +45,7 @@ async def played(tmp_path: Path, steps: int | None) -> tuple[ScriptedEngine, Ses
 
 async def test_its_sessions_are_judged_in_a_sandbox_of_ours_and_pack_token_for_token(tmp_path: Path) -> None:
     need(importlib.util.find_spec("torch") is not None, "torch, of the extra train")
-    from agentrl.train.packing import pack
+    from agentrl.train.forest.packing import pack
 
     sessions = []
     for steps, reward in ((None, 1.0), (1, 0.0)):

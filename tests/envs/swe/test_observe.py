@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.envs.swe.expect import as_shown, decode, fits
-from agentrl.envs.swe.guess import MISSING, MOST, Open, bits, can_fail
-from agentrl.envs.swe.inside import PROGRAM
-from agentrl.envs.swe.key import Expected, FileKey, ReportRow, satisfied, verdicts
-from agentrl.envs.swe.observe import AssertionSite, Rewritten, rewritten
+from agentrl.envs.builtin.swe.generation.expect import as_shown, decode, fits
+from agentrl.envs.builtin.swe.generation.guess import MISSING, MOST, Open, bits, can_fail
+from agentrl.envs.builtin.swe.generation.key import Expected, FileKey, ReportRow, satisfied, verdicts
+from agentrl.envs.builtin.swe.generation.observe import AssertionSite, Rewritten, rewritten
+from agentrl.envs.builtin.swe.inside import PROGRAM
 
 
 def inside() -> dict[str, Any]:

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from agentrl.envs.builtin.swe.env import Swe
+from agentrl.envs.builtin.swe.patch import as_patch
+from agentrl.envs.builtin.swe.prebuilt import directives
+from agentrl.envs.builtin.swe.task import SweTask
 from agentrl.envs.episode import expert_policy, play
 from agentrl.envs.registry import make
-from agentrl.envs.swe.env import Swe
-from agentrl.envs.swe.patch import as_patch
-from agentrl.envs.swe.prebuilt import directives
-from agentrl.envs.swe.task import SweTask
-from agentrl.tools.sandbox.daemon import daemon
+from agentrl.tools.sandbox.docker.daemon import daemon
 from agentrl.types import Message, Session, Task
 from tests.envs.swe.conftest import BROKEN, FIXED, HIDDEN, VISIBLE, finish_elsewhere, text_file
 

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.envs import calls
+from agentrl.envs.builtin.swe.env import Swe
+from agentrl.envs.builtin.swe.repair import HIDDEN, VISIBLE, Repair, _interpreter, problem, trace
 from agentrl.envs.episode import DEMONSTRATOR, expert_policy, noop_policy, play
 from agentrl.envs.registry import make
-from agentrl.envs.swe.env import Swe
-from agentrl.envs.swe.repair import HIDDEN, VISIBLE, Repair, _interpreter, problem, trace
 from agentrl.errors import ToolError
 from agentrl.overrides import typed
-from agentrl.train.setup import complete
+from agentrl.train.driver.setup import complete
 from agentrl.types import Session, Task
 
 

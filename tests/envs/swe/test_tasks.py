@@ -10,15 +10,15 @@ from collections.abc import Sequence
 import pytest
 
 from agentrl.envs import sandboxes
-from agentrl.envs.swe import library
-from agentrl.envs.swe.changes import File
-from agentrl.envs.swe.env import SPEC, Swe
-from agentrl.envs.swe.find_key import LEAST_BITS, examine, find_stored
-from agentrl.envs.swe.key import Key
-from agentrl.envs.swe.patch import as_patch
-from agentrl.envs.swe.proof import prove, solved_tree
-from agentrl.envs.swe.repository import commit_id
-from agentrl.envs.swe.task import Commit, SweTask
+from agentrl.envs.builtin.swe import library
+from agentrl.envs.builtin.swe.changes import File
+from agentrl.envs.builtin.swe.env import SPEC, Swe
+from agentrl.envs.builtin.swe.generation.find_key import LEAST_BITS, examine, find_stored
+from agentrl.envs.builtin.swe.generation.key import Key
+from agentrl.envs.builtin.swe.generation.proof import prove, solved_tree
+from agentrl.envs.builtin.swe.patch import as_patch
+from agentrl.envs.builtin.swe.repository import commit_id
+from agentrl.envs.builtin.swe.task import Commit, SweTask
 
 TASKS = library.builtin()
 FIELDS = {"parser", "data-structures", "web", "cli", "numerics", "concurrency", "regular-expressions", "dates"}

@@ -10,8 +10,8 @@ import pytest
 
 import agentrl
 from agentrl.envs import calls
-from agentrl.envs.swe import terminal_bench
-from agentrl.envs.swe.task import SweTask
+from agentrl.envs.builtin.swe.formats import terminal_bench
+from agentrl.envs.builtin.swe.task import SweTask
 from agentrl.errors import AgentRLError, InvalidInput
 
 pytestmark = pytest.mark.slow

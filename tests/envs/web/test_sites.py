@@ -19,19 +19,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.envs import calls, make
+from agentrl.envs.builtin.web.env import WebEnv
+from agentrl.envs.builtin.web.forms.catalogue import FORMS, SIMPLE, value_of
+from agentrl.envs.builtin.web.forms.site import FormSite
+from agentrl.envs.builtin.web.forms.tasks import credit as form_credit
+from agentrl.envs.builtin.web.page import MAX_PAGE, parse
+from agentrl.envs.builtin.web.server import MAX_BODY, sites
+from agentrl.envs.builtin.web.shop.catalogue import catalogue
+from agentrl.envs.builtin.web.shop.site import MAX_LINES, Line, Shop
+from agentrl.envs.builtin.web.shop.tasks import cheapest
+from agentrl.envs.builtin.web.shop.tasks import credit as shop_credit
 from agentrl.envs.check import check_env
+from agentrl.envs.data.samples import random_policy
 from agentrl.envs.episode import expert_policy, play, record
-from agentrl.envs.samples import random_policy
-from agentrl.envs.web.env import WebEnv
-from agentrl.envs.web.forms.catalogue import FORMS, SIMPLE, value_of
-from agentrl.envs.web.forms.site import FormSite
-from agentrl.envs.web.forms.tasks import credit as form_credit
-from agentrl.envs.web.page import MAX_PAGE, parse
-from agentrl.envs.web.server import MAX_BODY, sites
-from agentrl.envs.web.shop.catalogue import catalogue
-from agentrl.envs.web.shop.site import MAX_LINES, Line, Shop
-from agentrl.envs.web.shop.tasks import cheapest
-from agentrl.envs.web.shop.tasks import credit as shop_credit
 from agentrl.errors import ConfigError
 from agentrl.types import Status, Task
 from tests.conftest import need
@@ -361,7 +361,7 @@ async def _with_detours(env: Any, messages: Any) -> Any:
 @pytest.mark.slow
 async def test_where_there_is_no_chromium_the_refusal_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     need(importlib.util.find_spec("playwright") is not None, "playwright")
-    from agentrl.envs.web import chromium
+    from agentrl.envs.builtin.web import chromium
 
     monkeypatch.setattr(chromium, "_started", None)
     monkeypatch.setattr(chromium.shutil, "which", lambda name: "/nowhere/chromium")
@@ -409,7 +409,7 @@ class FakeChromium:
 def started(monkeypatch: pytest.MonkeyPatch) -> list[FakeChromium]:
     """Those that were started, the next ones in place of real ones."""
     need(importlib.util.find_spec("playwright") is not None, "playwright")
-    from agentrl.envs.web import chromium
+    from agentrl.envs.builtin.web import chromium
 
     browsers: list[FakeChromium] = []
 
@@ -424,7 +424,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[FakeChromium]:
 
 async def test_a_chromium_that_died_is_started_anew(started: list[FakeChromium]):
     """Every further session of the run was an infrastructure error."""
-    from agentrl.envs.web.chromium import ChromiumBrowser
+    from agentrl.envs.builtin.web.chromium import ChromiumBrowser
 
     for _ in range(2):
         browser = ChromiumBrowser("shop.test", "session")
@@ -434,7 +434,7 @@ async def test_a_chromium_that_died_is_started_anew(started: list[FakeChromium])
 
 
 async def test_an_episode_whose_chromium_died_is_closed_like_any_other(started: list[FakeChromium]):
-    from agentrl.envs.web.chromium import ChromiumBrowser
+    from agentrl.envs.builtin.web.chromium import ChromiumBrowser
 
     env: Any = make("web_shop", level=1, browser="chromium")
     await env._begin(first("web_shop", 1))
@@ -450,7 +450,7 @@ async def test_an_episode_whose_chromium_died_is_closed_like_any_other(started: 
 async def test_a_page_that_an_episodes_deadline_cut_off_leaves_no_context(
     started: list[FakeChromium],
 ):
-    from agentrl.envs.web.chromium import ChromiumBrowser
+    from agentrl.envs.builtin.web.chromium import ChromiumBrowser
 
     browser = ChromiumBrowser("shop.test", "session")
     await browser._do(browser._open_page())

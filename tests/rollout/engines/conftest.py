@@ -17,7 +17,7 @@ import torch
 from agentrl.config import EngineConfig
 from agentrl.errors import AgentRLError
 from agentrl.models import tiny
-from agentrl.rollout.engines.local import LocalEngine
+from agentrl.rollout.engines.local.engine import LocalEngine
 from tests.conftest import need
 
 TEXTS = [

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config import EngineConfig
-from agentrl.rollout.engines import make_engine, remote
-from agentrl.rollout.engines.server_settings import ServerConfig
+from agentrl.rollout.engines import make_engine
+from agentrl.rollout.engines.servers import remote
+from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from tests.conftest import need
 from tests.suite.schedule import kept
 

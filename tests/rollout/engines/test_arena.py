@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.rollout.engines.arena import BLOCK, Arena, Prefix, Prefixes, bucket, chain, common
+from agentrl.rollout.engines.local.arena import BLOCK, Arena, Prefix, Prefixes, bucket, chain, common
 
 IDS = st.lists(st.integers(0, 1), max_size=70)
 

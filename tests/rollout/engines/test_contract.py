@@ -13,7 +13,7 @@ import torch
 from agentrl.config import EngineConfig
 from agentrl.models.tokenizers import load_tokenizer
 from agentrl.rollout.engines.contract import CHECKS, EngineSubject, check_engine
-from agentrl.rollout.engines.local import LocalEngine
+from agentrl.rollout.engines.local.engine import LocalEngine
 from agentrl.types import Chunk, Engine, Sampling, Turn
 from tests.rollout.engines.conftest import reference, two_layers_of
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from agentrl.errors import MissingExtra
-from agentrl.rollout.engines import driver
-from agentrl.rollout.engines.server_settings import ServerConfig
-from agentrl.rollout.engines.sglang import SGLangEngine
+from agentrl.rollout.engines.servers import driver
+from agentrl.rollout.engines.servers.server_settings import ServerConfig
+from agentrl.rollout.engines.servers.sglang import SGLangEngine
 
 LOAD = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuPointerGetAttribute(None, 0, None))"
 

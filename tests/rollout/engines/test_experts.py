@@ -22,13 +22,13 @@ from agentrl.attachments import routed_experts
 from agentrl.config import EngineConfig
 from agentrl.errors import ConfigError, EngineError
 from agentrl.rollout.engines.contract import CHECKS, EngineSubject
-from agentrl.rollout.engines.experts import ExpertRecorder
 from agentrl.rollout.engines.folder import Experts, ModelFacts
-from agentrl.rollout.engines.local import LocalEngine
-from agentrl.rollout.engines.open_request import OpenRequest
-from agentrl.rollout.engines.server_settings import ServerConfig
-from agentrl.rollout.engines.vllm import VLLMEngine
-from agentrl.sessions.generation import generate
+from agentrl.rollout.engines.local.engine import LocalEngine
+from agentrl.rollout.engines.local.experts import ExpertRecorder
+from agentrl.rollout.engines.servers.open_request import OpenRequest
+from agentrl.rollout.engines.servers.server_settings import ServerConfig
+from agentrl.rollout.engines.servers.vllm import VLLMEngine
+from agentrl.sessions.tree.generation import generate
 from agentrl.types import PauseMode, Sampling, Turn, collect
 from tests.rollout.engines.routed import agree, chosen
 from tests.train.backends.megatron import zoo

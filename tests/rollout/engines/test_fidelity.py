@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from agentrl.rollout.engines.local import LocalEngine
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.fidelity import agreement, random_sessions
+from agentrl.rollout.engines.local.engine import LocalEngine
+from agentrl.train.driver.fidelity import agreement, random_sessions
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Chunk, Sampling, Turn
 
 BOUND = 1e-4

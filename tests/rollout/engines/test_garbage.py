@@ -13,9 +13,9 @@ import orjson
 import pytest
 
 from agentrl.errors import AgentRLError, EngineError
-from agentrl.rollout.engines.server_settings import ServerConfig
-from agentrl.rollout.engines.sglang import SGLangEngine
-from agentrl.rollout.engines.vllm import VLLMEngine
+from agentrl.rollout.engines.servers.server_settings import ServerConfig
+from agentrl.rollout.engines.servers.sglang import SGLangEngine
+from agentrl.rollout.engines.servers.vllm import VLLMEngine
 from agentrl.types import Sampling, Turn, collect
 from tests.rollout.engines.test_remote import END, HEAD, LENGTH, fake, piece
 

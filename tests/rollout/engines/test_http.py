@@ -12,9 +12,9 @@ import orjson
 import pytest
 
 from agentrl.errors import EngineError
-from agentrl.rollout.engines import connections
-from agentrl.rollout.engines.connections import IDLE_SECONDS
-from agentrl.rollout.engines.http import Http
+from agentrl.rollout.engines.servers import connections
+from agentrl.rollout.engines.servers.connections import IDLE_SECONDS
+from agentrl.rollout.engines.servers.http import Http
 from tests.rollout.engines import servers
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

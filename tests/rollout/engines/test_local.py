@@ -14,8 +14,9 @@ import torch
 
 from agentrl.config import EngineConfig
 from agentrl.errors import EngineError, InvalidInput, MissingExtra, UnknownName
-from agentrl.rollout.engines import ENGINES, local, make_engine
-from agentrl.rollout.engines.local import LocalEngine
+from agentrl.rollout.engines import ENGINES, make_engine
+from agentrl.rollout.engines.local import engine as local
+from agentrl.rollout.engines.local.engine import LocalEngine
 from agentrl.types import Chunk, Engine, FinishReason, PauseMode, Sampling, collect
 
 
@@ -194,7 +195,7 @@ async def test_a_pause_and_a_call_that_are_cancelled_leave_the_engine_at_work(en
 
 
 async def test_an_engine_is_made_by_name_or_by_import_path(folder: Path) -> None:
-    for name in ("local", "agentrl.rollout.engines.local:LocalEngine"):
+    for name in ("local", "agentrl.rollout.engines.local.engine:LocalEngine"):
         engine = make_engine(EngineConfig(name=name, max_batch=1, device="cpu"), folder)
         assert isinstance(engine, Engine)
         await engine.close()

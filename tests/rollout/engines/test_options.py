@@ -11,11 +11,11 @@ import pytest
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError, EngineError, MissingExtra
 from agentrl.overrides import typed, validate
-from agentrl.rollout.engines import options
 from agentrl.rollout.engines.folder import ModelFacts, check_tensors, tensors
-from agentrl.rollout.engines.server_settings import ServerConfig
-from agentrl.rollout.engines.sglang import SGLangEngine
-from agentrl.rollout.engines.vllm import VLLMEngine
+from agentrl.rollout.engines.servers import options
+from agentrl.rollout.engines.servers.server_settings import ServerConfig
+from agentrl.rollout.engines.servers.sglang import SGLangEngine
+from agentrl.rollout.engines.servers.vllm import VLLMEngine
 
 OTHER = {"a": 1}
 
@@ -115,7 +115,7 @@ def test_an_interpreter_that_is_not_there_is_named(folder: Path) -> None:
 
 
 async def test_a_url_that_nobody_answers_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.rollout.engines.remote.ATTACH_SECONDS", 0.1)
+    monkeypatch.setattr("agentrl.rollout.engines.servers.remote.ATTACH_SECONDS", 0.1)
     engine = SGLangEngine(folder, ServerConfig(url="http://127.0.0.1:9", device="cpu"))
     with pytest.raises(EngineError, match=r"engine.url='http://127.0.0.1:9'"):
         await engine.start()

@@ -14,15 +14,15 @@ import pytest
 from rich.console import Console
 
 import agentrl
-from agentrl import processes
+from agentrl.common import processes
 from agentrl.errors import ConfigError, EngineError
 from agentrl.models.tokenizers import load_tokenizer
 from agentrl.rollout.engines.contract import check_engine
-from agentrl.rollout.engines.local import LocalEngine
-from agentrl.rollout.engines.local_plugin import ENGINE, LocalConfig
-from agentrl.rollout.engines.process_engine import ProcessEngine
+from agentrl.rollout.engines.local.engine import LocalEngine
+from agentrl.rollout.engines.local.plugin import ENGINE, LocalConfig
+from agentrl.rollout.engines.local.process_engine import ProcessEngine
 from agentrl.rollout.weights.receiver import LoadCommit
-from agentrl.train.display import Display
+from agentrl.train.display.console import Display
 from agentrl.types import Sampling, collect
 from tests.cluster.test_server import alive, until
 from tests.rollout.engines.conftest import reference
@@ -143,8 +143,8 @@ def test_an_asynchronous_run_uses_one_and_goes_on_where_it_is_killed(tmp_path: P
 def test_it_ends_with_a_process_that_is_killed(folder: Path) -> None:
     code = (
         "import sys, time\n"
-        "from agentrl.rollout.engines.local_plugin import LocalConfig\n"
-        "from agentrl.rollout.engines.process_engine import ProcessEngine\n"
+        "from agentrl.rollout.engines.local.plugin import LocalConfig\n"
+        "from agentrl.rollout.engines.local.process_engine import ProcessEngine\n"
         f"engine = ProcessEngine({str(folder)!r}, LocalConfig(device='cpu'))\n"
         "print('started', flush=True)\n"
         "time.sleep(600)\n"

@@ -13,8 +13,8 @@ import orjson
 import pytest
 
 from agentrl.errors import ConfigError, DeadlineExceeded, EngineError, InvalidInput
-from agentrl.rollout.engines.server_settings import ServerConfig
-from agentrl.rollout.engines.sglang import SGLangEngine
+from agentrl.rollout.engines.servers.server_settings import ServerConfig
+from agentrl.rollout.engines.servers.sglang import SGLangEngine
 from agentrl.types import Chunk, FinishReason, PauseMode, Sampling, Turn, collect
 
 Reply = Callable[[dict[str, Any], asyncio.StreamWriter], Awaitable[None]]
@@ -205,7 +205,7 @@ async def test_requests_that_do_not_come_back_from_an_abort_are_cut_here(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that reaches the server after it has looked for what to abort would wait there for the resume."""
-    monkeypatch.setattr("agentrl.rollout.engines.remote.ABORT_SECONDS", 0.2)
+    monkeypatch.setattr("agentrl.rollout.engines.servers.remote.ABORT_SECONDS", 0.2)
     started = asyncio.Event()
     async with fake(folder, silent(started)) as (engine, _):
         task = asyncio.create_task(collect(engine.generate("s/0", [1], Sampling())))

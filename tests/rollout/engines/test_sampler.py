@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.rollout.engines.sampler import RowSampling, sample, uniform
+from agentrl.rollout.engines.local.sampler import RowSampling, sample, uniform
 from agentrl.types import Sampling
 
 SAMPLINGS = st.builds(

@@ -14,9 +14,9 @@ pytest.importorskip("transformers")
 import torch
 
 from agentrl.models import tiny
-from agentrl.rollout.engines.request import Finished, Request
-from agentrl.rollout.engines.runner import ModelRunner
-from agentrl.rollout.engines.scheduler import Scheduler
+from agentrl.rollout.engines.local.request import Finished, Request
+from agentrl.rollout.engines.local.runner import ModelRunner
+from agentrl.rollout.engines.local.scheduler import Scheduler
 from agentrl.types import Sampling, Turn
 from tests.rollout.engines.conftest import TEXTS
 from tests.rollout.engines.walk import Reference, Walk

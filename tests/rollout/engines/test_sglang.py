@@ -14,7 +14,7 @@ import pytest
 from agentrl.errors import DeadlineExceeded
 from agentrl.models.tokenizers import load_tokenizer
 from agentrl.rollout.engines.contract import CHECKS, EngineSubject
-from agentrl.rollout.engines.sglang import SGLangEngine
+from agentrl.rollout.engines.servers.sglang import SGLangEngine
 from agentrl.types import FinishReason, PauseMode, Sampling, collect
 from tests.rollout.engines import servers
 from tests.rollout.engines.conftest import reference

@@ -18,9 +18,9 @@ pytest.importorskip("transformers")
 from agentrl.attachments import routed_experts
 from agentrl.errors import ConfigError
 from agentrl.rollout.engines.contract import CHECKS, EngineSubject
-from agentrl.rollout.engines.server_settings import ServerConfig
-from agentrl.rollout.engines.sglang import SGLangEngine
-from agentrl.sessions.generation import generate
+from agentrl.rollout.engines.servers.server_settings import ServerConfig
+from agentrl.rollout.engines.servers.sglang import SGLangEngine
+from agentrl.sessions.tree.generation import generate
 from agentrl.types import FinishReason, PauseMode, Sampling, Turn, collect
 from tests.rollout.engines import servers
 from tests.rollout.engines.conftest import TEXTS

@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.models import tiny
-from agentrl.rollout.engines.arena import Arena, chain
-from agentrl.rollout.engines.flat import BLOCK, StepLayout, decode
-from agentrl.rollout.engines.parts import Shared, parts
-from agentrl.rollout.engines.request import Request
-from agentrl.rollout.engines.runner import ModelRunner
-from agentrl.rollout.engines.scheduler import Scheduler
-from agentrl.rollout.engines.sharing import shared_beginnings
+from agentrl.rollout.engines.local.arena import Arena, chain
+from agentrl.rollout.engines.local.flat import BLOCK, StepLayout, decode
+from agentrl.rollout.engines.local.parts import Shared, parts
+from agentrl.rollout.engines.local.request import Request
+from agentrl.rollout.engines.local.runner import ModelRunner
+from agentrl.rollout.engines.local.scheduler import Scheduler
+from agentrl.rollout.engines.local.sharing import shared_beginnings
 from agentrl.types import Sampling, Turn
 from tests.rollout.engines.conftest import TEXTS
 

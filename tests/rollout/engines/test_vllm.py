@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.models.tokenizers import load_tokenizer
 from agentrl.rollout.engines.contract import CHECKS, EngineSubject
-from agentrl.rollout.engines.vllm import VLLMEngine
+from agentrl.rollout.engines.servers.vllm import VLLMEngine
 from tests.rollout.engines import servers
 from tests.rollout.engines.conftest import reference
 from tests.rollout.engines.verified import check_run

@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 import torch
 
 from agentrl.errors import EngineError
-from agentrl.rollout.engines.weights import load_weights
+from agentrl.rollout.engines.local.weights import load_weights
 from tests.train.backends.megatron import zoo
 
 IDS = torch.arange(5, 25)[None]

@@ -11,11 +11,11 @@ import pytest
 import agentrl
 from agentrl.errors import EngineError
 from agentrl.rollout.weights.buckets import Named, Weights
-from agentrl.sessions.store import Store
-from agentrl.train import provenance
-from agentrl.train.provenance import Published
-from agentrl.train.verify import verify
-from agentrl.train.verify.step_checks import SEALED
+from agentrl.sessions.store.store import Store
+from agentrl.train.record import provenance
+from agentrl.train.record.provenance import Published
+from agentrl.train.record.verify import verify
+from agentrl.train.record.verify.step_checks import SEALED
 from tests.rollout.engines import servers
 from tests.train.test_rerun import WORLD
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from agentrl.rollout.engines.arena import Arena
-from agentrl.rollout.engines.request import Finished, Request
-from agentrl.rollout.engines.runner import ModelRunner, RowSegment
-from agentrl.rollout.engines.sampler import log_probs
-from agentrl.rollout.engines.scheduler import Scheduler
-from agentrl.rollout.engines.weights import load_weights
+from agentrl.rollout.engines.local.arena import Arena
+from agentrl.rollout.engines.local.request import Finished, Request
+from agentrl.rollout.engines.local.runner import ModelRunner, RowSegment
+from agentrl.rollout.engines.local.sampler import log_probs
+from agentrl.rollout.engines.local.scheduler import Scheduler
+from agentrl.rollout.engines.local.weights import load_weights
 from agentrl.types import FinishReason, Sampling, Turn
 
 CONTEXT = 900

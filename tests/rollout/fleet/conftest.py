@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from agentrl.config import WEIGHTS, EngineConfig, FleetConfig
-from agentrl.rollout.engines.local import LocalEngine
+from agentrl.rollout.engines.local.engine import LocalEngine
 from agentrl.rollout.fleet.fleet import Fleet
 from agentrl.rollout.weights import make_publisher
 from agentrl.types import Engine

@@ -12,11 +12,11 @@ import pytest
 
 from agentrl.config import FleetConfig
 from agentrl.errors import EngineError
-from agentrl.rollout.engines.local import LocalEngine
+from agentrl.rollout.engines.local.engine import LocalEngine
 from agentrl.rollout.fleet import failing_requests
 from agentrl.rollout.fleet.fleet import Fleet
 from agentrl.rollout.fleet.member import MemberState
-from agentrl.sessions.generation import generate
+from agentrl.sessions.tree.generation import generate
 from agentrl.types import Sampling, Turn, collect
 from tests.rollout.fleet.conftest import LOCAL, QUICK, local_fleet
 

@@ -17,14 +17,14 @@ from agentrl.cluster.local import LocalProcess
 from agentrl.cluster.server import free_port
 from agentrl.config import FleetConfig, WeightsConfig
 from agentrl.rollout.engines import make_engine
-from agentrl.rollout.engines.server_settings import ServerConfig
+from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.rollout.fleet.fleet import Fleet
 from agentrl.rollout.weights import make_publisher
 from agentrl.rollout.weights.snapshot import read_snapshot
 from tests.rollout.fleet.turns import PATIENCE, drawing, turns_under_way, until, until_ready
 
 pytestmark = pytest.mark.slow
-LOADS = ("agentrl.rollout.engines.engine_role", "tests.rollout.fleet.token_server")
+LOADS = ("agentrl.rollout.engines.local.engine_role", "tests.rollout.fleet.token_server")
 TIMES = FleetConfig(probe_every=0.3, probe_timeout=10, stall_timeout=10, max_restarts=1000)
 
 

@@ -9,11 +9,11 @@ import pytest
 from pydantic import ValidationError
 
 from agentrl.config import EngineConfig, FleetConfig, RunConfig, WeightsConfig
-from agentrl.rollout.engines.local import LocalEngine
+from agentrl.rollout.engines.local.engine import LocalEngine
 from agentrl.rollout.fleet.reference import ReferenceEngine
-from agentrl.train import provenance
-from agentrl.train.provenance import Published
-from agentrl.train.verify import verify
+from agentrl.train.record import provenance
+from agentrl.train.record.provenance import Published
+from agentrl.train.record.verify import verify
 from tests.rollout.engines.conftest import model
 from tests.rollout.engines.verified import check_stale_tensor, train
 

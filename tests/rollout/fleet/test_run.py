@@ -13,14 +13,14 @@ import agentrl
 from agentrl.config import EngineConfig, FleetConfig, WeightsConfig
 from agentrl.errors import ConfigError, EngineError
 from agentrl.rollout.engines import ENGINES
-from agentrl.rollout.engines.local import LocalEngine
-from agentrl.rollout.engines.local_plugin import LocalPlugin
-from agentrl.rollout.engines.server_settings import ServerConfig
+from agentrl.rollout.engines.local.engine import LocalEngine
+from agentrl.rollout.engines.local.plugin import LocalPlugin
+from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.rollout.fleet import make_engines
 from agentrl.rollout.fleet.fleet import Fleet
 from agentrl.rollout.weights.receiver import EngineReceiver
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.display import Display
+from agentrl.train.display.console import Display
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 
 
 class Babble(agentrl.Env):

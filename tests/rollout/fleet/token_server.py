@@ -21,7 +21,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
 from agentrl.config import EngineConfig
-from agentrl.rollout.engines.local import LocalEngine
+from agentrl.rollout.engines.local.engine import LocalEngine
 from agentrl.rollout.weights.snapshot import read_snapshot
 from agentrl.types import Chunk, PauseMode, Sampling, Turn
 

@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.rollout.fleet.fleet import Fleet
 from agentrl.rollout.fleet.member import Member, MemberState
-from agentrl.sessions.generation import generate
+from agentrl.sessions.tree.generation import generate
 from agentrl.types import Sampling, Turn, collect
 
 PATIENCE = 500.0

@@ -21,8 +21,8 @@ import agentrl
 from agentrl.errors import ConfigError, EngineError, InfraError, TokenBudgetExceeded
 from agentrl.rollout.remote import anthropic_messages, chat
 from agentrl.rollout.remote.reply import refusal
-from agentrl.sessions.store import Store
-from agentrl.train.display import Display
+from agentrl.sessions.store.store import Store
+from agentrl.train.display.console import Display
 from agentrl.types import FinishReason, FunctionCall, Message, ToolCall
 
 TEXT = st.text(max_size=8)
@@ -147,7 +147,7 @@ def test_a_wrong_key_stops_the_evaluation_and_a_failing_server_is_no_zero(
 ) -> None:
     with served(401) as (url, _), pytest.raises(ConfigError, match=r"refuses the key \(HTTP 401\)"):
         evaluated(tmp_path / "key", f"{url}/v1")
-    monkeypatch.setattr("agentrl.rollout.health.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("agentrl.rollout.stream.health.RETRY_SECONDS", 0.0)
     with served(500) as (url, _), pytest.raises(InfraError, match=r"attempt 3 of 3: all 4 .*HTTP 500"):
         evaluated(tmp_path / "down", f"{url}/v1")
 

@@ -11,12 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
-from agentrl.sessions import tree
-from agentrl.sessions.gateway.app import create_app
 from agentrl.sessions.gateway.gateway import Gateway, persistent_secret
+from agentrl.sessions.gateway.http.app import create_app
+from agentrl.sessions.gateway.http.server import gateway_of, running
 from agentrl.sessions.gateway.limits import Limits
-from agentrl.sessions.gateway.server import gateway_of, running
-from agentrl.sessions.store import Store
+from agentrl.sessions.store.store import Store
+from agentrl.sessions.tree import tree
 from agentrl.types import Session
 from tests.sessions.gateway.fakes import ScriptedEngine, renderer
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.sessions import tree
+from agentrl.sessions.tree import tree
 from agentrl.types import Session
 from tests.conftest import need
 from tests.sessions.gateway.fakes import ScriptedEngine

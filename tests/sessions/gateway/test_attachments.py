@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agentrl.attachments import routed_experts
-from agentrl.sessions import tree
+from agentrl.sessions.tree import tree
 from tests.sessions.fakes import fake_experts
 from tests.sessions.gateway.conftest import Serve
 from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn

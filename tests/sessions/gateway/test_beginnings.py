@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from agentrl.errors import RenderError
-from agentrl.sessions import tree
-from agentrl.sessions.gateway.api_error import ApiError
+from agentrl.sessions.gateway.http.api_error import ApiError
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.reading import forced_tokens
+from agentrl.sessions.tree import tree
 from tests.sessions.gateway.conftest import Serve
 from tests.sessions.gateway.fakes import ScriptedEngine, renderer
 from tests.sessions.gateway.inside import turn_request

@@ -20,12 +20,12 @@ import openai
 import pytest
 
 from agentrl.config import GatewayConfig, RolloutConfig
-from agentrl.envs.calculator import Calculator
-from agentrl.rollout.policies import Policy
-from agentrl.rollout.programs import serving
-from agentrl.sessions import tree
+from agentrl.envs.builtin.calculator import Calculator
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.episodes.programs import serving
 from agentrl.sessions.gateway.limits import Limits
-from agentrl.sessions.store import Store
+from agentrl.sessions.store.store import Store
+from agentrl.sessions.tree import tree
 from agentrl.types import Message, Session, Status
 from tests.sessions.gateway.conftest import Serve, Served
 from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn, renderer
@@ -198,7 +198,7 @@ async def test_a_program_handles_a_model_of_random_tokens_and_its_turns_are_stor
 
 def local(serve: Serve, tiny: Path) -> Any:
     from agentrl.config import EngineConfig
-    from agentrl.rollout.engines.local import LocalEngine
+    from agentrl.rollout.engines.local.engine import LocalEngine
     from agentrl.sessions.renderers import get_renderer
 
     return serve(LocalEngine(tiny, EngineConfig(max_batch=8)), get_renderer(tiny), limits=AS_RUNS)

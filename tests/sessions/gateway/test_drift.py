@@ -18,7 +18,7 @@ import httpx
 import orjson
 import pytest
 
-from agentrl.sessions import tree
+from agentrl.sessions.tree import tree
 from agentrl.types import Chunk, FinishReason, Sampling, Session, Turn, VersionSpan
 from tests.sessions.gateway.conftest import Serve
 from tests.sessions.gateway.fakes import Call, ScriptedEngine, assistant, renderer

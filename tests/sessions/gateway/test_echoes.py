@@ -9,15 +9,15 @@ from typing import Any
 import orjson
 import pytest
 
-from agentrl.sessions import tree
-from agentrl.sessions.gateway.bodies import Body
 from agentrl.sessions.gateway.exchange import Exchange, Parts
 from agentrl.sessions.gateway.gateway import Gateway, SessionEntry
+from agentrl.sessions.gateway.http.bodies import Body
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire import messages, responses
-from agentrl.sessions.store import Store
-from agentrl.sessions.turn_generator import TurnGenerator
+from agentrl.sessions.store.store import Store
+from agentrl.sessions.tree import tree
+from agentrl.sessions.tree.turn_generator import TurnGenerator
 from agentrl.types import Node, Session, Task, ToolCall
 from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn, renderer
 from tests.sessions.gateway.inside import exchange, turn_request

@@ -12,12 +12,12 @@ from pydantic import ValidationError
 import agentrl
 from agentrl.config import GatewayConfig
 from agentrl.overrides import parse_words
-from agentrl.rollout.health import sampling_notes
+from agentrl.rollout.stream.health import sampling_notes
 from agentrl.sessions.gateway.exclusion import COUNTER
 from agentrl.sessions.gateway.rewards import CloseBody
-from agentrl.sessions.store import Store
-from agentrl.train.lost_tokens import Cause, describe_lost
-from agentrl.train.verify import verify
+from agentrl.sessions.store.store import Store
+from agentrl.train.driver.lost_tokens import Cause, describe_lost
+from agentrl.train.record.verify import verify
 from agentrl.types import Session
 from agentrl.viewer import conversations
 from agentrl.viewer.replayed import Replayed

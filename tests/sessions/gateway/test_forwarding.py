@@ -11,9 +11,9 @@ import pytest
 from pydantic import SecretStr
 
 from agentrl.config.gateway import ForwardConfig
-from agentrl.sessions.gateway.forwarding import COUNTER
+from agentrl.sessions.gateway.http.forwarding import COUNTER
+from agentrl.sessions.gateway.http.listener import address, listening, served
 from agentrl.sessions.gateway.limits import Limits
-from agentrl.sessions.gateway.listener import address, listening, served
 from tests.sessions.gateway.conftest import Serve
 from tests.sessions.gateway.test_chat import HI, client
 

@@ -10,10 +10,10 @@ import httpx
 import orjson
 import pytest
 
-from agentrl.sessions.gateway.api_error import ApiError
-from agentrl.sessions.gateway.bodies import Body
 from agentrl.sessions.gateway.google.requests import read
 from agentrl.sessions.gateway.google.tools import json_schema
+from agentrl.sessions.gateway.http.api_error import ApiError
+from agentrl.sessions.gateway.http.bodies import Body
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.types import Message

@@ -16,8 +16,8 @@ from agentrl.sessions.gateway.exchange import Parts
 from agentrl.sessions.gateway.gateway import Gateway
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.rewards import CloseBody
-from agentrl.sessions.store import Store
-from agentrl.sessions.turn_generator import TurnGenerator
+from agentrl.sessions.store.store import Store
+from agentrl.sessions.tree.turn_generator import TurnGenerator
 from agentrl.types import Session, Task
 from tests.sessions.gateway.conftest import Serve
 from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn, renderer

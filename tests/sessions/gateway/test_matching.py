@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.sessions import tree
 from agentrl.sessions.gateway.matching import NodeIndex, tools_digest
+from agentrl.sessions.tree import tree
 from agentrl.types import FinishReason, FunctionCall, Message, Sampling, Session, Task, ToolCall, Turn, VersionSpan
 from tests.sessions.forests import sessions
 

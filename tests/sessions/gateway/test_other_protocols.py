@@ -9,7 +9,7 @@ import anthropic
 import openai
 import pytest
 
-from agentrl.sessions import tree
+from agentrl.sessions.tree import tree
 from agentrl.types import FinishReason
 from tests.sessions.gateway.conftest import Serve, Served
 from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn, renderer

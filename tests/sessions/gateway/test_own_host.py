@@ -8,7 +8,7 @@ import httpx
 import pytest
 from starlette.responses import PlainTextResponse
 
-from agentrl.sessions.gateway.own_host import Hosts, OwnHost
+from agentrl.sessions.gateway.http.own_host import Hosts, OwnHost
 
 APP = OwnHost(PlainTextResponse("answered"), Hosts(["gateway.example"]))
 

@@ -10,9 +10,9 @@ import httpx
 import openai
 import pytest
 
-from agentrl.sessions import tree
 from agentrl.sessions.gateway.replies import kept
 from agentrl.sessions.gateway.replies.kept import KeptReply, Replies, ReplyStatus, RequestParameters, StoredConversation
+from agentrl.sessions.tree import tree
 from tests.sessions.gateway.conftest import Serve, Served
 from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn
 from tests.sessions.gateway.programs import saw_what_is_stored

@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.session_state import SessionState
-from agentrl.sessions.store import Store
+from agentrl.sessions.store.store import Store
 from tests.sessions.gateway.conftest import Serve
 from tests.sessions.gateway.fakes import ScriptedEngine
 

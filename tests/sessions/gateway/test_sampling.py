@@ -11,12 +11,12 @@ import pytest
 
 import agentrl
 from agentrl.config import EvalConfig, GatewayConfig, RolloutConfig
-from agentrl.envs.calculator import Calculator
-from agentrl.rollout.health import sampling_notes
-from agentrl.rollout.policies import Policy
-from agentrl.rollout.programs import serving
+from agentrl.envs.builtin.calculator import Calculator
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.episodes.programs import serving
+from agentrl.rollout.stream.health import sampling_notes
 from agentrl.sessions.gateway.limits import Limits
-from agentrl.sessions.store import Store
+from agentrl.sessions.store.store import Store
 from agentrl.types import Sampling, Session
 from tests.sessions.gateway.conftest import Serve
 from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn, renderer

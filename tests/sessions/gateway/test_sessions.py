@@ -17,12 +17,12 @@ import openai
 import pytest
 
 from agentrl.errors import DeadlineExceeded, InvalidInput, StoreError
-from agentrl.sessions.gateway.api_error import ApiError
 from agentrl.sessions.gateway.gateway import Gateway, persistent_secret
+from agentrl.sessions.gateway.http.api_error import ApiError
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.rewards import CloseBody
-from agentrl.sessions.store import Store
-from agentrl.sessions.turn_generator import TurnGenerator
+from agentrl.sessions.store.store import Store
+from agentrl.sessions.tree.turn_generator import TurnGenerator
 from agentrl.types import Session, Status, Task
 from tests.sessions.gateway.conftest import Serve, Served
 from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn, renderer
@@ -492,7 +492,7 @@ async def test_a_gateway_whose_engines_are_gone_says_so_and_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from agentrl.errors import EngineError
-    from agentrl.sessions.gateway import server
+    from agentrl.sessions.gateway.http import server
     from agentrl.types import Health
 
     class Mortal(ScriptedEngine):

@@ -23,15 +23,15 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from agentrl.errors import StoreError
-from agentrl.sessions import tree
 from agentrl.sessions.gateway import collector
-from agentrl.sessions.gateway.bodies import Body
 from agentrl.sessions.gateway.collector import tuned_collector
+from agentrl.sessions.gateway.http.bodies import Body
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.turn_request import cached
 from agentrl.sessions.gateway.wire import chat
 from agentrl.sessions.gateway.writer import StoreWriter
-from agentrl.sessions.store import Store
+from agentrl.sessions.store.store import Store
+from agentrl.sessions.tree import tree
 from agentrl.types import Message, Session, Task
 from tests.sessions.gateway.conftest import Serve
 from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn, renderer
@@ -96,8 +96,8 @@ async def test_replies_and_the_pieces_of_streams_fit_the_clients_own_types(serve
 @pytest.mark.slow
 async def test_an_application_with_middleware_of_its_own_has_it_around_turns_too(serve: Serve) -> None:
     async with serve() as served:
-        from agentrl.sessions.gateway.app import create_app
-        from agentrl.sessions.gateway.server import running
+        from agentrl.sessions.gateway.http.app import create_app
+        from agentrl.sessions.gateway.http.server import running
 
         app = create_app(ScriptedEngine(), renderer(), served.store)  # type: ignore[arg-type]
         seen = []

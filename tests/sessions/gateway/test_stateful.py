@@ -18,14 +18,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from agentrl.sessions import tree
-from agentrl.sessions.gateway.api_error import ApiError
 from agentrl.sessions.gateway.exchange import Parts
 from agentrl.sessions.gateway.gateway import Gateway
+from agentrl.sessions.gateway.http.api_error import ApiError
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.rewards import CloseBody, RewardBody
-from agentrl.sessions.store import Store
-from agentrl.sessions.turn_generator import TurnGenerator
+from agentrl.sessions.store.store import Store
+from agentrl.sessions.tree import tree
+from agentrl.sessions.tree.turn_generator import TurnGenerator
 from agentrl.types import Node, RewardState, Session, Status, Task
 from tests.sessions.gateway.fakes import renderer
 from tests.sessions.gateway.inside import exchange, turn_request

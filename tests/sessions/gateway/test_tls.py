@@ -21,11 +21,11 @@ import trustme
 from agentrl.config.secrets import HIDDEN
 from agentrl.errors import ConfigError
 from agentrl.models.tiny import build, render
-from agentrl.rollout.serve_workers import serve_command
+from agentrl.rollout.workers.serve_workers import serve_command
 from agentrl.sessions.gateway import Limits
-from agentrl.sessions.gateway.app import create_app
-from agentrl.sessions.gateway.server import running
-from agentrl.sessions.store import Store
+from agentrl.sessions.gateway.http.app import create_app
+from agentrl.sessions.gateway.http.server import running
+from agentrl.sessions.store.store import Store
 from tests.cluster.test_server import until
 from tests.sessions.gateway.fakes import ScriptedEngine, renderer
 from tests.sessions.gateway.test_workers import ENGINE, PATH

@@ -16,9 +16,9 @@ import pytest
 
 import agentrl
 from agentrl.models import tiny
-from agentrl.sessions.store import Store
-from agentrl.train.lost_tokens import Cause
-from agentrl.train.verify import verify
+from agentrl.sessions.store.store import Store
+from agentrl.train.driver.lost_tokens import Cause
+from agentrl.train.record.verify import verify
 from agentrl.types import Session
 from tests.sessions.gateway.programs import QUIET, ROOT, opencode, qwen, script
 

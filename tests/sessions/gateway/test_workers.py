@@ -22,16 +22,16 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.models.tiny import build, render
-from agentrl.rollout.serve_workers import serve_command
+from agentrl.rollout.workers.serve_workers import serve_command
+from agentrl.sessions.gateway.http.listener import listening, served
 from agentrl.sessions.gateway.limits import Limits
-from agentrl.sessions.gateway.listener import listening, served
 from agentrl.sessions.gateway.workers import Front, SessionShard, new_session_id, worker_of
-from agentrl.sessions.store import Store
+from agentrl.sessions.store.store import Store
 
 ENGINE = """
 import logging
 
-from agentrl.rollout.engines.server_settings import ServerConfig
+from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.sessions.renderers import get_renderer
 from agentrl.types import FinishReason, Message, Turn, VersionSpan
 from tests.sessions.gateway.fakes import ScriptedEngine
@@ -169,7 +169,7 @@ def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path, model: P
     with listening("127.0.0.1", 0) as bound:
         settings = {"tree": tree, "number": 0, "ports": [1, 2], "socket": bound.fileno(), "admin_key": None}
         with subprocess.Popen(
-            [sys.executable, "-m", "agentrl.rollout.serve_workers"],
+            [sys.executable, "-m", "agentrl.rollout.workers.serve_workers"],
             cwd=tmp_path,
             stdin=subprocess.PIPE,
             pass_fds=(bound.fileno(),),

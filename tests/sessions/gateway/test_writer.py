@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.errors import StoreError
 from agentrl.sessions.gateway.writer import StoreWriter
-from agentrl.sessions.store import Store
+from agentrl.sessions.store.store import Store
 from agentrl.types import Session, Task
 from tests.train.trees import environment_node
 

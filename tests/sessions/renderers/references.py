@@ -17,7 +17,7 @@ from agentrl.errors import RenderError
 from agentrl.models.tokenizers import HFTokenizer
 from agentrl.sessions.renderers import bounded_template
 from agentrl.sessions.renderers.base import ToolSchema
-from agentrl.sessions.renderers.probe import Whole
+from agentrl.sessions.renderers.proof.probe import Whole
 from agentrl.sessions.renderers.template import template_whole
 from agentrl.types import Message
 from tests.sessions.renderers.published import kimi_declares, published

@@ -16,11 +16,11 @@ from pathlib import Path
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.models.tokenizers import HFTokenizer
 from agentrl.sessions.renderers import get_renderer
-from agentrl.sessions.renderers.agreement import TrialVerdict, agreements
 from agentrl.sessions.renderers.base import Renderer
-from agentrl.sessions.renderers.generic import NO_TOOLS, UNREADABLE, GenericRenderer, unproven
-from agentrl.sessions.renderers.markers import in_short, read_back
-from agentrl.sessions.renderers.reading import misread
+from agentrl.sessions.renderers.families.generic import NO_TOOLS, UNREADABLE, GenericRenderer, unproven
+from agentrl.sessions.renderers.proof.agreement import TrialVerdict, agreements
+from agentrl.sessions.renderers.proof.markers import in_short, read_back
+from agentrl.sessions.renderers.proof.reading import misread
 from tests.sessions.renderers import minimal
 from tests.sessions.renderers.published import published
 from tests.sessions.renderers.support import tokenizer, trained, with_template

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.sessions import tree
 from agentrl.sessions.gateway.echoes import Addition, addition
 from agentrl.sessions.renderers.base import Renderer, parse
-from agentrl.sessions.renderers.families import FAMILIES
+from agentrl.sessions.renderers.families.table import FAMILIES
+from agentrl.sessions.tree import tree
 from agentrl.types import FinishReason, Message, Node, Sampling, Session, Task, Turn, VersionSpan
 from tests.sessions.renderers.test_conformance import renderer_of
 

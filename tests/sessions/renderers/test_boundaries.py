@@ -11,10 +11,10 @@ from agentrl.errors import ConfigError, InvalidInput, RenderError, UnknownName
 from agentrl.models.tokenizers import HFTokenizer
 from agentrl.sessions.renderers import get_renderer, parse
 from agentrl.sessions.renderers.base import Renderer
-from agentrl.sessions.renderers.check import ON_PURPOSE, as_table, check_renderer
-from agentrl.sessions.renderers.families import FAMILIES
+from agentrl.sessions.renderers.families.table import FAMILIES
 from agentrl.sessions.renderers.guard import MarkupGuard
-from agentrl.sessions.renderers.proof import TOOLS, conversation, kimi_id, nine_letters, nodes
+from agentrl.sessions.renderers.proof.check import ON_PURPOSE, as_table, check_renderer
+from agentrl.sessions.renderers.proof.trials import TOOLS, conversation, kimi_id, nine_letters, nodes
 from agentrl.types import FunctionCall, Message, Node, Part, ToolCall
 from tests.sessions.renderers import support
 from tests.sessions.renderers.published import published

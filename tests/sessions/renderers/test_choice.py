@@ -9,9 +9,9 @@ import pytest
 from agentrl.errors import ConfigError, RenderError, UnknownName
 from agentrl.models.tokenizers import HFTokenizer
 from agentrl.sessions.renderers import get_renderer, parse
-from agentrl.sessions.renderers.check import check_renderer
-from agentrl.sessions.renderers.families import FAMILIES
-from agentrl.sessions.renderers.proof import TOOLS
+from agentrl.sessions.renderers.families.table import FAMILIES
+from agentrl.sessions.renderers.proof.check import check_renderer
+from agentrl.sessions.renderers.proof.trials import TOOLS
 from agentrl.sessions.renderers.registry import RENDERERS, candidates
 from agentrl.types import FunctionCall, Message, ToolCall
 from tests.sessions.renderers import minimal
@@ -180,8 +180,8 @@ def test_a_known_renderer_that_drops_system_messages_causes_a_warning(
 
 
 PLUGIN = """
-from agentrl.sessions.renderers.chatml import ChatML
-from agentrl.sessions.renderers.families import RendererFamily
+from agentrl.sessions.renderers.families.chatml import ChatML
+from agentrl.sessions.renderers.families.table import RendererFamily
 
 MINE = RendererFamily(lambda tokenizer: ChatML(tokenizer, "mine"), marks=("<|im_start|>", "<|im_end|>"))
 NOTHING = lambda tokenizer: 3

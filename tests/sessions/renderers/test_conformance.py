@@ -8,10 +8,18 @@ import pytest
 
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.renderers.base import Renderer
-from agentrl.sessions.renderers.families import FAMILIES, Expresses
-from agentrl.sessions.renderers.harmony import Harmony
-from agentrl.sessions.renderers.probe import ProbeRenderer
-from agentrl.sessions.renderers.proof import TOOLS, conversation, kimi_id, nine_letters, nodes, prove, with_system
+from agentrl.sessions.renderers.families.harmony import Harmony
+from agentrl.sessions.renderers.families.table import FAMILIES, Expresses
+from agentrl.sessions.renderers.proof.probe import ProbeRenderer
+from agentrl.sessions.renderers.proof.trials import (
+    TOOLS,
+    conversation,
+    kimi_id,
+    nine_letters,
+    nodes,
+    prove,
+    with_system,
+)
 from agentrl.sessions.renderers.template import template_whole
 from tests.sessions.renderers.references import REFERENCES, Case
 from tests.sessions.renderers.support import tokenizer

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.sessions.renderers.families import FAMILIES
+from agentrl.sessions.renderers.families.table import FAMILIES
 from agentrl.types import Message
 from tests.sessions.renderers.references import REFERENCES
 from tests.sessions.renderers.test_conformance import renderer_of

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from agentrl.sessions.gateway.api_error import ApiError
-from agentrl.sessions.gateway.bodies import Body
+from agentrl.sessions.gateway.http.api_error import ApiError
+from agentrl.sessions.gateway.http.bodies import Body
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.wire import chat, completions, messages, responses
 from agentrl.sessions.renderers.grammar import Grammar, Mark

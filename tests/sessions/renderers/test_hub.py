@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from agentrl.sessions.renderers.check import ON_PURPOSE, check_renderer
+from agentrl.sessions.renderers.proof.check import ON_PURPOSE, check_renderer
 from tests.sessions.renderers.support import tokenizer
 
 PUBLISHED = {

@@ -9,10 +9,10 @@ import pytest
 from agentrl.errors import ConfigError, RenderError
 from agentrl.models.tokenizers import HFTokenizer
 from agentrl.sessions.renderers import get_renderer
-from agentrl.sessions.renderers.check import check_renderer
-from agentrl.sessions.renderers.generic import unproven
-from agentrl.sessions.renderers.markers import WARNED, MarkerCheck, MarkerPart, in_short, lost, read_back
-from agentrl.sessions.turn_generator import TurnGenerator
+from agentrl.sessions.renderers.families.generic import unproven
+from agentrl.sessions.renderers.proof.check import check_renderer
+from agentrl.sessions.renderers.proof.markers import WARNED, MarkerCheck, MarkerPart, in_short, lost, read_back
+from agentrl.sessions.tree.turn_generator import TurnGenerator
 from agentrl.types import Message
 from tests.sessions.renderers.support import trained, with_template
 

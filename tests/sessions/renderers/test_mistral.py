@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from agentrl.sessions.renderers import get_renderer, parse
-from agentrl.sessions.renderers.families import Expresses
-from agentrl.sessions.renderers.proof import TOOLS, conversation, nodes
+from agentrl.sessions.renderers.families.table import Expresses
+from agentrl.sessions.renderers.proof.trials import TOOLS, conversation, nodes
 from agentrl.types import FunctionCall, Message, ToolCall
 from tests.rollout.engines.servers import python
 from tests.sessions.renderers.support import tokenizer

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agentrl.sessions.renderers import SpanKind, get_renderer, parse
 from agentrl.sessions.renderers.base import Delta, Parsed, Renderer
 from agentrl.sessions.renderers.calls import canonical
-from agentrl.sessions.renderers.families import FAMILIES
+from agentrl.sessions.renderers.families.table import FAMILIES
 from agentrl.sessions.renderers.grammars import GRAMMARS
 from agentrl.sessions.renderers.parsing import Bound
 from agentrl.types import FunctionCall, Message, ToolCall

@@ -11,12 +11,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from agentrl.errors import InvalidInput
-from agentrl.tools.sandbox import DaemonError, images
-from agentrl.tools.sandbox.build import runner_binary
+from agentrl.tools.sandbox import DaemonError
 from agentrl.tools.sandbox.commands import app, check_sandbox
 from agentrl.tools.sandbox.conformance import CHECKS
-from agentrl.tools.sandbox.daemon import daemon
-from agentrl.tools.sandbox.hardening import audit
+from agentrl.tools.sandbox.docker import images
+from agentrl.tools.sandbox.docker.daemon import daemon
+from agentrl.tools.sandbox.docker.hardening import audit
+from agentrl.tools.sandbox.runner.build import runner_binary
 from tests.tools.sandbox.conftest import TINY, Make
 
 runner = CliRunner()

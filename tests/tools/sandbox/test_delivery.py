@@ -9,9 +9,9 @@ import pytest
 
 from agentrl.cluster import LocalCluster, Role, Worker
 from agentrl.errors import InvalidInput
-from agentrl.tools.sandbox import daemon
 from agentrl.tools.sandbox.base import DaemonError
-from agentrl.tools.sandbox.delivery import ImageHost, saved
+from agentrl.tools.sandbox.docker import daemon
+from agentrl.tools.sandbox.docker.delivery import ImageHost, saved
 from tests.tools.sandbox.conftest import TINY
 
 LONG = 120.0
@@ -30,7 +30,9 @@ def image(docker: None) -> Iterator[str]:
 @pytest.fixture
 def hosts(docker: None) -> Iterator[list[Worker]]:
     cluster = LocalCluster()
-    workers = [cluster.spawn(Role("probe", "agentrl.tools.sandbox.delivery:ImageHost", threads=1)) for _ in range(2)]
+    workers = [
+        cluster.spawn(Role("probe", "agentrl.tools.sandbox.docker.delivery:ImageHost", threads=1)) for _ in range(2)
+    ]
     for worker in workers:
         worker.wait_ready(LONG)
     yield workers

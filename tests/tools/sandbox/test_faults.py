@@ -20,10 +20,10 @@ import pytest
 
 from agentrl.errors import Blame, SandboxError
 from agentrl.tools.sandbox import DaemonError, PathError, Sandbox, SandboxDied
-from agentrl.tools.sandbox import daemon as daemons
-from agentrl.tools.sandbox.docker import DockerSandbox, create_docker
-from agentrl.tools.sandbox.loop import on_loop
+from agentrl.tools.sandbox.docker import daemon as daemons
+from agentrl.tools.sandbox.docker.backend import DockerSandbox, create_docker
 from agentrl.tools.sandbox.pool import SandboxPool
+from agentrl.tools.sandbox.runner.loop import on_loop
 from tests.conftest import need
 from tests.tools.sandbox.conftest import SMALL, TINY, Make
 
@@ -47,7 +47,7 @@ async def test_a_container_killed_mid_exec_is_our_failure_and_says_what_the_daem
 
 
 async def test_a_frozen_container_is_given_up_in_bounded_time(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.tools.sandbox.resident.GRACE", 1.0)
+    monkeypatch.setattr("agentrl.tools.sandbox.runner.resident.GRACE", 1.0)
     sandbox = await asyncio.to_thread(make, SMALL)
     await on_loop(sandbox.daemon.call(sandbox.daemon.api.pause, sandbox.id))
     assert not await sandbox.healthy()
@@ -193,7 +193,7 @@ async def test_a_hanging_daemon_is_noticed_and_a_pool_goes_on_when_it_wakes(
     own: OwnDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it holds up fails in bounded time; nothing waits for it for ever."""
-    monkeypatch.setattr("agentrl.tools.sandbox.resident.GRACE", 1.0)
+    monkeypatch.setattr("agentrl.tools.sandbox.runner.resident.GRACE", 1.0)
     spec = TINY.model_copy(update={"daemon": own.address, "start_timeout": 2.0})
     sandbox = await create_docker(spec)
     assert own.process is not None

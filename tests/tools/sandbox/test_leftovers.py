@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.tools.sandbox import owner, reaper
-from agentrl.tools.sandbox.daemon import daemon
-from agentrl.tools.sandbox.docker import create_docker
-from agentrl.tools.sandbox.loop import on_loop
-from agentrl.tools.sandbox.reaper import find, reap
+from agentrl.tools.sandbox.docker import owner, reaper
+from agentrl.tools.sandbox.docker.backend import create_docker
+from agentrl.tools.sandbox.docker.daemon import daemon
+from agentrl.tools.sandbox.docker.reaper import find, reap
+from agentrl.tools.sandbox.runner.loop import on_loop
 from tests.tools.sandbox.conftest import SMALL, TINY
 
 REPO = Path(__file__).resolve().parents[3]
@@ -34,7 +34,7 @@ def said(process: subprocess.Popen[str]) -> str:
 
 @pytest.mark.slow
 def test_an_owner_is_alive_until_its_process_is_gone_and_unknown_ones_are_never_judged() -> None:
-    other = python("from agentrl.tools.sandbox.owner import owner; print(owner().id, flush=True); input()")
+    other = python("from agentrl.tools.sandbox.docker.owner import owner; print(owner().id, flush=True); input()")
     try:
         name = said(other)
         assert owner.alive(name) is True
@@ -52,10 +52,10 @@ def test_an_owner_is_alive_until_its_process_is_gone_and_unknown_ones_are_never_
 
 CONTROLLER = """
 import asyncio
-from agentrl.tools.sandbox.daemon import daemon
-from agentrl.tools.sandbox.container import create_container
-from agentrl.tools.sandbox.docker import create_docker
-from agentrl.tools.sandbox.loop import on_loop
+from agentrl.tools.sandbox.docker.daemon import daemon
+from agentrl.tools.sandbox.docker.container import create_container
+from agentrl.tools.sandbox.docker.backend import create_docker
+from agentrl.tools.sandbox.runner.loop import on_loop
 from tests.tools.sandbox.conftest import SMALL, TINY
 async def main():
     running, paused, exited = await asyncio.gather(*(create_docker(TINY) for _ in range(3)))
@@ -110,7 +110,7 @@ async def test_what_a_controller_killed_with_9_leaves_is_reaped_by_the_next_and_
 
 ONE = """
 import asyncio
-from agentrl.tools.sandbox.docker import create_docker
+from agentrl.tools.sandbox.docker.backend import create_docker
 from tests.tools.sandbox.conftest import TINY
 async def main():
     print((await create_docker(TINY)).id, flush=True)
@@ -145,7 +145,7 @@ async def test_those_that_remain_remove_what_a_killed_process_leaves(
 
 SILENT = """
 import asyncio
-from agentrl.tools.sandbox.docker import create_docker
+from agentrl.tools.sandbox.docker.backend import create_docker
 from tests.tools.sandbox.conftest import TINY
 async def main():
     s = await create_docker(TINY.model_copy(update={"lease": 2.0}))

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError, DeadlineExceeded, SandboxError
 from agentrl.tools.sandbox import DaemonError, SandboxDied, SandboxSpec
-from agentrl.tools.sandbox.loop import sandbox_loop
 from agentrl.tools.sandbox.pool import SandboxPool
+from agentrl.tools.sandbox.runner.loop import sandbox_loop
 
 SPEC = SandboxSpec()
 OTHER = SandboxSpec(image="other")

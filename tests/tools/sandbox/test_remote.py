@@ -20,9 +20,10 @@ from agentrl.envs import sandboxes
 from agentrl.envs.sandbox_server import SandboxServer, SandboxServerConfig, running
 from agentrl.errors import Blame, ConfigError, InvalidInput, SandboxError
 from agentrl.overrides import validate
-from agentrl.tools.sandbox import PathError, Sandbox, SandboxDied, SandboxSpec, remote
+from agentrl.tools.sandbox import PathError, Sandbox, SandboxDied, SandboxSpec
 from agentrl.tools.sandbox.conformance import check_sandbox
-from agentrl.tools.sandbox.remote import RemoteSandbox, create_remote
+from agentrl.tools.sandbox.remote import backend as remote
+from agentrl.tools.sandbox.remote.backend import RemoteSandbox, create_remote
 from agentrl.tools.sandbox.toolkit import Toolkit
 from tests.tools.sandbox.conftest import SMALL
 

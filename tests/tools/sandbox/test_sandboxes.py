@@ -12,12 +12,12 @@ import pytest
 
 from agentrl.errors import ConfigError, DeadlineExceeded, MissingExtra, ToolArguments
 from agentrl.tools.sandbox import Outcome, PathError, SandboxSpec
-from agentrl.tools.sandbox.build import assets
 from agentrl.tools.sandbox.conformance import check_sandbox
-from agentrl.tools.sandbox.docker import DockerSandbox, create_docker
-from agentrl.tools.sandbox.hardening import audit
+from agentrl.tools.sandbox.docker.backend import DockerSandbox, create_docker
+from agentrl.tools.sandbox.docker.hardening import audit
+from agentrl.tools.sandbox.docker.plain import PlainSandbox
 from agentrl.tools.sandbox.local import create_subprocess
-from agentrl.tools.sandbox.plain import PlainSandbox
+from agentrl.tools.sandbox.runner.build import assets
 from tests.tools.sandbox.conftest import SMALL, TINY, Make
 
 
@@ -62,8 +62,8 @@ async def test_plain_exec_is_used_where_the_runner_can_not_start_and_a_warning_s
     def missing() -> Path:
         raise MissingExtra("the sandbox runner needs a C compiler once, and finds none")
 
-    monkeypatch.setattr("agentrl.tools.sandbox.docker._without_runner", {})
-    monkeypatch.setattr("agentrl.tools.sandbox.hardening.runner_binary", missing)
+    monkeypatch.setattr("agentrl.tools.sandbox.docker.backend._without_runner", {})
+    monkeypatch.setattr("agentrl.tools.sandbox.docker.hardening.runner_binary", missing)
     verdicts = await check_sandbox("docker", SMALL)
     broken = {v.requirement: v.detail for v in verdicts if not v.ok}
     assert list(broken) == [
@@ -83,8 +83,8 @@ async def test_a_runner_that_can_not_be_executed_or_mounted_is_replaced_by_plain
     program.chmod(0o555)
     if "folder" in what:
         program = Path("/nowhere/on/this/machine/agentrl-runner")
-    monkeypatch.setattr("agentrl.tools.sandbox.docker._without_runner", {})
-    monkeypatch.setattr("agentrl.tools.sandbox.hardening.runner_binary", lambda: program)
+    monkeypatch.setattr("agentrl.tools.sandbox.docker.backend._without_runner", {})
+    monkeypatch.setattr("agentrl.tools.sandbox.docker.hardening.runner_binary", lambda: program)
     sandbox = await create_docker(SMALL)
     try:
         assert isinstance(sandbox, PlainSandbox)
@@ -108,7 +108,7 @@ async def test_plain_exec_keeps_the_same_hardening_and_survives_a_timeout(docker
 
 
 async def test_a_missing_image_is_the_configurations_fault_and_says_how_to_get_it(docker: None) -> None:
-    from agentrl.tools.sandbox.images import require
+    from agentrl.tools.sandbox.docker.images import require
 
     with pytest.raises(ConfigError, match="not there"):
         await create_docker(SandboxSpec(image="agentrl/nowhere:none"))
@@ -187,7 +187,7 @@ async def test_a_background_process_is_waited_for_no_longer_than_requested(share
 
 
 async def test_a_closed_sandbox_leaves_no_container(make: Make) -> None:
-    from agentrl.tools.sandbox.reaper import find
+    from agentrl.tools.sandbox.docker.reaper import find
 
     sandbox = await asyncio.to_thread(make, SMALL)
     assert sandbox.id in {one.id for one in await find()}
@@ -196,7 +196,7 @@ async def test_a_closed_sandbox_leaves_no_container(make: Make) -> None:
 
 
 async def test_the_runner_ends_with_its_controllers_connection(make: Make) -> None:
-    from agentrl.tools.sandbox.loop import on_loop
+    from agentrl.tools.sandbox.runner.loop import on_loop
 
     sandbox = await asyncio.to_thread(make, SMALL)
 

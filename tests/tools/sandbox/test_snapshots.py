@@ -10,8 +10,8 @@ import pytest
 
 from agentrl.errors import InvalidInput
 from agentrl.tools.sandbox import SandboxSpec, Snapshot, SnapshotRefused
-from agentrl.tools.sandbox.docker import DockerSandbox
-from agentrl.tools.sandbox.plain import create_plain
+from agentrl.tools.sandbox.docker.backend import DockerSandbox
+from agentrl.tools.sandbox.docker.plain import create_plain
 from agentrl.tools.sandbox.pool import SandboxPool
 from agentrl.tools.sandbox.snapshot import canonical, check_trees
 from tests.tools.sandbox.conftest import SMALL, Make

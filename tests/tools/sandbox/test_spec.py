@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from agentrl.tools.sandbox import SandboxSpec
-from agentrl.tools.sandbox.build import runner_binary, seccomp_profile
-from agentrl.tools.sandbox.hardening import audit, container_config
+from agentrl.tools.sandbox.docker.hardening import audit, container_config
+from agentrl.tools.sandbox.runner.build import runner_binary, seccomp_profile
 
 
 def test_the_default_is_not_loosened() -> None:

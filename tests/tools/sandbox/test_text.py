@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from agentrl.errors import AgentError, ToolArguments
 from agentrl.tools.sandbox import PathError, Sandbox, SandboxSpec
+from agentrl.tools.sandbox.docker.plain import PlainSandbox
 from agentrl.tools.sandbox.local import create_subprocess
-from agentrl.tools.sandbox.loop import blocking
-from agentrl.tools.sandbox.plain import PlainSandbox
+from agentrl.tools.sandbox.runner.loop import blocking
 
 Use = Callable[[Sandbox, str], Awaitable[Any]]
 ENTRANCES: dict[str, Use] = {

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from agentrl.tools.sandbox import PathError, SandboxSpec
 from agentrl.tools.sandbox.archive import pack, unpack
 from agentrl.tools.sandbox.local import create_subprocess
-from agentrl.tools.sandbox.loop import blocking
-from agentrl.tools.sandbox.resident import ResidentSandbox
+from agentrl.tools.sandbox.runner.loop import blocking
+from agentrl.tools.sandbox.runner.resident import ResidentSandbox
 
 NAMES = st.one_of(
     st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=20),

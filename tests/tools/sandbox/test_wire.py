@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import SandboxError
-from agentrl.tools.sandbox.wire import HEADER, CommandKind, Decoder, Demultiplexer, Flags, Frame, command, frame
+from agentrl.tools.sandbox.runner.wire import HEADER, CommandKind, Decoder, Demultiplexer, Flags, Frame, command, frame
 
 FRAMES = st.lists(
     st.tuples(st.integers(0, 2**32 - 1), st.sampled_from(list(Frame)), st.binary(max_size=300)), max_size=20

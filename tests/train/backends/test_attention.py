@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from agentrl.errors import InvalidInput
 from agentrl.models.reach import Reach
-from agentrl.train.backends.attention import BlockPlan, forest_attention
-from agentrl.train.backends.flex import FLEX_BLOCK, FlexPlan, flex_mask
-from agentrl.train.backends.torch_batch import padded_length
-from agentrl.train.forest import Forest
-from agentrl.train.packing import pack
+from agentrl.train.forest.forest import Forest
+from agentrl.train.forest.packing import pack
+from agentrl.train.trainers.attention import BlockPlan, forest_attention
+from agentrl.train.trainers.flex import FLEX_BLOCK, FlexPlan, flex_mask
+from agentrl.train.trainers.torch_trainer.batch import padded_length
 from tests.train.trees import as_group, leaf_credit, random_session
 
 

@@ -15,17 +15,17 @@ from transformers import AutoModelForCausalLM
 from agentrl.attachments import critic_view
 from agentrl.config import AlgoConfig, TrainerConfig
 from agentrl.errors import ConfigError, InvalidInput
-from agentrl.train.algorithms.grpo import Grpo
-from agentrl.train.algorithms.ppo import Ppo, PpoConfig
-from agentrl.train.backends import Critic, Trainer, make_trainer
-from agentrl.train.backends.critic import ValueModel
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.backends.torch_batch import trunk_of
-from agentrl.train.credit import Credit, NodeAdvantage, NodeKey
-from agentrl.train.forest import Forest
-from agentrl.train.losses import value_error
-from agentrl.train.packing import pack, pack_credited
-from agentrl.train.values import compute_values
+from agentrl.train.algorithms.advantages.grpo import Grpo
+from agentrl.train.algorithms.advantages.ppo import Ppo, PpoConfig
+from agentrl.train.algorithms.credit import Credit, NodeAdvantage, NodeKey
+from agentrl.train.algorithms.losses import value_error
+from agentrl.train.algorithms.values import compute_values
+from agentrl.train.forest.forest import Forest
+from agentrl.train.forest.packing import pack, pack_credited
+from agentrl.train.trainers import Critic, Trainer, make_trainer
+from agentrl.train.trainers.critic import ValueModel
+from agentrl.train.trainers.torch_trainer.batch import trunk_of
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Group
 from tests.train.backends.test_torch import CPU, parameters, same
 from tests.train.trees import as_group, leaf_credit, leaves, linear_session, path, random_session

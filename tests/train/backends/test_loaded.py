@@ -12,11 +12,11 @@ import torch
 
 from agentrl.errors import ConfigError
 from agentrl.models.small import small_model
-from agentrl.train.backends import loaded
-from agentrl.train.backends.loaded import compare, require_loaded
-from agentrl.train.backends.megatron.settings import MegatronConfig
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.backends.torch_settings import TorchConfig
+from agentrl.train.trainers import loaded
+from agentrl.train.trainers.loaded import compare, require_loaded
+from agentrl.train.trainers.megatron.settings import MegatronConfig
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from tests.conftest import need
 from tests.train.backends.test_proof import config_of
 
@@ -125,7 +125,7 @@ def test_a_folder_that_is_too_large_is_not_read_and_says_so(folder: Path, monkey
 @pytest.mark.slow
 def test_megatron_names_the_layer_that_it_loaded_wrong_whichever_rank_holds_it(folder: Path, tmp_path: Path) -> None:
     need(importlib.util.find_spec("megatron") is not None, "megatron-core is not installed")
-    from agentrl.train.backends.megatron.trainer import MegatronTrainer
+    from agentrl.train.trainers.megatron.trainer import MegatronTrainer
 
     config = MegatronConfig(ranks=2, tensor_parallel=2, sequence_parallel=True)
     trainer = MegatronTrainer(folder, config)

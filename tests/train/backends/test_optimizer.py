@@ -11,9 +11,9 @@ from torch import Tensor
 
 from agentrl.config import AlgoConfig
 from agentrl.errors import ConfigError, InvalidInput
-from agentrl.train.backends import optimizer as optimizer_module
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.backends.torch_settings import TorchConfig
+from agentrl.train.trainers import optimizer as optimizer_module
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from tests.train.backends.test_torch import forests_for, parameters, same
 
 ALGO = AlgoConfig(lr=1e-2)

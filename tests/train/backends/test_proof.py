@@ -20,17 +20,17 @@ import agentrl
 from agentrl import cli
 from agentrl.errors import ConfigError, EngineError, InfraError, UnknownName
 from agentrl.models import tiny
-from agentrl.rollout.engines.flat import StepLayout
-from agentrl.rollout.engines.runner import ModelRunner
-from agentrl.train.backends import attention, proof
-from agentrl.train.backends.attention import BlockPlan
-from agentrl.train.backends.proof import prove, require
-from agentrl.train.backends.proof_comparison import compare
-from agentrl.train.backends.proof_subjects import Proof, engine_logps
-from agentrl.train.backends.reference import compute_rows, random_forest
-from agentrl.train.backends.report import report
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.probe import path_forest
+from agentrl.rollout.engines.local.flat import StepLayout
+from agentrl.rollout.engines.local.runner import ModelRunner
+from agentrl.train.driver.probe import path_forest
+from agentrl.train.trainers import attention, proof
+from agentrl.train.trainers.attention import BlockPlan
+from agentrl.train.trainers.proof import prove, require
+from agentrl.train.trainers.proof_comparison import compare
+from agentrl.train.trainers.proof_subjects import Proof, engine_logps
+from agentrl.train.trainers.reference import compute_rows, random_forest
+from agentrl.train.trainers.report import report
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from tests.conftest import need
 
 HEADS = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 4}

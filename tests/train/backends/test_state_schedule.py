@@ -17,13 +17,13 @@ from agentrl.config import AlgoConfig
 from agentrl.models.loading import load_causal_lm
 from agentrl.models.mixers import LayerState, mixers_of
 from agentrl.models.small import VOCABULARY, small_model
-from agentrl.train.backends import reference
-from agentrl.train.backends.proof_comparison import compare
-from agentrl.train.backends.reference import compute_rows, gradient_distance, paths_to_leaves
-from agentrl.train.backends.state_schedule import paths, schedule, segments
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.backends.torch_settings import TorchConfig
-from agentrl.train.forest import Forest
+from agentrl.train.forest.forest import Forest
+from agentrl.train.trainers import reference
+from agentrl.train.trainers.proof_comparison import compare
+from agentrl.train.trainers.reference import compute_rows, gradient_distance, paths_to_leaves
+from agentrl.train.trainers.state_schedule import paths, schedule, segments
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from tests.train.backends.test_attention import random_forest
 
 SHAPE = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "num_hidden_layers": 2}

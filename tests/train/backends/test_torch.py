@@ -14,13 +14,13 @@ from agentrl.config import AlgoConfig, RunConfig, TrainerConfig
 from agentrl.errors import ConfigError, InvalidInput, UnknownName
 from agentrl.overrides import validate
 from agentrl.train.algorithms import make_algorithm
-from agentrl.train.backends import Trainer, make_trainer
-from agentrl.train.backends.head import token_logps
-from agentrl.train.backends.optimizer import learning_rate
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.backends.torch_settings import TorchConfig
-from agentrl.train.forest import Forest, Rows
-from agentrl.train.packing import pack
+from agentrl.train.forest.forest import Forest, Rows
+from agentrl.train.forest.packing import pack
+from agentrl.train.trainers import Trainer, make_trainer
+from agentrl.train.trainers.head import token_logps
+from agentrl.train.trainers.optimizer import learning_rate
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from tests.train.trees import as_group, linear_session
 
 CPU = TorchConfig(device="cpu")

@@ -9,8 +9,8 @@ import torch
 
 from agentrl.config import AlgoConfig
 from agentrl.rollout.engines.folder import check_tensors, tensors
-from agentrl.train.backends import make_trainer
-from agentrl.train.backends.torch_settings import TorchConfig
+from agentrl.train.trainers import make_trainer
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from tests.train.backends.megatron import zoo
 
 

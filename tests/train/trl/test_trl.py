@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from agentrl.train.algorithms import algorithm_settings, make_algorithm
-from agentrl.train.credit import weigh
+from agentrl.train.algorithms.credit import weigh
 from tests.conftest import need
 from tests.train.ragged_rows import Rows, loss_and_gradient, near
 

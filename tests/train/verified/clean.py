@@ -18,13 +18,13 @@ from starlette.testclient import TestClient
 import agentrl
 from agentrl.models import tiny
 from agentrl.overrides import spread
-from agentrl.train.display import Display
-from agentrl.train.replay import ReplayConfig
-from agentrl.train.replay import replay as play_again
-from agentrl.train.resuming import whole_checkpoints
-from agentrl.train.suite.parts import read_suite
-from agentrl.train.suite.play import run_suite
-from agentrl.train.verify import verify
+from agentrl.train.display.console import Display
+from agentrl.train.driver.resuming import whole_checkpoints
+from agentrl.train.evaluation.suite.parts import read_suite
+from agentrl.train.evaluation.suite.play import run_suite
+from agentrl.train.record.replay import ReplayConfig
+from agentrl.train.record.replay import replay as play_again
+from agentrl.train.record.verify import verify
 from agentrl.viewer.app import create_app
 from tests.records import digits
 from tests.records.test_records import unpacked

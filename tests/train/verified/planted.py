@@ -18,8 +18,8 @@ import orjson
 import torch
 import yaml
 
-from agentrl.sessions.store import Store
-from agentrl.train import manifest
+from agentrl.sessions.store.store import Store
+from agentrl.train.record import manifest
 from agentrl.types import Session, Task
 
 Plant = Callable[[Path], object]

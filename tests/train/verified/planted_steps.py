@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agentrl.sessions.store import Store
-from agentrl.train import ledger, provenance
+from agentrl.sessions.store.store import Store
+from agentrl.train.record import ledger, provenance
 from agentrl.types import Session, Status, VersionSpan
 from tests.train.verified.planted import in_lines
 

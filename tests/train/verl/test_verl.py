@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from agentrl.train.algorithms import algorithm_settings, make_algorithm
-from agentrl.train.credit import NodeAdvantage
-from agentrl.train.kl import kl_loss
-from agentrl.train.tokens import Tokens
+from agentrl.train.algorithms.credit import NodeAdvantage
+from agentrl.train.algorithms.kl import kl_loss
+from agentrl.train.algorithms.tokens import Tokens
 from tests.conftest import need
 from tests.train.ragged_rows import OPENING, Rows, loss_and_gradient, near
 

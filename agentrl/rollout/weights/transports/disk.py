@@ -13,13 +13,13 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from agentrl.common.scratch import ScratchFolder
 from agentrl.errors import EngineError
 from agentrl.rollout.weights.buckets import Named
 from agentrl.rollout.weights.delta import Replica
 from agentrl.rollout.weights.receiver import LoadCommit, Receiver
 from agentrl.rollout.weights.snapshot import write_snapshot
 from agentrl.rollout.weights.transports.base import Sent, each
-from agentrl.scratch import ScratchFolder
 
 KEPT = 2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from agentrl.sessions.gateway.api_error import ApiError, unsupported
+from agentrl.sessions.gateway.http.api_error import ApiError, unsupported
 from agentrl.sessions.gateway.wire.fields import misspelt
 from agentrl.sessions.gateway.wire.objects import object_at
 from agentrl.sessions.gateway.wire.validation import MOST_FIELDS, shown

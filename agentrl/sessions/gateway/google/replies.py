@@ -12,7 +12,7 @@ from agentrl.sessions.gateway.wire.chat_replies import usage
 from agentrl.sessions.gateway.wire.logprobs import candidates, places_of_content
 from agentrl.sessions.gateway.wire.sse import encoded, event
 from agentrl.sessions.renderers.base import Delta
-from agentrl.sessions.turn_generator import GeneratedTurn
+from agentrl.sessions.tree.turn_generator import GeneratedTurn
 from agentrl.types import FinishReason, Message
 
 

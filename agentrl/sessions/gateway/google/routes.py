@@ -15,14 +15,14 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from agentrl.sessions.gateway import openapi
-from agentrl.sessions.gateway.api_error import ApiError
-from agentrl.sessions.gateway.bodies import Body
 from agentrl.sessions.gateway.delivery import Delivery
 from agentrl.sessions.gateway.exchange import Exchange
 from agentrl.sessions.gateway.gateway import Gateway
 from agentrl.sessions.gateway.google import replies, requests
-from agentrl.sessions.gateway.http_requests import authorized_body, key_of, retry_count
+from agentrl.sessions.gateway.http import openapi
+from agentrl.sessions.gateway.http.api_error import ApiError
+from agentrl.sessions.gateway.http.bodies import Body
+from agentrl.sessions.gateway.http.requests import authorized_body, key_of, retry_count
 
 METHODS = ("generateContent", "streamGenerateContent", "countTokens")
 _PATH = "/sessions/{session_id}/v1beta/models"

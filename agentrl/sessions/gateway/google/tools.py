@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from agentrl.sessions.gateway.api_error import ApiError, unsupported
 from agentrl.sessions.gateway.google.fields import keep, named
+from agentrl.sessions.gateway.http.api_error import ApiError, unsupported
 from agentrl.sessions.gateway.wire.chat import tools_of
 from agentrl.sessions.gateway.wire.objects import object_at, text_at
 from agentrl.sessions.renderers.base import ToolSchema

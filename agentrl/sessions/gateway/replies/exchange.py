@@ -7,16 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.sessions.gateway.api_error import ApiError
-from agentrl.sessions.gateway.bodies import History
 from agentrl.sessions.gateway.exchange import Exchange
+from agentrl.sessions.gateway.http.api_error import ApiError
+from agentrl.sessions.gateway.http.bodies import History
 from agentrl.sessions.gateway.replies.items import item_of_id
 from agentrl.sessions.gateway.replies.kept import ReplyStatus, StoredConversation
 from agentrl.sessions.gateway.session_state import SessionState
 from agentrl.sessions.gateway.sizes import LARGE_BODY
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire import responses
-from agentrl.sessions.turn_generator import Prompt
+from agentrl.sessions.tree.turn_generator import Prompt
 from agentrl.types import FinishReason, Node
 
 _REFERENCE = b'"item_reference"'

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence, Set
 from typing import Any
 
-from agentrl.sessions.gateway.api_error import ApiError
+from agentrl.sessions.gateway.http.api_error import ApiError
 from agentrl.sessions.gateway.matching import NodeIndex
 from agentrl.sessions.gateway.wire.items import output_items
 from agentrl.types import Node, Session

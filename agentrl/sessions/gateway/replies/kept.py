@@ -20,7 +20,7 @@ from typing import Any
 
 import orjson
 
-from agentrl.sessions.gateway.api_error import ApiError
+from agentrl.sessions.gateway.http.api_error import ApiError
 
 MOST_REPLIES = 256
 MOST_BYTES = 4 << 20

@@ -15,15 +15,15 @@ import orjson
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from agentrl.sessions import tree
-from agentrl.sessions.gateway import openapi
-from agentrl.sessions.gateway.api_error import ApiError, unsupported
 from agentrl.sessions.gateway.gateway import Gateway, SessionEntry
-from agentrl.sessions.gateway.http_requests import json_body, key_of
+from agentrl.sessions.gateway.http import openapi
+from agentrl.sessions.gateway.http.api_error import ApiError, unsupported
+from agentrl.sessions.gateway.http.requests import json_body, key_of
 from agentrl.sessions.gateway.replies.items import items_of, items_of_path, page_of
 from agentrl.sessions.gateway.replies.kept import MOST_ADDED, ReplyStatus, StoredConversation
 from agentrl.sessions.gateway.session_state import SessionState
 from agentrl.sessions.gateway.wire import custom, responses
+from agentrl.sessions.tree import tree
 
 LONGEST_NAME = 200
 """Characters of a model's name."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from openai.types.chat import completion_create_params
 
-from agentrl.sessions.gateway.api_error import ApiError, unsupported
-from agentrl.sessions.gateway.bodies import Body
+from agentrl.sessions.gateway.http.api_error import ApiError, unsupported
+from agentrl.sessions.gateway.http.bodies import Body
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire import custom

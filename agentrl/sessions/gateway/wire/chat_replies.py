@@ -10,7 +10,7 @@ from agentrl.sessions.gateway.wire import custom
 from agentrl.sessions.gateway.wire.logprobs import of_content
 from agentrl.sessions.gateway.wire.sse import encoded, event
 from agentrl.sessions.renderers.base import Delta
-from agentrl.sessions.turn_generator import GeneratedTurn
+from agentrl.sessions.tree.turn_generator import GeneratedTurn
 from agentrl.types import FinishReason, Message
 
 

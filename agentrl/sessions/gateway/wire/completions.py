@@ -7,9 +7,9 @@ from typing import Any
 
 from openai.types import completion_create_params
 
-from agentrl.sessions.gateway.api_error import ApiError, unsupported
-from agentrl.sessions.gateway.bodies import Body
 from agentrl.sessions.gateway.exchange import Exchange
+from agentrl.sessions.gateway.http.api_error import ApiError, unsupported
+from agentrl.sessions.gateway.http.bodies import Body
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire.chat import sampling_of
@@ -17,7 +17,7 @@ from agentrl.sessions.gateway.wire.chat_replies import usage
 from agentrl.sessions.gateway.wire.logprobs import candidates
 from agentrl.sessions.gateway.wire.sse import encoded, event
 from agentrl.sessions.gateway.wire.validation import Parameters, number
-from agentrl.sessions.turn_generator import GeneratedTurn
+from agentrl.sessions.tree.turn_generator import GeneratedTurn
 from agentrl.types import MOST_PROBABLE, FinishReason, Message
 
 PARAMETERS = Parameters(

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl.sessions.gateway.exchange import Exchange
 from agentrl.sessions.renderers.base import SpanKind
-from agentrl.sessions.turn_generator import GeneratedTurn
+from agentrl.sessions.tree.turn_generator import GeneratedTurn
 
 
 def of_content(exchange: Exchange, choice: GeneratedTurn) -> list[dict[str, Any]]:

@@ -20,8 +20,8 @@ from anthropic.types import (
 )
 from anthropic.types import beta as beta_types
 
-from agentrl.sessions.gateway.api_error import ApiError, unsupported
-from agentrl.sessions.gateway.bodies import Body
+from agentrl.sessions.gateway.http.api_error import ApiError, unsupported
+from agentrl.sessions.gateway.http.bodies import Body
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire.chat import distinct, form_of, schema_of, stops_of

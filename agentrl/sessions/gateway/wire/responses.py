@@ -12,9 +12,9 @@ from typing import Any
 
 from openai.types.responses import response_create_params
 
-from agentrl.sessions.gateway.api_error import ApiError, unsupported
-from agentrl.sessions.gateway.bodies import Body, History
 from agentrl.sessions.gateway.exchange import Exchange
+from agentrl.sessions.gateway.http.api_error import ApiError, unsupported
+from agentrl.sessions.gateway.http.bodies import Body, History
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.replies.kept import KeptReply, ReplyStatus, RequestParameters
 from agentrl.sessions.gateway.turn_request import TurnRequest
@@ -27,7 +27,7 @@ from agentrl.sessions.gateway.wire.sse import encoded
 from agentrl.sessions.gateway.wire.turns import assistant_message
 from agentrl.sessions.gateway.wire.validation import Parameters
 from agentrl.sessions.renderers.base import Delta, ToolSchema
-from agentrl.sessions.turn_generator import GeneratedTurn
+from agentrl.sessions.tree.turn_generator import GeneratedTurn
 from agentrl.types import FinishReason, FunctionCall, Message, ToolCall
 
 PARAMETERS = Parameters(

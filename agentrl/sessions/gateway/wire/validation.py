@@ -11,8 +11,8 @@ from types import MappingProxyType
 from typing import Any, get_type_hints
 
 from agentrl.errors import nearest
-from agentrl.sessions.gateway.api_error import ApiError, unsupported
-from agentrl.sessions.gateway.bodies import Body
+from agentrl.sessions.gateway.http.api_error import ApiError, unsupported
+from agentrl.sessions.gateway.http.bodies import Body
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.wire.fields import CHANGE_TEXT, SAMPLING, called_here, misspelt
 

@@ -25,9 +25,9 @@ from agentrl.envs import Env, calls
 from agentrl.envs.episode import NO_DEADLINES, Player, ScriptedActor, play, run_episode
 from agentrl.envs.registry import factory
 from agentrl.errors import ConfigError, EnvError
-from agentrl.sessions.conversation import Conversation
-from agentrl.sessions.renderers.null import NullRenderer
-from agentrl.sessions.turn_generator import TurnGenerator
+from agentrl.sessions.renderers.families.null import NullRenderer
+from agentrl.sessions.tree.conversation import Conversation
+from agentrl.sessions.tree.turn_generator import TurnGenerator
 from agentrl.types import FunctionCall, Message, Node, Session, Status, Task, ToolCall, VersionSpan
 
 os.environ["INSPECT_DISPLAY"] = "none"

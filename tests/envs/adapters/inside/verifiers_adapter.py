@@ -21,9 +21,9 @@ from agentrl.envs import calls
 from agentrl.envs.episode import NO_DEADLINES, Player, ScriptedActor, play, run_episode
 from agentrl.envs.registry import factory
 from agentrl.errors import ConfigError, InfraError
-from agentrl.sessions.conversation import Conversation
-from agentrl.sessions.renderers.null import NullRenderer
-from agentrl.sessions.turn_generator import TurnGenerator
+from agentrl.sessions.renderers.families.null import NullRenderer
+from agentrl.sessions.tree.conversation import Conversation
+from agentrl.sessions.tree.turn_generator import TurnGenerator
 from agentrl.types import FunctionCall, Message, Session, Status, ToolCall
 from tests.envs.adapters.inside import verifiers_envs
 

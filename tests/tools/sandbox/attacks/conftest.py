@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 
 from agentrl.tools.sandbox import ExecResult
-from agentrl.tools.sandbox.docker import DockerSandbox
-from agentrl.tools.sandbox.hardening import audit
-from agentrl.tools.sandbox.loop import blocking
+from agentrl.tools.sandbox.docker.backend import DockerSandbox
+from agentrl.tools.sandbox.docker.hardening import audit
+from agentrl.tools.sandbox.runner.loop import blocking
 
 Attack = Callable[..., Awaitable[ExecResult]]
 PRELUDE = """

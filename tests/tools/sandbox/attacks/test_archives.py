@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.tools.sandbox import PathError
 from agentrl.tools.sandbox.archive import ArchiveLimits, unpack
-from agentrl.tools.sandbox.docker import DockerSandbox
+from agentrl.tools.sandbox.docker.backend import DockerSandbox
 from tests.tools.sandbox.attacks.conftest import Attack
 
 pytestmark = pytest.mark.slow

@@ -10,8 +10,8 @@ import pytest
 
 from agentrl.errors import Blame
 from agentrl.tools.sandbox import Outcome, SandboxMemory
-from agentrl.tools.sandbox.docker import DockerSandbox
-from agentrl.tools.sandbox.interpreter import Interpreter
+from agentrl.tools.sandbox.docker.backend import DockerSandbox
+from agentrl.tools.sandbox.runner.interpreter import Interpreter
 from tests.tools.sandbox.attacks.conftest import Attack
 from tests.tools.sandbox.conftest import SMALL, Make
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from agentrl.tools.sandbox import Outcome
-from agentrl.tools.sandbox.docker import DockerSandbox
-from agentrl.tools.sandbox.interpreter import Interpreter
-from agentrl.tools.sandbox.shell import Shell
-from agentrl.tools.sandbox.wire import EXIT, HEADER, Frame
+from agentrl.tools.sandbox.docker.backend import DockerSandbox
+from agentrl.tools.sandbox.runner.interpreter import Interpreter
+from agentrl.tools.sandbox.runner.shell import Shell
+from agentrl.tools.sandbox.runner.wire import EXIT, HEADER, Frame
 from tests.tools.sandbox.attacks.conftest import Attack
 
 pytestmark = pytest.mark.slow
@@ -112,7 +112,7 @@ async def test_an_attachment_from_inside_is_impossible_and_one_from_outside_pois
 ) -> None:
     """Whoever has the daemon could write to a runner's input: without the nonce that ends the sandbox, as our fault."""
     from agentrl.tools.sandbox.base import SandboxDied
-    from agentrl.tools.sandbox.loop import on_loop
+    from agentrl.tools.sandbox.runner.loop import on_loop
 
     victim = make()  # type: ignore[operator]
 

@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 from agentrl.tools.sandbox import Outcome, PathError
-from agentrl.tools.sandbox.docker import DockerSandbox
+from agentrl.tools.sandbox.docker.backend import DockerSandbox
 from tests.tools.sandbox.attacks.conftest import Attack
 
 pytestmark = pytest.mark.slow

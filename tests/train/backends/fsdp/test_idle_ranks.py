@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from agentrl.train.algorithms import algorithm_settings, make_algorithm
-from agentrl.train.backends.fsdp.settings import FsdpConfig
-from agentrl.train.backends.fsdp.trainer import FsdpTrainer
-from agentrl.train.backends.ranks.balance import assign
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.backends.torch_settings import TorchConfig
-from agentrl.train.forest import Forest
-from agentrl.train.packing import pack
-from agentrl.train.pairs import pair_credit
+from agentrl.train.algorithms.pairs import pair_credit
+from agentrl.train.forest.forest import Forest
+from agentrl.train.forest.packing import pack
+from agentrl.train.trainers.fsdp.settings import FsdpConfig
+from agentrl.train.trainers.fsdp.trainer import FsdpTrainer
+from agentrl.train.trainers.ranks.balance import assign
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import VersionSpan
 from tests.suite.pairs import of, pairs
 from tests.train.test_pairs import dpo, random_pairs

@@ -15,13 +15,13 @@ import agentrl
 from agentrl.config import AlgoConfig
 from agentrl.errors import ConfigError, InvalidInput, TrainerError
 from agentrl.overrides import validate
-from agentrl.train.algorithms.ppo import PpoConfig
-from agentrl.train.backends import Averager, Critic, MemoryReleasing, Trainer, make_trainer
-from agentrl.train.backends.fsdp.settings import FsdpConfig, ranks_of
-from agentrl.train.backends.fsdp.trainer import FsdpTrainer
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.backends.torch_settings import TorchConfig
-from agentrl.train.verify import verify
+from agentrl.train.algorithms.advantages.ppo import PpoConfig
+from agentrl.train.record.verify import verify
+from agentrl.train.trainers import Averager, Critic, MemoryReleasing, Trainer, make_trainer
+from agentrl.train.trainers.fsdp.settings import FsdpConfig, ranks_of
+from agentrl.train.trainers.fsdp.trainer import FsdpTrainer
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from tests.train.backends.megatron import zoo
 from tests.train.backends.megatron.batches import random_forests
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from agentrl.config import AlgoConfig
-from agentrl.train.algorithms.grpo import GrpoConfig
-from agentrl.train.backends.critic import ValueModel
-from agentrl.train.backends.megatron.layout import ParallelLayout, layout_of
-from agentrl.train.backends.megatron.settings import MegatronConfig
-from agentrl.train.forest import Forest
-from agentrl.train.packing import pack
-from agentrl.train.policy_losses.clipped import ClippedConfig
+from agentrl.train.algorithms.advantages.grpo import GrpoConfig
+from agentrl.train.algorithms.policy_losses.clipped import ClippedConfig
+from agentrl.train.forest.forest import Forest
+from agentrl.train.forest.packing import pack
+from agentrl.train.trainers.critic import ValueModel
+from agentrl.train.trainers.megatron.layout import ParallelLayout, layout_of
+from agentrl.train.trainers.megatron.settings import MegatronConfig
 from tests.train.backends.megatron.world import World
 from tests.train.trees import as_group, leaf_credit, random_session
 

@@ -7,10 +7,14 @@ import warnings
 
 os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 warnings.simplefilter("ignore")
-importlib.import_module("agentrl.train.backends.megatron.cpu").install()
+importlib.import_module("agentrl.train.trainers.megatron.cpu").install()
 for _module in (
     *(f"tests.train.backends.megatron.{work}" for work in ("work_models", "work_replay", "work_train")),
-    *("agentrl.train.algorithms.ppo", "agentrl.train.policy_losses.gspo", "transformers.models.auto.modeling_auto"),
+    *(
+        "agentrl.train.algorithms.advantages.ppo",
+        "agentrl.train.algorithms.policy_losses.gspo",
+        "transformers.models.auto.modeling_auto",
+    ),
 ):
     importlib.import_module(_module)
 gc.collect()

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from agentrl.config import AlgoConfig
-from agentrl.train.backends.megatron.layout import layout_of
-from agentrl.train.backends.megatron.settings import MegatronConfig
+from agentrl.train.trainers.megatron.layout import layout_of
+from agentrl.train.trainers.megatron.settings import MegatronConfig
 from tests.train.backends.megatron import zoo
 from tests.train.backends.megatron.batches import WORK, random_forests, sizes
 from tests.train.backends.megatron.world import World, open_world

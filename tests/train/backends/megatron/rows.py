@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from agentrl.models.loading import load_causal_lm
-from agentrl.train.backends.reference import compute_rows, random_forest
+from agentrl.train.trainers.reference import compute_rows, random_forest
 from tests.train.backends.megatron import zoo
 from tests.train.backends.megatron.batches import distances, run
 from tests.train.backends.megatron.world import World

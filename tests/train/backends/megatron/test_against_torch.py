@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from torch import Tensor, zeros_like
 
-from agentrl.train.backends.torch import TorchTrainer
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from tests.train.backends.megatron import zoo
 from tests.train.backends.megatron.batches import CLIP, distances, published, random_forests, run
 from tests.train.backends.megatron.world import World

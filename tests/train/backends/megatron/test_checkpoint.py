@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentrl.config import AlgoConfig
-from agentrl.train.algorithms.ppo import PpoConfig
+from agentrl.train.algorithms.advantages.ppo import PpoConfig
 from tests.train.backends.megatron import zoo
 from tests.train.backends.megatron.batches import judged, random_forests, run
 from tests.train.backends.megatron.resuming import TESTED, covering, try_pairs

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import InvalidInput
-from agentrl.train.backends.ranks import contents
+from agentrl.train.trainers.ranks import contents
 
 SETTINGS = {"trainer.dtype": "float32"}
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, zeros_like
 
 from agentrl.errors import ConfigError
-from agentrl.train.algorithms.ppo import PpoConfig
-from agentrl.train.backends.megatron.trainer import MegatronTrainer
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.policy_losses.clipped import ClippedConfig
+from agentrl.train.algorithms.advantages.ppo import PpoConfig
+from agentrl.train.algorithms.policy_losses.clipped import ClippedConfig
+from agentrl.train.trainers.megatron.trainer import MegatronTrainer
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from tests.train.backends.megatron.batches import distances, head_of, judged, published, run
 from tests.train.backends.megatron.world import World
 

@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 from agentrl.cli import app
 from agentrl.errors import ConfigError
 from agentrl.models.loading import new_causal_lm
-from agentrl.train.backends import proof
-from agentrl.train.backends.megatron import check
-from agentrl.train.backends.megatron.check import shrunk
-from agentrl.train.backends.megatron.models import FAMILIES, family
-from agentrl.train.backends.proof_comparison import compare
+from agentrl.train.trainers import proof
+from agentrl.train.trainers.megatron import check
+from agentrl.train.trainers.megatron.check import shrunk
+from agentrl.train.trainers.megatron.models import FAMILIES, family
+from agentrl.train.trainers.proof_comparison import compare
 from tests.conftest import need
 from tests.train.backends.megatron import zoo
 from tests.train.backends.megatron.world import World, open_world
@@ -139,9 +139,9 @@ PLUGIN = '''
 
 import dataclasses
 
-from agentrl.train.backends.megatron.models.families.llama import LLAMA, head_dim
-from agentrl.train.backends.megatron.models.family import register
-from agentrl.train.backends.megatron.models.rotary import Rotary
+from agentrl.train.trainers.megatron.models.families.llama import LLAMA, head_dim
+from agentrl.train.trainers.megatron.models.family import register
+from agentrl.train.trainers.megatron.models.rotary import Rotary
 
 RIGHT = register(dataclasses.replace(LLAMA, name="mine"))
 WRONG = dataclasses.replace(LLAMA, name="wrong", rotary=lambda hf: Rotary.of(hf, head_dim(hf), neighbours=True))

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from agentrl.train.backends.megatron.table import END, HELD, POSITION, block_size, deal, padded_tokens, table
-from agentrl.train.backends.ranks.balance import Division, assign, cost, trees
-from agentrl.train.backends.ranks.joined import per_token
-from agentrl.train.packing import pack
+from agentrl.train.forest.packing import pack
+from agentrl.train.trainers.megatron.table import END, HELD, POSITION, block_size, deal, padded_tokens, table
+from agentrl.train.trainers.ranks.balance import Division, assign, cost, trees
+from agentrl.train.trainers.ranks.joined import per_token
 from tests.train.backends.megatron import zoo
 from tests.train.backends.megatron.batches import distances, published, random_forests, run
 from tests.train.backends.megatron.world import World

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import InvalidInput
-from agentrl.train.backends.megatron.models.layouts import (
+from agentrl.train.trainers.megatron.models.layouts import (
     Gated,
     Grouped,
     Halves,

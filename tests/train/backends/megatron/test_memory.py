@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from agentrl.train.algorithms.grpo import GrpoConfig
-from agentrl.train.backends.megatron.layout import layout_of
-from agentrl.train.backends.megatron.settings import MegatronConfig
+from agentrl.train.algorithms.advantages.grpo import GrpoConfig
 from agentrl.train.plan.memory import Numbers, Split, trainer_memory
 from agentrl.train.plan.shapes import shape_of
+from agentrl.train.trainers.megatron.layout import layout_of
+from agentrl.train.trainers.megatron.settings import MegatronConfig
 from tests.train.backends.megatron import zoo
 from tests.train.backends.megatron.batches import random_forests, run
 from tests.train.backends.megatron.world import World

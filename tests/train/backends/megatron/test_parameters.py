@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from agentrl.config import AlgoConfig
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.backends.torch_settings import TorchConfig
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from tests.train.backends.megatron import zoo
 from tests.train.backends.megatron.batches import distances, random_forests, run
 from tests.train.backends.megatron.world import WorkerFailed, World

@@ -18,16 +18,16 @@ from agentrl.config import AlgoConfig, EngineConfig, RunConfig
 from agentrl.envs.registry import factory
 from agentrl.errors import ConfigError
 from agentrl.models import tiny
-from agentrl.rollout.engines.local import LocalEngine
-from agentrl.sessions import tree
-from agentrl.sessions.generation import generate
-from agentrl.sessions.store import Store
-from agentrl.train import launch
-from agentrl.train.backends.megatron.layout import layout_of
-from agentrl.train.backends.megatron.settings import MegatronConfig
-from agentrl.train.credit import Credit, NodeAdvantage
-from agentrl.train.forest import Forest
-from agentrl.train.packing import pack
+from agentrl.rollout.engines.local.engine import LocalEngine
+from agentrl.sessions.store.store import Store
+from agentrl.sessions.tree import tree
+from agentrl.sessions.tree.generation import generate
+from agentrl.train.algorithms.credit import Credit, NodeAdvantage
+from agentrl.train.driver import launch
+from agentrl.train.forest.forest import Forest
+from agentrl.train.forest.packing import pack
+from agentrl.train.trainers.megatron.layout import layout_of
+from agentrl.train.trainers.megatron.settings import MegatronConfig
 from agentrl.types import FinishReason, Message, Sampling, Session, Task, Turn
 from tests.rollout.engines.conftest import TEXTS
 from tests.rollout.engines.routed import mixture

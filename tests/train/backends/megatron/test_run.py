@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import agentrl
-from agentrl.train.verify import verify
+from agentrl.train.record.verify import verify
 from agentrl.types import Message, Session, Task
 
 SMALL = {

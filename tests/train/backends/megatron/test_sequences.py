@@ -11,9 +11,9 @@ import pytest
 
 from agentrl.config import AlgoConfig
 from agentrl.train.algorithms import algorithm_settings, make_algorithm
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.packing import pack, pack_credited
-from agentrl.train.pairs import pair_credit
+from agentrl.train.algorithms.pairs import pair_credit
+from agentrl.train.forest.packing import pack, pack_credited
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from tests.train.backends.megatron.batches import run
 from tests.train.backends.megatron.world import World
 from tests.train.test_minibatches import ragged, values_of

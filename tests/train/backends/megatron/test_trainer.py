@@ -15,12 +15,12 @@ from transformers import AutoModelForCausalLM
 from agentrl.config import AlgoConfig
 from agentrl.errors import ConfigError, InfraError, InvalidInput
 from agentrl.train.algorithms import make_algorithm
-from agentrl.train.backends import Averager, Trainer, make_trainer, proof
-from agentrl.train.backends.megatron.settings import MegatronConfig
-from agentrl.train.backends.megatron.trainer import MegatronTrainer
-from agentrl.train.backends.ranks import heartbeat
-from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.backends.torch_settings import TorchConfig
+from agentrl.train.trainers import Averager, Trainer, make_trainer, proof
+from agentrl.train.trainers.megatron.settings import MegatronConfig
+from agentrl.train.trainers.megatron.trainer import MegatronTrainer
+from agentrl.train.trainers.ranks import heartbeat
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from tests.train.backends.megatron import zoo
 from tests.train.backends.megatron.batches import distances, random_forests
 
@@ -92,8 +92,8 @@ def test_its_steps_metrics_and_weights_are_the_torch_trainers(trainer: Trainer, 
 PLUGIN = """
 import dataclasses
 
-from agentrl.train.backends.megatron.models.families.llama import LLAMA, head_dim
-from agentrl.train.backends.megatron.models.rotary import Rotary
+from agentrl.train.trainers.megatron.models.families.llama import LLAMA, head_dim
+from agentrl.train.trainers.megatron.models.rotary import Rotary
 
 WRONG = dataclasses.replace(LLAMA, name="wrong", rotary=lambda hf: Rotary.of(hf, head_dim(hf), neighbours=True))
 """

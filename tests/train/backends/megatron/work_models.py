@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from agentrl.errors import AgentRLError
-from agentrl.train.backends.megatron import models
-from agentrl.train.backends.megatron.check import MegatronComparison, check
-from agentrl.train.backends.megatron.models.reader import TensorReader
+from agentrl.train.trainers.megatron import models
+from agentrl.train.trainers.megatron.check import MegatronComparison, check
+from agentrl.train.trainers.megatron.models.reader import TensorReader
 
 
 def built(

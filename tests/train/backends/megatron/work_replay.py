@@ -7,10 +7,10 @@ from typing import Any
 
 from agentrl.config import AlgoConfig, TrainerConfig
 from agentrl.errors import InvalidInput
-from agentrl.train.backends.megatron.layout import ParallelLayout
-from agentrl.train.backends.megatron.moe import routers
-from agentrl.train.backends.megatron.rank import Rank
-from agentrl.train.forest import Forest
+from agentrl.train.forest.forest import Forest
+from agentrl.train.trainers.megatron.layout import ParallelLayout
+from agentrl.train.trainers.megatron.moe import routers
+from agentrl.train.trainers.megatron.rank import Rank
 from tests.train.backends.megatron.work_train import Answer, answer, logprobs
 
 

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from agentrl.config import AlgoConfig, TrainerConfig
 from agentrl.errors import InvalidInput
-from agentrl.train.backends.megatron.layout import ParallelLayout
-from agentrl.train.backends.megatron.rank import Rank
-from agentrl.train.backends.megatron.settings import MegatronConfig
-from agentrl.train.backends.ranks.balance import Share
-from agentrl.train.backends.ranks.joined import Entry, per_token
-from agentrl.train.forest import Forest, sequence_count, token_counts
-from agentrl.train.objective import empty_sums
+from agentrl.train.algorithms.objective import empty_sums
+from agentrl.train.forest.forest import Forest, sequence_count, token_counts
+from agentrl.train.trainers.megatron.layout import ParallelLayout
+from agentrl.train.trainers.megatron.rank import Rank
+from agentrl.train.trainers.megatron.settings import MegatronConfig
+from agentrl.train.trainers.ranks.balance import Share
+from agentrl.train.trainers.ranks.joined import Entry, per_token
 from tests.train.backends.megatron.batches import head_of
 
 Answer = dict[str, Any] | None
@@ -162,7 +162,7 @@ def head(
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel.mappings import copy_to_tensor_model_parallel_region
 
-    from agentrl.train.backends.head import vocabulary_logps
+    from agentrl.train.trainers.head import vocabulary_logps
 
     ranks, rank = dist.get_world_size(), dist.get_rank()
     part = weight.chunk(ranks)[rank].clone().requires_grad_()

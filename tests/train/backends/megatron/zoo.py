@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.train.backends.megatron.check import randomise
+from agentrl.train.trainers.megatron.check import randomise
 
 VOCABULARY = 97
 LAYERS = 4

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.train.backends.ranks import heartbeat
+from agentrl.train.trainers.ranks import heartbeat
 
 BEATING = """
 import pathlib, sys, time

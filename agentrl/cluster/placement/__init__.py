@@ -1,0 +1,1 @@
+"""Which part of a run goes to which node and GPU."""

@@ -1,0 +1,1 @@
+"""Roles on the nodes of a Ray cluster."""

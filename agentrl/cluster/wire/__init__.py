@@ -1,0 +1,1 @@
+"""What processes of a cluster say to each other, and over what."""

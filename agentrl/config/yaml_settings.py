@@ -1,0 +1,113 @@
+"""YAML as settings are typed in it: what YAML 1.1 reads otherwise than it looks is what it looks like.
+
+`1e-5` is a number. `010`, `1:30` and `2024-01-01` are text, not 8, 90 and a date; settings that are numbers read `010`
+as 10. `yes`, `no`, `on` and `off` are text that a setting which is true or false takes, and an answer or an environment
+variable can be. A key that stands twice is an error, as it is on the command line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from agentrl.common.plain import plain
+
+SWITCHES = {"yes": True, "on": True, "no": False, "off": False}
+"""The words for true and false besides these two."""
+
+
+MOST_VALUES = 100_000
+"""Of a document, each counted as often as aliases repeat it: ten lines can stand for more than any memory holds."""
+
+
+class _Loader(yaml.SafeLoader):
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self._values = 0
+        self._sizes: dict[int, int] = {}
+
+    def compose_node(self, parent: Any, index: Any) -> yaml.Node | None:
+        is_alias, before = self.check_event(yaml.AliasEvent), self._values
+        self._values += not is_alias
+        node: yaml.Node | None = super().compose_node(parent, index)
+        if node is None:
+            return None
+        if is_alias:  # of a node that is still open: it would hold itself
+            self._values += self._sizes.get(id(node), MOST_VALUES + 1)
+        else:
+            self._sizes[id(node)] = self._values - before
+        if self._values > MOST_VALUES:
+            words = f"it stands for more than {MOST_VALUES:,} values"
+            raise yaml.MarkedYAMLError(problem=words, problem_mark=node.start_mark)
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key.value, str) or key.tag == "tag:yaml.org,2002:merge":
+                continue
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"{key.value!r} is given twice", problem_mark=key.start_mark)
+            seen.add(key.value)
+        return node
+
+
+_SCALARS = {
+    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    "int": (r"[-+]?(?:0|[1-9][0-9_]*)|0b[01_]+|0x[0-9a-fA-F_]+", "-+0123456789"),
+    "float": (
+        r"[-+]?(?:(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]{1,3})?|[0-9][0-9_]*[eE][-+]?[0-9]{1,3})"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
+    "merge": (r"<<", "<"),
+    "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+}
+_Loader.yaml_implicit_resolvers = {}
+for _kind, (_pattern, _first) in _SCALARS.items():
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(f"(?:{_pattern})$"), list(_first))
+
+
+def read(text: str) -> Any:
+    """What a text in YAML says.
+
+    Raises:
+        yaml.YAMLError: it is none; a `yaml.MarkedYAMLError` says where.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except RecursionError:
+        raise yaml.YAMLError("it nests too deeply") from None
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that either reading takes for something else."""
+
+
+_Dumper.yaml_implicit_resolvers = {
+    first: [*yaml.SafeDumper.yaml_implicit_resolvers.get(first, ()), *_Loader.yaml_implicit_resolvers.get(first, ())]
+    for first in {*yaml.SafeDumper.yaml_implicit_resolvers, *_Loader.yaml_implicit_resolvers}
+}
+
+
+def write(settings: Mapping[str, Any]) -> str:
+    """The settings as YAML, from which `read` and other readers get the same."""
+    text: str = yaml.dump(dict(settings), Dumper=_Dumper, sort_keys=False)
+    return text
+
+
+def meant(value: Any) -> Any:
+    """A setting that a script gives, with numbers of other libraries as numbers and paths as text."""
+    if isinstance(value, Mapping):
+        return {key: meant(each) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(meant, value))
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    scalar = getattr(value, "shape", None) == () or type(value).__name__ in ("Decimal", "Fraction")
+    return plain(value) if scalar else value

@@ -1,0 +1,196 @@
+"""Where the judge runs: a local sandbox, or a remote execution service.
+
+The remote API is SandboxFusion's, which verl uses as well (Bytedance's SandboxFusion,
+`sandbox/server/sandbox_api.py`): `POST <url>` with JSON
+
+    {"code": …, "language": "python", "stdin": …, "run_timeout": seconds, "compile_timeout": seconds,
+     "memory_limit_MB": …, "files": {}, "fetch_files": []}
+
+answered by `{"status": "Success" | "Failed" | "SandboxError", "message": …, "run_result": {"status": "Finished" |
+"Error" | "TimeLimitExceeded", "return_code": …, "stdout": …, "stderr": …}}`. The code sent is the judge's program,
+which is no secret; tests and nonce are in `stdin`, which no other process on the remote machine can read.
+
+A service that can't be reached, is too slow, overloaded or broken is an infrastructure failure: the request is repeated
+a few times and then an InfraError, never a reward of 0. A request that it refuses (400 to 499) is a ConfigError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from agentrl.common.untrusted import read_json
+from agentrl.envs.builtin.code.inside.solution import BOOT
+from agentrl.envs.builtin.code.judging import CANARY, Job, Verdict, encode_job, program, read
+from agentrl.envs.sandboxes import supplier
+from agentrl.errors import ConfigError, DeadlineExceeded, SandboxError
+from agentrl.tools.sandbox import Outcome, Sandbox, SandboxMemory, SandboxSpec
+
+SPEC = SandboxSpec(memory_mb=512, pids=64, tmpfs_mb={"/work": 64, "/tmp": 32}, file_mb=64)
+CANARY_SECONDS = 60.0
+GRACE = 15.0
+"""Seconds beyond the run's time limit in which a remote service must respond."""
+BACKOFF = (0.2, 1.0, 3.0)
+"""Seconds between attempts, each times 0.5 to 1.5."""
+MAX_ANSWER = 4 << 20
+"""Bytes of a remote service's response, which contains the judge's short output."""
+ENDED = {
+    Outcome.TIMEOUT: "the time limit was reached",
+    Outcome.MEMORY: "the memory limit was reached",
+    Outcome.SIGNALED: "the judge was killed",
+    Outcome.NOT_STARTED: "no process could be started",
+}
+
+_proven: set[JudgeRunner] = set()
+
+
+class JudgeRunner(Protocol):
+    """Runs the judge's program on a standard input. Equal runners are interchangeable."""
+
+    async def run(self, stdin: bytes, timeout: float) -> tuple[str, str]:
+        """What was printed, and how it ended ('' where by itself).
+
+        Raises:
+            InfraError: the sandbox or service failed, not the program.
+        """
+        ...
+
+    def __hash__(self) -> int: ...
+
+
+async def judge(runner: JudgeRunner, job: Job, timeout: float) -> Verdict:
+    """Judge a job.
+
+    Args:
+        runner: where.
+        job: the code and its tests.
+        timeout: seconds for all of it.
+
+    Raises:
+        ConfigError: the judge does not work there.
+        EnvError: the task's own code is broken.
+        InfraError: the sandbox or service failed.
+    """
+    if runner not in _proven:
+        proof = await _judged(runner, CANARY, max(timeout, CANARY_SECONDS))
+        if not proof.solved:
+            raise ConfigError(f"code can't be judged by {runner}: a correct function failed there ({proof.note})")
+        _proven.add(runner)
+    return await _judged(runner, job, timeout)
+
+
+async def _judged(runner: JudgeRunner, job: Job, timeout: float) -> Verdict:
+    stdin, nonce = encode_job(job)
+    output, ended = await runner.run(stdin, timeout)
+    return read(output, nonce, ended)
+
+
+@dataclass(frozen=True)
+class InSandbox:
+    """A sandbox of this process's pool, fresh or emptied for each run."""
+
+    backend: str = "docker"
+    image: str = SPEC.image
+    python: str = "python3"
+
+    @property
+    def spec(self) -> SandboxSpec:
+        """The specification of its sandboxes."""
+        return SPEC.model_copy(update={"image": self.image})
+
+    async def run(self, stdin: bytes, timeout: float) -> tuple[str, str]:
+        """See `JudgeRunner.run`."""
+        pool = supplier(self.backend)
+        await pool.check(self.spec)
+        said, _ = await pool.run(self.spec, partial(self._run, stdin, timeout))
+        return said
+
+    async def _run(self, stdin: bytes, timeout: float, sandbox: Sandbox) -> tuple[str, str]:
+        command = [self.python, "-I", "-c", BOOT, program(), "judge"]
+        try:
+            result = await sandbox.exec(command, stdin=stdin, timeout=timeout)
+        except SandboxMemory as error:
+            return "", str(error)
+        return result.stdout.decode(errors="replace"), ENDED.get(result.outcome, "")
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A remote execution service with the API above; `url` is the whole address, with its path."""
+
+    url: str
+    token: str | None = None
+    memory_mb: int = SPEC.memory_mb
+
+    def __post_init__(self) -> None:
+        """Check the address."""
+        if not self.url.startswith(("http://", "https://")):
+            raise ConfigError(f"remote={self.url!r} is not an address; give one such as http://HOST:8080/run_code")
+
+    def __repr__(self) -> str:
+        return f"Remote({self.url!r})"
+
+    async def run(self, stdin: bytes, timeout: float) -> tuple[str, str]:
+        """See `JudgeRunner.run`."""
+        source = f"import sys\nsys.argv = ['judge', {program()!r}, 'judge']\n{BOOT}\n"
+        body = {
+            "code": source,
+            "language": "python",
+            "stdin": stdin.decode(),
+            "run_timeout": timeout,
+            "compile_timeout": timeout,
+            "memory_limit_MB": self.memory_mb,
+            "files": {},
+            "fetch_files": [],
+        }
+        for pause in (*BACKOFF, None):
+            try:
+                return _read_answer(await self._post(body, timeout + GRACE), self.url)
+            except (SandboxError, DeadlineExceeded):
+                if pause is None:
+                    raise
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+        raise AssertionError("unreachable")
+
+    async def _post(self, body: dict[str, Any], seconds: float) -> Any:
+        import httpx
+
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                httpx.AsyncClient(timeout=seconds) as client,
+                client.stream("POST", self.url, json=body, headers=headers) as answer,
+            ):
+                data = b""
+                async for piece in answer.aiter_bytes():
+                    data += piece
+                    if len(data) > MAX_ANSWER:
+                        raise SandboxError(f"{self.url} answered with more than {MAX_ANSWER} bytes")
+        except (TimeoutError, httpx.TimeoutException) as error:
+            raise DeadlineExceeded(f"{self.url} did not answer within {seconds:g} s") from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise SandboxError(f"{self.url} can't be reached: {type(error).__name__}: {error}") from error
+        if 400 <= answer.status_code < 500 and answer.status_code not in (408, 425, 429):
+            raise ConfigError(
+                f"{self.url} refused the request: {answer.status_code} {data[:300].decode(errors='replace')}"
+            )
+        if answer.status_code != 200:
+            raise SandboxError(f"{self.url} answered {answer.status_code}")
+        try:
+            return read_json(data)
+        except ValueError:
+            raise SandboxError(f"{self.url} answered with something that is not JSON") from None
+
+
+def _read_answer(answer: Any, url: str) -> tuple[str, str]:
+    run = answer.get("run_result") if isinstance(answer, dict) else None
+    if not isinstance(run, dict) or answer.get("status") == "SandboxError" or run.get("status") == "Error":
+        said = answer.get("message") if isinstance(answer, dict) else answer
+        raise SandboxError(f"{url} failed: {str(said)[:300]}")
+    if run.get("status") == "TimeLimitExceeded":
+        return "", ENDED[Outcome.TIMEOUT]
+    return str(run.get("stdout") or ""), ""

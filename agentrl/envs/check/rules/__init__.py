@@ -1,0 +1,1 @@
+"""The rules of `agentrl check`, by what they look at."""

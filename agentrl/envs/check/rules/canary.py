@@ -1,0 +1,120 @@
+"""The rule about secrets: nothing that an agent writes is run as code, or read as a path or a variable of this machine.
+
+A file and a variable of the checking process hold a word that nobody else has. An agent names them in every way that
+tools and rewards might follow, as a path, in a shell, in Python: told that word, it could have read any file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.envs.base import Env
+from agentrl.envs.check.subject import PRYING, Subject
+from agentrl.envs.data.samples import sample
+from agentrl.tools.tool import Tool
+from agentrl.types import FunctionCall, Message, Session, ToolCall
+
+VARIABLE = "CHECK_SECRET"
+UP = "../" * 16
+SECONDS = 5.0
+"""No further episodes are begun after so long."""
+
+
+@dataclass(frozen=True)
+class Canary:
+    """What must not come to light.
+
+    Attributes:
+        file: holds the word, as the variable does.
+        word: which nobody else has.
+        mark: a file that exists once code of the agent has run.
+    """
+
+    file: Path
+    word: str
+    mark: Path
+
+    def texts(self) -> Iterator[tuple[str, str]]:
+        """What an agent writes, and how it was followed where it comes to light."""
+        file, mark = str(self.file), str(self.mark)
+        python = f"__import__('pathlib').Path({mark!r}).touch()"
+        yield file, "a path of this machine is read"
+        yield f"{UP}{file.lstrip('/')}", "a path that leads out of its folder by .. is read"
+        yield python, "the agent's text is run as Python (eval or exec)"
+        yield f"{{{{{python}}}}}", "the agent's text is run as a template"
+        yield f"x; touch {mark}; cat {file}", "the agent's text is run by a shell"
+        yield f"$(touch {mark})", "the agent's text is run by a shell"
+        program = f"import pathlib\npathlib.Path({mark!r}).touch()\nanswer = 1\nprint(1)"
+        yield program, "the agent's text is run as Python (eval or exec)"
+        yield VARIABLE, "a variable of the process is told"
+        yield f"${{{VARIABLE}}}", "variables in the agent's text are filled in"
+
+
+def hide(folder: str) -> Canary:
+    """Put a word into a file and a variable of this process."""
+    canary = Canary(Path(folder) / "canary" / "secret.txt", secrets.token_hex(16), Path(folder) / "tmp" / ".run")
+    canary.file.parent.mkdir()
+    canary.file.write_text(canary.word)
+    os.environ[VARIABLE] = canary.word
+    return canary
+
+
+async def kept_secret(subject: Subject) -> AsyncIterator[str]:
+    """What an agent writes is neither run nor followed to files and variables."""
+    canary, began = subject.monitor.canary, time.monotonic()
+    if canary is None:
+        return
+    said = set[str]()
+    for number, (text, how) in enumerate(canary.texts()):
+        if time.monotonic() - began > SECONDS:
+            return
+        subject.prying = _policy_of(text)
+        episode = await subject.play(subject.tasks[number % len(subject.tasks)], PRYING, 0)
+        ran, told = canary.mark.exists(), "" if episode.session is None else _told(episode.session, canary.word)
+        if (ran or told) and how not in said:
+            said.add(how)
+            yield f"{told or 'a tool or a reward'}: {how} ({text.replace(canary.word, '…')[:80]!r})"
+        canary.mark.unlink(missing_ok=True)
+
+
+def _told(session: Session, word: str) -> str:
+    """Where the word is told."""
+    for node in session.nodes:
+        if node.message.role != "assistant" and word in node.message.text:
+            return f"tool {node.message.name!r}" if node.message.name else "a message of the environment"
+    return "the session's info" if word in json.dumps(session.info, default=str) else ""
+
+
+def _policy_of(text: str) -> Any:
+    """Calls every tool with the text, then answers with it."""
+
+    def policy(env: Env, messages: Sequence[Message]) -> Message:
+        said = any(message.role == "assistant" for message in messages)
+        tools = [tool for tool in env.tools if not tool.sandbox]  # in there code may run: `agentrl check sandbox=`
+        if said or not tools:
+            return Message(role="assistant", content=text)
+        filled = [FunctionCall(name=tool.name, arguments=json.dumps(_filled(tool, text))) for tool in tools]
+        calls = [ToolCall(id=f"pry_{number}", function=function) for number, function in enumerate(filled)]
+        return Message(role="assistant", tool_calls=calls)
+
+    return policy
+
+
+def _filled(tool: Tool, text: str) -> dict[str, Any]:
+    """Arguments that fit, with the text wherever one is asked for."""
+    fields: Mapping[str, Any] = tool.parameters.get("properties", {})
+    arguments = dict(sample(tool.parameters))
+    for name, schema in fields.items():
+        kinds = [schema, *schema.get("anyOf", ())]
+        if any(kind.get("type") == "string" and "enum" not in kind for kind in kinds):
+            arguments[name] = text
+        elif schema.get("type") == "array" and schema.get("items", {}).get("type") == "string":
+            arguments[name] = [text]
+    return arguments

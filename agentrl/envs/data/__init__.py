@@ -1,0 +1,1 @@
+"""Data sets: where they come from, their rows, splits and identity."""

@@ -1,0 +1,217 @@
+"""A data set as a user names it: a file, a folder in Hugging Face's layout, or one of the hub, and what of it is taken.
+
+A folder's files belong to the split whose name is a word of their path (`data/train-00000-of-00002.parquet`,
+`test.jsonl`). Where there is none for `eval`, the other files have both splits, and `splits.divide` decides. Files of
+the hub are streamed: what is not read is not transferred.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from agentrl.common.imports import load
+from agentrl.config.yaml_settings import SWITCHES
+from agentrl.envs.data import hub
+from agentrl.envs.data.rows import ENDINGS, parse_rows
+from agentrl.errors import ConfigError, nearest
+
+Row = Mapping[str, Any]
+WORDS = {
+    "train": (("train", "training"),),
+    "eval": (("eval", "evaluation"), ("test", "testing"), ("validation", "valid", "val", "dev")),
+}
+"""The words in files' paths that make them a split's; of `eval` the first ones that there are."""
+EVAL_WORDS = {word for words in WORDS["eval"] for word in words}
+SPLIT_WORDS = EVAL_WORDS.union(*WORDS["train"])
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Rows of a data set.
+
+    Attributes:
+        path: a file, a folder, or hf://OWNER/NAME.
+        columns: names of our own for columns: {"question": "problem"}; `a.b` is inside a column.
+        where: which rows are taken: by column a value, a list of values, or bounds {"min": 1, "max": 5}; or a function
+            of the row, path/to/file.py:NAME.
+        config: which of its configurations, a folder within it.
+        endpoint: the hub's address.
+        left_out: counts, as "where", the rows that were not taken so far.
+    """
+
+    path: str
+    columns: Mapping[str, str] = field(default_factory=dict)
+    where: Mapping[str, Any] | str | None = None
+    config: str = ""
+    endpoint: str = hub.HUB
+    left_out: Counter[str] = field(default_factory=Counter, compare=False)
+
+    def rows(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The rows of the files that have `train` or `eval`, each with its place in words, for messages.
+
+        Raises:
+            ConfigError: there are no files, one is not what its name says, or a column is missing.
+            EnvError: the hub can't be reached.
+            MissingExtra: pyarrow is not installed.
+        """
+        files = self._files()
+        if both := [name for name in _of_split(files, "train") if name in _of_split(files, "eval")]:
+            raise ConfigError(
+                f"env.path = {self.path!r}: by the words in its path {both[0]!r} is for training and for evaluation: "
+                "give env.path and env.eval_path"
+            )
+        chosen = self._of(files, split)
+        if not chosen:
+            raise ConfigError(f"env.path = {self.path!r}: it has no files for the split {split!r}")
+        yield from self._read(chosen)
+
+    def unread(self) -> list[str]:
+        """The files that are of neither split, beside those whose paths name one."""
+        files = self._files()
+        return sorted({*files} - {*self._of(files, "train"), *self._of(files, "eval")})
+
+    def _of(self, files: list[str], split: str) -> list[str]:
+        """The files of a split; where none is named for it, those for training, or those that none are named for."""
+        named = _of_split(files, split) or _of_split(files, "train")
+        return named or [name for name in files if not _words(name) & EVAL_WORDS]
+
+    def shared(self) -> bool:
+        """Whether the same files have both splits."""
+        return not _of_split(self._files(), "eval")
+
+    def every_row(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """All rows, whatever split they are of; else as `rows`."""
+        yield from self._read(self._files())
+
+    def _check_once(self, names: list[str]) -> None:
+        """Refuse to read rows twice: from files in two formats, or of several configurations.
+
+        Raises:
+            ConfigError: they are there twice, or may be; the message names the setting that decides.
+        """
+        stems: dict[str, str] = {}
+        folders: dict[str, list[str]] = {}
+        for name in names:
+            stem = next(name.removesuffix(ending) for ending in sorted(ENDINGS, key=len)[::-1] if name.endswith(ending))
+            if (other := stems.setdefault(stem, name)) != name:
+                raise ConfigError(
+                    f"env.path = {self.path!r}: {other!r} and {name!r} seem to be the same rows in two formats: "
+                    "name one of them as env.path"
+                )
+            if _words(Path(name).name) & SPLIT_WORDS:
+                folders.setdefault(Path(name).name, []).append(Path(name).parent.name or ".")
+        if several := next((parents for parents in folders.values() if len(parents) > 1), None):
+            raise ConfigError(
+                f"env.path = {self.path!r}: it has several configurations: say which one with "
+                f"env.config= (there are {', '.join(sorted(several))})"
+            )
+
+    def _read(self, names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        if len(names) > 1:
+            self._check_once(names)
+        kept = self._condition()
+        for name in names:
+            with closing(self._open(name)) as file:
+                for number, row in parse_rows(name, file):
+                    place = f"{name}, row {number}"
+                    row = self._renamed(row, place)
+                    if kept(row):
+                        yield place, row
+                    else:
+                        self.left_out["where"] += 1
+
+    def _files(self) -> list[str]:
+        if hub.is_hub(self.path):
+            found = hub.list_files(self.path.removeprefix(hub.SCHEME), endpoint=self.endpoint)
+        elif (folder := Path(self.path).expanduser()).is_dir():
+            found = [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
+        elif folder.is_file():
+            return [folder.name]
+        else:
+            raise ConfigError(f"env.path = {self.path!r}: there is no such file or folder")
+        data = sorted(name for name in found if name.endswith(ENDINGS) and not Path(name).name.startswith("."))
+        chosen = [name for name in data if not self.config or self.config in Path(name).parent.parts]
+        if not chosen:
+            configs = sorted({part for name in data for part in Path(name).parent.parts})
+            hint = f" of env.config = {self.config!r} (there are {', '.join(configs) or 'none'})" if self.config else ""
+            raise ConfigError(f"env.path = {self.path!r}: there are no {', '.join(ENDINGS)} files{hint}")
+        return chosen
+
+    def _open(self, name: str) -> BinaryIO:
+        if hub.is_hub(self.path):
+            return hub.open_file(self.path.removeprefix(hub.SCHEME), name, endpoint=self.endpoint)
+        folder = Path(self.path).expanduser()
+        return (folder / name if folder.is_dir() else folder).open("rb")
+
+    def _renamed(self, row: dict[str, Any], place: str) -> dict[str, Any]:
+        return row | {ours: _value(row, theirs, place) for ours, theirs in self.columns.items()}
+
+    def _condition(self) -> Callable[[Row], bool]:
+        if self.where is None:
+            return lambda row: True
+        if isinstance(self.where, str):
+            function: Callable[[Row], bool] = load(self.where, f"env.where={self.where!r}")
+            return function
+        wanted = dict(_conditions(self.where))
+        return lambda row: all(_fits(_value(row, name, "env.where"), value) for name, value in wanted.items())
+
+
+def _of_split(files: list[str], split: str) -> list[str]:
+    for words in WORDS[split]:
+        if chosen := [name for name in files if _words(name) & set(words)]:
+            return chosen
+    return []
+
+
+def _words(path: str) -> set[str]:
+    return set(re.split(r"[^a-z]+", path.lower()))
+
+
+def _value(row: Row, name: str, place: str) -> Any:
+    found: Any = row
+    for part in [name] if name in row else name.split("."):
+        if not isinstance(found, Mapping) or part not in found:
+            guess = nearest(name, list(row))
+            hint = f"; did you mean {guess!r}?" if guess else ""
+            raise ConfigError(f"{place}: there is no column {name!r}{hint} (columns: {', '.join(row)})")
+        found = found[part]
+    return found
+
+
+def _conditions(where: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The conditions of `env.where` by column, checked before any row is read; `a.b` is inside a column.
+
+    Raises:
+        ConfigError: a bound is no number.
+    """
+    for key, wanted in where.items():
+        name = f"{prefix}{key}"
+        if not isinstance(wanted, Mapping):
+            yield name, wanted
+        elif not {*wanted} <= {"min", "max"}:
+            yield from _conditions(wanted, f"{name}.")
+        else:
+            try:
+                yield name, {bound: float(value) for bound, value in wanted.items()}
+            except (TypeError, ValueError, OverflowError):
+                raise ConfigError(f"env.where.{name}={dict(wanted)!r}: the bounds must be numbers") from None
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    if isinstance(wanted, Mapping):
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            return False
+        return bool(wanted.get("min", -math.inf) <= number <= wanted.get("max", math.inf))
+    allowed = wanted if isinstance(wanted, list | tuple) else [wanted]
+    if isinstance(value, bool):
+        allowed = [SWITCHES.get(str(each).lower(), each) for each in allowed]
+    return value in allowed or str(value) in map(str, allowed)  # a CSV file has text alone

@@ -1,0 +1,359 @@
+"""Rows of data sets, from JSONL, JSON, CSV (gzipped or not) or Parquet files, and the tasks made of them."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import itertools
+import math
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from agentrl.common.plain import plain
+from agentrl.common.untrusted import read_json
+from agentrl.envs.data.splits import TaskList
+from agentrl.errors import ConfigError, missing_extra
+from agentrl.types import Task
+
+MakeTask = Callable[[Mapping[str, Any], int], Task | None]
+"""Makes a task of a row and the number of its line; ValueError, TypeError or KeyError say that the row is none."""
+TEXTS = (".jsonl", ".json", ".csv", ".tsv")
+ENDINGS = (*TEXTS, ".parquet", *(f"{ending}.gz" for ending in TEXTS))
+"""What the names of data files end in; any other file is read as JSONL."""
+BATCH = 8192
+"""Rows of a Parquet file that are in memory at a time, where they have no more than `BATCH_BYTES` on average."""
+BATCH_BYTES = 1 << 26
+MOST_BYTES, MOST_VALUES = 1 << 28, 1 << 25
+"""Of what is in memory at a time: rows of a Parquet file, or a whole JSON file, whose commas are counted."""
+MOST_JSON = 1 << 30
+"""Bytes of a JSON file, unpacked."""
+MOST_LINE = 1 << 26
+"""Characters of a line. Megabytes of gzip can be thousands of times as many, and are not unpacked further."""
+MOST_ROWS = 1 << 24
+"""Of a file: a few kilobytes can have a billion of nothing."""
+MOST_TEXT = 1 << 33
+"""Bytes or characters of all rows of a file together, unpacked."""
+MMLU = ("question", "A", "B", "C", "D", "answer")
+"""The columns of MMLU's own CSV files, which don't name them: a first line that ends in a letter is a question."""
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+"""What divides the columns of a table; semicolons are what spreadsheets write where the comma is a decimal point."""
+SCORING = frozenset(
+    {
+        *("reward_model", "data_source", "extra_info", "ground_truth", "verification_info", "verifier", "grader"),
+        *("scorer", "checker", "rubric", "rubrics", "metric", "reward", "score", "tests", "test", "test_list", "label"),
+        *(
+            "challenge_test_list",
+            "unit_tests",
+            "answer",
+            "answers",
+            "solution",
+            "solutions",
+            "constraint",
+            "constraints",
+        ),
+        *("reward_basis", "env_assertions", "nl_assertions", "ability", "reference", "reference_answer", "target"),
+    }
+)
+"""Columns by which data sets say how an answer is to be scored."""
+CELL_CHARS = 1 << 24
+"""Characters of a CSV file's cell; Python's own limit is 131,072, which long documents exceed."""
+
+
+class Row(dict[str, Any]):
+    """A row that knows which of its columns were asked for."""
+
+    def __init__(self, columns: Mapping[str, Any], read: set[str] | None = None) -> None:
+        super().__init__(columns)
+        self.read = set[str]() if read is None else read
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The column's value, or `default`."""
+        self.read.add(name)
+        return super().get(name, default)
+
+    def over(self, columns: Mapping[str, Any]) -> Row:
+        """The same row with other values in some columns."""
+        return Row({**self, **columns}, self.read)
+
+
+def described(where: str, count: int, what: str, layouts: Mapping[str, int], ignored: Iterable[str]) -> str:
+    """What was found in a file, in words.
+
+    Args:
+        where: names the file.
+        count: of its tasks.
+        what: they are, in the plural.
+        layouts: the kinds of rows, with their numbers.
+        ignored: the columns that nothing reads.
+    """
+    kinds = ", ".join(f"{name} ({number:,})" for name, number in layouts.items())
+    words = f"{where}: {count:,} {what}" + (f", read as {kinds}" if kinds else "")
+    unread = sorted(ignored)
+    if unread:
+        words += f"; columns that are not read: {', '.join(unread)}"
+    if scoring := [name for name in unread if name.lower().rpartition(".")[2] in SCORING]:
+        words += f" (so {', '.join(scoring)} {'has' if len(scoring) == 1 else 'have'} no part in the scoring)"
+    return words
+
+
+def read_rows(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a file, each with its line, or its number, from 1; see `parse_rows`.
+
+    Raises:
+        ConfigError: there is no such file, or it is not what its name says.
+        MissingExtra: pyarrow is not installed.
+    """
+    chosen = Path(path).expanduser()
+    if not chosen.is_file():
+        raise ConfigError(f"path = {str(path)!r}: there is no such file")
+    with chosen.open("rb") as file:
+        yield from parse_rows(str(chosen), file)
+
+
+def parse_rows(name: str, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of an open file, by what its name ends in (`ENDINGS`).
+
+    Raises:
+        ConfigError: it is not what its name says.
+        MissingExtra: pyarrow is not installed.
+    """
+    for read, numbered in enumerate(_numbered(name, file)):
+        if read >= MOST_ROWS:
+            raise ConfigError(f"{name}: it has more than {MOST_ROWS:,} rows; split it")
+        yield numbered
+
+
+def _numbered(name: str, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
+    plain = name.removesuffix(".gz")
+    if plain != name:
+        file = cast(BinaryIO, gzip.GzipFile(fileobj=file))
+    try:
+        match Path(plain).suffix:
+            case ".parquet":
+                yield from enumerate(_parquet(name, file), 1)
+            case ".csv" | ".tsv":
+                lines = _lines(name, io.TextIOWrapper(file, "utf-8-sig", newline=""))
+                yield from _csv(name, lines, plain.endswith(".tsv"))
+            case ".json":
+                yield from _json(name, file)
+            case _:
+                yield from _jsonl(name, _lines(name, io.TextIOWrapper(file, "utf-8-sig")))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name}: not UTF-8: {error}") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ConfigError(f"{name}: not a gzip file: {error}") from None
+
+
+def _lines(name: str, text: io.TextIOBase) -> Iterator[str]:
+    """The lines, each of which is bounded before it is read."""
+    number = total = 0
+    while line := text.readline(MOST_LINE + 1):
+        number += 1
+        total += len(line)
+        if len(line) > MOST_LINE:
+            raise ConfigError(f"{name}, line {number}: it has more than {MOST_LINE:,} characters")
+        _check_total(name, total)
+        yield line
+
+
+def _jsonl(name: str, lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = read_json(line)
+        except ValueError as error:
+            words = f"{name}, line {number}: not a JSON object: {error}; give a .jsonl, .json, .csv or .parquet file"
+            raise ConfigError(words) from None
+        if not isinstance(row, dict):
+            raise ConfigError(f"{name}, line {number}: not a JSON object: {line.strip()[:80]}")
+        yield number, row
+
+
+def _json(name: str, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
+    """A list of objects, as it is or as `data` of an object, or one object; or an object in each line, as in JSONL."""
+    data = file.read(MOST_JSON + 1)
+    if len(data) > MOST_JSON or data.count(b",") > MOST_VALUES:
+        raise ConfigError(
+            f"{name}: a JSON file may have {MOST_JSON:,} bytes and {MOST_VALUES:,} commas; give JSONL, a row in a line"
+        )
+    text = data.decode("utf-8-sig")
+    try:
+        rows = read_json(text)
+    except ValueError as error:
+        if not text.lstrip().startswith("["):
+            yield from _jsonl(name, _lines(name, io.StringIO(text)))
+            return
+        raise ConfigError(f"{name}: not JSON: {error}") from None
+    if isinstance(rows, dict):
+        rows = next((value for key, value in rows.items() if key.lower() == "data" and isinstance(value, list)), [rows])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ConfigError(f"{name}: a list of objects is expected")
+    yield from enumerate(rows, 1)
+
+
+def _csv(name: str, lines: Iterator[str], tabs: bool) -> Iterator[tuple[int, dict[str, Any]]]:
+    csv.field_size_limit(max(csv.field_size_limit(), CELL_CHARS))
+    head = next(lines, "")
+    usual = "\t" if tabs else ","
+    separator = _separator(name, head, usual)
+    reader = csv.DictReader(itertools.chain([head], lines), delimiter=separator, strict=True)
+    try:
+        first = list(reader.fieldnames or ())
+        if len(first) == len(MMLU) and first[-1] in MMLU[1:-1]:
+            reader.fieldnames = MMLU
+            yield reader.line_num, dict(zip(MMLU, first, strict=True))
+        for row in reader:
+            if None in row or None in row.values():
+                divided = "" if separator == usual else f", which {SEPARATORS[separator]} divide"
+                raise ConfigError(f"{name}, line {reader.line_num}: its values are not as many as the columns{divided}")
+            yield reader.line_num, row
+    except csv.Error as error:
+        raise ConfigError(f"{name}, line {reader.line_num}: {error}") from None
+
+
+def _separator(name: str, head: str, usual: str) -> str:
+    """What divides the columns that the first line names: another character where the usual one leaves a single column.
+
+    Raises:
+        ConfigError: two others may.
+    """
+    if _columns(head, usual) != 1:
+        return usual
+    several = [each for each in SEPARATORS if _columns(head, each) > 1]
+    if len(several) > 1:
+        words = " or ".join(SEPARATORS[each] for each in several)
+        raise ConfigError(f"{name}, line 1: its columns may be divided by {words}: use one of them alone, or JSONL")
+    return several[0] if several else usual
+
+
+def _columns(head: str, separator: str) -> int:
+    try:
+        return len(next(csv.reader([head], delimiter=separator), ()))
+    except csv.Error:  # which reading the file reports with its line
+        return 0
+
+
+def _parquet(name: str, opened: BinaryIO) -> Iterator[dict[str, Any]]:
+    """The rows, a batch in memory at a time; of a file that is streamed no more than a row group is transferred."""
+    try:
+        import pyarrow
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise missing_extra("pyarrow", "parquet") from None
+    total = 0
+    try:
+        metadata = parquet.read_metadata(opened)
+        with parquet.ParquetFile(opened, metadata=metadata, read_dictionary=_texts(metadata.schema)) as file:
+            for group in range(file.num_row_groups):  # asked for together, all would be read ahead
+                about = file.metadata.row_group(group)
+                rows = BATCH_BYTES * about.num_rows // max(about.total_byte_size, 1)
+                for batch in file.iter_batches(max(1, min(rows, BATCH)), row_groups=[group]):
+                    for part, size in _parts(name, batch):
+                        total += size
+                        _check_total(name, total)
+                        for row in part.to_pylist():
+                            yield {name: _plain(value) for name, value in row.items()}
+    except (pyarrow.ArrowException, RecursionError, OSError) as error:
+        if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
+            raise  # of the file system, or of the network; pyarrow's own for damaged pages has no number
+        raise ConfigError(f"{name}: not a readable Parquet file: {error}") from None
+
+
+def _texts(schema: Any) -> list[str]:
+    """The columns of texts, and of texts in lists: read as dictionaries, they have a value that rows share once."""
+    columns = (schema.column(place) for place in range(len(schema)))
+    return [one.path for one in columns if one.physical_type == "BYTE_ARRAY" and one.logical_type.type != "DECIMAL"]
+
+
+def _parts(name: str, batch: Any) -> Iterator[tuple[Any, int]]:
+    """A batch's rows, as many at a time as have the bytes and values that may be in memory, with those bytes."""
+    sizes = [_size(column) for column in batch.columns]
+    size, values = sum(each for each, _ in sizes), sum(each for _, each in sizes)
+    if size <= MOST_BYTES and values <= MOST_VALUES:
+        yield batch, size
+    elif len(batch) == 1:
+        raise ConfigError(f"{name}: a row has more than {MOST_BYTES:,} bytes or {MOST_VALUES:,} values")
+    else:
+        yield from _parts(name, batch.slice(0, len(batch) // 2))
+        yield from _parts(name, batch.slice(len(batch) // 2))
+
+
+def _size(array: Any) -> tuple[int, int]:
+    """The bytes and the number of values in a column's rows, those of lists within lists included."""
+    import pyarrow.compute as compute
+
+    if hasattr(array, "dictionary"):
+        lengths = compute.binary_length(array.dictionary).take(array.indices)
+        return compute.sum(lengths.cast("int64")).as_py() or 0, len(array)
+    if hasattr(array, "keys"):  # a map
+        parts = [array.keys, array.items]
+    elif hasattr(array, "flatten"):
+        inner = array.flatten()
+        parts = inner if isinstance(inner, list) else [inner]
+    else:
+        return array.nbytes, len(array)
+    sizes = list(map(_size, parts))
+    return sum(size for size, _ in sizes), sum(count for _, count in sizes)
+
+
+def _check_total(name: str, total: int) -> None:
+    if total > MOST_TEXT:
+        raise ConfigError(f"{name}: its rows have more than {MOST_TEXT:,} bytes; split it")
+
+
+def _plain(value: Any) -> Any:
+    """A cell as plain data: decimals, dates and bytes are no JSON, and NaN is what pandas writes for none."""
+    return None if isinstance(value, float) and math.isnan(value) else plain(value)
+
+
+def read_tasks(
+    path: Path, task: MakeTask, what: str, layout: Callable[[Mapping[str, Any]], str] = lambda _: ""
+) -> TaskList:
+    """A file's tasks, with a note on what it holds; it is read again only where it has changed.
+
+    Args:
+        path: JSONL or Parquet.
+        task: makes a task of a row, or None where its answer can't be compared with another; a function of a module, so
+            that the result can be kept.
+        what: what the file's rows are, in the plural, for messages.
+        layout: names a row's layout, where there are several; a function of a module too.
+
+    Raises:
+        ConfigError: a row is wrong, or there is none; the message names it.
+        MissingExtra: pyarrow is not installed.
+    """
+    return _read(path, path.stat().st_mtime_ns, task, what, layout).copy()
+
+
+@lru_cache(maxsize=16)
+def _read(path: Path, stamp: int, task: MakeTask, what: str, layout: Callable[[Mapping[str, Any]], str]) -> TaskList:
+    """`stamp`, the file's modification time, is part of the cache's key."""
+    tasks, left_out, unit = list[Task](), 0, "row" if path.suffix == ".parquet" else "line"
+    layouts, read, columns = Counter[str](), set[str](), dict[str, None]()
+    for number, values in read_rows(path):
+        row = Row(values, read)
+        columns |= dict.fromkeys(values)
+        try:
+            made = task(row, number)
+            tasks += [] if made is None else [made]
+            left_out += made is None
+            layouts[layout(values)] += 1
+        except KeyError as error:
+            raise ConfigError(f"{path}, {unit} {number}: it has no field {error}") from None
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{path}, {unit} {number}: {error}") from None
+    without = f"; without an answer that can be compared, left out: {left_out:,}" if left_out else ""
+    if not tasks:
+        raise ConfigError(f"{path}: the file holds no {what}{without}")
+    layouts.pop("", None)
+    return TaskList(tasks, [described(str(path), len(tasks), what, layouts, columns.keys() - read) + without])

@@ -1,0 +1,235 @@
+"""The embedded engine: a transformers model in this process, one worker thread, an asyncio front.
+
+It needs nothing but torch and transformers, so it is the default, and the reference that other engines are
+compared with. All forward passes happen in the worker; the event loop only passes requests on and takes
+tokens back, in pieces of some tens of milliseconds, since a wake-up for each token would cost more than the
+token of a tiny model.
+
+What it promises on a CPU in float32: the same request gives the same tokens and bit-equal log-probabilities
+whatever arrives before, after or beside it, and whether its prefix was computed or copied (how, is described in
+`runner` and `sampler`). That costs nothing measurable, so `deterministic=False` only allows what other
+devices and dtypes can't help. Given up: throughput on a GPU, where engines with fused kernels belong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import random
+from collections.abc import AsyncIterator, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agentrl.attachments import routed_experts
+from agentrl.common import cores
+from agentrl.config import EngineConfig
+from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, EngineError, InvalidInput
+from agentrl.models.devices import torch_device
+from agentrl.rollout.engines.checks import check_ids, check_sampling, check_temperature
+from agentrl.rollout.engines.local.inbox import ended_by
+from agentrl.rollout.engines.local.request import Request
+from agentrl.rollout.engines.local.runner import ModelRunner
+from agentrl.rollout.engines.local.scheduler import Scheduler
+from agentrl.rollout.engines.local.weights import load_weights
+from agentrl.rollout.engines.local.worker import Item, SchedulerThread
+from agentrl.rollout.engines.managed import ManagedEngine
+from agentrl.rollout.weights.receiver import EngineReceiver, Receiver
+from agentrl.types import Capabilities, Chunk, Health, PauseMode, Sampling, Tokenizer, Turn
+
+_ARENA_BYTES = 4 << 30  # at most; a quarter of the memory where that is less
+_PREFILL_TOKENS = 512  # in one step: decoding requests wait for it
+_SCORE_LOGITS = 1 << 24  # logits that scoring computes in one step
+_TINY = 10_000_000  # parameters below which threads wait for each other longer than they compute
+_RANDOM = random.SystemRandom()
+
+
+class LocalEngine(ManagedEngine):
+    """`agentrl.types.Engine` over a transformers model in this process.
+
+    Args:
+        path: a Hugging Face folder.
+        config: the engine's section.
+        tokenizer: for stop strings; by default the folder's own, loaded when first needed.
+    """
+
+    def __init__(self, path: Path, config: EngineConfig | None = None, tokenizer: Tokenizer | None = None) -> None:
+        self._path, self._config, self._tokenizer = Path(path), config or EngineConfig(), tokenizer
+        device = torch_device(self._config.device, "engine.device")
+        memory = min(_ARENA_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
+        self._runner = ModelRunner(
+            self._path,
+            device,
+            self._config.dtype,
+            self._config.max_batch,
+            memory,
+            routed_experts=self._config.routed_experts,
+            context=self._config.max_context,
+        )
+        if self._config.routed_experts and self._runner.recorder is None:
+            raise ConfigError(f"engine.routed_experts=true: model={str(path)!r} has no experts to record")
+        threads = self._threads(device)
+        self._max_context = self._runner.max_context
+        self._scheduler = Scheduler(
+            self._runner,
+            store_tokens=memory // 2 // self._runner.arena.token_bytes,
+            prefill_tokens=_PREFILL_TOKENS,
+            score_tokens=max(16, _SCORE_LOGITS // self._runner.vocab_size),
+            decode=self._decode,
+        )
+        self._capabilities = Capabilities(
+            name="local",
+            max_context=self._max_context,
+            vocab_size=self._runner.vocab_size,
+            deterministic=self._config.deterministic
+            and device == "cpu"
+            and self._config.dtype == "float32"
+            and self._row_invariant(threads),
+            score=True,
+            json_schema=False,
+            pause_modes=frozenset(PauseMode),
+            attachments=frozenset({routed_experts.NAME} if self._config.routed_experts else ()),
+        )
+        self._worker = SchedulerThread(self._scheduler, threads)
+
+    def _threads(self, device: str) -> int | None:
+        if device != "cpu":
+            return self._config.threads
+        return cores.chosen(self._config.threads, 1 if self._runner.parameters < _TINY else cores.share(1))
+
+    def _row_invariant(self, threads: int | None) -> bool:
+        own = torch.get_num_threads()
+        torch.set_num_threads(threads or own)
+        try:
+            return self._runner.row_invariant()
+        finally:
+            torch.set_num_threads(own)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The promises of this engine."""
+        return self._capabilities
+
+    # -------------------------------------------------------------------------------------- generating
+
+    async def generate(
+        self, request_id: str, input_ids: Sequence[int], sampling: Sampling, deadline: float | None = None
+    ) -> AsyncIterator[Chunk | Turn]:
+        """Yield chunks, then one `Turn`; see `agentrl.types.Engine.generate`."""
+        request = self._request(request_id, input_ids, sampling)
+        async for item in self._run(request, deadline):
+            if isinstance(item, Chunk | Turn):
+                yield item
+
+    async def score(self, input_ids: Sequence[int], temperature: float = 1.0) -> list[float]:
+        """Log-probability of each token given those before it, at `temperature`; the first one's is 0.0."""
+        check_temperature(temperature)
+        ids = check_ids(input_ids, self._runner.vocab_size, self._max_context, free=0)
+        if len(ids) == 1:
+            return [0.0]
+        request = Request("score", ids, None, 0, 0, temperature=temperature)
+        async for item in self._run(request, None):
+            if isinstance(item, list):
+                return item
+        raise EngineError("scoring ended without a result")
+
+    async def _run(self, request: Request, deadline: float | None) -> AsyncIterator[Item]:
+        inbox: asyncio.Queue[Item] = asyncio.Queue()
+        self._worker.submit(request, asyncio.get_running_loop(), inbox)
+        ended = False
+        try:
+            with ended_by(deadline, inbox, request.id):
+                while not ended:
+                    item = await inbox.get()
+                    ended = not isinstance(item, Chunk | DeadlineExceeded)
+                    if isinstance(item, AgentRLError):
+                        raise item
+                    yield item
+        finally:
+            if not ended:
+                self._worker.cancel(request)
+
+    def _request(self, request_id: str, input_ids: Sequence[int], sampling: Sampling) -> Request:
+        if sampling.json_schema is not None:
+            raise InvalidInput(
+                "sampling.json_schema is set, but engine=local has no grammars (capabilities.json_schema)"
+            )
+        check_sampling(sampling, self._runner.vocab_size)
+        ids = check_ids(input_ids, self._runner.vocab_size, self._max_context)
+        return Request(
+            request_id,
+            ids,
+            sampling,
+            seed=sampling.seed if sampling.seed is not None else _RANDOM.getrandbits(63),
+            limit=min(sampling.max_new_tokens, self._max_context - len(ids)),
+            stops=frozenset(sampling.stop_token_ids),
+            stop_window=max((len(stop.encode()) for stop in sampling.stop), default=-1) + 1,
+        )
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        if self._tokenizer is None:
+            from agentrl.models.tokenizers import load_tokenizer
+
+            self._tokenizer = load_tokenizer(self._path)
+        return self._tokenizer.decode(ids)
+
+    # ----------------------------------------------------------------------------------------- weights
+
+    async def publish(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
+        """Load (Hugging Face name, tensor) pairs in place and call the result policy `version`.
+
+        Running requests continue with the new weights; their keys and values are recomputed.
+
+        Raises:
+            EngineError: a name is unknown or missing, or a shape differs; nothing was changed.
+        """
+
+        def change() -> None:
+            load_weights(self._runner.model, weights)
+            self._scheduler.forget_computed()
+            self._scheduler.version = version
+
+        await self._worker.call(change)
+
+    async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:
+        """Stop generating, but not scoring. Returns when nothing is generated any more."""
+        await self._worker.pause(mode)
+
+    async def resume(self) -> None:
+        """Resume generation."""
+        await self._worker.resume()
+
+    def version(self) -> int:
+        """The policy version that now generates."""
+        return self._scheduler.version
+
+    @property
+    def receiver(self) -> Receiver:
+        """The receiver by `publish`, with a checksum."""
+        return EngineReceiver(self, self.checksum)
+
+    async def checksum(self) -> str:
+        """A digest of the model's own tensors, to compare engine with engine."""
+        digest = hashlib.blake2b(digest_size=16)
+
+        def read() -> None:
+            for name, tensor in self._runner.model.named_parameters():
+                digest.update(name.encode())
+                digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+
+        await self._worker.call(read)
+        return digest.hexdigest()
+
+    async def health(self) -> Health:
+        """Return whether the worker runs, and how many requests it has."""
+        error = self._worker.error
+        running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
+        return Health(
+            ok=error is None, running=running, waiting=waiting, detail=str(error or ""), gone=error is not None
+        )
+
+    async def close(self) -> None:
+        """Stop the worker; open requests get an EngineError. Idempotent."""
+        await asyncio.get_running_loop().run_in_executor(None, self._worker.close)

@@ -1,0 +1,73 @@
+"""`engine=local` as a plug-in: torch in this process or in one of its own.
+
+`agentrl.rollout.engines.local.engine` is the engine, `agentrl.rollout.engines.local.process_engine` the one in a
+process of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from agentrl.config import EngineConfig
+from agentrl.errors import ConfigError, missing_extra
+from agentrl.models.devices import torch_device
+from agentrl.rollout.engines.plugin import EnginePlugin
+from agentrl.types import Engine, Tokenizer
+
+
+class LocalConfig(EngineConfig):
+    """The settings of `engine=local`."""
+
+    name: str = "local"
+    """The engine's name."""
+    process: Literal["auto", "own", "shared"] = "auto"
+    """Where it computes: in the run's process (shared) or in one of its own; auto: own where training goes on while it
+    generates (rollout.staleness above 0), else shared."""
+    proof: bool = True
+    """Before generating, test on a small model of the architecture that it computes what transformers computes."""
+
+
+class LocalPlugin(EnginePlugin):
+    """The engine, in this process unless its settings say otherwise."""
+
+    settings = LocalConfig
+
+    def in_process(self, config: EngineConfig) -> bool:
+        """Return True unless `engine.process=own`."""
+        return not (isinstance(config, LocalConfig) and config.process == "own")
+
+    def transport(self, config: EngineConfig) -> str:
+        """The tensors themselves in this process, a folder to another."""
+        return "inproc" if self.in_process(config) else "disk"
+
+    def beside_trainer(self, config: LocalConfig) -> LocalConfig:
+        """Return settings for a process of its own, where `engine.process` leaves it open."""
+        return config.model_copy(update={"process": "own"}) if config.process == "auto" else config
+
+    def make(self, path: Path, config: EngineConfig, tokenizer: Tokenizer | None = None) -> Engine:
+        """Build a `LocalEngine`, or a `ProcessEngine`, whose process has the folder's own tokenizer."""
+        try:
+            from agentrl.rollout.engines.local.engine import LocalEngine
+        except ModuleNotFoundError as error:
+            raise missing_extra(error.name or "torch", "train") from error
+        if self.in_process(config):
+            return LocalEngine(path, config, tokenizer)
+        from agentrl.rollout.engines.local.process_engine import ProcessEngine
+
+        return ProcessEngine(path, config)
+
+    def check(self, config: LocalConfig, urls: Mapping[str, str]) -> None:
+        """Refuse addresses of servers, and a device that isn't here."""
+        for setting, url in urls.items():
+            raise ConfigError(f"{setting}={url!r} is a server's address, and engine=local has none; use engine=sglang")
+        if config.device == "cuda":
+            torch_device(config.device, "engine.device")
+
+    def proves(self, config: LocalConfig) -> bool:
+        """Return True unless `engine.proof=false`."""
+        return config.proof
+
+
+ENGINE = LocalPlugin()

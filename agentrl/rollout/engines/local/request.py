@@ -1,0 +1,64 @@
+"""A request in the local engine, and how it ends: data that the scheduler works on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from agentrl.errors import EngineError
+from agentrl.rollout.engines.local.arena import Prefix
+from agentrl.tracing import rounded
+from agentrl.types import FinishReason, Sampling, TopLogprobs, Turn, VersionSpan
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """A generation, or a scoring where `sampling` is None, from its arrival to its end."""
+
+    id: str
+    ids: list[int]
+    sampling: Sampling | None
+    seed: int
+    limit: int
+    temperature: float = 1.0
+    stops: frozenset[int] = frozenset()
+    stop_window: int = 0
+    prompt: int = 0
+    submitted: float = 0.0
+    queued: float = 0.0
+    computed: int = 0
+    cached: int = 0
+    row: int = -1
+    prefix: Prefix | None = None
+    source: Prefix | None = None
+    hashes: tuple[int, ...] = ()
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[VersionSpan] = field(default_factory=list)
+    attachments: dict[str, bytes] = field(default_factory=dict)
+    top_logprobs: list[TopLogprobs] = field(default_factory=list)
+
+    @property
+    def owner(self) -> str:
+        """The affinity key: the session that it belongs to."""
+        return self.id.partition("/")[0]
+
+    def turn(self, reason: FinishReason, stopped_by: int | str | None = None) -> Turn:
+        """Return the turn that was generated so far."""
+        return Turn(
+            token_ids=tuple(self.ids[self.prompt :]),
+            logprobs=tuple(self.logprobs),
+            versions=tuple(self.versions),
+            finish_reason=reason,
+            stopped_by=stopped_by,
+            cached_tokens=self.cached,
+            attachments=dict(self.attachments),
+            timings={"queue": rounded(self.queued)},
+            top_logprobs=tuple(self.top_logprobs),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of a request in a step: its turn, or its log-probabilities where it was a scoring, or what broke it."""
+
+    request: Request
+    result: Turn | list[float] | EngineError

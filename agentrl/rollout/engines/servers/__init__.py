@@ -1,0 +1,1 @@
+"""Engines over inference servers: SGLang, vLLM, and what they share."""

@@ -1,0 +1,102 @@
+"""Our settings in SGLang's words: its command line, by device, and a request's sampling parameters."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from agentrl.common import custom_code
+from agentrl.rollout.engines.folder import ModelFacts
+from agentrl.rollout.engines.servers.options import Platform
+from agentrl.rollout.engines.servers.server_settings import OptionValue, ServerConfig
+from agentrl.types import Sampling
+
+SUPPORTED = ((0, 5, 23), (0, 6))
+"""The versions that this was read against: from the first on, below the second."""
+KEPT = 6
+"""Places of the context that the server does not give to a prompt."""
+_KV_BYTES = 2 << 30  # of a CPU's memory, at most; an eighth of it where that is less
+OWNED = {
+    "model_path": "model",
+    "model": "model",
+    "host": "agentrl itself",
+    "port": "agentrl itself (engine.url attaches to a server of yours)",
+    "device": "engine.device",
+    "dtype": "engine.dtype",
+    "trust_remote_code": "model.trust_remote_code",
+    "context_length": "engine.max_context",
+    "weight_version": "agentrl itself",
+    "api_key": "engine.api_key",
+    "incremental_streaming_output": "agentrl itself",
+    "enable_deterministic_inference": "engine.deterministic",
+    "skip_tokenizer_init": "agentrl itself",
+}
+"""Options that belong to a setting of ours, and which."""
+
+
+def sampling_params(sampling: Sampling, limit: int, interval: int) -> dict[str, Any]:
+    """Our sampling in SGLang's words.
+
+    Stop tokens are ignored altogether where none were given, since its own end token would stop it otherwise.
+    """
+    found: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "max_new_tokens": limit,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "ignore_eos": not sampling.stop_token_ids and sampling.json_schema is None,
+        "no_stop_trim": True,
+        "skip_special_tokens": False,
+        "stream_interval": interval,
+    }
+    if sampling.top_k is not None:
+        found["top_k"] = sampling.top_k
+    if sampling.stop:
+        found["stop"] = list(sampling.stop)
+    if sampling.stop_token_ids:
+        found["stop_token_ids"] = list(sampling.stop_token_ids)
+    if sampling.seed is not None:
+        found["sampling_seed"] = sampling.seed & (2**63 - 1)
+    if sampling.logit_bias:
+        found["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+    if sampling.json_schema is not None:
+        found["json_schema"] = sampling.json_schema
+    return found
+
+
+def launch_options(config: ServerConfig, facts: ModelFacts, platform: Platform) -> dict[str, OptionValue]:
+    """Return the options of a server of ours, by device; `engine.server.*` goes above them."""
+    found: dict[str, OptionValue] = {
+        "model_path": str(facts.path),
+        "dtype": config.dtype,
+        "weight_version": "0",
+        "incremental_streaming_output": True,
+        "max_running_requests": config.max_batch,
+        "log_level_http": "warning",
+        "api_key": config.api_key,
+        "enable_return_routed_experts": config.routed_experts or None,
+        "trust_remote_code": custom_code.allowed(facts.path) or None,
+    }
+    context = facts.context
+    if config.max_context is not None and config.max_context + KEPT < context:
+        context = found["context_length"] = config.max_context + KEPT
+    if platform == "cpu":
+        memory = min(_KV_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8)
+        kv_tokens = memory // max(1, facts.kv_bytes(config.dtype))
+        found |= {
+            "device": "cpu",
+            "attention_backend": "torch_native",
+            "sampling_backend": "pytorch",
+            "disable_cuda_graph": True,
+            "sleep_on_idle": True,  # its scheduler turns a core otherwise, which a trainer could use
+            "max_total_tokens": max(context + 1, min(kv_tokens, config.max_batch * context)),
+        }
+        return found
+    found["device"] = "cuda"  # ROCm's torch goes by that name, too
+    if config.deterministic:
+        found["enable_deterministic_inference"] = True
+        if platform == "rocm":
+            found["attention_backend"] = "triton"  # the one that is deterministic there
+    return found

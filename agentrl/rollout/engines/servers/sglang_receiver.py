@@ -1,0 +1,99 @@
+"""`Receiver` by an SGLang server's HTTP calls (0.5.23).
+
+No load but the last names a version or flushes, as its `LoadCommit` says, and where requests are frozen that one does
+not flush either: SGLang would refuse while they hold their caches, and would then call an update failed whose weights
+are in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl.errors import ConfigError, EngineError
+from agentrl.rollout.engines.servers.sglang_client import SGLangClient
+from agentrl.rollout.weights.receiver import LoadCommit
+
+if TYPE_CHECKING:
+    from agentrl.rollout.weights.buckets import Bucket
+
+PING_SECONDS = 30.0
+"""Seconds that a scheduler that is not computing may take to answer on a busy machine."""
+
+
+class SGLangReceiver:
+    """`Receiver` by SGLang's HTTP calls (0.5.23).
+
+    Args:
+        client: the server's routes.
+        ping_seconds: how long the scheduler may take to answer.
+    """
+
+    atomic = False
+
+    def __init__(self, client: SGLangClient, ping_seconds: float = PING_SECONDS) -> None:
+        self.client, self.ping_seconds = client, ping_seconds
+
+    async def begin(self) -> None:
+        """`/begin_weight_update`; a session that an earlier, broken update left open is taken over."""
+        try:
+            await self.client.begin_update()
+        except EngineError as error:
+            if "already open" not in str(error):
+                raise
+
+    async def load_folder(self, folder: Path, commit: LoadCommit) -> None:
+        """Call `/update_weights_from_disk`."""
+        await self.client.update_from_disk(str(folder), commit.version, flush=commit.flush)
+
+    async def load_tensors(self, weights: Iterable[tuple[str, Any]], commit: LoadCommit) -> None:
+        """Refuse: the server is in another process."""
+        raise ConfigError("engine=sglang can't take weights.transport=inproc; allowed: disk, distributed, ipc")
+
+    async def load_bucket(self, payloads: Sequence[str], commit: LoadCommit | None) -> None:
+        """`/update_weights_from_tensor`, one payload for each tensor-parallel rank."""
+        await self.client.update_from_tensor(payloads, **_ending(commit))
+
+    async def join(self, host: str, port: int, rank: int, world: int, backend: str, name: str) -> None:
+        """Call `/init_weights_update_group`."""
+        await self.client.init_group(host, port, rank, world, backend, name)
+
+    async def receive(self, bucket: Bucket, commit: LoadCommit | None) -> None:
+        """`/update_weights_from_distributed` in its flat form: one broadcast for a bucket."""
+        await self.client.update_from_distributed(
+            bucket.names, bucket.dtypes, bucket.shapes, load_format="flattened_bucket", **_ending(commit)
+        )
+
+    async def leave(self) -> None:
+        """Call `/destroy_weights_update_group`."""
+        await self.client.destroy_group()
+
+    async def end(self) -> None:
+        """Call `/end_weight_update`."""
+        await self.client.end_update()
+
+    async def flush(self) -> None:
+        """Call `/flush_cache`."""
+        await self.client.flush()
+
+    async def checksum(self) -> str:
+        """Return the answer of `/weights_checker`."""
+        return str(await self.client.weights_checksum())
+
+    async def ping(self) -> None:
+        """`/server_info`, which asks the scheduler process and answers also while generation is paused."""
+        await self.client.server_info(self.ping_seconds)
+
+    async def sleep(self, tags: Sequence[str]) -> None:
+        """Call `/release_memory_occupation`."""
+        await self.client.release_memory(tags)
+
+    async def wake(self, tags: Sequence[str]) -> None:
+        """Call `/resume_memory_occupation`."""
+        await self.client.resume_memory(tags)
+
+
+def _ending(commit: LoadCommit | None) -> dict[str, Any]:
+    """The fields of a load beyond its tensors."""
+    return {} if commit is None else {"version": commit.version, "flush": commit.flush}

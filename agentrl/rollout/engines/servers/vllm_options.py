@@ -1,0 +1,81 @@
+"""Our settings in vLLM's words: its command line, and a request's sampling parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentrl.common import custom_code
+from agentrl.rollout.engines.folder import ModelFacts
+from agentrl.rollout.engines.servers.options import Platform
+from agentrl.rollout.engines.servers.server_settings import OptionValue, ServerConfig
+from agentrl.types import MOST_PROBABLE, Sampling
+
+SUPPORTED = ((0, 32), (0, 33))
+"""The versions that this was read against: from the first on, below the second."""
+OWNED = {
+    "model": "model",
+    "host": "agentrl itself",
+    "port": "agentrl itself (engine.url attaches to a server of yours)",
+    "dtype": "engine.dtype",
+    "trust_remote_code": "model.trust_remote_code",
+    "max_model_len": "engine.max_context",
+    "api_key": "engine.api_key",
+    "logprobs_mode": "agentrl itself",
+    "max_logprobs": "agentrl itself",
+    "enable_scale_out": "agentrl itself",
+    "enable_prompt_tokens_details": "agentrl itself",
+}
+"""Options that belong to a setting of ours, and which."""
+
+
+def narrows(sampling: Sampling) -> bool:
+    """Return whether vLLM's log-probability is not over the whole vocabulary."""
+    return sampling.temperature > 0 and (sampling.top_k is not None or sampling.top_p < 1 or sampling.min_p > 0)
+
+
+def sampling_params(sampling: Sampling, limit: int, interval: int) -> dict[str, Any]:
+    """Our sampling in vLLM's words."""
+    found: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "max_tokens": limit,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "ignore_eos": sampling.json_schema is None,
+        "logprobs": sampling.top_logprobs + 1 if sampling.top_logprobs else 0,  # the sampled token is one of them
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "stop": list(sampling.stop),
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+        "detokenize": bool(sampling.stop),
+        "stream_interval": interval,
+    }
+    if sampling.top_k is not None:
+        found["top_k"] = sampling.top_k
+    if sampling.seed is not None:
+        found["seed"] = sampling.seed & (2**63 - 1)
+    if sampling.logit_bias:
+        found["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+    if sampling.json_schema is not None:
+        found["structured_outputs"] = {"json": sampling.json_schema}
+    return found
+
+
+def launch_options(config: ServerConfig, facts: ModelFacts, platform: Platform) -> dict[str, OptionValue]:
+    """Return the options of a server of ours; `engine.server.*` goes above them."""
+    return {
+        "dtype": config.dtype,
+        "max_model_len": facts.context if config.max_context is None else config.max_context,
+        "max_num_seqs": config.max_batch,
+        "logprobs_mode": "processed_logprobs",
+        "max_logprobs": MOST_PROBABLE + 1,
+        "enable_scale_out": True,
+        "enable_prompt_tokens_details": True,
+        "disable_uvicorn_access_log": True,
+        "api_key": config.api_key,
+        "enable_return_routed_experts": config.routed_experts or None,
+        "trust_remote_code": custom_code.allowed(facts.path) or None,
+        "enforce_eager": True if platform == "cpu" else None,
+        "worker_extension_cls": "agentrl_vllm.WorkerExtension" if platform == "cpu" else None,
+    }

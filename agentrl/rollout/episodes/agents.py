@@ -1,0 +1,333 @@
+"""Users' agent programs: a function or a command line that uses the gateway, with a deadline.
+
+An agent gets a task and the address of a session of its own, and uses the model as it likes. The gateway stores its
+messages. An agent that fails is an AGENT_ERROR, one that exceeds its deadline is TRUNCATED, and one that failed after a
+failed request to the gateway is an INFRA_ERROR.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import os
+import re
+import shlex
+import shutil
+import signal
+import ssl
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
+
+from agentrl.cluster.keeper import Keeper
+from agentrl.common.foreign_errors import words
+from agentrl.common.imports import load
+from agentrl.errors import AgentError, ConfigError, missing_extra
+from agentrl.sessions.tree.codec import whole_json
+from agentrl.types import Sampling, Session, Status, Task
+
+T = TypeVar("T")
+_FUNCTION = re.compile(r"\S+\.py:[A-Za-z_]\w*")
+KILL_SECONDS = 2.0
+"""Seconds between a command's SIGTERM and its SIGKILL."""
+TAIL_BYTES = 4000
+"""Bytes of a command's error output that are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionUrls:
+    """The base URLs of one session's clients, and their key."""
+
+    base_url: str
+    anthropic_base_url: str
+    api_key: str
+
+    @classmethod
+    def of(cls, url: str, session_id: str, api_key: str) -> SessionUrls:
+        """The addresses of a session of the gateway at `url`."""
+        own = f"{url}/sessions/{session_id}"
+        return cls(f"{own}/v1", own, api_key)
+
+
+class OpenSession(Protocol):
+    """A session that is open at a gateway, for one program."""
+
+    @property
+    def address(self) -> SessionUrls:
+        """The address at which the program reaches the session."""
+        ...
+
+    async def broken(self) -> None:
+        """Wait until the session can't go on; does not return otherwise.
+
+        Raises:
+            Diverged: it is run again, and a recorded request does not come.
+            InfraError: its gateway is lost.
+        """
+        ...
+
+    async def finish(self, status: Status, error: str | None) -> Session:
+        """End it; the session with all that was recorded, sealed.
+
+        Where its client has ended it by a final reward, that end stands. An AGENT_ERROR behind a failed request to the
+        gateway is an INFRA_ERROR.
+
+        Raises:
+            Diverged: as in `broken`.
+            InfraError: its gateway is lost.
+        """
+        ...
+
+
+class SessionGateway(Protocol):
+    """Opens sessions for programs, in this process or in a worker (`gateways`, `gateway_workers`)."""
+
+    def opened(
+        self, session: Session, sampling: Sampling, recorded: Session | None = None
+    ) -> AbstractAsyncContextManager[OpenSession]:
+        """A new session, open within the block; one that is not finished there is ABORTED.
+
+        Args:
+            session: it, with its task.
+            sampling: how its turns are drawn where the program doesn't say, or doesn't decide (`gateway.sampling`).
+            recorded: the session that it runs again, in whose order its requests are taken.
+
+        Raises:
+            InfraError: there is no gateway.
+        """
+        ...
+
+
+class UserAgent(Protocol):
+    """Works on a task through the gateway."""
+
+    async def run(self, task: Task, address: SessionUrls) -> None:
+        """Work on the task to its end; being cancelled ends it.
+
+        Raises:
+            AgentError: it failed.
+        """
+        ...
+
+
+class FunctionAgent:
+    """`async def agent(task, client)`, where `client` is a plain `openai.AsyncOpenAI`.
+
+    The clients of all sessions share one pool of connections: making a pool takes 60 ms, a client of it none.
+
+    Args:
+        function: it.
+        trusted: what its client trusts where the gateway serves HTTPS; None is as usual.
+    """
+
+    def __init__(self, function: Callable[[Task, Any], Awaitable[Any]], trusted: ssl.SSLContext | None = None) -> None:
+        self.function, self.trusted = function, trusted
+        self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary()
+
+    async def run(self, task: Task, address: SessionUrls) -> None:
+        """Call the function with a client of its own.
+
+        Raises:
+            AgentError: it failed.
+            ConfigError: for an error in its code that every session would have: a name, an import, a setting.
+        """
+        try:
+            import openai
+        except ImportError:
+            raise missing_extra("openai", "gateway") from None
+        loop = asyncio.get_running_loop()
+        pool = self._pools.get(loop)
+        if pool is None or pool.is_closed:
+            pool = self._pools[loop] = openai.DefaultAsyncHttpxClient(limits=_unbounded(), verify=self.trusted or True)
+        client = openai.AsyncOpenAI(base_url=address.base_url, api_key=address.api_key, http_client=pool)
+        try:
+            await self.function(task, client)
+        except ConfigError:
+            raise
+        except (NameError, ImportError, SyntaxError) as error:  # an error in its code, the same in every session
+            raise ConfigError(f"agent={getattr(self.function, '__name__', self.function)}: {words(error)}") from error
+        except Exception as error:
+            raise AgentError(words(error)) from error
+
+
+@dataclass(frozen=True)
+class CommandAgent:
+    """A program; its environment variables hold the addresses, its key and the task (`AGENTRL_TASK`, JSON)."""
+
+    argv: Sequence[str]
+    cwd: str | None = None
+
+    async def run(self, task: Task, address: SessionUrls) -> None:
+        """Run the program in a process group of its own, and end the whole group with it, and when we are killed."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self.argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                env={**os.environ, **environment(task, address)},
+                cwd=self.cwd,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ConfigError(f"agent={shlex.join(self.argv)!r} can't be started: {error}") from None
+        _keeper().keep(process.pid)
+        try:
+            assert process.stderr is not None
+            tail = await _tail(process.stderr)
+            code = await process.wait()
+        finally:
+            await _end_group(process)
+            _keeper().forget(process.pid)
+        if code != 0:
+            raise AgentError(f"{shlex.join(self.argv)} ended with exit status {code}: {tail.strip()}")
+
+
+@cache
+def _keeper() -> Keeper:
+    """Ends the programs of this process where it is killed."""
+    return Keeper()
+
+
+def _unbounded() -> Any:
+    """As many connections as there are sessions; the run's concurrency limits them."""
+    import httpx2
+
+    return httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=30.0)
+
+
+def environment(task: Task, address: SessionUrls) -> dict[str, str]:
+    """Return a command's environment variables."""
+    return {
+        "OPENAI_BASE_URL": address.base_url,
+        "OPENAI_API_KEY": address.api_key,
+        "ANTHROPIC_BASE_URL": address.anthropic_base_url,
+        "ANTHROPIC_API_KEY": address.api_key,
+        "GOOGLE_GEMINI_BASE_URL": address.anthropic_base_url,
+        "GEMINI_API_KEY": address.api_key,
+        "AGENTRL_TASK": whole_json({"id": task.id, **task.data}),
+    }
+
+
+def load_agent(agent: str | Callable[..., Any] | UserAgent, trusted: ssl.SSLContext | None = None) -> UserAgent:
+    """An agent from `path/to/file.py:function`, a command line, or a coroutine function.
+
+    Args:
+        agent: it.
+        trusted: what a function's client trusts where the gateway serves HTTPS; None is as usual.
+
+    Raises:
+        UnknownName: the file or the function is not there.
+        ConfigError: it is no coroutine function, importing it raised something, or there is no such program.
+    """
+    if isinstance(agent, str):
+        if _FUNCTION.fullmatch(agent.strip()) is None:
+            return _command(agent)
+        named, agent = agent, load(agent, f"agent={agent!r}")
+    else:
+        named = getattr(agent, "__name__", repr(agent))
+    if hasattr(agent, "run"):
+        made: UserAgent = agent
+        return made
+    if not inspect.iscoroutinefunction(agent):
+        raise ConfigError(f"agent={named!r} is {agent!r}; it must be `async def agent(task, client)`")
+    return FunctionAgent(agent, trusted)
+
+
+def _command(line: str) -> CommandAgent:
+    """A command line's program, looked up now: otherwise hundreds of sessions would fail one by one."""
+    where = f"agent={line!r}"
+    try:
+        argv = shlex.split(line)
+    except ValueError as error:
+        raise ConfigError(f"{where} can't be read as a command line: {error}") from None
+    if not argv:
+        raise ConfigError(f"{where} is neither path.py:function nor a command line")
+    program = sys.executable if argv[0] == "python" else shutil.which(argv[0])
+    if program is None:
+        raise ConfigError(f"{where}: there is no program {argv[0]!r} that can be run, and it is no path.py:function")
+    script = argv[1] if len(argv) > 1 else ""
+    if Path(program).name.startswith("python") and script.endswith(".py") and not Path(script).is_file():
+        raise ConfigError(f"{where}: there is no file {script!r}")
+    return CommandAgent([program, *argv[1:]])
+
+
+async def play(
+    gateway: SessionGateway,
+    session: Session,
+    agent: UserAgent,
+    timeout: float,
+    sampling: Sampling,
+    brief: Task | None = None,
+    recorded: Session | None = None,
+) -> Session:
+    """Let an agent work on a session's task; the session with what was recorded, closed, sealed and stored.
+
+    Args:
+        gateway: where the session is opened.
+        session: new, with its task.
+        agent: works on the task.
+        timeout: seconds until it is stopped.
+        sampling: how its turns are drawn.
+        brief: what it is given of the task; None is the session's whole task.
+        recorded: the session that is run again.
+
+    Raises:
+        ConfigError: the agent can't be started at all.
+        Diverged: a recorded request does not come.
+        InfraError: the gateway is lost.
+    """
+    async with gateway.opened(session, sampling, recorded) as opened:
+        work = _outcome(agent, brief or session.task, opened.address, timeout)
+        return await opened.finish(*await _unless(opened.broken(), work))
+
+
+async def _unless(failure: Awaitable[None], work: Awaitable[T]) -> T:
+    """Return the work's result; a failure that comes first is raised, once the work is cancelled and has ended."""
+    tasks = (asyncio.ensure_future(work), asyncio.ensure_future(failure))
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks[0].done():
+            tasks[1].result()
+        return await tasks[0]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _outcome(agent: UserAgent, task: Task, address: SessionUrls, timeout: float) -> tuple[Status, str | None]:
+    try:
+        async with asyncio.timeout(timeout) as limit:
+            await agent.run(task, address)
+    except AgentError as error:
+        return Status.AGENT_ERROR, str(error)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        return Status.TRUNCATED, f"the agent took longer than {timeout:g} s"
+    return Status.COMPLETED, None
+
+
+async def _tail(stream: asyncio.StreamReader) -> str:
+    tail = b""
+    while data := await stream.read(65536):
+        tail = (tail + data)[-TAIL_BYTES:]
+    return tail.decode(errors="replace")
+
+
+async def _end_group(process: asyncio.subprocess.Process) -> None:
+    for number, seconds in ((signal.SIGTERM, KILL_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+        if process.returncode is not None and number is signal.SIGTERM:
+            continue
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await process.wait()

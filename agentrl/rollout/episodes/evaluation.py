@@ -1,0 +1,100 @@
+"""Measuring a policy: held-out tasks, several sessions each, nothing learned. Scripts need neither model nor torch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+from agentrl.config import RunConfig
+from agentrl.envs.base import Env
+from agentrl.envs.episode import EXPERT, NOOP, Actor
+from agentrl.errors import ConfigError, nearest
+from agentrl.rollout.episodes.groups import Rollouts
+from agentrl.rollout.episodes.programs import Program
+from agentrl.rollout.stream.batch_metrics import Evaluation, evaluate_groups
+from agentrl.rollout.stream.health import failures, finding, overlong, sampling_notes, sessions_of, with_retries
+from agentrl.rollout.stream.progress import Progress
+from agentrl.rollout.stream.tasks import TaskStream
+from agentrl.types import Group, Session, Task
+
+SCRIPTED: dict[str, Actor] = {"expert": EXPERT, "noop": NOOP}
+"""Policies that need no model."""
+
+
+def held_out_split(config: RunConfig, env: Env) -> str:
+    """The split to measure on: the one that the configuration names, or `eval`, or the environment's last.
+
+    Raises:
+        ConfigError: the environment has no such split.
+    """
+    split = config.eval.split
+    if split is None:
+        return "eval" if "eval" in env.splits else env.splits[-1]
+    if split not in env.splits:
+        guess = nearest(split, env.splits)
+        hint = f"; did you mean {guess!r}?" if guess else ""
+        known = ", ".join(env.splits)
+        raise ConfigError(f"eval.split={split!r}: env={config.env.name} has no such split{hint} (splits: {known})")
+    return split
+
+
+def held_out_tasks(config: RunConfig, env: Env) -> list[Task]:
+    """The tasks that are measured on: `eval.tasks` of the split, or all where there are fewer; whatever the seed is."""
+    return TaskStream(env, held_out_split(config, env), seed=0).once(config.eval.tasks)
+
+
+async def play_held_out(
+    config: RunConfig,
+    rollouts: Rollouts,
+    who: Actor | Program,
+    progress: Progress,
+    name: str = "evaluation",
+    step: int | None = None,
+    ended: Callable[[Session], None] = lambda session: None,
+    detail: Callable[[], str] = str,
+    tasks: Sequence[Task] | None = None,
+) -> tuple[Evaluation, list[Group]]:
+    """Play `eval.tasks` tasks, `eval.n` sessions each; the summary, and the sessions themselves.
+
+    Args:
+        config: the run's.
+        rollouts: generates the sessions.
+        who: writes the evaluated policy's messages.
+        progress: displays progress, and warnings about the sessions.
+        name: what the display calls this evaluation.
+        step: how many of the run's steps are done; None outside a run.
+        ended: is called with each session that has ended.
+        detail: what the display says beside it.
+        tasks: those of `held_out_tasks`, where they are known already.
+
+    Raises:
+        InfraError: all of them ended in an infrastructure error.
+    """
+    env = rollouts.make_env()
+    tasks = held_out_tasks(config, env) if tasks is None else tasks
+    if len(tasks) < config.eval.tasks:
+        split = held_out_split(config, env)
+        found = f"{len(tasks)} task{'' if len(tasks) == 1 else 's'}"
+        progress.say(f"{name}: {found}, not eval.tasks={config.eval.tasks}: split {split!r} has no more")
+
+    attempts = itertools.count()
+
+    async def generate() -> list[Group]:
+        with progress.part(name, len(tasks) * config.eval.n, detail=detail) as advance:
+
+            async def report(session: Session) -> None:
+                ended(session)
+                advance(session)
+
+            size, attempt = config.eval.n, next(attempts)
+            return await rollouts.collect(tasks, who, phase="eval", n=size, step=step, attempt=attempt, ended=report)
+
+    groups = await with_retries(generate, name, progress.warn)
+    sessions = sessions_of(groups)
+    if warning := finding(sessions) or failures(sessions):
+        progress.warn(f"{name}: {warning}")
+    if long := overlong(sessions):
+        progress.warn(f"{name}: {long}")
+    for note in sampling_notes(sessions, trained=False):
+        progress.warn_once(note)
+    return evaluate_groups(groups, config.eval), groups

@@ -1,0 +1,179 @@
+"""Policies that play agents in the trained one's place: models, earlier versions of it, rules, and APIs.
+
+`policies.NAME` says what a policy is, `agents.AGENT=NAME` whom it plays. Nothing that it writes is trained on: what a
+model generated is stored untrainable, and messages of rules and APIs have no tokens at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from agentrl.common.imports import load
+from agentrl.config import MODEL, PAST, START, FleetConfig, PolicyConfig, RunConfig, WeightsConfig
+from agentrl.envs.base import Env, has_demonstrator, has_expert
+from agentrl.envs.episode import DEMONSTRATOR, EXPERT, NOOP, Actor, ScriptedActor
+from agentrl.envs.state import resolved
+from agentrl.errors import AgentRLError, ConfigError, unknown_name
+from agentrl.models.registry import model_folder
+from agentrl.rollout.episodes.actors import ModelActor
+from agentrl.rollout.episodes.past import PastVersions
+from agentrl.rollout.episodes.policies import Fixed, Opponent, Partners, Policy
+from agentrl.rollout.fleet import make_engines
+from agentrl.rollout.remote import check_api, remote_actor
+from agentrl.sessions.renderers import get_renderer
+from agentrl.sessions.renderers.families.null import NullRenderer
+from agentrl.types import MAIN, Message, Sampling
+
+SCRIPTS: Mapping[str, Actor] = {"expert": EXPERT, "demonstrator": DEMONSTRATOR, "noop": NOOP}
+"""Policies that need neither weights nor a function of the user's."""
+
+
+@asynccontextmanager
+async def open_partners(config: RunConfig, start: Path | None, folder: Path) -> AsyncIterator[Partners]:
+    """Open what plays each agent that a policy of `config.policies` plays; all is closed in the end.
+
+    Args:
+        config: the run's.
+        start: the folder of the model that the run begins with; None where there is none.
+        folder: the run's.
+    """
+    async with AsyncExitStack() as stack:
+        made: dict[str, Opponent] = {}
+        for name, own in config.policies.items():
+            made[name] = await _open(name, own, config, start, folder, stack)
+        yield {agent: made[name] for agent, name in config.agents.items() if name != MAIN}
+
+
+@asynccontextmanager
+async def open_rules(config: RunConfig) -> AsyncIterator[Partners]:
+    """The partners that need no engine: rules and APIs; for processes that have none (`environment_workers`)."""
+    rules = {name: own for name, own in config.policies.items() if own.remote or own.name not in (MODEL, PAST)}
+    async with AsyncExitStack() as stack:
+        made = {name: await _open_rules(name, own, config, stack) for name, own in rules.items()}
+        yield {agent: made[name] for agent, name in config.agents.items() if name in made}
+
+
+async def _open_rules(name: str, own: PolicyConfig, config: RunConfig, stack: AsyncExitStack) -> Opponent:
+    policy = Policy(NullRenderer(), name=name, frozen=True)
+    if not own.remote:
+        return Fixed(policy, script(name, own.name))
+    api = remote_actor(own.name, own.api, _sampling(own, config), setting=f"policies.{name}", counted=f"{name}/")
+    return Fixed(policy, await stack.enter_async_context(api))
+
+
+def _sampling(own: PolicyConfig, config: RunConfig) -> Sampling:
+    return Sampling(temperature=own.temperature, max_new_tokens=config.rollout.turn_tokens)
+
+
+async def _open(
+    name: str, own: PolicyConfig, config: RunConfig, start: Path | None, folder: Path, stack: AsyncExitStack
+) -> Opponent:
+    sampling = _sampling(own, config)
+    if own.remote or own.name not in (MODEL, PAST):
+        return await _open_rules(name, own, config, stack)
+    if own.name == PAST:
+        versions = PastVersions(
+            name,
+            own.past,
+            folder / PAST,
+            partial(_frozen, own.model_copy(update={"model": config.model})),
+            ModelActor(sampling),
+            seed=config.seed,
+            staleness=config.rollout.staleness,
+        )
+        stack.push_async_callback(versions.close)
+        return versions
+    model = start if own.model.name == START else model_folder(own.model)
+    if model is None:
+        raise ConfigError(f"policies.{name}.model={START}: policy={config.policy} has no weights to start from")
+    policy = _frozen(own, name, model)
+    assert policy.engine is not None
+    stack.push_async_callback(policy.engine.close)
+    return Fixed(policy, ModelActor(sampling))
+
+
+def _frozen(own: PolicyConfig, name: str, model: Path) -> Policy:
+    """A policy of a model's folder, with an engine of its own."""
+    return Policy(
+        get_renderer(model, own.model.renderer, own.model.stop),
+        make_engines(own.engine, FleetConfig(), WeightsConfig(), model),
+        name=name,
+        model=model,
+        strip_reasoning=own.model.reasoning == "strip",
+        frozen=True,
+    )
+
+
+@dataclass(frozen=True)
+class Function:
+    """A user's function as a scripted policy; what it raises stops the run, since it would in every session.
+
+    Attributes:
+        where: the setting that names it.
+        function: `function(env, messages)` returns the agent's next message, or its text; it may be `async`.
+    """
+
+    where: str
+    function: Callable[[Env, Sequence[Message]], Any]
+
+    async def __call__(self, env: Env, messages: Sequence[Message]) -> Message:
+        """The agent's next message.
+
+        Raises:
+            ConfigError: it failed, or returned something else.
+        """
+        try:
+            said = await resolved(self.function(env, list(messages)))
+            message = Message.model_validate({"role": "assistant", "content": said} if isinstance(said, str) else said)
+        except AgentRLError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise ConfigError(f"{self.where} raised {type(error).__name__}: {error}") from error
+        if message.role != "assistant":
+            raise ConfigError(f"{self.where} returned a message of role {message.role!r}, not an assistant's")
+        return message
+
+
+def script(name: str, rules: str) -> Actor:
+    """Return an actor by rules: `expert`, `demonstrator`, `noop`, or a function's import path.
+
+    Raises:
+        UnknownName: there is no such function.
+        ConfigError: importing it failed, or it is no function.
+    """
+    if rules in SCRIPTS:
+        return SCRIPTS[rules]
+    if ":" not in rules:
+        raise unknown_name(
+            f"kind of policy (policies.{name})", rules, (MODEL, PAST, *SCRIPTS, "file.py:FUNCTION", "https://…")
+        )
+    where = f"policies.{name}={rules!r}"
+    function = load(rules, where)
+    if not callable(function):
+        raise ConfigError(f"{where} is {function!r}, which is no function of environment and messages")
+    return ScriptedActor(Function(where, function))
+
+
+def check_partner(name: str, own: PolicyConfig, env: Env) -> None:
+    """Refuse a policy that can't play agents of an environment, or that nothing can be found for.
+
+    Raises:
+        UnknownName: there is no such function or model.
+        ConfigError: a setting is missing or does not fit.
+    """
+    where = f"policies.{name}"
+    if own.remote:
+        check_api(own.name, own.api, env, setting=where)
+    elif own.name == "expert" and not has_expert(env):
+        raise ConfigError(f"{where}=expert: {type(env.unwrapped).__name__} has no expert")
+    elif own.name == "demonstrator" and not has_demonstrator(env):
+        raise ConfigError(f"{where}=demonstrator: {type(env.unwrapped).__name__} has no demonstrator")
+    elif own.name not in (MODEL, PAST):
+        script(name, own.name)
+    elif own.model.name != START:
+        get_renderer(model_folder(own.model), own.model.renderer, own.model.stop)

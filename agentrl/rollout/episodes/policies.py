@@ -1,0 +1,116 @@
+"""Policies: what generates the turns of an environment's agents.
+
+A run trains (or evaluates) one policy, `main`, which plays every agent unless `agents.NAME=POLICY` says otherwise; then
+a partner plays it (`rollout.episodes.opponents`). A frozen policy has a model and an engine of its own, to which no
+weights are published: its version stays 0. Nothing that it generated is trained on. The trainer of a policy that learns
+is part of the run's state (`agentrl.train.record.state`), where weights, optimizer and stream are saved together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from agentrl.config import EngineConfig, FleetConfig, RolloutConfig, WeightsConfig
+from agentrl.envs.episode import Actor
+from agentrl.rollout.fleet import make_engines
+from agentrl.sessions.renderers.base import Renderer
+from agentrl.sessions.tree.turn_generator import TurnGenerator
+from agentrl.types import MAIN, Engine, Session
+
+AVERAGED = "averaged"
+"""The name of the policy whose weights are the average of the trained one's, in nodes."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A model, its conversation format, and the engine that generates with it.
+
+    Attributes:
+        renderer: turns messages into the model's tokens and back.
+        engine: generates; None where only scripts act.
+        name: what nodes and metrics call it.
+        model: the folder that its weights come from at first.
+        strip_reasoning: whether a user's message leaves earlier reasoning behind; see `TurnGenerator`.
+        frozen: whether it is never trained.
+    """
+
+    renderer: Renderer
+    engine: Engine | None = None
+    name: str = MAIN
+    model: Path | None = None
+    strip_reasoning: bool = False
+    frozen: bool = False
+
+    @property
+    def version(self) -> int:
+        """The version that the engine generates with: how often weights were published."""
+        return 0 if self.engine is None else self.engine.version()
+
+    def turn_generator(self, limits: RolloutConfig) -> TurnGenerator:
+        """Return the generator of this policy's turns within a run's token budgets."""
+        return TurnGenerator(
+            self.renderer,
+            self.engine,
+            context_tokens=limits.context_tokens,
+            session_tokens=limits.session_tokens,
+            strip_reasoning=self.strip_reasoning,
+            policy=self.name,
+            trained=not self.frozen,
+        )
+
+
+class Opponent(Protocol):
+    """Plays agents in the place of the policy that is trained or evaluated."""
+
+    @property
+    def policies(self) -> Sequence[Policy]:
+        """The policies that play, with their engines."""
+        ...
+
+    def plays(self, session: Session) -> tuple[Policy, Actor] | None:
+        """Return the policy that plays in a session, and its actor; None: the trained policy plays."""
+        ...
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A partner that is the same in every session."""
+
+    policy: Policy
+    actor: Actor
+
+    @property
+    def policies(self) -> Sequence[Policy]:
+        """The only policy."""
+        return (self.policy,)
+
+    def plays(self, session: Session) -> tuple[Policy, Actor]:
+        """Return the only policy and its actor."""
+        return self.policy, self.actor
+
+
+Partners = Mapping[str, Opponent]
+"""Partners by the agent that each plays."""
+
+
+@asynccontextmanager
+async def averaged_policy(policy: Policy, engine: EngineConfig) -> AsyncIterator[Policy]:
+    """The moving average of a policy's weights as a policy of its own, for evaluation.
+
+    Its engine begins with the model of the policy; whoever has the averaged weights publishes them to it, as the
+    policy's versions.
+
+    Args:
+        policy: with the model that it began with.
+        engine: the settings of the engine, which is closed in the end.
+    """
+    assert policy.model is not None
+    own = make_engines(engine, FleetConfig(), WeightsConfig(), policy.model)
+    try:
+        yield replace(policy, engine=own, name=AVERAGED)
+    finally:
+        await own.close()

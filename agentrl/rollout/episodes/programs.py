@@ -1,0 +1,143 @@
+"""Sessions of a user's agent program: the environment gives the task and the reward, the program acts.
+
+Unlike in `episode`, there are no calls of `step`: the program runs its own loop and tools, and uses the gateway like
+any model provider. The gateway records its messages in the session's tree. Rewards that the program posted are kept;
+otherwise the environment's, and those of the run (`rewards.*`), are computed. A program runs in the process that plays
+its session, which has a gateway of its own (`gateways`) or uses one of the run's workers (`gateway_workers`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from agentrl.config import GatewayConfig, RolloutConfig
+from agentrl.envs import calls
+from agentrl.envs.base import Env
+from agentrl.envs.deadlines import within
+from agentrl.envs.results import give_rewards, record_failure
+from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded
+from agentrl.rollout.episodes import agents
+from agentrl.rollout.episodes.actors import sampling_of
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.workers.gateways import own_gateway
+from agentrl.sessions.store.store import Store
+from agentrl.types import Session, Status, Task
+
+
+@dataclass(frozen=True)
+class Program:
+    """An agent program; the process that plays its sessions serves it (`serving`).
+
+    Attributes:
+        agent: path/to/file.py:function or a command line.
+        recorded: the session that is run again, in whose order its requests are taken; None elsewhere.
+    """
+
+    agent: str
+    recorded: Session | None = None
+
+    def again(self, recorded: Session) -> Program:
+        """Return the program for one session that is run again."""
+        return replace(self, recorded=recorded)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedProgram(Program):
+    """An agent program and the gateway that it uses.
+
+    Attributes:
+        gateway: it.
+        user_agent: the program.
+    """
+
+    gateway: agents.SessionGateway
+    user_agent: agents.UserAgent
+
+    async def play(self, env: Env, session: Session, limits: RolloutConfig) -> Session:
+        """Let the program work on the session's task, reward what it did, and return the session as recorded.
+
+        Raises:
+            AgentRLError: a failure that the user must fix.
+            Diverged: it is run again, and a recorded request does not come.
+        """
+        began = time.monotonic()
+        try:
+            try:
+                task = await _begun(env, session, limits.timeout)
+                left = max(limits.timeout - (time.monotonic() - began), 0.0)
+                session = await agents.play(
+                    self.gateway, session, self.user_agent, left, sampling_of(limits), task, self.recorded
+                )
+            except AgentRLError as error:
+                record_failure(session, error)
+            if session.overlong and session.status in (Status.COMPLETED, Status.AGENT_ERROR):
+                session.status = Status.TRUNCATED
+            if session.overlong and limits.overlong == "refuse":
+                raise ConfigError(f"task {session.task.id!r}: its prompt leaves no room for a turn (rollout.overlong)")
+            left_out = session.overlong and limits.overlong == "skip"
+            if session.status is not Status.INFRA_ERROR and session.reward is None and not left_out:
+                await give_rewards(env, session, seconds=limits.timeout)
+        finally:
+            await calls.close(env)
+        return session
+
+
+async def _begun(env: Env, session: Session, seconds: float) -> Task:
+    """Begin the session's episode; what the program is given of its task.
+
+    Raises:
+        DeadlineExceeded: that took longer than so many seconds.
+    """
+
+    async def begin() -> Task:
+        await calls.reset(env, session.task, seed=session.seed)
+        return await calls.brief(env, session.task)
+
+    try:
+        return await within(seconds, begin())
+    except AgentRLError:
+        raise
+    except TimeoutError:
+        where = f"{type(env.unwrapped).__name__}.reset"
+        raise DeadlineExceeded(f"{where} took longer than rollout.timeout={seconds:g} s") from None
+
+
+def load_agent(agent: str, where: GatewayConfig) -> agents.UserAgent:
+    """A program that trusts the certificate of its gateway.
+
+    Raises:
+        ConfigError: the certificate or the agent can't be used.
+    """
+    from agentrl.sessions.gateway.http.tls import Tls
+
+    tls = Tls.of(where.tls_certificate, where.tls_key, "gateway.")
+    return agents.load_agent(agent, tls.trusted() if tls else None)
+
+
+@asynccontextmanager
+async def serving(
+    agent: str,
+    policy: Policy,
+    store: Store,
+    limits: RolloutConfig,
+    where: GatewayConfig | None = None,
+    *,
+    keeps: bool = True,
+) -> AsyncIterator[ServedProgram]:
+    """An agent program with a gateway of this process's own; raises as `load_agent` and `own_gateway` do.
+
+    Args:
+        agent: path/to/file.py:function or a command line.
+        policy: generates the turns.
+        store: where the gateway stores its sessions.
+        limits: the run's budgets and deadlines.
+        where: which address it listens on, and whether it serves HTTPS; None: as by default.
+        keeps: whether the store keeps sessions that have ended.
+    """
+    where = where or GatewayConfig()
+    user_agent = load_agent(agent, where)
+    async with own_gateway(policy, store, limits, where, keeps=keeps) as gateway:
+        yield ServedProgram(agent, gateway=gateway, user_agent=user_agent)

@@ -1,0 +1,1 @@
+"""Recorded runs and sessions generated again, and where they differ."""

@@ -1,0 +1,123 @@
+"""The engine of a session that is replayed: recorded turns up to one of them, generated ones from there on."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from agentrl.errors import Diverged
+from agentrl.rollout.engines.managed import ManagedEngine, managed
+from agentrl.rollout.rerun.divergence import same_prompt
+from agentrl.rollout.stream.seeds import derive
+from agentrl.sessions.tree.generation import aclose
+from agentrl.types import MAIN, Capabilities, Chunk, Engine, Health, PauseMode, Sampling, Session, Turn
+
+
+class ReplayEngine(ManagedEngine):
+    """Gives each session the recorded turns before one of them, then generates.
+
+    The turn itself is generated with its recorded sampling settings; it and later ones with the seeds that they had,
+    or with others.
+
+    Args:
+        engine: generates; has the weights that the turn was generated under.
+        recorded: the session.
+        turn: from 1, the first that is generated.
+        version: what the generated tokens' policy version is.
+
+    Attributes:
+        seeds: by a replayed session's id, what its seeds are derived with; absent or None: they are the recorded ones.
+        differences: by session, where its environment answered otherwise than in the recording.
+    """
+
+    def __init__(self, engine: Engine, recorded: Session, turn: int, version: int) -> None:
+        self.inner, self.recorded, self.turn, self._version = engine, recorded, turn, version
+        self.seeds: dict[str, int | None] = {}
+        self.differences: dict[str, list[str]] = defaultdict(list)
+        self._turns = [node for node in recorded.nodes if node.sampled and node.policy == MAIN]
+        self._places: dict[str, dict[str, int]] = defaultdict(dict)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The promises of the engine."""
+        return self.inner.capabilities
+
+    async def generate(
+        self, request_id: str, input_ids: Sequence[int], sampling: Sampling, deadline: float | None = None
+    ) -> AsyncIterator[Chunk | Turn]:
+        """Yield the recorded turn, or generate one; see `agentrl.types.Engine.generate`."""
+        name = request_id.partition("/")[0]
+        places = self._places[name]  # by request: turns of agents that move at once are requested together, in order
+        free = next(place for place in itertools.count() if place not in places.values())
+        place, ended = places.setdefault(request_id, free), False
+        if place < self.turn:
+            node = self._turns[place]
+            try:
+                same_prompt(self.recorded, node, input_ids)
+            except Diverged as error:
+                self.differences[name].append(str(error))
+            if place < self.turn - 1:
+                assert node.finish_reason is not None
+                at = node.versions[0].start
+                spans = tuple(replace(span, start=span.start - at, end=span.end - at) for span in node.versions)
+                tokens = tuple(node.token_ids[at:]), tuple(node.logprobs[at:]), spans
+                yield Turn(*tokens, node.finish_reason, node.stopped_by)
+                return
+            assert node.sampling is not None
+            sampling = replace(node.sampling, record=sampling.record, top_logprobs=sampling.top_logprobs)
+        elif place < len(self._turns):  # those of a branch are not what follows from the session's seed alone
+            recorded = self._turns[place].sampling
+            sampling = replace(sampling, seed=recorded.seed if recorded else None)
+        if (seed := self.seeds.get(name)) is not None:
+            sampling = replace(sampling, seed=derive(sampling.seed or 0, "replay", seed))
+        stream = self.inner.generate(request_id, input_ids, sampling, deadline)
+        try:
+            async for item in stream:
+                if isinstance(item, Turn):
+                    ended = True
+                    spans = tuple(replace(span, version=self._version) for span in item.versions)
+                    item = replace(item, versions=spans)
+                yield item
+        finally:
+            await aclose(stream)
+            if not ended:  # a program may ask for that turn once more
+                places.pop(request_id, None)
+
+    async def score(self, input_ids: Sequence[int], temperature: float = 1.0) -> list[float]:
+        """Return the engine's log-probabilities."""
+        return await self.inner.score(input_ids, temperature)
+
+    async def checksums(self) -> dict[str, str]:
+        """Return the engine's checksums."""
+        return await managed(self.inner).checksums()
+
+    async def publish(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
+        """Publish to the engine."""
+        await self.inner.publish(weights, version)
+
+    async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:
+        """Pause the engine."""
+        await self.inner.pause(mode)
+
+    async def resume(self) -> None:
+        """Resume the engine."""
+        await self.inner.resume()
+
+    def version(self) -> int:
+        """The version of the turn's weights."""
+        return self._version
+
+    async def health(self) -> Health:
+        """Return the engine's health."""
+        return await self.inner.health()
+
+    async def start(self) -> None:
+        """Start the engine."""
+        await managed(self.inner).start()
+
+    async def close(self) -> None:
+        """Close the engine."""
+        await self.inner.close()

@@ -1,0 +1,36 @@
+"""Task samplers by name or import path: which task a group's number gets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentrl.config import SamplerConfig
+from agentrl.registry import Registry
+from agentrl.rollout.stream.samplers.base import Sampler
+
+
+def _is_sampler(found: Any) -> bool:
+    return isinstance(found, type) and issubclass(found, Sampler)
+
+
+SAMPLERS: Registry[type[Sampler]] = Registry(
+    "task sampler",
+    "rollout.sampler",
+    "agentrl.samplers",
+    {
+        "difficulty": "agentrl.rollout.stream.samplers.difficulty:Difficulty",
+        "sequential": "agentrl.rollout.stream.samplers.base:Sequential",
+        "shuffled": "agentrl.rollout.stream.samplers.base:Shuffled",
+    },
+    accept=lambda found: found if _is_sampler(found) else None,
+    settings=SamplerConfig,
+    default=_is_sampler,
+)
+
+
+def make_sampler(config: SamplerConfig, seed: int) -> Sampler:
+    """The sampler that the settings name; `Registry.find` describes the errors."""
+    return SAMPLERS.find(config.name)(config, seed)
+
+
+__all__ = ["SAMPLERS", "Sampler", "make_sampler"]

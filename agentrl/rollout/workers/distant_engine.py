@@ -1,0 +1,132 @@
+"""The engines of the run's process in another process: environment workers generate by them.
+
+Directly where they can be reached (`agentrl.rollout.workers.leases`), else through the run's process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from agentrl.cluster import Address, Connection, connect
+from agentrl.errors import DeadlineExceeded, EngineError
+from agentrl.rollout.workers.leases import Leases, NotReachable
+from agentrl.rollout.workers.prompts import ForgottenPrompt, PromptSender, session_of
+from agentrl.types import MAIN, Capabilities, Chunk, Health, PauseMode, Sampling, Turn
+
+HEALTH_SECONDS = 60.0
+
+
+class EngineCalls:
+    """A process's connection to an `EngineAccess`, shared by its engines.
+
+    Args:
+        address: of the other process.
+
+    Attributes:
+        leases: turns by engines that can be reached.
+        not_reachable: policies whose engines can't.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._connection: Connection | None = None
+        self.prompts, self.caller = PromptSender(), secrets.token_hex(8)
+        self.leases, self.not_reachable = Leases(lambda: self.connection), set[str]()
+
+    @property
+    def connection(self) -> Connection:
+        """The connection, made anew where it has ended."""
+        if self._connection is None or self._connection.ended.done():
+            self._connection = connect(self._address)
+        return self._connection
+
+    async def close(self) -> None:
+        """Close it, and those to engines. Idempotent."""
+        await self.leases.close()
+        if self._connection is not None:
+            self._connection.close()
+
+
+class DistantEngine:
+    """`agentrl.types.Engine` in another process; it only generates and scores.
+
+    Args:
+        calls: the connection.
+        capabilities: the engine's.
+        policy: whose engine it is.
+    """
+
+    def __init__(self, calls: EngineCalls, capabilities: Capabilities, policy: str = MAIN) -> None:
+        self._calls, self.capabilities, self._policy = calls, capabilities, policy
+
+    async def generate(
+        self, request_id: str, input_ids: Sequence[int], sampling: Sampling, deadline: float | None = None
+    ) -> AsyncIterator[Chunk | Turn]:
+        """Yield chunks, then one `Turn`."""
+        if deadline is not None and deadline <= time.monotonic():
+            raise DeadlineExceeded(f"request {request_id!r} came after its deadline")
+        calls, policy = self._calls, self._policy
+        if policy not in calls.not_reachable:
+            request = request_id, input_ids, sampling, deadline, self.capabilities.vocab_size
+            try:
+                async with aclosing(calls.leases.generate(policy, *request)) as items:
+                    async for item in items:
+                        yield item
+                return
+            except NotReachable:
+                calls.not_reachable.add(policy)
+        async with aclosing(self._through_run(request_id, input_ids, sampling, deadline)) as items:
+            async for item in items:
+                yield item
+
+    async def _through_run(
+        self, request_id: str, input_ids: Sequence[int], sampling: Sampling, deadline: float | None
+    ) -> AsyncGenerator[Chunk | Turn, None]:
+        """`generate` by an engine that the run's process alone can call."""
+        seconds = None if deadline is None else deadline - time.monotonic()
+        session, caller = f"{self._policy}/{session_of(request_id)}", self._calls.caller
+        for whole in (False, True):
+            prompt = self._calls.prompts.shortened(session, input_ids, whole=whole)
+            request = (self._policy, caller, request_id, prompt, sampling, seconds)
+            items = self._calls.connection.stream("generate", *request, timeout=seconds)
+            with contextlib.suppress(ForgottenPrompt):  # before anything was generated
+                async with aclosing(items):
+                    async for item in items:
+                        yield item
+                    return
+
+    async def score(self, input_ids: Sequence[int], temperature: float = 1.0) -> list[float]:
+        """Return the log-probability of each token given those before it."""
+        connection = self._calls.connection
+        found: list[float] = await connection.call("score", self._policy, list(input_ids), temperature, timeout=None)
+        return found
+
+    async def health(self) -> Health:
+        """Return the engine's health."""
+        found: Health = await self._calls.connection.call("health", self._policy, timeout=HEALTH_SECONDS)
+        return found
+
+    def version(self) -> int:
+        """Return 0: each turn says which version generated it."""
+        return 0
+
+    async def publish(self, weights: Any, version: int) -> None:
+        """Refuse: weights go to engines from the run's process."""
+        raise EngineError("weights are published by the run's process")
+
+    async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:
+        """Refuse: the run's process pauses its engines."""
+        raise EngineError("engines are paused by the run's process")
+
+    async def resume(self) -> None:
+        """Refuse: the run's process resumes its engines."""
+        raise EngineError("engines are resumed by the run's process")
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._calls.close()

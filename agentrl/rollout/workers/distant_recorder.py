@@ -1,0 +1,64 @@
+"""Records sessions in another process, which holds them for the run (`agentrl.train.driver.session_worker`)."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+from agentrl.cluster.pool import Workers
+from agentrl.errors import WorkerLost
+from agentrl.types import Session
+
+STORE_SECONDS = 600.0
+"""Seconds that storing a session may take; then the worker is given up."""
+ATTEMPTS = 3
+"""The most session workers that a session is sent to, where each is lost."""
+
+
+class DistantRecorder:
+    """`Records` by a session worker: sessions are stored when they begin and when they end.
+
+    Args:
+        workers: the session worker, and those that take its place.
+    """
+
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+        self._aborting: set[asyncio.Task[Any]] = set()
+
+    async def resume(self, session: Session, state: bytes | None) -> None:
+        """Store a session that begins, in place of what an earlier process stored of it.
+
+        Raises:
+            StoreError: writing failed.
+            InfraError: no session worker is left.
+        """
+        await self._call("begin", replace(session, nodes=[]), state)
+
+    def update(self, session: Session, state: bytes | None = None) -> None:
+        """Do nothing: what comes in between is sent with the session's end."""
+
+    async def end(self, session: Session) -> None:
+        """Store a session as it ended; raises as `resume` does."""
+        await self._call("end", session)
+
+    def save_soon(self, session: Session) -> None:
+        """Store a session that is aborted with the run, where there is time for it."""
+        task = asyncio.ensure_future(self._call("end", session))
+        self._aborting.add(task)
+        task.add_done_callback(self._left)
+
+    def _left(self, task: asyncio.Task[Any]) -> None:
+        self._aborting.discard(task)
+        if not task.cancelled():
+            task.exception()  # nobody waits for it
+
+    async def _call(self, method: str, *arguments: Any) -> None:
+        for left in reversed(range(ATTEMPTS)):
+            try:
+                await self._workers.call(method, *arguments, timeout=STORE_SECONDS)
+                return
+            except WorkerLost:
+                if not left:
+                    raise

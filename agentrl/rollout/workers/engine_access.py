@@ -1,0 +1,132 @@
+"""The engines of the run's process for other processes: who generates where is decided here, tokens don't pass.
+
+A process asks for a lease (`EngineAccess.lease`), and keeps that question open while it generates a session's turns by
+the engine directly. Whatever ends the process ends the lease. What a fleet does for its own requests it does for these:
+admission, the count of open requests, the watch for engines that hang, what follows from a failure, and the end of
+requests whose engine is lost or put to sleep.
+
+An engine that other processes can't reach (one in the run's own process) generates for them here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from agentrl import watchdog
+from agentrl.errors import AgentRLError, EngineError
+from agentrl.rollout.engines.reach import EngineAddress
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.workers.leases import EngineLease, NotReachable
+from agentrl.rollout.workers.prompts import Continued, PromptReceiver, session_of
+from agentrl.types import Chunk, Engine, Health, PauseMode, Sampling, Turn
+
+if TYPE_CHECKING:
+    from agentrl.rollout.fleet.fleet import Fleet
+
+
+class EngineAccess:
+    """Engines' calls for other processes; deadlines are in seconds from now, since clocks differ.
+
+    Args:
+        policies: those of the run as they are now, by name; past versions come and go.
+    """
+
+    def __init__(self, policies: Callable[[], Mapping[str, Policy]]) -> None:
+        self._policies, self._prompts = policies, PromptReceiver()
+
+    def _engine(self, policy: str) -> Engine:
+        found = self._policies().get(policy)
+        if found is None or found.engine is None:
+            raise EngineError(f"policy {policy!r} has no engine (any more)")
+        return found.engine
+
+    def _fleet(self, policy: str) -> Fleet:
+        from agentrl.rollout.fleet.fleet import Fleet  # it imports torch, which environment workers do without
+
+        engine = self._engine(policy)
+        if not isinstance(engine, Fleet):
+            raise NotReachable(f"the engine of policy {policy!r} is in the run's process")
+        return engine
+
+    # ---------------------------------------------------------------------------------------- leases
+
+    async def lease(
+        self, policy: str, request_id: str, prompt: bytes, started: int | None, seconds: float | None
+    ) -> AsyncGenerator[EngineLease | int | PauseMode, None]:
+        """A lease, then what its holder is to be told (`LeasedTicket.notices`), until that closes the stream.
+
+        Args:
+            policy: whose engine.
+            request_id: the first request; see `Engine.generate`.
+            prompt: its digest (`failing_requests.digest`).
+            started: likewise.
+            seconds: how long it may take to be admitted; None: as long as it takes.
+
+        Raises:
+            NotReachable: call `generate` instead.
+            AgentRLError: see `Engine.generate`; or the engine is gone.
+        """
+        deadline = None if seconds is None else time.monotonic() + seconds
+        admission = self._fleet(policy).admission
+        async with admission.leased(request_id, lambda: prompt, deadline, started) as (member, ticket):
+            if member.managed.reach is None:
+                raise NotReachable(f"{member.name} of policy {policy!r} can't be reached from other processes")
+            yield EngineLease(member.name, member.start, member.engine.version(), ticket.single)
+            async for notice in ticket.notices():
+                yield notice
+
+    def reach(self, policy: str, start: int) -> EngineAddress | None:
+        """Return the engine address of a lease; None where the engine is gone."""
+        member = self._fleet(policy).admission.started_as(start)
+        return None if member is None else member.managed.reach
+
+    def knows(self, policy: str, start: int, version: int) -> bool:
+        """Return whether the engine of a lease has had a policy version, or is being given it."""
+        member = self._fleet(policy).admission.started_as(start)
+        return member is not None and version in member.versions
+
+    def progressed(self, policy: str, start: int, turns: int) -> None:
+        """Tokens came lately from the engine of a lease, and so many turns ended."""
+        watchdog.progress()
+        member = self._fleet(policy).admission.started_as(start)
+        if member is not None:
+            member.progressed()
+            if turns:
+                member.succeeded(turns)
+
+    def succeeded(self, policy: str, request_id: str) -> None:
+        """The turn of a request that had failed before has come."""
+        self._fleet(policy).admission.succeeded(request_id)
+
+    async def failed(self, policy: str, start: int, request_id: str, prompt: bytes, error: AgentRLError) -> None:
+        """Report a failed request; see `Admission.failed`."""
+        watchdog.progress()
+        await self._fleet(policy).admission.failed(start, request_id, lambda: prompt, error)
+
+    # ------------------------------------------------------------------------------------- everything else
+
+    async def generate(
+        self, policy: str, caller: str, request_id: str, prompt: Continued, sampling: Sampling, seconds: float | None
+    ) -> AsyncIterator[Chunk | Turn]:
+        """Generate a turn, for engines that can't be leased.
+
+        Raises:
+            ForgottenPrompt: the whole prompt is needed.
+        """
+        engine = self._engine(policy)
+        deadline = None if seconds is None else time.monotonic() + seconds
+        input_ids = self._prompts.restored(f"{caller}/{policy}/{session_of(request_id)}", prompt).tolist()
+        async with aclosing(engine.generate(request_id, input_ids, sampling, deadline)) as items:  # type: ignore[type-var]
+            async for item in items:
+                yield item
+
+    async def score(self, policy: str, input_ids: Sequence[int], temperature: float) -> list[float]:
+        """Return log-probabilities under the policy's engine."""
+        return await self._engine(policy).score(input_ids, temperature)
+
+    async def health(self, policy: str) -> Health:
+        """Return the health of the policy's engine."""
+        return await self._engine(policy).health()

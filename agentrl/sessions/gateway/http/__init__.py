@@ -1,0 +1,1 @@
+"""The gateway as a web application: connections, requests, addresses, errors."""

@@ -1,0 +1,1 @@
+"""The model families: each one's conversation format in a file of its own."""

@@ -1,0 +1,124 @@
+"""Harmony, the format of OpenAI's gpt-oss models: every message names its channel.
+
+    <|start|>system<|message|>…<|end|><|start|>developer<|message|># Instructions … # Tools …<|end|>
+    <|start|>user<|message|>…<|end|><|start|>assistant
+    <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…<|return|>
+    … <|start|>assistant to=functions.f<|channel|>commentary <|constrain|>json<|message|>{…}<|call|>
+    <|start|>functions.f to=assistant<|channel|>commentary<|message|>…<|end|>
+
+Written after OpenAI's published guide to the format, which the openai-harmony package implements. Deliberate
+differences from the Hugging Face template: earlier analysis stays, and a turn keeps the <|return|> that the model
+wrote, which the template turns into <|end|> once something follows. A turn holds one call, since <|call|> ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date
+from typing import Any
+
+from agentrl.errors import RenderError
+from agentrl.sessions.renderers.base import ToolSchema
+from agentrl.sessions.renderers.calls import canonical
+from agentrl.sessions.renderers.families.typescript import declare
+from agentrl.sessions.renderers.grammars import HARMONY
+from agentrl.sessions.renderers.turns import Before, TurnRenderer, tool_name
+from agentrl.sessions.renderers.writer import TokenWriter, text_of
+from agentrl.types import Message, Tokenizer
+
+_IDENTITY = "You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06"
+_CHANNELS = "# Valid channels: analysis, commentary, final. Channel must be included for every message."
+_ROUTING = "\nCalls to these tools must go to the commentary channel: 'functions'."
+
+
+class Harmony(TurnRenderer):
+    """gpt-oss's format; see `base.Renderer`.
+
+    Args of the constructor:
+        tokenizer: must know Harmony's special tokens.
+        today: the date in the system message; the day of construction by default.
+        effort: how much to reason: low, medium or high.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, today: str | None = None, effort: str = "medium") -> None:
+        super().__init__(tokenizer, "gpt-oss", HARMONY, ("<|return|>", "<|call|>"))
+        self._end = tokenizer.special("<|end|>")
+        self._today = today or date.today().isoformat()
+        self._effort = effort
+
+    def _open(self, writer: TokenWriter, first: Message, tools: Sequence[ToolSchema]) -> None:
+        system = f"{_IDENTITY}\nCurrent date: {self._today}\n\nReasoning: {self._effort}\n\n{_CHANNELS}"
+        self._plain(writer, "system", system + (_ROUTING if tools else ""))
+        given = text_of(first, self.name) if first.role in ("system", "developer") else ""
+        parts = [f"# Instructions\n\n{given}"] if given else []
+        if tools:
+            declared = "\n\n".join(declare(tool.get("function", tool)) for tool in tools)
+            parts.append(
+                f"# Tools\n\n## functions\n\nnamespace functions {{\n\n{declared}\n\n}} // namespace functions"
+            )
+        if parts:
+            self._plain(writer, "developer", "\n\n".join(parts))
+
+    def _write(self, writer: TokenWriter, message: Message, before: Before | None, following: str | None) -> None:
+        text = text_of(message, self.name)
+        self._separate(writer, before)
+        if message.role in ("system", "developer"):
+            if before is not None:
+                self._plain(writer, "developer", f"# Instructions\n\n{text}")
+        elif message.role == "user":
+            self._plain(writer, "user", text)
+        else:
+            writer.mark("<|start|>")
+            writer.text(f"functions.{tool_name(message, before, 'tool')} to=assistant")
+            writer.mark("<|channel|>")
+            writer.text("commentary")
+            writer.mark("<|message|>")
+            writer.text(text)
+            writer.mark("<|end|>")
+
+    def _prompt(self, writer: TokenWriter, before: Before | None) -> None:
+        self._separate(writer, before)
+        writer.mark("<|start|>")
+        writer.text("assistant")
+
+    def _turn(self, writer: TokenWriter, message: Message) -> None:
+        calls, content = message.tool_calls or [], text_of(message, self.name)
+        if len(calls) > 1:
+            raise RenderError(f"{self.name} has no place for several tool calls in an assistant message")
+        if message.reasoning_content:
+            self._channel(writer, "analysis", message.reasoning_content)
+        if not calls:
+            self._message(writer, "final", content)
+            writer.mark("<|return|>")
+            return
+        if content:
+            self._channel(writer, "commentary", content)
+        call: Any = calls[0]
+        writer.text(f" to=functions.{call.function.name}" if call.function.name else "")
+        writer.mark("<|channel|>")
+        writer.text("commentary ")
+        writer.mark("<|constrain|>")
+        writer.text("json")
+        writer.mark("<|message|>")
+        writer.text(canonical(call.function.arguments))
+        writer.mark("<|call|>")
+
+    def _plain(self, writer: TokenWriter, role: str, text: str) -> None:
+        writer.mark("<|start|>")
+        writer.text(role)
+        writer.mark("<|message|>")
+        writer.text(text)
+        writer.mark("<|end|>")
+
+    def _message(self, writer: TokenWriter, channel: str, text: str) -> None:
+        writer.mark("<|channel|>")
+        writer.text(channel)
+        writer.mark("<|message|>")
+        writer.text(text)
+
+    def _channel(self, writer: TokenWriter, channel: str, text: str) -> None:
+        """A message of the turn that another one follows."""
+        self._message(writer, channel, text)
+        writer.mark("<|end|>")
+        writer.mark("<|start|>")
+        writer.text("assistant")

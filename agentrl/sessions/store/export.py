@@ -1,0 +1,182 @@
+"""Exporting sessions: JSON lines, with one session per line, and Parquet, with one node per row.
+
+JSON lines are read back into the same sessions. Parquet is for data frames: tokens, mask and log-probabilities are
+list columns, and each row has the session's own fields too. Both are written to a temporary file and renamed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from agentrl.errors import InvalidInput, missing_extra
+from agentrl.sessions.tree.codec import head_json, session_from, task_json
+from agentrl.types import Arrival, FinishReason, Message, Node, Sampling, Session, VersionSpan
+
+ROWS = 4096
+"""Nodes in one Parquet row group: a few megabytes at a time, however long the run was."""
+
+
+def to_jsonl(sessions: Iterable[Session], path: str | Path) -> int:
+    """Write one session a line; returns how many.
+
+    Raises:
+        InvalidInput: a session holds what JSON can't express.
+    """
+    count = 0
+    part = Path(f"{path}.part")
+    with open(part, "wb") as file:
+        for session in sessions:
+            file.write(orjson.dumps(session_dict(session)) + b"\n")
+            count += 1
+    os.replace(part, path)
+    return count
+
+
+def from_jsonl(path: str | Path) -> Iterator[Session]:
+    """The sessions of a file that `to_jsonl` wrote.
+
+    Raises:
+        InvalidInput: a line is not a session; it names the line.
+    """
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                data = orjson.loads(line)
+                nodes = [_node(node) for node in data.pop("nodes")]
+                id_, group, status = (data.pop(name) for name in ("id", "group", "status"))
+                task = orjson.dumps(data.pop("task")).decode()
+                yield session_from(id_, group, status, task, orjson.dumps(data).decode(), nodes)
+            except (ValueError, KeyError, TypeError, OSError) as error:
+                raise InvalidInput(f"{path}, line {number}: not a session ({error!r})") from None
+
+
+def session_dict(session: Session) -> dict[str, Any]:
+    """A session as plain JSON values, nodes included."""
+    head: dict[str, Any] = orjson.loads(head_json(session))
+    task = orjson.loads(task_json(session))
+    nodes = [node_dict(node) for node in session.nodes]
+    names = {"id": session.id, "group": session.group, "status": session.status.value, "task": task}
+    return {**names, **head, "nodes": nodes}
+
+
+def node_dict(node: Node) -> dict[str, Any]:
+    """A node as plain JSON values; attachments as hexadecimal text."""
+    return {
+        "id": node.id,
+        "parent": node.parent,
+        "agent": node.agent,
+        "policy": node.policy,
+        "message": node.message.model_dump(exclude_none=True),
+        "token_ids": node.token_ids,
+        "trainable": node.trainable,
+        "logprobs": node.logprobs,
+        "versions": [list(span.packed) for span in node.versions],
+        "sampling": asdict(node.sampling) if node.sampling else None,
+        "finish_reason": node.finish_reason.value if node.finish_reason else None,
+        "stopped_by": node.stopped_by,
+        "reward": node.reward,
+        "attachments": {kind: data.hex() for kind, data in node.attachments.items()},
+        "tools": node.tools,
+        "reply_id": node.reply_id,
+        "engines": list(node.engines),
+        "arrival": list(node.arrival.packed) if node.arrival else None,
+        "copy_of": node.copy_of,
+        "copied_tokens": node.copied_tokens,
+        "timings": node.timings,
+    }
+
+
+def _node(data: dict[str, Any]) -> Node:
+    sampling = data["sampling"]
+    if sampling is not None:
+        for name in ("stop", "stop_token_ids"):
+            sampling[name] = tuple(sampling[name])
+        for name in ("logit_bias", "record"):
+            sampling[name] = tuple((first, second) for first, second in sampling[name])
+    return Node(
+        **{
+            **data,
+            "message": Message.model_validate(data["message"]),
+            "versions": [VersionSpan(*span) for span in data["versions"]],
+            "sampling": Sampling(**sampling) if sampling is not None else None,
+            "finish_reason": FinishReason(data["finish_reason"]) if data["finish_reason"] else None,
+            "engines": tuple(data.get("engines", ())),
+            "arrival": Arrival(*data["arrival"]) if data.get("arrival") else None,
+            "attachments": {kind: bytes.fromhex(text) for kind, text in data["attachments"].items()},
+        }
+    )
+
+
+def to_parquet(sessions: Iterable[Session], path: str | Path) -> int:
+    """Write one node a row; returns how many.
+
+    Raises:
+        MissingExtra: pyarrow is not installed.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise missing_extra("pyarrow", "parquet") from None
+    schema = _schema(pa)
+    part, count = Path(f"{path}.part"), 0
+    with pq.ParquetWriter(part, schema) as writer:
+        rows: list[dict[str, Any]] = []
+        for row in _rows(sessions):
+            rows.append(row)
+            count += 1
+            if len(rows) == ROWS:
+                writer.write_table(pa.Table.from_pylist(rows, schema))
+                rows = []
+        writer.write_table(pa.Table.from_pylist(rows, schema))
+    os.replace(part, path)
+    return count
+
+
+def _rows(sessions: Iterable[Session]) -> Iterator[dict[str, Any]]:
+    for session in sessions:
+        session_fields = {
+            "session_id": session.id,
+            "group": session.group,
+            "task_id": session.task.id,
+            "sample": session.sample,
+            "status": session.status.value,
+            "session_reward": session.reward,
+        }
+        for node in session.nodes:
+            row = {**node_dict(node), **session_fields, "role": node.message.role}
+            row["attachments"], row["timings"] = list(node.attachments.items()), list(node.timings.items())
+            row["message"] = node.message.model_dump_json(exclude_none=True)
+            for name in ("versions", "sampling", "tools", "arrival"):
+                row[name] = orjson.dumps(row[name]).decode() if row[name] else None
+            row["stopped_by"] = None if node.stopped_by is None else str(node.stopped_by)
+            yield row
+
+
+def _schema(pa: Any) -> Any:
+    texts = ("session_id", "group", "task_id", "status", "agent", "role", "message")
+    optional = ("versions", "sampling", "finish_reason", "stopped_by", "tools", "reply_id", "policy", "arrival")
+    return pa.schema(
+        [
+            *(pa.field(name, pa.string(), nullable=False) for name in texts),
+            *(pa.field(name, pa.string()) for name in optional),
+            pa.field("sample", pa.int64(), nullable=False),
+            pa.field("id", pa.int64(), nullable=False),
+            pa.field("parent", pa.int64()),
+            pa.field("copy_of", pa.int64()),
+            pa.field("copied_tokens", pa.int64()),
+            pa.field("token_ids", pa.list_(pa.int32()), nullable=False),
+            pa.field("trainable", pa.list_(pa.bool_()), nullable=False),
+            pa.field("logprobs", pa.list_(pa.float64()), nullable=False),
+            pa.field("reward", pa.float64()),
+            pa.field("session_reward", pa.float64()),
+            pa.field("attachments", pa.map_(pa.string(), pa.binary())),
+            pa.field("timings", pa.map_(pa.string(), pa.float64())),
+        ]
+    )

@@ -1,0 +1,156 @@
+"""Records sessions in a store while they are generated, away from the event loop.
+
+A session is stored when it begins, with status OPEN; after each turn its new nodes are appended, and where it is known
+the state of its episode; when it has ended all of it is saved, and only that is awaited. Writing happens on one thread,
+in order. What comes within `TOGETHER` seconds is one commit, which costs a turn less CPU; a kill loses as much.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+from agentrl import watchdog
+from agentrl.sessions.store.query import Between
+from agentrl.sessions.store.store import Store
+from agentrl.types import Session
+
+TOGETHER = 0.02
+"""Seconds that a commit waits for more: at 250 turns a second it holds about ten writes instead of three."""
+
+
+class Records(Protocol):
+    """Keeps sessions while they are generated: `Recorder`, or another process's."""
+
+    async def resume(self, session: Session, state: bytes | None) -> None:
+        """See `Recorder.resume`."""
+        ...
+
+    def update(self, session: Session, state: bytes | None = None) -> None:
+        """See `Recorder.update`."""
+        ...
+
+    async def end(self, session: Session) -> None:
+        """See `Recorder.end`."""
+        ...
+
+    def save_soon(self, session: Session) -> object:
+        """See `Recorder.save_soon`."""
+        ...
+
+
+class Recorder:
+    """Writes a run's sessions; use it as a context manager, which exits when everything is written.
+
+    Args:
+        store: where to.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="agentrl-recorder")
+        self._lock = threading.Lock()
+        self._queued: list[tuple[Callable[[], None], Future[None] | None]] = []
+        self._recorded: dict[str, int] = {}
+
+    async def resume(self, session: Session, state: bytes | None) -> None:
+        """Store a session that begins, or goes on from its nodes and its episode's state.
+
+        It replaces what an earlier process stored of this attempt and later ones.
+
+        Raises:
+            StoreError: writing failed.
+            InvalidInput: the session holds what JSON can't express.
+        """
+        self._recorded[session.id] = len(session.nodes)
+        as_it_is = replace(session, nodes=[*session.nodes])
+        await asyncio.wrap_future(self._awaited(partial(self._begin, as_it_is, state)))
+
+    def update(self, session: Session, state: bytes | None = None) -> None:
+        """Append the nodes that are new since the last call; a failure is raised by `end`, if it fails as well.
+
+        Args:
+            session: what was begun.
+            state: its episode's, after these nodes; None leaves the one that is stored.
+        """
+        nodes = session.nodes[self._recorded[session.id] :]
+        self._recorded[session.id] = len(session.nodes)
+        self._put(partial(self._store.append, session, nodes, state))
+
+    async def end(self, session: Session) -> None:
+        """Store the session as it ended.
+
+        Raises:
+            StoreError: writing failed.
+            InvalidInput: the session holds what JSON can't express.
+        """
+        await asyncio.wrap_future(self.save_soon(session))
+
+    def save_soon(self, session: Session) -> Future[None]:
+        """Store a session as it is now, without queued; for one that is aborted with the run."""
+        self._recorded.pop(session.id, None)
+        return self._awaited(partial(self._store.save, session))
+
+    def close(self) -> None:
+        """Write what is queued; idempotent."""
+        self._thread.shutdown()
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _begin(self, session: Session, state: bytes | None) -> None:
+        same = {"group": session.group, "sample": session.sample, "phase": session.phase}
+        with self._store.batch():
+            for stale in self._store.ids(**same, attempt=Between(session.attempt)) if session.group else ():
+                self._store.delete(stale)
+            self._store.save(session, replace=True, state=state)
+
+    def _awaited(self, work: Callable[[], None]) -> Future[None]:
+        done: Future[None] = Future()
+        done.set_running_or_notify_cancel()  # it is written also where whoever waits for it is cancelled
+        self._put(work, done)
+        return done
+
+    def _put(self, work: Callable[[], None], done: Future[None] | None = None) -> None:
+        with self._lock:
+            self._queued.append((work, done))
+            first = len(self._queued) == 1
+        if first:
+            self._thread.submit(self._write)
+
+    def _write(self) -> None:
+        watchdog.progress()
+        time.sleep(TOGETHER)
+        with self._lock:
+            queued, self._queued = self._queued, []
+        try:
+            with self._store.batch():
+                for work, _ in queued:
+                    work()
+        except Exception:  # of one of them: each is written by itself, so that only that one fails
+            for work, done in queued:
+                _run(work, done)
+            return
+        for _, done in queued:
+            if done is not None:
+                done.set_result(None)
+
+
+def _run(work: Callable[[], None], done: Future[None] | None) -> None:
+    try:
+        work()
+    except Exception as error:
+        if done is not None:
+            done.set_exception(error)
+    else:
+        if done is not None:
+            done.set_result(None)

@@ -1,0 +1,401 @@
+"""The session store: one SQLite file, in WAL mode, that is written while the run generates.
+
+Commits are atomic, so a process that is killed loses at most the record that it was writing, and opening the file
+again is all the recovery that is needed. Damage to the file is detected (`integrity`), and `agentrl sessions --check`
+saves what is undamaged (`salvage`). `synchronous=NORMAL` leaves out a flush to the disk for each commit: a power cut
+may lose the last turns (never the file), and a turn costs some tenths of a millisecond. Other processes can read while
+one writes; lists of sessions are read from one short row per session (`summary`, `query`).
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from agentrl import faults
+from agentrl.common import formats
+from agentrl.errors import AgentRLError, InvalidInput, StoreError
+from agentrl.sessions.store import digests, edited, integrity, query, schema, summary
+from agentrl.sessions.store.integrity import CountFile, Counts, checksum
+from agentrl.sessions.store.query import Filters, SessionPage
+from agentrl.sessions.store.schema import HEAD_COLUMNS, ROW_COLUMNS, read_session
+from agentrl.sessions.store.summary import Totals
+from agentrl.sessions.tree.codec import NODE_COLUMNS, digest, head_json, node_row, pack_ids, task_json
+from agentrl.sessions.tree.incarnations import mark
+from agentrl.types import Node, Session, Status
+
+logger = logging.getLogger(__name__)
+UNFINISHED = (Status.OPEN, Status.ABORTED)
+"""Statuses of sessions that keep their episode's state."""
+CACHE_KIB = 32 * 1024
+"""KiB of the file's pages cached in a process that writes: with SQLite's own 2 MiB, the turns of thousands of sessions,
+each of which changes other pages, are mostly spent on reading these again."""
+REWARD = NODE_COLUMNS.split(", ").index("reward")
+
+
+class Store:
+    """Sessions in a file; safe for several threads, and for several processes, of which one writes at a time.
+
+    Args:
+        path: the SQLite file; created if absent. ":memory:" stores nothing on disk.
+        timeout: seconds to wait for another process's write.
+        read_only: open an existing store, which another process may be writing, without changing it.
+
+    Attributes:
+        losses: how new turns' incarnations follow from their versions (`sessions.tree.incarnations`); also in memory.
+
+    Raises:
+        NewerFormat: a later agentrl wrote it; nothing was changed.
+        StoreError: the file can't be opened, or is no session store.
+    """
+
+    def __init__(self, path: str | Path, timeout: float = 30.0, *, read_only: bool = False) -> None:
+        self.path = str(path)
+        formats.check_database(self.path, formats.STORE)
+        self._lock = threading.RLock()
+        self._count = CountFile(self.path)
+        self._read_only = read_only
+        self._open_totals: dict[str, tuple[int, Totals]] = {}
+        self.losses: Sequence[int] = ()
+        name = f"file:{quote(self.path)}?mode=ro" if read_only else self.path
+        if not read_only and self.path != ":memory:":
+            integrity.make_private(self.path)
+        try:
+            self._db = sqlite3.connect(name, timeout, isolation_level=None, check_same_thread=False, uri=read_only)
+        except sqlite3.Error as error:
+            raise StoreError(f"can't open the session store {self.path!r}: {error}") from error
+        with self._errors():
+            if read_only:
+                if not schema.exists(self._db, self.path):
+                    raise StoreError(f"{self.path!r} is empty: it is no session store")
+                return
+            for pragma in ("journal_mode=WAL", "synchronous=NORMAL", f"cache_size=-{CACHE_KIB}"):
+                self._db.execute(f"PRAGMA {pragma}")
+            if not schema.exists(self._db, self.path):
+                with self._transaction(count=False):
+                    if not schema.exists(self._db, self.path):  # else another process has created them
+                        schema.create(self._db)
+            elif not schema.has_calls(self._db):
+                with self._transaction(count=False):
+                    schema.add_calls(self._db)
+        self._compare()
+
+    def save(self, session: Session, *, replace: bool = False, state: bytes | None = None) -> None:
+        """Write a session: its head, and the nodes and step rewards that are not stored yet.
+
+        Args:
+            session: what to write.
+            replace: delete a session stored under the same id first (a resumed run generates it again).
+            state: of its episode, where it is unfinished; None leaves the one that is stored. A session that has ended
+                keeps none.
+
+        Raises:
+            StoreError: writing failed, or other tokens are stored under the same node.
+            InvalidInput: the session holds what JSON can't express.
+        """
+        with self._transaction():
+            if replace:
+                self._delete(session.id)
+            find = "SELECT key FROM sessions WHERE id = ?"
+            found = None if replace else self._db.execute(find, (session.id,)).fetchone()
+            head = _head_row(session, len(session.nodes))
+            if found is None:
+                insert = f"INSERT INTO sessions ({HEAD_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)"
+                key, stored = int(self._db.execute(insert, head).lastrowid or 0), 0
+            else:
+                key, stored = found[0], self._compare_nodes(found[0], session)
+                self._put_head(key, head)
+            self._put_nodes(key, session.id, session.nodes[stored:])
+            totals = Totals.of(session.nodes)
+            task = task_json(session)
+            self._db.execute(_TASK, (key, task, checksum((session.id, task))))
+            marks = ", ?" * len(summary.COLUMNS)
+            self._db.execute(
+                f"INSERT OR REPLACE INTO summaries (session, {summary.SELECTED}) VALUES (?{marks})",
+                (key, *summary.values(session, totals)),
+            )
+            self._open_totals.pop(session.id, None)
+            if session.status is Status.OPEN:
+                self._open_totals[session.id] = key, totals
+            if session.status not in UNFINISHED:
+                self._db.execute("DELETE FROM states WHERE session = ?", (key,))
+            elif state is not None:
+                self._put_state(key, session.id, state)
+
+    def append(self, session: Session, nodes: Sequence[Node], state: bytes | None = None) -> None:
+        """Add new nodes to a session that was saved before and rewrite its head, atomically.
+
+        `state` takes the place of the episode's state that is stored; None leaves it.
+
+        Raises:
+            StoreError: writing failed, the session is not stored, or the nodes are not its next ones.
+            InvalidInput: the session holds what JSON can't express.
+        """
+        with self._transaction():
+            self.append_all([(session, nodes)])
+            if state is not None:
+                self._put_state(self._open_totals[session.id][0], session.id, state)
+
+    def append_all(self, additions: Iterable[tuple[Session, Sequence[Node]]]) -> None:
+        """Add new nodes to several sessions and rewrite their heads, atomically; see `append`."""
+        with self._transaction():
+            changed: dict[str, tuple[Session, int, Totals]] = {}
+            for session, nodes in additions:
+                key, totals = self._known(session, nodes)
+                for node in nodes:
+                    totals.add(node)
+                self._put_nodes(key, session.id, nodes)
+                changed[session.id] = session, key, totals
+            for session, key, totals in changed.values():
+                self._put_head(key, _head_row(session, totals.nodes))
+                self._db.execute(_PROGRESS, (*summary.progress(session, totals), key))
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Everything that is written in the block is one commit."""
+        with self._transaction():
+            yield
+
+    def delete(self, session_id: str) -> None:
+        """Delete a session; does nothing if there is none."""
+        with self._transaction():
+            self._delete(session_id)
+
+    # -------------------------------------------------------------------------------------- reading
+
+    def load(self, session_id: str) -> Session:
+        """The session of that id.
+
+        Raises:
+            InvalidInput: there is none.
+            StoreError: reading failed, or the file was damaged since it was written.
+        """
+        with self._lock, self._errors(), self._snapshot():
+            key = self._db.execute("SELECT key FROM sessions WHERE id = ?", (session_id,)).fetchone()
+            found = key and read_session(self._db, key[0])
+        if not found:
+            raise InvalidInput(f"session_id={session_id!r} is not in the store {self.path!r}")
+        return found
+
+    def state(self, session_id: str) -> bytes | None:
+        """The newest state of an unfinished session's episode; None where none is stored.
+
+        Raises:
+            StoreError: reading failed, or the file was damaged since it was written.
+        """
+        select = "SELECT state, states.checksum FROM states JOIN sessions ON key = session WHERE id = ?"
+        with self._lock, self._errors():
+            row = self._db.execute(select, (session_id,)).fetchone()
+        if row is not None and checksum((session_id, row[0])) != row[1]:
+            raise StoreError(f"session {session_id!r}: the state of its episode does not match its checksum")
+        return None if row is None else bytes(row[0])
+
+    def ids(self, **filters: Any) -> list[str]:
+        """The ids of the sessions that fit every filter (see `query.Filters`), in order."""
+        where, values = query.condition({name: value for name, value in filters.items() if value is not None})
+        with self._querying():
+            return [row[0] for row in self._db.execute(f"SELECT id FROM summaries WHERE {where} ORDER BY id", values)]
+
+    def sessions(self, **filters: Any) -> Iterator[Session]:
+        """The sessions that fit every filter (see `query.Filters`), one at a time: never all of them in memory."""
+        for session_id in self.ids(**filters):
+            yield self.load(session_id)
+
+    def digests(self, **filters: Any) -> dict[str, str]:
+        """Digests (`sessions.store.digests`) of the sessions that fit every filter, by id, in order."""
+        with self._querying(), self._snapshot():
+            return digests.read_all(self._db, *query.condition(filters))
+
+    def find(
+        self,
+        filters: Filters | None = None,
+        *,
+        sort: str | None = None,
+        descending: bool = False,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> SessionPage:
+        """A page of summaries; no session is read.
+
+        Args:
+            filters: what to find; see `query.Filters`.
+            sort: a column, or reward/NAME; sessions without a value come last. None sorts by when they began.
+            descending: from the largest value to the smallest.
+            limit: the longest page, up to 100,000 rows.
+            after: `SessionPage.next` of the page before this one; the other arguments must be the same.
+
+        Raises:
+            UnknownName: there is no such column.
+            InvalidInput: `limit` is out of range, or `after` did not come from a page.
+        """
+        with self._querying():
+            return query.find(self._db, filters or {}, sort, descending, limit, after)
+
+    def counts(self, by: str = "status", filters: Filters | None = None) -> dict[Any, int]:
+        """Return the number of sessions that fit the filters, for each value of the column `by`.
+
+        Raises:
+            UnknownName: there is no such column.
+        """
+        with self._querying():
+            return query.counts(self._db, filters or {}, by)
+
+    def mean_scores(self, by: str, filters: Filters | None = None) -> dict[Any, tuple[float, int]]:
+        """The mean score, and of how many sessions, for each value of the column `by`; see `counts`.
+
+        Raises:
+            UnknownName: there is no such column.
+        """
+        with self._querying():
+            return query.mean_scores(self._db, filters or {}, by)
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        with self._lock:
+            self._db.close()
+            self._count.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------------------------- internals
+
+    def _known(self, session: Session, nodes: Sequence[Node]) -> tuple[int, Totals]:
+        """A stored session's key and the sums over its stored nodes, which `nodes` go on from."""
+        known = self._open_totals.get(session.id)
+        if known is None or (nodes and nodes[0].id != known[1].nodes):
+            row = self._db.execute("SELECT key, nodes FROM sessions WHERE id = ?", (session.id,)).fetchone()
+            if row is None:
+                raise StoreError(f"session {session.id!r} is not in the store {self.path!r}: save it first")
+            if nodes and nodes[0].id != row[1]:
+                raise StoreError(
+                    f"session {session.id!r} is stored with {row[1]} nodes; node {nodes[0].id} can't follow"
+                )
+            known = self._open_totals[session.id] = row[0], Totals.of(session.nodes[: row[1]])
+        return known
+
+    def _compare_nodes(self, key: int, session: Session) -> int:
+        """Compare a session's nodes with those that are stored, and write new rewards; how many are stored."""
+        found = "SELECT id, token_ids, reward FROM nodes WHERE session = ? ORDER BY id"
+        stored = self._db.execute(found, (key,)).fetchall()
+        if len(stored) > len(session.nodes):
+            count = len(session.nodes)
+            raise StoreError(f"session {session.id!r} is stored with {len(stored)} nodes, and now has {count}")
+        for node, (id_, token_ids, reward) in zip(session.nodes, stored, strict=False):
+            if id_ != node.id or token_ids != pack_ids(node.token_ids):
+                raise StoreError(f"session {session.id!r}: node {node.id} is stored with other tokens")
+            if reward != node.reward:
+                row = node_row(node)
+                values = (row[REWARD], checksum((session.id, *row)), key, node.id)
+                self._db.execute("UPDATE nodes SET reward = ?, checksum = ? WHERE session = ? AND id = ?", values)
+        return len(stored)
+
+    def _put_head(self, key: int, row: tuple[Any, ...]) -> None:
+        if not self._db.execute(_HEAD, (*row[1:], key)).rowcount:
+            raise StoreError(f"session {row[0]!r} was removed from the store {self.path!r} by another writer")
+
+    def _put_nodes(self, key: int, session_id: str, nodes: Sequence[Node]) -> None:
+        if not nodes:
+            return
+        mark(nodes, self.losses)
+        blobs = [(digest(data), data) for node in nodes for data in node.attachments.values()]
+        if blobs:
+            self._db.executemany("INSERT OR IGNORE INTO blobs (digest, data) VALUES (?, ?)", blobs)
+        rows = map(node_row, nodes)
+        self._db.executemany(_NODE, ((key, *row, checksum((session_id, *row))) for row in rows))
+
+    def _put_state(self, key: int, session_id: str, state: bytes) -> None:
+        row = key, state, checksum((session_id, state))
+        self._db.execute("INSERT OR REPLACE INTO states (session, state, checksum) VALUES (?, ?, ?)", row)
+
+    def _delete(self, session_id: str) -> None:
+        self._open_totals.pop(session_id, None)
+        self._db.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
+
+    def _compare(self) -> None:
+        """Warn if the file has less than was committed to it; copy it before anything is written."""
+        with self._lock, self._errors():
+            now, before = self._counts(), self._count.read()
+        if now.commits >= before.commits:
+            return
+        copy = integrity.copy_damaged(self.path)
+        logger.warning(
+            "the session store %r was damaged: %d of %d commits are missing; it has %d sessions and had %d. "
+            "A copy was made; to check it: agentrl sessions %s --check",
+            *(self.path, before.commits - now.commits, before.commits, now.sessions, before.sessions, copy),
+        )
+
+    def _counts(self) -> Counts:
+        return Counts(*self._db.execute("SELECT commits, sessions FROM totals").fetchone())
+
+    @contextmanager
+    def _transaction(self, count: bool = True) -> Iterator[None]:
+        """One commit; within another one, a part of it."""
+        with self._lock, self._errors():
+            if self._db.in_transaction:
+                yield
+                return
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                totals = "UPDATE totals SET commits = commits + 1 RETURNING commits, sessions"
+                counts = self._db.execute(totals).fetchall()[0] if count else None
+                faults.point("store.commit")
+            except BaseException:
+                self._open_totals.clear()  # its sums include nodes that are not stored
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+            if counts:
+                self._count.write(Counts(*counts))
+
+    @contextmanager
+    def _querying(self) -> Iterator[None]:
+        with self._lock, self._errors():
+            if self._read_only:
+                edited.show(self._db, self.path)
+            yield
+
+    @contextmanager
+    def _snapshot(self) -> Iterator[None]:
+        """Everything that is read in the block is of one snapshot."""
+        if self._db.in_transaction:
+            yield
+            return
+        self._db.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._db.execute("COMMIT")
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except AgentRLError:
+            raise
+        except (sqlite3.Error, OSError) as error:
+            raise schema.failure(self.path, error) from error
+
+
+_HEAD = "UPDATE sessions SET group_id = ?, status = ?, head = ?, nodes = ?, checksum = ? WHERE key = ?"
+_TASK = (  # it hardly ever changes, and a row that is not written costs no page of the log
+    "INSERT INTO tasks VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET task = excluded.task, checksum = excluded.checksum "
+    "WHERE checksum != excluded.checksum OR task != excluded.task"
+)
+_NODE = f"INSERT INTO nodes (session, {ROW_COLUMNS}) VALUES ({', '.join('?' * (ROW_COLUMNS.count(',') + 2))})"
+_PROGRESS = f"UPDATE summaries SET {', '.join(f'{name} = ?' for name in summary.PROGRESS)} WHERE session = ?"
+
+
+def _head_row(session: Session, nodes: int) -> tuple[Any, ...]:
+    row = session.id, session.group, session.status.value, head_json(session), nodes
+    return *row, checksum(row)

@@ -1,0 +1,284 @@
+"""Sessions and nodes as bytes and back, exactly: what was stored is what is read, to the last bit.
+
+Token ids are little-endian 32-bit integers and log-probabilities 64-bit floats, as the engine gave them; all
+else is JSON, so the database can be read with any SQLite tool. The trainable mask is one number, since
+trainable tokens always end their node (`tree.check`). A node's row has its attachments' kinds and digests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from agentrl.common.foreign_errors import words
+from agentrl.common.untrusted import SHOWN, safe_json, safe_repr
+from agentrl.errors import InvalidInput, StoreError
+from agentrl.types import (
+    Arrival,
+    Branch,
+    FinishReason,
+    Message,
+    Node,
+    RewardState,
+    Sampling,
+    Session,
+    Status,
+    Task,
+    VersionSpan,
+)
+
+Row = tuple[Any, ...]
+
+NODE_COLUMNS = (
+    "id, parent, agent, reply_id, message, token_ids, logprobs, trained_from, reward, turn, tools, attachments"
+)
+
+HEAD = (
+    *("sample", "attempt", "group_number", "group_attempt", "seed", "phase", "step", "environment"),
+    *("rewards", "reward", "agent_rewards", "partner_rewards", "error", "started", "ended"),
+    *("counters", "timings", "info", "nonce", "reward_state", "branches"),
+)
+"""A session's fields that are stored as JSON, in one value, beside `excluded` where there are any; its task is stored
+apart, since it never changes."""
+
+
+def node_row(node: Node) -> Row:
+    """A node as a row of `NODE_COLUMNS`."""
+    count = len(node.token_ids)
+    return (
+        node.id,
+        node.parent,
+        node.agent,
+        node.reply_id,
+        node.message.model_dump_json(exclude_none=True),
+        pack_ids(node.token_ids),
+        pack_floats(node.logprobs),
+        node.trainable.index(True) if any(node.trainable) else count,
+        None if node.reward is None else node.reward + 0.0,  # a float, and not -0.0, which SQLite doesn't have
+        _turn(node),
+        dumps(node.tools) if node.tools else None,
+        dumps({kind: digest(data) for kind, data in node.attachments.items()}) if node.attachments else None,
+    )
+
+
+def node_from(row: Row, blobs: Mapping[str, bytes]) -> Node:
+    """The node of a row; `blobs` are the attachments' data by digest.
+
+    Raises:
+        StoreError: the row is not one that `node_row` writes.
+    """
+    id_, parent, agent, reply_id, message, token_ids, logprobs, trained_from, reward, turn, tools, attached = row
+    try:
+        ids = unpack_ids(token_ids)
+        node = Node(
+            id=id_,
+            parent=parent,
+            message=Message.model_validate_json(message),
+            token_ids=ids,
+            trainable=[False] * trained_from + [True] * (len(ids) - trained_from),
+            logprobs=_unpack_floats(logprobs) or [0.0] * len(ids),
+            reward=reward,
+            agent=agent,
+            attachments={kind: blobs[key] for kind, key in orjson.loads(attached).items()} if attached else {},
+            tools=orjson.loads(tools) if tools else [],
+            reply_id=reply_id,
+        )
+        data = orjson.loads(turn) if turn else {}
+        node.timings = data.get("timings", {})
+        if "copy_of" in data:
+            node.copy_of, node.copied_tokens = data["copy_of"], data["copied_tokens"]
+        elif "sampling" in data:
+            node.sampling, node.policy = _sampling(data["sampling"]), data["policy"]
+            node.versions = [VersionSpan(*span) for span in data["versions"]]
+            node.finish_reason = FinishReason(data["finish_reason"])
+            node.stopped_by = data["stopped_by"]
+            node.engines = tuple(data.get("engines", ()))
+            node.arrival = Arrival(*data["arrival"]) if data.get("arrival") else None
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"node {id_} can't be read from the store: {error}") from error
+    return node
+
+
+def digest(data: bytes) -> str:
+    """The address of an attachment's data: its SHA-256, in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def head_json(session: Session) -> str:
+    """Everything of a session but its task and nodes; untrusted text and numbers in it are made storable.
+
+    Raises:
+        InvalidInput: something in it is not JSON (for example an object in `info`).
+    """
+    excluded = {"excluded": session.excluded} if session.excluded else {}
+    return _json(session, {name: getattr(session, name) for name in HEAD} | excluded)
+
+
+def task_json(session: Session) -> str:
+    """The session's task; whole numbers in it have any size, so that it is read as it was.
+
+    Raises:
+        InvalidInput: something in it is not JSON.
+    """
+    return _json(session, {"id": session.task.id, "data": session.task.data}, write=whole_json)
+
+
+def whole_json(value: Any) -> str:
+    """A task's data as JSON that is read as it was, its whole numbers of any size included.
+
+    Raises:
+        TypeError: it holds an object that is no JSON, and that nothing stands for.
+    """
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY).decode()
+    except TypeError:
+        try:
+            return json.dumps(safe_json(value, integers=True), ensure_ascii=False)
+        except ValueError as error:  # a whole number of thousands of digits
+            raise TypeError(str(error)) from None
+
+
+def same_task(one: Task, other: Task) -> bool:
+    """Return whether two tasks are stored alike: one may have been read from where the other is yet to be written."""
+    first, second = (
+        json.dumps(safe_json([task.id, task.data], whole=True, integers=True), sort_keys=True) for task in (one, other)
+    )
+    return first == second
+
+
+def _json(session: Session, value: Any, write: Callable[[Any], str] | None = None) -> str:
+    try:
+        return (write or dumps)(value)
+    except TypeError as error:
+        where = odd_place(value) or str(error)
+        raise InvalidInput(f"session {session.id!r} holds what JSON can't express: {where}") from None
+
+
+def odd_place(value: Any, path: str = "") -> str:
+    """Return the path in a value of what JSON can't express, and what is there; '' where all of it can be stored."""
+    try:
+        dumps(value)
+    except Exception as error:  # whatever its own methods raise
+        items: Iterable[tuple[Any, Any]] = ()
+        if isinstance(value, Mapping):
+            items = ((f"{path}[{safe_repr(key)}]" if path else str(key), item) for key, item in value.items())
+        elif isinstance(value, list | tuple):
+            items = ((f"{path}[{place}]", item) for place, item in enumerate(value))
+        found = next((odd for place, item in items if (odd := odd_place(item, place))), "")
+        return found or f"{path or 'it'} = {safe_repr(value)[:SHOWN]} ({words(error)})"
+    return ""
+
+
+def make_storable(session: Session) -> str | None:
+    """Replace, in a session that can't be stored, what JSON can't express by its text.
+
+    Returns:
+        What was wrong; None where the session can be stored as it is.
+    """
+    try:
+        head_json(session)
+        task_json(session)
+    except InvalidInput as error:
+        for name in HEAD:
+            if name == "branches":  # ours: numbers, and text that is safe already
+                continue
+            setattr(session, name, safe_json(getattr(session, name), whole=True))
+        session.task = Task(id=session.task.id, data=safe_json(session.task.data, whole=True))
+        return str(error)
+    return None
+
+
+def dumps(value: Any) -> str:
+    """A value as JSON; text and numbers in it that JSON can't express are replaced.
+
+    Raises:
+        TypeError: it holds something else that is no JSON.
+    """
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY).decode()
+    except TypeError:
+        return orjson.dumps(safe_json(value), option=orjson.OPT_SERIALIZE_NUMPY).decode()
+
+
+def session_from(id_: str, group: str, status: str, task: str, head: str, nodes: list[Node]) -> Session:
+    """The session of stored values and nodes.
+
+    Raises:
+        StoreError: they are not what `task_json` and `head_json` write.
+    """
+    try:
+        made = Task.model_validate_json(task)
+        data = orjson.loads(head)
+        data["reward_state"] = RewardState(data["reward_state"])
+        data["branches"] = [Branch(**{**each, "status": Status(each["status"])}) for each in data.get("branches", ())]
+        return Session(id=id_, task=made, group=group, status=Status(status), nodes=nodes, **data)
+    except (ValueError, TypeError, KeyError) as error:
+        raise StoreError(f"session {id_!r} can't be read from the store: {error}") from error
+
+
+def pack_ids(ids: Sequence[int]) -> bytes:
+    """Token ids as little-endian 32-bit integers."""
+    return _little("i", ids)
+
+
+def unpack_ids(data: bytes) -> list[int]:
+    """The token ids of `pack_ids`."""
+    return _from_little("i", data).tolist()
+
+
+def pack_floats(values: Sequence[float]) -> bytes | None:
+    """Numbers as little-endian 64-bit floats; None where all are 0."""
+    return _little("d", values) if any(values) else None
+
+
+def _unpack_floats(data: bytes | None) -> list[float]:
+    return _from_little("d", data).tolist() if data else []
+
+
+def _little(code: str, values: Sequence[Any]) -> bytes:
+    packed = array(code, values)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def _from_little(code: str, data: bytes) -> array[Any]:
+    values: array[Any] = array(code)
+    values.frombytes(data)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
+def _turn(node: Node) -> str | None:
+    """The turn's sampling, or the turn that it copies, and its timings, as JSON; None for none of these."""
+    data: dict[str, Any] = {}
+    if node.sampling is not None:
+        data = {
+            "sampling": node.sampling,
+            "policy": node.policy,
+            "versions": [span.packed for span in node.versions],
+            "finish_reason": node.finish_reason,
+            "stopped_by": node.stopped_by,
+            **({"arrival": node.arrival.packed} if node.arrival else {}),
+            **({"engines": node.engines} if node.engines else {}),
+        }
+    elif node.copy_of is not None:
+        data = {"copy_of": node.copy_of, "copied_tokens": node.copied_tokens}
+    if node.timings:
+        data["timings"] = node.timings
+    return orjson.dumps(data).decode() if data else None
+
+
+def _sampling(data: dict[str, Any]) -> Sampling:
+    for name in ("stop", "stop_token_ids"):
+        data[name] = tuple(data[name])
+    data["logit_bias"] = tuple((int(token), float(bias)) for token, bias in data["logit_bias"])
+    data["record"] = tuple((str(kind), int(start)) for kind, start in data["record"])
+    return Sampling(**data)

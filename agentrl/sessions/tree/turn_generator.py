@@ -1,0 +1,244 @@
+"""Generating a session's turns: from messages to a prompt, within the token budgets, to a node of the tree.
+
+`Conversation` and the gateway's exchange both generate through a `TurnGenerator`. They differ in where messages come
+from, and in when nodes are added: a conversation adds them at once, the gateway when the client has its reply.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+
+from agentrl.errors import RenderError, TokenBudgetExceeded, TreeError
+from agentrl.sessions.renderers.base import RenderedMessage, Renderer, ToolSchema
+from agentrl.sessions.renderers.proof.markers import REFUSES_TOOLS
+from agentrl.sessions.renderers.strip import StrippedBranch, strip_earlier_reasoning
+from agentrl.sessions.tree import tree
+from agentrl.sessions.tree.generation import generate, generate_turn
+from agentrl.types import AGENT, MAIN, Arrival, Chunk, Engine, Message, Node, Sampling, Session, Turn
+
+
+@dataclass(slots=True)
+class Prompt:
+    """The prompt that a turn is generated from.
+
+    Attributes:
+        parent: the node that the prompt continues; None begins a new root.
+        new: the messages after it, which are not in the tree yet.
+        opening: the generation prompt's tokens, and whatever else begins the turn without being sampled.
+        token_ids: all of the prompt's tokens, from the root on.
+    """
+
+    parent: int | None
+    new: Sequence[RenderedMessage]
+    opening: list[int]
+    token_ids: list[int]
+
+    @property
+    def new_tokens(self) -> int:
+        """The number of tokens that the prompt adds to the session, without the turn's."""
+        return len(self.opening) + sum(message.new_tokens for message in self.new)
+
+
+@dataclass(slots=True)
+class GeneratedTurn:
+    """A turn that an engine generated, with what its node needs besides."""
+
+    opening: list[int]
+    turn: Turn
+    sampling: Sampling
+    message: Message
+    reply_id: str | None = None
+    arrival: Arrival | None = None
+    node: Node | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A limit of tokens: how many it leaves (negative beyond it), what it is called, and how many it counts."""
+
+    left: int
+    name: str
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnGenerator:
+    """Generates an agent's turns: a renderer and an engine, and the limits that apply.
+
+    Attributes:
+        renderer: turns messages into tokens and back.
+        engine: generates; None where only demonstrations are written.
+        context_tokens: the longest path, in tokens; None is the engine's own limit.
+        session_tokens: all of a session's nodes together; None is no limit.
+        strip_reasoning: whether a user's message begins a branch without the reasoning before it
+            (`renderers.strip`); the session counts how many tokens that costs and saves.
+        policy: the name of the policy whose engine it is.
+        trained: whether that policy's turns may be trained on.
+    """
+
+    renderer: Renderer
+    engine: Engine | None
+    context_tokens: int | None = None
+    session_tokens: int | None = None
+    strip_reasoning: bool = False
+    policy: str = MAIN
+    trained: bool = True
+
+    def require_engine(self) -> Engine:
+        """The engine.
+
+        Raises:
+            TreeError: there is none.
+        """
+        if self.engine is None:
+            raise TreeError("there is no engine: only demonstrations can be added to this conversation")
+        return self.engine
+
+    @property
+    def max_context(self) -> int | None:
+        """The longest path in tokens: `context_tokens` or the engine's own limit, whichever is smaller."""
+        own = self.engine.capabilities.max_context if self.engine is not None else None
+        return min((limit for limit in (self.context_tokens, own) if limit is not None), default=None)
+
+    # --------------------------------------------------------------------------------------- the prompt
+
+    def render(
+        self, messages: Sequence[Message], *, tools: Sequence[ToolSchema] = (), after: Node | None = None
+    ) -> list[RenderedMessage]:
+        """The messages with their tokens; arguments and errors as in `Renderer.render`.
+
+        Raises:
+            RenderError: besides, tools are on offer that the model would not see (`markers.REFUSES_TOOLS`).
+        """
+        if tools and (refusal := getattr(self.renderer, REFUSES_TOOLS, "")):
+            raise RenderError(f"{self.renderer.name}: {refusal}")
+        tokens = self.renderer.render(messages, tools=tools, after=after)
+        return [RenderedMessage(message, ids) for message, ids in zip(messages, tokens, strict=True)]
+
+    def branch(
+        self,
+        session: Session,
+        parent: int | None,
+        messages: Sequence[Message],
+        before: Sequence[RenderedMessage] = (),
+    ) -> StrippedBranch | None:
+        """The branch that `messages` continue instead of the path to `parent`, where earlier reasoning is left out.
+
+        Args:
+            session: the tree.
+            parent: the last stored node before the messages.
+            messages: what follows; a user's message among them leaves out the reasoning before it.
+            before: rendered messages between the two, which are not in the tree yet.
+
+        Returns:
+            None if the path continues as it is.
+        """
+        if not self.strip_reasoning or not any(message.role == "user" for message in messages):
+            return None
+        path = [*tree.path(session, parent), *(message.as_node() for message in before)]
+        return strip_earlier_reasoning(self.renderer, path)
+
+    # ------------------------------------------------------------------------------------- the budgets
+
+    def budget(self, path_tokens: int, session_tokens: int) -> Budget | None:
+        """The budget that leaves least; None where there is no limit.
+
+        Args:
+            path_tokens: the path's tokens so far.
+            session_tokens: the session's tokens so far, new ones of the path included.
+        """
+        found = []
+        if self.engine is not None:
+            own = self.engine.capabilities.max_context
+            found.append(Budget(own - path_tokens, f"the context of {own} tokens", path_tokens))
+        if (limit := self.context_tokens) is not None:
+            found.append(Budget(limit - path_tokens, f"context_tokens={limit}", path_tokens))
+        if (limit := self.session_tokens) is not None:
+            found.append(Budget(limit - session_tokens, f"session_tokens={limit}", session_tokens))
+        return min(found, key=lambda budget: budget.left, default=None)
+
+    def with_stops(self, sampling: Sampling, strings: Sequence[str] = (), seed: int | None = None) -> Sampling:
+        """Add to sampling the renderer's stop tokens, more stop strings, and a seed where one is given."""
+        stops = tuple(dict.fromkeys((*sampling.stop_token_ids, *self.renderer.stop_token_ids)))
+        seed = sampling.seed if seed is None else seed
+        return replace(sampling, stop_token_ids=stops, stop=(*sampling.stop, *strings), seed=seed)
+
+    def clamp(self, budget: Budget | None, sampling: Sampling) -> Sampling:
+        """Limit `max_new_tokens` to the budgets, of which the given one leaves least.
+
+        Raises:
+            TokenBudgetExceeded: it is used up.
+        """
+        if budget is None:
+            return sampling
+        if budget.left < 1:
+            raise TokenBudgetExceeded(f"{budget.name} is used up: {budget.used} tokens leave no room for a turn")
+        return sampling if sampling.max_new_tokens <= budget.left else replace(sampling, max_new_tokens=budget.left)
+
+    # ---------------------------------------------------------------------------------------- the turn
+
+    def generate(
+        self, session: Session, prompt: Prompt, sampling: Sampling, deadline: float, request: str
+    ) -> AsyncIterator[Chunk | Turn]:
+        """Yield a turn's chunks, then the whole `Turn`; see `generation.generate`.
+
+        Args:
+            session: the session that the prompt continues.
+            prompt: all that comes before the turn.
+            sampling: with stop tokens (`with_stops`), within the budgets (`within`).
+            deadline: in seconds of `time.monotonic()`.
+            request: the request's name within the session.
+
+        Raises:
+            DeadlineExceeded: the deadline passed first.
+            EngineError: the engine failed, or broke its contract.
+        """
+        return generate(*self._request(session, prompt, sampling, request), deadline)
+
+    async def generate_turn(
+        self, session: Session, prompt: Prompt, sampling: Sampling, deadline: float, request: str
+    ) -> Turn:
+        """The turn that `generate` ends in; arguments and errors as there."""
+        return await generate_turn(*self._request(session, prompt, sampling, request), deadline)
+
+    def _request(
+        self, session: Session, prompt: Prompt, sampling: Sampling, request: str
+    ) -> tuple[Engine, str, list[int], Sampling]:
+        engine = self.require_engine()
+        if kinds := engine.capabilities.attachments:
+            sampling = replace(sampling, record=tree.unrecorded(session, prompt.parent, kinds))
+        return engine, f"{session.id}/{request}", prompt.token_ids, sampling
+
+    def add(self, session: Session, parent: int | None, generated: GeneratedTurn, agent: str = AGENT) -> Node:
+        """Append a generated turn to the tree.
+
+        A turn that was not sampled from the whole vocabulary is stored untrainable, with one warning.
+        """
+        if not generated.sampling.full_support:
+            warn_untrainable(generated.sampling)
+        generated.node = tree.add_turn(
+            session,
+            parent,
+            generated.opening,
+            generated.turn,
+            generated.sampling,
+            generated.message,
+            agent=agent,
+            policy=self.policy,
+            trained=self.trained,
+            reply_id=generated.reply_id,
+        )
+        generated.node.arrival = generated.arrival
+        return generated.node
+
+
+def warn_untrainable(sampling: Sampling) -> None:
+    """Say once that such turns are not trained on; not for temperature 0, which is for evaluation."""
+    if sampling.temperature > 0:
+        warnings.warn(
+            "turns sampled with top-p, top-k, min-p, penalties, a logit bias or a grammar are stored untrainable: "
+            "the support that they were sampled from is not known to the trainer",
+            stacklevel=3,
+        )

@@ -1,0 +1,1 @@
+"""Sandboxes in containers of a Docker daemon."""

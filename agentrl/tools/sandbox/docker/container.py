@@ -1,0 +1,98 @@
+"""Creating containers under a known name, and removing them reliably."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from agentrl.common import processes
+from agentrl.errors import ConfigError, SandboxError
+from agentrl.tools.sandbox.base import DaemonError
+from agentrl.tools.sandbox.docker.daemon import WORKERS, Daemon
+from agentrl.tools.sandbox.docker.hardening import container_config
+from agentrl.tools.sandbox.docker.owner import LABEL, OWNER, alive, is_own, owner
+from agentrl.tools.sandbox.runner import loop
+from agentrl.tools.sandbox.spec import SandboxSpec
+
+logger = logging.getLogger(__name__)
+_tasks: set[asyncio.Task[None]] = set()
+_left: dict[str, set[str]] = {}
+"""By daemon, containers that it did not remove, being down; it is asked again as soon as it creates another."""
+
+
+async def create_container(daemon: Daemon, spec: SandboxSpec) -> str:
+    """Create (not start) a container; its id. Its name is chosen before, so that none is ever lost.
+
+    Raises:
+        ConfigError: the daemon can't give what the specification asks for.
+    """
+    process = owner()
+    if process.timer is None:
+        process.beat(asyncio.get_running_loop())
+    processes.register_cleanup(f"containers at {daemon.address}", partial(remove_left, daemon))
+    body = container_config(spec, process.labels(spec.key), await daemon.remapped())
+    name = f"agentrl-{secrets.token_hex(8)}"
+    try:
+        created = str((await daemon.call(daemon.api.create_container_from_config, body, name))["Id"])
+    except BaseException as error:
+        if not isinstance(error, DaemonError) or "daemon refused" not in str(error):  # it may exist all the same
+            in_background(remove(daemon, name))
+        if not isinstance(error, DaemonError):
+            raise
+        text = str(error)
+        if "storage-opt" in text.lower() or "storage opt" in text.lower() or "project quota" in text.lower():
+            raise ConfigError(
+                f"this daemon's storage driver can't bound a writable layer (disk_mb={spec.disk_mb}); "
+                "use tmpfs_mb trees on a read-only root, or say disk_mb=null to leave it unbounded"
+            ) from None
+        if "unknown runtime" in text.lower() or "unknown or invalid runtime" in text.lower():
+            raise ConfigError(f"runtime={spec.runtime!r} is not known to the daemon: {text}") from None
+        raise
+    for left in _left.pop(daemon.address, ()):
+        in_background(remove(daemon, left))
+    return created
+
+
+def in_background(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine as a background task."""
+    task = asyncio.ensure_future(work)
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
+
+
+async def remove(daemon: Daemon, container: str) -> None:
+    """Remove a container in any state; one that is gone is no error, and a failing daemon is logged."""
+    for attempt in range(3):
+        try:
+            await daemon.call(daemon.api.remove_container, container, v=True, force=True)
+            return
+        except SandboxError as error:
+            text = str(error).lower()
+            if "no such container" in text:
+                return
+            if "already in progress" not in text and attempt == 2:
+                if daemon.address not in _left:  # else it has been said
+                    logger.warning("containers can't be removed until the daemon creates others: %s", error)
+                _left.setdefault(daemon.address, set()).add(container)
+            await asyncio.sleep(0.2 * 2**attempt)
+
+
+def remove_left(daemon: Daemon) -> None:
+    """Remove the containers of this process, which ends, and of dead ones; from any thread, as far as that goes.
+
+    The sandboxes' event loop is stopped, and calls of the daemon that are under way come to their end, so that no
+    container is created afterwards.
+    """
+    loop.stop()
+    for _ in range(2):  # at once those that are there; then those whose creation was under way
+        with ThreadPoolExecutor(WORKERS) as threads:
+            listed = daemon.api.containers(all=True, filters={"label": LABEL})
+            for one in listed:
+                if is_own(name := one["Labels"].get(OWNER, "")) or alive(name) is False:
+                    threads.submit(daemon.api.remove_container, one["Id"], v=True, force=True)
+        daemon.finish()

@@ -1,0 +1,116 @@
+"""Images: building, pulling and looking them up, with progress line by line.
+
+Two callers of the same image share one pull. A rollout never pulls: a missing image is a configuration error, reported
+before the run begins, not after minutes of waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import ConfigError, InvalidInput
+from agentrl.tools.sandbox.base import DaemonError
+from agentrl.tools.sandbox.docker.daemon import ImageMissing, connect
+from agentrl.tools.sandbox.runner.loop import on_loop
+
+Progress = Callable[[str], None]
+PULL_TIMEOUT = 3600.0
+BUILD_TIMEOUT = 3600.0
+
+_pulls: dict[tuple[str, str | None], asyncio.Future[None]] = {}
+
+
+async def present(image: str, address: str | None = None) -> bool:
+    """Return whether the daemon has the image."""
+
+    async def look_up() -> bool:
+        daemon = await connect(address)
+        try:
+            await daemon.call(daemon.api.inspect_image, image)
+        except ImageMissing:
+            return False
+        return True
+
+    return await on_loop(look_up())
+
+
+async def require(image: str, address: str | None = None) -> None:
+    """Check that the daemon has the image.
+
+    Raises:
+        ConfigError: it is missing; the message says how to get it.
+    """
+    if not await present(image, address):
+        how = "sandboxes/make-base.sh makes it" if image.startswith("agentrl/") else f"`docker pull {image}` fetches it"
+        raise ConfigError(f"the Docker daemon has no image {image!r}: {how}")
+
+
+async def pull(image: str, progress: Progress = lambda line: None, address: str | None = None) -> None:
+    """Fetch an image from its registry.
+
+    Raises:
+        DaemonError: the registry or the daemon failed.
+    """
+
+    async def once() -> None:
+        daemon = await connect(address)
+        key = (image, address)
+        if key not in _pulls:
+            work = daemon.call(_follow_pull, daemon.api, image, progress, timeout=PULL_TIMEOUT)
+            _pulls[key] = asyncio.ensure_future(work)
+            _pulls[key].add_done_callback(lambda _: _pulls.pop(key, None))
+        await asyncio.shield(_pulls[key])
+
+    await on_loop(once())
+
+
+async def build(folder: Path, tag: str, progress: Progress = lambda line: None, address: str | None = None) -> None:
+    """Build a Dockerfile's image.
+
+    Args:
+        folder: the build's context, with a `Dockerfile`.
+        tag: the image's name.
+        progress: called with each line, from another thread.
+        address: the daemon's; None is the usual one.
+
+    Raises:
+        InvalidInput: there is no Dockerfile.
+        DaemonError: a step failed; the message ends with the step's last lines.
+    """
+    if not (folder / "Dockerfile").is_file():
+        raise InvalidInput(f"{folder} has no Dockerfile")
+
+    async def work() -> None:
+        daemon = await connect(address)
+        await daemon.call(_follow_build, daemon.api, folder, tag, progress, timeout=BUILD_TIMEOUT)
+
+    await on_loop(work())
+
+
+def _follow_pull(api: Any, image: str, progress: Progress) -> None:
+    name, _, tag = image.rpartition(":")
+    if not name or "/" in tag:
+        name, tag = image, "latest"
+    follow(api.pull(name, tag=tag, stream=True, decode=True), progress, f"pulling {image}")
+
+
+def _follow_build(api: Any, folder: Path, tag: str, progress: Progress) -> None:
+    events = api.build(path=str(folder), tag=tag, rm=True, forcerm=True, decode=True, pull=False)
+    follow(events, progress, f"building {tag}")
+
+
+def follow(events: Any, progress: Progress, what: str) -> None:
+    """Report a daemon's progress line by line; an error among it is raised as a DaemonError."""
+    last: list[str] = []
+    for event in events:
+        line = event.get("stream") or " ".join(
+            str(event[key]) for key in ("id", "status", "progress") if event.get(key)
+        )
+        if line.strip():
+            last = [*last[-4:], line.strip()]
+            progress(line.rstrip())
+        if "error" in event:
+            raise DaemonError(f"{what} failed: {event['error']} (after: {' | '.join(last)})")

@@ -1,0 +1,1 @@
+"""Sandboxes on another machine, over `agentrl sandbox serve`."""

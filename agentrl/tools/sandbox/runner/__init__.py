@@ -1,0 +1,1 @@
+"""The resident runner in a sandbox: how it is built, reached and called."""

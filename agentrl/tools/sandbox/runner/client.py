@@ -1,0 +1,262 @@
+"""The client of a resident runner: many commands at once over one stream.
+
+Every method runs on the sandboxes' loop. A command is a `Channel`; its output is bounded by the runner, and a
+flow-controlled one (`Flags.STREAM`) is read through `chunks`. When the stream ends or is corrupt, every open channel
+fails with SandboxDied, an infrastructure failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import struct
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+from agentrl.errors import SandboxError
+from agentrl.tools.sandbox.base import SandboxDied
+from agentrl.tools.sandbox.runner import wire
+from agentrl.tools.sandbox.runner.transport import ByteStream
+from agentrl.tools.sandbox.runner.wire import CommandKind, Flags, Frame
+
+CREDIT = 256 << 10
+"""Bytes of a command's input, and of its streamed output, that are in flight."""
+PIECE = 60 << 10
+
+
+class Channel:
+    """One running command, as its runner's client sees it."""
+
+    def __init__(self, client: RunnerClient, number: int) -> None:
+        self.number = number
+        self.exit: asyncio.Future[wire.Exit] = asyncio.get_running_loop().create_future()
+        self.exit.add_done_callback(_retrieve)
+        self.outputs = (bytearray(), bytearray())
+        self.reports: asyncio.Queue[bytes] = asyncio.Queue()
+        self.head = 0
+        self._client = client
+        self._flags = Flags.NONE
+        self._stream: asyncio.Queue[bytes] = asyncio.Queue()
+        self._in_flight = 0
+        self._acknowledged = asyncio.Event()
+
+    async def feed(self, data: bytes) -> None:
+        """Write to the command's standard input, with flow control; input after its end is dropped."""
+        for at in range(0, len(data), PIECE):
+            while self._in_flight >= CREDIT and not self.exit.done():
+                self._acknowledged.clear()
+                await self._acknowledged.wait()
+            if self.exit.done():
+                return
+            piece = data[at : at + PIECE]
+            self._in_flight += len(piece)
+            self._client.send(self.number, Frame.STDIN, piece)
+
+    def end_input(self) -> None:
+        """Close the command's standard input."""
+        self._client.send(self.number, Frame.STDIN_EOF)
+
+    def signal(self, number: int) -> None:
+        """Signal the command's process group; 9 kills the whole tree."""
+        if not self.exit.done():
+            self._client.send(self.number, Frame.SIGNAL, struct.pack("<I", number))
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Stream the command's standard output."""
+        while True:
+            chunk = await self._stream.get()
+            if not chunk:
+                return
+            self._client.send(self.number, Frame.WINDOW, struct.pack("<Q", len(chunk)))
+            yield chunk
+
+    def handle(self, kind: Frame, payload: bytes) -> None:
+        """Handle a frame for this channel."""
+        if kind is Frame.OUT and self._flags & Flags.STREAM:
+            self._stream.put_nowait(payload)
+        elif kind is Frame.OUT:
+            self.outputs[0].extend(payload)
+        elif kind is Frame.ERR:
+            self.outputs[1].extend(payload)
+        elif kind is Frame.REPORT:
+            self.reports.put_nowait(payload)
+        elif kind is Frame.ACK:
+            self._in_flight -= struct.unpack("<Q", payload)[0]
+            self._acknowledged.set()
+        elif kind is Frame.EXIT:
+            self.finish(wire.read_exit(payload))
+
+    def finish(self, end: wire.Exit | SandboxError) -> None:
+        """Set the result, or the error."""
+        if not self.exit.done():
+            if isinstance(end, SandboxError):
+                self.exit.set_exception(end)
+            else:
+                self.exit.set_result(end)
+        self._stream.put_nowait(b"")
+        self.reports.put_nowait(b"")
+        self._acknowledged.set()
+
+
+class RunnerClient:
+    """The runner of one sandbox.
+
+    Attributes:
+        last_frame: when its last frame came, in seconds since 1970.
+        lost: why the runner was lost; None while it is connected.
+        on_accept: called with the channel of each accepted connection.
+        on_lost: called with the reason when the runner is lost.
+    """
+
+    def __init__(self, stream: ByteStream) -> None:
+        self._stream = stream
+        self._nonce = secrets.randbits(63) + 1
+        self._decoder = wire.Decoder(self._nonce)
+        self._channels: dict[int, Channel] = {}
+        self._next = 1
+        self._answers: dict[tuple[Frame, int], asyncio.Future[bytes]] = {}
+        self._beat: asyncio.TimerHandle | None = None
+        self.lost: str | None = None
+        self.last_frame = time.time()
+        self.on_accept: Callable[[Channel], None] | None = None
+        self.on_lost: Callable[[str], None] | None = None
+        stream.on_bytes = self._received
+        stream.on_lost = self.fail
+
+    def hello(self, lease: float) -> asyncio.Future[bytes]:
+        """Send the hello frame; done when the runner answers. It exits after `lease` seconds without a frame."""
+        answer = self._request(Frame.READY, 0, Frame.HELLO, struct.pack("<II", wire.PROTOCOL, int(lease * 1000)))
+        self._keep_alive(lease / 3)
+        return answer
+
+    def _keep_alive(self, interval: float) -> None:
+        self._beat = asyncio.get_running_loop().call_later(interval, self._keep_alive, interval)
+        if not self.lost:
+            self.send(0, Frame.PING)
+
+    async def ping(self, timeout: float) -> bool:
+        """Return whether the runner answers in time."""
+        if self.lost:
+            return False
+        number = self._number()
+        try:
+            await asyncio.wait_for(self._request(Frame.PONG, number, Frame.PING), timeout)
+        except (TimeoutError, SandboxError):
+            return False
+        return True
+
+    async def listen(self, port: int) -> None:
+        """Accept connections on the sandbox's own loopback address; each becomes a channel for `on_accept`."""
+        answer = await self._request(Frame.LISTEN, self._number(), Frame.LISTEN, struct.pack("<I", port))
+        code = struct.unpack("<I", answer)[0]
+        if code:
+            raise SandboxError(f"the runner could not listen on port {port} (errno {code})")
+
+    def run(
+        self,
+        argv: Sequence[str | bytes],
+        *,
+        kind: CommandKind = CommandKind.RUN,
+        cwd: str = "",
+        env: Mapping[str, str] | None = None,
+        flags: Flags = Flags.NONE,
+        timeout: float = 0.0,
+        limit: int = 0,
+        mode: int = 0,
+    ) -> Channel:
+        """Start a command.
+
+        Raises:
+            SandboxDied: the runner was lost.
+            ValueError: the command can't be put into a frame.
+        """
+        if self.lost:
+            raise SandboxDied(self.lost)
+        channel = Channel(self, self._number())
+        channel._flags = flags
+        channel.head = CREDIT if flags & Flags.STREAM else limit - limit // 2
+        payload = wire.command(
+            kind, argv, cwd=cwd, env=env, flags=flags, timeout=timeout, head=channel.head, tail=limit // 2, mode=mode
+        )
+        self._channels[channel.number] = channel
+        self.send(channel.number, Frame.EXEC, payload)
+        return channel
+
+    def send(self, channel: int, kind: Frame, payload: bytes = b"") -> None:
+        """Send one frame to the runner."""
+        self._stream.send(wire.frame(self._nonce, channel, kind, payload))
+
+    def fail(self, reason: str) -> None:
+        """Mark the runner as lost: everything that waits for it fails."""
+        if self.lost:
+            return
+        self.lost = reason
+        if self._beat:
+            self._beat.cancel()
+        for channel in list(self._channels.values()):
+            channel.finish(SandboxDied(reason))
+        self._channels.clear()
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(SandboxDied(reason))
+        self._answers.clear()
+        self._stream.close()
+        if self.on_lost:
+            self.on_lost(reason)
+
+    async def kill_all(self, timeout: float) -> None:
+        """Kill every running command, and wait until they have ended."""
+        running = list(self._channels.values())
+        for channel in running:
+            channel.signal(9)
+        if running:
+            await asyncio.wait([channel.exit for channel in running], timeout=timeout)
+
+    def close(self) -> None:
+        """Close the stream; the runner exits."""
+        self.fail("the sandbox is closed")
+
+    def _number(self) -> int:
+        self._next += 1
+        return self._next
+
+    def _request(self, expected: Frame, number: int, kind: Frame, payload: bytes = b"") -> asyncio.Future[bytes]:
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(_retrieve)
+        if self.lost:
+            answer.set_exception(SandboxDied(self.lost))
+            return answer
+        self._answers[expected, number] = answer
+        answer.add_done_callback(lambda _: self._answers.pop((expected, number), None))
+        self.send(number, kind, payload)
+        return answer
+
+    def _received(self, data: bytes) -> None:
+        self.last_frame = time.time()
+        try:
+            for number, kind, payload in self._decoder.feed(data):
+                self._dispatch(number, kind, payload)
+        except (SandboxError, struct.error, ValueError) as error:
+            self.fail(str(error))
+
+    def _dispatch(self, number: int, kind: Frame, payload: bytes) -> None:
+        answer = self._answers.get((kind, number))
+        if answer is not None:
+            if not answer.done():
+                answer.set_result(payload)
+        elif kind is Frame.ACCEPT and self.on_accept:
+            channel = Channel(self, number)
+            channel._flags = Flags.STREAM
+            self._channels[number] = channel
+            self.on_accept(channel)
+        elif channel_or_none := self._channels.get(number):
+            channel_or_none.handle(kind, payload)
+            if kind is Frame.EXIT:
+                del self._channels[number]
+
+
+def _retrieve(future: asyncio.Future[Any]) -> None:
+    """Mark a failure as retrieved, so that a future that is not awaited gives no warning at exit."""
+    if not future.cancelled():
+        future.exception()

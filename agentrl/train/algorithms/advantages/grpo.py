@@ -1,0 +1,40 @@
+"""Group-relative policy optimisation: the group's mean is the baseline.
+
+Shao et al., DeepSeekMath (arXiv:2402.03300).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from agentrl.train.algorithms.about import About
+from agentrl.train.algorithms.credit import Credit, NodeKey
+from agentrl.train.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
+from agentrl.train.algorithms.returns import group_relative
+from agentrl.types import Group
+
+
+class GrpoConfig(PolicyGradientConfig):
+    """Settings of `grpo`."""
+
+    scale_by_std: bool = True
+    """Divide a group's centred rewards by their standard deviation."""
+
+
+class Grpo(PolicyGradient):
+    """The GRPO algorithm."""
+
+    name = "grpo"
+    settings = GrpoConfig
+    about = About(
+        "DeepSeekMath, arXiv:2402.03300",
+        "(R - mean) / (std + 1e-4), over the group",
+        "the default",
+        "TRL: grpo; verl: grpo",
+    )
+    group_size = 2
+    config: GrpoConfig
+
+    def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
+        """Rewards centred in their group, and divided by its standard deviation unless configured otherwise."""
+        return group_relative(groups, self.config, baseline="mean", scale=self.config.scale_by_std)

@@ -1,0 +1,32 @@
+"""REINFORCE with the mean of the *other* samples as baseline, which leaves the gradient unbiased.
+
+Ahmadian et al., Back to Basics (arXiv:2402.14740).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from agentrl.train.algorithms.about import About
+from agentrl.train.algorithms.credit import Credit, NodeKey
+from agentrl.train.algorithms.policy_gradient import PolicyGradient, UnclippedConfig
+from agentrl.train.algorithms.returns import group_relative
+from agentrl.types import Group
+
+
+class Rloo(PolicyGradient):
+    """The RLOO algorithm."""
+
+    name = "rloo"
+    settings = UnclippedConfig
+    about = About(
+        "RLOO, arXiv:2402.14740",
+        "R - mean of the group's others",
+        "an unbiased gradient; small groups",
+        "TRL: RLOOTrainer; verl: rloo",
+    )
+    group_size = 2
+
+    def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
+        """Rewards less the mean of the others in the group; never divided by a standard deviation."""
+        return group_relative(groups, self.config, baseline="leave-one-out")

@@ -1,0 +1,47 @@
+"""Policy losses by name or import path: what `algo.loss` names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentrl.registry import Registry
+from agentrl.train.algorithms.policy_losses.base import VALIDATED, LossConfig, LossSection, PolicyLoss, preset
+
+
+def _is_loss(found: Any) -> bool:
+    return isinstance(found, type) and issubclass(found, PolicyLoss)
+
+
+_HERE = "agentrl.train.algorithms.policy_losses"
+
+LOSSES: Registry[type[PolicyLoss]] = Registry(
+    "policy loss",
+    "algo.loss",
+    "agentrl.losses",
+    {
+        "cispo": f"{_HERE}.cispo:Cispo",
+        "clip_cov": f"{_HERE}.covariance:ClipCov",
+        "clipped": f"{_HERE}.clipped:Clipped",
+        "dppo": f"{_HERE}.dppo:Dppo",
+        "dro": f"{_HERE}.dro:Dro",
+        "gmpo": f"{_HERE}.gmpo:Gmpo",
+        "gspo": f"{_HERE}.gspo:GspoLoss",
+        "gspo_token": f"{_HERE}.gspo:GspoToken",
+        "importance_sampling": f"{_HERE}.importance_sampling:ImportanceSampling",
+        "kl_cov": f"{_HERE}.covariance:KlCov",
+        "sapo": f"{_HERE}.sapo:Sapo",
+        "topr": f"{_HERE}.topr:Topr",
+        "vespo": f"{_HERE}.vespo:Vespo",
+    },
+    accept=lambda found: found if _is_loss(found) else None,
+    settings=LossConfig,
+    default=_is_loss,
+)
+
+
+def make_loss(config: LossConfig) -> PolicyLoss:
+    """The loss that the settings name, with these settings; `Registry.find` describes the errors."""
+    return LOSSES.find(config.name)(config)
+
+
+__all__ = ["LOSSES", "VALIDATED", "LossConfig", "LossSection", "PolicyLoss", "make_loss", "preset"]

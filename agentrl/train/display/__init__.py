@@ -1,0 +1,1 @@
+"""What a run shows while it runs, and when it ends."""

@@ -1,0 +1,118 @@
+"""`train` and `evaluate`: what the command line calls, and what a script calls instead.
+
+agentrl.train("calculator", steps=20)
+agentrl.train(Shop, model="smollm2-135m", algo={"lr": 1e-6}, rollout={"group_size": 4})
+agentrl.evaluate("gsm8k", model="runs/gsm8k/checkpoints/step-000100", env={"path": "test.jsonl"})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from agentrl.common import cores
+from agentrl.config import RunConfig
+from agentrl.envs.base import Env
+from agentrl.envs.registry import register
+from agentrl.errors import ConfigError, missing_extra
+from agentrl.overrides import merge, spread
+from agentrl.rollout.stream.batch_metrics import Evaluation
+from agentrl.train.display.console import Display
+from agentrl.train.driver import interrupt
+from agentrl.train.driver.result import TrainResult
+
+if TYPE_CHECKING:
+    from agentrl.train.evaluation.suite.parts import Suite
+    from agentrl.train.evaluation.suite.results import Results
+
+
+def train(env: str | type[Env] | None = None, /, *, display: Display | None = None, **settings: Any) -> TrainResult:
+    """Train a policy, or resume a run (`resume="runs/NAME"`).
+
+    Args:
+        env: a registered name, path/to/file.py:Class, or an environment's class; its settings may stand in `env={…}`.
+        display: where progress is shown; the terminal by default.
+        **settings: any setting of `RunConfig`; sections are mappings, and dotted keys work as well.
+
+    Raises:
+        ConfigError: a setting is unknown, has the wrong type, or contradicts another.
+    """
+    return run_train(configure(env, settings), display)
+
+
+def evaluate(env: str | type[Env] | None = None, /, *, display: Display | None = None, **settings: Any) -> Evaluation:
+    """Measure a policy without training it; `policy="expert"` and `policy="noop"` need no model.
+
+    What it leaves is in `runs/eval-<env>-<time>/`, or in `run_dir`; see `agentrl.train.evaluation.evaluate`.
+
+    Args:
+        env: a registered name, path/to/file.py:Class, or an environment's class; its settings may stand in `env={…}`.
+        display: where progress is shown; the terminal by default.
+        **settings: any setting of `RunConfig`.
+
+    Raises:
+        ConfigError: a setting is unknown, has the wrong type, is for training only, or contradicts another.
+    """
+    from agentrl.train.evaluation.evaluate import refuse_ignored
+
+    refuse_ignored(spread(settings))
+    return run_evaluate(configure(env, settings), display)
+
+
+@cores.one_each()
+def run_train(config: RunConfig, display: Display | None = None, *, owns_process: bool = False) -> TrainResult:
+    """Train as a finished configuration says; `owns_process`: see `interrupt.run`."""
+    from agentrl.train.plan.preflight import check_training
+
+    if config.dry_run:
+        raise ConfigError("dry_run=true is for the command line; scripts call agentrl.train.plan.dry_run.described")
+    check_training(config)  # before anything heavy is imported, and before anything is written
+    try:
+        from agentrl.train.driver.launch import train_run
+    except ModuleNotFoundError as error:
+        raise missing_extra(error.name or "torch", "train") from error
+    display = display or Display()
+    work, leave = train_run(config, display), lambda: display.request_stop()
+    return interrupt.run(work, display.print_resume_hint, owns_process=owns_process, leave=leave)
+
+
+@cores.one_each()
+def run_evaluate(config: RunConfig, display: Display | None = None, *, owns_process: bool = False) -> Evaluation:
+    """Evaluate as a finished configuration says; `owns_process`: see `interrupt.run`."""
+    from agentrl.train.evaluation.evaluate import evaluate_run
+    from agentrl.train.plan.preflight import check_evaluation
+
+    check_evaluation(config)
+    display = display or Display()
+    return interrupt.run(evaluate_run(config, display), display.print_resume_hint, owns_process=owns_process)
+
+
+@cores.one_each()
+def run_evaluate_suite(suite: Suite, display: Display | None = None, *, owns_process: bool = False) -> Results:
+    """Measure a policy on a suite (`evaluation.suite.parts.read_suite`); `owns_process`: see `interrupt.run`."""
+    from agentrl.train.evaluation.suite.play import run_suite
+
+    display = display or Display()
+    return interrupt.run(run_suite(suite, display), display.print_resume_hint, owns_process=owns_process)
+
+
+def configure(env: str | type[Env] | None, settings: Mapping[str, Any]) -> RunConfig:
+    """A run's configuration from Python arguments, merged over the environment's recipe.
+
+    Raises:
+        ConfigError: a setting is unknown, has the wrong type, is for training only, or contradicts another.
+    """
+    from agentrl.train.driver.setup import complete
+
+    tree = spread(settings)
+    given = tree.pop("env", None)
+    if not isinstance(given, Mapping):
+        if env is not None and given is not None:
+            raise ConfigError(f"env is given twice, as {env!r} and as env={given!r}")
+        env, given = given if env is None else env, {}
+    if isinstance(env, type):
+        register(env.__name__, env)
+        env = env.__name__
+    if env is not None:
+        given = merge({"name": env}, given)
+    return complete(tree | {"env": given} if given else tree)

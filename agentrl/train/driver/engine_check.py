@@ -1,0 +1,185 @@
+"""A check before the first step that the run's engines compute what the trainer does, on a prompt of some length.
+
+The comparison after each publication (`probe`) is short, since it runs at every step. It can't find errors that grow
+with length (a different sliding window, rotary scaling, a quantised KV cache). So every engine scores one long prompt
+once, as long as a few seconds allow. Its segments are compared one by one, so that an error at far positions is
+not averaged away, and the message can say where it begins.
+
+Two correct implementations differ by their precision alone. By how much is measured: transformers' own model in the
+engine's precision, and in the trainer's, against float32 (`backends.loaded`); the bound is twice the sum of both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from agentrl.config import RunConfig
+from agentrl.errors import EngineError
+from agentrl.models.devices import torch_device
+from agentrl.models.loading import read_config
+from agentrl.rollout.engines.managed import managed
+from agentrl.train.driver.probe import path_forest, prompt
+from agentrl.train.trainers import Trainer
+from agentrl.train.trainers.loaded import Loaded
+from agentrl.train.trainers.proof_subjects import ERROR_FACTOR
+from agentrl.types import Engine
+
+FLOOR = 2e-3
+"""The least bound, in nats: what two implementations in float32 may differ by."""
+TYPICAL = {"bfloat16": 0.1, "float16": 0.02}
+"""Transformers' own mean error on random tokens, in nats, for where it was not measured.
+SmolLM2-135M has 0.04 to 0.1 in bfloat16; float16 has three bits more."""
+OPERATIONS = {"cpu": 3e11, "cuda": 3e14}
+"""Floating-point operations that the prompt may cost each side: a few seconds."""
+MAX_COLOCATED_TOKENS = 1024
+"""The limit where engines and the trainer share a GPU, and the trainer has only a part of its memory."""
+MAX_SEGMENTS, MIN_SEGMENT = 8, 32
+"""Into how many segments a prompt is divided at most, and the fewest tokens of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """An engine's difference from the trainer.
+
+    Attributes:
+        name: the engine.
+        means: of each segment, the mean |difference of log-probability|, in nats.
+        max: the largest difference.
+        tokens: of the prompt.
+        bound: of each segment's mean.
+    """
+
+    name: str
+    means: tuple[float, ...]
+    max: float
+    tokens: int
+    bound: float
+
+    @property
+    def passed(self) -> bool:
+        """True where every segment is within the bound."""
+        return all(mean <= self.bound for mean in self.means)
+
+    def fault(self) -> str:
+        """Return the error message."""
+        size = self.tokens // len(self.means)
+        first = next(number for number, mean in enumerate(self.means) if not mean <= self.bound)
+        where = f"tokens {first * size} to {(first + 1) * size}" if len(self.means) > 1 else "it"
+        reason = "its layers compute something else, or its weights differ"
+        if first:
+            reason = (
+                f"the {first * size} before agree, so it is something that changes with the length: a sliding window, "
+                "rotary scaling, a quantised KV cache"
+            )
+        return (
+            f"{self.name} and the trainer disagree before the first step: on a prompt of {self.tokens} tokens the mean "
+            f"|Δ log-probability| of {where} is {self.means[first]:.3g} nats, over {self.bound:.3g}; {reason}. "
+            "weights.start_bound=X allows more, weights.start_tokens=0 skips the comparison"
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"engine and trainer agree on a prompt of {self.tokens} tokens: mean |Δ log-probability| at most "
+            f"{max(self.means):.2g} nats (bound {self.bound:.2g}), largest {self.max:.2g}"
+        )
+
+
+async def compare_engine(
+    engine: Engine, trainer: Trainer, config: RunConfig, folder: Path, loaded: Loaded | None = None
+) -> str | None:
+    """Score the long prompt on every engine and on the trainer.
+
+    Args:
+        engine: the run's own, with the trainer's weights.
+        trainer: the run's own.
+        config: the run's configuration.
+        folder: the model's.
+        loaded: the comparison of the trainer with the folder's weights; it has transformers' own error.
+
+    Returns:
+        The result as a line; None where nothing is compared.
+
+    Raises:
+        EngineError: an engine is over the bound; the message has the numbers, where it begins, and likely causes. Or
+            none answered.
+    """
+    capabilities, text = engine.capabilities, read_config(folder).get_text_config()
+    length, bound = prompt_length(config, text, capabilities.max_context - 1), difference_bound(config, loaded)
+    if length < 2 or not capabilities.score:
+        return None
+    ids = prompt(length, capabilities.vocab_size)
+    (logp,) = await asyncio.to_thread(trainer.logprobs, [path_forest(ids)])
+    found = await managed(engine).scores(ids)
+    if not found:  # a fleet leaves out engines that fail meanwhile
+        raise EngineError(
+            f"no engine scored the prompt of {length} tokens on which it is compared with the trainer: each failed, or "
+            f"took over weights.timeout={config.weights.timeout:g} s; weights.start_tokens=N shortens the prompt, 0 "
+            "skips the comparison"
+        )
+    own = logp.tolist()[1:]
+    results = [_compared(name, scored[1:], own, length, bound) for name, scored in found.items()]
+    for result in results:
+        if not result.passed:
+            raise EngineError(result.fault())
+    line = str(max(results, key=lambda result: max(result.means)))
+    window = getattr(text, "sliding_window", None)
+    beyond = f"; its sliding window of {window} tokens was not reached" if window and window >= length else ""
+    return line + beyond
+
+
+def _compared(name: str, scored: list[float], own: list[float], tokens: int, bound: float) -> _Comparison:
+    differences = [abs(a - b) for a, b in zip(scored, own, strict=True)]
+    count = min(MAX_SEGMENTS, max(1, len(differences) // MIN_SEGMENT))
+    size = -(-len(differences) // count)
+    means = tuple(fmean(differences[start : start + size]) for start in range(0, len(differences), size))
+    return _Comparison(name, means, max(differences), tokens, bound)
+
+
+def difference_bound(config: RunConfig, loaded: Loaded | None) -> float:
+    """The bound of a segment's mean |difference|, in nats."""
+    if config.weights.start_bound is not None:
+        return config.weights.start_bound
+    return _bound(ERROR_FACTOR, config.trainer.dtype, config.engine.dtype, loaded)
+
+
+def probe_bound(config: RunConfig, loaded: Loaded | None) -> float:
+    """The bound of the probe's mean |difference| after each publication, in nats.
+
+    Below float32 it is twice that of the start: the error was measured before the weights changed, and on more tokens.
+    """
+    if config.weights.probe_bound is not None:
+        return config.weights.probe_bound
+    engine = config.engine.dtype
+    sent = config.weights.dtype or engine
+    return _bound(2 * ERROR_FACTOR, config.trainer.dtype, sent if engine == "float32" else engine, loaded)
+
+
+def _bound(factor: float, trainer: str, engine: str, loaded: Loaded | None) -> float:
+    """A multiple of transformers' own error in two precisions, measured where it was; in float32 the floor."""
+    measured = loaded.own if loaded else {}
+    return max(FLOOR, factor * sum(measured.get(low, TYPICAL[low]) for low in (trainer, engine) if low in TYPICAL))
+
+
+def prompt_length(config: RunConfig, text: Any, context: int) -> int:
+    """Return a number of tokens, unless set as many as time, the engine's context and the trainer's budget allow."""
+    if config.weights.start_tokens is not None:
+        return min(config.weights.start_tokens, context)
+    devices = {
+        torch_device(config.trainer.device, "trainer.device"),
+        torch_device(config.engine.device, "engine.device"),
+    }
+    most = min(context, config.trainer.token_budget, MAX_COLOCATED_TOKENS if config.fleet.colocated else context)
+    affordable = OPERATIONS["cpu" if "cpu" in devices else "cuda"]
+    while most > MIN_SEGMENT and _operations(text, most) > affordable:
+        most = most * 7 // 8
+    return most
+
+
+def _operations(text: Any, tokens: int) -> float:
+    """About the operations of a pass: matrix products of dense layers (12 width^2 each), attention, the head."""
+    width, layers = text.hidden_size, text.num_hidden_layers
+    return float(tokens * (layers * (24 * width**2 + 4 * width * tokens) + 2 * width * text.vocab_size))

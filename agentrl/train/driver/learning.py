@@ -1,0 +1,194 @@
+"""A step's work on its groups: shape rewards, compute values, credit, pack, train.
+
+This is the part of a step that needs sessions' tokens. It is done in the run's process, or where sessions are held
+(`agentrl.train.driver.session_worker`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from agentrl import faults
+from agentrl.config import RunConfig
+from agentrl.rollout.stream.batch_metrics import staleness
+from agentrl.rollout.stream.seeds import derive
+from agentrl.sessions.store.store import Store
+from agentrl.train.algorithms import Algorithm
+from agentrl.train.algorithms.shaping import reference_kl, shaped_groups
+from agentrl.train.algorithms.values import Values, compute_values, per_token
+from agentrl.train.driver import lost_tokens
+from agentrl.train.driver.clock import Clock
+from agentrl.train.driver.colocated import computing
+from agentrl.train.forest.forest import Forest
+from agentrl.train.forest.packing import pack_credited, path_tokens
+from agentrl.train.record import trainer_logprobs
+from agentrl.train.record.provenance import Evidence
+from agentrl.train.trainers import Computing, Critic, Rewarder, missing_model
+from agentrl.types import Engine, Group
+
+Part = Callable[[str], AbstractContextManager[Any]]
+"""Shows that a part of a step is under way."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The groups and settings of a step's learning.
+
+    Attributes:
+        groups: the step's.
+        step: from 0.
+        trainer: of the policy.
+        algorithm: credit, and what it carries from step to step; it is changed.
+        evidence: gets what is trained on.
+        clock: gets the seconds of each phase.
+    """
+
+    groups: Sequence[Group]
+    step: int
+    trainer: Computing
+    algorithm: Algorithm
+    evidence: Evidence = field(default_factory=Evidence)
+    clock: Clock = field(default_factory=Clock)
+
+
+class Learner(Protocol):
+    """A learner from batches of groups."""
+
+    async def learn(self, batch: Batch) -> dict[str, float]:
+        """Train on a batch; returns metrics. The trainer has the next version then, and the algorithm has seen them."""
+        ...
+
+    async def record(self) -> None:
+        """Write what only the learner has of the last batch into the run's record."""
+        ...
+
+    async def digests(self, **filters: Any) -> dict[str, str]:
+        """Digests of the stored sessions that fit every filter, by id; see `Store.digests`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Learning:
+    """Learns from batches in this process.
+
+    Attributes:
+        config: the run's.
+        folder: the run's.
+        engine: sleeps while the trainer computes, where it is colocated; None: whoever calls this sees to that.
+        part: shows a part of the step.
+    """
+
+    config: RunConfig
+    folder: Path
+    engine: Engine | None
+    part: Part
+
+    async def learn(self, batch: Batch) -> dict[str, float]:
+        """Train on a batch and return the metrics."""
+        views = [view for group in batch.groups for view in group.by_agent()]
+        batch.evidence.begin(batch.algorithm.snapshot())
+        views, shaped = await self._shape(batch, views)
+        values = await self._values(batch, views)
+        with batch.clock("pack"):
+            forests, credited = await asyncio.to_thread(self._credit, batch, views, values)
+        if self.config.record_logprobs:
+            await self._record_logprobs(batch, views)
+        learned = shaped | await self._train(batch, forests)
+        batch.algorithm.learned(learned)
+        signal = lost_tokens.masked(credited, learned.get("correction/mask_fraction", 0.0))
+        return signal | learned
+
+    async def record(self) -> None:
+        """Do nothing: the batch's evidence has the record."""
+
+    async def digests(self, **filters: Any) -> dict[str, str]:
+        """Return digests of the sessions that pass the filters."""
+        return await asyncio.to_thread(digests, self.folder, **filters)
+
+    @asynccontextmanager
+    async def _computing(self, batch: Batch) -> AsyncIterator[None]:
+        if self.engine is None:
+            yield
+            return
+        async with computing(batch.trainer, self.engine):
+            yield
+
+    async def _shape(self, batch: Batch, groups: Sequence[Group]) -> tuple[list[Group], dict[str, float]]:
+        """The groups with shaped rewards, a KL penalty included where it is one, and metrics of that."""
+        algo, adaptive, budget = batch.algorithm.config, batch.algorithm.adaptive, self.config.trainer.token_budget
+        estimates, metrics = None, adaptive.metrics(algo)
+        if algo.kl_coef and algo.kl_as == "reward":
+            seed = derive(self.config.seed, "reference", batch.step)
+            with batch.clock("reference"):
+                async with self._computing(batch):
+                    estimates = await asyncio.to_thread(reference_kl, batch.trainer, groups, algo, budget, seed)
+            metrics |= estimates.metrics()
+        return shaped_groups(groups, algo, adaptive, estimates), metrics
+
+    async def _values(self, batch: Batch, groups: Sequence[Group]) -> Values | None:
+        """The critic's value of each token's state, or each token's process reward, where these are needed."""
+        needs, trainer, budget = batch.algorithm.needs, batch.trainer, self.config.trainer.token_budget
+        seed = derive(self.config.seed, "values", batch.step)
+        if needs.critic:
+            if not isinstance(trainer, Critic):
+                raise missing_model(self.config.trainer, batch.algorithm.config, "critic")
+            compute = partial(compute_values, trainer, groups, batch.algorithm.critic_config, budget, seed)
+        elif needs.reward_model:
+            if not isinstance(trainer, Rewarder):
+                raise missing_model(self.config.trainer, batch.algorithm.config, "reward model")
+            compute = partial(per_token, groups, trainer.token_rewards, budget, seed)
+        else:
+            return None
+        with batch.clock("values"):
+            async with self._computing(batch):
+                return await asyncio.to_thread(compute)
+
+    def _credit(
+        self, batch: Batch, groups: Sequence[Group], values: Values | None
+    ) -> tuple[list[Forest], dict[str, float]]:
+        """Advantages for the groups' nodes, packed into forests."""
+        budget, seed = self.config.trainer.token_budget, derive(self.config.seed, "pack", batch.step)
+        credit, forests = pack_credited(batch.algorithm, groups, values, budget, seed)
+        version = batch.trainer.version
+        batch.evidence.train(groups, credit, forests, version, require=self.config.require_provenance)
+        tokens = sum(len(forest) for forest in forests)
+        packed = {
+            "pack/forests": float(len(forests)),
+            "pack/signal": float(any(map(has_signal, forests))),
+            "pack/tokens": float(tokens),
+            "pack/sharing": path_tokens(groups, credit) / tokens if tokens else 1.0,
+        }
+        signal = lost_tokens.account(batch.groups, credit, batch.algorithm.config)
+        return forests, packed | staleness(groups, version) | credit.metrics | signal
+
+    async def _record_logprobs(self, batch: Batch, groups: Sequence[Group]) -> None:
+        """Store the trainer's log-probability of each token that the step may train."""
+        budget, seed = self.config.trainer.token_budget, derive(self.config.seed, "logprobs", batch.step)
+        with batch.clock("logprobs"):
+            async with self._computing(batch):
+                found = await asyncio.to_thread(per_token, groups, batch.trainer.logprobs, budget, seed)
+            trainer_logprobs.write(self.folder, batch.step + 1, batch.trainer.version, found)
+
+    async def _train(self, batch: Batch, forests: Sequence[Forest]) -> dict[str, float]:
+        """Take the optimizer's steps; a batch without any signal takes none, but counts for the schedule."""
+        with batch.clock("train"), self.part("optimizer step"):
+            await faults.async_point("trainer.step")
+            async with self._computing(batch):
+                return await asyncio.to_thread(batch.trainer.step, forests, batch.algorithm.snapshot())
+
+
+def digests(folder: Path, **filters: Any) -> dict[str, str]:
+    """Digests of stored sessions of a run, read beside what is being written; see `Store.digests`."""
+    with Store(folder / "sessions.db", read_only=True) as store:
+        return store.digests(**filters)
+
+
+def has_signal(forest: Forest) -> bool:
+    """Return whether any advantage of a forest is not 0."""
+    return any(bool(channel.any()) for channel in (forest.advantage, forest.advantage_minus) if channel is not None)

@@ -1,0 +1,398 @@
+"""The loop: generate, score, learn (compute values, credit, pack, train), publish.
+
+It knows roles, not their kinds: any engine, any trainer, any algorithm, any environment. Everything that a step does
+follows from its number, its groups' numbers and the run's seed, so a run that was killed goes on from its last
+checkpoint as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+from agentrl import faults, tracing
+from agentrl.config import RunConfig
+from agentrl.errors import AgentRLError, ConfigError, EngineError, NoSignal, brief
+from agentrl.rollout.episodes.past import PastVersions
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.fleet.reference import ReferenceEngine
+from agentrl.rollout.stream.batch_metrics import Evaluation, idle, rollout_metrics
+from agentrl.rollout.stream.filters import FILTERS, make_measure
+from agentrl.rollout.stream.health import HealthMonitor, sampling_notes, sessions_of, with_retries
+from agentrl.rollout.stream.outcomes import GroupOutcome
+from agentrl.rollout.stream.stream import Stream
+from agentrl.rollout.weights.buckets import Weights
+from agentrl.rollout.workers.held import calls_of, sizes_of
+from agentrl.sessions.renderers.watch import CallWatch
+from agentrl.train.algorithms import Algorithm
+from agentrl.train.algorithms.selection import chooser, select
+from agentrl.train.display.console import Display
+from agentrl.train.driver import lost_tokens, minibatches, probe, recorded_steps, resizing
+from agentrl.train.driver.clock import Clock
+from agentrl.train.driver.learning import Batch, Learner
+from agentrl.train.driver.recovery import Recovery, died
+from agentrl.train.driver.resuming import step_of
+from agentrl.train.driver.stopping import Stopped, run_unless_stopped
+from agentrl.train.record import provenance, ratings
+from agentrl.train.record.files import append
+from agentrl.train.record.run_folder import RunFolder
+from agentrl.train.record.state import RunState
+from agentrl.train.trainers import Averager, Trainer
+from agentrl.types import GREEDY, Engine, Group
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass
+class Loop:
+    """Reinforcement learning of one policy, step by step."""
+
+    config: RunConfig
+    policy: Policy
+    state: RunState
+    folder: RunFolder
+    display: Display
+    learner: Learner
+    clock: Clock = field(default_factory=Clock)
+    health: HealthMonitor = field(default_factory=HealthMonitor)
+    measure: Callable[[int], Awaitable[Evaluation]] | None = None
+    stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
+    selected: dict[str, float] = field(default_factory=dict)
+    left_out: int = 0
+    recovery: Recovery | None = None
+    evidence: provenance.Evidence = field(default_factory=provenance.Evidence)
+    past: PastVersions | None = None
+    probe_bound: float = math.inf
+    top_scores: frozenset[float] = frozenset()
+    reference: ReferenceEngine | None = None
+
+    async def run(self, start: int = 0) -> int:
+        """Take the steps from `start` to `config.steps`, or to the one after which nothing is left to learn.
+
+        Returns:
+            The steps that are done.
+
+        Raises:
+            Stopped: `stop_requested` was set; a checkpoint of the last step that was taken is written.
+            NoSignal: nothing can be learned; a checkpoint is written likewise.
+        """
+        rows = [lost_tokens.kept(row) for row in self.folder.metrics()]
+        async with self.stream:
+            try:
+                for step in range(start, self.config.steps):
+                    with tracing.span("step", root=True, step=step + 1):
+                        rows.append(lost_tokens.kept(await self.take_step(step)))
+                    if await self.over(step + 1, rows):
+                        return step + 1
+            except Stopped:
+                await self.save(step)
+                raise
+        return self.config.steps
+
+    async def over(self, step: int, rows: Sequence[Mapping[str, float]]) -> bool:
+        """Return whether nothing is left to learn after `step` steps with these metrics; a checkpoint is written then.
+
+        Raises:
+            NoSignal: nothing can be learned; likewise.
+        """
+        found = lost_tokens.ending(rows, self.top_scores)
+        if found is None:
+            return False
+        if self.config.allow_no_signal:
+            if lost_tokens.ending(rows[:-1], self.top_scores) is None:  # else it was told of the step before
+                self.display.warn(f"step {step}: {found.reason} (allow_no_signal=true)")
+            return False
+        if not self.saves_after(step):
+            await self.recovering(step, partial(self.save, step))
+        if not found.learned:
+            raise NoSignal(f"step {step}: {found.reason}. allow_no_signal=true goes on nevertheless")
+        self.display.say(f"step {step}: {found.reason}")
+        return True
+
+    async def take_step(self, step: int) -> dict[str, float]:
+        """Take one step, and return its metrics; `step` counts from 0."""
+        self.clock = Clock()
+        groups = await run_unless_stopped(self.stop_requested, self.generate(step))
+        await faults.async_point("groups.taken")
+        trained = await self.recovering(step, partial(self.train, groups, step))
+        await faults.async_point("step.published")
+        await self.keep_version(step + 1)
+        measured = await self.evaluate(step + 1)
+        fresh = self.stream.published(groups)
+        await self.learner.record()
+        outcomes = self.stream.take_outcomes()
+        found = await self.learner.digests(group=[each.group for each in outcomes if each.hash is not None])
+        rated = await self.rate(step + 1, fresh)
+        row = self.record(step + 1, fresh, trained | measured | rated, outcomes, found)
+        await self.recovering(step + 1, partial(self.checkpoint, step + 1))
+        await resizing.resize(self, step + 1)
+        return row
+
+    @property
+    def stream(self) -> Stream:
+        """The stream of groups."""
+        return self.state.stream
+
+    @property
+    def engine(self) -> Engine:
+        """The policy's engine."""
+        assert self.policy.engine is not None
+        return self.policy.engine
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The algorithm: which groups are trained on, and their credit."""
+        return self.state.algorithm
+
+    @property
+    def trainer(self) -> Trainer:
+        """The policy's trainer."""
+        return self.state.trainer
+
+    async def generate(self, step: int) -> list[Group]:
+        """The step's groups of finished, rewarded sessions."""
+        count, size = self.config.rollout.groups_per_step, self.stream.sessions_each
+        lost: list[Group] = []
+        left_out: list[Group] = []
+
+        def drop(groups: Sequence[Group], why: str) -> None:
+            left_out.extend(groups)
+            self.stream.drop(groups, why)
+
+        async def attempt() -> list[Group]:
+            self.stream.discard(lost)
+            with self.display.part("rollout", count * size, detail=self.stream.__str__) as ended:
+                lost[:] = await self.stream.take(count, ended)
+            return list(lost)
+
+        with self.clock("rollout"):
+            groups = await with_retries(attempt, f"step {step + 1}", self.display.warn)
+            most = self.config.rollout.max_replaced * count
+            choose = chooser(self.algorithm, make_measure(FILTERS, self.config.rollout.filter))
+            groups, self.selected = await select(choose, groups, self.stream.take, drop, most)
+            again = self.stream.reuse(int(self.config.rollout.reuse * count))
+            self.selected["groups/replayed"] = float(len(again))
+            members = (session for session in sessions_of(left_out) if session.phase != GREEDY)
+            self.left_out = sum(sizes_of(session).sampled for session in members)
+            return sorted([*again, *groups], key=lambda group: group.number)
+
+    async def train(self, groups: Sequence[Group], step: int, *, again: bool = False) -> dict[str, float]:
+        """Learn from a step's groups and publish the new weights; `again`: it was published before."""
+        batch = Batch(groups, step, self.trainer, self.algorithm, self.evidence, self.clock)
+        learned = await self.learner.learn(batch)
+        published = {} if again else await self.publish()
+        if self.recovery is not None and not again:
+            self.recovery.learned(step, groups)
+        return learned | published
+
+    async def recovering(self, done: int, work: Callable[[], Awaitable[T]]) -> T:
+        """The work's result; where the trainer dies meanwhile, another one takes its place and the work is done again.
+
+        Args:
+            done: the steps that the trainer has learned from when the work begins.
+            work: needs the trainer.
+        """
+        dead = False
+        while True:
+            try:
+                if dead:
+                    await self.restart_trainer(done)
+                return await work()
+            except AgentRLError as error:
+                if self.recovery is None or not self.recovery.possible(error):
+                    raise
+                dead = True
+                self.display.warn(f"the trainer is started anew: {brief(str(died(error)))}")
+
+    async def restart_trainer(self, done: int) -> None:
+        """Put a new trainer in the place of one that died, after the same steps."""
+        assert self.recovery is not None
+        checkpoint = next(reversed(self.folder.checkpoints()), None)
+        with self.display.part("starting the trainer anew"):
+            self.state = await asyncio.to_thread(self.recovery.restart, self.state, checkpoint)
+        if checkpoint is None and self.recovery.imitate is not None:
+            await self.recovery.imitate()
+        first = step_of(checkpoint) if checkpoint else 0
+        for step in range(first, done):
+            groups = await asyncio.to_thread(self.recovery.groups, step, self.state)
+            await self.train(groups, step, again=True)
+        if first < done and not self.trainer.deterministic:  # engines have other weights of that version
+            self.state.published.lose()
+            self.state.averaged.lose()
+            await self.publish()
+            self.write_published(done)
+        where = checkpoint.name if checkpoint else "the beginning"
+        self.display.say(f"the trainer continues from {where}; steps up to {done} are trained again")
+
+    async def restore_trainer(self) -> None:
+        """Load the checkpoint that a run resumes from into its trainer."""
+        assert self.folder.checkpoint is not None
+        self.state.restore_trainer(self.folder.checkpoint)
+
+    async def publish(self) -> dict[str, float]:
+        """Send the new weights to the policy's engine, compare it with the trainer, and record what it has.
+
+        Where the trainer dies before all of that is done, the next one's weights are sent.
+        """
+        published, version = self.state.published, self.trainer.version
+        if published.recorded == version:
+            return {}
+        found, reference = dict[str, float](), ""
+        if published.begin(self.engine, version):
+            with self.clock("publish"), self.display.part("publishing weights"):
+                await faults.async_point("weights.publish")
+                await self.engine.publish(Weights.of(self.trainer), version)
+                tokens = self.config.weights.probe_tokens
+                found = await probe.compare(self.engine, self.trainer, tokens, self.probe_bound)
+            reference = await self.reference_checksum()
+        await self.confirm(found.get("probe/abs_mean"), reference)
+        published.recorded = version
+        return found
+
+    async def reference_checksum(self) -> str:
+        """The checksum of an engine that loads the trainer's weights from a folder; '' where none does."""
+        if self.reference is None:
+            return ""
+        with self.clock("prove"), self.display.part("proving that weights arrived"):
+            return await self.reference.checksum(Weights(self.trainer.weights), self.trainer.version)
+
+    async def confirm(self, probed: float | None = None, reference: str = "") -> None:
+        """Record which weights the engine says that it has.
+
+        Args:
+            probed: what the probe found.
+            reference: the checksum that they should have; '' where that is not known.
+
+        Raises:
+            EngineError: an engine has other weights.
+        """
+        bound = None if probed is None else self.probe_bound
+        found = await provenance.confirm_weights(
+            self.engine, self.config, self.state.store.losses, probed, bound, reference
+        )
+        if wrong := found.undelivered:
+            raise EngineError(f"{wrong} (weights.prove_every)")
+        self.evidence.add(found)
+
+    def write_published(self, step: int) -> None:
+        """Add the publications that are not in the run's record yet, after `step` steps."""
+        published, self.evidence.published = self.evidence.published, []
+        lines = provenance.lines(step, published)
+        self.folder.seals.add(step, lines={provenance.NAME: lines})
+        append(self.folder.path / provenance.NAME, lines)
+
+    async def publish_average(self, engine: Engine) -> None:
+        """Send the average of the weights to an engine of its own, as the policy's version."""
+        averaged, version = self.state.averaged, self.trainer.version
+        if not averaged.begin(engine, version):
+            return
+        if not isinstance(self.trainer, Averager):
+            raise ConfigError(f"eval.weights=averaged: trainer={self.config.trainer.name} has no averaged_weights()")
+        with self.clock("publish_average"), self.display.part("publishing averaged weights"):
+            await engine.publish(Weights.of(self.trainer, "averaged_weights"), version)
+        averaged.recorded = version
+
+    async def keep_version(self, step: int) -> None:
+        """Keep the weights after `step` steps for later groups to play against, where the run does and it is due."""
+        past = self.past
+        if past is None or not past.due(step):
+            return
+
+        async def keep() -> None:
+            oldest = next(map(step_of, self.folder.checkpoints()), 0)
+            await past.keep(step, self.trainer.export, oldest=oldest)
+            await asyncio.to_thread(self.folder.seal_version, step, past.path(step))
+
+        with self.clock("past"), self.display.part("keeping a version"):
+            await self.recovering(step, keep)
+
+    async def evaluate(self, step: int) -> dict[str, float]:
+        """Measure the policy on held-out tasks, where it is due; the last step's policy is measured after the run."""
+        every = self.config.eval.every
+        if self.measure is None or every is None or step % every or step == self.config.steps:
+            return {}
+        with self.clock("eval"):
+            result = await self.measure(step)
+        parts = {f"eval/{name}": value for name, value in result.metrics.items() if name.startswith("env/")}
+        averaged = {"eval/averaged": 1.0} if self.config.eval.weights == "averaged" else {}
+        return {"eval/mean": result.mean, "eval/low": result.low, "eval/high": result.high} | parts | averaged
+
+    async def rate(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
+        """Write a step's games against earlier versions, and return their metrics; the fit grows with the run."""
+        if self.past is None:
+            return {}
+        name, every = self.past.name, self.past.config.every
+        return await asyncio.to_thread(ratings.record, self.folder.path, step, name, every, groups)
+
+    def record(
+        self,
+        step: int,
+        groups: Sequence[Group],
+        metrics: dict[str, float],
+        outcomes: Sequence[GroupOutcome],
+        digests: Mapping[str, str],
+    ) -> dict[str, float]:
+        """Log the numbers, show the progress; returns the numbers.
+
+        Args:
+            step: from 1.
+            groups: that were generated for it.
+            metrics: of learning and evaluation.
+            outcomes: what became of groups.
+            digests: of the sessions of these.
+        """
+        metrics = lost_tokens.left_out(metrics, self.left_out)
+        row = {**rollout_metrics(groups), **self.selected, **metrics, "version": float(self.trainer.version)}
+        row |= self.stream.metrics() | self.clock.metrics()
+        row |= idle(row)
+        tokens = sum(sizes_of(session).tokens for session in sessions_of(groups))
+        seconds = row["time/step"] - row.get("time/eval", 0.0)
+        row["throughput/tokens_per_s"] = tokens / seconds
+        row["throughput/sessions_per_s"] = row["sessions/count"] / seconds
+        self.display.step(row, row.get("reward/mean", 0.0))
+        row["time/left"] = self.display.seconds_left()
+        provenance.write(self.folder.path, step, self.evidence.take())
+        self.folder.log(step, row, outcomes, digests, recorded_steps.content(step, self.state))
+        if row.get("mismatch/abs_mean", 0.0) > self.config.mismatch_bound:
+            self.display.warn(
+                f"step {step}: engine and trainer disagree: mean |Δ log-probability| "
+                f"{row['mismatch/abs_mean']:.2g} is over mismatch_bound={self.config.mismatch_bound:g}"
+            )
+        if warning := self.silence(groups):
+            self.display.warn(f"step {step}: {warning}")
+        for warning in self.health.check(groups, signal=bool(row["pack/signal"])):
+            self.display.warn(f"step {step}: {warning}")
+        if note := minibatches.describe_updates(row, self.config.algo):
+            self.display.warn_once(note)
+        for note in sampling_notes(sessions_of(groups), trained=True):
+            self.display.warn_once(note)
+        return row
+
+    def silence(self, groups: Sequence[Group]) -> str | None:
+        """A warning where there are tools and no call ever parses: parser and model may not fit."""
+        watch = CallWatch(self.policy.renderer.name)
+        for calls in map(calls_of, sessions_of(groups)):
+            watch.add(calls.turns, calls.good, calls.malformed)
+        return watch.warning()
+
+    async def checkpoint(self, step: int) -> None:
+        """Save what a resumed run needs, where one is due."""
+        if self.saves_after(step):
+            await self.save(step)
+
+    def saves_after(self, step: int) -> bool:
+        """Return whether a checkpoint is due after `step` steps."""
+        return step % self.config.checkpoint_every == 0 or step == self.config.steps
+
+    async def save(self, step: int) -> None:
+        """Write the checkpoint after `step` steps."""
+        write, keep = self.state.writer(), self.config.keep_checkpoints
+        await asyncio.to_thread(self.folder.save_checkpoint, step, write, keep)
+        if self.recovery is not None:
+            self.recovery.saved(self.folder.checkpoints())

@@ -1,0 +1,183 @@
+"""The steps after a run's newest checkpoint, which a resumed run trains again as they are recorded.
+
+After each step `stream.json` in the run folder gets the state of the stream of groups. The ledger says which groups
+each step trained, and the session store has their sessions. So a resumed run needs no generation to come from its
+checkpoint's weights to those of its last step: it trains the same batches again, and continues there. That takes a
+trainer that computes the same again (`Trainer.deterministic`), and is compared with the recorded metrics. Otherwise the
+weights of these steps are lost: the run continues from its checkpoint, and what they generated is discarded
+(`Stream.carry_over`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from agentrl.config import RunConfig
+from agentrl.rollout.stream.outcomes import REPLAYED, TRAINED, GroupOutcome
+from agentrl.rollout.workers.held import has_content
+from agentrl.sessions.store.query import Between
+from agentrl.sessions.store.store import Store
+from agentrl.train.driver.resuming import step_of
+from agentrl.train.record import ledger
+from agentrl.train.record.files import write_atomically
+from agentrl.train.record.recording import BY_TIME
+from agentrl.train.record.run_folder import LOSSES, STREAM, RunFolder
+from agentrl.train.record.seals import digest
+from agentrl.train.record.state import RunState, last_attempts, saved
+from agentrl.types import Group
+
+if TYPE_CHECKING:
+    from agentrl.train.driver.loop import Loop
+
+
+@dataclass(frozen=True)
+class RecordedSteps:
+    """Steps that are recorded to the end.
+
+    Attributes:
+        last: the last of them, from 1.
+        state: of the stream and the algorithm after it.
+        outcomes: what each step trained, by step from 1.
+        rows: their metrics.
+    """
+
+    last: int
+    state: Mapping[str, Any]
+    outcomes: Mapping[int, list[GroupOutcome]]
+    rows: Mapping[int, Mapping[str, float]]
+
+    def groups(self, step: int, store: Store) -> list[Group] | None:
+        """Return the groups that a step (from 1) trained on; None where ledger or store don't have them."""
+        found: list[Group] = []
+        for outcome in sorted(self.outcomes.get(step, ()), key=lambda outcome: outcome.number):
+            sessions = last_attempts(store, outcome.group)
+            if not sessions or not has_content(sessions, outcome.hash):
+                return None
+            numbers = outcome.number, outcome.attempt, outcome.begun
+            found.append(Group(outcome.group, sessions[0].task, sessions, *numbers, outcome.choice))
+        return found or None
+
+
+def content(step: int, state: RunState) -> bytes:
+    """The state of the stream after a step, for `stream.json`, the last of the step's files."""
+    return orjson.dumps({"step": step, "stream": state.stream.state(), "algorithm": state.algorithm.snapshot()})
+
+
+def read(folder: RunFolder, start: int) -> RecordedSteps | None:
+    """The steps after `start`; None where there are none that are recorded to the end."""
+    try:
+        state = orjson.loads((folder.path / STREAM).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    last, rows = state["step"], {int(row["step"]): row for row in folder.metrics()}
+    if last <= start or not rows.keys() >= set(range(start + 1, last + 1)):
+        return None
+    outcomes: dict[int, list[GroupOutcome]] = {}
+    for entry in ledger.read(folder.path):
+        if entry.outcome.outcome in (TRAINED, REPLAYED):
+            outcomes.setdefault(entry.step, []).append(entry.outcome)
+    return RecordedSteps(last, state, outcomes, rows)
+
+
+async def resume(loop: Loop, config: RunConfig) -> int:
+    """Bring a resumed run, whose trainer has its checkpoint's weights, to the step that it continues after.
+
+    Returns:
+        The last step that is recorded, where its weights could be computed again; else the checkpoint's.
+    """
+    folder, state = loop.folder, loop.state
+    assert folder.checkpoint is not None
+    assert folder.saved is not None
+    start = last = step_of(folder.checkpoint)
+    recorded = read(folder, start)
+    done = max((int(row["step"]) for row in folder.metrics()), default=0)
+    if recorded is None and done > start:
+        loop.display.warn(f"steps {start + 1} to {done} are lost, and learned again: {STREAM} or metrics lack them")
+    if recorded is not None:
+        again = state.trainer.deterministic
+        why = _changed(config, folder.saved) if again else f"trainer={config.trainer.name} is not deterministic here"
+        if not why and not (why := await loop.recovering(start, partial(_train_again, loop, recorded, start))):
+            last = recorded.last
+            loop.display.say(f"steps {start + 1} to {last} were trained again as they are recorded")
+        else:
+            loop.display.warn(f"steps {start + 1} to {recorded.last} are lost, and learned again: {why}")
+            await loop.recovering(start, loop.restore_trainer)
+    folder.drop_after(last)  # before anything else is sealed: seals are in the order of steps
+    if recorded is not None and last > start:
+        state.restore_stream(recorded.state["stream"])
+        state.algorithm.load_snapshot(recorded.state["algorithm"])
+    else:
+        state.restore_stream(saved(folder.checkpoint)["stream"])
+    survived, reproducible = loop.trainer.version, _reproducible(loop, config)
+
+    def seal(content: bytes) -> None:
+        folder.seals.add(last, files={LOSSES: digest(content)})
+
+    state.store.losses = losses(folder.path, state.store, survived, seal, reproducible=reproducible)
+    if folder.saved.rewards == config.rewards:
+        state.stream.carry_over(state.store, loop.trainer.version)
+    if last > start:
+        await loop.recovering(last, partial(loop.save, last))
+    return last
+
+
+def losses(
+    run: Path,
+    store: Store,
+    survived: int,
+    seal: Callable[[bytes], object] = lambda content: None,
+    *,
+    reproducible: bool,
+) -> list[int]:
+    """The last version that survived each loss of weights of a run, one that is found now included.
+
+    Args:
+        run: the folder, whose `losses.json` is written.
+        store: the run's; weights are lost where it has turns of a later version.
+        survived: the version that the run continues with.
+        seal: is given the file's content before it is written.
+        reproducible: whether later versions come out the same again, bit for bit.
+    """
+    file = run / LOSSES
+    found: list[int] = orjson.loads(file.read_bytes()) if file.exists() else []
+    if not reproducible and store.find({"version_max": Between(survived + 1)}, limit=1).rows:
+        found.append(survived)
+        seal(orjson.dumps(found))
+        write_atomically(file, orjson.dumps(found))
+    return found
+
+
+def _reproducible(loop: Loop, config: RunConfig) -> bool:
+    """True where steps that are taken again have the same groups, tokens and weights."""
+    assert loop.folder.saved is not None
+    same = not _changed(config, loop.folder.saved) and config.rollout == loop.folder.saved.rollout
+    exact = loop.trainer.deterministic and loop.engine.capabilities.deterministic
+    return same and exact and not config.rollout.staleness
+
+
+def _changed(config: RunConfig, before: RunConfig) -> str:
+    """The settings because of which the steps would come out otherwise; empty where there are none."""
+    changed = [name for name in ("algo", "trainer", "steps") if getattr(config, name) != getattr(before, name)]
+    return f"{' and '.join(changed)} changed" if changed else ""
+
+
+async def _train_again(loop: Loop, recorded: RecordedSteps, start: int) -> str:
+    """Train the steps after `start` again; returns why they are not those that are recorded."""
+    for step in range(start + 1, recorded.last + 1):
+        groups = recorded.groups(step, loop.state.store)
+        if groups is None:
+            return f"the store or the ledger lacks sessions of step {step}"
+        metrics = await loop.train(groups, step - 1, again=True)
+        if loop.recovery is not None:
+            loop.recovery.learned(step - 1, groups)
+        found = orjson.loads(orjson.dumps({**metrics, "version": float(loop.trainer.version)}))
+        for name, value in found.items():
+            if not name.startswith(BY_TIME) and value != recorded.rows[step].get(name):
+                return f"{name} of step {step} is {value}, and was {recorded.rows[step].get(name)}"
+    return ""

@@ -1,0 +1,88 @@
+"""A run's trainer gets another number or layout of processes, at a step's boundary, while the run goes on.
+
+    echo 'ranks: 4' > runs/NAME/trainer.yaml
+
+After the step that is under way a checkpoint is written, the trainer is closed, and another one with these settings
+continues from it; engines and sessions under way are not touched. The file is removed when it is read. Likewise a
+trainer whose node is drained goes on elsewhere, where others have room for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentrl import cluster
+from agentrl.common.concurrency import in_thread
+from agentrl.config import RunConfig
+from agentrl.errors import ConfigError
+from agentrl.overrides import read_yaml, validate
+
+if TYPE_CHECKING:
+    from agentrl.train.driver.loop import Loop
+    from agentrl.train.driver.recovery import Recovery
+
+FILE = "trainer.yaml"
+CHANGEABLE = ("ranks", "tensor_parallel", "pipeline_parallel", "expert_parallel", "context_parallel", "threads")
+"""Settings of a trainer that say how its processes divide the work, and not what is learned."""
+
+
+def requested(folder: Path, config: RunConfig, warn: Callable[[str], object]) -> RunConfig | None:
+    """The configuration that the run's folder asks for; None where it asks for none, or what it asks for is wrong.
+
+    Args:
+        folder: the run's.
+        config: as it is.
+        warn: is told what is wrong.
+    """
+    file = folder / FILE
+    if not file.exists():
+        return None
+    try:
+        tree = read_yaml(file)
+        if strange := sorted(tree.keys() - set(CHANGEABLE)):
+            raise ConfigError(f"{strange[0]} can't be changed during a run; allowed: {', '.join(CHANGEABLE)}")
+        trainer = config.trainer
+        found = validate({**trainer.model_dump(), **tree}, type(trainer))
+    except ConfigError as error:
+        warn(f"{file} is left out of account: {error}")
+        found = config.trainer
+    file.unlink()
+    return None if found == config.trainer else config.model_copy(update={"trainer": found})
+
+
+async def resize(loop: Loop, done: int) -> None:
+    """Go on with the trainer that the run's folder asks for, after so many steps; where it can't be made, with the old.
+
+    Raises:
+        AgentRLError: neither could be started.
+    """
+    found, recovery = requested(loop.folder.path, loop.config, loop.display.warn), loop.recovery
+    if recovery is None:
+        return
+    if found is None or recovery.starts is None:
+        alone = not loop.config.fleet.colocated  # else engines are on its GPUs
+        if alone and done < loop.config.steps and await in_thread(cluster.current().movable, "trainer"):
+            loop.display.say("the trainer is moved: its node is drained")
+            await _start_anew(loop, recovery, done)
+        return
+    before, recovery.start = recovery.start, recovery.starts(found.trainer)
+    try:
+        await _start_anew(loop, recovery, done)
+    except ConfigError as error:
+        loop.display.warn(f"the trainer goes on as it was: {error}")
+        recovery.start = before
+        await loop.recovering(done, partial(loop.restart_trainer, done))
+        return
+    loop.config = found
+    loop.folder.change_settings(found, done)
+
+
+async def _start_anew(loop: Loop, recovery: Recovery, done: int) -> None:
+    """Have the trainer go on in other processes, from a checkpoint of now; it is none of the restarts after deaths."""
+    if not loop.saves_after(done):
+        await loop.recovering(done, partial(loop.save, done))
+    await loop.recovering(done, partial(loop.restart_trainer, done))
+    recovery.restarts -= 1

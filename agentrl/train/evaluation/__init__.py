@@ -1,0 +1,1 @@
+"""Measuring a policy without training it: one evaluation, and suites of them."""

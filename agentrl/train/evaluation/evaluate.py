@@ -1,0 +1,369 @@
+"""`agentrl eval`: measure a policy without training it; the results go into a folder of their own.
+
+    config.yaml      the settings, all of them, defaults included
+    result.json      the summary: mean, confidence, pass@k, pass^k, tokens and cost, how sessions ended, why some are
+                     excluded, and every task's scores
+    data.json        which data it has, from its beginning on; see `agentrl.envs.data.identity`
+    sessions.db      every session, token for token, written while it is played
+    transcripts/     a few conversations
+
+Scripted policies (expert, noop) and models behind an API are measured the same way, without torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    closing,
+    contextmanager,
+    nullcontext,
+)
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import orjson
+
+from agentrl import cluster
+from agentrl.config import RunConfig
+from agentrl.config.secrets import without_secrets
+from agentrl.envs import sandboxes
+from agentrl.envs.added_tools import with_tools
+from agentrl.envs.base import Env
+from agentrl.envs.data import identity
+from agentrl.envs.episode import Actor, ScriptedActor
+from agentrl.envs.registry import factory
+from agentrl.errors import ConfigError, missing_extra
+from agentrl.rollout.episodes.actors import sampling_of
+from agentrl.rollout.episodes.evaluation import SCRIPTED, held_out_split, play_held_out
+from agentrl.rollout.episodes.groups import Rollouts
+from agentrl.rollout.episodes.opponents import open_partners
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.episodes.programs import Program
+from agentrl.rollout.fleet import wait_until_started
+from agentrl.rollout.remote import is_remote, remote_actor
+from agentrl.rollout.stream.batch_metrics import Evaluation
+from agentrl.rollout.stream.health import failures, finding, sessions_of
+from agentrl.rollout.workers.reward_workers import open_reward_workers
+from agentrl.sessions.renderers.families.null import NullRenderer
+from agentrl.sessions.store.recorder import Recorder
+from agentrl.sessions.store.store import Store
+from agentrl.train.display.console import Display
+from agentrl.train.display.pictures import transcripts
+from agentrl.train.record.files import write_atomically
+from agentrl.train.record.run_folder import RunFolder, run_path
+from agentrl.train.record.seals import SETTINGS, digest
+from agentrl.types import Group, Session
+
+DATA = "data.json"
+"""The identity of an evaluation's data (`envs.data.identity`)."""
+RESULT = "result.json"
+SHOWN = 6
+"""The most conversations of a transcript."""
+IGNORED = {
+    **dict.fromkeys(("trainer", "algo", "weights", "warm_start", "steps", "resume", "rerun", "rerun_answers"), ""),
+    **dict.fromkeys(("checkpoint_every", "keep_checkpoints", "mismatch_bound", "faults", "watchdog"), ""),
+    **dict.fromkeys(("checkpoint_url", "checkpoint_url_timeout"), ""),
+    "eval.weights": "model=CHECKPOINT/averaged",
+    "rollout.groups_per_step": "eval.tasks",
+    "rollout.group_size": "eval.n",
+    "rollout.temperature": "eval.temperature",
+}
+"""Settings of training that an evaluation does not use, and the setting to use instead."""
+SAMPLING = ("eval.temperature", "rollout.top_p", "eval.top_p", "eval.turn_tokens", "rollout.turn_tokens")
+"""Settings that a model uses, here or behind an API, and a scripted policy does not."""
+ENGINES_OWN = (
+    *("model", "engine", "fleet", "agent", "cluster"),
+    *("eval.session_tokens", "rollout.session_tokens", "rollout.context_tokens"),
+)
+"""Settings that only a model on an engine uses."""
+OF_REWARD_WORKERS = (
+    *("cluster.rewards", "cluster.name", "cluster.address", "cluster.start_timeout", "cluster.max_restarts"),
+    "cluster.resources.rewards",
+)
+"""Settings of the cluster that any policy uses where it has reward workers."""
+
+
+def ignored(tree: Mapping[str, Any]) -> dict[str, str]:
+    """The settings of a tree that an evaluation would ignore, and why."""
+    policy = str(tree.get("policy", "model"))
+    machines = tree.get("cluster")
+    rewarding = isinstance(machines, Mapping) and "rewards" in machines
+    found = {}
+    for key in _leaves(tree):
+        if rewarding and _within(key, OF_REWARD_WORKERS):
+            continue
+        unused = next((name for name in IGNORED if _within(key, (name,))), None)
+        if unused is not None:
+            instead = f"; an evaluation has {IGNORED[unused]}" if IGNORED[unused] else ""
+            found[key] = f"is for training{instead}"
+        elif policy in SCRIPTED and _within(key, (*SAMPLING, *ENGINES_OWN, "agents", "policies", "api")):
+            found[key] = f"is for models, and policy={policy} is a script"
+        elif is_remote(policy) and _within(key, ENGINES_OWN):
+            found[key] = f"is for a model on an engine of ours, and policy={policy} is an API; it has api.*"
+        elif policy != "model" and key in ("model", "model.name"):
+            found[key] = f"names a model, and policy={policy} names one too"
+        elif not is_remote(policy) and _within(key, ("api",)):
+            found[key] = "is for policy=URL"
+    return found
+
+
+def _within(key: str, names: Sequence[str]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def refuse_ignored(tree: Mapping[str, Any]) -> None:
+    """Refuse settings that an evaluation would ignore.
+
+    Raises:
+        ConfigError: there are some; the message names each, and why.
+    """
+    if found := ignored(tree):
+        raise ConfigError("\n".join(f"{key} {why}; leave it out of an evaluation" for key, why in found.items()))
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key
+
+
+async def evaluate_run(config: RunConfig, display: Display) -> Evaluation:
+    """Measure a policy (a model, a script, or what an API answers) on held-out tasks.
+
+    Raises:
+        ConfigError: a setting does not fit.
+        InfraError: every session ended in an infrastructure error.
+    """
+    sandboxes.configure(config.sandbox)
+    config = resolved(config)
+    with _kept(config) as (folder, store), display:
+        async with loaded_policy([config], folder.path, display) as rollouts_of:
+            result, _ = await measure(config, rollouts_of, folder, store, display)
+    return result
+
+
+def resolved(config: RunConfig) -> RunConfig:
+    """The configuration with the evaluation's own limits, and with the model that `policy` may name."""
+    config = config.model_copy(update={"rollout": config.eval.limits(config.rollout)})
+    if config.policy in ("model", *SCRIPTED) or is_remote(config.policy):
+        return config
+    return config.model_copy(update={"model": config.model.model_copy(update={"name": config.policy})})
+
+
+Opened = AbstractAsyncContextManager[tuple[Rollouts, Actor | Program]]
+RolloutsOf = Callable[[RunConfig, Store], Opened]
+"""A function that opens the rollouts of an evaluation by a policy that is loaded, and names their actor."""
+
+
+@asynccontextmanager
+async def loaded_policy(configs: Sequence[RunConfig], folder: Path, display: Display) -> AsyncIterator[RolloutsOf]:
+    """Load the policy for evaluations.
+
+    Args:
+        configs: theirs; the policy's settings are the same in all.
+        folder: where logs go.
+        display: displays progress.
+    """
+    config = configs[0]
+    if config.policy in SCRIPTED:
+        with _reward_cluster(config, folder):
+            yield partial(_without_tokens, SCRIPTED[config.policy])
+        return
+    if is_remote(config.policy):
+        async with remote_actor(config.policy, config.api, sampling_of(config.rollout)) as actor:
+            with _reward_cluster(config, folder):
+                yield partial(_without_tokens, actor)
+        return
+    try:
+        from agentrl.train.driver import launch, setup
+        from agentrl.train.plan import model_checks
+    except ModuleNotFoundError as error:
+        raise missing_extra(error.name or "torch", "train") from error
+    setup.quiet()
+    played = [(each, _factory(each)) for each in configs]
+    with TemporaryDirectory() as scratch:
+        if config.model.name == setup.TINY:
+            display.warn(
+                "model=tiny is made for this evaluation and has learned nothing; "
+                "for a trained one use model=runs/NAME/checkpoints/step-…"
+            )
+        with display.part("loading the model"):
+            base = await launch.base_model(config, _factory(config), Path(scratch))
+        model_checks.prove_architecture(config, base, display, trains=False)
+        async with launch.loaded(config, played, base, folder, say=display.say) as policy:
+
+            @asynccontextmanager
+            async def rollouts_of(own: RunConfig, store: Store) -> AsyncIterator[tuple[Rollouts, Actor | Program]]:
+                async with (
+                    with_tools(_factory(own), own.tools) as make_env,
+                    launch.playing(policy, own, make_env, store) as (rollouts, act),
+                ):
+                    with display.part("starting the engine"):
+                        await asyncio.gather(*map(wait_until_started, rollouts.engines))
+                    yield rollouts, act(own.rollout)
+
+            yield rollouts_of
+
+
+def _reward_cluster(config: RunConfig, folder: Path) -> AbstractContextManager[object]:
+    """The machines of reward workers, where the policy itself needs none."""
+    return cluster.opened(config.cluster, folder / "logs") if config.cluster.rewards else nullcontext()
+
+
+@asynccontextmanager
+async def _without_tokens(
+    actor: Actor, config: RunConfig, store: Store
+) -> AsyncIterator[tuple[Rollouts, Actor | Program]]:
+    """Rollouts of what is no engine: their sessions hold messages."""
+    if isinstance(actor, ScriptedActor):  # it plays every agent
+        config = config.model_copy(update={"policies": {}, "agents": {}})
+    async with (
+        with_tools(_factory(config), config.tools) as make_env,
+        open_reward_workers(make_env, config) as (with_rewards, _),
+        open_partners(config, None, Path(store.path).parent) as partners,
+    ):
+        with Recorder(store) as recorder:
+            policy, limits = Policy(NullRenderer()), config.rollout
+            rollouts = Rollouts(with_rewards, policy, limits, config.seed, partners, config.env.name, recorder)
+            await asyncio.gather(*map(wait_until_started, rollouts.engines))
+            yield rollouts, actor
+
+
+def _factory(config: RunConfig) -> Callable[[], Env]:
+    return factory(config.env.name, **config.env.kwargs)
+
+
+async def measure(
+    config: RunConfig,
+    rollouts_of: RolloutsOf,
+    folder: RunFolder,
+    store: Store,
+    display: Display,
+    *,
+    name: str = "evaluation",
+    detail: Callable[[], str] = str,
+    ended: Callable[[Session], None] = lambda session: None,
+    about: Mapping[str, Any] | None = None,
+    hint: str = "",
+) -> tuple[Evaluation, dict[str, Any]]:
+    """Play one evaluation, and write its result and some conversations into its folder.
+
+    Args:
+        config: its settings, `resolved`.
+        rollouts_of: opens rollouts by the policy.
+        folder: the evaluation's own; sessions that its store holds already are taken, or continued.
+        store: of its sessions.
+        display: displays progress.
+        name: what the display calls it.
+        detail: what the display says beside it.
+        ended: is called with each session that has ended.
+        about: what `result.json` has besides.
+        hint: what an interrupted one prints besides.
+
+    Returns:
+        The result, and what `result.json` says of it.
+
+    Raises:
+        InfraError: every session ended in an infrastructure error.
+    """
+    env = _factory(config)()
+    split = held_out_split(config, env)
+    found = identity.of_splits(env, [split])
+    began = time.monotonic()
+    display.say(f"evaluating {label(config)} on {config.env.name}, split {split}, in {folder.path}")
+    display.say(identity.described(found))
+    _keep_identity(config, folder.path, found, display)
+    kept = set[str]()
+    display.resume_hint = lambda: f"interrupted; {len(kept)} sessions are in {folder.path / 'sessions.db'}{hint}"
+
+    def keep(session: Session) -> None:
+        kept.add(session.id)
+        ended(session)
+
+    folder.seals.add(0, evaluation="begun")
+    async with rollouts_of(config, store) as (rollouts, who):
+        rollouts.left.find_evaluated(store)
+        result, groups = await play_held_out(config, rollouts, who, display, name, ended=keep, detail=detail)
+    shown = [session for group in groups[:SHOWN] for session in group.sessions[:1]]
+    transcripts(folder.path / "transcripts" / "eval.md", f"{config.env.name}, {label(config)}", shown)
+    known = {identity.KEY: identity.json(found), **(about or {})}
+    data = {**_as_json(config, split, result, groups, time.monotonic() - began), **known}
+    content = orjson.dumps(data, option=orjson.OPT_INDENT_2) + b"\n"
+    files = {name: digest((folder.path / name).read_bytes()) for name in (SETTINGS, DATA)}
+    folder.seals.add(0, evaluation="ended", sessions=store.digests(), files={**files, RESULT: digest(content)})
+    write_atomically(folder.path / RESULT, content)
+    return result, data
+
+
+def _keep_identity(config: RunConfig, folder: Path, found: identity.Identities, display: Display) -> None:
+    """Write which data an evaluation has, before it begins; one that goes on has to have the same.
+
+    Raises:
+        ConfigError: it changed, and `accept_changed_data` is not set.
+    """
+    file = folder / DATA
+    before = identity.read(orjson.loads(file.read_bytes())) if file.exists() else {}
+    if changed := identity.differences(before, found):
+        what = f"{folder}: the data changed since this evaluation began: {'; '.join(changed)}"
+        if not config.accept_changed_data:
+            raise ConfigError(
+                f"{what}. Another run_dir measures all of it anew; accept_changed_data=true measures here what is "
+                "other, and replaces the result"
+            )
+        display.warn(f"{what} (accept_changed_data=true)")
+    write_atomically(file, orjson.dumps(identity.json(found)))
+
+
+def label(config: RunConfig) -> str:
+    """Name what is measured."""
+    if is_remote(config.policy):
+        return f"{config.api.model} at {without_secrets(config.policy)}"
+    name = config.policy if config.policy != "model" else config.model.name
+    return f"agent {config.agent!r} with {name}" if config.agent else name
+
+
+@contextmanager
+def _kept(config: RunConfig) -> Iterator[tuple[RunFolder, Store]]:
+    """A new folder for the evaluation, and its store; removed where it fails before any session has ended."""
+    with closing(RunFolder.create(run_path(config, "eval-"), config)) as folder:
+        empty = True
+        try:
+            with Store(folder.path / "sessions.db") as store:
+                try:
+                    yield folder, store
+                finally:
+                    empty = set(store.counts()) <= {"open", "aborted"}
+        except Exception:
+            if empty:
+                folder.discard()
+            raise
+
+
+def _as_json(
+    config: RunConfig, split: str, result: Evaluation, groups: Sequence[Group], seconds: float
+) -> dict[str, Any]:
+    sessions = sessions_of(groups)
+    about = {
+        "env": config.env.name,
+        "policy": label(config),
+        "agent": config.agent,
+        "split": split,
+        "seed": config.seed,
+        "seconds": round(seconds, 3),
+        "ends": dict(Counter(session.status.value for session in sessions)),
+        "finding": finding(sessions) or failures(sessions) or None,
+    }
+    passes = {"pass_at": result.pass_at, "pass_hat": result.pass_hat}
+    by_name = {name: {str(k): value for k, value in each.items()} for name, each in passes.items()}
+    return about | asdict(result) | by_name

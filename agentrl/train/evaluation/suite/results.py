@@ -1,0 +1,95 @@
+"""The file of a suite's, or a single evaluation's, results: `result.json`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from agentrl.errors import ConfigError
+from agentrl.rollout.episodes import edits
+
+NAME = "result.json"
+
+
+@dataclass(frozen=True)
+class Results:
+    """The results of one policy.
+
+    Attributes:
+        name: the suite's, or the environment's.
+        policy: what was measured.
+        parts: by name, what `agentrl eval` writes for an evaluation; see `agentrl.train.evaluation.evaluate`.
+        seconds: that measuring took, without what was there already.
+        path: the folder that they are in.
+    """
+
+    name: str
+    policy: str
+    parts: Mapping[str, Mapping[str, Any]]
+    seconds: float = 0.0
+    path: Path | None = None
+
+    @property
+    def worked(self) -> bool:
+        """True where each part has something that says something about the policy."""
+        return all(part["worked"] for part in self.parts.values())
+
+    @property
+    def cost(self) -> float | None:
+        """The cost of all parts together; None without prices."""
+        costs = [part["cost"] for part in self.parts.values() if part.get("cost") is not None]
+        return sum(costs) if costs else None
+
+    def to_json(self) -> bytes:
+        """Return the bytes of the file."""
+        data = {"suite": self.name, "policy": self.policy, "seconds": round(self.seconds, 3), "parts": self.parts}
+        return orjson.dumps(data, option=orjson.OPT_INDENT_2) + b"\n"
+
+
+def read_results(path: str | Path) -> Results:
+    """The results in a file, or in the folder of a suite or of an evaluation; scores are those that people gave.
+
+    Raises:
+        ConfigError: there are none, or they lack what is compared.
+        StoreError: people edited them, and the history of that is damaged.
+    """
+    file = Path(path)
+    file = file / NAME if file.is_dir() else file
+    try:
+        data = orjson.loads(file.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{str(path)!r}: can't read {file.name}: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"{str(file)!r} is not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{str(file)!r} is no result of agentrl eval")
+    try:
+        parts = _parts(data, file.parent)
+        for part in parts.values():
+            _ = [(task["task"], task["digest"], task["scores"]) for task in part["scores"]]
+            _ = part["mean"], part["worked"]
+        name = str(data.get("suite") or data.get("env") or file.stem)
+        return Results(name, data["policy"], parts, data.get("seconds", 0.0), file.parent)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{str(file)!r} is no result of agentrl eval: it lacks {error}") from None
+
+
+def _parts(data: Mapping[str, Any], folder: Path) -> dict[str, Mapping[str, Any]]:
+    """The parts of a result, or itself as one; with the edits of the folders that their sessions are in."""
+    if "parts" not in data:
+        return {data.get("env", "evaluation"): edits.shown(folder, data)}
+    parts = dict(data["parts"])
+    for file in sorted(folder.glob(f"*/{edits.FILE}")):
+        measured = orjson.loads((file.parent / NAME).read_bytes())
+        parts |= {name: edits.shown(file.parent, part) for name, part in data["parts"].items() if part == measured}
+    return parts
+
+
+def number(value: Any) -> float:
+    """A number of a result: JSON has null for NaN."""
+    return math.nan if value is None else float(value)

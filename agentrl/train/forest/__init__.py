@@ -1,0 +1,1 @@
+"""Forests: packed batches of token trees, and how sessions become them."""

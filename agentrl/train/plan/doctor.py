@@ -1,0 +1,260 @@
+"""`agentrl doctor`: what a run needs of the machines of a cluster, tried on each of them before a run.
+
+A role is started on every node, as a run's parts are: by Ray, on free ports of the node's address. It says what the
+node has, reads a file that this process has written into the folder that all must share, and sends megabytes to the
+other nodes over the connections that a run's workers use. A gateway is opened on each as a run opens one,
+where one is asked for (`gateway_probe`): a run without agent programs has none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import PositiveFloat, PositiveInt
+
+from agentrl import cluster
+from agentrl.cluster import Address, Cluster, ClusterNode, Resources, Role, Worker, connect
+from agentrl.cluster.placement.assignment import Assignment, Place
+from agentrl.cluster.placement.gpus import queried
+from agentrl.cluster.wire.open_ports import open_ports
+from agentrl.common import cores
+from agentrl.config import ClusterConfig, GatewayConfig
+from agentrl.config.sections import NAMED, Section
+from agentrl.errors import AgentRLError, ConfigError, InvalidInput, brief
+from agentrl.train.plan.gateway_probe import GatewayHost, links_of, problems_of_gateways
+from agentrl.train.plan.memory import GIB
+
+PROBE = "probe"
+RAY = ("gcs_server", "raylet", "ray.util.client.server", "dashboard/dashboard.py", "dashboard/agent.py")
+"""The words in the commands of Ray's own processes; its workers' ports go with them."""
+MOST_PAIRS = 56
+"""Links that are measured: all pairs of up to 8 nodes; of more, each node's to the next one."""
+
+
+class DoctorConfig(Section):
+    """The settings of `agentrl doctor`."""
+
+    cluster: Annotated[ClusterConfig, NAMED] = ClusterConfig()
+    """The machines, as in a run."""
+    folder: Path = Path("runs")
+    """The folder of runs, which all nodes must share."""
+    megabytes: PositiveInt = 64
+    """What is sent from node to node to measure a link."""
+    timeout: PositiveFloat = 120.0
+    """Seconds that starting on the nodes may take, and each call there."""
+    images: tuple[str, ...] = ()
+    """Sandbox images that every node with Docker must have."""
+    send_images: bool = False
+    """Whether a node that lacks one of them gets it from a node that has it, without a registry."""
+    image_timeout: PositiveFloat = 3600.0
+    """Seconds that sending an image to a node may take."""
+    gateway: GatewayConfig = GatewayConfig()
+    """Where the gateways of agent programs listen, as in a run; tried where any of it, or cluster.gateways, is set."""
+    sandbox_network: str | None = None
+    """The Docker network of sandboxes that are to reach a gateway; None: none are."""
+
+
+@dataclass(frozen=True)
+class Equipment:
+    """A node's equipment.
+
+    Attributes:
+        cpus: cores that a process may use.
+        memory: of the node, in bytes.
+        gpus: a line of `nvidia-smi` for each.
+        docker: whether a daemon answers.
+        free: bytes that are free where the folder is; None where the folder is not seen.
+        ray: the addresses at which Ray listens for other machines.
+    """
+
+    cpus: int
+    memory: int
+    gpus: Sequence[str]
+    docker: bool
+    free: int | None
+    ray: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        gpus = ", ".join(dict.fromkeys(f"{self.gpus.count(one)} x {one}" for one in self.gpus)) or "no GPU"
+        docker = "Docker answers" if self.docker else "no Docker"
+        disk = "does not see the folder" if self.free is None else f"{self.free / GIB:.3g} GiB free in the folder"
+        return f"{self.cpus} CPUs, {self.memory / GIB:.3g} GiB, {gpus}; {docker}; {disk}"
+
+
+class Probe(GatewayHost):
+    """A worker on each node that is examined."""
+
+    def equipment(self, file: str, content: bytes) -> Equipment:
+        """Return the node's equipment; the driver has written `content` into `file`, in the folder that all share."""
+        from agentrl.tools.sandbox.docker import daemon
+
+        path = Path(file)
+        try:
+            free = shutil.disk_usage(path.parent).free if path.read_bytes() == content else None
+        except OSError:
+            free = None
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        gpus = queried("name,memory.total,driver_version")
+        ray = open_ports(RAY)
+        return Equipment(len(cores.allowed()), memory, gpus, daemon.available(), free, ray)
+
+    def take(self, data: bytes) -> int:
+        """Receive data and return its length."""
+        return len(data)
+
+    async def send(self, address: Address, megabytes: int, timeout: float) -> float:
+        """Send zeros to another node's probe; the rate in bytes each second, connection and a first call apart."""
+        other = await asyncio.to_thread(connect, address)
+        try:
+            await other.call("take", b"", timeout=timeout)
+            data, began = bytes(megabytes << 20), time.monotonic()
+            await other.call("take", data, timeout=timeout)
+            return len(data) / (time.monotonic() - began)
+        finally:
+            other.close()
+
+
+@dataclass
+class DoctorReport:
+    """The results of all checks.
+
+    Attributes:
+        nodes: what each node that answered has, by name.
+        links: bytes each second from a node to another, by their names.
+        problems: what would stop a run, or slow it for a reason that can be mended; sentences.
+        sent: which images were sent where; sentences.
+    """
+
+    nodes: dict[str, Equipment] = field(default_factory=dict)
+    links: dict[tuple[str, str], float] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    sent: list[str] = field(default_factory=list)
+
+    def lines(self) -> Iterator[str]:
+        """Yield the report's lines."""
+        for name, equipment in self.nodes.items():
+            yield f"{name}: {equipment}"
+            if equipment.ray:
+                yield f"{name}: Ray listens at {', '.join(equipment.ray)}: whoever reaches these can run commands"
+        for (one, other), rate in self.links.items():
+            yield f"{one} -> {other}: {rate / 1e9:.3g} GB/s"
+        yield from self.sent
+        yield from (f"problem: {problem}" for problem in self.problems)
+        if not self.problems:
+            yield "nothing stands in the way of a run"
+
+
+def examine(config: DoctorConfig) -> DoctorReport:
+    """Try all nodes of a cluster.
+
+    Raises:
+        ConfigError: no cluster answers at its address, or it has no room for a probe on each node.
+        MissingExtra: it needs Ray, which is not installed.
+        InvalidInput: the folder can't be written.
+    """
+    report = DoctorReport()
+    with cluster.opened(config.cluster, None) as opened:
+        nodes = opened.nodes()
+        report.problems += [f"{node.name} does not answer" for node in nodes if not node.alive]
+        asyncio.run(_examine(opened, [node for node in nodes if node.alive], config, report))
+    return report
+
+
+async def _examine(opened: Cluster, nodes: Sequence[ClusterNode], config: DoctorConfig, report: DoctorReport) -> None:
+    if config.cluster.name == "ray":
+        from agentrl.cluster.ray.cluster import RayCluster
+
+        assert isinstance(opened, RayCluster)
+        places = tuple(Place(PROBE, number, node.name) for number, node in enumerate(nodes))
+        await asyncio.to_thread(opened.reserve, Assignment(places), {PROBE: Resources()}, config.timeout)
+    role = Role(PROBE, f"{__name__}:Probe", threads=1)
+    workers = {node.name: opened.spawn(role) for node in nodes}
+    file, content = config.folder.absolute() / f".doctor-{secrets.token_hex(4)}", secrets.token_bytes(16)
+    try:
+        config.folder.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+    except OSError as error:
+        raise InvalidInput(f"folder={str(config.folder)!r} can't be written: {error}") from None
+    try:
+        probes = (_equipment(worker, file, content, config.timeout) for worker in workers.values())
+        answers = await asyncio.gather(*probes, return_exceptions=True)
+    finally:
+        file.unlink()
+    for node, answer in zip(nodes, answers, strict=True):
+        report.problems += _problems(node, answer, config)
+        if isinstance(answer, Equipment):
+            report.nodes[node.name] = answer
+    for one, other in _pairs(list(report.nodes)):
+        words = (workers[other].address, config.megabytes, config.timeout)
+        try:
+            report.links[one, other] = await workers[one].call("send", *words, timeout=2 * config.timeout)
+        except AgentRLError as error:
+            report.problems.append(f"{one} does not reach {other}: {brief(str(error))}")
+    hosts = {name: workers[name] for name, has in report.nodes.items() if has.docker}
+    if config.sandbox_network or config.gateway.model_fields_set or config.cluster.gateways:
+        sandboxes = dict.fromkeys(hosts if config.sandbox_network else (), next(iter(config.images), None))
+        there = [node for node in nodes if node.name in report.nodes]
+        how = (config.gateway, sandboxes, config.sandbox_network or "", config.timeout)
+        try:
+            links = links_of(config.cluster, there, MOST_PAIRS)
+            report.problems += await problems_of_gateways(workers, links, *how)
+        except ConfigError as error:
+            report.problems.append(str(error))
+    for image in config.images:
+        try:
+            await _compare_image(image, hosts, config, report)
+        except AgentRLError as error:
+            report.problems.append(f"the image {image!r}: {brief(str(error))}")
+
+
+async def _compare_image(image: str, hosts: Mapping[str, Worker], config: DoctorConfig, report: DoctorReport) -> None:
+    """Look an image up on all nodes with Docker; send it to those that lack it, if that is wanted."""
+    calls = (worker.call("image_id", image, timeout=config.timeout) for worker in hosts.values())
+    found: dict[str, str | None] = dict(zip(hosts, await asyncio.gather(*calls), strict=True))
+    owners = {name: number for name, number in found.items() if number is not None}
+    if not owners:
+        report.problems.append(f"no node has the image {image!r}" if hosts else f"no node has Docker for {image!r}")
+        return
+    if len(set(owners.values())) > 1:
+        each = ", ".join(f"{number} on {name}" for name, number in owners.items())
+        report.problems.append(f"nodes have different images under the name {image!r}: {each}")
+    source = next(iter(owners))
+    for name in (name for name in hosts if name not in owners):
+        if not config.send_images:
+            report.problems.append(f"{name} does not have the image {image!r}; send_images=true sends it from {source}")
+            continue
+        words = (image, hosts[name].address, config.image_timeout)
+        count = await hosts[source].call("send_image", *words, timeout=config.image_timeout)
+        report.sent.append(f"{image}: {count >> 20} MiB were sent from {source} to {name}")
+
+
+async def _equipment(worker: Worker, file: Path, content: bytes, timeout: float) -> Equipment:
+    await worker.ready(timeout)
+    found: Equipment = await worker.call("equipment", str(file), content, timeout=timeout)
+    return found
+
+
+def _problems(node: ClusterNode, found: Equipment | BaseException, config: DoctorConfig) -> Iterator[str]:
+    """Yield the faults of a node, given what its probe answered or raised."""
+    if isinstance(found, AgentRLError):
+        yield f"{node.name}: {brief(str(found))}"
+    elif isinstance(found, BaseException):
+        raise found
+    else:
+        if found.free is None:
+            yield f"{node.name} does not see the files of folder={config.folder}, which all nodes must share"
+        if len(found.gpus) < node.gpus:
+            yield f"{node.name} has {node.gpus} GPUs in Ray's count, and nvidia-smi shows {len(found.gpus)}"
+
+
+def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
+    pairs = [(one, other) for one in names for other in names if one != other]
+    return pairs if len(pairs) <= MOST_PAIRS else list(zip(names, [*names[1:], names[0]], strict=True))

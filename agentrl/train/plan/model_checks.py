@@ -1,0 +1,95 @@
+"""Checks of a run's model before it starts: the architecture, the loaded weights, the recording of routed experts."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from agentrl.attachments import routed_experts
+from agentrl.config import MODEL, START, EngineConfig, RunConfig
+from agentrl.errors import ConfigError, InvalidInput
+from agentrl.models import untrained
+from agentrl.models.devices import torch_device
+from agentrl.models.registry import model_folder
+from agentrl.rollout.engines import ENGINES
+from agentrl.train.display.console import Display
+from agentrl.train.driver import setup
+from agentrl.train.trainers import TRAINERS, Trainer, proof
+from agentrl.train.trainers.loaded import Loaded, require_loaded
+from agentrl.types import Engine
+
+
+def prove_architecture(config: RunConfig, base: Path, display: Display, *, trains: bool) -> None:
+    """Refuse a model that the trainer or the local engine computes differently than transformers.
+
+    Raises:
+        ConfigError: with the numbers.
+    """
+    for policy in config.policies.values():
+        if policy.name == MODEL and policy.model.name != START:
+            _prove_engine(policy.engine, model_folder(policy.model), policy.model.name, display)
+    if config.model.name == setup.TINY:
+        return
+    if trains:
+        _say_untrained(config, base, display)
+    trainer = TRAINERS.find(config.trainer.name)
+    if trains and trainer.proves(config.trainer):
+        with display.part("proving the architecture for the trainer"):
+            trainer.prove(config.trainer, base, config.model.name, config.engine.max_context)
+    _prove_engine(config.engine, base, config.model.name, display)
+
+
+def _say_untrained(config: RunConfig, base: Path, display: Display) -> None:
+    """Say what of the model's files is not trained, and whether the trainer copies it into checkpoints."""
+    plugin = TRAINERS.find(config.trainer.name)
+    if plugin.untrained is not None:
+        with suppress(InvalidInput):  # what can't be read is refused where it is loaded
+            for line in untrained.notes(base, kept=plugin.untrained == "kept"):
+                display.say(line)
+
+
+def _prove_engine(engine: EngineConfig, base: Path, name: str, display: Display) -> None:
+    if ENGINES.find(engine.name).proves(engine):
+        with display.part("proving the architecture for the engine"):
+            device = torch_device(engine.device, "engine.device")
+            proof.require(base, name, device, subject="local", dtype=engine.dtype, context=engine.max_context)
+
+
+def compare_loaded(config: RunConfig, base: Path, trainer: Trainer, display: Display) -> Loaded | None:
+    """Refuse a trainer whose loaded weights compute something else than transformers' model.
+
+    Returns:
+        The comparison; None where there was nothing to compare.
+
+    Raises:
+        ConfigError: with the numbers, and the first layer that differs.
+    """
+    chosen = config.trainer
+    if config.model.name == setup.TINY or not TRAINERS.find(chosen.name).proves(chosen):
+        return None
+    with display.part("comparing the trainer's weights with the folder's"):
+        device = torch_device(chosen.device, "trainer.device")
+        found = require_loaded(trainer, base, config.model.name, chosen, device, (config.engine.dtype,))
+    if found.not_compared:
+        display.warn(str(found))
+    return found
+
+
+def engine_settings(config: RunConfig) -> EngineConfig:
+    """The engine's settings: suited to training beside it, and recording routed experts where training replays them."""
+    engine = config.engine
+    if config.rollout.staleness or config.cluster.name != "local":
+        engine = ENGINES.find(engine.name).beside_trainer(engine)
+    if TRAINERS.find(config.trainer.name).replays_experts(config.trainer):
+        engine = engine.model_copy(update={"routed_experts": True})
+    return engine
+
+
+def require_recording(config: RunConfig, engine: Engine) -> None:
+    """Refuse an engine that does not record the routed experts that training is to replay."""
+    replays = TRAINERS.find(config.trainer.name).replays_experts(config.trainer)
+    if replays and routed_experts.NAME not in engine.capabilities.attachments:
+        raise ConfigError(
+            f"trainer.moe.routing_replay=rollout: engine={config.engine.name} does not record routed experts "
+            "(capabilities.attachments); use trainer.moe.routing_replay=forward, or engine=local, sglang or vllm"
+        )

@@ -1,0 +1,153 @@
+"""A run's request to a cluster's nodes: the same for a dry run as for places that are taken before it starts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.cluster import Cluster, ClusterNode, Resources
+from agentrl.cluster.placement.inventory import on_gpus, reserved
+from agentrl.cluster.placement.plan import Demand, Layout, Wanted, place
+from agentrl.config import FleetConfig, RunConfig
+from agentrl.errors import ConfigError
+from agentrl.rollout.engines import ENGINES
+from agentrl.rollout.engines.servers.server_settings import ServerConfig
+from agentrl.rollout.workers import gateway_workers, reward_workers
+from agentrl.rollout.workers.environment_workers import CPUS
+from agentrl.train.plan.memory import Split
+from agentrl.train.trainers import TRAINERS
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Demand:
+    """A run's request.
+
+    Attributes:
+        roles: what a worker of each role occupies.
+        units: how many units each role has; a unit is on one node.
+        members: how many workers a unit is.
+        layout: how trainer and engines share GPUs.
+        colocated: with layout=mixed, how many engines are on the trainer's GPUs.
+    """
+
+    roles: Mapping[str, Resources]
+    units: Mapping[str, int]
+    members: Mapping[str, int]
+    layout: Layout = "disaggregated"
+    colocated: int | None = None
+
+    def wanted(self, memory: float = 0.0) -> Wanted:
+        """Return the request for the placement; `memory` is what a trainer's rank needs on its GPU, in GiB.
+
+        Raises:
+            ConfigError: engines are to be on the trainer's GPUs, and one of both has none.
+        """
+        if self.layout != "disaggregated":
+            for role in ("trainer", "engine"):
+                if not self.roles[role].gpus:
+                    raise ConfigError(
+                        f"fleet.colocated=true has engines on the trainer's GPUs, and {role}.device has it on the CPU: "
+                        f"{role}.device=cuda fits, or fleet.colocated=false"
+                    )
+        roles = ("trainer", "engine", "environments", "rewards", "gateway")
+        trainer, engine, *others = (self._demand(role) for role in roles)
+        if trainer.gpus:
+            trainer = Demand(trainer.role, trainer.count, trainer.gpus, trainer.cpus, memory, trainer.custom)
+        return Wanted(trainer, engine, tuple(others), self.layout, self.colocated)
+
+    def _demand(self, role: str) -> Demand:
+        unit = self.roles[role].times(self.members[role])
+        return Demand(role, self.units[role], unit.gpus, unit.cpus, custom=unit.custom)
+
+
+def split_of(config: RunConfig, model: Any, nodes: Sequence[ClusterNode]) -> Split:
+    """Return how the trainer's ranks share the model.
+
+    Args:
+        config: the run's.
+        model: the model's settings, as attributes.
+        nodes: of the cluster.
+
+    Raises:
+        ConfigError: the model can't be shared like that.
+    """
+    here = sum(node.gpus for node in nodes) if on_gpus(config.trainer.device, nodes) else 0
+    return TRAINERS.find(config.trainer.name).split(config.trainer, model, here)
+
+
+def run_demand(config: RunConfig, split: Split, nodes: Sequence[ClusterNode]) -> _Demand:
+    """Return a run's request to nodes; engines that run already (`fleet.urls`, `engine.url`) ask for nothing."""
+    engine, trainer = config.engine, config.trainer
+    attached = config.fleet.urls or getattr(engine, "url", None)
+    by_nodes = isinstance(engine, ServerConfig)  # the others are told their device
+    serving = on_gpus(engine.device, nodes) if by_nodes else engine.device == "cuda"
+    ranked = TRAINERS.find(trainer.name).has_ranks
+    training = on_gpus(trainer.device, nodes) if ranked else trainer.device == "cuda"
+    own = {
+        "trainer": Resources(gpus=int(training)),
+        "engine": Resources(gpus=ENGINES.find(engine.name).ranks(engine) if serving else 0),
+        "environments": Resources(cpus=CPUS),
+        "rewards": Resources(cpus=reward_workers.CPUS),
+        "gateway": Resources(cpus=gateway_workers.CPUS),
+    }
+    units = {
+        "trainer": split.ranks // split.tensor,
+        "engine": 0 if attached else config.fleet.engines + (config.eval.weights == "averaged"),
+        "environments": config.cluster.environments,
+        "rewards": config.cluster.rewards,
+        "gateway": config.cluster.gateways,
+    }
+    return _Demand(
+        {role: reserved(role, resources, config.cluster.resources) for role, resources in own.items()},
+        units,
+        {"trainer": split.tensor, "engine": 1, "environments": 1, "rewards": 1, "gateway": 1},
+        *layout_of_fleet(config.fleet if units["engine"] else FleetConfig()),
+    )
+
+
+def layout_of_fleet(fleet: FleetConfig) -> tuple[Layout, int | None]:
+    """The layout that a fleet's settings choose, and how many engines of a mixed one are on the trainer's GPUs."""
+    if fleet.shared in (0, fleet.count):
+        return "colocated" if fleet.shared else "disaggregated", None
+    return "mixed", fleet.shared
+
+
+def reserve(cluster: Cluster, config: RunConfig, model: Path) -> None:
+    """Make sure that the run fits on the nodes, and take what it occupies, where `cluster.place_timeout` is set.
+
+    On a cluster that was there before it, a run that does not fit waits for nodes to join, and says so. Autoscalers see
+    it in Ray's queue, or where places are taken by a demand of their own. The Ray that is started for one run gets no
+    more nodes.
+
+    Colocated engines need their places beside the trainer's, so that these are taken in any case.
+
+    Raises:
+        ConfigError: it does not fit on the nodes, or is not free in time.
+    """
+    timeout = config.cluster.place_timeout or (config.cluster.start_timeout if config.fleet.shared else None)
+    if config.cluster.name != "ray":
+        return
+    from agentrl.cluster.ray.cluster import RayCluster
+    from agentrl.train.trainers.megatron.trainer import model_settings
+
+    assert isinstance(cluster, RayCluster)
+    nodes = [node for node in cluster.nodes() if node.alive]
+    run = run_demand(config, split_of(config, model_settings(model), nodes), nodes)
+    try:
+        assignment = place(nodes, run.wanted())
+    except ConfigError as error:
+        if config.cluster.address is None:
+            raise
+        setting = "start_timeout" if config.cluster.place_timeout is None else "place_timeout"
+        seconds = timeout or config.cluster.start_timeout
+        logger.warning("%s; waiting up to %g s (cluster.%s) for nodes", error, seconds, setting)
+        if timeout is None:
+            return
+        assignment = cluster.awaited(run.wanted(), timeout)
+    if timeout is not None:
+        cluster.reserve(assignment, run.roles, timeout, run.members)

@@ -1,0 +1,163 @@
+"""Errors of a run that can be found before anything is written, loaded or trained.
+
+Each check is cheap beside what would otherwise come before the failure: building the tiny model, fetching weights,
+starting servers, a warm start.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentrl import faults
+from agentrl.config import MODEL, PAST, FleetConfig, RunConfig
+from agentrl.envs import calls
+from agentrl.envs.base import Env, has_critic_view
+from agentrl.envs.data.mixture import Mixture
+from agentrl.envs.registry import make
+from agentrl.errors import ConfigError, EnvError, nearest, unknown_name
+from agentrl.models import KNOWN, resolve
+from agentrl.models.registry import TINY
+from agentrl.rollout.engines import check_engine, check_reference
+from agentrl.rollout.episodes.agents import load_agent
+from agentrl.rollout.episodes.branching import check_branching
+from agentrl.rollout.episodes.evaluation import SCRIPTED, held_out_split
+from agentrl.rollout.episodes.opponents import check_partner
+from agentrl.rollout.remote import check_api, is_remote
+from agentrl.rollout.stream.filters import FILTERS, PRIORITIES, make_measure
+from agentrl.sessions.gateway.http.tls import Tls
+from agentrl.sessions.renderers import get_renderer
+from agentrl.sessions.renderers.registry import check_name
+from agentrl.train.algorithms import make_algorithm
+from agentrl.train.algorithms.base import Algorithm
+from agentrl.train.driver import resuming, setup
+from agentrl.train.trackers import TRACKERS
+from agentrl.train.trainers import check_trainer
+from agentrl.types import MAIN
+
+
+def check_training(config: RunConfig) -> None:
+    """Look up what a training run's configuration names; a model that is known by name is fetched.
+
+    Raises:
+        UnknownName: there is none of a name; the message lists what is known.
+        ConfigError, InvalidInput, EnvError, MissingExtra: something that is named can't be used here.
+    """
+    if config.resume:  # first, so that another environment is refused as another, and not for its settings
+        resuming.changes(Path(config.resume), resuming.saved_settings(Path(config.resume)), config)
+    if config.policy != "model":
+        raise ConfigError(f"policy={config.policy!r} is for agentrl eval; what is trained is named by model=")
+    if config.faults is not None:
+        faults.load(config.faults)
+    algorithm = make_algorithm(config.algo)
+    check_trainer(config.trainer, config.algo)
+    for name in config.metrics:
+        TRACKERS.find(name)
+    _check_sampling(config)
+    env = check_rollouts(config)
+    _check_view(algorithm, env)
+    _check_tasks(env, held_out_split(config, env))
+    if config.warm_start.steps:
+        _check_tasks(env, setup.demonstration_split(env))
+
+
+def check_rollouts(config: RunConfig) -> Env:
+    """Look up what the configuration of rollouts without a trainer names; one of its environments.
+
+    Raises:
+        UnknownName: there is none of a name; the message lists what is known.
+        ConfigError, InvalidInput, EnvError, MissingExtra: something that is named can't be used here.
+    """
+    _check_player(config, config.model.name)
+    make_measure(FILTERS, config.rollout.filter)
+    make_measure(PRIORITIES, config.rollout.priority)
+    env = make(config.env.name, **config.env.kwargs)
+    check_branching(config.rollout.branch, env, config.agent)
+    _check_agents(config, env, trains=True)
+    _check_tasks(env, "train")
+    return env
+
+
+def check_evaluation(config: RunConfig) -> None:
+    """Look up what an evaluation's configuration names; a model that is known by name is fetched.
+
+    Raises:
+        UnknownName: there is none of a name; the message lists what is known.
+        ConfigError, InvalidInput, EnvError, MissingExtra: something that is named can't be used here.
+    """
+    env = make(config.env.name, **config.env.kwargs)
+    if is_remote(config.policy):
+        check_api(config.policy, config.api, env)
+    elif config.policy not in SCRIPTED:
+        if config.policy not in ("model", TINY, *KNOWN) and not Path(config.policy).expanduser().exists():
+            unknown = unknown_name("policy", config.policy, ["model", *SCRIPTED, TINY, *KNOWN])
+            raise type(unknown)(f"{unknown}; a local Hugging Face folder and an API's URL work as well")
+        _check_player(config, config.model.name if config.policy == "model" else config.policy)
+    for name, policy in config.policies.items():
+        if policy.name == PAST:
+            raise ConfigError(
+                f"policies.{name}={PAST} is for training; of a run that has ended, "
+                f"policies.{name}.model=RUN/past/step-… is one of the versions"
+            )
+    _check_agents(config, env, trains=False)
+    _check_tasks(env, held_out_split(config, env))
+
+
+def _check_agents(config: RunConfig, env: Env, *, trains: bool) -> None:
+    """Check which policies play which agents, and that frozen policies can be loaded here."""
+    for agent in config.agents:
+        if agent not in env.agents:
+            guess = nearest(agent, env.agents)
+            hint = f"; did you mean {guess!r}?" if guess else ""
+            known = ", ".join(env.agents)
+            raise ConfigError(f"agents.{agent}: env={config.env.name} has no such agent{hint} (agents: {known})")
+    if config.agent is not None and len(env.agents) > 1:
+        raise ConfigError(f"agent={config.agent!r} is for one agent; env={config.env.name} has {', '.join(env.agents)}")
+    if trains and all(config.agents.get(agent, MAIN) != MAIN for agent in env.agents):
+        raise ConfigError(
+            f"policies that are not trained play all agents of env={config.env.name}: there is nothing to train"
+        )
+    for name, policy in config.policies.items():
+        if policy.name in (MODEL, PAST):
+            check_engine(policy.engine, FleetConfig(), here=config.cluster.name == "local")
+            check_name(policy.model.renderer, f"policies.{name}.model.renderer")
+        check_partner(name, policy, env)
+
+
+def _check_sampling(config: RunConfig) -> None:
+    """Refuse sampling by which no token can be trained; temperature 0 is refused with the settings."""
+    top_p = config.rollout.top_p
+    if top_p < 1 and not config.allow_no_signal:
+        raise ConfigError(
+            f"rollout.top_p={top_p:g}: no token could be trained, which needs rollout.top_p=1; evaluations have "
+            "eval.top_p, and allow_no_signal=true runs nevertheless"
+        )
+
+
+def _check_view(algorithm: Algorithm, env: Env) -> None:
+    """Refuse a critic that is to see what no environment tells it."""
+    if not algorithm.needs.critic or not (numbers := algorithm.critic_config.value_view):
+        return
+    parts = [part.env for part in env.parts.values()] if isinstance(env, Mixture) else [env]
+    for part in parts:
+        if not has_critic_view(part):
+            name = type(part.unwrapped).__name__
+            raise ConfigError(
+                f"algo.value_view={numbers} needs an environment with critic_view(agent); {name} has none"
+            )
+
+
+def _check_player(config: RunConfig, model: str) -> None:
+    check_engine(config.engine, config.fleet, here=config.cluster.name == "local")
+    if config.weights.prove_every:
+        check_reference(config.engine, config.fleet)
+    check_name(config.model.renderer, "model.renderer")
+    if config.agent is not None:
+        load_agent(config.agent)
+        Tls.of(config.gateway.tls_certificate, config.gateway.tls_key, "gateway.")
+    if model != setup.TINY and not (config.resume or config.rerun):  # these have the run's own copy
+        get_renderer(resolve(model), config.model.renderer, config.model.stop)
+
+
+def _check_tasks(env: Env, split: str) -> None:
+    if next(calls.tasks(env, split), None) is None:
+        raise EnvError(f"{type(env.unwrapped).__name__} has no tasks in the split {split!r}")

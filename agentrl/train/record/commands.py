@@ -1,0 +1,91 @@
+"""The commands that go back to what a run recorded: `agentrl verify|replay|ratings`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from agentrl.common.terminal import out, print_lines
+from agentrl.errors import missing_extra
+
+app = typer.Typer()
+TRUST = typer.Option("--trust", help="Import the code that the run's settings name: it can do whatever you can.")
+
+
+@app.command()
+def verify(
+    run: Annotated[Path, typer.Argument(help="A run's folder.")],
+    weights: Annotated[
+        bool, typer.Option("--weights", help="Also load the checkpoints into an engine, and compare its checksums.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    trust: Annotated[bool, TRUST] = False,
+) -> None:
+    """Check a run's record: what was trained, under which weights, with what credit; 1 where it breaks."""
+    try:
+        from agentrl.train.record.verify import verify as verified
+    except ModuleNotFoundError as error:
+        raise missing_extra(error.name or "torch", "train") from error
+    report = verified(run, weights=weights, trust=trust)
+    if as_json:
+        typer.echo(json.dumps(report.json(), indent=1))
+    else:
+        table = Table("check", "what has to hold", "examined", "result", box=None)
+        for row in report.rows():
+            table.add_row(*map(escape, row))
+        out.print(table)
+        print_lines(report.lines())
+    if not report.passed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def replay(
+    session: Annotated[Path, typer.Argument(help="A run's folder and a session's id: runs/NAME/SESSION.")],
+    words: Annotated[list[str] | None, typer.Argument(help="Settings as key=value.", show_default=False)] = None,
+    trust: Annotated[bool, TRUST] = False,
+) -> None:
+    """Play a session again from a turn: agentrl replay runs/NAME/SESSION turn=2; n=, seed=, model= are settings."""
+    from agentrl.overrides import parse_words, validate
+
+    try:
+        from agentrl.train.record.replay import ReplayConfig
+        from agentrl.train.record.replay import replay as replayed
+    except ModuleNotFoundError as error:
+        raise missing_extra(error.name or "torch", "train") from error
+    config = validate(parse_words(words or ()), ReplayConfig)
+    playing = replayed(session.parent, session.name, config, lambda line: print_lines([line]), trust=trust)
+    result = asyncio.run(playing)
+    print_lines(result.lines())
+    if config.seed is None and result.exact and not (result.replays[0].reproduced or result.replays[0].differences):
+        raise typer.Exit(1)
+
+
+@app.command()
+def ratings(
+    run: Annotated[Path, typer.Argument(help="A run's folder.")], trust: Annotated[bool, TRUST] = False
+) -> None:
+    """Show how a run's policy did against its earlier versions (policies.NAME=past): Elo ratings and win rates."""
+    from agentrl.common.imports import names_only
+    from agentrl.config import PAST
+    from agentrl.errors import ConfigError
+    from agentrl.train.driver.resuming import saved_settings
+    from agentrl.train.record import ratings as rated
+
+    with nullcontext() if trust else names_only():
+        policies = saved_settings(run, "").policies.items()
+    found = next(((name, policy.past.every) for name, policy in policies if policy.name == PAST), None)
+    if found is None:
+        raise ConfigError(f"{run} has no policies.NAME={PAST}: its policy plays against no earlier version of itself")
+    name, every = found
+    table = Table("learner", "Elo", f"points per game against {name}/VERSION", box=None)
+    for row in rated.rows(rated.read(run), every):
+        table.add_row(*row)
+    out.print(table)

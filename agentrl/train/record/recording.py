@@ -1,0 +1,194 @@
+"""A run's record for running it again (`rerun=`), and the comparison of steps and weights with it.
+
+`starts.jsonl` has a line for each process that trained in the folder: the step it began at, the machine (kind of CPU,
+cores, threads of engine and trainer), versions, its settings, and the identity of its data (`data_identity`). Groups,
+their order and their discards are in the ledger; tokens, cuts and versions in the session store
+(`rollout.rerun.rollouts`).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections import defaultdict
+from collections.abc import Mapping
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from agentrl import __version__
+from agentrl.common import cores
+from agentrl.config import RunConfig
+from agentrl.envs.data import identity
+from agentrl.errors import ConfigError, Diverged
+from agentrl.rollout.fleet import divided
+from agentrl.rollout.fleet.fleet import Fleet
+from agentrl.rollout.rerun.engine import Recording
+from agentrl.rollout.stream.outcomes import TRAINED, GroupOutcome
+from agentrl.sessions.store.store import Store
+from agentrl.train.display.console import Display
+from agentrl.train.driver import resuming
+from agentrl.train.record import kept_code, ledger, manifest
+from agentrl.train.record.data_identity import STARTS
+from agentrl.train.record.run_folder import RunFolder
+from agentrl.train.record.state import last_attempts
+from agentrl.train.trainers import Trainer
+from agentrl.types import Engine, Session
+
+BY_TIME = ("time/", "idle/", "throughput/", "stream/", "groups/", "resumed/", "signal/")
+"""Metrics that depend on speed, on groups that were discarded or left out, or on interruptions: not compared."""
+EVALUATED = "eval/mean"
+"""The metric of steps that were evaluated: a process's last step is not, since the run is evaluated after it."""
+UNLIMITED = {"turn_timeout": 1e8, "timeout": 1e9, "group_deadline": None, "max_replaced": 0}
+"""Rollout settings of a rerun: nothing is ended by the clock, and no group is replaced that the recording trained."""
+
+
+def settings(run: Path) -> dict[str, Any]:
+    """The settings with which a run is run again: its own, without deadlines, in another folder.
+
+    Raises:
+        ConfigError: there is no run, or not one that can be run again.
+    """
+    saved = kept_code.usable(run, resuming.read_settings(run, "rerun"))
+    steps = max((entry.step for entry in ledger.read(run)), default=0)
+    if steps < saved["steps"]:
+        raise ConfigError(f"rerun={str(run)!r}: the run has {steps} of its {saved['steps']} steps; resume it first")
+    if reuse := saved["rollout"].get("reuse", saved["rollout"].get("replay")):  # `replay`: of a run before decision 393
+        raise ConfigError(f"rerun={str(run)!r}: rollout.reuse={reuse:g}: groups that are used again can't be rerun")
+    if saved["weights"]["mode"] == "in_place":
+        raise ConfigError(
+            f"rerun={str(run)!r}: weights.mode=in_place keeps keys and values of older weights, whose versions are not "
+            "recorded; it can't be run again"
+        )
+    return {
+        **saved,
+        "run_dir": None,
+        "resume": None,
+        "checkpoint_url": None,
+        "rollout": {**saved["rollout"], **UNLIMITED},
+    }
+
+
+def load(config: RunConfig, engine: Engine) -> Recording:
+    """The recording of the run that `config.rerun` names.
+
+    Raises:
+        ConfigError: the engine does not promise the same tokens again, or the ledger lacks what was trained.
+    """
+    assert config.rerun is not None
+    if not engine.capabilities.deterministic:
+        raise ConfigError(
+            f"rerun={config.rerun}: engine={config.engine.name} does not promise the same tokens for the same request "
+            "(capabilities.deterministic), so a rerun would prove nothing"
+        )
+    run = Path(config.rerun)
+    trained: dict[int, list[GroupOutcome]] = defaultdict(list)
+    for entry in ledger.read(run):
+        if entry.outcome.outcome == TRAINED:
+            trained[entry.step].append(entry.outcome)
+    sessions: dict[tuple[str, int], Session] = {}
+    with Store(run / "sessions.db", read_only=True) as store:
+        for outcomes in trained.values():
+            for outcome in outcomes:
+                for session in last_attempts(store, outcome.group):
+                    sessions[session.group, session.sample] = session
+    aborted = config.weights.mode == "abort" and isinstance(engine, Fleet)
+    return Recording(trained, sessions, aborted, config.rerun_answers == "compare")
+
+
+def write_start(config: RunConfig, folder: RunFolder, trainer: Trainer, display: Display, start: int) -> None:
+    """Record where and with what a process trains after the step `start`; a rerun names what differs."""
+    own = {
+        **machine(config, folder.path / "model", trainer),
+        "settings": folder.settings(config),
+        "code": kept_code.digests(folder.path),
+        identity.KEY: identity.json(folder.data),
+    }
+    folder.begin(config, start, own)
+    if config.rerun:
+        for line in differences(Path(config.rerun), own):
+            display.warn(line)
+        folder.check_row = _row_check(Path(config.rerun))
+
+
+def machine(config: RunConfig, model: Path, trainer: Trainer) -> dict[str, Any]:
+    """Return what numbers may depend on besides seeds and settings."""
+    engines = divided(config.engine, config.fleet, model)
+    users = os.environ[cores.VARIABLE] if cores.set_by_user() else None
+    return {
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "agentrl": __version__,
+        "cpu": _cpu(),
+        "cores": len(cores.allowed()),
+        "engines": len(engines),
+        "engine_threads": engines[0].threads or users,
+        "trainer_threads": trainer.threads or users,
+    }
+
+
+def differences(run: Path, own: Mapping[str, Any]) -> list[str]:
+    """List what differs on this machine from where a run was recorded, and what changed during the run."""
+    file = run / STARTS
+    starts = [orjson.loads(line) for line in file.read_bytes().splitlines()] if file.exists() else []
+    found = []
+    for name in ("python", "torch", "agentrl", "cpu", "engines", "engine_threads", "trainer_threads"):
+        recorded = sorted({str(start[name]) for start in starts} - {str(own[name])})
+        if recorded:
+            found.append(f"{name} is {own[name]}, and was {', '.join(recorded)} where {run} was recorded")
+    if known := {digest for start in starts for digest in start.get("code", {}).values()}:
+        changed = [name for name, digest in own["code"].items() if digest not in known]
+        found += [f"{name} is another file than where {run} was recorded" for name in changed]
+    for before, after in pairwise(starts):
+        changed = [name for name, value in after["settings"].items() if value != before["settings"].get(name)]
+        if changed := [name for name in changed if name != "resume"]:
+            found.append(f"{run}: settings changed after step {after['step']}: {', '.join(changed)}")
+    return found
+
+
+def compare_weights(run: Path, rerun: Path) -> str:
+    """Compare the weights of the last step's checkpoints, bit for bit.
+
+    Returns:
+        A line that says what was compared.
+
+    Raises:
+        Diverged: they differ.
+    """
+    newest, own = resuming.whole_checkpoints(run)[-1:], resuming.whole_checkpoints(rerun)[-1:]
+    if not newest or not own or newest[0].name != own[0].name:
+        return f"the rerun equals {run} in tokens and metrics; it has no checkpoint of the same step to compare with"
+    files = sorted(path.name for path in own[0].glob("*.safetensors"))
+    for name in files:
+        if not (newest[0] / name).exists() or manifest.digest(newest[0] / name) != manifest.digest(own[0] / name):
+            raise Diverged(f"{own[0] / name}: other weights than in {newest[0]}, at the same tokens and metrics")
+    return f"the rerun equals {run}: tokens, log-probabilities, metrics, and the weights of {own[0].name}"
+
+
+def _row_check(run: Path) -> Any:
+    lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    rows = {row["step"]: row for row in (orjson.loads(line) for line in lines if line.endswith(b"\n"))}
+
+    def check(row: Mapping[str, float]) -> None:
+        recorded = rows.get(row["step"])
+        if recorded is None:
+            return
+        left_out = BY_TIME if EVALUATED in recorded.keys() & row.keys() else (*BY_TIME, "eval/")
+        for name in sorted(recorded.keys() | row.keys()):
+            if not name.startswith(left_out) and recorded.get(name) != row.get(name):
+                raise Diverged(
+                    f"step {row['step']:g}, {name}: the recording has {recorded.get(name)}, the rerun {row.get(name)}"
+                )
+
+    return check
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

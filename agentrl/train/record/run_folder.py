@@ -1,0 +1,399 @@
+"""The run folder: a run's files, and what it resumes from.
+
+    format.json          which format the folder has, and which agentrl wrote it; see `agentrl.common.formats`
+    code/                copies of the Python files that settings name; see `kept_code`
+    config.yaml          the settings, all of them, defaults included, without secrets
+    run.lock             the process that trains here; see `lock`
+    faults.jsonl         the faults that a plan injected; see `agentrl.faults`
+    model/               the model that the run began with, which its engines and trainer load
+    metrics.jsonl        one flat JSON object for each step; tensorboard/ has the same names
+    trackers/            what other metrics back ends keep here (`metrics=`); see `trackers`
+    starts.jsonl         each process that trained here: its first step, machine, versions and settings
+    groups.jsonl         the ledger: what became of each group, one JSON object a line
+    seals.jsonl          digests of all that, as it was written; see `seals`
+    provenance.jsonl     which weights engines had, and what each step trained with what credit; see `provenance`
+    logprobs.db          the trainer's log-probabilities of trained tokens (`record_logprobs`); see `trainer_logprobs`
+    matches.jsonl        games against past versions (`policies.NAME=past`), which are in past/step-N/; see `ratings`
+    stream.json          which groups are in progress after the last step; see `recorded_steps`
+    losses.json          the last version that survived each loss of weights; see `sessions.tree.incarnations`
+    sessions.db          every session, token for token
+    replays.db           sessions that were played again from one of their turns; see `train.record.replay`
+    notes.db             what people wrote about it in the viewer
+    checkpoints/step-N/  the model in Hugging Face format, and trainer/ beside it for resuming
+    learning_curve.png   the rewards, step by step
+    transcripts/         a few conversations before and after
+
+A checkpoint is written beside its final name and renamed, so the model that stands under `checkpoints/` is whole;
+its `manifest.json` proves that it still is. Its `trainer/` may come later, where one writes while training goes on:
+before that it counts neither as one to resume from nor as one of those that are kept. A resumed run drops the metrics
+and the lines of ledger and provenance that lie beyond the step that it continues after: they will be written again,
+bit for bit, and sealed again (`seals`).
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from agentrl import faults, logs
+from agentrl.common import formats
+from agentrl.config import PAST, RunConfig, yaml_settings
+from agentrl.config.secrets import public
+from agentrl.envs.data.identity import Identities
+from agentrl.errors import AgentRLError, Blame, ConfigError, StoreError
+from agentrl.rollout.stream.outcomes import GroupOutcome
+from agentrl.train.driver import resuming
+from agentrl.train.driver.resuming import step_of
+from agentrl.train.driver.warmstart import saved_steps
+from agentrl.train.record import kept_code, ledger, manifest, provenance, ratings, records, seals, trainer_logprobs
+from agentrl.train.record.data_identity import STARTS
+from agentrl.train.record.files import append, keep_lines, remove, write_atomically
+from agentrl.train.record.lock import RunLock
+from agentrl.train.record.seals import METRICS, SETTINGS, Seals, digest
+from agentrl.train.trackers import TRACKERS, Trackers
+from agentrl.train.trackers.base import TrackedRun
+from agentrl.train.trackers.tensorboard import TensorBoard
+
+if TYPE_CHECKING:
+    from agentrl.train.record.remote_copy import Uploads
+
+Metrics = dict[str, float]
+LOSSES = "losses.json"
+STREAM = "stream.json"
+WRITTEN = (
+    *("metrics.jsonl", "groups.jsonl", ratings.NAME, provenance.NAME, STREAM, LOSSES, STARTS, seals.NAME),
+    *("result.json", "data.json"),
+    "learning_curve.png",
+    *("sessions.db", "sessions.db-wal", "sessions.db-shm", "sessions.db-count"),
+    *("replays.db", "replays.db-wal", "replays.db-shm", "replays.db-count"),
+    *(trainer_logprobs.NAME, f"{trainer_logprobs.NAME}-wal", f"{trainer_logprobs.NAME}-shm"),
+    *(
+        "tensorboard",
+        "trackers",
+        "transcripts",
+        "model",
+        ".model.partial",
+        PAST,
+        "checkpoints",
+        faults.LOG,
+        logs.NAME,
+        kept_code.FOLDER,
+    ),
+)
+"""The files of a run, or an evaluation, in its folder beside its settings."""
+
+
+class RunFolder:
+    """One run's folder; see the module's docstring for what lies in it.
+
+    Attributes:
+        path: the folder.
+        checkpoint: what the run resumes from; None where it begins.
+        saved: the settings of a run that is resumed, as they were before.
+        check_row: is called with each row of metrics before it is written; a rerun compares it with the recorded one.
+        uploads: copies each whole checkpoint to object storage.
+        trackers: pass each row of metrics.jsonl on.
+        data: the identities of the run's data.
+        seals: digests of what is written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.seals = path, Seals(path)
+        self.checkpoint: Path | None = None
+        self.saved: RunConfig | None = None
+        self.check_row: Callable[[Mapping[str, float]], None] = lambda row: None
+        self.uploads: Uploads | None = None
+        self.data: Identities = {}
+        try:
+            self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except FileExistsError:
+            raise ConfigError(f"run_dir={str(path)!r} is a file; a run needs a folder") from None
+        except OSError as error:
+            raise ConfigError(f"run_dir={str(path)!r}: can't make that folder: {error.strerror}") from None
+        self.trackers = Trackers(TrackedRun(path), {"tensorboard": TensorBoard})
+        self._lock: RunLock | None = None
+
+    @classmethod
+    def create(cls, path: Path, config: RunConfig, *, again: bool = False) -> RunFolder:
+        """A new run's folder, locked; or, `again`, that of an evaluation which another process began.
+
+        Raises:
+            ConfigError: there is a run already, or something that a run would write over, or nothing can be written.
+        """
+        folder = cls(path)
+        try:
+            if again:
+                formats.check_run(path)
+            folder._lock = RunLock(path)
+            if (path / "config.yaml").exists() and not again:
+                raise ConfigError(
+                    f"run_dir={str(path)!r} holds a run already; {shlex.quote(f'resume={path}')} continues it, "
+                    "another run_dir starts anew"
+                )
+            if not again and (found := [name for name in WRITTEN if (path / name).exists()]):
+                raise ConfigError(f"run_dir={str(path)!r} holds {found[0]}, which a run would write over")
+            folder.write_settings(config)
+        except BaseException as error:
+            folder.close()
+            folder._unmake()
+            if isinstance(error, OSError):
+                raise ConfigError(f"run_dir={str(path)!r}: can't write there: {error.strerror}") from None
+            raise
+        return folder
+
+    @classmethod
+    def open(cls, path: Path, config: RunConfig, say: Callable[[str], None]) -> RunFolder:
+        """The folder of an existing run, locked, ready to resume from `checkpoint`.
+
+        Args:
+            path: the folder.
+            config: the settings to resume with.
+            say: displays a line.
+
+        Raises:
+            ConfigError: there is no run, another process trains in it, there is nothing to resume from, records of it
+                are gone, or a setting can't change.
+            NewerFormat: a later agentrl wrote the folder or a checkpoint; nothing was changed.
+        """
+        saved = resuming.saved_settings(path)
+        resuming.check_formats(path)
+        folder = cls(path)
+        folder.saved = saved
+        try:
+            folder._lock = RunLock(path)
+            changes = resuming.changes(path, saved, config)
+            rows = folder.metrics()
+            done = int(rows[-1]["step"]) if rows else 0
+            whole = resuming.whole_checkpoints(path)
+            records.check(path, step_of(whole[-1]) if whole else 0, done, LOSSES, say)
+            folder.checkpoint = resuming.newest_whole(path, config.steps, done, say)
+            if changes:
+                say(f"settings changed: {', '.join(changes)}")
+            if jump := resuming.rate_jump(saved, config, step_of(folder.checkpoint) if folder.checkpoint else 0):
+                say(f"warning: {jump}")
+            for line in kept_code.changes(path, config.model_dump(mode="json")):
+                say(line)
+            for left in (path / "checkpoints").glob(".step-*"):  # of a process that was killed
+                shutil.rmtree(left)
+        except BaseException as error:
+            folder.close()
+            if isinstance(error, OSError):
+                raise ConfigError(f"resume={str(path)!r}: can't write there: {error.strerror}") from None
+            raise
+        return folder
+
+    def restore(self, start: int = 0) -> None:
+        """Restore the folder's state after the step `start`, once all is loaded."""
+        self.drop_after(start)
+        if self.checkpoint is None or start == step_of(self.checkpoint):
+            (self.path / STREAM).unlink(missing_ok=True)  # of steps that are taken otherwise
+
+    def begin(self, config: RunConfig, start: int, about: Mapping[str, Any]) -> None:
+        """Record that a process trains after the step `start`.
+
+        Args:
+            config: its settings.
+            start: the step.
+            about: what `starts.jsonl` has of it besides.
+        """
+        line = orjson.dumps({"step": start, **about, "sealed": True}) + b"\n"
+        file = self.path / LOSSES
+        lost: list[int] = orjson.loads(file.read_bytes()) if file.exists() else []
+        self.seals.start(start, self._yaml(config), line, losses=lost, anew=self.checkpoint is None)
+        self.write_settings(config)
+        append(self.path / STARTS, line)
+
+    def discard(self) -> None:
+        """Remove all that a new run wrote, and close."""
+        self.trackers.close()
+        for name in (*WRITTEN, "config.yaml", formats.NAME):
+            path = self.path / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        self.close()
+        self._unmake()
+
+    def _unmake(self) -> None:
+        """Remove the folders that were made for the run, unless they hold anything else."""
+        if self._made:
+            (self.path / "run.lock").unlink(missing_ok=True)
+        for folder in self._made:
+            with suppress(OSError):
+                folder.rmdir()
+
+    def write_settings(self, config: RunConfig) -> None:
+        """Write what the run goes on with, also where it is resumed; secrets are given anew each time."""
+        write_atomically(self.path / formats.NAME, formats.mark_run())
+        write_atomically(self.path / SETTINGS, self._yaml(config))
+
+    def change_settings(self, config: RunConfig, step: int) -> None:
+        """Write settings that changed after a step, while the run goes on."""
+        self.seals.add(step, files={SETTINGS: digest(self._yaml(config))})
+        self.write_settings(config)
+
+    def settings(self, config: RunConfig) -> dict[str, Any]:
+        """Settings as they are recorded: without secrets; copies of the files that they name are kept."""
+        settings = kept_code.restore_names(self.path, public(config))
+        kept_code.keep(self.path, settings)
+        return settings
+
+    def _yaml(self, config: RunConfig) -> bytes:
+        settings = self.settings(config) | {"resume": None, "accept_changed_data": False}
+        return yaml_settings.write(settings).encode()
+
+    # ------------------------------------------------------------------------------------- metrics
+
+    def log(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        outcomes: Iterable[GroupOutcome] = (),
+        sessions: Mapping[str, str] | None = None,
+        stream: bytes = b"",
+    ) -> None:
+        """Append a step's metrics to metrics.jsonl, and pass them on; before it, what a step with a row has.
+
+        Args:
+            step: from 1.
+            metrics: its row.
+            outcomes: what became of groups, for the ledger.
+            sessions: digests of theirs.
+            stream: the content of stream.json, which is written last.
+        """
+        row = {"step": step, **metrics}
+        self.check_row(row)
+        line = orjson.dumps(row) + b"\n"
+        ledger.write(self.path, step, outcomes)
+        of_stream, of_logprobs = digest(stream) if stream else "", trainer_logprobs.digest(self.path, step)
+        files = {trainer_logprobs.NAME: of_logprobs} if of_logprobs else {}
+        self.seals.add(step, lines={METRICS: line}, sessions=sessions or {}, stream=of_stream, files=files)
+        faults.point("metrics.write")
+        append(self.path / METRICS, line)
+        self.trackers.pass_on()
+        if stream:
+            write_atomically(self.path / STREAM, stream)
+
+    def track(self, config: RunConfig, warn: Callable[[str], None]) -> None:
+        """Pass metrics on to the back ends that the settings name; `warn` displays what goes wrong with one."""
+        settings = resuming.flat(public(config))
+        kinds = {name: TRACKERS.find(name) for name in config.metrics}
+        about = TrackedRun(self.path, config.metrics_project, settings, config.metrics_address)
+        self.trackers = Trackers(about, kinds, warn)
+
+    def metrics(self) -> list[Metrics]:
+        """Return all rows so far; a torn last line is left out."""
+        file = self.path / "metrics.jsonl"
+        lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
+        try:
+            return [orjson.loads(line) for line in lines if line.endswith(b"\n")]
+        except ValueError as error:
+            raise ConfigError(f"{file} is damaged: {error}") from None
+
+    def drop_after(self, step: int) -> None:
+        """Remove rows, lines of ledger and provenance, and seals after `step`, which a resumed run will write again."""
+        self.trackers.close()
+        keep_lines(self.path / METRICS, step)  # first: what has no row is left out of account
+        ledger.drop_after(self.path, step)
+        provenance.drop_after(self.path, step)
+        ratings.drop_after(self.path, step)
+        trainer_logprobs.drop_after(self.path, step)
+        self.seals.drop_after(step)
+        shutil.rmtree(self.path / "tensorboard", ignore_errors=True)  # event files can't be truncated: write them again
+        self.trackers.start_again()
+
+    # --------------------------------------------------------------------------------- checkpoints
+
+    def seal_version(self, step: int, folder: Path) -> None:
+        """Seal weights that were kept after `step` steps for later groups to play against."""
+        (folder / manifest.NAME).unlink(missing_ok=True)
+        manifest.write(folder)
+        self.seals.add(step, files={folder.relative_to(self.path).as_posix(): manifest.digests(folder)[0]})
+
+    def save_checkpoint(self, step: int, write: Callable[[Path], None], keep: int) -> Path:
+        """Write a checkpoint of the state after `step` steps, and remove all but the newest `keep`.
+
+        Raises:
+            StoreError: it can't be written (the disk is full); those before it stay.
+        """
+        final = self.path / "checkpoints" / f"step-{step:06d}"
+        beside = final.with_name(f".{final.name}.partial")
+        shutil.rmtree(beside, ignore_errors=True)
+        try:
+            beside.mkdir(parents=True)
+            faults.point("checkpoint.write")
+            write(beside)
+            manifest.write(beside, {"seal": self.seals.last})
+            self.seals.checkpoint(step, final.name, beside)
+            faults.point("checkpoint.rename", beside)
+        except Exception as error:
+            free = shutil.disk_usage(self.path).free >> 20
+            shutil.rmtree(beside, ignore_errors=True)
+            if isinstance(error, AgentRLError) and error.blame is Blame.USER:
+                raise
+            raise StoreError(f"can't write the checkpoint {final} ({free:,} MiB free there): {error}") from error
+        remove(final)
+        beside.rename(final)
+        faults.point("checkpoint.renamed", final)
+        self._seal_late_ones()
+        if self.uploads is not None:
+            self.uploads.add_newest()
+        for old in self.checkpoints()[:-keep]:
+            remove(old)
+        return final
+
+    def checkpoints(self) -> list[Path]:
+        """Whole checkpoints, oldest first: one whose trainer is still being written is not whole yet."""
+        return resuming.whole_checkpoints(self.path)
+
+    @property
+    def warm_start(self) -> Path:
+        """The trainer's folder until reinforcement learning has its first checkpoint."""
+        return self.path / "checkpoints" / "warm-start"
+
+    def has_saved(self) -> bool:
+        """Return whether there is a checkpoint, or a trainer amid its warm start, to go on from."""
+        return bool(self.checkpoints() or saved_steps(self.warm_start))
+
+    def _seal_late_ones(self) -> None:
+        """Add the trainers that were written during training to the manifests."""
+        for path in self.checkpoints():
+            if not manifest.recorded(path, "trainer"):
+                manifest.write(path)
+                self.seals.seal_late()
+
+    def resume_hint(self) -> str:
+        """The command that resumes this run, and the step where it will begin."""
+        whole = self.checkpoints()
+        imitated = saved_steps(self.warm_start)
+        where = "from its beginning (there is no checkpoint yet)"
+        if whole:
+            where = f"from step {step_of(whole[-1])}"
+        elif imitated:
+            where = f"from step {imitated} of its warm start"
+        return f"resume {where} with:\n  agentrl train {shlex.quote(f'resume={self.path}')}"
+
+    def close(self) -> None:
+        """Flush open files and release the lock; idempotent."""
+        with suppress(OSError):  # whole, though the manifest lacks it
+            self._seal_late_ones()
+        if self.uploads is not None:
+            self.uploads.close()
+        self.trackers.close()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+
+def run_path(config: RunConfig, prefix: str = "") -> Path:
+    """Return a new run's folder: `run_dir`, or a name made of its environment and the time."""
+    name = Path(config.env.name.partition(":")[0]).stem
+    if config.rerun and not config.run_dir:
+        return Path(f"{config.rerun.rstrip('/')}-rerun")
+    return Path(config.run_dir or f"runs/{prefix}{name}-{time.strftime('%Y%m%d-%H%M%S')}")

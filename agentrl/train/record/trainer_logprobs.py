@@ -1,0 +1,140 @@
+"""The trainer's log-probability of each token before the step that trains on it (`record_logprobs`), in `logprobs.db`.
+
+The session store has the engine's, from when the token was sampled. Where the trainer had the same version, their
+difference is how far engine and trainer disagree about this token; its exponential is always the ratio by which
+corrections weigh it (`algo.correction`).
+
+Written by one process, a transaction for each step, while others read. A step that is trained again replaces its rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import sys
+from array import array
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import orjson
+
+from agentrl.common import formats
+from agentrl.errors import StoreError
+
+NAME = "logprobs.db"
+WAIT = 30.0
+"""Seconds that a write waits for readers."""
+_TABLE = (
+    "CREATE TABLE IF NOT EXISTS logprobs (session TEXT, node INTEGER, step INTEGER, version INTEGER, data BLOB, "
+    "PRIMARY KEY (session, node, step))"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnLogprobs:
+    """The trainer's log-probabilities of a turn's tokens.
+
+    Attributes:
+        step: that trained on it, from 1.
+        version: of the weights, those before the step.
+        logprobs: one for each token of the node, in nats, at the temperature that it was sampled at; 0 where a token
+            can't be trained.
+    """
+
+    step: int
+    version: int
+    logprobs: list[float]
+
+
+def write(run: Path, step: int, version: int, found: Mapping[tuple[str, int], Sequence[float]]) -> None:
+    """Add a step's log-probabilities.
+
+    Args:
+        run: the run's folder.
+        step: from 1.
+        version: of the weights that computed them.
+        found: one for each token of a node, by session (as credit counts it, `Session.by_agent`) and node.
+
+    Raises:
+        StoreError: writing failed.
+    """
+    formats.check_database(run / NAME, formats.LOGPROBS)
+    rows = [(session, node, step, version, _packed(logprobs)) for (session, node), logprobs in found.items()]
+    try:
+        with closing(sqlite3.connect(run / NAME, WAIT)) as db, db:
+            db.execute("PRAGMA journal_mode=WAL")
+            db.execute(_TABLE)
+            formats.mark_database(db, formats.LOGPROBS)
+            db.executemany("INSERT OR REPLACE INTO logprobs VALUES (?, ?, ?, ?, ?)", rows)
+    except sqlite3.Error as error:
+        raise StoreError(f"{run / NAME}: {error}") from error
+
+
+def last_of(run: Path, session: str, node: int) -> TurnLogprobs | None:
+    """The newest record of a turn; None where there is none, as in a run without `record_logprobs`.
+
+    Args:
+        run: the run's folder.
+        session: the id under which credit counts it (`Session.by_agent`).
+        node: the turn's id there.
+
+    Raises:
+        StoreError: reading failed.
+    """
+    if not (run / NAME).is_file():
+        return None
+    formats.check_database(run / NAME, formats.LOGPROBS)
+    select = "SELECT step, version, data FROM logprobs WHERE session = ? AND node = ? ORDER BY step DESC LIMIT 1"
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(run / NAME))}?mode=ro", WAIT, uri=True)) as db:
+            row = db.execute(select, (session, node)).fetchone()
+    except sqlite3.Error as error:
+        raise StoreError(f"{run / NAME}: {error}") from error
+    return None if row is None else TurnLogprobs(row[0], row[1], _unpacked(row[2]))
+
+
+def digest(run: Path, step: int) -> str:
+    """A digest of a step's rows, 32 hexadecimal digits; '' where it has none.
+
+    Raises:
+        StoreError: reading failed.
+    """
+    if not (run / NAME).is_file():
+        return ""
+    found = hashlib.blake2b(digest_size=16)
+    select = "SELECT session, node, version, data FROM logprobs WHERE step = ? ORDER BY session, node"
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(run / NAME))}?mode=ro", WAIT, uri=True)) as db:
+            rows = db.execute(select, (step,)).fetchall()
+    except sqlite3.Error as error:
+        raise StoreError(f"{run / NAME}: {error}") from error
+    for session, node, version, data in rows:
+        found.update(orjson.dumps((session, node, version, len(data))) + data)
+    return found.hexdigest() if rows else ""
+
+
+def drop_after(run: Path, step: int) -> None:
+    """Remove the rows of steps after `step`, which a resumed run will write again."""
+    if (run / NAME).is_file():
+        formats.check_database(run / NAME, formats.LOGPROBS)
+        with closing(sqlite3.connect(run / NAME, WAIT)) as db, db:
+            db.execute(_TABLE)
+            db.execute("DELETE FROM logprobs WHERE step > ?", (step,))
+
+
+def _packed(values: Sequence[float]) -> bytes:
+    """The values as 32-bit floats, little-endian: what trainers compute log-probabilities in."""
+    packed = array("f", values)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def _unpacked(data: bytes) -> list[float]:
+    values = array("f", data)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tolist()

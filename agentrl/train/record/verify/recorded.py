@@ -1,0 +1,195 @@
+"""A run's files as its verification reads them, and what each of its steps trained on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from agentrl.config import RunConfig
+from agentrl.config.secrets import hidden
+from agentrl.envs.data import identity
+from agentrl.envs.data.identity import Identities
+from agentrl.errors import ConfigError, StoreError
+from agentrl.overrides import validate
+from agentrl.rollout.stream.outcomes import REPLAYED, TRAINED, GroupOutcome
+from agentrl.sessions.store.store import Store
+from agentrl.train.driver.resuming import as_read_today, check_formats
+from agentrl.train.record import kept_code, ledger, provenance
+from agentrl.train.record.data_identity import STARTS
+from agentrl.train.record.ledger import Entry
+from agentrl.train.record.provenance import Published, Trained
+from agentrl.train.record.state import last_attempts
+from agentrl.types import Group, Task
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A run's record but for its sessions.
+
+    Attributes:
+        run: the folder.
+        rows: of metrics, in the file's order.
+        entries: of the ledger, up to the last row's step.
+        published: what engines were given, with the steps, likewise.
+        trained: what each step trained on, in the file's order.
+        starts: the step after which each process trained, and its settings.
+        data: the identities of the data of each of these; empty where it recorded none.
+        code: the digests of the Python files that each of these had copied, by name.
+        sealed: whether each of these sealed what it wrote (`train.record.seals`).
+        secrets: the names of settings that are not recorded; in `starts` they have their defaults.
+        weights: what engines were given, by version and incarnation.
+    """
+
+    run: Path
+    rows: list[Row]
+    entries: list[Entry]
+    published: list[tuple[int, Published]]
+    trained: list[tuple[int, Trained]]
+    starts: list[tuple[int, RunConfig]]
+    data: list[Identities]
+    code: list[dict[str, str]]
+    sealed: list[bool]
+    secrets: frozenset[str]
+    weights: dict[tuple[int, int], Published] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, run: Path) -> Recorded:
+        """The record of a run.
+
+        Raises:
+            ConfigError: there is no run, or a file of it can't be read.
+            NewerFormat: a later agentrl wrote it.
+        """
+        for needed in ("config.yaml", STARTS):
+            if not (run / needed).is_file():
+                raise ConfigError(f"{str(run)!r}: no run there that was trained ({needed} is missing)")
+        check_formats(run)
+        rows = _lines(run / "metrics.jsonl")
+        last = max((int(row["step"]) for row in rows), default=0)
+        entries = [entry for entry in ledger.read(run) if entry.step <= last]
+        published: list[tuple[int, Published]] = []
+        trained: list[tuple[int, Trained]] = []
+        for step, found in provenance.read(run):
+            if isinstance(found, Published):
+                published.append((step, found))
+            elif step <= last:
+                trained.append((step, found))
+        lines = _lines(run / STARTS)
+        settings = [(int(line["step"]), line["settings"]) for line in lines]
+        data = [identity.read(line.get(identity.KEY, {})) for line in lines]
+        code = [line.get("code", {}) for line in lines]
+        sealed = [bool(line.get("sealed")) for line in lines]
+        secrets = frozenset(name for _, tree in settings for name in hidden(tree))
+        starts = [(step, _validated(kept_code.usable(run, tree))) for step, tree in settings]
+        weights = {(each.version, each.incarnation): each for _, each in published}
+        return cls(run, rows, entries, published, trained, starts, data, code, sealed, secrets, weights)
+
+    @property
+    def last(self) -> int:
+        """The last step that is recorded to the end."""
+        return max((int(row["step"]) for row in self.rows), default=0)
+
+    def settings(self, step: int) -> RunConfig:
+        """Return the settings that a step (from 1) was taken with."""
+        return next((config for after, config in reversed(self.starts) if after < step), self.starts[0][1])
+
+    def is_sealed(self, step: int) -> bool:
+        """Return whether the process that took a step (from 1) sealed what it wrote."""
+        processes = zip(reversed(self.starts), reversed(self.sealed), strict=True)
+        return next((sealed for (after, _), sealed in processes if after < step), False)
+
+    def steps(self, store: Store) -> Iterator[Step]:
+        """Each step with the groups that it trained on, in order."""
+        rows = {int(row["step"]): row for row in self.rows}
+        trained = dict(self.trained)
+        outcomes: dict[int, list[GroupOutcome]] = defaultdict(list)
+        for entry in self.entries:
+            if entry.outcome.outcome in (TRAINED, REPLAYED):
+                outcomes[entry.step].append(entry.outcome)
+        for number in range(1, self.last + 1):
+            used = sorted(outcomes[number], key=lambda outcome: outcome.number)
+            groups, damaged = [], 0
+            for outcome in used:
+                try:
+                    groups.append(group_of(outcome, store))
+                except StoreError:
+                    damaged += 1
+            yield Step(
+                number, self, self.settings(number), used, groups, damaged, rows.get(number), trained.get(number)
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step and what it trained on.
+
+    Attributes:
+        number: from 1.
+        recorded: the run's record.
+        config: the settings that it was taken with.
+        outcomes: the ledger's, in the order of numbers.
+        groups: theirs, with the stored sessions.
+        damaged: how many more groups it has, whose sessions can't be read.
+        row: of metrics; None where it is missing.
+        trained: what provenance says; None where it is missing.
+    """
+
+    number: int
+    recorded: Recorded
+    config: RunConfig
+    outcomes: list[GroupOutcome]
+    groups: list[Group]
+    damaged: int
+    row: Row | None
+    trained: Trained | None
+
+    @property
+    def where(self) -> str:
+        """The step's name in messages."""
+        return f"step {self.number}"
+
+
+def group_of(outcome: GroupOutcome, store: Store) -> Group:
+    """A group of the ledger with its stored sessions.
+
+    Raises:
+        StoreError: reading failed, or a session was damaged.
+    """
+    sessions = last_attempts(store, outcome.group)
+    task = sessions[0].task if sessions else Task(id=outcome.task)
+    return Group(
+        outcome.group,
+        task,
+        sessions,
+        number=outcome.number,
+        attempt=outcome.attempt,
+        step=outcome.begun,
+        choice=outcome.choice,
+    )
+
+
+def _validated(tree: dict[str, Any]) -> RunConfig:
+    """Recorded settings; secrets, which are not recorded, have their defaults."""
+    for name in [*hidden(tree)]:
+        *sections, key = name.split(".")
+        section = tree
+        for part in sections:
+            section = section[part]
+        del section[key]
+    return validate(as_read_today(tree), RunConfig)
+
+
+def _lines(file: Path) -> list[Row]:
+    """A file's JSON objects; a torn last line is left out."""
+    lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
+    try:
+        return [orjson.loads(line) for line in lines if line.endswith(b"\n")]
+    except ValueError as error:
+        raise ConfigError(f"{file} is damaged: {error}") from None

@@ -1,0 +1,102 @@
+"""A check that the texts of turns, and of users' messages, are what their tokens say.
+
+No parser runs again: it may have been mended since. A text has to be in what its node's tokens decode to, word by word
+and in order, whatever a format writes around it and between its parts. So an added, changed or exchanged word is found,
+and one that was left out is not. Calls are compared by their tools' names, and tools' results not at all: formats write
+JSON in ways of their own. A gateway puts calls that can't be read, or are not allowed, as text behind the rest of a
+turn, so its turns may go back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from agentrl.errors import AgentRLError
+from agentrl.models.tokenizers import HFTokenizer, load_tokenizer
+from agentrl.train.record.verify.report import Check, Discrepancy
+from agentrl.types import MAIN, Message, Node, Session
+
+NO_TOKENIZER = "texts, since model/ has no tokenizer that can be loaded"
+OTHERWISE = "messages of users that the tokenizer writes otherwise"
+MARKUP = ("<", "[")
+"""The beginnings of a format's own text, which is taken out of a message's."""
+LONGEST = 500
+"""The most characters of a word before markup within it."""
+SPLITS = 8
+"""The most pieces of markup within a word: without a bound, one text would take as long as somebody likes."""
+_BETWEEN = re.compile(r"[\s\ufffd]+")
+
+
+class Texts:
+    """Compares the texts of a run's sessions with their tokens.
+
+    Args:
+        model: the folder of the run's model.
+        check: gets what is wrong, and what is unknown.
+    """
+
+    def __init__(self, model: Path, check: Check) -> None:
+        self._check = check
+        self._tokenizer: HFTokenizer | None = None
+        try:
+            self._tokenizer = load_tokenizer(model)
+        except (AgentRLError, OSError, ValueError, ImportError):
+            check.unknown[NO_TOKENIZER] += 1
+
+    def add(self, session: Session) -> None:
+        """Add a session to what is checked."""
+        if self._tokenizer is None:
+            return
+        for node in session.nodes:
+            own = node.sampled and node.policy == MAIN
+            if own or (node.message.role == "user" and node.copy_of is None and self._written(node.message)):
+                self._check.examined["texts"] += 1
+                for what in _differences(node, _words(self._tokenizer.decode(node.token_ids))):
+                    self._check.faults.append(Discrepancy(f"session {session.id}, message {node.id}", what))
+
+    def _written(self, message: Message) -> bool:
+        """True where the tokenizer gives a message's text back."""
+        assert self._tokenizer is not None
+        same = _words(self._tokenizer.decode(self._tokenizer.encode(message.text))) == _words(message.text)
+        self._check.unknown.update({} if same else {OTHERWISE: 1})
+        return same
+
+
+def _words(text: str) -> str:
+    return _BETWEEN.sub("", text)
+
+
+def _differences(node: Node, written: str) -> Iterator[str]:
+    """Yield the parts of a message that its tokens don't say."""
+    message = node.message
+    names = " ".join(call.function.name for call in message.tool_calls or () if not call.error)
+    for kind, text in (("text", message.text), ("reasoning", message.reasoning_content or ""), ("calls", names)):
+        at = 0
+        for word in filter(None, _BETWEEN.split(text)):
+            if (at := _end(word, written, (at,) if node.reply_id is None else (at, 0))) < 0:
+                yield f"its {kind} has {word[:40]!r}, and its tokens don't"
+                break
+
+
+def _end(word: str, written: str, starts: tuple[int, ...]) -> int:
+    """The end of a word in what tokens say, from one of some places on; -1 where it is not. Markup may be within it."""
+    for _ in range(SPLITS + 1):
+        for start in starts:
+            if (place := written.find(word, start)) >= 0:
+                return place + len(word)
+        split = next((found for start in starts if (found := _before_markup(word, written, start))), None)
+        if split is None:
+            return -1
+        word, starts = word[split[0] :], (split[1], *starts[1:])
+    return -1
+
+
+def _before_markup(word: str, written: str, start: int) -> tuple[int, int] | None:
+    """The length of a word's beginning before markup, and where that ends."""
+    for length in range(min(len(word) - 1, LONGEST), 0, -1):
+        places = [place for markup in MARKUP if (place := written.find(word[:length] + markup, start)) >= 0]
+        if places:
+            return length, min(places) + length
+    return None

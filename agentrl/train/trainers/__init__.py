@@ -1,0 +1,122 @@
+"""Trainers by name or import path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from agentrl.config import AlgoConfig, TrainerConfig
+from agentrl.errors import ConfigError
+from agentrl.registry import Registry
+from agentrl.train.algorithms import make_algorithm
+from agentrl.train.trainers.base import (
+    Averager,
+    Computing,
+    Critic,
+    MemoryReleasing,
+    Rewarder,
+    ShareableTrainer,
+    Trainer,
+    TrainerAccess,
+    TrainerConnection,
+)
+from agentrl.train.trainers.plugin import TrainerFactoryPlugin, TrainerPlugin
+
+
+def _accept(found: Any) -> TrainerPlugin | None:
+    if isinstance(found, TrainerPlugin):
+        return found
+    return TrainerFactoryPlugin(found) if callable(found) else None
+
+
+TRAINERS: Registry[TrainerPlugin] = Registry(
+    "trainer",
+    "trainer",
+    "agentrl.trainers",
+    {
+        "fsdp": "agentrl.train.trainers.fsdp.plugin:TRAINER",
+        "torch": "agentrl.train.trainers.torch_trainer.plugin:TRAINER",
+        "megatron": "agentrl.train.trainers.megatron.plugin:TRAINER",
+    },
+    accept=_accept,
+    settings=TrainerConfig,
+)
+
+
+def make_trainer(
+    path: str | Path,
+    config: TrainerConfig,
+    algo: AlgoConfig,
+    *,
+    total_steps: int = 1,
+    seed: int = 0,
+    prove: str | None = None,
+) -> Trainer:
+    """The trainer that the configuration names, on the weights in a Hugging Face folder.
+
+    Args:
+        path: the folder.
+        config: the trainer's settings.
+        algo: the first phase's algorithm.
+        total_steps: the first phase's length.
+        seed: of the trainer's random numbers.
+        prove: the model's name, for trainers that test its architecture while they start; None: no test.
+
+    Raises:
+        UnknownName: no trainer of that name, and nothing at that import path.
+        MissingExtra: the trainer's libraries are not installed.
+        ConfigError: the algorithm needs a critic, a reward model or minibatches, and this trainer has none.
+    """
+    plugin = _suitable(config, algo)
+    trainer = plugin.make(Path(path), config, algo, prove=prove, total_steps=total_steps, seed=seed)
+    needs = make_algorithm(algo).needs
+    for needed, kind, what in ((needs.critic, Critic, "critic"), (needs.reward_model, Rewarder, "reward model")):
+        if needed and not isinstance(trainer, kind):
+            trainer.close()
+            raise missing_model(config, algo, what)
+    return trainer
+
+
+def missing_model(config: TrainerConfig, algo: AlgoConfig, what: str) -> ConfigError:
+    """The error of an algorithm that needs a model beside the policy, "critic" say, which the trainer does not have."""
+    return ConfigError(f"algo={algo.name} needs a {what}, which trainer={config.name} does not have")
+
+
+def check_trainer(config: TrainerConfig, algo: AlgoConfig) -> None:
+    """Refuse settings that no trainer can be made from, before there is a model.
+
+    Raises:
+        UnknownName: no trainer of that name, and nothing at that import path.
+        MissingExtra: the trainer's libraries are not installed.
+        ConfigError: there is no such device, or the trainer takes no minibatches.
+    """
+    _suitable(config, algo).check(config)
+
+
+def _suitable(config: TrainerConfig, algo: AlgoConfig) -> TrainerPlugin:
+    """The trainer's plug-in, where its steps can be as the algorithm's settings say."""
+    plugin = TRAINERS.find(config.name)
+    if algo.minibatches > 1 and not plugin.takes_minibatches:
+        raise ConfigError(
+            f"algo.minibatches={algo.minibatches}: trainer={config.name} makes one update with a batch; use "
+            "algo.minibatches=1 (one that splits it by `Forest.updates` says so by takes_minibatches)"
+        )
+    return plugin
+
+
+__all__ = [
+    "TRAINERS",
+    "Averager",
+    "Computing",
+    "Critic",
+    "ShareableTrainer",
+    "Rewarder",
+    "MemoryReleasing",
+    "Trainer",
+    "TrainerAccess",
+    "TrainerConnection",
+    "TrainerPlugin",
+    "check_trainer",
+    "make_trainer",
+    "missing_model",
+]

@@ -1,0 +1,297 @@
+"""Attention under the forest rule k <= q < end[k], for transformers' attention interface.
+
+On a GPU it is FlexAttention's (`flex`), which has no backward on a CPU. There queries go in blocks of consecutive
+tokens, each against its own keys only: the block's ancestors and the block itself. These keys
+are found by the rule (k before the block's first token a, end[k] > a), gathered, and blocks with about as
+many keys share one masked call of scaled_dot_product_attention. A pack of many short trees thus costs its
+depth and not its square; one block as long as the row is the dense square, and the tests compare the two.
+
+Sliding windows and chunks are counted along the path, by the depth of the first key that a query sees
+(`models.reach`); so is Llama 4's attention temperature by position. scaled_dot_product_attention has neither capped
+scores (Gemma 2) nor sinks (GPT-OSS): on a CPU their scores are computed explicitly, block by block, which takes more
+memory; FlexAttention has both.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from agentrl.errors import InvalidInput
+from agentrl.models.reach import Reach, reach_of, rescale_queries
+from agentrl.train.forest.forest import Forest
+
+NAME = "agentrl_forest"
+"""The attention's name in a model's configuration (`attn_implementation`)."""
+
+MIN_BLOCK, MAX_BLOCK = 64, 1024
+"""Bounds of how many queries share their keys on a CPU.
+
+In between it is about half the mean depth: then less than a third of a block's scores are masked, and the
+gathered keys stay below three times the row's own. Measured on two cores: 64 and 128 were best for packs of mean
+depth 70, 64 to 256 at 400, 512 and 1024 at 2,000 (where 64 took 2.4 times as long).
+"""
+
+
+class AttentionPlan(Protocol):
+    """One forest's attention, prepared once and used by every layer."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Attend.
+
+        Args:
+            query: [1, heads, T, d].
+            key: [1, kv heads, T, d].
+            value: [1, kv heads, T, e].
+            scale: what products of queries and keys are multiplied with.
+            softcap: c, where scores s become c * tanh(s / c) (Gemma 2, arXiv:2408.00118).
+            sinks: [heads], the score of a key that every query sees and that has no value (arXiv:2309.17453).
+
+        Returns:
+            [1, T, heads, e].
+        """
+        ...
+
+    @property
+    def depth(self) -> Tensor:
+        """Each token's position along its path: [T]."""
+        ...
+
+    def within(self, reach: Reach | None) -> AttentionPlan:
+        """The plan under which a query sees no further along its path than `reach`; None: all of it."""
+        ...
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Blocks with about as many keys: their numbers [N], their keys' indices [N, K], what is visible [N, 1, B, K]."""
+
+    blocks: Tensor
+    keys: Tensor
+    mask: Tensor
+
+    def bias(self, dtype: torch.dtype) -> Tensor:
+        """The mask as a bias on scores, converted once for all layers."""
+        if self.mask.dtype != dtype:
+            visible = self.mask if self.mask.dtype == torch.bool else self.mask == 0
+            self.mask = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))
+        return self.mask
+
+
+class BlockPlan:
+    """The plan for a CPU."""
+
+    def __init__(self, forest: Forest, block: int | None = None) -> None:
+        self.begin(forest.end.numpy(), forest.position.numpy(), block)
+
+    def begin(
+        self,
+        end: np.ndarray[Any, Any],
+        position: np.ndarray[Any, Any],
+        block: int | None = None,
+        queries: np.ndarray[Any, Any] | None = None,
+    ) -> None:
+        """Take a row's `end` and depths, and find every block's keys; `block` and `queries` are `prepare`'s."""
+        self.end, self.position, self.queries, self.narrower = end, position, queries, dict[Reach, BlockPlan]()
+        self.prepare(end, block or block_for(float(position.mean())), queries)
+
+    @property
+    def depth(self) -> Tensor:
+        """See `AttentionPlan`."""
+        return torch.from_numpy(self.position)
+
+    def within(self, reach: Reach | None) -> BlockPlan:
+        """See `AttentionPlan`; made at its first use."""
+        if reach is None or reach.tokens > self.position.max():
+            return self
+        if reach not in self.narrower:
+            narrow = self.narrower[reach] = copy.copy(self)
+            block = min(self.block, block_for(reach.tokens)) if self.queries is None else self.block
+            narrow.prepare(self.end, block, self.queries, reach)
+        return self.narrower[reach]
+
+    def prepare(
+        self,
+        end: np.ndarray[Any, Any],
+        block: int,
+        queries: np.ndarray[Any, Any] | None = None,
+        reach: Reach | None = None,
+    ) -> None:
+        """Find each block's keys.
+
+        Args:
+            end: of the whole row.
+            block: how many queries share their keys.
+            queries: the query tokens, in runs of `block` consecutive ones; None is all of them.
+            reach: how far along its path a query sees, by `self.position`.
+        """
+        self.tokens, self.row = len(end if queries is None else queries), len(end)
+        self.block = block = min(block, self.tokens)
+        self.buckets: list[_Bucket] = []
+        count = -(-self.tokens // block)
+        self.padding = count * block - self.tokens
+        self.starts = np.arange(0, count * block, block) if queries is None else queries[::block]
+        end = np.concatenate((end, np.arange(self.row, self.row + self.padding) + 1))
+        depth = np.append(self.position, np.zeros(self.padding, dtype=np.int64))
+        first = None if reach is None else reach.first(depth)
+        keys = [_keys(end, start, start + block, depth, first) for start in self.starts.tolist()]
+        order = sorted(range(count), key=lambda i: keys[i].size)
+        while order:
+            smallest = keys[order[0]].size
+            size = next((i for i, b in enumerate(order) if keys[b].size > smallest + max(block, smallest // 4)), None)
+            self.buckets.append(self._bucket(end, order[:size], keys, depth, first))
+            order = order[size:] if size else []
+        self.order = torch.argsort(torch.cat([bucket.blocks for bucket in self.buckets]))
+
+    def _bucket(
+        self,
+        end: np.ndarray[Any, Any],
+        blocks: list[int],
+        keys: list[np.ndarray[Any, Any]],
+        depth: np.ndarray[Any, Any],
+        first: np.ndarray[Any, Any] | None,
+    ) -> _Bucket:
+        width = max(keys[b].size for b in blocks)
+        key = np.full((len(blocks), width), end.size, dtype=np.int64)  # visible to no query
+        for row, b in enumerate(blocks):
+            key[row, : keys[b].size] = keys[b]
+        query = self.starts[blocks][:, None] + np.arange(self.block)
+        until = np.append(end, 0)[key]
+        mask = (key[:, None, :] <= query[:, :, None]) & (query[:, :, None] < until[:, None, :])
+        if first is not None:
+            mask &= np.append(depth, 0)[key][:, None, :] >= first[query][:, :, None]
+        key = np.minimum(key, self.row - 1)  # padding queries see only themselves, whatever is there
+        return _Bucket(torch.tensor(blocks), torch.from_numpy(key), torch.from_numpy(mask[:, None]))
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """See `AttentionPlan`."""
+        heads, dim = query.shape[1], query.shape[-1]
+        attend = F.scaled_dot_product_attention
+        if softcap is not None or sinks is not None:
+            attend = functools.partial(_explicit_attention, softcap=softcap, sinks=sinks)
+        queries = F.pad(query[0].transpose(0, 1), (0, 0, 0, 0, 0, self.padding))  # [T', heads, d]
+        queries = queries.reshape(-1, self.block, heads, dim)
+        keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
+        outputs = []
+        for bucket in self.buckets:
+            shape = (*bucket.keys.shape, keys.shape[1], dim)
+            flat = bucket.keys.flatten()
+            out = attend(
+                queries[bucket.blocks].transpose(1, 2),
+                keys.index_select(0, flat).view(shape).transpose(1, 2),
+                values.index_select(0, flat).view(*shape[:-1], values.shape[-1]).transpose(1, 2),
+                attn_mask=bucket.bias(query.dtype),
+                scale=scale,
+                enable_gqa=heads != keys.shape[1],
+            )
+            outputs.append(out.transpose(1, 2))
+        joined = torch.cat(outputs).index_select(0, self.order)
+        return joined.reshape(1, -1, heads, joined.shape[-1])[:, : self.tokens]
+
+
+def block_for(depth: float) -> int:
+    """Return how many queries share their keys in a row of that mean depth: see MIN_BLOCK."""
+    return min(MAX_BLOCK, max(MIN_BLOCK, 1 << round(math.log2(max(depth, 1.0) / 2 + 1))))
+
+
+def _keys(
+    end: np.ndarray[Any, Any],
+    start: int,
+    stop: int,
+    depth: np.ndarray[Any, Any],
+    first: np.ndarray[Any, Any] | None,
+) -> np.ndarray[Any, Any]:
+    """The ancestors of token `start`, and the block's own tokens: all that any query of the block can see.
+
+    An ancestor is out of reach where it is so for the shallowest of the block's tokens that descend from it.
+
+    Args:
+        end: of the whole row and its padding.
+        start: the block's first token.
+        stop: one past its last.
+        depth: of the whole row and its padding.
+        first: the depth of the first key that each token sees; None is the root's.
+    """
+    ancestors = np.flatnonzero(end[:start] > start)
+    if first is not None:
+        furthest = np.minimum.accumulate(first[start:stop])[np.minimum(end[ancestors], stop) - start - 1]
+        ancestors = ancestors[depth[ancestors] >= furthest]
+    return np.concatenate((ancestors, np.arange(start, stop)))
+
+
+def _explicit_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    attn_mask: Tensor,
+    scale: float,
+    enable_gqa: bool,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """`scaled_dot_product_attention` of [N, heads, B, d] with capped scores and sinks: see `AttentionPlan`."""
+    blocks, heads, queries, _ = query.shape
+    grouped = query.reshape(blocks, key.shape[1], -1, query.shape[-1])  # heads of a group share keys
+    score = (grouped @ key.transpose(-1, -2)).view(blocks, heads, queries, -1).float() * scale
+    if softcap is not None:
+        score = softcap * torch.tanh(score / softcap)
+    score = score + attn_mask
+    if sinks is not None:
+        score = torch.cat((score, sinks.float()[:, None, None].expand(blocks, heads, queries, 1)), -1)
+    weight = torch.softmax(score, -1)[..., : key.shape[2]].to(value.dtype)
+    return (weight.reshape(*grouped.shape[:3], -1) @ value).view(blocks, heads, queries, -1)
+
+
+def forest_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    forest_plan: AttentionPlan | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """Attend within a forest; transformers calls it in each layer and passes `forest_plan` from the model's arguments.
+
+    `s_aux` are a layer's sinks.
+    """
+    if forest_plan is None:
+        raise InvalidInput(f"{type(module).__name__} does not pass keyword arguments on to attention")
+    query = rescale_queries(module, query, forest_plan.depth)
+    query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast, rotary tables leave them in float32
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    return forest_plan.within(reach_of(module, sliding_window))(query, key, value, scale, softcap, s_aux), None
+
+
+AttentionInterface.register(NAME, forest_attention)

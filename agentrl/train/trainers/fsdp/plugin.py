@@ -1,0 +1,38 @@
+"""`trainer=fsdp` as a plug-in; `agentrl.train.trainers.fsdp.trainer` is the trainer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from agentrl.train.algorithms.base import Algorithm
+from agentrl.train.plan.memory import Numbers, Split
+from agentrl.train.trainers.fsdp.settings import FsdpConfig, ranks_of
+from agentrl.train.trainers.plugin import TrainerFactory
+from agentrl.train.trainers.torch_trainer.plugin import TorchPlugin
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+
+
+class FsdpPlugin(TorchPlugin):
+    """The torch trainer over several processes; its architecture is tested as that of `trainer=torch`."""
+
+    settings = FsdpConfig
+    has_ranks = True
+    own_critic = False
+
+    def factory(self) -> TrainerFactory:
+        """Import torch; transformers is imported by the ranks."""
+        from agentrl.train.trainers.fsdp.trainer import FsdpTrainer
+
+        return FsdpTrainer
+
+    def split(self, config: FsdpConfig, model: Any, gpus: int) -> Split:
+        """Data-parallel ranks, on every GPU there is unless `trainer.ranks` says otherwise."""
+        return Split(data=ranks_of(config, gpus))
+
+    def numbers(self, config: TorchConfig, algorithm: Algorithm) -> Numbers:
+        """As torch's, divided among the ranks."""
+        return replace(super().numbers(config, algorithm), trainer="fsdp")
+
+
+TRAINER = FsdpPlugin()

@@ -1,0 +1,193 @@
+"""One rank: a torch trainer whose model is sharded, and that computes its share of every batch.
+
+All ranks run the same calls in the same order, each with its share of the forests: assigned by cost, as to Megatron's
+data-parallel ranks, and as many for each, since FSDP gathers weights for all of them together. A call's result is
+complete on rank 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from transformers.utils import logging
+
+from agentrl.config import AlgoConfig
+from agentrl.rollout.engines.local.weights import single_experts
+from agentrl.train.algorithms import algorithm_settings
+from agentrl.train.trainers.fsdp import checkpoint
+from agentrl.train.trainers.fsdp.settings import FsdpConfig
+from agentrl.train.trainers.fsdp.sharding import Gathered, shard_model
+from agentrl.train.trainers.learner import RankStepResult
+from agentrl.train.trainers.ranks.balance import Division, Share
+from agentrl.train.trainers.ranks.joined import Entry, join_results, sum_over_ranks
+from agentrl.train.trainers.ranks.worker import Builder, RankSettings, join
+from agentrl.train.trainers.torch_trainer.batch import TorchBatch
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer, computing
+
+T = TypeVar("T")
+
+
+class FsdpRank(TorchTrainer):
+    """A torch trainer on sharded weights; the default process group must be initialised.
+
+    Args:
+        path: a Hugging Face folder.
+        config: the trainer's settings.
+        algo: the first phase's algorithm.
+        total_steps: the first phase's length, for the schedule.
+        seed: of torch's generator, the same on all ranks.
+    """
+
+    config: FsdpConfig
+
+    def __init__(self, path: str, config: FsdpConfig, algo: AlgoConfig, total_steps: int, seed: int) -> None:
+        self.rank, self.processes = dist.get_rank(), dist.get_world_size()
+        self.control = dist.new_group(backend="gloo")
+        self.reduce = functools.partial(sum_over_ranks, group=self.control)
+        super().__init__(path, config, algo, total_steps=total_steps, seed=seed)
+
+    def load_model(self) -> nn.Module:
+        """The model with this rank's shards; one rank after another has the whole model in the CPU's memory."""
+        mesh = init_device_mesh(self.device.type, (self.processes,))
+        for turn in range(self.processes):
+            if turn == self.rank:
+                model = super().load_model()
+                self._gathered: Gathered = shard_model(model, mesh, self.config.dtype)
+            dist.barrier(self.control)
+        return self._gathered.model
+
+    # ------------------------------------------------------------------------------------ learning
+
+    def whole(self, compute: Callable[[], T]) -> T:
+        """Compute with gathered weights; all ranks do so as often."""
+        found: T = self._gathered(compute)
+        return found
+
+    def division(self) -> Division:
+        """Return how batches are divided over ranks."""
+        width = self.model.config.get_text_config().hidden_size  # type: ignore[union-attr,operator]
+        return Division(tuple(range(self.processes)), int(width))
+
+    @computing
+    def step(self, share: Share, state: Mapping[str, Any] | None = None) -> dict[str, float]:
+        """Train on a batch; its sizes are not among the metrics."""
+        self.begin_step(state)
+        return self.metrics_of([self.prepare(forest) for forest in share.forests], share.sequences)
+
+    def known_sums(self, batches: Sequence[TorchBatch]) -> bool:
+        """Return whether all sums over sequences are 0 before a batch's first update, on all ranks."""
+        return all(self.all_gather(super().known_sums(batches)))
+
+    def joined(self, learned: RankStepResult) -> RankStepResult:
+        """See `join_results`."""
+        return join_results([(True, part) for part in self.all_gather(learned)])
+
+    def sum_sequences(self, batches: Sequence[TorchBatch], sums: Tensor) -> None:
+        """Add sums over the sequences of all ranks."""
+        super().sum_sequences(batches, sums)
+        dist.all_reduce(sums, group=self.control)
+
+    def logprobs(self, share: Share, reference: bool = False) -> list[Entry]:  # type: ignore[override]
+        """Return log-probabilities of the whole batch."""
+        return self._entries(share, super().logprobs(share.forests, reference=reference))
+
+    def values(self, share: Share, start: float = 0.0) -> list[Entry]:  # type: ignore[override]
+        """Return values of the whole batch."""
+        return self._entries(share, super().values(share.forests, start))
+
+    def _entries(self, share: Share, found: Sequence[Tensor]) -> list[Entry]:
+        own = [
+            (work.origin, torch.arange(len(values)) + work.offset, values)
+            for work, values in zip(share.works, found, strict=True)
+        ]
+        return [entry for part in self.all_gather(own) for entry in part]
+
+    def all_gather(self, value: Any) -> list[Any]:
+        """Return every rank's value, on every rank."""
+        everyone: list[Any] = [None] * self.processes
+        dist.all_gather_object(everyone, value, group=self.control)
+        return everyone
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        """FSDP casts weights and inputs, so that gathered weights are in the precision that is computed in."""
+        return contextlib.nullcontext()
+
+    # -------------------------------------------------------------------------- weights and folders
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the weights on rank 0; every rank must go through to the end."""
+        return self._named_weights({})
+
+    def _named_weights(self, instead: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self._whole_tensors(instead):
+            if tensor is not None:
+                yield from single_experts(self.model, name, tensor).items() or [(name, tensor)]
+
+    def _whole_tensors(self, instead: Mapping[str, Tensor] | None = None) -> Iterator[tuple[str, Tensor | None]]:
+        """Every tensor of the model but tied ones, gathered one at a time; None on other ranks than 0.
+
+        Args:
+            instead: other tensors of the same parameters, sharded alike.
+        """
+        tied = set(getattr(self.model, "all_tied_weights_keys", None) or {})
+        for name, tensor in (self.model.state_dict() | dict(instead or {})).items():
+            if name not in tied:
+                found = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+                yield name, found.detach() if self.rank == 0 else None
+
+    def export(self, path: Path) -> None:
+        """Write a Hugging Face folder; rank 0 writes."""
+        if self.rank == 0:
+            super().export(Path(path))
+        else:
+            self.write(Path(path))
+            if self.average is not None:
+                with self.average.exchanged():
+                    self.write(Path(path))
+
+    def write(self, folder: Path) -> None:
+        """Write the weights as transformers does, on rank 0, where they are gathered in the CPU's memory."""
+        held = {name: None if tensor is None else tensor.cpu() for name, tensor in self._whole_tensors()}
+        if self.rank == 0:
+            self.model.save_pretrained(folder, state_dict=held)  # type: ignore[operator]
+            self._untrained.write(folder, self._side_files)
+
+    def begin(self, algo: AlgoConfig | Mapping[str, Any], total_steps: int) -> None:
+        """Begin a phase; settings may come as fields, where their class is unknown in this process."""
+        super().begin(algo if isinstance(algo, AlgoConfig) else algorithm_settings(algo), total_steps)
+
+    def save(self, path: Path) -> None:
+        """Write a checkpoint, all ranks together."""
+        checkpoint.save(self, Path(path))
+
+    def load(self, path: Path) -> int:  # type: ignore[override]
+        """Load a checkpoint and return its version."""
+        checkpoint.load(self, Path(path))
+        return self.version
+
+    def forget(self) -> None:
+        """Free what would outlive the rank, before another is built in this process."""
+        dist.destroy_process_group(self.control)
+
+
+class FsdpBuilder(Builder):
+    """Builds a rank of FSDP."""
+
+    def __init__(self, role: RankSettings) -> None:
+        super().__init__(role)
+        join(role, gpus=torch.cuda.is_available())
+        logging.disable_progress_bar()  # a rank's output is a log
+
+    def build(self, folder: str, config: FsdpConfig, algo: Mapping[str, Any], total_steps: int) -> FsdpRank:
+        """Build this rank's part of a model."""
+        gc.collect()  # models are in reference cycles
+        return FsdpRank(folder, config, algorithm_settings(algo), total_steps, self.role.seed)

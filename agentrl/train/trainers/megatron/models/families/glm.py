@@ -1,0 +1,56 @@
+"""GLM-4 (dense, outputs normed, neighbours rotated) and GLM-4.5 / 4.6 (mixture of experts)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentrl.train.trainers.megatron.models.families.deepseek import refuse_routing, routing, tiny_routing
+from agentrl.train.trainers.megatron.models.families.llama import head_dim, rotary
+from agentrl.train.trainers.megatron.models.family import Family
+from agentrl.train.trainers.megatron.models.rotary import Rotary
+from agentrl.train.trainers.megatron.models.tables import (
+    ATTENTION,
+    EXPERTS,
+    JOINT_MLP,
+    MLP,
+    NORMS,
+    OUTSIDE,
+    POST_NORMS,
+    SHARED_EXPERTS,
+)
+
+
+def _neighbours(hf: Any) -> Rotary:
+    return Rotary.of(hf, head_dim(hf), neighbours=True)
+
+
+def _experts(hf: Any) -> dict[str, Any]:
+    return {
+        **routing(hf),
+        "kv_channels": head_dim(hf),
+        "add_qkv_bias": bool(hf.attention_bias),
+        "qk_layernorm": bool(hf.use_qk_norm),
+    }
+
+
+GLM4 = Family(
+    name="glm4",
+    model_types=("glm4",),
+    settings=lambda hf: {"kv_channels": head_dim(hf), "add_qkv_bias": bool(hf.attention_bias)},
+    rotary=_neighbours,
+    layer={**NORMS, **POST_NORMS, **ATTENTION, **JOINT_MLP},
+    outside=OUTSIDE,
+    post_norms=True,
+    tiny=lambda hf: {"head_dim": 16},
+)
+
+GLM4_MOE = Family(
+    name="glm4_moe",
+    model_types=("glm4_moe",),
+    settings=_experts,
+    rotary=rotary,
+    layer={**NORMS, **ATTENTION, **MLP, **EXPERTS, **SHARED_EXPERTS},
+    outside=OUTSIDE,
+    refuse=refuse_routing,
+    tiny=lambda hf: {"head_dim": 16, **tiny_routing(hf)},
+)

@@ -1,0 +1,75 @@
+"""`trainer=megatron` as a plug-in; `agentrl.train.trainers.megatron.trainer` is the trainer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agentrl.config import AlgoConfig
+from agentrl.train.algorithms.base import Algorithm
+from agentrl.train.plan.memory import Numbers, Split
+from agentrl.train.trainers.base import Trainer
+from agentrl.train.trainers.megatron.layout import layout_of
+from agentrl.train.trainers.megatron.settings import MegatronConfig
+from agentrl.train.trainers.plugin import TrainerFactory, TrainerPlugin
+
+
+class MegatronPlugin(TrainerPlugin):
+    """The trainer on Megatron-core's ranks."""
+
+    settings = MegatronConfig
+    takes_minibatches = True
+    has_ranks = True
+    own_critic = False
+    untrained = "dropped"
+
+    def factory(self) -> TrainerFactory:
+        """Import torch; Megatron-core itself is imported by the ranks."""
+        from agentrl.train.trainers.megatron.trainer import MegatronTrainer
+
+        return MegatronTrainer
+
+    def make(
+        self, path: Path, config: MegatronConfig, algo: AlgoConfig, *, prove: str | None = None, **more: Any
+    ) -> Trainer:
+        """Start the ranks; with `prove`, they test the architecture in their layout first."""
+        if prove is not None and config.proof:
+            from agentrl.train.trainers import proof
+
+            more["first"] = proof.prove_on_ranks(path, prove)
+        return super().make(path, config, algo, **more)
+
+    def proves(self, config: MegatronConfig) -> bool:
+        """Return True unless `trainer.proof=false`."""
+        return config.proof
+
+    def prove(self, config: MegatronConfig, path: Path, model: str, context: int | None) -> None:
+        """Only check that a family supports the model: the ranks test the architecture when they start."""
+        from agentrl.train.trainers import proof
+
+        proof.require_family(path, model, config.family)
+
+    def replays_experts(self, config: MegatronConfig) -> bool:
+        """Return True with `trainer.moe.routing_replay=rollout`."""
+        return config.moe.routing_replay == "rollout"
+
+    def split(self, config: MegatronConfig, model: Any, gpus: int) -> Split:
+        """The layout of the settings, on all GPUs there are."""
+        layout = layout_of(config, model, gpus)
+        return Split(layout.tensor, layout.pipeline, layout.context, layout.expert, layout.data)
+
+    def numbers(self, config: MegatronConfig, algorithm: Algorithm) -> Numbers:
+        """Weights in `dtype`, with a float32 copy in the optimizer."""
+        numbers = super().numbers(config, algorithm)
+        return replace(
+            numbers,
+            trainer="megatron",
+            recompute=config.recompute == "full",
+            reference=numbers.reference and config.reference == "copy",
+            distributed=config.shares_state,
+            offloaded=config.offload_optimizer,
+        )
+
+
+TRAINER = MegatronPlugin()

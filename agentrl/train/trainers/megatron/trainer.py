@@ -1,0 +1,154 @@
+"""The Megatron trainer: the `Trainer` protocol over rank processes that compute with Megatron-core.
+
+This process holds no weights and imports no Megatron. Of an exported Hugging Face folder, rank 0 writes the weights,
+and this process the rest.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from agentrl.config import AlgoConfig
+from agentrl.errors import ConfigError, InvalidInput, missing_extra
+from agentrl.models.folders import exported, read_side_files
+from agentrl.train.algorithms import make_algorithm
+from agentrl.train.forest.forest import Forest
+from agentrl.train.trainers.megatron.layout import layout_of
+from agentrl.train.trainers.megatron.settings import MegatronConfig
+from agentrl.train.trainers.ranks.trainer import RankTrainer, gpus_of
+
+
+class MegatronTrainer(RankTrainer):
+    """The trainer of `trainer=megatron`.
+
+    Args:
+        path: a Hugging Face folder.
+        config: layout, precision, token budget.
+        algo: the first phase's algorithm.
+        total_steps: the first phase's length, for the schedule.
+        seed: of the ranks' generators.
+        first: called once the ranks have started, before they build the model; it may `attempt` small ones.
+
+    Raises:
+        ConfigError: the layout breaks a rule, or does not fit the model; the message names it.
+        MissingExtra: Megatron-core is not installed.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        config: MegatronConfig | None = None,
+        algo: AlgoConfig | None = None,
+        *,
+        total_steps: int = 1,
+        seed: int = 0,
+        first: Callable[[MegatronTrainer], None] | None = None,
+    ) -> None:
+        self.config = config or MegatronConfig()
+        algo = self.allowed(algo or AlgoConfig())
+        self.layout = layout_of(self.config, model_settings(Path(path)), gpus_of(self.config))
+        require_megatron()
+        self._side_files = read_side_files(Path(path))  # now: the folder may be gone by the time of an export
+        super().__init__(
+            Path(path),
+            self.config,
+            algo,
+            total_steps=total_steps,
+            seed=seed,
+            builder="agentrl.train.trainers.megatron.builder:MegatronBuilder",
+            loaded="agentrl.train.trainers.megatron.redirected",
+            apart=True,
+            count=self.layout.ranks,
+            timeout=self.config.timeout,
+            layout=self.layout,
+            together=self.layout.tensor,
+            environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},  # collectives start in the order of the kernels
+            first=None if first is None else functools.partial(first, self),
+        )
+
+    def attempt(self, folder: Path, config: MegatronConfig, forest: Forest) -> tuple[Tensor, float]:
+        """Compute a forest on the ranks with another model, in the same layout; their previous model is freed.
+
+        Args:
+            folder: the other model's Hugging Face folder.
+            config: its settings, of the same layout.
+            forest: to compute, and to take a step on.
+
+        Returns:
+            Its trained tokens' log-probabilities [T], and the norm of its gradient.
+        """
+        config = config.model_copy(update={"freeze": (), "lr_factors": {}})  # names of the run's model
+        self.build(folder, config, AlgoConfig(), 1)
+        (logp,) = self.logprobs([forest])
+        norm = self.step([forest])["grad_norm"]
+        self.version = 0
+        return logp, norm
+
+    def allowed(self, algo: AlgoConfig) -> AlgoConfig:
+        """Return the algorithm's settings, or raise for what only the torch trainer can do."""
+        algorithm = make_algorithm(algo)
+        if algorithm.needs.critic and algorithm.critic_config.value_trunk == "own":
+            raise ConfigError(
+                "algo.value_trunk=own: trainer=megatron has one model in its layout, and its critic reads that one's "
+                "hidden states; use algo.value_trunk=policy, or trainer=torch"
+            )
+        if algorithm.needs.critic and algorithm.critic_config.value_view:
+            raise ConfigError(
+                "algo.value_view: trainer=megatron computes values on the ranks that hold hidden states, which get "
+                "nothing else; use trainer=torch or trainer=fsdp"
+            )
+        if algo.reference_decay is not None and self.config.dtype == "bfloat16":
+            raise ConfigError(
+                "algo.reference_decay: the reference is kept in trainer.dtype=bfloat16, whose rounding would swallow "
+                "the average's small changes; use trainer.dtype=float32, or trainer=torch"
+            )
+        return algo
+
+    def export(self, path: Path) -> None:
+        """Write a Hugging Face folder: the weights, and whatever else the source folder held when it was read.
+
+        In it there is another one, `averaged`, where an average is kept (`trainer.average_decay`).
+        """
+        with exported(Path(path).absolute(), self._side_files) as folder:
+            self._write(folder, "weights")
+            if self.config.average_decay is not None:
+                with exported(folder / "averaged", self._side_files) as inner:
+                    self._write(inner, "averaged_weights")
+
+    def _write(self, folder: Path, method: str) -> None:
+        """Have rank 0 write what `method` yields, and write the model's configuration."""
+        dtypes = self.ranks.call("write", str(folder), method)
+        settings = json.loads(self._side_files["config.json"])
+        for stale in ("torch_dtype", "quantization_config"):  # the written weights are not quantised
+            settings.pop(stale, None)
+        settings["dtype"] = max(dtypes, key=lambda name: dtypes[name])
+        (folder / "config.json").write_text(json.dumps(settings, indent=2))
+
+    def close(self) -> None:
+        """End the ranks; a checkpoint that is still being written is finished first."""
+        if self.ranks.alive and self.config.async_save:
+            self.ranks.call("finish_saving")
+        super().close()
+
+
+def model_settings(folder: Path) -> Any:
+    """A folder's config.json as attributes, without importing transformers."""
+    try:
+        return types.SimpleNamespace(**json.loads((folder / "config.json").read_text()))
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{folder}: no model's config.json there: {error}") from None
+
+
+def require_megatron() -> None:
+    """Raise MissingExtra where Megatron-core is not installed."""
+    import importlib.util
+
+    if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.core") is None:
+        raise missing_extra("megatron-core", "megatron")

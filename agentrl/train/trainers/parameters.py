@@ -1,0 +1,84 @@
+"""A model's trained parameters, their learning rates, and the optimizer of each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from agentrl.errors import ConfigError
+from agentrl.train.trainers.parameter_settings import ParameterConfig
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+
+LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedParameter:
+    """A trained parameter: `factor` of the learning rate, and whether Muon updates it and not AdamW."""
+
+    tensor: nn.Parameter
+    factor: float = 1.0
+    muon: bool = False
+
+
+def trained_parameters(model: nn.Module, config: TorchConfig) -> list[TrainedParameter]:
+    """The parameters that are trained, in the model's order; gradients of the others are turned off.
+
+    Raises:
+        ConfigError: a pattern matches no parameter, or nothing is left to train.
+    """
+    require_matches([name for name, _ in model.named_parameters()], config)
+    found = list(_trained(model, config))
+    if not found:
+        raise ConfigError(f"trainer.freeze={list(config.freeze)} leaves no parameter to train")
+    return found
+
+
+def require_matches(names: Sequence[str], config: ParameterConfig) -> None:
+    """Raise ConfigError where a pattern matches none of a model's weights."""
+    for setting, patterns in (("freeze", config.freeze), ("lr_factors", tuple(config.lr_factors))):
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise ConfigError(
+                    f"trainer.{setting}: {pattern!r} matches none of the model's {len(names)} parameters; "
+                    f"their names are like {', '.join(names[:3])}, {names[-1]}"
+                )
+
+
+def rate_factor(name: str, above: int, config: ParameterConfig) -> float | None:
+    """The factor of a weight's learning rate; None: it is not trained.
+
+    Args:
+        name: in Hugging Face files.
+        above: how many decoder layers are above its own; above an embedding are all of them.
+        config: the trainer's settings.
+    """
+    if any(fnmatchcase(name, pattern) for pattern in config.freeze):
+        return None
+    factor = next((f for pattern, f in config.lr_factors.items() if fnmatchcase(name, pattern)), 1.0)
+    return float(factor * config.layer_decay ** max(0, above))
+
+
+def _trained(model: nn.Module, config: TorchConfig) -> Iterator[TrainedParameter]:
+    ends = {id(module.weight) for module in _ends(model)}
+    named = list(model.named_parameters())
+    depth = 1 + max((int(found[1]) for name, _ in named if (found := LAYER.search(name))), default=-1)
+    embedding = id(model.get_input_embeddings().weight)  # type: ignore[operator]
+    for name, tensor in named:
+        layer = -1 if id(tensor) == embedding else int(found[1]) if (found := LAYER.search(name)) else depth
+        factor = rate_factor(name, depth - 1 - layer, config)
+        tensor.requires_grad_(factor is not None)
+        if factor is None:
+            continue
+        muon = config.optimizer == "muon" and tensor.ndim == 2 and id(tensor) not in ends
+        yield TrainedParameter(tensor, factor, muon)
+
+
+def _ends(model: nn.Module) -> list[nn.Module]:
+    """Embedding and head, whose rows are tokens."""
+    ends = [model.get_input_embeddings(), model.get_output_embeddings()]  # type: ignore[operator]
+    return [end for end in ends if end is not None]

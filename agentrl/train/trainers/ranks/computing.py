@@ -1,0 +1,102 @@
+"""Computing with a trainer's ranks, by the process that started them or by another one.
+
+Each rank is sent its share of the forests; what they answer is put together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from agentrl.cluster import Address
+from agentrl.config import AlgoConfig
+from agentrl.train.algorithms import Algorithm, make_algorithm
+from agentrl.train.forest.forest import Forest, token_counts
+from agentrl.train.trainers.ranks.balance import Division
+from agentrl.train.trainers.ranks.calls import ConnectedRanks, RankCalls
+from agentrl.train.trainers.ranks.group import Ranks
+from agentrl.train.trainers.ranks.joined import per_token
+
+
+class RankComputing:
+    """Computation on ranks, with a critic.
+
+    Attributes:
+        ranks: what is called.
+        version: the weights' policy version.
+    """
+
+    ranks: Ranks | RankCalls
+    version: int
+    _division: Division
+    _algorithm: Algorithm
+
+    def step(self, forests: Sequence[Forest], state: Mapping[str, Any] | None = None) -> dict[str, float]:
+        """Learn from a batch; see `Trainer.step`. A batch without trained tokens changes no weight."""
+        if state is not None:
+            self._algorithm.load_snapshot(state)
+        self._algorithm.mark(forests)
+        metrics: dict[str, float] = self._shared("step", [forest for forest in forests if forest.trained], state)
+        self.version += 1
+        return metrics | token_counts(forests)
+
+    def logprobs(self, forests: Sequence[Forest], *, reference: bool = False) -> list[Tensor]:
+        """Log-probabilities of the trained tokens; see `Trainer.logprobs`."""
+        return per_token(forests, self._shared("logprobs", forests, reference) if forests else [])
+
+    def values(self, forests: Sequence[Forest], start: float = 0.0) -> list[Tensor]:
+        """The critic's values of the trained tokens; see `Critic.values`."""
+        return per_token(forests, self._shared("values", forests, start) if forests else [])
+
+    def _shared(self, method: str, forests: Sequence[Forest], *more: Any) -> Any:
+        shares = self._division.shares(forests)
+        given = {id(share): (share, *more) for share in shares}
+        return self.ranks.call_each(method, [given[id(share)] for share in shares])
+
+
+class RankConnection(RankComputing):
+    """A connection to the trainer's ranks, with a critic.
+
+    Args:
+        access: of the process that started the ranks.
+
+    Raises:
+        TrainerError: a rank can't be reached.
+    """
+
+    ranks: ConnectedRanks
+
+    def __init__(self, access: RankAccess) -> None:
+        self.version, self._division = access.version, access.division
+        self._algorithm = make_algorithm(access.algo)
+        self.ranks = ConnectedRanks(access.addresses, access.timeout)
+
+    def close(self) -> None:
+        """Close the connections to all ranks."""
+        self.ranks.close()
+
+
+@dataclass(frozen=True)
+class RankAccess:
+    """Another process's way to the ranks.
+
+    Attributes:
+        addresses: of each rank.
+        division: how the ranks divide batches.
+        algo: the phase's algorithm.
+        timeout: seconds that a call may take.
+        version: the weights' policy version.
+    """
+
+    addresses: tuple[Address, ...]
+    division: Division
+    algo: AlgoConfig
+    timeout: float
+    version: int
+
+    def open(self) -> RankConnection:
+        """Connect to every rank."""
+        return RankConnection(self)

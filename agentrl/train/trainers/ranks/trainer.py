@@ -1,0 +1,194 @@
+"""The `Trainer` protocol over a group of rank processes.
+
+This process holds no weights. Each rank is sent its share of the forests; metrics, log-probabilities, and weights (one
+tensor at a time) are returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from agentrl import cluster
+from agentrl.cluster.placement.inventory import on_gpus
+from agentrl.common import cores
+from agentrl.config import AlgoConfig, TrainerConfig
+from agentrl.errors import ConfigError
+from agentrl.train.algorithms import make_algorithm
+from agentrl.train.forest.forest import Forest
+from agentrl.train.trainers.ranks.computing import RankAccess, RankComputing
+from agentrl.train.trainers.ranks.group import Ranks
+from agentrl.train.trainers.ranks.placed import PlacedRanks
+from agentrl.train.trainers.ranks.worker import RankSettings
+
+if TYPE_CHECKING:
+    from agentrl.rollout.weights.buckets import Convert, Save, Shapes
+
+
+class RankTrainer(RankComputing):
+    """A trainer on ranks; a subclass refuses settings, and says how ranks are built.
+
+    Args:
+        path: a Hugging Face folder.
+        config: the trainer's settings.
+        algo: the first phase's algorithm.
+        total_steps: the first phase's length, for the schedule.
+        seed: of the ranks' generators.
+        builder: the import path of the ranks' `Builder`.
+        loaded: the module that ranks on CPUs load first.
+        apart: whether that module changes others for good.
+        count: how many ranks there are.
+        layout: of the model over them, as the builder needs it.
+        timeout: seconds that a call to the ranks may take.
+        environment: variables of the ranks beside this process's.
+        together: how many consecutive ranks have to be on one node of a cluster.
+        first: called once the ranks have started, before they build the model.
+
+    Attributes:
+        device: what the ranks compute on, "cuda" or "cpu"; this process may have another.
+        scratch: a folder that all ranks see, for what is written for them; None: any of this machine.
+    """
+
+    takes_minibatches: ClassVar[bool] = True
+    ranks: Ranks | PlacedRanks
+
+    def __init__(
+        self,
+        path: Path,
+        config: TrainerConfig,
+        algo: AlgoConfig,
+        *,
+        total_steps: int,
+        seed: int,
+        builder: str,
+        loaded: str,
+        apart: bool = False,
+        count: int,
+        timeout: float,
+        layout: Any = None,
+        environment: Mapping[str, str] | None = None,
+        together: int = 1,
+        first: Callable[[], None] | None = None,
+    ) -> None:
+        self.source, self.version = path, 0
+        on_gpus = gpus_of(config) > 0
+        self.device = "cuda" if on_gpus else "cpu"
+        self.threads = None if on_gpus else cores.chosen(config.threads, cores.share(count, path))
+        self.deterministic = not on_gpus
+        roles = [RankSettings(rank, count, "", builder, layout, timeout, seed) for rank in range(count)]
+        self.scratch: Path | None = None
+        if cluster.current().name == "local":
+            forked = None if on_gpus else loaded
+            self.ranks = Ranks(roles, timeout, self.threads, environment, loaded=forked, apart=apart)
+        else:
+            loads = () if on_gpus or apart else (loaded,)
+            self.ranks = PlacedRanks(
+                roles, timeout, self.threads, environment, gpu=on_gpus, together=together, loads=loads
+            )
+            self.scratch = cluster.current().logs
+        try:
+            if first is not None:
+                first()
+            self.build(path, config, algo, total_steps)
+        except BaseException:
+            self.ranks.close()
+            raise
+
+    def build(self, folder: Path, config: TrainerConfig, algo: AlgoConfig, total_steps: int) -> None:
+        """Have the ranks build a model; an earlier one is freed."""
+        self.ranks.call("build", str(folder), config, algo.model_dump(), total_steps)
+        self._division = self.ranks.call("division")
+        self._algorithm = make_algorithm(algo)
+
+    def allowed(self, algo: AlgoConfig) -> AlgoConfig:
+        """Return the settings as they are; subclasses refuse some.
+
+        Raises:
+            ConfigError: they need what this trainer does not have.
+        """
+        return algo
+
+    def begin(self, algo: AlgoConfig, total_steps: int) -> None:
+        """Begin a phase: a fresh optimizer and schedule; with a KL penalty, the current weights are its reference."""
+        self.ranks.call("begin", self.allowed(algo).model_dump(), total_steps)
+        self._algorithm = make_algorithm(algo)
+
+    def layer_outputs(self, forest: Forest) -> list[Tensor]:
+        """Each decoder layer's output for a forest: [T, d] each, float32, in the CPU's memory."""
+        outputs: list[Tensor] = self._shared("layer_outputs", [forest], len(forest))
+        return outputs
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """(Hugging Face name, tensor) pairs, one at a time."""
+        return self.ranks.stream("weights")
+
+    def averaged_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the averaged weights; see `Averager.averaged_weights`."""
+        return self.ranks.stream("averaged_weights")
+
+    @property
+    def save_weights(self) -> Save | None:
+        """The function that has rank 0 write weights on its node; None where ranks are beside this process."""
+        return self._save_weights if isinstance(self.ranks, PlacedRanks) else None
+
+    def _save_weights(
+        self, folder: Path, base: Path, limit: int, convert: Convert | None = None, method: str = "weights"
+    ) -> Shapes:
+        given = (Path(folder).absolute(), Path(base).absolute(), limit, convert, method)
+        shapes: Shapes = self.ranks.call("save_weights", *given)
+        return shapes
+
+    def save(self, path: Path) -> None:
+        """Write a folder from which another number or layout of ranks can resume."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        self.ranks.call("save", str(Path(path).absolute()))
+
+    def load(self, path: Path) -> None:
+        """Load a folder that `save` wrote, with its version; the settings remain those of the last `begin`."""
+        self.version = self.ranks.call("load", str(Path(path).absolute()))
+
+    def access(self) -> RankAccess | None:
+        """See `agentrl.train.trainers.base.ShareableTrainer`; ranks beside this process are reached by it alone."""
+        if not isinstance(self.ranks, PlacedRanks):
+            return None
+        return RankAccess(
+            self.ranks.addresses, self._division, self._algorithm.config, self.ranks.timeout, self.version
+        )
+
+    def leased(self) -> AbstractContextManager[None]:
+        """See `agentrl.train.trainers.base.ShareableTrainer`."""
+        assert isinstance(self.ranks, PlacedRanks)
+        return self.ranks.leased()
+
+    def stepped(self, version: int) -> None:
+        """See `agentrl.train.trainers.base.ShareableTrainer`."""
+        self.version = version
+
+    def release(self) -> None:
+        """See `agentrl.train.trainers.base.MemoryReleasing`."""
+        self.ranks.call("release")
+
+    def close(self) -> None:
+        """End the ranks."""
+        self.ranks.close()
+
+
+def gpus_of(config: TrainerConfig) -> int:
+    """Return the number of GPUs, here or on the cluster's nodes; where there is one, ranks compute on them.
+
+    Raises:
+        ConfigError: `trainer.device` asks for the other kind.
+    """
+    if cluster.current().name != "local":
+        nodes = [node for node in cluster.current().nodes() if node.alive]
+        return sum(node.gpus for node in nodes) if on_gpus(config.device, nodes) else 0
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("trainer.device=cuda: there is no GPU")
+    if config.device == "cpu" and torch.cuda.is_available():
+        raise ConfigError(f"trainer.device=cpu: trainer={config.name} uses the GPU where there is one; hide it instead")
+    return torch.cuda.device_count()

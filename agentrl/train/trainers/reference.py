@@ -1,0 +1,192 @@
+"""A small random forest in plain transformers: every path as a row of its own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from agentrl.train.forest.forest import Forest
+
+
+def random_forest(
+    rng: random.Random, vocabulary: int, levels: Sequence[int] = (1, 3, 0), context: int | None = None
+) -> Forest:
+    """Trees of random tokens, with branches, shorter and longer than NEAR; all but the roots are trained.
+
+    Args:
+        rng: the random generator.
+        vocabulary: token ids are below it.
+        levels: of branching, for each tree.
+        context: the last tree ends at this position; by default it begins at 0, like the others.
+    """
+    tokens, position, end, parents = list[int](), list[int](), list[int](), list[int]()
+
+    def grow(parent: int, depth: int, branchings: int) -> None:
+        first = len(tokens)
+        last = first + rng.randint(3, 8)
+        for place in range(first, last):
+            tokens.append(rng.randrange(1, vocabulary))
+            position.append(depth + place - first)
+            parents.append(parent if place == first else place - 1)
+        end.extend([0] * (last - first))
+        for _ in range(rng.randint(2, 3) if branchings else 0):
+            grow(last - 1, depth + last - first, branchings - 1)
+        end[first:last] = [len(tokens)] * (last - first)
+
+    for branchings in levels:
+        last_tree = len(tokens)
+        grow(-1, 0, branchings)
+    count = len(tokens)
+    if context is not None:
+        away = max(0, context - 1 - max(position))  # so that every path ends within the context
+        position[last_tree:] = [place + away for place in position[last_tree:]]
+    pairs = [(parent, child) for child, parent in enumerate(parents) if parent >= 0]
+    pairs.sort()
+    weight = torch.tensor([0.0 if parent < 0 else 1.0 / count for parent in parents])
+    return Forest(
+        token_ids=torch.tensor(tokens),
+        position=torch.tensor(position),
+        end=torch.tensor(end),
+        node_id=torch.zeros(count, dtype=torch.int64),
+        session_id=torch.zeros(count, dtype=torch.int64),
+        agent_id=torch.zeros(count, dtype=torch.int64),
+        weight=weight,
+        advantage=torch.tensor([rng.choice((-1.0, 1.0)) for _ in tokens]),
+        temperature=torch.ones(count),
+        behaviour_logp=torch.zeros(count),
+        version=torch.zeros(count, dtype=torch.int64),
+        predictor=torch.tensor([parent for parent, _ in pairs]),
+        target=torch.tensor([child for _, child in pairs]),
+        sessions=("proof",),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RowResults:
+    """A forest computed as rows: log-probabilities [T], 0 at untrained tokens, and gradients by parameter."""
+
+    logp: Tensor
+    gradients: dict[str, Tensor]
+
+
+def paths_to_leaves(forest: Forest) -> list[Tensor]:
+    """Return every path from a root to a leaf, as indices."""
+    index = torch.arange(len(forest))
+    return [index[(index <= leaf) & (forest.end > leaf)] for leaf in index[forest.end == index + 1].tolist()]
+
+
+def compute_rows(model: Any, forest: Forest, device: str, autocast: bool = False) -> RowResults:
+    """Compute every path by itself with a plain model; a token is taken from the first path that contains it.
+
+    The loss is that of a first update: minus weight times advantage times log-probability.
+    """
+    trained = (forest.weight > 0) & torch.isin(torch.arange(len(forest)), forest.target)
+    seen = torch.zeros(len(forest), dtype=torch.bool)
+    logp = torch.zeros(len(forest))
+    model.zero_grad()
+    for path in paths_to_leaves(forest):
+        fresh = (trained & ~seen)[path]
+        fresh[0] = False
+        seen[path] = True
+        if not fresh.any():
+            continue
+        tokens = forest.token_ids[path].to(device)
+        with torch.autocast(device, torch.bfloat16, enabled=autocast):
+            logits = model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
+        logits = logits.float() / forest.temperature[path][1:, None].to(device)
+        along = torch.log_softmax(logits, -1).gather(1, tokens[1:, None])[:, 0][fresh[1:].to(device)]
+        places = path[fresh]
+        (-(forest.weight * forest.advantage)[places].to(device) * along).sum().backward()  # type: ignore[no-untyped-call]
+        logp[places] = along.detach().cpu()
+    return RowResults(logp, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+
+
+def gradient_distance(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
+    """The norm of the gradients' difference over the norm of theirs; a parameter missing in ours counts as 0."""
+    difference = whole = 0.0
+    for name, value in theirs.items():
+        whole += float(value.double().square().sum())
+        difference += float((ours[name].double() - value.double() if name in ours else value.double()).square().sum())
+    return float((difference / whole) ** 0.5)
+
+
+def root_mean_square(ours: Tensor, theirs: Tensor, forest: Forest) -> float:
+    """The root mean square difference of a forest's trained log-probabilities, [T] each, in nats."""
+    return float((ours - theirs)[forest.weight > 0].double().square().mean().sqrt())
+
+
+@dataclass(frozen=True, slots=True)
+class LayerOutputs:
+    """A forest's log-probabilities [T], and each layer's output, [T, d] each."""
+
+    logp: Tensor
+    layers: list[Tensor]
+
+
+@torch.no_grad()
+def compute_layer_outputs(model: Any, forest: Forest, device: str) -> LayerOutputs:
+    """Compute all paths as one batch of padded rows with a plain model: each layer runs once."""
+    paths = paths_to_leaves(forest)
+    longest = max(map(len, paths))
+    tokens = torch.zeros(len(paths), longest, dtype=torch.long)
+    position = torch.zeros_like(tokens)
+    for row, path in enumerate(paths):
+        tokens[row, : len(path)] = forest.token_ids[path]
+        position[row] = forest.position[path[0]] + torch.arange(longest)  # causal: padding after a path changes nothing
+    with record_layer_outputs(model) as layers:
+        logits = model(input_ids=tokens.to(device), position_ids=position.to(device), use_cache=False).logits
+    logp = torch.zeros(len(forest))
+    for row, path in enumerate(paths):
+        along = torch.log_softmax(logits[row, : len(path) - 1].float(), -1).cpu()
+        logp[path[1:]] = along.gather(1, forest.token_ids[path][1:, None])[:, 0]
+    logp[forest.weight == 0] = 0.0
+    return LayerOutputs(logp, [_by_token(layer, paths, len(forest)) for layer in layers])
+
+
+def _by_token(rows: Tensor, paths: Sequence[Tensor], count: int) -> Tensor:
+    """[rows, length, d] as [T, d]; a token that several paths share has the same output in all."""
+    found = torch.zeros(count, rows.shape[-1])
+    for row, path in zip(rows, paths, strict=True):
+        found[path] = row[: len(path)]
+    return found
+
+
+@contextmanager
+def record_layer_outputs(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect the layers' outputs of the last call, in float32 in the CPU's memory."""
+    layers = layers_of(model)
+    kept = list[Tensor]([torch.empty(0)] * len(layers))
+
+    def keep(place: int) -> Any:
+        def hook(_: nn.Module, __: Any, output: Any) -> None:
+            hidden = output[0] if isinstance(output, tuple) else output
+            kept[place] = hidden.detach().float().cpu()
+
+        return hook
+
+    hooks = [layer.register_forward_hook(keep(place)) for place, layer in enumerate(layers)]
+    try:
+        yield kept
+    finally:
+        for one in hooks:
+            one.remove()
+
+
+def layers_of(model: Any) -> list[nn.Module]:
+    """A transformers model's decoder layers; none where they are not found."""
+    return [layer for _, layer in named_layers(model)]
+
+
+def named_layers(model: Any) -> list[tuple[str, nn.Module]]:
+    """The decoder layers with their names in the model."""
+    count = model.config.get_text_config().num_hidden_layers
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return [(f"{name}.{number}", layer) for number, layer in enumerate(module)]
+    return []

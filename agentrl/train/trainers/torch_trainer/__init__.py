@@ -1,0 +1,1 @@
+"""`trainer=torch`: a transformers model in one process."""

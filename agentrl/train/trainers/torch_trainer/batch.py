@@ -1,0 +1,70 @@
+"""The torch trainer's batches, made from forests, and the part of a model that computes hidden states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from agentrl.errors import ConfigError
+from agentrl.train.forest.forest import Forest, Rows
+from agentrl.train.trainers.attention import AttentionPlan, BlockPlan
+from agentrl.train.trainers.flex import FLEX_BLOCK, FlexPlan
+from agentrl.train.trainers.state_schedule import StateSchedule
+
+
+@dataclass(slots=True)
+class TorchBatch:
+    """A forest ready to be computed: trained rows, token ids and positions [1, T], plans of attention and states."""
+
+    rows: Rows
+    token_ids: Tensor
+    position: Tensor
+    plan: AttentionPlan
+    states: StateSchedule
+
+
+def prepare_batch(forest: Forest, device: torch.device, longest: int | None = None) -> TorchBatch:
+    """The forest on the device, padded where kernels want fixed lengths, with its attention planned.
+
+    Args:
+        forest: what is computed.
+        device: where.
+        longest: how many tokens a path may have; None: any number.
+
+    Raises:
+        ConfigError: a path is longer than `longest`, the length up to which the model's rotary angles are constant.
+    """
+    if longest is not None and len(forest) and int(forest.position.max()) >= longest:
+        raise ConfigError(
+            f"a path has {int(forest.position.max()) + 1} tokens, and in rows of more than {longest} the "
+            f"model's rotary angles change; set engine.max_context={longest}"
+        )
+    rows = forest.to(device).rows()
+    if device.type == "cuda":
+        forest = forest.to(device).padded(padded_length(len(forest)))
+    plan: AttentionPlan = FlexPlan(forest) if device.type == "cuda" else BlockPlan(forest)
+    return TorchBatch(rows, forest.token_ids[None], forest.position[None], plan, StateSchedule(forest))
+
+
+def trunk_of(model: nn.Module) -> nn.Module:
+    """A model without its head: what computes hidden states."""
+    trunk = model.base_model
+    if trunk is model and hasattr(model, "model"):  # Llama 4's text model
+        trunk = model.model
+    return cast(nn.Module, trunk)
+
+
+def before_head(model: nn.Module) -> nn.Module:
+    """Return the model's part between hidden states and output matrix: the `lm_head` of the ModernBERT decoder."""
+    found = getattr(model, "lm_head", None)
+    same = found is None or found is model.get_output_embeddings()  # type: ignore[operator]
+    return nn.Identity() if same else cast(nn.Module, found)
+
+
+def padded_length(tokens: int) -> int:
+    """The next of a few fixed lengths (1, 1.25, 1.5 or 1.75 times a power of two), so that few shapes are compiled."""
+    step = max(FLEX_BLOCK, 1 << max(0, (tokens - 1).bit_length() - 3))
+    return -(-tokens // step) * step

@@ -1,0 +1,49 @@
+"""`trainer=torch` as a plug-in; `agentrl.train.trainers.torch_trainer.trainer` is the trainer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from agentrl.models.devices import torch_device
+from agentrl.train.algorithms.base import Algorithm
+from agentrl.train.plan.memory import Numbers
+from agentrl.train.trainers.plugin import TrainerFactory, TrainerPlugin
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+
+
+class TorchPlugin(TrainerPlugin):
+    """The trainer in this process."""
+
+    settings = TorchConfig
+    takes_minibatches = True
+    untrained = "kept"
+
+    def factory(self) -> TrainerFactory:
+        """Import torch and transformers."""
+        from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
+
+        return TorchTrainer
+
+    def proves(self, config: TorchConfig) -> bool:
+        """Return True unless `trainer.proof=false`."""
+        return config.proof
+
+    def prove(self, config: TorchConfig, path: Path, model: str, context: int | None) -> None:
+        """Test the architecture on the run's device and in its precision."""
+        from agentrl.train.trainers import proof
+
+        device = torch_device(config.device, "trainer.device")
+        proof.require(path, model, device, "torch", dtype=config.dtype, context=context)
+
+    def numbers(self, config: TorchConfig, algorithm: Algorithm) -> Numbers:
+        """As the settings have it: an average, activations that are computed again, moments in the CPU's memory."""
+        return replace(
+            super().numbers(config, algorithm),
+            recompute=config.recompute == "full",
+            average=config.average_decay is not None,
+            offloaded=config.offload_optimizer,
+        )
+
+
+TRAINER = TorchPlugin()

@@ -1,0 +1,383 @@
+"""The torch trainer: a transformers model, forests through its attention interface, AdamW.
+
+The model is whatever `AutoModelForCausalLM` loads, left as it is: no layer is replaced and no parameter is
+held elsewhere, so that FSDP2 can shard it (`agentrl.train.trainers.fsdp`). Layers with a state follow the paths
+(`state_schedule`). It runs in evaluation mode even while learning, because dropout would make the trainer's
+log-probabilities differ from the engine's. Weights, gradients and optimizer state stay in float32; `dtype=bfloat16`
+computes under autocast.
+
+A step is in `agentrl.train.trainers.learner`. A critic and a reward model are kept apart from the model
+(`agentrl.train.trainers.critic`, `reward_model`): they are not sent to engines or exported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from agentrl import watchdog
+from agentrl.common import cores
+from agentrl.config import AlgoConfig
+from agentrl.errors import InvalidInput
+from agentrl.models.devices import torch_device
+from agentrl.models.folders import exported, read_side_files
+from agentrl.models.loading import load_causal_lm
+from agentrl.models.mixers import set_plan, wrap_mixers
+from agentrl.models.rope import fixed_angle_length
+from agentrl.models.untrained import Untrained
+from agentrl.rollout.engines.local.weights import single_experts
+from agentrl.train.algorithms.objective import Meter, add_sums
+from agentrl.train.forest.forest import Forest, Rows, sequence_count, token_counts
+from agentrl.train.trainers.attention import NAME
+from agentrl.train.trainers.copies import WeightCopy
+from agentrl.train.trainers.critic import ValueModel
+from agentrl.train.trainers.head import Logits, token_logps
+from agentrl.train.trainers.learner import RankStepResult, StepLearner
+from agentrl.train.trainers.optimizer import Optimizer
+from agentrl.train.trainers.parameters import trained_parameters
+from agentrl.train.trainers.recompute import recompute_layers
+from agentrl.train.trainers.reference import record_layer_outputs
+from agentrl.train.trainers.reward_model import RewardModel
+from agentrl.train.trainers.torch_trainer import checkpoint as torch_checkpoint
+from agentrl.train.trainers.torch_trainer.batch import TorchBatch, before_head, prepare_batch, trunk_of
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+
+T = TypeVar("T")
+
+
+def computing(method: Callable[..., T]) -> Callable[..., T]:
+    """A method that computes with the trainer's own number of CPU threads."""
+
+    @functools.wraps(method)
+    def run(self: TorchTrainer, *args: Any, **kwargs: Any) -> T:
+        with cores.computing(self.threads):
+            return method(self, *args, **kwargs)
+
+    return run
+
+
+class TorchTrainer(StepLearner[TorchBatch]):
+    """The trainer of `trainer=torch`.
+
+    Args:
+        path: a Hugging Face folder.
+        config: device, precision, token budget.
+        algo: the first phase's algorithm.
+        total_steps: the first phase's length, for the schedule.
+        seed: of torch's generator, for models that sample.
+    """
+
+    processes = 1
+    """The number of processes that share this machine's cores in computing the same steps."""
+    reduce: Callable[[Sequence[Tensor]], None] | None = None
+    """Sums the gradients of a critic's head over them; see `ValueModel`."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        config: TorchConfig | None = None,
+        algo: AlgoConfig | None = None,
+        *,
+        total_steps: int = 1,
+        seed: int = 0,
+    ) -> None:
+        self.config = config or TorchConfig()
+        self.source = Path(path)
+        self._side_files = read_side_files(self.source)  # now: the folder may be gone by the time of an export
+        self._untrained = Untrained(self.source)
+        self.device = torch.device(torch_device(self.config.device, "trainer.device"))
+        torch.manual_seed(seed)
+        self.model = self.load_model().to(self.device).eval()
+        if self.config.recompute == "full":
+            recompute_layers(self.model)
+        on_cpu = self.device.type == "cpu"
+        share = cores.share(self.processes, self.source)
+        self.threads = cores.chosen(self.config.threads, share) if on_cpu else None
+        self.deterministic = on_cpu or torch.are_deterministic_algorithms_enabled()
+        self.logits = Logits.of(self.model.config)
+        self.longest = fixed_angle_length(self.model.config)
+        self.version = 0
+        self.reference: WeightCopy | None = None
+        self.average: WeightCopy | None = None
+        self.begin(algo or AlgoConfig(), total_steps)
+
+    def load_model(self) -> nn.Module:
+        """The folder's model in float32, its attention following forests."""
+        model: nn.Module = load_causal_lm(self.source, torch.float32, NAME)
+        wrap_mixers(model)
+        return model
+
+    # ------------------------------------------------------------------------------------ learning
+
+    def begin(self, algo: AlgoConfig, total_steps: int) -> None:
+        """Begin a phase: a fresh optimizer and schedule; with a KL penalty, the current weights are its reference.
+
+        A critic is reset; a trunk of its own is a copy of the current policy's, as a reward model is.
+        """
+        self.start_phase(algo)
+        reward = self.algorithm.reward_config if self.algorithm.needs.reward_model else None
+        self.reward_model = RewardModel(self.model, reward, total_steps) if reward else None
+        self.critic = self._new_critic(total_steps) if self.algorithm.needs.critic else None
+        weights, offload = trained_parameters(self.model, self.config), self.config.offload_optimizer
+        self.optimizer: Optimizer = Optimizer(weights, algo, total_steps, offload=offload)
+        self.reference = WeightCopy(self.model) if self.keeps_reference else None
+        self.average = WeightCopy(self.model) if self.config.average_decay is not None else None
+
+    def _new_critic(self, total_steps: int) -> ValueModel:
+        width = self.model.get_output_embeddings().weight.shape[1]  # type: ignore[operator]
+        trunk = None
+        algo = self.algorithm.critic_config
+        if algo.value_trunk == "own":
+            trunk = copy.deepcopy(trunk_of(self.model)).requires_grad_(True)  # what the policy freezes, it learns
+            trunk.zero_grad(set_to_none=True)
+        return ValueModel(width, algo, total_steps, self.device, trunk, self.reduce)
+
+    @computing
+    def step(self, forests: Sequence[Forest], state: Mapping[str, Any] | None = None) -> dict[str, float]:
+        """Learn from a batch; see `Trainer.step`. A batch without trained tokens changes no weight."""
+        self.begin_step(state)
+        self.algorithm.mark(forests)
+        batches = [batch for batch in map(self.prepare, forests) if len(batch.rows)]
+        return self.metrics_of(batches, sequence_count(forests)) | token_counts(forests)
+
+    def metrics_of(self, batches: Sequence[TorchBatch], sequences: int) -> dict[str, float]:
+        """The metrics of `learn`, and of what follows the policy: a reward model, an average."""
+        metrics = self.joined(self.learn(batches, sequences)).metrics()
+        if self.reward_model is not None:
+            metrics |= self._fit_rewards(self.reward_model, batches)
+        if self.average is not None and self.config.average_decay is not None:
+            self.average.move_towards(self.config.average_decay)
+        return metrics
+
+    def joined(self, learned: RankStepResult) -> RankStepResult:
+        """Combine a step over all processes."""
+        return learned
+
+    def whole(self, compute: Callable[[], T]) -> T:
+        """Compute with the model's weights; where they are sharded, they are gathered for it."""
+        return compute()
+
+    @torch.no_grad()
+    def score_reference(self, batches: Sequence[TorchBatch]) -> None:
+        """See `StepLearner`."""
+        assert self.reference is not None
+        with self.reference.exchanged():
+            for batch in batches:
+                batch.rows.ref_logp = self._score(batch)
+
+    @torch.no_grad()
+    def score_old(self, batches: Sequence[TorchBatch], meter: Meter) -> None:
+        """See `StepLearner`."""
+        for batch in batches:
+            self.keep_old(self._score(batch), batch.rows, meter)
+
+    def average_reference(self, decay: float) -> None:
+        """See `StepLearner`."""
+        assert self.reference is not None
+        self.reference.move_towards(decay)
+
+    @torch.no_grad()
+    def sum_sequences(self, batches: Sequence[TorchBatch], sums: Tensor) -> None:
+        """See `StepLearner`."""
+        for batch in batches:
+            add_sums(self.algorithm, sums, self._score(batch), batch.rows, self.version)
+
+    def accumulate(self, batches: Sequence[TorchBatch], meter: Meter, *, first: bool) -> float:
+        """See `StepLearner`."""
+        return sum(self.backward(batch, meter, first=first) for batch in batches)
+
+    def prepare(self, forest: Forest) -> TorchBatch:
+        """The forest on the device, padded where kernels want fixed lengths, with its attention planned.
+
+        Raises:
+            ConfigError: a path is longer than the length up to which the model's rotary angles are constant.
+        """
+        return prepare_batch(forest, self.device, self.longest)
+
+    def backward(self, batch: TorchBatch, meter: Meter | None = None, *, first: bool = True) -> float:
+        """Accumulate one forest's gradient; returns its loss.
+
+        Args:
+            batch: what `prepare` made.
+            meter: accumulates metrics, if given.
+            first: no update has been made since the batch began: the current policy is the old policy.
+        """
+        watchdog.progress()
+        rows = batch.rows
+
+        def compute() -> Tensor:
+            hidden = self._hidden(trunk_of(self.model), batch)
+            logp, entropy = self._logps(self.model, hidden, rows)
+            values = None
+            if self.critic is not None and self.critic.trunk is None:
+                values = self.critic.head.fixed(hidden[rows.predictor], rows.critic_view)
+            return self.loss(logp, entropy, rows, values, meter, first=first)
+
+        loss = self.whole(compute)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach())
+
+    @computing
+    @torch.no_grad()
+    def logprobs(self, forests: Sequence[Forest], *, reference: bool = False) -> list[Tensor]:
+        """Log-probabilities of the trained tokens; see `Trainer.logprobs`."""
+        if not reference:
+            return self.per_token(forests, self._score)
+        if self.reference is None:
+            raise InvalidInput(f"algo={self.algo.name} keeps no reference: it needs none, and algo.kl_coef is 0")
+        with self.reference.exchanged():
+            return self.per_token(forests, self._score)
+
+    @computing
+    @torch.no_grad()
+    def values(self, forests: Sequence[Forest], start: float = 0.0) -> list[Tensor]:
+        """The critic's values of the trained tokens; see `Critic.values`."""
+        critic = self.critic
+        if critic is None:
+            raise InvalidInput(f"algo={self.algo.name} has no critic: it needs none")
+        critic.start(start)
+        trunk = trunk_of(self.model) if critic.trunk is None else critic.trunk
+        return self.per_token(forests, lambda batch: critic.head(self._states(trunk, batch), batch.rows.critic_view))
+
+    @computing
+    @torch.no_grad()
+    def layer_outputs(self, forest: Forest) -> list[Tensor]:
+        """Each decoder layer's output for a forest: [T, d] each, float32, in the CPU's memory."""
+        with record_layer_outputs(self.model) as layers:
+            self._states(trunk_of(self.model), self.prepare(forest))
+        return [layer[0, : len(forest)] for layer in layers]
+
+    def fit(self, critic: ValueModel, batches: Sequence[TorchBatch]) -> Meter:
+        """See `StepLearner`: a trunk of the critic's own is trained with it; the policy's is only read, once."""
+        trunk = critic.trunk
+        if trunk is not None:
+            return critic.fit(self.value_updates(batches, lambda batch: [(self._states(trunk, batch), batch.rows)]))
+        with torch.no_grad():  # in the CPU's memory: a batch's hidden states may be many
+            known = {id(batch): self._states(trunk_of(self.model), batch).cpu() for batch in batches}
+        return critic.fit(self.value_updates(batches, lambda batch: [(known[id(batch)], batch.rows)]))
+
+    @computing
+    @torch.no_grad()
+    def token_rewards(self, forests: Sequence[Forest]) -> list[Tensor]:
+        """The reward model's rewards of the trained tokens; see `Rewarder.token_rewards`."""
+        learned, reference = self.reward_model, self.reference
+        if learned is None or reference is None:
+            raise InvalidInput(f"algo={self.algo.name} has no reward model: it needs none")
+        with reference.exchanged():
+            return self.per_token(
+                forests, lambda batch: learned.rewards(self._score(batch, learned.model), self._score(batch))
+            )
+
+    def _fit_rewards(self, learned: RewardModel, batches: Sequence[TorchBatch]) -> dict[str, float]:
+        """The reward model's update on a batch; its forests are computed one at a time."""
+
+        def passes() -> Iterator[tuple[Tensor, Rows]]:
+            for batch in batches:
+                watchdog.progress()
+                hidden = self._hidden(trunk_of(learned.model), batch)
+                yield self._logps(learned.model, hidden, batch.rows)[0], batch.rows
+
+        metrics = learned.fit(passes()) if batches else {}
+        learned.end_step()
+        return metrics
+
+    def per_token(self, forests: Sequence[Forest], compute: Callable[[TorchBatch], Tensor]) -> list[Tensor]:
+        """`compute`'s result for each batch's rows, at their targets: [T] for each forest, 0 elsewhere."""
+        found = []
+        for forest in forests:
+            batch = self.prepare(forest)
+            value_T = torch.zeros(len(forest))
+            if len(batch.rows) or self.processes > 1:  # ranks gather weights together, and as often
+                value_T[batch.rows.target.cpu()] = compute(batch).cpu()
+            found.append(value_T)
+        return found
+
+    def _states(self, trunk: nn.Module, batch: TorchBatch) -> Tensor:
+        return self.whole(lambda: self._hidden(trunk, batch)[batch.rows.predictor])
+
+    def _hidden(self, trunk: nn.Module, batch: TorchBatch) -> Tensor:
+        set_plan(trunk, batch.states)
+        with self._precision():
+            out = trunk(input_ids=batch.token_ids, position_ids=batch.position, use_cache=False, forest_plan=batch.plan)
+        hidden: Tensor = out.last_hidden_state[0]
+        return hidden
+
+    def _logps(self, model: nn.Module, hidden: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+        with self._precision():
+            head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
+            return token_logps(head, before_head(model)(hidden), rows, shape=self.logits)
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        if self.config.dtype == "bfloat16":
+            return torch.autocast(self.device.type, torch.bfloat16)
+        return contextlib.nullcontext()
+
+    @torch.no_grad()
+    def _score(self, batch: TorchBatch, model: nn.Module | None = None) -> Tensor:
+        """Log-probabilities of the rows under the policy, or another model: [P]."""
+        watchdog.progress()
+        own = self.model if model is None else model
+        return self.whole(lambda: self._logps(own, self._hidden(trunk_of(own), batch), batch.rows)[0])
+
+    # -------------------------------------------------------------------------- weights and folders
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield every parameter once, by the name that files have for it; tied ones by the name they are stored by.
+
+        Where transformers has a layer's experts in one tensor, each expert is yielded by itself.
+        """
+        return self._named_weights({})
+
+    def averaged_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the averaged weights."""
+        if self.average is None:
+            raise InvalidInput("the trainer keeps no average of its weights: trainer.average_decay is none")
+        return self._named_weights(self.average.state_dict())
+
+    def _named_weights(self, instead: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """The weights, or other tensors of the same parameters."""
+        tied = set(getattr(self.model, "all_tied_weights_keys", None) or {})
+        for name, tensor in (self.model.state_dict() | dict(instead)).items():
+            if name not in tied:
+                yield from single_experts(self.model, name, tensor).items() or [(name, tensor.detach())]
+
+    def save(self, path: Path) -> None:
+        """Write model, reference, critic, reward model, optimizer, generators and version into one file."""
+        torch_checkpoint.save(self, Path(path))
+
+    def load(self, path: Path) -> None:
+        """Load a file that `save` wrote; the settings remain those of the last `begin`."""
+        torch_checkpoint.load(self, Path(path))
+
+    def export(self, path: Path) -> None:
+        """Write a Hugging Face folder: the weights, and whatever else the source folder held when it was read.
+
+        In it there is another one, `averaged`, where an average is kept (`trainer.average_decay`).
+        """
+        with exported(Path(path), self._side_files) as folder:
+            self.write(folder)
+            if self.average is not None:
+                with exported(folder / "averaged", self._side_files) as inner, self.average.exchanged():
+                    self.write(inner)
+
+    def write(self, folder: Path) -> None:
+        """Write the weights as transformers does, and what the source's files hold beside them."""
+        self.model.save_pretrained(folder)  # type: ignore[operator]
+        self._untrained.write(folder, self._side_files)
+
+    def release(self) -> None:
+        """See `MemoryReleasing`: what torch keeps for later allocations."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def close(self) -> None:
+        """Free the weights."""
+        self.reference = self.average = self.critic = self.reward_model = None
+        self.model.to("meta")
