@@ -24,7 +24,7 @@ from typing import Any
 
 import orjson
 
-from agentrl.rollout.engines.servers.connections import Connections
+from agentrl.rollout.engines.servers.connections import ConnectionPool
 from agentrl.types import Message
 from benchmarks.gateway_clients import SIDE_BY_SIDE, TURNS, ClientSession, Size, speak
 from benchmarks.gateway_servers import Server, gateway, renderer_of
@@ -39,7 +39,7 @@ _PARTS = (
     ("tokenising what is new, in Rust", ("models/tokenizers",)),
     ("parsing the reply", ("renderers/parsing", "renderers/calls", "renderers/readers", "gateway/reading")),
     ("rendering but for tokenising", ("/renderers/", "turn_generator")),
-    ("the engine's side: fleet, engine, HTTP, events", ("/rollout/", "sessions/generation", "types/generation")),
+    ("the engine's side: fleet, engine, HTTP, events", ("/rollout/", "tree/generation", "types/generation")),
     ("reading the body and its parameters", ("gateway/bodies", "turn_request", "wire/chat.py", "wire/objects")),
     ("matching to the tree, attempts and seeds", ("matching", "message_comparison", "attempts", "retries", "echoes")),
     ("adding to the tree", ("sessions/tree", "session_state")),
@@ -176,7 +176,7 @@ async def floor(model: Path, engine: Server, folder: Path) -> dict[str, float]:
     renderer = renderer_of(model)
     (ids,) = renderer.render([Message(role="tool", content=RESULT.text, tool_call_id="x")])
     request = orjson.dumps({"input_ids": ids * 12, "sampling_params": {}, "stream": True})
-    connections = Connections(engine.url, {})
+    connections = ConnectionPool(engine.url, {})
 
     async def exchange() -> None:
         async with connections.request("POST", "/generate", request) as answer:

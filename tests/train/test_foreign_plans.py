@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.cluster import Node
+from agentrl.cluster import ClusterNode
 from agentrl.cluster.placement.plan import place
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
@@ -16,12 +16,12 @@ from agentrl.plugins.trainer import Algorithm, Shape, Split, TrainerConfig, Trai
 from agentrl.train.driver.setup import complete
 from agentrl.train.plan.dry_run import described
 from agentrl.train.plan.memory import GIB
-from agentrl.train.plan.placing import asked, split_of
+from agentrl.train.plan.placing import run_demand, split_of
 from agentrl.train.plan.shapes import KNOWN
 from agentrl.train.plan.step import Rates
 from tests.train.test_plan import settings_of
 
-GPUS = [Node("a", 8.0, 4), Node("b", 8.0, 8)]
+GPUS = [ClusterNode("a", 8.0, 4), ClusterNode("b", 8.0, 8)]
 
 
 class ShardedConfig(TrainerConfig):
@@ -61,7 +61,7 @@ def configured(device: str, **more: Any) -> RunConfig:
 def test_its_ranks_get_places_of_their_own() -> None:
     """A trainer from outside that needs eight GPUs was planned as one process."""
     config = configured("cuda", cluster={"name": "ray"})
-    run = asked(config, split_of(config, KNOWN["qwen3-8b"], GPUS), GPUS)
+    run = run_demand(config, split_of(config, KNOWN["qwen3-8b"], GPUS), GPUS)
     assert (run.units["trainer"], run.members["trainer"], run.roles["trainer"].gpus) == (4, 2, 1)
     assert sum(len(unit.devices) for unit in place(GPUS, run.wanted()).places if unit.role == "trainer") == 8
     with pytest.raises(ConfigError, match="8 GPUs"):

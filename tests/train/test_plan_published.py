@@ -13,7 +13,7 @@ from agentrl.train.plan.memory import GIB, Numbers, Split, engine_memory
 from agentrl.train.plan.shapes import KNOWN, Shape
 from agentrl.train.plan.step import generate_seconds, publish_seconds, train_seconds
 
-PAGE = Path(__file__).parents[2] / "docs" / "decisions" / "363-plans-are-held-against-published-times.md"
+PAGE = Path(__file__).parents[2] / "docs" / "decisions" / "archive" / "363-plans-are-held-against-published-times.md"
 WITHIN = 1.5
 PROMPT = 150
 

@@ -354,7 +354,7 @@ def _digest(folder: Path, files: Sequence[Path], depends: Sequence[str]) -> str:
         digest.update(word.encode())
     for file in files:
         digest.update(f"{file.name} {file.stat().st_size} {manifest.digest(file)}".encode())
-    always = ("train/backends/loaded.py", "train/backends/reference.py", "models/loading.py", "models/tensors.py")
+    always = ("train/trainers/loaded.py", "train/trainers/reference.py", "models/loading.py", "models/tensors.py")
     for name in (*always, *SUBJECTS[depends[0]].sources):
         digest.update((PACKAGE / name).read_bytes())
     return digest.hexdigest()

@@ -229,18 +229,18 @@ ALWAYS = (
     "models/loading.py",
     "models/tensors.py",
     "models/mixers.py",
-    *(f"train/backends/{name}.py" for name in ("proof", "proof_comparison", "proof_subjects", "reference")),
+    *(f"train/trainers/{name}.py" for name in ("proof", "proof_comparison", "proof_subjects", "reference")),
 )
-SHARED = tuple(f"train/backends/{name}.py" for name in ("attention", "flex", "head"))
+SHARED = tuple(f"train/trainers/{name}.py" for name in ("attention", "flex", "head"))
 
 
 def _below(*folders: str) -> tuple[str, ...]:
     """The files of some folders of trainers."""
-    files = (file for name in folders for file in sorted((PACKAGE / "train" / "backends" / name).rglob("*.py")))
+    files = (file for name in folders for file in sorted((PACKAGE / "train" / "trainers" / name).rglob("*.py")))
     return tuple(str(file.relative_to(PACKAGE)) for file in files)
 
 
-TORCH = (*SHARED, "train/backends/torch.py", "train/backends/state_schedule.py")
+TORCH = (*SHARED, "train/trainers/torch_trainer/trainer.py", "train/trainers/state_schedule.py")
 MEGATRON = SHARED + _below("megatron", "ranks")
 SUBJECTS = {
     "torch": _Subject(
@@ -273,6 +273,6 @@ SUBJECTS = {
         "run by engine=local: a path must be computed as transformers computes it",
         "; engine=sglang and engine=vllm run more models",
         "engine.proof=false skips this test",
-        tuple(f"rollout/engines/{name}.py" for name in ("runner", "flat", "parts", "arena", "states")),
+        tuple(f"rollout/engines/local/{name}.py" for name in ("runner", "flat", "parts", "arena", "states")),
     ),
 }

@@ -201,9 +201,9 @@ def pumped(engine: VLLMEngine, request: OpenRequest, ended: dict[str, Any]) -> l
     bodies: list[dict[str, Any]] = []
     logprobs = {"content": [{"logprob": -1.0}] * 2}
 
-    async def generate(body: dict[str, Any], headers: Any) -> AsyncIterator[dict[str, Any]]:
+    async def generate(body: dict[str, Any], headers: Any) -> AsyncIterator[list[dict[str, Any]]]:
         bodies.append(body)
-        yield {"choices": [{"token_ids": [4, 5], "logprobs": logprobs, **ended}]}
+        yield [{"choices": [{"token_ids": [4, 5], "logprobs": logprobs, **ended}]}]
 
     engine.client.generate = generate  # type: ignore[assignment,method-assign]
     return bodies
