@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import anthropic
 import orjson
@@ -337,6 +339,33 @@ JSON = st.recursive(
     ),
     max_leaves=8,
 )
+
+
+def test_every_parameter_that_is_named_here_is_the_sdks_or_told_of() -> None:
+    """The tables are ours, since the SDKs take two seconds to import; a name that is spelt wrong would do nothing."""
+    from anthropic.types import beta, message_create_params
+    from openai.types.chat import completion_create_params
+    from openai.types.responses import response_create_params
+
+    def names(*kinds: Any) -> set[str]:
+        return {name for kind in kinds for name in get_type_hints(kind)}
+
+    ours = {"stream", "client_metadata"}
+    chats = names(completion_create_params.CompletionCreateParamsNonStreaming)
+    asked = names(response_create_params.ResponseCreateParamsNonStreaming)
+    said = names(
+        message_create_params.MessageCreateParamsNonStreaming,
+        beta.message_create_params.MessageCreateParamsNonStreaming,
+    )
+    sampled = {"temperature", "top_p", "top_k"}
+    assert chat.PARAMETERS.known - chats - ours == set()
+    assert responses.PARAMETERS.known - asked - ours == set()
+    assert messages.PARAMETERS.known - said - ours - sampled == set()
+
+
+def test_serving_imports_neither_openais_nor_anthropics_sdk() -> None:
+    code = "import sys, agentrl.sessions.gateway.http.app; print(sorted({'openai', 'anthropic'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 @settings(max_examples=60, deadline=None)

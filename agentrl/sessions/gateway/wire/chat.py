@@ -10,8 +10,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from openai.types.chat import completion_create_params
-
 from agentrl.sessions.gateway.http.api_error import ApiError, unsupported
 from agentrl.sessions.gateway.http.bodies import Body
 from agentrl.sessions.gateway.limits import Limits
@@ -30,7 +28,6 @@ HARMLESS = {
 SERVERS = ("chat_template_kwargs", "guided_json", "min_p", "structured_outputs", "top_k")
 """Fields of vLLM and SGLang that are honoured."""
 PARAMETERS = Parameters(
-    [completion_create_params.CompletionCreateParamsNonStreaming],
     required=("model", "messages"),
     honoured=(
         *("frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "max_completion_tokens", "max_tokens"),
@@ -38,7 +35,7 @@ PARAMETERS = Parameters(
         *("tool_choice", "tools", "top_logprobs", "top_p"),
     ),
     harmless=HARMLESS | {"metadata", "moderation", "prediction", "reasoning_effort", "verbosity", "web_search_options"},
-    fixed={"modalities": (["text"],), "functions": ([],)},
+    fixed={"modalities": (["text"],), "functions": ([],), "audio": (), "function_call": ()},
     servers=SERVERS,
     inside="messages",
 )

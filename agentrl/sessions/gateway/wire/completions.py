@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from openai.types import completion_create_params
-
 from agentrl.sessions.gateway.exchange import Exchange
 from agentrl.sessions.gateway.http.api_error import ApiError, unsupported
 from agentrl.sessions.gateway.http.bodies import Body
@@ -21,7 +19,6 @@ from agentrl.sessions.tree.turn_generator import GeneratedTurn
 from agentrl.types import MOST_PROBABLE, FinishReason, Message
 
 PARAMETERS = Parameters(
-    [completion_create_params.CompletionCreateParamsNonStreaming],
     required=("model", "prompt"),
     honoured=(
         *("frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "max_tokens", "n", "seed", "stop"),

@@ -14,12 +14,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from anthropic.types import (
-    MessageCountTokensParams,
-    message_create_params,
-)
-from anthropic.types import beta as beta_types
-
 from agentrl.sessions.gateway.http.api_error import ApiError, unsupported
 from agentrl.sessions.gateway.http.bodies import Body
 from agentrl.sessions.gateway.limits import Limits
@@ -42,14 +36,12 @@ _COMMON: dict[str, Any] = {
         *("metadata", "output_config.effort", "service_tier", "speed", "thinking.block_binding", "thinking.display"),
         *("user_profile_id", "workspace_id"),
     ),
-    "fixed": {"output_config.task_budget": ()},
-    "extra": ("temperature", "top_p", "top_k", "stream"),
+    "fixed": dict.fromkeys(("compaction", "container", "fallbacks", "mcp_servers", "output_config.task_budget"), ()),
     "inside": "messages",
 }
-_BETA = beta_types.message_create_params.MessageCreateParamsNonStreaming
 _NEEDED = ("model", "max_tokens", "messages")
-PARAMETERS = Parameters([message_create_params.MessageCreateParamsNonStreaming, _BETA], required=_NEEDED, **_COMMON)
-COUNTING = Parameters([MessageCountTokensParams, _BETA], required=("model", "messages"), **_COMMON)
+PARAMETERS = Parameters(required=_NEEDED, **_COMMON)
+COUNTING = Parameters(required=("model", "messages"), **_COMMON)
 _READ = frozenset({"role", "content"})
 _ECHOED = frozenset({"id", "type", "model", "stop_reason", "stop_sequence", "stop_details", "usage", "container"})
 """Further fields of a reply, which clients send back whole."""

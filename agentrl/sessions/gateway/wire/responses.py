@@ -10,8 +10,6 @@ import functools
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from openai.types.responses import response_create_params
-
 from agentrl.sessions.gateway.exchange import Exchange
 from agentrl.sessions.gateway.http.api_error import ApiError, unsupported
 from agentrl.sessions.gateway.http.bodies import Body, History
@@ -31,7 +29,6 @@ from agentrl.sessions.tree.turn_generator import GeneratedTurn
 from agentrl.types import FinishReason, FunctionCall, Message, ToolCall
 
 PARAMETERS = Parameters(
-    [response_create_params.ResponseCreateParamsNonStreaming],
     required=("model",),
     honoured=(
         *("background", "conversation", "input", "instructions", "max_output_tokens", "parallel_tool_calls"),
@@ -56,6 +53,7 @@ PARAMETERS = Parameters(
     fixed={
         "reasoning.context": ("auto",),
         "reasoning.mode": ("standard",),
+        **dict.fromkeys(("image", "prompt"), ()),
     },
     inside="input",
 )

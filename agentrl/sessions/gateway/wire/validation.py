@@ -1,14 +1,14 @@
 """The names and kinds of a request's parameters; `objects` reads the conversation.
 
-The SDKs' request types say which names there are. What a parameter holds is checked by who reads it, as far as it is
-read: the SDKs lag behind the protocols, so a value or a field that is new to them is refused only where it counts.
+The tables here say which names there are, and not the SDKs, which take two seconds to import. What a parameter holds is
+checked by who reads it, as far as it is read: a value or a field that is new is refused only where it counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, get_type_hints
+from typing import Any
 
 from agentrl.errors import nearest
 from agentrl.sessions.gateway.http.api_error import ApiError, unsupported
@@ -40,25 +40,21 @@ class Parameters:
     Names may be of fields inside a parameter: "reasoning.summary".
 
     Args:
-        kinds: the SDK's types that list all parameters.
         required: names without which a request is refused.
         honoured: names that change the reply, and do so here.
         harmless: names that change nothing about what is generated here; they are accepted whatever they hold.
         fixed: names that are accepted with these values only; with none, refused.
-        extra: names that clients send and the SDK's types lack.
         servers: names of other servers' that are honoured; where fields are strict, they are unknown.
         inside: the parameter that holds the conversation; it is read message by message.
     """
 
     def __init__(
         self,
-        kinds: Iterable[Any],
         *,
         required: Sequence[str],
         honoured: Iterable[str],
         harmless: Iterable[str],
         fixed: Mapping[str, tuple[Any, ...]],
-        extra: Iterable[str] = (),
         servers: Iterable[str] = (),
         inside: str,
     ) -> None:
@@ -66,7 +62,7 @@ class Parameters:
         self._harmless, self._fixed, self.inside = frozenset(harmless), fixed, inside
         self._taken = {*honoured, inside, "model", "stream"}
         self._deep = {name.partition(".")[0] for name in (*self._harmless, *fixed) if "." in name}
-        self.known = {name for kind in kinds for name in get_type_hints(kind)} | set(extra)
+        self.known = self._taken | {name.partition(".")[0] for name in (*self._harmless, *fixed)}
         self._required = required
 
     def check(self, body: Body, limits: Limits) -> tuple[dict[str, Any], dict[str, str]]:
@@ -74,7 +70,7 @@ class Parameters:
 
         Args:
             body: the request.
-            limits: whether the client's sampling decides, and whether a parameter that the SDK doesn't know is refused
+            limits: whether the client's sampling decides, and whether a parameter that isn't known here is refused
                 even where it changes nothing.
 
         Returns:
@@ -100,15 +96,13 @@ class Parameters:
                 ignored[name] = name
             elif name in self.servers and not strict:
                 given[name] = value
-            elif name not in self.known and name not in self._taken:
+            elif name not in self.known:
                 self._unknown(name, strict)
                 ignored[shown(name)] = "unknown"
             elif name in self._fixed:
                 given[name] = self._only(name, value)
             elif name in self._deep and isinstance(value, dict):
                 given[name] = self._within(name, value, ignored)
-            elif name not in self._taken and name not in self._deep:
-                raise unsupported(name)
             else:
                 given[name] = value
         for name in self._required:
@@ -140,7 +134,7 @@ class Parameters:
         raise unsupported(name, "only " + " or ".join(map(repr, self._fixed[name])) if self._fixed[name] else "")
 
     def _unknown(self, name: str, strict: bool) -> None:
-        """Refuse a parameter that the SDK doesn't know, where it would change the sampled text or all are refused."""
+        """Refuse a parameter that isn't known here, where it would change the sampled text or all are refused."""
         near = misspelt(name, (self.known - self._harmless) | CHANGE_TEXT)
         if not strict and near is None:
             return
