@@ -1,12 +1,13 @@
-"""The raylet below an agent program is killed before, within or after a turn of the program's.
+"""The node below an agent program dies before, within or after a turn of the program's.
 
     python -m benchmarks.program_kills                        # each moment once
     python -m benchmarks.program_kills --moments within --nth 1 5 9
 
 The run is that of `benchmarks.cluster_kills`, played by `examples/openai_agent`. The program itself kills the raylet of
-the node that it is on, at its worker's call number `nth`. The run has to go on by itself, with the sessions (token for
-token), losses and weights of the run on one machine without faults, bit for bit, and each group trained once. How many
-sessions were generated again is printed: a worker may outlive its raylet for longer than so small a run takes.
+the node that it is on and its own worker, at the worker's call number `nth`: a worker alone may outlive its raylet for
+longer than so small a run takes. The run has to go on by itself, with the sessions (token for token), losses and
+weights of the run on one machine without faults, bit for bit, each group trained once, and what the node had generated
+again.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def kill(moment):
         return
     Path({mark!r}).write_text(f"{{moment}} call {{calls}} of its worker")
     os.kill(below[0], signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 async def agent(task, client):
@@ -89,6 +91,7 @@ def lose(reference: Path, folder: Path, moment: str, nth: int) -> str:
     if not code:
         with Store(run / "sessions.db", read_only=True) as store:
             again = sum(session.attempt > 0 for session in store.sessions(phase="train"))
+        wrong = wrong or ("" if again else "no session was generated again")
     tried = mark.read_text() if mark.exists() else moment
     print(f"{tried}: {wrong or 'the same'}; {again} sessions were generated again", flush=True)
     return wrong

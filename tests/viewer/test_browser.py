@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import re
 from pathlib import Path
@@ -12,11 +13,13 @@ import orjson
 import pytest
 
 import agentrl
+from agentrl.rollout.episodes import edits
 from agentrl.sessions.store.store import Store
 from agentrl.sessions.tree import tree
 from agentrl.train.driver.warmstart import note_times
 from agentrl.train.record.files import append
 from agentrl.types import FunctionCall, Message, Session, Status, Task, ToolCall
+from agentrl.viewer.replay_process import Replays
 from tests.conftest import need
 from tests.viewer.conftest import viewed
 from tests.viewer.recorded import BEGAN, HOSTILE, spoken, with_demonstrations, write_long, write_run
@@ -109,6 +112,32 @@ async def test_an_evaluation_opens_on_its_result_and_its_sessions(page: Any, tmp
         assert "expert" in await page.locator(".results").inner_text()
         assert await page.locator("tr [data-row]").count() == 2
         assert await page.locator(".tab[aria-current]").inner_text() == "Sessions"
+
+
+async def test_a_score_is_changed_in_a_form_that_names_who_and_why_and_shows_what_was_measured(
+    page: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "evaluation"
+    await asyncio.to_thread(
+        agentrl.evaluate, "calculator", policy="expert", eval={"tasks": 2, "n": 1}, run_dir=str(folder)
+    )
+    with Store(folder / "sessions.db", read_only=True) as store:
+        name = store.ids()[0]
+    with contextlib.closing(Replays()) as replays:
+        async with viewed(page, folder, replays=replays) as url:
+            await opened(page, url, f"#/run/evaluation/session/{name}")
+            form = page.get_by_role("form", name="Edit the score")
+            await form.get_by_label("New score").fill("0.25")
+            await form.get_by_label("Reason").fill("guessed")
+            await form.get_by_role("button", name="Save").click()
+            assert await form.get_by_label("Your name").evaluate("each => each.validity.valueMissing")
+            await form.get_by_label("Your name").fill("Ann")
+            await form.get_by_role("button", name="Save").click()
+            await page.get_by_text("(measured 1)").first.wait_for()
+        async with viewed(page, folder) as url:
+            await opened(page, url, f"#/run/evaluation/session/{name}")
+            assert await page.get_by_role("form", name="Edit the score").count() == 0
+    assert [(edit.session, edit.score, edit.was, edit.who) for edit in edits.read(folder)] == [(name, 0.25, 1.0, "Ann")]
 
 
 async def test_curves_appear_with_a_runs_first_step_without_a_reload(page: Any, tmp_path: Path) -> None:
