@@ -196,7 +196,9 @@ def _load(source: str, options: str, grader: str | None, isolated: bool, process
             "isolates: allowed with env.isolated=false"
         )
     roles = {} if grader is None else {"grader": grader}
-    evaluation = library("agentrl.envs.adapters.inspect_runner", EXTRA).Evaluation(task, f"inspect:{source}", roles)
+    evaluation = library("agentrl.envs.adapters.inspect_runner", EXTRA).InspectEvaluation(
+        task, f"inspect:{source}", roles
+    )
     with ThreadPoolExecutor(1) as thread:  # a loop of its own: this one may be running
         return _LoadedTask(evaluation, thread.submit(asyncio.run, _offered(evaluation)).result())
 

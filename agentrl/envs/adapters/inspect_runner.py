@@ -114,7 +114,7 @@ class _Episode:
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
 
-class _Evaluation(SampleSource):  # type: ignore[misc]  # the library may not be there
+class InspectEvaluation(SampleSource):  # type: ignore[misc]  # the library may not be there
     """The evaluation of one task, which ends with the process.
 
     Args:

@@ -28,7 +28,7 @@ import os, signal, socket, sys, time
 from agentrl.cluster import forking, keeper, prefork
 ours, theirs = socket.socketpair()
 environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-start = forking.Start("rank", [], environment, os.getcwd(), "tests.cluster.roles:rank", guarded=False)
+start = forking.ForkRequest("rank", [], environment, os.getcwd(), "tests.cluster.roles:rank", guarded=False)
 rank = prefork.start(start, 1, 2, theirs.fileno())
 keeper.Keeper(sys.argv[1]).keep(rank.pid)
 os.kill(rank.pid, signal.SIGSTOP)
