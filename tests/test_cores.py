@@ -37,7 +37,7 @@ def large(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_affinity_limits_what_may_be_used() -> None:
     cpu = min(os.sched_getaffinity(0))
-    code = f"import os; os.sched_setaffinity(0, [{cpu}]); from agentrl import cores; print(cores.allowed())"
+    code = f"import os; os.sched_setaffinity(0, [{cpu}]); from agentrl.common import cores; print(cores.allowed())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == f"[{cpu}]\n", done.stderr
 
@@ -154,7 +154,7 @@ def test_what_does_not_compute_on_these_cores_gets_no_number_of_threads(settings
 def test_tools_and_the_programs_that_they_start_get_one_thread_and_the_user_gets_his_own_back() -> None:
     code = (
         "import os, subprocess, sys, torch\n"
-        "from agentrl import cores\n"
+        "from agentrl.common import cores\n"
         "torch.set_num_threads(3)\n"
         "child = [sys.executable, '-c', 'import os; print(os.environ[\"OMP_NUM_THREADS\"])']\n"
         "with cores.one_each():\n"

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 PROGRAM = """
     import asyncio, subprocess, sys, time
-    from agentrl.train import interrupt
+    from agentrl.train.driver import interrupt
 
     async def work():
         child = subprocess.Popen(["sh", "-c", "sleep 600 & sleep 600"], start_new_session=True)
@@ -42,7 +42,7 @@ WITH_CONTAINERS = """
     import asyncio, subprocess, sys
     from agentrl.envs import sandboxes
     from agentrl.tools.sandbox import SandboxSpec
-    from agentrl.train import interrupt
+    from agentrl.train.driver import interrupt
 
     SPEC, pool = SandboxSpec(image="agentrl/tiny:latest"), sandboxes.supplier("docker").pool
 
@@ -145,7 +145,7 @@ def test_a_signal_ends_the_process_and_its_children_whatever_it_is_doing() -> No
 ON_A_TERMINAL = """
     import asyncio, sys, threading
     from pathlib import Path
-    from agentrl.train import interrupt
+    from agentrl.train.driver import interrupt
 
     leaving = threading.Event()
 

@@ -251,7 +251,8 @@ async def test_a_command_ends_with_whoever_waits_for_it(tmp_path: Path) -> None:
 
 CLIENT = """
 import asyncio, sys
-from agentrl.tools.sandbox import SandboxSpec, remote
+from agentrl.tools.sandbox import SandboxSpec
+from agentrl.tools.sandbox.remote import backend as remote
 async def main():
     remote.use(sys.argv[1])
     await (await remote.create_remote(SandboxSpec())).start(sys.argv[2])
