@@ -15,26 +15,28 @@ Segment = tuple[str, int]
 """A file's path, and its inode."""
 
 
-def mapped(group: int | None = None) -> set[Segment]:
-    """The files of `/dev/shm` that processes of a group have mapped, or any whose mappings can be read (Linux)."""
-    return {segment for pid in _processes(group) for segment in _mapped_by(pid)}
+def mapped(group: int) -> set[Segment]:
+    """The files of `/dev/shm` that processes of a group have mapped, where their mappings can be read (Linux)."""
+    return {segment for pid, own in _processes() if own == group for segment in _mapped_by(pid)}
 
 
-def remove(segments: Iterable[Segment]) -> None:
-    """Remove those of a server that has ended, but for those that something still uses."""
+def remove(segments: Iterable[Segment], group: int) -> None:
+    """Remove those of a killed group, whose last processes may still be ending, but for those that others use."""
     if not (left := {segment for segment in segments if os.path.exists(segment[0])}):
         return
-    for path, inode in left - mapped():
+    used = {segment for pid, own in _processes() if own != group for segment in _mapped_by(pid)}
+    for path, inode in left - used:
         with contextlib.suppress(OSError):
             if os.stat(path).st_ino == inode:
                 os.unlink(path)
 
 
-def _processes(group: int | None) -> Iterator[int]:
+def _processes() -> Iterator[tuple[int, int]]:
+    """Each process and its group."""
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            if name.isdigit() and (group is None or os.getpgid(int(name)) == group):
-                yield int(name)
+            if name.isdigit():
+                yield int(name), os.getpgid(int(name))
 
 
 def _mapped_by(pid: int) -> Iterator[Segment]:

@@ -178,7 +178,7 @@ class ServerProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
-        segments.remove(self._segments)
+        segments.remove(self._segments, self.pid)
         self._segments.clear()
         processes.forget(self.pid)
         if self._process.stdin is not None:
