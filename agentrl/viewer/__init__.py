@@ -1,4 +1,4 @@
-"""Looking at runs, read-only: `agentrl view` in a browser, `agentrl top|sessions|diff|report` in the terminal.
+"""Looking at runs: `agentrl view` in a browser, and the commands that print them in a terminal.
 
 `app` answers requests from files that runs write anyway (`runs`, `series`, `conversations`); `guard` says who may ask;
 `static/` is the page itself, written by hand, without a build step and without anything from elsewhere. `commands` has
