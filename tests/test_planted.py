@@ -12,7 +12,7 @@ from tests.planted.fault import Fault, NoLongerApplies, entries
 TREE = "tests/sessions/test_tree.py"
 PATHS = f"{TREE}::test_a_path_is_its_parents_path_and_its_own_tokens"
 REVERSED = Fault("agentrl.sessions.tree.tree:path", "found[::-1]", "found", PATHS)
-HARMLESS = Fault("agentrl.sessions.tree.tree:new_tokens", "How many", "That many", PATHS)
+HARMLESS = Fault("agentrl.sessions.tree.tree:new_tokens", "Return the number", "Return that number", PATHS)
 
 
 @pytest.mark.slow
@@ -59,6 +59,6 @@ def test_a_fault_is_planted_in_a_copy_and_found_and_a_harmless_one_is_reported(
 ) -> None:
     source = REVERSED.file().read_bytes()
     (wrong,) = run([REVERSED, HARMLESS], 2, sound=False)
-    assert wrong.startswith("found 0 times of 2: agentrl.sessions.tree.tree:new_tokens: 'How many'")
+    assert wrong.startswith("found 0 times of 2: agentrl.sessions.tree.tree:new_tokens: 'Return the number'")
     assert " 2 of 2  example" in capsys.readouterr().out
     assert REVERSED.file().read_bytes() == source
