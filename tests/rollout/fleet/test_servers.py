@@ -204,16 +204,19 @@ async def test_turns_end_whole_though_the_way_to_an_engine_fails(fleet: Fleet, f
     shaky = Fleet([lambda url=url: servers.attached("sglang", folder, url) for url in ways], publisher, times)
     try:
         await asyncio.wait_for(shaky.start(), PATIENCE)
-        running = await turns_under_way(shaky, fault, 12, 150, lambda: drawing(shaky.engines["engine-0"]) > 0)
-        lost = shaky.lost
-        proxy.misbehave(fault)
-        for one in await asyncio.wait_for(asyncio.gather(*running), PATIENCE):
-            assert len(one.token_ids) == len(one.logprobs) == 150
-            assert one.versions[-1].end == 150
-            assert {span.version for span in one.versions} == {shaky.version()}
-        assert shaky.lost > lost
-        proxy.misbehave(Fault.NONE)
-        await until_ready(shaky)
+        for attempt in range(10):  # on a busy machine the bytes of all turns may have passed the proxy before the fault
+            name = f"{fault}-{attempt}"
+            running = await turns_under_way(shaky, name, 12, 150, lambda: drawing(shaky.engines["engine-0"]) > 0)
+            proxy.misbehave(fault)
+            for one in await asyncio.wait_for(asyncio.gather(*running), PATIENCE):
+                assert len(one.token_ids) == len(one.logprobs) == 150
+                assert one.versions[-1].end == 150
+                assert {span.version for span in one.versions} == {shaky.version()}
+            proxy.misbehave(Fault.NONE)
+            await until_ready(shaky)
+            if shaky.lost:
+                return
+        pytest.fail("no turn was ever lost to the fault")
     finally:
         await shaky.close()
         await proxy.close()
