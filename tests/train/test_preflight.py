@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,12 @@ async def test_a_budget_too_small_for_a_turn_is_refused_by_its_name(model: Path,
     """Every session had 0 turns, and the run went on with them."""
     with pytest.raises(ConfigError, match=rf"{word} leaves no room for a turn: task 'train-0' opens with \d+ tokens"):
         await look(model, "rollout.turn_tokens=10", word)
+
+
+async def test_a_session_that_is_too_short_is_given_a_length_that_passes(model: Path) -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.session_tokens=\d+ gives it room") as refused:
+        await look(model, "rollout.turn_tokens=10", "rollout.session_tokens=10")
+    await look(model, "rollout.turn_tokens=10", re.findall(r"rollout\.session_tokens=\d+", str(refused.value))[-1])
 
 
 async def test_budgets_with_room_pass_and_programs_may_write_shorter_prompts(model: Path) -> None:

@@ -80,8 +80,11 @@ async def check_room(
         over = [(task, tokens) for task, tokens in opened if tokens >= known[setting]]
         if over and len(over) == len(opened):
             task, tokens = over[0]
+            room = min(2 * tokens, *(most for name, most in known.items() if name != own), 2 * tokens)
+            hint = f"; {own.partition('=')[0]}={room} gives it room" if setting == own and room > tokens else ""
             raise ConfigError(
                 f"{setting} leaves no room for a turn: task {task.id!r} opens with {tokens} tokens, tools included"
+                f"{hint}"
             )
         if over:
             _some(over, len(opened), split, setting, limits)
