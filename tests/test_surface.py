@@ -51,7 +51,9 @@ def test_every_public_name_is_there_and_nothing_else_is():
 
 @pytest.mark.slow
 def test_train_can_be_called_whatever_was_imported_before():
-    code = "import agentrl.train; from agentrl.train.driver import api; assert callable(agentrl.train); print(api.train)"
+    code = (
+        "import agentrl.train; from agentrl.train.driver import api; assert callable(agentrl.train); print(api.train)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.startswith("<function train"), done.stderr
 
