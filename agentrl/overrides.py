@@ -255,7 +255,7 @@ def _marker_of_values(field: FieldInfo) -> OfPlugin | None:
 
 
 def _is_named(field: FieldInfo) -> bool:
-    """Whether giving the section a plain string sets its name."""
+    """Return whether giving the section a plain string sets its name."""
     mark = _marker(field)
     return NAMED in field.metadata or (mark is not None and mark.key == "name")
 

@@ -117,7 +117,7 @@ class Silence:
         self._looked, self._count, self.seconds = now, -1, 0.0
 
     def lasted(self, now: float, count: int) -> bool:
-        """Whether it has lasted `timeout` seconds since the last progress, or since this was last so.
+        """Return whether it has lasted `timeout` seconds since the last progress, or since this was last so.
 
         Args:
             now: the time; called about every `tick` seconds.

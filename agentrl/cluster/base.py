@@ -160,7 +160,7 @@ class ClusterNode:
     id: str = ""
 
     def holds(self, worker: Resources) -> bool:
-        """Whether it has what a worker occupies."""
+        """Return whether it has what a worker occupies."""
         custom = all(self.custom.get(name, 0.0) >= amount for name, amount in worker.custom.items())
         return self.cpus >= worker.cpus and self.gpus >= worker.gpus and custom
 

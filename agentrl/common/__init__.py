@@ -1,1 +1,1 @@
-"""What every part uses and nothing of ours stands behind: processes, threads, imports, texts that are not trusted."""
+"""Helpers of every part, without imports of other parts: processes, threads, imports, untrusted text."""

@@ -75,7 +75,7 @@ def blocks(count: int, size: int) -> list[str]:
 
 
 def is_small(model: Path) -> bool:
-    """Whether a folder's weights are so small that threads wait for each other longer than they compute."""
+    """Return whether a folder's weights are so small that threads wait for each other longer than they compute."""
     sizes = [file.stat().st_size for file in model.iterdir() if file.suffix in WEIGHTS] if model.is_dir() else []
     return bool(sizes) and sum(sizes) < SMALL_BYTES
 
@@ -86,7 +86,7 @@ def chosen(setting: int | None, default: int) -> int | None:
 
 
 def set_by_user() -> bool:
-    """Whether the user has set OMP_NUM_THREADS."""
+    """Return whether the user has set OMP_NUM_THREADS."""
     return VARIABLE in os.environ and not _ours
 
 

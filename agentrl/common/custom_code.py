@@ -30,7 +30,7 @@ def allow(folder: Path) -> None:
 
 
 def allowed(folder: Path) -> bool:
-    """Whether a folder brings code, and all of it may run."""
+    """Return whether a folder brings code, and all of it may run."""
     named, found = named_in(folder), _digests(folder)
     return bool(named and found) and not elsewhere(named) and _allowed.issuperset(found.values())
 

@@ -40,7 +40,7 @@ TIMEOUTS = frozenset(
 
 
 def is_infrastructure(error: BaseException, *, own_deadlines: bool = False) -> bool:
-    """Whether an exception says that a connection, an answer in time or a resource of the machine was missing.
+    """Return whether an exception says that a connection, an answer in time or a resource of the machine was missing.
 
     Args:
         error: what was raised; a group counts where each of its exceptions does.
@@ -57,7 +57,7 @@ def is_infrastructure(error: BaseException, *, own_deadlines: bool = False) -> b
 
 
 def is_transport(error: BaseException) -> bool:
-    """Whether it is a library's error of its transport: no connection, a broken one, no answer in time."""
+    """Return whether it is a library's error of its transport: no connection, a broken one, no answer in time."""
     names = set(_names(error))
     if isinstance(error, OSError) and isinstance(reason := getattr(error, "reason", None), BaseException):  # urllib's
         return isinstance(reason, ConnectionError | TimeoutError) or is_transport(reason)
@@ -65,7 +65,7 @@ def is_transport(error: BaseException) -> bool:
 
 
 def is_one_of(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
-    """Whether an exception is of one of these kinds.
+    """Return whether an exception is of one of these kinds.
 
     ConnectionError stands for libraries' transport errors and for networks that don't connect as well, and TimeoutError
     for libraries' time-outs. A group counts where each of its exceptions does.

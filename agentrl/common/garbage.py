@@ -1,4 +1,4 @@
-"""How often Python's cyclic garbage collector looks at what: set for a process that keeps many sessions in memory.
+"""Settings of Python's cyclic garbage collector: set for a process that keeps many sessions in memory.
 
 Each full collection looks at every object that is left. The libraries of a run bring some hundred thousand that stay to
 the end, and thousands of sessions as many more, which reference counting frees when they have ended: collections took a

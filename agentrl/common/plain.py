@@ -27,7 +27,7 @@ _MISSING = frozenset({"NAType", "NaTType", "MaskedConstant"})
 
 
 def missing(value: Any) -> bool:
-    """Whether it stands for no value at all: None, and what pandas and numpy have for it; not NaN."""
+    """Return whether it stands for no value at all: None, and what pandas and numpy have for it; not NaN."""
     return value is None or type(value).__name__ in _MISSING
 
 

@@ -1,4 +1,4 @@
-"""What commands print on: two consoles, and lines as they are."""
+"""The consoles that commands print on, and lines as they are."""
 
 from __future__ import annotations
 

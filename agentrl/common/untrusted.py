@@ -1,4 +1,4 @@
-"""What a model, a tool, a sandbox or an agent program wrote, made safe to keep, store and print.
+"""Text of models, tools, sandboxes and agent programs, made safe to keep, store and print.
 
 Such text may hold lone surrogates (which no encoder writes), JSON that nests deeper than a decoder's stack or numbers
 that no column can store. None of it may raise an error that looks like the user's, so it is cleaned where it enters:

@@ -340,30 +340,30 @@ def _tool_names(cls: type) -> tuple[str, ...]:
 
 
 def has_expert(env: Env | type[Env]) -> bool:
-    """Whether an expert is written for this environment."""
+    """Return whether an expert is written for this environment."""
     cls = env if isinstance(env, type) else type(env.unwrapped)
     return cls.expert is not Env.expert
 
 
 def has_demonstrator(env: Env | type[Env]) -> bool:
-    """Whether a warm start has something to imitate: a demonstrator, or the expert in its place."""
+    """Return whether a warm start has something to imitate: a demonstrator, or the expert in its place."""
     cls = env if isinstance(env, type) else type(env.unwrapped)
     return has_expert(cls) or cls.demonstrate is not Env.demonstrate
 
 
 def has_critic_view(env: Env | type[Env]) -> bool:
-    """Whether an environment tells a critic more than its agents know."""
+    """Return whether an environment tells a critic more than its agents know."""
     cls = env if isinstance(env, type) else type(env.unwrapped)
     return cls.critic_view is not Env.critic_view
 
 
 def has_state(env: Env | type[Env]) -> bool:
-    """Whether an environment can save and restore its episodes."""
+    """Return whether an environment can save and restore its episodes."""
     cls = env if isinstance(env, type) else type(env.unwrapped)
     return cls.state is not Env.state and cls.restore is not Env.restore
 
 
 def has_fork(env: Env | type[Env]) -> bool:
-    """Whether an environment can fork its episodes: by its state, or in a way of its own."""
+    """Return whether an environment can fork its episodes: by its state, or in a way of its own."""
     cls = env if isinstance(env, type) else type(env.unwrapped)
     return has_state(cls) or cls.fork is not Env.fork

@@ -1,4 +1,4 @@
-"""What an author of a plug-in imports: one module for each kind of plug-in, and nothing deeper is promised.
+"""Imports for authors of plug-ins: one module for each kind, and nothing deeper is promised.
 
     from agentrl.plugins.loss import LossConfig, PolicyLoss, Tokens
 

@@ -1,1 +1,1 @@
-"""Which part of a run goes to which node and GPU."""
+"""Placement: the node and GPU of each part of a run."""

@@ -1,4 +1,4 @@
-"""Whether workers that nodes are drained of would find a place on the others."""
+"""Room on other nodes for workers whose nodes are drained."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def free_of(node: ClusterNode, available: Mapping[str, float], own: Sequence[Res
 
 
 def fit(free: Sequence[ClusterNode], worker: Resources, count: int, together: int) -> bool:
-    """Whether so many workers find a place, each `together` of them on one node.
+    """Return whether so many workers find a place, each `together` of them on one node.
 
     Args:
         free: the nodes, with what is free on them.

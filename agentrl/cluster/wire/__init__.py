@@ -1,1 +1,1 @@
-"""What processes of a cluster say to each other, and over what."""
+"""Calls between processes of a cluster, and their connections."""

@@ -44,7 +44,7 @@ class AnyText(spaces.Text):  # type: ignore[misc]
         super().__init__(MAX_LENGTH, charset=string.ascii_letters + string.digits + " ")
 
     def contains(self, x: Any) -> bool:
-        """Whether it is text that is not too long."""
+        """Return whether it is text that is not too long."""
         return isinstance(x, str) and len(x) <= MAX_LENGTH
 
     def sample(self, *args: Any, **kwargs: Any) -> str:

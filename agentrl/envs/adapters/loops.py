@@ -150,7 +150,7 @@ class EpisodeLoop(Generic[R]):
 
 
 def same(one: Message, other: Message) -> bool:
-    """Whether two messages say the same.
+    """Return whether two messages say the same.
 
     Ids, outer white space, how arguments are written, and arguments that can't be read don't matter.
     """

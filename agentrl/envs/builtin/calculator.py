@@ -204,7 +204,7 @@ def problem(rng: random.Random, length: int, split: str) -> dict[str, Any]:
 
 
 def split_of(start: int, steps: Sequence[Sequence[Any]]) -> str:
-    """Whether these numbers are for `train` or for `eval` (of a structure that is not for `demo`)."""
+    """Return whether these numbers are for `train` or for `eval` (of a structure that is not for `demo`)."""
     text = f"{start}" + "".join(f"{sign}{number}" for sign, number in steps)
     bucket = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) % EVAL_SHARE
     return "eval" if bucket == 0 else "train"

@@ -175,7 +175,7 @@ def schema(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def matched(made: Sequence[Call], expected: Sequence[Call], types: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether each call made is one of those expected, each of which is made once, in whatever order."""
+    """Return whether each call made is one of those expected, each of which is made once, in whatever order."""
     fits = [[at for at, call in enumerate(expected) if _fits(one, call, types.get(one[0], {}))] for one in made]
     held: dict[int, int] = {}  # which call made stands for each of those expected
 
@@ -203,7 +203,7 @@ def _fits(made: Call, expected: Call, parameters: Mapping[str, Any]) -> bool:
 
 
 def _right(value: Any, allowed: Sequence[Any], kind: str | None) -> bool:
-    """Whether a value is one of those allowed; a whole number is no text, and a fraction no whole number."""
+    """Return whether a value is one of those allowed; a whole number is no text, and a fraction no whole number."""
     if kind == "integer" and not (isinstance(value, int) and not isinstance(value, bool)):
         return False
     return any(_same(value, each) for each in allowed)

@@ -141,7 +141,7 @@ def factors(number: int) -> dict[int, int]:
 
 
 def held_out(question: str) -> bool:
-    """Whether a problem belongs to `eval`."""
+    """Return whether a problem belongs to `eval`."""
     digest = hashlib.blake2b(question.encode(), digest_size=8).digest()
     return int.from_bytes(digest) % EVAL_SHARE == 0
 

@@ -179,7 +179,7 @@ def _reaches(row: _Row, target: Sequence[float], zero_sum: bool) -> bool:
 
 
 def _half(row: _Row, floor: float, expert: float, declared: bool) -> bool:
-    """Whether an agent gets half of the way; beyond a declared chance only what is sure counts."""
+    """Return whether an agent gets half of the way; beyond a declared chance only what is sure counts."""
     return row.mean - (row.margin if declared else 0.0) >= floor + HALF * (expert - floor) - TOLERANCE
 
 
@@ -196,7 +196,7 @@ def _examples(subject: Subject, row: _Row, number: int = EXAMPLES) -> str:
 
 
 def _is_zero_sum(subject: Subject) -> bool:
-    """Whether the agents' rewards have the same sum in all of the expert's episodes."""
+    """Return whether the agents' rewards have the same sum in all of the expert's episodes."""
     if len(subject.env.agents) < 2:
         return False
     sums = {round(sum(_each(session)), 6) for episode, session in subject.played() if episode.agent == EXPERT}

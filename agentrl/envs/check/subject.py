@@ -159,7 +159,7 @@ class Subject:
         return self._kept[key]
 
     def has_played(self, task: Task, agent: str) -> bool:
-        """Whether an agent has played a task."""
+        """Return whether an agent has played a task."""
         return (task.id, agent, 0) in self._kept
 
     async def episodes(self, *agents: str, copies: Sequence[int] = (0,)) -> list[Episode]:

@@ -83,7 +83,7 @@ class Dataset:
         return named or [name for name in files if not _words(name) & EVAL_WORDS]
 
     def shared(self) -> bool:
-        """Whether the same files have both splits."""
+        """Return whether the same files have both splits."""
         return not _of_split(self._files(), "eval")
 
     def every_row(self) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -86,7 +86,7 @@ def _download(url: str, to: Path) -> None:
 
 
 def is_hub(path: str) -> bool:
-    """Whether a path names a data set of the hub: hf://OWNER/NAME."""
+    """Return whether a path names a data set of the hub: hf://OWNER/NAME."""
     return path.startswith(SCHEME)
 
 

@@ -27,7 +27,7 @@ class Overlap:
         self._known = {key for text in texts for key in _keys(text, run)}
 
     def shared(self, text: str) -> bool:
-        """Whether a text has a run of them."""
+        """Return whether a text has a run of them."""
         return any(key in self._known for key in _keys(text, self.run))
 
 

@@ -45,7 +45,7 @@ class TaskList(list[Task]):
 
 
 def held_out(content: str) -> bool:
-    """Whether a row of that content belongs to `eval`."""
+    """Return whether a row of that content belongs to `eval`."""
     return _hash(normalized(content)) < _RANGE // SHARE
 
 

@@ -132,7 +132,7 @@ class HeldSandbox:
         await self.sandbox.reset()
 
     async def healthy(self) -> bool:
-        """Whether it answers."""
+        """Return whether it answers."""
         return await self.sandbox.healthy()
 
 

@@ -1,1 +1,1 @@
-"""Who plays a session, and how groups of sessions are generated, forked and measured."""
+"""Episodes: the actors of a session, and groups of sessions that are generated, forked and measured."""

@@ -124,7 +124,7 @@ def add(
 
 
 def editable(folder: Path, session: Session) -> bool:
-    """Whether `add` takes an edit of a session."""
+    """Return whether `add` takes an edit of a session."""
     scored = session.score is not None and bool(Group(session.group, session.task, [session]).scored)
     return scored and (folder / "result.json").is_file()
 

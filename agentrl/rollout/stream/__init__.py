@@ -1,1 +1,1 @@
-"""A run's groups as a stream: which tasks, how far ahead, in which order, and what they came to."""
+"""A run's groups as a stream: their tasks, order, lead over the trainer, and results."""

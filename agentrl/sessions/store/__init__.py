@@ -1,1 +1,1 @@
-"""Where sessions are kept: one SQLite file, what asks it, checks it, and exports from it."""
+"""The session store: one SQLite file, its queries, checks and exports."""

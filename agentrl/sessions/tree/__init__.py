@@ -1,1 +1,1 @@
-"""The tree of a session's tokens: its functions and invariants, what extends it, and its form in bytes."""
+"""The tree of a session's tokens: functions, invariants, conversations, and its encoding."""

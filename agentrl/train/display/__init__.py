@@ -1,1 +1,1 @@
-"""What a run shows while it runs, and when it ends."""
+"""The display of a run while it runs, and at its end."""

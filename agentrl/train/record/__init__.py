@@ -1,1 +1,1 @@
-"""What a run writes down and what is made of it: the run folder, its ledger and seals, proofs, and replays."""
+"""The record of a run: its folder, ledger and seals, and the proofs and replays that are made from them."""

@@ -63,7 +63,7 @@ def fenced(reply: str) -> Iterator[str]:
 
 
 def defines(text: str, name: str) -> bool:
-    """Whether a source defines a name at its top level."""
+    """Return whether a source defines a name at its top level."""
     tree = _parsed(text)
     return tree is not None and any(name in _names(node) for node in tree.body)
 

@@ -210,7 +210,7 @@ CHECKS: Mapping[str, Check] = {
 
 
 def can_tell_languages() -> bool:
-    """Whether langdetect is installed."""
+    """Return whether langdetect is installed."""
     return find_spec("langdetect") is not None
 
 

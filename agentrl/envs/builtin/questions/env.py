@@ -142,7 +142,7 @@ class Questions(Env):
 
 
 def right(text: str, asked: Question) -> bool:
-    """Whether a text answers a question rightly."""
+    """Return whether a text answers a question rightly."""
     if asked.grading is Grading.MATH:
         said = latex.stated(text)
         return said is not None and any(latex.equal(said, answer) for answer in asked.answers)

@@ -121,7 +121,7 @@ def question(row: Mapping[str, Any], grading: Grading | None = None) -> Question
 
 
 def comparable(answer: str, grading: Grading) -> bool:
-    """Whether anything is left of a right answer by which another one is compared with it."""
+    """Return whether anything is left of a right answer by which another one is compared with it."""
     return bool(normalize(answer) if grading is Grading.MATH else words_of(answer))
 
 
@@ -148,7 +148,7 @@ def _given(row: Mapping[str, Any]) -> Any:
 
 
 def _asks_facts(row: Mapping[str, Any]) -> bool:
-    """Whether it is a row of SimpleQA."""
+    """Return whether it is a row of SimpleQA."""
     return "solution" not in row and ("metadata" in row or "urls" in row)
 
 

@@ -56,7 +56,7 @@ def stated(text: str) -> str | None:
 
 
 def equal(said: str, right: str) -> bool:
-    """Whether two answers are the same; False where only algebra could show it."""
+    """Return whether two answers are the same; False where only algebra could show it."""
     if max(len(said), len(right)) > MAX_CHARS:
         return said.strip() == right.strip()
     return _equal(normalize(said), normalize(right))

@@ -163,7 +163,7 @@ class Retail(Env):
         return self._store.same_as(self._reference())
 
     def _has_refused(self) -> bool:
-        """Whether a forbidden wish was refused once the customer had been looked up; True where none is."""
+        """Return whether a forbidden wish was refused once the customer had been looked up; True where none is."""
         found = self._reference().found
         return not must_refuse(self._task) or (self._refused and found <= self._store.found)
 

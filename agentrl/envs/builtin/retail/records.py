@@ -46,7 +46,7 @@ class RetailRecords:
             self.changed[kind] = {key: dict(record) for key, record in records.items()}
 
     def same_as(self, other: RetailRecords) -> bool:
-        """Whether both have the same records; they must be of the same database."""
+        """Return whether both have the same records; they must be of the same database."""
         return all(
             self.get(kind, key) == other.get(kind, key)
             for kind in self.changed

@@ -117,7 +117,7 @@ def two_hops(paragraphs: Sequence[Sequence[Row]]) -> Iterator[Row]:
 
 
 def _leads_to(first: Row, second: Row) -> bool:
-    """Whether a question's answer is a name in another one, and it does not give away the other's."""
+    """Return whether a question's answer is a name in another one, and it does not give away the other's."""
     name: str = first["golden_answers"][0]
     said = any(answer in first["question"] or answer == name for answer in second["golden_answers"])
     proper = len(name) >= NAME and not name[0].islower()

@@ -49,7 +49,7 @@ Changes = Mapping[str, File | None]
 
 
 def ignored(path: str) -> bool:
-    """Whether a path is no part of a tree."""
+    """Return whether a path is no part of a tree."""
     return path.endswith(IGNORED_ENDINGS) or not IGNORED.isdisjoint(path.split("/"))
 
 

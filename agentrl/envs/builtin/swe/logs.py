@@ -88,12 +88,12 @@ def find(results: Mapping[str, TestStatus], test: str) -> TestStatus | None:
 
 
 def fixed(results: Mapping[str, TestStatus], test: str) -> bool:
-    """Whether a test of FAIL_TO_PASS passes: it ran, and passed or failed as it was expected to."""
+    """Return whether a test of FAIL_TO_PASS passes: it ran, and passed or failed as it was expected to."""
     return _passed(find(results, test))
 
 
 def kept(results: Mapping[str, TestStatus], test: str) -> bool:
-    """Whether a test of PASS_TO_PASS still holds: like `fixed`, and skipping it is no regression."""
+    """Return whether a test of PASS_TO_PASS still holds: like `fixed`, and skipping it is no regression."""
     status = find(results, test)
     return _passed(status) or status is TestStatus.SKIPPED
 

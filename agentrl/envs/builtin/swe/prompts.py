@@ -61,6 +61,6 @@ def observation(result: ExecResult, text: str) -> str:
 
 
 def submits(result: ExecResult) -> bool:
-    """Whether a command submitted the work: it succeeded, and its output's first line is the submit word."""
+    """Return whether a command submitted the work: it succeeded, and its output's first line is the submit word."""
     first = result.stdout.lstrip().partition(b"\n")[0]
     return result.ok and first.strip() == SUBMIT.encode()

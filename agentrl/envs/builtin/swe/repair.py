@@ -234,7 +234,7 @@ def trace(lines: Sequence[Line], value: int) -> list[int]:
 
 
 def _hides(wanted: Sequence[Line], program: Sequence[Line]) -> bool:
-    """Whether a wrong line has the right value while those before it are right."""
+    """Return whether a wrong line has the right value while those before it are right."""
     for place, line in enumerate(program):
         if line != wanted[place]:
             repaired = [*wanted[:place], line]

@@ -110,7 +110,7 @@ def final_tree(exam: Exam, changes: Changes) -> dict[str, File]:
 
 
 def protected(path: str) -> bool:
-    """Whether only the task's own version of a file counts."""
+    """Return whether only the task's own version of a file counts."""
     return path.rpartition("/")[2] in PROTECTED or path.endswith(PROTECTED_ENDINGS)
 
 

@@ -156,7 +156,7 @@ async def _chromium() -> Any:
 
 
 def _usable(starting: asyncio.Task[Any]) -> bool:
-    """Whether a Chromium is starting, or runs."""
+    """Return whether a Chromium is starting, or runs."""
     if not starting.done():
         return True
     failed = starting.cancelled() or starting.exception() is not None

@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 def holds(folder: Path) -> bool:
-    """Whether a folder is a task of this format, or holds some."""
+    """Return whether a folder is a task of this format, or holds some."""
     return (folder / FILE).is_file() or any(folder.glob(f"*/{FILE}"))
 
 

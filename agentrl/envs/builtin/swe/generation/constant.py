@@ -26,7 +26,7 @@ NOT_PURE = {"today", "now", "utcnow", "uuid1", "uuid4"}
 
 
 def is_literal(node: ast.AST) -> bool:
-    """Whether a value is written out."""
+    """Return whether a value is written out."""
     try:
         ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -69,7 +69,7 @@ class Constants:
                 self.modules |= {name for name in found if name in PURE_MODULES}
 
     def holds(self, node: ast.AST, bound: frozenset[str] = frozenset()) -> bool:
-        """Whether an expression has the same value whatever the code under test does."""
+        """Return whether an expression has the same value whatever the code under test does."""
         if isinstance(node, ast.Name):
             shadowed = node.id in self._stores and node.id not in self.pure
             builtin = node.id in PURE_BUILTINS or isinstance(getattr(builtins, node.id, None), type)
@@ -149,7 +149,7 @@ def _changed_names(owner: ast.AST, constants: Constants) -> set[str]:
 
 
 def harmless(call: ast.Call) -> bool:
-    """Whether a call is known to leave its arguments as they are."""
+    """Return whether a call is known to leave its arguments as they are."""
     name, function = called(call), call.func
     if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Constant):
         return True
@@ -158,7 +158,7 @@ def harmless(call: ast.Call) -> bool:
 
 
 def _stateless(node: ast.AST) -> bool:
-    """Whether nothing can change a value: no list, set or dictionary in it."""
+    """Return whether nothing can change a value: no list, set or dictionary in it."""
     bad = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.SetComp, ast.DictComp, ast.Call, ast.Name)
     return not any(isinstance(part, bad) for part in ast.walk(node))
 

@@ -148,7 +148,7 @@ def width(value: Any) -> int:
 
 
 def fits(site: AssertionSite, expected: Any, shown: Any) -> bool:
-    """Whether what an assertion showed is what it is to show.
+    """Return whether what an assertion showed is what it is to show.
 
     Args:
         site: the assertion.

@@ -227,5 +227,5 @@ def _complaints(task: SweTask, key: Key, recorded: SuiteResult, right: SuiteResu
 
 
 def _tells(file: FileKey, row: ReportRow) -> bool:
-    """Whether anything that a test shows could be wrong."""
+    """Return whether anything that a test shows could be wrong."""
     return any(can_fail(file.sites[event[0]], event[2] if len(event) > 2 else None) for event in row.events)

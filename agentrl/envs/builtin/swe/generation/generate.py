@@ -93,7 +93,7 @@ class _Candidate:
 
 
 def is_test(path: str) -> bool:
-    """Whether a file holds tests."""
+    """Return whether a file holds tests."""
     name = path.rpartition("/")[2]
     return name.endswith(".py") and (name.startswith("test_") or name.endswith("_test.py"))
 
@@ -151,7 +151,7 @@ async def generate(
 
 
 async def scorable(task: SweTask, sandbox: Sandbox) -> bool:
-    """Whether a task can be scored (`find_key`): its tests reach assertions, and can't be guessed."""
+    """Return whether a task can be scored (`find_key`): its tests reach assertions, and can't be guessed."""
     _, complaints = await examine(task, sandbox)
     return not complaints
 

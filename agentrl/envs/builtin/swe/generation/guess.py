@@ -143,7 +143,7 @@ def _texts(literals: Sequence[Any]) -> Iterator[str]:
 
 
 def can_fail(site: AssertionSite, expected: Any) -> bool:
-    """Whether anything at all would be wrong there: an `approx(abs=…)` without bounds accepts every number."""
+    """Return whether anything at all would be wrong there: an `approx(abs=…)` without bounds accepts every number."""
     if site.kind in ("truth", "raises"):
         return True
     try:

@@ -92,7 +92,7 @@ class Key:
 
 
 def verdicts(key: FileKey, rows: Sequence[ReportRow]) -> dict[str, bool]:
-    """Whether each test of a file passed and showed what it should.
+    """Return whether each test of a file passed and showed what it should.
 
     Tests of several parameters are matched by their order: some of their names are told by what was expected of them.
     """

@@ -338,7 +338,7 @@ def _raised(module: ast.Module) -> list[ast.expr]:
 
 
 def _catches(node: ast.AST) -> bool:
-    """Whether a handler, or a block that is to raise, would catch a failing assertion."""
+    """Return whether a handler, or a block that is to raise, would catch a failing assertion."""
     kinds: list[ast.expr] = []
     if isinstance(node, ast.ExceptHandler):
         if node.type is None:

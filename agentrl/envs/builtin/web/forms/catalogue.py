@@ -57,7 +57,7 @@ class Field:
         return self.options[0] if self.options else NO
 
     def accepts(self, value: str) -> bool:
-        """Whether a value can be in a record."""
+        """Return whether a value can be in a record."""
         if self.kind == "checkbox":
             return value in (YES, NO)
         return (

@@ -87,7 +87,7 @@ def _words(want: Want) -> str:
 
 
 def is_wanted(item: Item, want: Want) -> bool:
-    """Whether an item is what is wanted, and can be had with the options."""
+    """Return whether an item is what is wanted, and can be had with the options."""
     if "name" in want:
         described = item.name == want["name"]
     else:
