@@ -10,7 +10,7 @@ from agentrl.config.api import ApiConfig
 from agentrl.config.cluster import ClusterConfig
 from agentrl.config.engines import EngineSection, FleetConfig, ModelConfig, WeightsSection
 from agentrl.config.gateway import GatewayConfig
-from agentrl.config.policies import PAST, PolicyConfig
+from agentrl.config.policies import MODEL, PAST, PolicyConfig
 from agentrl.config.rollout import EnvConfig, EvalConfig, RewardSections, RolloutConfig, SandboxConfig
 from agentrl.config.secrets import Command
 from agentrl.config.sections import NAMED, Section
@@ -201,7 +201,19 @@ class RunConfig(Section):
             if policy not in (MAIN, *self.policies):
                 known = ", ".join((MAIN, *self.policies))
                 raise ValueError(f"agents.{agent}={policy!r}: there is no such policy (policies: {known})")
-        if unused := set(self.policies) - set(self.agents.values()):
+        asked = self.algo.asked(self.policies)
+        for name in sorted(asked):
+            if name not in self.policies or self.policies[name].name != MODEL:
+                found = f"is {self.policies[name].name!r}" if name in self.policies else "is not there"
+                raise ValueError(
+                    f"algo={self.algo.name} asks policies.{name} for log-probabilities, and it {found}: set "
+                    f"policies.{name}.model=FOLDER"
+                )
+        if asked and self.cluster.sessions:
+            raise ValueError(
+                f"algo={self.algo.name} asks other models in the run's process: set cluster.sessions=false"
+            )
+        if unused := set(self.policies) - set(self.agents.values()) - asked:
             name = min(unused)
             raise ValueError(f"policies.{name} plays no agent; set agents.NAME={name}")
 

@@ -27,9 +27,9 @@ NEEDS = {name: make_algorithm(algorithm_settings({"name": name})).needs for name
 NAMES = [
     name
     for name, needs in NEEDS.items()  # the others: test_gae, test_prime, test_vine, test_remax
-    if needs.engine and not (needs.critic or needs.reward_model or needs.branches or needs.greedy)
+    if needs.engine and not (needs.values or needs.branches or needs.greedy)
 ]
-"""Those that need neither a critic, nor a reward model, nor forked or greedy sessions, nor demonstrations."""
+"""Those whose credit needs no numbers of tokens, no forked or greedy sessions, and no demonstrations."""
 
 Batch = Sequence[Sequence[Session]]
 Formula = Callable[[Batch], list[list[float]]]

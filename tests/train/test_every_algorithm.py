@@ -52,7 +52,7 @@ def test_every_algorithm_and_loss_steps_on_forked_sessions_with_a_finite_loss(na
     algorithm = trainer.algorithm
     groups = sessions(algorithm.needs)
     values: dict[NodeKey, list[float]] | None = None
-    if algorithm.needs.critic or algorithm.needs.reward_model:
+    if algorithm.needs.values:
         values = {(s.id, n.id): [0.3] * len(n.token_ids) for group in groups for s in group.sessions for n in s.nodes}
     before = {key: tensor.clone() for key, tensor in trainer.model.state_dict().items()}
     metrics = trainer.step(pack(groups, algorithm.credit(groups, values), 256, sequence=algorithm.sequence))

@@ -63,7 +63,7 @@ def packed(algo: AlgoConfig, groups: Sequence[Group], seed: int = 0, budget: int
 
 def values_of(algo: AlgoConfig, groups: Sequence[Group]) -> dict[NodeKey, list[float]] | None:
     needs = make_algorithm(algo).needs
-    if not (needs.critic or needs.reward_model):
+    if not needs.values:
         return None
     return {(s.id, n.id): [0.1 * n.id] * len(n.token_ids) for g in groups for s in g.sessions for n in s.nodes}
 

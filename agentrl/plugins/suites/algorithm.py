@@ -45,8 +45,8 @@ class _Subject:
         return groups
 
     def values(self, algorithm: Algorithm, groups: Sequence[Group]) -> dict[NodeKey, list[float]] | None:
-        """Values of a critic, or rewards of a reward model, where it needs them."""
-        if not (algorithm.needs.critic or algorithm.needs.reward_model):
+        """Values of a critic, rewards of a reward model, or a teacher's log-probabilities, where it needs them."""
+        if not algorithm.needs.values:
             return None
         sessions = [session for group in groups for session in group.sessions]
         return {(s.id, node.id): [0.25] * len(node.token_ids) for s in sessions for node in s.nodes}

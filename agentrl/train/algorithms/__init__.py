@@ -23,6 +23,7 @@ ALGORITHMS: Registry[type[Algorithm]] = Registry(
     "agentrl.algorithms",
     {
         "dapo": f"{_HERE}.dapo:Dapo",
+        "distill": f"{_HERE}.distill:Distill",
         "dr_grpo": f"{_HERE}.dr_grpo:DrGrpo",
         "gdpo": f"{_HERE}.gdpo:Gdpo",
         "gigpo": f"{_HERE}.gigpo:Gigpo",

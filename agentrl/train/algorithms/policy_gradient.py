@@ -44,6 +44,7 @@ class PolicyGradient(Algorithm):
         group_size: the fewest sessions of a group that give a signal.
         critic: whether advantages need a critic's values.
         reward_model: whether they need process rewards of a model that learns beside the policy.
+        teacher: whether they need log-probabilities of a frozen policy.
         branches: whether they need sessions that are forked.
         whole_sessions: whether they are of whole sessions, so that forks have no meaning.
         greedy: whether they need a greedy session beside each group.
@@ -54,6 +55,7 @@ class PolicyGradient(Algorithm):
     group_size: ClassVar[int] = 1
     critic: ClassVar[bool] = False
     reward_model: ClassVar[bool] = False
+    teacher: ClassVar[bool] = False
     branches: ClassVar[bool] = False
     whole_sessions: ClassVar[bool] = False
     greedy: ClassVar[bool] = False
@@ -70,6 +72,7 @@ class PolicyGradient(Algorithm):
         return Needs(
             critic=self.critic,
             reward_model=self.reward_model,
+            teacher=self.teacher,
             sequence=self.policy_loss.sequence,
             group_size=self.group_size,
             branches=self.branches,

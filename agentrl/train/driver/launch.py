@@ -48,6 +48,7 @@ from agentrl.train.driver.loop import Loop
 from agentrl.train.driver.preparation import make_loop, prepare
 from agentrl.train.driver.result import TrainResult, show
 from agentrl.train.driver.session_worker import holding
+from agentrl.train.driver.teachers import check_teachers
 from agentrl.train.evaluation.evaluated import before_training
 from agentrl.train.plan.model_checks import engine_settings, prove_architecture, require_recording
 from agentrl.train.plan.placing import reserve
@@ -112,6 +113,7 @@ async def _train(
     if config.model.trust_remote_code:
         custom_code.allow(base)
     prove_architecture(config, base, display, trains=True)
+    check_teachers(config, base)
     splits = ("train", held_out_split(config, make_env()))
     async with player(config, make_env, base, store, trains=True, splits=splits, say=display.say) as (rollouts, act):
         loop, loaded = make_loop(config, make_env, base, rollouts, act, folder, store, display)
@@ -131,6 +133,7 @@ async def _train(
                 after = await measure("after training", done)
         finally:
             loop.trainer.close()
+            await loop.learner.close()
             if loop.reference is not None:
                 await loop.reference.close()
     worked = loop.health.worked or after.worked

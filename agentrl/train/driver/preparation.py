@@ -41,6 +41,7 @@ from agentrl.train.driver.lost_tokens import top_scores
 from agentrl.train.driver.recovery import Recovery
 from agentrl.train.driver.resuming import step_of
 from agentrl.train.driver.session_worker import DistantLearning
+from agentrl.train.driver.teachers import Teachers
 from agentrl.train.plan.model_checks import compare_loaded, engine_settings
 from agentrl.train.plan.room import context
 from agentrl.train.record import provenance, recording
@@ -152,7 +153,7 @@ def make_learner(config: RunConfig, rollouts: Rollouts, folder: RunFolder, displ
     assert engine is not None
     if isinstance(elsewhere, InWorkers) and elsewhere.holding is not None:
         return DistantLearning(config, folder.path, elsewhere.holding.workers, engine, display.part)
-    return Learning(config, folder.path, engine, display.part)
+    return Learning(config, folder.path, engine, display.part, Teachers(config, folder.path))
 
 
 def make_stream(config: RunConfig, rollouts: Rollouts, make_env: Callable[[], Env], actor: Actor | Program) -> Stream:
