@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from agentrl.train.algorithms.advantages.distill import DistillConfig
 from agentrl.train.algorithms.credit import trainable_nodes
 from agentrl.train.driver.teachers import EngineScorer, ForestScorer
 from agentrl.types import Session
+from benchmarks.distillation import distil
 from tests.train.trees import as_group, linear_session, path, random_groups
 
 
@@ -73,29 +73,15 @@ def _scores(model: torch.nn.Module, session: Session, node_id: int) -> list[floa
 
 
 @pytest.mark.slow
-def test_a_students_divergence_from_its_teacher_falls(learned: Path, taught: Path, tmp_path: Path) -> None:
+def test_a_students_divergence_from_its_teacher_falls(
+    learned: Path, taught: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The teacher is what the student becomes by reinforcement; no reward is learned from."""
     teacher = sorted((learned / "checkpoints").iterdir())[-1]
-    agentrl.train(
-        "calculator",
-        model=str(taught),
-        algo="distill",
-        steps=8,
-        run_dir=str(tmp_path / "run"),
-        **{
-            "policies.teacher.model": str(teacher),
-            "algo.lr": 1e-3,
-            "rollout.groups_per_step": 16,
-            "rollout.group_size": 2,
-            "rollout.turn_tokens": 24,
-            "rollout.session_tokens": 400,
-            "eval.tasks": 8,
-        },
-    )
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    found = [row["distill/reverse_kl"] for row in rows]
-    assert found[0] > 0.02
-    assert found[-1] < found[0] / 2
+    last = distil(taught, teacher, tmp_path, steps=6, tasks=8)
+    first = float(capsys.readouterr().out.split("reverse KL ")[1].split()[0])
+    assert first > 0.05
+    assert last < first / 2
 
 
 @pytest.mark.parametrize(
