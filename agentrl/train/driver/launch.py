@@ -45,7 +45,7 @@ from agentrl.train.display.console import Display
 from agentrl.train.display.pictures import transcripts
 from agentrl.train.driver import interrupt, setup
 from agentrl.train.driver.loop import Loop
-from agentrl.train.driver.preparation import make_loop, prepare
+from agentrl.train.driver.preparation import make_generating_loop, prepare
 from agentrl.train.driver.result import TrainResult, show
 from agentrl.train.driver.session_worker import holding
 from agentrl.train.evaluation.evaluated import before_training
@@ -108,13 +108,13 @@ async def _train(
     config: RunConfig, make_env: Callable[[], Env], folder: RunFolder, store: Store, display: Display
 ) -> TrainResult:
     with display.part("loading the model"):
-        base = await _own_model(config, make_env, folder, display)
+        base = await own_model(config, partial(setup.build_tiny, make_env), folder, display)
     if config.model.trust_remote_code:
         custom_code.allow(base)
     prove_architecture(config, base, display, trains=True)
     splits = ("train", held_out_split(config, make_env()))
     async with player(config, make_env, base, store, trains=True, splits=splits, say=display.say) as (rollouts, act):
-        loop, loaded = make_loop(config, make_env, base, rollouts, act, folder, store, display)
+        loop, loaded = make_generating_loop(config, make_env, base, rollouts, act, folder, store, display)
         try:
             start = await prepare(loop, rollouts, make_env, base, loaded)
             async with held_out(config, loop, rollouts, act) as measure:
@@ -225,11 +225,14 @@ def open_folder(config: RunConfig, display: Display) -> Iterator[RunFolder]:
         folder.close()
 
 
-async def _own_model(config: RunConfig, make_env: Callable[[], Env], folder: RunFolder, display: Display) -> Path:
+async def own_model(
+    config: RunConfig, build_tiny: Callable[[Path, int], Awaitable[Path]], folder: RunFolder, display: Display
+) -> Path:
     """The run's own copy of the model that it began with: engines load it, also when they restart.
 
     The folder given as `model=` and the run's checkpoints may be deleted at any time; this copy stays. Where it is
-    damaged, it is replaced by the checkpoint that the run resumes from.
+    damaged, it is replaced by the checkpoint that the run resumes from. `build_tiny` makes the tiny model, where that
+    is asked for, in a folder with a seed.
     """
     own = folder.path.resolve() / "model"
     fault = manifest.damage(own) if own.exists() else ""
@@ -245,7 +248,7 @@ async def _own_model(config: RunConfig, make_env: Callable[[], Env], folder: Run
     elif config.rerun:
         pin(Path(config.rerun) / "model", own)
     elif config.model.name == setup.TINY:
-        await setup.build_tiny(make_env, own, config.seed)
+        await build_tiny(own, config.seed)
     else:
         pin(setup.resolve_model(config), own)
     manifest.write(own)
