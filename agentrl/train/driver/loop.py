@@ -1,8 +1,8 @@
 """The loop: generate, score, learn (compute values, credit, pack, train), publish.
 
-It knows roles, not their kinds: any source of groups, any engine or none, any trainer, any algorithm. Everything that a step does
-follows from its number, its groups' numbers and the run's seed, so a run that was killed goes on from its last
-checkpoint as if nothing had happened.
+It knows roles, not their kinds: any source of groups, any engine or none, any trainer, any algorithm. Everything that
+a step does follows from its number, its groups' numbers and the run's seed, so a run that was killed goes on from its
+last checkpoint as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from agentrl.rollout.weights.buckets import Weights
 from agentrl.rollout.workers.held import sizes_of
 from agentrl.train.algorithms import Algorithm
 from agentrl.train.algorithms.selection import chooser, select
+from agentrl.train.display import step_warnings
 from agentrl.train.display.console import Display
-from agentrl.train.driver import lost_tokens, probe, recorded_steps, resizing, step_warnings
+from agentrl.train.driver import lost_tokens, probe, recorded_steps, resizing
 from agentrl.train.driver.clock import Clock
 from agentrl.train.driver.learning import Batch, Learner
 from agentrl.train.driver.recovery import Recovery, died
@@ -272,9 +273,7 @@ class Loop:
             EngineError: an engine has other weights.
         """
         bound = None if probed is None else self.probe_bound
-        found = await provenance.confirm_weights(
-            engine, self.config, self.state.store.losses, probed, bound, reference
-        )
+        found = await provenance.confirm_weights(engine, self.config, self.state.store.losses, probed, bound, reference)
         if wrong := found.undelivered:
             raise EngineError(f"{wrong} (weights.prove_every)")
         self.evidence.add(found)
@@ -318,8 +317,9 @@ class Loop:
             return {}
         with self.clock("eval"):
             result = await self.measure(step)
-        shown = ("env/", "loss")
-        parts = {f"eval/{name}": value for name, value in result.metrics.items() if name.startswith(shown)}
+        if self.engine is None:
+            return {f"eval/{name}": value for name, value in result.metrics.items()}
+        parts = {f"eval/{name}": value for name, value in result.metrics.items() if name.startswith("env/")}
         averaged = {"eval/averaged": 1.0} if self.config.eval.weights == "averaged" else {}
         return {"eval/mean": result.mean, "eval/low": result.low, "eval/high": result.high} | parts | averaged
 
