@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from agentrl.config.api import ApiConfig
 from agentrl.config.cluster import ClusterConfig
+from agentrl.config.data import DataConfig
 from agentrl.config.engines import EngineSection, FleetConfig, ModelConfig, WeightsSection
 from agentrl.config.gateway import GatewayConfig
 from agentrl.config.policies import MODEL, PAST, PolicyConfig
@@ -18,6 +20,9 @@ from agentrl.config.tools import ToolSections
 from agentrl.config.training import ALGORITHMS, AlgoSection, TrainerSection, WarmStartConfig
 from agentrl.errors import UntrustedCode
 from agentrl.types import MAIN
+
+DATA = "data"
+"""What stands in place of an environment's name where sessions are read."""
 
 
 def _listed(value: Any) -> Any:
@@ -38,7 +43,11 @@ class RunConfig(Section):
     """A whole run."""
 
     env: Annotated[EnvConfig, NAMED]
-    """The environment: a registered name or path/to/file.py:Class; `env.KEY` goes to its constructor."""
+    """The environment: a registered name or path/to/file.py:Class; `env.KEY` goes to its constructor. A run that reads
+    its sessions (`data=`) has none."""
+    data: Annotated[DataConfig, NAMED] | None = None
+    """Conversations or recorded sessions to train on, in place of an environment's: a file, a folder, hf://OWNER/NAME,
+    or a run's folder; see docs/offline.md."""
     model: Annotated[ModelConfig, NAMED] = ModelConfig()
     """The weights to start from."""
     engine: EngineSection = Field({}, validate_default=True)
@@ -130,6 +139,17 @@ class RunConfig(Section):
     require_provenance: bool = False
     """End the run rather than train on a token whose weights the record does not prove: published, with an engine's
     checksum, and without caches that older weights computed; see docs/runs.md."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _data_needs_no_environment(cls, settings: Any) -> Any:
+        """Name what a run reads where others name their environment."""
+        if isinstance(settings, Mapping) and settings.get("data") is not None:
+            env = settings.get("env")
+            if env is not None and (env if isinstance(env, str) else dict(env).get("name")) != DATA:
+                raise ValueError("data= takes the place of an environment: give env= or data=, not both")
+            return {**settings, "env": {"name": DATA}}
+        return settings
 
     @property
     def views(self) -> bool:

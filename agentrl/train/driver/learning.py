@@ -178,7 +178,10 @@ class Learning:
             "pack/tokens": float(tokens),
             "pack/sharing": path_tokens(groups, credit) / tokens if tokens else 1.0,
         }
-        signal = lost_tokens.account(batch.groups, credit, batch.algorithm.config)
+        if batch.algorithm.needs.engine:
+            signal = lost_tokens.account(batch.groups, credit, batch.algorithm.config)
+        else:
+            signal = lost_tokens.account_demonstrated(groups, credit)
         return forests, packed | staleness(groups, version) | credit.metrics | signal
 
     async def _record_logprobs(self, batch: Batch, groups: Sequence[Group]) -> None:
