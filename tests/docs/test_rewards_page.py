@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -10,11 +11,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import agentrl
 from agentrl.cli import app
 from agentrl.config import RunConfig
-from agentrl.envs.rewards import BUILT_IN, make_rewards
+from agentrl.envs.rewards import BUILT_IN
 from agentrl.overrides import typed, validate
 from agentrl.plugins.reward import check_reward
+from tests.envs.scoring.judge_server import serving
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
 
@@ -23,9 +26,15 @@ def blocks(language: str) -> Iterator[str]:
     yield from re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
 
 
-def commands(*names: str) -> list[str]:
-    lines = [line for block in blocks("sh") for line in block.splitlines()]
-    return [line for line in lines if line.split()[1] in names]
+COMMANDS = [line for block in blocks("sh") for line in block.splitlines()]
+ROWS = [
+    {"question": "How many are 2 and 2?", "answer": "They are 4.\n#### 4"},
+    {"question": "How many are 3 and 2?", "answer": "They are 5.\n#### 5"},
+]
+MIXED = [
+    {"question": f"What is {number} and 2?", "answer": f"#### {number + 2}" if number % 2 else ["words"]}
+    for number in range(32)
+]
 
 
 def test_every_kind_has_a_row_and_every_row_a_kind() -> None:
@@ -33,10 +42,22 @@ def test_every_kind_has_a_row_and_every_row_a_kind() -> None:
     assert sorted(rows) == sorted(BUILT_IN)
 
 
-@pytest.mark.parametrize("line", commands("train", "eval"))
-def test_settings_that_are_printed_build_a_run_and_its_rewards(line: str) -> None:
-    config = validate(typed(shlex.split(line)[2:]), RunConfig)
-    assert make_rewards(config.rewards)
+@pytest.mark.slow
+def test_commands_that_are_printed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command of training plays as `agentrl eval` by the environment's expert: its rewards are what it shows."""
+    monkeypatch.chdir(tmp_path)
+    for name, rows in (("train", ROWS), ("test", ROWS), ("mixed", MIXED * 8)):
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with serving(lambda question: "Score: 5\nBetter: A") as server:
+        for place, line in enumerate(COMMANDS):
+            words = [word.replace("http://127.0.0.1:8000/v1", server.url) for word in shlex.split(line)[2:]]
+            config = validate(typed(words), RunConfig)
+            own = {"policy": "expert", "run_dir": f"run-{place}", "eval.tasks": 12, "eval.n": 2}
+            rewards = {name: each.model_dump() for name, each in config.rewards.items()}
+            settings = {f"env.{name}": value for name, value in config.env.kwargs.items()}
+            result = agentrl.evaluate(config.env.name, rewards=rewards, **settings, **own)
+            assert result.worked, line
+            assert {f"reward/{name}" for name in rewards} <= result.metrics.keys(), line
 
 
 async def test_the_class_of_ones_own_keeps_the_contract() -> None:

@@ -119,7 +119,7 @@ def read_criteria(text: str, count: int) -> float:
     Raises:
         ValueError: it does not say so of each.
     """
-    said = {int(number): answer.lower() == "yes" for number, answer in _CRITERION.findall(text)}
+    said: dict[int, bool] = {int(number): answer.lower() == "yes" for number, answer in _CRITERION.findall(text)}
     if missing := [place for place in range(1, count + 1) if place not in said]:
         raise ValueError(f"there is no line for criterion {missing[0]}")
     return sum(said[place] for place in range(1, count + 1)) / count
@@ -134,5 +134,5 @@ def read_better(text: str) -> float:
     found = _BETTER.findall(text)
     if not found:
         raise ValueError("there is no line that says which is better")
-    verdicts: dict[str, float] = {"a": 1.0, "b": 0.0, "tie": 0.5}
-    return verdicts[found[-1].lower()]
+    verdicts = {"a": 1.0, "b": 0.0, "tie": 0.5}
+    return float(verdicts[found[-1].lower()])
