@@ -17,6 +17,7 @@ from agentrl.config import RunConfig
 from agentrl.envs.rewards import BUILT_IN
 from agentrl.overrides import typed, validate
 from agentrl.plugins.reward import check_reward
+from agentrl.train.evaluation.suite.commands import WORSE
 from tests.envs.scoring.judge_server import serving
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
@@ -50,6 +51,11 @@ def test_commands_that_are_printed_run(tmp_path: Path, monkeypatch: pytest.Monke
         Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with serving(lambda question: "Score: 5\nBetter: A") as server:
         for place, line in enumerate(COMMANDS):
+            if line.split()[1] in ("rescore", "compare"):
+                newest = next(Path().glob("rescore-*"), Path("none"))
+                words = shlex.split(line.replace("runs/rescore-NAME-DIGEST", str(newest)).replace("runs/NAME", "run-0"))
+                assert CliRunner().invoke(app, words[1:]).exit_code in (0, WORSE), line
+                continue
             words = [word.replace("http://127.0.0.1:8000/v1", server.url) for word in shlex.split(line)[2:]]
             config = validate(typed(words), RunConfig)
             own = {"policy": "expert", "run_dir": f"run-{place}", "eval.tasks": 12, "eval.n": 2}
