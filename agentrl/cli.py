@@ -232,6 +232,29 @@ def evaluate(words: Words = None, config: File = None) -> None:
     against_baseline(Path(settings.run_dir or ""), baseline)
 
 
+class _WithRescoreSettings(_WithSettings):
+    def settings(self) -> type[BaseModel]:
+        from agentrl.train.evaluation.rescore.rescoring import RescoreConfig
+
+        return RescoreConfig
+
+
+@app.command(cls=_WithRescoreSettings)
+def rescore(
+    run: Annotated[str, typer.Argument(help="The folder of a run or an evaluation.")], words: Words = None
+) -> None:
+    """Score stored sessions anew, without generating: agentrl rescore runs/NAME rewards.NAME=KIND.
+
+    The run stays as it is; the result is a folder beside it, for agentrl compare and agentrl view.
+    """
+    from agentrl.overrides import parse_words, validate
+    from agentrl.train.driver.api import run_rescore
+    from agentrl.train.evaluation.rescore.rescoring import RescoreConfig, described
+
+    rescored = run_rescore(Path(run), validate(parse_words(words or ()), RescoreConfig), owns_process=True)
+    print_lines(described(Path(run), *rescored))
+
+
 def _end(worked: bool) -> None:
     """End with exit code 1 where nothing worked at all."""
     if not worked:

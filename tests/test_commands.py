@@ -314,6 +314,10 @@ def printed() -> dict[str, str]:
     return found
 
 
+REWARDS = "tests/docs/test_rewards_page.py::test_commands_that_are_printed_run"
+COMMANDS |= {command: Elsewhere(REWARDS) for command, page in printed().items() if page == "rewards.md"}
+
+
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A user's cache, in which there is a model of SmolLM2's name and heads."""

@@ -70,6 +70,6 @@ def count(pattern: str, text: str, flags: int = 0, most: int = sys.maxsize, arou
     return int(found)
 
 
-def is_in(pattern: str, text: str, flags: int = 0) -> bool:
+def is_in(pattern: str, text: str, flags: int = 0, around: tuple[str, str] = ("", "")) -> bool:
     """Return whether a pattern from data is anywhere in a text; see `count`."""
-    return count(pattern, text, flags, 1) > 0
+    return count(pattern, text, flags, 1, around) > 0

@@ -25,6 +25,7 @@ from agentrl.config.rollout import (
     BranchSection,
     EnvConfig,
     EvalConfig,
+    GroupRewardConfig,
     RewardConfig,
     RewardSection,
     RewardSections,
@@ -34,7 +35,7 @@ from agentrl.config.rollout import (
     SandboxConfig,
 )
 from agentrl.config.run import RunConfig, WatchdogConfig
-from agentrl.config.sections import NAMED, Device, Dtype, Fraction, OfPlugin, Section
+from agentrl.config.sections import LISTED, NAMED, Device, Dtype, Fraction, OfPlugin, Section
 from agentrl.config.tools import ToolConfig, ToolSection, ToolSections
 from agentrl.config.training import (
     ALGORITHMS,
@@ -68,7 +69,9 @@ __all__ = [
     "EvalConfig",
     "FleetConfig",
     "GatewayConfig",
+    "GroupRewardConfig",
     "Fraction",
+    "LISTED",
     "ModelConfig",
     "NAMED",
     "OfPlugin",

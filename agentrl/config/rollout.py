@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, SerializeAsAny, model_validator
 
-from agentrl.config.sections import OfPlugin, Section
+from agentrl.config.sections import LISTED, OfPlugin, Section
 
 
 class EnvConfig(Section):
@@ -214,6 +214,18 @@ class RewardConfig(Section):
     """Its weight in the session's reward, which is the weighted sum."""
     timeout: PositiveFloat = 60.0
     """Seconds that it may take for a session; after them the session is an INFRA_ERROR, and generated again."""
+    where: dict[str, Any] = Field(default={})
+    """Which tasks it is for, by their fields: where.kind=math, where.level=[4,5], where.year.min=2024; others get none
+    from it. Empty: all."""
+    gates: Annotated[tuple[str, ...], LISTED] = ()
+    """Rewards, also the environment's own, that count only where this one reaches `gate_at`; else each of them is 0,
+    and is not computed."""
+    gate_at: float = 1.0
+    """What this reward has to reach for those in `gates` to count."""
+
+
+class GroupRewardConfig(RewardConfig):
+    """What every reward has that sees all sessions of a group; `timeout` is for the group."""
 
 
 class SandboxConfig(Section):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from agentrl.config.api import ApiConfig
 from agentrl.config.cluster import ClusterConfig
@@ -13,9 +13,16 @@ from agentrl.config.data import DataConfig
 from agentrl.config.engines import EngineSection, FleetConfig, ModelConfig, WeightsSection
 from agentrl.config.gateway import GatewayConfig
 from agentrl.config.policies import MODEL, PAST, PolicyConfig
-from agentrl.config.rollout import EnvConfig, EvalConfig, RewardSections, RolloutConfig, SandboxConfig
+from agentrl.config.rollout import (
+    EnvConfig,
+    EvalConfig,
+    GroupRewardConfig,
+    RewardSections,
+    RolloutConfig,
+    SandboxConfig,
+)
 from agentrl.config.secrets import Command
-from agentrl.config.sections import NAMED, Section
+from agentrl.config.sections import LISTED, NAMED, Section
 from agentrl.config.tools import ToolSections
 from agentrl.config.training import ALGORITHMS, AlgoSection, TrainerSection, WarmStartConfig
 from agentrl.errors import UntrustedCode
@@ -23,10 +30,6 @@ from agentrl.types import MAIN
 
 DATA = "data"
 """What stands in place of an environment's name where sessions are read."""
-
-
-def _listed(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else value
 
 
 class WatchdogConfig(Section):
@@ -116,7 +119,7 @@ class RunConfig(Section):
     """A YAML file of faults to inject, to try what a run survives; see docs/faults.md."""
     dry_run: bool = False
     """Start nothing: `agentrl train` prints who would be where, memory, traffic and warnings; see docs/cluster.md."""
-    metrics: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ("tensorboard",)
+    metrics: Annotated[tuple[str, ...], LISTED] = ("tensorboard",)
     """Where metrics go besides metrics.jsonl: tensorboard, wandb, mlflow, trackio, prometheus or import paths; see
     docs/metrics.md."""
     metrics_address: str = Field(default="127.0.0.1:9464", pattern=r"^.+:\d{1,5}$")
@@ -209,6 +212,7 @@ class RunConfig(Section):
         if self.weights.prove_every:
             self._delivery_can_be_proved()
         self._policies_are_played()
+        self._groups_can_be_compared(needs.greedy)
         context = self.rollout.context_tokens
         if context is not None and self.engine.max_context is not None and context > self.engine.max_context:
             raise ValueError(f"rollout.context_tokens={context} exceeds engine.max_context={self.engine.max_context}")
@@ -233,9 +237,40 @@ class RunConfig(Section):
             raise ValueError(
                 f"algo={self.algo.name} asks other models in the run's process: set cluster.sessions=false"
             )
-        if unused := set(self.policies) - set(self.agents.values()) - asked:
+        judges = {name: str(judge) for name, each in self.rewards.items() if (judge := getattr(each, "policy", ""))}
+        for name, judge in judges.items():
+            self._policy_judges(name, judge)
+        if unused := set(self.policies) - {*self.agents.values(), *judges.values()} - asked:
             name = min(unused)
             raise ValueError(f"policies.{name} plays no agent; set agents.NAME={name}")
+
+    def _policy_judges(self, reward: str, name: str) -> None:
+        """Give a reward the address of the policy that judges for it (`rewards.NAME.policy`)."""
+        where, policy = f"rewards.{reward}.policy={name!r}", self.policies.get(name)
+        if policy is None:
+            known = ", ".join(self.policies) or "none"
+            raise ValueError(f"{where}: there is no such policy (policies: {known})")
+        if not policy.remote or policy.api.protocol != "openai":
+            raise ValueError(
+                f"{where}: a policy that judges is an API with OpenAI's protocol, policies.{name}=URL; a model on an "
+                f"engine is one where it is served: agentrl serve model=PATH, and rewards.{reward}.url=ADDRESS/v1"
+            )
+        own = {"url": policy.name, "model": policy.api.model, "key_env": policy.api.key_env, "extra": policy.api.extra}
+        asked = self.rewards[reward].model_copy(update=own)
+        self.__dict__["rewards"] = {**self.rewards, reward: asked}
+
+    def _groups_can_be_compared(self, greedy: bool) -> None:
+        """Raise a ValueError where a reward of groups is given, and their sessions can't be compared as wholes."""
+        found = next((name for name, each in self.rewards.items() if isinstance(each, GroupRewardConfig)), None)
+        if found is None:
+            return
+        where = f"rewards.{found}={self.rewards[found].name} compares the sessions of a group"
+        if self.rollout.branch.name != "none":
+            raise ValueError(f"{where}, and rollout.branch={self.rollout.branch.name} forks them: use branch=none")
+        if greedy:
+            raise ValueError(f"{where}, and algo={self.algo.name} has a greedy baseline, which is compared with none")
+        if self.cluster.holds_sessions:
+            raise ValueError(f"{where}, which another process holds: set cluster.sessions=false")
 
     def _gateways_can_be_used(self) -> None:
         """Raise a ValueError where gateway workers serve nothing, or programs on other nodes can't reach them."""

@@ -101,7 +101,13 @@ def _by_name(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
+def _listed(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
 NAMED = BeforeValidator(_by_name)
+LISTED = BeforeValidator(_listed)
+"""Of a tuple of texts: one text alone is a tuple of one."""
 
 
 @functools.cache

@@ -81,6 +81,7 @@ class Env:
     _called: int = 0
     _episode: tuple[Task, int | None] | None = None
     _added_rewards: tuple[FinalReward, ...] = ()
+    _group_rewards: tuple[FinalReward, ...] = ()
     _added_tools: AddedTools | None = None
     _sub_agents: SubAgents | None = None
     _stepping: tuple[Session, Node] | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import logging
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from statistics import fmean
@@ -18,7 +18,7 @@ from agentrl import faults, tracing
 from agentrl.attachments import critic_view as attached_view
 from agentrl.common.plain import missing, plain
 from agentrl.envs.attribution import blamed
-from agentrl.envs.base import Env, reward_methods, reward_value
+from agentrl.envs.base import Env, RewardMark, reward_methods, reward_value
 from agentrl.envs.closing import close_in_time
 from agentrl.envs.fixtures import Fixture
 from agentrl.envs.methods import call_method, compute_reward
@@ -27,6 +27,7 @@ from agentrl.envs.saving import restore as restore
 from agentrl.envs.saving import restore_data as restore_data
 from agentrl.envs.saving import state as state
 from agentrl.envs.saving import state_data as state_data
+from agentrl.envs.scoring.gates import closed, gates_first
 from agentrl.envs.state import resolved
 from agentrl.errors import EnvError, InfraError, InvalidNumber, nearest
 from agentrl.sessions.tree.codec import odd_place
@@ -321,27 +322,42 @@ async def compute_rewards(env: Env, session: Session) -> Rewards:
     """
     values: dict[str, float] = {}
     sums: dict[str, float] = {}
-    for mark, method in reward_methods(env):
-        where = f"reward {mark.name!r} of {type(env.unwrapped).__name__}"
-        with blamed(env, mark.name), tracing.span("reward", reward=mark.name):
-            given = await compute_reward(env, method, session)
-            await faults.async_point("env.reward")
-            _check_info(session.info, f"{where} left")
-            each: dict[str, tuple[Any, tuple[str, ...]]]
-            if isinstance(given, Mapping) and len(env.agents) > 1:
-                each = {f"{mark.name}/{who}": (value, _members(env, who, where)) for who, value in given.items()}
-            else:
-                each = {mark.name: (given, env.agents)}
-            rewards = {
-                name: (reward_value(v, where, mark.range), agents)
-                for name, (v, agents) in each.items()
-                if not missing(v)
-            }
+    shut: set[str] = set()
+    of_groups = [mark.name for mark, _ in env.unwrapped._group_rewards]
+    for mark, method in gates_first(reward_methods(env), of_groups, len(env.agents)):
+        if mark.name in shut:
+            rewards: Mapping[str, tuple[float, tuple[str, ...]]] = {mark.name: (mark.zero, env.agents)}
+        else:
+            rewards = await _compute_reward(env, mark, method, session)
         for name, (number, agents) in rewards.items():
             if name in values:
-                raise EnvError(f"{where}: two rewards have that name")
+                raise EnvError(f"{_reward_name(env, mark)}: two rewards have that name")
             values[name] = number
             for agent in agents:
                 sums[agent] = sums.get(agent, 0.0) + mark.weight * number
+        shut |= closed([mark], values)
     total = reward_value(fmean(sums.values()), f"{type(env.unwrapped).__name__}, as the sum,") if sums else None
     return Rewards(values, total, {agent: sums.get(agent) for agent in env.agents} if len(env.agents) > 1 else {})
+
+
+def _reward_name(env: Env, mark: RewardMark) -> str:
+    return f"reward {mark.name!r} of {type(env.unwrapped).__name__}"
+
+
+async def _compute_reward(
+    env: Env, mark: RewardMark, method: Callable[..., Any], session: Session
+) -> dict[str, tuple[float, tuple[str, ...]]]:
+    """One reward's values by name, each with the agents that it is of."""
+    where = _reward_name(env, mark)
+    with blamed(env, mark.name), tracing.span("reward", reward=mark.name):
+        given = await compute_reward(env, method, session)
+        await faults.async_point("env.reward")
+        _check_info(session.info, f"{where} left")
+        each: dict[str, tuple[Any, tuple[str, ...]]]
+        if isinstance(given, Mapping) and len(env.agents) > 1:
+            each = {f"{mark.name}/{who}": (value, _members(env, who, where)) for who, value in given.items()}
+        else:
+            each = {mark.name: (given, env.agents)}
+        return {
+            name: (reward_value(v, where, mark.range), agents) for name, (v, agents) in each.items() if not missing(v)
+        }

@@ -22,11 +22,26 @@ ANY = (float("-inf"), float("inf"))
 
 @dataclass(frozen=True)
 class RewardMark:
-    """The arguments of `@reward`."""
+    """The arguments of `@reward`, and what a run's settings say of a reward besides.
+
+    Attributes:
+        name: what logs call it.
+        weight: its share of the session's reward.
+        range: the least and the greatest value.
+        gates: the names of rewards that count only where this one is at least `gate_at`.
+        gate_at: see `gates`.
+    """
 
     name: str
     weight: float
     range: tuple[float, float]
+    gates: tuple[str, ...] = ()
+    gate_at: float = 1.0
+
+    @property
+    def zero(self) -> float:
+        """The value behind a closed gate: 0, or what of its range is nearest to it."""
+        return min(max(0.0, self.range[0]), self.range[1])
 
 
 FinalReward = tuple[RewardMark, Callable[..., Any]]

@@ -16,23 +16,26 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from functools import cached_property
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from agentrl.common.foreign_errors import words
 from agentrl.common.plain import missing
-from agentrl.config import RewardConfig, RewardSections, Section
+from agentrl.config import GroupRewardConfig, RewardConfig, RewardSections, Section
 from agentrl.envs.base import Env, FinalReward, RewardMark, reward_value
 from agentrl.envs.closing import close_in_time
+from agentrl.envs.data.conditions import conditions, fits, inside
 from agentrl.envs.methods import with_own_notes
 from agentrl.envs.state import resolved
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, InfraError
 from agentrl.overrides import validate
 from agentrl.registry import Registry
 from agentrl.tools.threads import run_in_thread
-from agentrl.types import Session
+from agentrl.types import Session, Task
 
 _log = logging.getLogger(__name__)
 Value = float | Mapping[str, float] | None
+T = TypeVar("T")
 
 
 class Reward:
@@ -69,11 +72,26 @@ def _is_reward(found: Any) -> bool:
     return isinstance(found, type) and issubclass(found, Reward)
 
 
+_SCORING = "agentrl.envs.scoring"
+BUILT_IN = {
+    "exact_match": f"{_SCORING}.answers:ExactMatch",
+    "f1": f"{_SCORING}.answers:F1",
+    "math": f"{_SCORING}.answers:Math",
+    "choice": f"{_SCORING}.answers:ChoiceAnswer",
+    "regex": f"{_SCORING}.shapes:Regex",
+    "json_schema": f"{_SCORING}.shapes:JsonSchema",
+    "format": f"{_SCORING}.shapes:TaggedFormat",
+    "length": f"{_SCORING}.shapes:Length",
+    "llm_judge": f"{_SCORING}.judges:LlmJudge",
+    "pairwise": f"{_SCORING}.judges:Pairwise",
+    "rank": f"{_SCORING}.judges:SiblingRank",
+}
+"""agentrl's own rewards by name."""
 REWARDS: Registry[type[Reward]] = Registry(
     "reward",
     "rewards.NAME",
     "agentrl.rewards",
-    {},
+    BUILT_IN,
     accept=lambda found: found if _is_reward(found) else None,
     settings=RewardConfig,
     default=lambda found: found is not Reward and _is_reward(found),
@@ -91,10 +109,11 @@ class NamedReward:
     @property
     def mark(self) -> RewardMark:
         """Name, weight and range, as `@reward` would have them."""
-        return RewardMark(self.name, self.reward.config.weight, self.reward.range)
+        config = self.reward.config
+        return RewardMark(self.name, config.weight, self.reward.range, config.gates, config.gate_at)
 
     async def __call__(self, session: Session) -> Value:
-        """The reward of a finished session, checked.
+        """The reward of a finished session, checked; None where it is not for the session's task.
 
         Raises:
             InfraError: it failed.
@@ -102,26 +121,27 @@ class NamedReward:
             DeadlineExceeded: it took longer than its `timeout`.
             ConfigError: it would fail in the same way in every session.
         """
-        config = self.reward.config
-        where = f"rewards.{self.name}={config.name!r}"
-        try:
-            async with asyncio.timeout(config.timeout) as limit:
-                value = await self._compute(session)
-        except AgentRLError:
-            raise
-        except (NameError, ImportError, SyntaxError, NotImplementedError, SystemExit) as error:
-            raise ConfigError(f"{where}: {words(error)}") from error
-        except Exception as error:
-            if isinstance(error, TimeoutError) and limit.expired():
-                late = f"{where} took longer than {config.timeout:g} s (rewards.{self.name}.timeout)"
-                raise DeadlineExceeded(late) from None
-            raise InfraError(f"{where} raised {words(error)}") from error
+        if not self.takes(session.task):
+            return None
+        where = where_of(self)
+        value = await _computed(self, lambda: self._compute(session))
         if isinstance(value, Mapping):
             given = {agent: each for agent, each in value.items() if not missing(each)}
             return {
                 agent: reward_value(each, f"{where} for {agent!r}", self.reward.range) for agent, each in given.items()
             }
         return None if missing(value) else reward_value(value, where, self.reward.range)
+
+    def takes(self, task: Task) -> bool:
+        """Return whether the reward is for a task (`rewards.NAME.where`); a field that it lacks fits nothing."""
+        try:
+            return all(fits(inside(task.data, name), wanted) for name, wanted in self._wanted)
+        except KeyError:
+            return False
+
+    @cached_property
+    def _wanted(self) -> Sequence[tuple[str, Any]]:
+        return tuple(conditions(self.reward.config.where, f"rewards.{self.name}.where"))
 
     async def close(self) -> None:
         """Close the reward; a failure of that is logged."""
@@ -140,13 +160,91 @@ class NamedReward:
         return await with_own_notes(session, compute)  # type: ignore[no-any-return]
 
 
+def where_of(named: NamedReward | NamedGroupReward) -> str:
+    """The setting that names a reward, as errors say it."""
+    return f"rewards.{named.name}={named.reward.config.name!r}"
+
+
+async def _computed(named: NamedReward | NamedGroupReward, compute: Callable[[], Awaitable[T]]) -> T:
+    """What a reward gives within its deadline; whose fault a failure is, is in its type (see `NamedReward`)."""
+    where, seconds = where_of(named), named.reward.config.timeout
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            return await compute()
+    except AgentRLError:
+        raise
+    except (NameError, ImportError, SyntaxError, NotImplementedError, SystemExit) as error:
+        raise ConfigError(f"{where}: {words(error)}") from error
+    except Exception as error:
+        if isinstance(error, TimeoutError) and limit.expired():
+            raise DeadlineExceeded(f"{where} took longer than {seconds:g} s (rewards.{named.name}.timeout)") from None
+        raise InfraError(f"{where} raised {words(error)}") from error
+
+
+class GroupReward(Reward):
+    """A reward that sees all sessions of a group, and gives each its own value: by comparing them, say.
+
+    It is computed when they have ended and have their other rewards. `settings` is a subclass of `GroupRewardConfig`.
+    """
+
+    settings: ClassVar[type[RewardConfig]] = GroupRewardConfig
+
+    def compute(self, session: Session) -> None:
+        """None: a session alone has no siblings."""
+        return None
+
+    def compute_group(self, sessions: Sequence[Session]) -> Sequence[float | None] | Awaitable[Sequence[float | None]]:
+        """The value of each session, in their order; their order makes no difference.
+
+        They are of one task. Those that the infrastructure failed, or whose reward is behind a closed gate, are not
+        among them; there may be only one. A plain method runs in a thread of its own.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no compute_group(sessions)")
+
+
+@dataclass(frozen=True)
+class NamedGroupReward:
+    """A group's reward under the name that the configuration gives it; calling it applies deadline and checks."""
+
+    name: str
+    reward: GroupReward
+
+    @property
+    def mark(self) -> RewardMark:
+        """Name, weight and range."""
+        return NamedReward(self.name, self.reward).mark
+
+    async def __call__(self, sessions: Sequence[Session]) -> list[float | None]:
+        """The value of each session, checked; None for all where the reward is not for their task.
+
+        Raises:
+            AgentRLError: as `NamedReward`.
+        """
+        if not sessions or not NamedReward(self.name, self.reward).takes(sessions[0].task):
+            return [None] * len(sessions)
+        where = where_of(self)
+        values = list(await _computed(self, lambda: self._compute(sessions)))
+        if len(values) != len(sessions):
+            raise InfraError(f"{where} gave {len(values)} values for {len(sessions)} sessions")
+        return [None if missing(value) else reward_value(value, where, self.reward.range) for value in values]
+
+    async def close(self) -> None:
+        """Close the reward; a failure of that is logged."""
+        await NamedReward(self.name, self.reward).close()
+
+    async def _compute(self, sessions: Sequence[Session]) -> Sequence[float | None]:
+        if inspect.iscoroutinefunction(self.reward.compute_group):
+            return await self.reward.compute_group(sessions)  # type: ignore[no-any-return]
+        return await resolved(await run_in_thread(self.reward.compute_group, sessions))  # type: ignore[no-any-return]
+
+
 class _Rewards(Section):
     """The part of a configuration that `make_rewards` reads."""
 
     rewards: RewardSections
 
 
-def make_rewards(configs: Mapping[str, Any]) -> tuple[NamedReward, ...]:
+def make_rewards(configs: Mapping[str, Any]) -> tuple[NamedReward | NamedGroupReward, ...]:
     """The rewards of a configuration's `rewards`, in the order of their names.
 
     Args:
@@ -157,10 +255,13 @@ def make_rewards(configs: Mapping[str, Any]) -> tuple[NamedReward, ...]:
         ConfigError: it does not have these settings, or can't be built with them.
     """
     checked = validate({"rewards": configs}, _Rewards).rewards
-    made = []
+    made: list[NamedReward | NamedGroupReward] = []
     for name, config in sorted(checked.items()):
         try:
-            made.append(NamedReward(name, REWARDS.find(config.name)(config)))
+            reward = REWARDS.find(config.name)(config)
+            named = NamedReward(name, reward)
+            _ = named._wanted  # a bound that is no number is found now
+            made.append(NamedGroupReward(name, reward) if isinstance(reward, GroupReward) else named)
         except AgentRLError:
             raise
         except (Exception, SystemExit) as error:
@@ -181,16 +282,32 @@ class AddedReward(Protocol):
         ...
 
 
-def adding(make_env: Callable[[], Env], rewards: Sequence[AddedReward]) -> Callable[[], Env]:
-    """Makes the same environments, with these rewards added; one of the same name replaces the environment's own."""
-    added: tuple[FinalReward, ...] = tuple((reward.mark, reward) for reward in rewards)
+@dataclass(frozen=True)
+class RewardedEnvs:
+    """Makes environments with rewards added; one of the same name replaces an environment's own.
 
-    def make() -> Env:
-        env = make_env()
-        env.unwrapped._added_rewards = added
+    Attributes:
+        make_env: makes the environments without them.
+        added: the rewards of a session.
+        of_groups: the rewards of a group, which whoever plays the group computes.
+    """
+
+    make_env: Callable[[], Env]
+    added: tuple[FinalReward, ...]
+    of_groups: tuple[NamedGroupReward, ...] = ()
+
+    def __call__(self) -> Env:
+        """Make one."""
+        env = self.make_env()
+        env.unwrapped._added_rewards = self.added
+        env.unwrapped._group_rewards = tuple((reward.mark, reward) for reward in self.of_groups)
         return env
 
-    return make
+
+def adding(make_env: Callable[[], Env], rewards: Sequence[AddedReward | NamedGroupReward]) -> RewardedEnvs:
+    """Makes the same environments, with these rewards added; one of the same name replaces the environment's own."""
+    added = tuple((each.mark, each) for each in rewards if not isinstance(each, NamedGroupReward))
+    return RewardedEnvs(make_env, added, tuple(each for each in rewards if isinstance(each, NamedGroupReward)))
 
 
 @asynccontextmanager

@@ -65,6 +65,7 @@ async def fork(env: Env) -> Env:
     _continue(other, task, seed, _counters(env))
     other.tools.timeout = env.tools.timeout
     other.unwrapped._added_rewards = env.unwrapped._added_rewards
+    other.unwrapped._group_rewards = env.unwrapped._group_rewards
     if (added := env.unwrapped._added_tools) is not None:
         add_tools(other, added.sources)
     return other

@@ -2,7 +2,7 @@
 
 It is a subclass of `Reward` whose `compute` takes the finished `Session` and returns a number, or None. Its attribute
 `settings` is the class of the section `rewards.NAME.*`, a subclass of `RewardConfig`. What it raises is never held
-against the model: the session is generated again.
+against the model: the session is generated again. A `GroupReward` compares all sessions of a group.
 
 - Named by `rewards.NAME=file.py:CLASS`, `REWARDS.register`, or an entry point in the group `agentrl.rewards`.
 - Proven by `check_reward`.
@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agentrl.config import Fraction, RewardConfig
+from agentrl.config import Fraction, GroupRewardConfig, RewardConfig
 from agentrl.config.secrets import Secret, Secrets
-from agentrl.envs.rewards import REWARDS, Reward
+from agentrl.envs.rewards import REWARDS, GroupReward, Reward
 from agentrl.errors import InfraError
 from agentrl.plugins.later import import_later
 from agentrl.plugins.suites.reward import check_reward
@@ -32,6 +32,8 @@ else:
 __all__ = [
     "REWARDS",
     "Fraction",
+    "GroupReward",
+    "GroupRewardConfig",
     "InfraError",
     "Message",
     "Node",

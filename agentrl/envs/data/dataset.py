@@ -7,7 +7,6 @@ the hub are streamed: what is not read is not transferred.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -17,8 +16,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from agentrl.common.imports import load
-from agentrl.config.yaml_settings import SWITCHES
 from agentrl.envs.data import hub
+from agentrl.envs.data.conditions import conditions, fits
 from agentrl.envs.data.rows import ENDINGS, parse_rows
 from agentrl.errors import ConfigError, nearest
 
@@ -159,8 +158,8 @@ class Dataset:
         if isinstance(self.where, str):
             function: Callable[[Row], bool] = load(self.where, f"env.where={self.where!r}")
             return function
-        wanted = dict(_conditions(self.where))
-        return lambda row: all(_fits(_value(row, name, "env.where"), value) for name, value in wanted.items())
+        wanted = dict(conditions(self.where))
+        return lambda row: all(fits(_value(row, name, "env.where"), value) for name, value in wanted.items())
 
 
 def _of_split(files: list[str], split: str) -> list[str]:
@@ -183,35 +182,3 @@ def _value(row: Row, name: str, place: str) -> Any:
             raise ConfigError(f"{place}: there is no column {name!r}{hint} (columns: {', '.join(row)})")
         found = found[part]
     return found
-
-
-def _conditions(where: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The conditions of `env.where` by column, checked before any row is read; `a.b` is inside a column.
-
-    Raises:
-        ConfigError: a bound is no number.
-    """
-    for key, wanted in where.items():
-        name = f"{prefix}{key}"
-        if not isinstance(wanted, Mapping):
-            yield name, wanted
-        elif not {*wanted} <= {"min", "max"}:
-            yield from _conditions(wanted, f"{name}.")
-        else:
-            try:
-                yield name, {bound: float(value) for bound, value in wanted.items()}
-            except (TypeError, ValueError, OverflowError):
-                raise ConfigError(f"env.where.{name}={dict(wanted)!r}: the bounds must be numbers") from None
-
-
-def _fits(value: Any, wanted: Any) -> bool:
-    if isinstance(wanted, Mapping):
-        try:
-            number = float(value)
-        except (TypeError, ValueError, OverflowError):
-            return False
-        return bool(wanted.get("min", -math.inf) <= number <= wanted.get("max", math.inf))
-    allowed = wanted if isinstance(wanted, list | tuple) else [wanted]
-    if isinstance(value, bool):
-        allowed = [SWITCHES.get(str(each).lower(), each) for each in allowed]
-    return value in allowed or str(value) in map(str, allowed)  # a CSV file has text alone

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from agentrl.config import RewardConfig
-from agentrl.envs.rewards import REWARDS, NamedReward, Reward
+from agentrl.envs.rewards import REWARDS, GroupReward, NamedGroupReward, NamedReward, Reward
 from agentrl.errors import ConfigError
 from agentrl.plugins.suites.findings import expect, find_problems_async, sampled_groups
 from agentrl.rollout.engines.contract import ContractFinding
 from agentrl.types import Session, Status
 
+ROUNDING = 1e-9
 AT_ONCE = 16
 """Sessions that are scored at the same time."""
 
@@ -47,6 +49,22 @@ async def sessions_stay_as_they_are(subject: _Subject) -> None:
         expect((own.nodes, own.task) == (session.nodes, session.task), f"session {session.id} was changed")
 
 
+async def the_order_of_siblings_makes_no_difference(subject: _Subject) -> None:
+    """A reward of groups gives each session the same value in whatever order they come, and takes a single one."""
+    reward = subject.reward.reward
+    if not isinstance(reward, GroupReward):
+        return
+    named = NamedGroupReward("checked", reward)
+    siblings = [copy.deepcopy(each) for each in subject.sessions if each.task.id == subject.sessions[0].task.id]
+    forwards, backwards = await named(siblings), await named(siblings[::-1])
+    same = all(
+        (one is None) == (other is None) and math.isclose(one or 0.0, other or 0.0, abs_tol=ROUNDING)
+        for one, other in zip(forwards, backwards[::-1], strict=True)
+    )
+    expect(same, f"siblings got {forwards}, and {backwards[::-1]} in another order")
+    await named(siblings[:1])
+
+
 async def it_closes(subject: _Subject) -> None:
     """It releases what it holds."""
     closing = subject.reward.reward.close()
@@ -58,6 +76,7 @@ CHECKS: tuple[Callable[[_Subject], Awaitable[None]], ...] = (
     every_session_gets_a_number_in_its_range,
     many_sessions_are_scored_at_once,
     sessions_stay_as_they_are,
+    the_order_of_siblings_makes_no_difference,
     it_closes,
 )
 

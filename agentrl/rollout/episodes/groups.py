@@ -8,6 +8,7 @@ resumed run sessions of groups that were in progress are continued (`rollout.str
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from agentrl.envs import calls
 from agentrl.envs.base import Env
 from agentrl.envs.episode import Actor, Player, ScriptedActor, episode_state, nothing_to_record, run_episode
 from agentrl.envs.results import IN_TOOLS, error_text, invalid
+from agentrl.envs.scoring.group_rewards import give_group_rewards
 from agentrl.errors import EngineError, EnvError
 from agentrl.rollout.episodes.branching import play_forked
 from agentrl.rollout.episodes.fork_rules import ForkRule, make_rule
@@ -233,6 +235,8 @@ class Rollouts:
         group.sessions = await concurrently(
             self._with_retries(partial(new, sample), each, ended, place, deadline) for sample, each in enumerate(actors)
         )
+        if await give_group_rewards(self.make_env, group.sessions) and self.recorder is not None:
+            await asyncio.gather(*map(self.recorder.end, group.sessions))
 
     async def play(self, session: Session, actor: Actor) -> Session:
         """Play a new session by itself, once."""

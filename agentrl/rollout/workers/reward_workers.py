@@ -25,10 +25,10 @@ from agentrl.cluster.pool import WorkerPool, Workers
 from agentrl.cluster.shared_pool import DistantPool, shared_pool
 from agentrl.common import cores, processes
 from agentrl.common.foreign_errors import words
-from agentrl.config import RewardConfig, RunConfig, SandboxConfig
+from agentrl.config import GroupRewardConfig, RewardConfig, RunConfig, SandboxConfig
 from agentrl.envs import sandboxes
 from agentrl.envs.base import Env, RewardMark
-from agentrl.envs.rewards import Value, adding, make_rewards, rewarded
+from agentrl.envs.rewards import NamedReward, RewardedEnvs, Value, adding, make_rewards, rewarded
 from agentrl.errors import AgentRLError, Blame, DeadlineExceeded, EnvError, InfraError, WorkerLost, WorkerTimeout
 from agentrl.sessions.tree.codec import odd_place
 from agentrl.types import Session
@@ -52,7 +52,7 @@ class RewardRole:
 
     def __init__(self, configs: Mapping[str, RewardConfig], sandbox: SandboxConfig) -> None:
         sandboxes.configure(sandbox)
-        self._rewards = {named.name: named for named in make_rewards(configs)}
+        self._rewards = {named.name: named for named in make_rewards(configs) if isinstance(named, NamedReward)}
 
     def marks(self) -> list[RewardMark]:
         """Name, weight and range of each reward."""
@@ -191,15 +191,15 @@ async def open_reward_workers(
 
     Without `cluster.rewards` there are no workers: the rewards are computed where a session is played.
     """
-    limits = config.cluster
-    if not limits.rewards:
+    limits, configs = config.cluster, of_sessions(config.rewards)
+    if not limits.rewards or not configs:
         async with rewarded(make_env, config.rewards) as made:
             yield made, None
         return
     role = Role(
         "rewards",
         f"{__name__}:RewardRole",
-        (config.rewards, config.sandbox),
+        (configs, config.sandbox),
         resources=Resources(cpus=CPUS),
         threads=cores.chosen(None, 1),  # as many as rewards have in the run's process
     )
@@ -208,8 +208,11 @@ async def open_reward_workers(
     try:
         await pool.start()
         marks = tuple(await pool.call("marks", timeout=limits.start_timeout))
-        async with cluster.while_not_lost(pool.none_left):
-            yield _distant(make_env, config.rewards, marks, pool), RewardWorkers(pool, marks)
+        async with (
+            cluster.while_not_lost(pool.none_left),
+            _distant(make_env, config.rewards, marks, pool) as made,
+        ):
+            yield made, RewardWorkers(pool, marks)
     finally:
         with contextlib.suppress(InfraError):
             await pool.close()
@@ -226,12 +229,23 @@ async def scored_in_worker(
         return
     pool = DistantPool(rewards.address)
     try:
-        yield _distant(make_env, configs, rewards.marks, pool)
+        async with _distant(make_env, configs, rewards.marks, pool) as made:
+            yield made
     finally:
         pool.close()
 
 
-def _distant(
+def of_sessions(configs: Mapping[str, RewardConfig]) -> dict[str, RewardConfig]:
+    """Return the settings of the rewards of single sessions; those of groups are computed where groups are played."""
+    return {name: each for name, each in configs.items() if not isinstance(each, GroupRewardConfig)}
+
+
+@asynccontextmanager
+async def _distant(
     make_env: MakeEnv, configs: Mapping[str, RewardConfig], marks: Sequence[RewardMark], workers: Workers
-) -> MakeEnv:
-    return adding(make_env, [DistantReward(mark, configs[mark.name], workers) for mark in marks])
+) -> AsyncIterator[MakeEnv]:
+    of_groups = {name: each for name, each in configs.items() if isinstance(each, GroupRewardConfig)}
+    async with rewarded(make_env, of_groups) as inner:
+        distant = [DistantReward(mark, configs[mark.name], workers) for mark in marks]
+        groups = inner.of_groups if isinstance(inner, RewardedEnvs) else ()
+        yield adding(make_env, [*distant, *groups])

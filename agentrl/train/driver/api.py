@@ -22,6 +22,10 @@ from agentrl.train.driver import interrupt
 from agentrl.train.driver.result import TrainResult
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agentrl.train.evaluation.rescore.changes import ScoreChanges
+    from agentrl.train.evaluation.rescore.rescoring import RescoreConfig
     from agentrl.train.evaluation.suite.parts import Suite
     from agentrl.train.evaluation.suite.results import Results
 
@@ -94,6 +98,17 @@ def run_evaluate_suite(suite: Suite, display: Display | None = None, *, owns_pro
 
     display = display or Display()
     return interrupt.run(run_suite(suite, display), display.print_resume_hint, owns_process=owns_process)
+
+
+@cores.one_each()
+def run_rescore(
+    run: Path, config: RescoreConfig, display: Display | None = None, *, owns_process: bool = False
+) -> tuple[Path, Evaluation, ScoreChanges]:
+    """Score a run's sessions anew (`evaluation.rescore.rescoring.rescore`); `owns_process`: see `interrupt.run`."""
+    from agentrl.train.evaluation.rescore.rescoring import rescore
+
+    display = display or Display()
+    return interrupt.run(rescore(run, config, display), display.print_resume_hint, owns_process=owns_process)
 
 
 def configure(env: str | type[Env] | None, settings: Mapping[str, Any]) -> RunConfig:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import lru_cache
@@ -14,6 +13,7 @@ from typing import Any
 from agentrl.envs.base import Env, reward
 from agentrl.envs.builtin.questions import latex
 from agentrl.envs.builtin.questions.formats import ANSWERS, COLUMNS, Grading, Question, number_of_choices, question
+from agentrl.envs.builtin.questions.stated import chosen_letter, stated_answer
 from agentrl.envs.builtin.search_r1.scoring import exact_match, f1
 from agentrl.envs.builtin.search_r1.scoring import normalize as words_of
 from agentrl.envs.check.trivial import CHOICES
@@ -33,8 +33,6 @@ INSTRUCTIONS = {
 }
 SHOWN = 5
 """Files that a note names."""
-_ANSWER = re.compile(r"answer(?:\s++is)?\s*+:?\**+\s*+(.+)", re.IGNORECASE)  # possessive: see latex._SAID
-_LETTER = re.compile(r"\W*(?:\\text\{)?\(?([A-Za-z])\)?(?![A-Za-z])")
 
 
 class Questions(Env):
@@ -133,7 +131,7 @@ class Questions(Env):
         """The words in common with a right answer; it does not count, and is None where answers are not texts."""
         if self._question.grading not in (Grading.EXACT, Grading.CLOSER):
             return None
-        return f1(_stated(session.answer), self._question.answers)
+        return f1(stated_answer(session.answer), self._question.answers)
 
     def expert(self, messages: Sequence[Message]) -> str:
         """The first right answer."""
@@ -147,11 +145,10 @@ def right(text: str, asked: Question) -> bool:
         said = latex.stated(text)
         return said is not None and any(latex.equal(said, answer) for answer in asked.answers)
     if asked.grading is Grading.CHOICE:
-        letter = _LETTER.match(latex.boxed(text) or _stated(text))
-        return letter is not None and letter[1].upper() in asked.answers
+        return chosen_letter(text) in asked.answers
     if asked.grading is Grading.CLOSER:
-        return f1(_stated(text), asked.answers) > f1(_stated(text), asked.wrong)
-    return bool(exact_match(_stated(text), asked.answers))
+        return f1(stated_answer(text), asked.answers) > f1(stated_answer(text), asked.wrong)
+    return bool(exact_match(stated_answer(text), asked.answers))
 
 
 def _few(tasks: Sequence[Task]) -> set[str]:
@@ -167,12 +164,6 @@ def _guess(task: Task, few: Set[str]) -> float:
     if task["grading"] != Grading.EXACT or not few:
         return 0.0
     return len(few & set(map(words_of, task["answers"]))) / len(few)
-
-
-def _stated(text: str) -> str:
-    """What stands behind the last "Answer:"; the whole text where nothing does."""
-    said = _ANSWER.findall(text)
-    return str(said[-1]).strip().strip("*").rstrip(".") if said else text.strip()
 
 
 @lru_cache(maxsize=16)

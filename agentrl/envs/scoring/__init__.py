@@ -1,0 +1,1 @@
+"""agentrl's own rewards by name: answers, shapes of texts, judges, and rewards of whole groups."""
