@@ -65,7 +65,7 @@ def test_two_updates_with_pairs_over_ranks_are_those_of_the_torch_trainer(
     [got] = run(world, "steps", tiny("smollm2"), [batch()], algo=algo.model_dump(), ranks=2)["rows"]  # type: ignore[arg-type]
     assert got["loss"] == pytest.approx(expected["loss"], rel=1e-4)
     assert got["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
-    assert got["policy/pair_accuracy"] == pytest.approx(expected["policy/pair_accuracy"])
+    assert got["preference/accuracy"] == pytest.approx(expected["preference/accuracy"])
 
 
 @pytest.mark.parametrize(
