@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -171,6 +172,39 @@ def test_updates_of_dpo_prefer_the_best_session_of_each_group_to_the_worst(tiny_
     assert rows[0]["loss"] == pytest.approx(torch.log(torch.tensor(2.0)).item() / 2)  # over both groups
     assert rows[-1]["loss"] < rows[0]["loss"]
     assert rows[-1]["preference/accuracy"] == 1.0
+
+
+@pytest.mark.slow
+def test_a_step_on_pairs_that_lie_whole_in_forests_takes_no_pass_for_their_sums_and_is_the_same(
+    tiny_llama: Path,
+) -> None:
+    """Small forests hold parts of sequences, large ones whole pairs."""
+    rng = random.Random(11)
+    sessions = [random_session(rng, f"s{i}", [8, 9, 10 + i], depth=5, branching=2) for i in range(4)]
+    pairs = random_pairs(rng, sessions, "session")
+    rows, passes = [], []
+    for budget in (30, 10_000):
+        trainer = TorchTrainer(tiny_llama, TorchConfig(device="cpu"), dpo(lr=0.01, epochs=2), total_steps=3)
+        counted = CountedPasses(trainer)
+        forests = pack([as_group(sessions)], pair_credit(sessions, pairs, "session"), budget, sequence="session")
+        rows.append([trainer.step(forests) for _ in range(2)])
+        passes.append(counted.sums)
+    for split, whole in zip(*rows, strict=True):
+        for name in ("loss", "grad_norm", "preference/margin", "preference/accuracy"):
+            assert whole[name] == pytest.approx(split[name], rel=1e-4, abs=1e-6)
+    assert passes == [4, 0]
+
+
+class CountedPasses:
+    """Counts the passes that a trainer takes for sums alone."""
+
+    def __init__(self, trainer: TorchTrainer) -> None:
+        self.sums, self.own = 0, trainer.sum_sequences
+        trainer.sum_sequences = self.sum_sequences  # type: ignore[method-assign]
+
+    def sum_sequences(self, *given: Any) -> None:
+        self.sums += 1
+        self.own(*given)
 
 
 @pytest.mark.slow

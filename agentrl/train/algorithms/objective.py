@@ -137,6 +137,23 @@ def known_sums(algorithm: Algorithm, forests: Sequence[Rows], version: int) -> b
     return not needs.pairs and not needs.labels and not correction.over_sequences and all(map(current, forests))
 
 
+def hold_sequences(rows: Rows) -> bool:
+    """Return whether a forest's rows have every token of each sequence that they touch, and of its pair's other one."""
+    pairs = rows.sequences
+    if pairs is None:
+        return not len(rows)
+    count = torch.bincount(pairs.sequence, minlength=len(pairs.length))
+    touched = count > 0
+    if pairs.partner is not None:
+        touched |= touched[pairs.partner]
+    if pairs.turn is not None and pairs.turn_share is not None:
+        turns = torch.zeros(len(count), dtype=torch.float64, device=count.device)
+        turns.index_add_(0, pairs.turn, pairs.turn_share)
+        count = count + turns.round().to(count)
+        touched |= turns > 0
+    return bool((count[touched] == pairs.length[touched]).all())
+
+
 def add_sums(algorithm: Algorithm, sums: Tensor, logp: Tensor, rows: Rows, version: int) -> None:
     """Add a forest's part to the sums of the sequences that its rows belong to; nothing, where it has no rows.
 

@@ -12,6 +12,7 @@ import torch
 
 from agentrl.train.algorithms import algorithm_settings, make_algorithm
 from agentrl.train.algorithms.credit import weigh
+from benchmarks.vs_trl_pairs import batches, build_model, ours, run, token_ratio
 from tests.conftest import need
 from tests.train.ragged_rows import RaggedPairs, Rows, loss_and_gradient, near
 
@@ -160,3 +161,17 @@ def test_advantages_are_trls(name: str, trl: dict[Any, Any]) -> None:
         for group in set(rows.index):
             ours = [float(shares[str(i), 1][0].advantage) for i in members(rows, group)]  # type: ignore[arg-type]
             assert near(torch.tensor(ours, dtype=torch.float64), trl["advantage", name, seed, group])
+
+
+@pytest.mark.usefixtures("trl")  # which says where TRL is absent
+def test_steps_of_dpo_on_pairs_with_a_shared_prompt_are_those_of_trls_trainer_on_half_the_tokens(
+    tmp_path: Path,
+) -> None:
+    """The small form of `python -m benchmarks.vs_trl pairs`."""
+    model = build_model(tmp_path / "model", layers=2, width=32, heads=4, kv_heads=4, mlp=64)
+    given = batches(40, 4, 3, 100)
+    mine, other = ours(str(model), given), run("trl", model, given)
+    assert mine["losses"] == pytest.approx(other["losses"], abs=1e-6)
+    assert mine["losses"][2] < mine["losses"][0]
+    assert token_ratio(40, 4) < 0.6
+    assert len(mine["seconds"]) == len(other["seconds"]) == 3
