@@ -29,6 +29,8 @@ NAMES = [*sorted(ALGORITHMS.known()), *(f"loss={name}" for name in sorted(LOSSES
 
 def settings_of(name: str) -> AlgoConfig:
     algo, loss = ("grpo", name.removeprefix("loss=")) if name.startswith("loss=") else (name, None)
+    compares = LOSSES.find(loss).compares if loss else None
+    algo = {"pairs": "dpo", "labels": "kto"}.get(compares or "", algo)
     return algorithm_settings({"name": algo, "lr": 1e-2} | ({"loss": {"name": loss}} if loss else {}))
 
 

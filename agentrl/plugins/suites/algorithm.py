@@ -61,13 +61,13 @@ def weights_and_advantages_are_numbers_of_trained_nodes(subject: _Subject) -> No
     algorithm = subject.make()
     groups = subject.groups(algorithm)
     demonstrated = not algorithm.needs.engine
+    credit = subject.credit(algorithm, groups)
     nodes = {
         (session.id, node.id): len(node.token_ids)
-        for group in groups
+        for group in (*groups, *credit.added)
         for session in group.sessions
         for node in trainable_nodes(session, demonstrated=demonstrated)
     }
-    credit = subject.credit(algorithm, groups)
     expect(bool(credit.shares), "no node has credit, though rewards differ")
     for key, shares in credit.shares.items():
         expect(key in nodes, f"{key} is no node that can be trained")

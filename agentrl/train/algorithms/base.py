@@ -88,6 +88,8 @@ class Needs:
         sequence: log-ratios summed over whole turns or sessions: a pass without gradient before every update.
         pairs: sums of log-probabilities over pairs of sequences, which `credit` names (`Credit.pairs`), in that pass;
             with `sequence`.
+        labels: the same over single sequences with a verdict (`Credit.labels`), and their divergence from the
+            reference over the batch (`Tokens.divergence`); with `sequence`.
         group_size: the fewest sessions of a group that give a signal.
         branches: sessions that are forked (`rollout.branch`).
         whole_sessions: sessions without forks, since its advantages are of whole sessions.
@@ -101,6 +103,7 @@ class Needs:
     reference: bool = False
     sequence: SequenceKind | None = None
     pairs: bool = False
+    labels: bool = False
     group_size: int = 1
     branches: bool = False
     whole_sessions: bool = False
@@ -108,8 +111,9 @@ class Needs:
     engine: bool = True
 
     def __post_init__(self) -> None:
-        if self.pairs and self.sequence is None:
-            raise InvalidInput("needs.pairs=True goes with needs.sequence='turn' or 'session': what a pair is of")
+        for name in ("pairs", "labels"):
+            if getattr(self, name) and self.sequence is None:
+                raise InvalidInput(f"needs.{name}=True goes with needs.sequence='turn' or 'session': what they are of")
 
     @property
     def values(self) -> bool:

@@ -43,6 +43,7 @@ def tables() -> str:
     for name in built_in(LOSSES, "agentrl."):
         loss = LOSSES.find(name)()
         over = "turn, session" if loss.sequence else "token"
+        over = f"{loss.compares}: {over}" if loss.compares else over
         settings = _settings(loss.config, BaseModel)
         lines.append(_row(f"`{name}`", loss.about.formula, over, settings, loss.about.use, _sources(loss.about)))
     return "\n".join(lines) + "\n"
