@@ -1,4 +1,4 @@
-"""A step of `dpo` on pairs with a shared prompt against TRL's: `python -m benchmarks.vs_trl pairs [PROMPT:COMPLETION …]`.
+"""A step of `dpo` on pairs with a shared prompt against TRL: `python -m benchmarks.vs_trl pairs [PROMPT:COMPLETION …]`.
 
 Both take steps on the same batches of pairs with the same random Llama of 7 M parameters, in float32, with the
 reference's pass in every step, one AdamW step on all pairs. TRL computes a pair as two rows; a forest has the prompt

@@ -43,7 +43,6 @@ from agentrl.train.driver.opening import opened_run, own_model, stoppable
 from agentrl.train.driver.preparation import make_generating_loop, prepare
 from agentrl.train.driver.result import TrainResult, show
 from agentrl.train.driver.session_worker import holding
-from agentrl.train.driver.teachers import check_teachers
 from agentrl.train.evaluation.evaluated import before_training
 from agentrl.train.offline.run import train_on_data
 from agentrl.train.plan.model_checks import engine_settings, prove_architecture, require_recording
@@ -51,6 +50,7 @@ from agentrl.train.plan.placing import reserve
 from agentrl.train.plan.room import check_room
 from agentrl.train.record import data_identity, recording
 from agentrl.train.record.run_folder import RunFolder
+from agentrl.train.trainers.teachers import check_teachers
 from agentrl.types import Engine, Task
 
 SHOWN = 6

@@ -25,12 +25,12 @@ from agentrl.train.algorithms.values import Values, compute_values, per_token
 from agentrl.train.driver import lost_tokens
 from agentrl.train.driver.clock import Clock
 from agentrl.train.driver.colocated import computing
-from agentrl.train.driver.teachers import Teachers
 from agentrl.train.forest.forest import Forest
 from agentrl.train.forest.packing import pack_credited, path_tokens
 from agentrl.train.record import trainer_logprobs
 from agentrl.train.record.provenance import Evidence
 from agentrl.train.trainers import Computing, Critic, Rewarder, missing_model
+from agentrl.train.trainers.teachers import Teachers
 from agentrl.types import Engine, Group
 
 Part = Callable[[str], AbstractContextManager[Any]]

@@ -42,7 +42,6 @@ from agentrl.train.driver.lost_tokens import top_scores
 from agentrl.train.driver.recovery import Recovery
 from agentrl.train.driver.resuming import step_of
 from agentrl.train.driver.session_worker import DistantLearning
-from agentrl.train.driver.teachers import Teachers
 from agentrl.train.plan.model_checks import compare_loaded, engine_settings
 from agentrl.train.plan.room import context
 from agentrl.train.record import provenance, recording
@@ -50,6 +49,7 @@ from agentrl.train.record.run_folder import RunFolder
 from agentrl.train.record.state import RunState
 from agentrl.train.trainers import Trainer
 from agentrl.train.trainers.loaded import Loaded
+from agentrl.train.trainers.teachers import Teachers
 from agentrl.train.trainers.worker import place_trainer
 
 

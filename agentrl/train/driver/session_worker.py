@@ -37,11 +37,11 @@ from agentrl.train.algorithms import make_algorithm
 from agentrl.train.driver.colocated import computing
 from agentrl.train.driver.learning import Batch, Learning, Part, digests
 from agentrl.train.driver.recovery import died
-from agentrl.train.driver.teachers import Teachers
 from agentrl.train.record import provenance
 from agentrl.train.record.files import append, write_atomically
 from agentrl.train.record.run_folder import LOSSES
 from agentrl.train.trainers import ShareableTrainer, TrainerAccess
+from agentrl.train.trainers.teachers import Teachers
 from agentrl.types import Engine, Group, Session
 
 logger = logging.getLogger(__name__)

@@ -40,6 +40,7 @@ from agentrl.train.offline import held_out
 from agentrl.train.plan.model_checks import prove_architecture
 from agentrl.train.record import data_identity
 from agentrl.train.record.run_folder import RunFolder
+from agentrl.train.trainers.teachers import Teachers
 
 TOKENIZER_TEXTS = 200
 """Conversations that the tiny model's tokenizer is made from."""
@@ -89,7 +90,7 @@ async def _train(
     tasks = ListedTasks(data.tasks["train"], make_sampler(shape.sampler, config.seed))
     gate = Gate(shape.groups_per_step, config.steps, shape.staleness)
     stream = Stream(source, tasks, None, group_size=1, gate=gate)
-    learner = Learning(config, folder.path, None, display.part)
+    learner = Learning(config, folder.path, None, display.part, Teachers(config, folder.path))
     loop, _ = await asyncio.to_thread(make_loop, config, base, policy, stream, learner, folder, store, display)
     try:
         start = await prepare_reading(loop)
@@ -101,6 +102,7 @@ async def _train(
         after = await _measure(loop, data, done)
     finally:
         loop.trainer.close()
+        await learner.close()
     if before is not None:
         display.say(f"held-out loss {before.summary} before training, {after.summary} after it")
     return TrainResult(folder.path, before, after, folder.metrics(), worked=after.worked)
