@@ -67,10 +67,8 @@ def _losses(
     found = trainer.logprobs([forest for forest, _ in packed]) if packed else []
     for (forest, spans), logp_T in zip(packed, found, strict=True):
         logp, weight = logp_T.tolist(), forest.weight.tolist()
-        seen: set[int] = set()
         for span in spans:
-            places = [at for at in range(span.at, span.at + span.length) if weight[at] and at not in seen]
-            seen.update(places)
+            places = [at for at in range(span.at, span.at + span.length) if weight[at]]
             losses[own[span.node[0]]] -= math.fsum(logp[at] for at in places)
             counts[own[span.node[0]]] += len(places)
     return list(zip(losses, counts, strict=True))

@@ -107,7 +107,7 @@ def naive_loss(model: Path, data: str) -> float:
 
 def test_recorded_sessions_are_imitated_and_reinforced_with_their_own_log_probabilities(tmp_path: Path) -> None:
     recorded, imitated, reinforced = (tmp_path / name for name in ("recorded", "imitated", "reinforced"))
-    small = {"rollout.group_size": 4, "warm_start.steps": 40, "warm_start.demos": 16, "eval.tasks": 1, "steps": 2}
+    small = {"rollout.group_size": 4, "warm_start.steps": 4, "warm_start.demos": 8, "eval.tasks": 1, "steps": 2}
     api.train("calculator", run_dir=str(recorded), **SMALL | small, **{"rollout.turn_tokens": 24})
     more = {"data": str(recorded), "model": str(recorded / "model"), "steps": 2}
     result = api.train(algo="sft", run_dir=str(imitated), **SMALL | more)
