@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from agentrl.config.api import ApiConfig
 from agentrl.config.cluster import ClusterConfig
+from agentrl.config.data import DataConfig
 from agentrl.config.engines import (
     WEIGHTS,
     EngineConfig,
@@ -60,6 +61,7 @@ __all__ = [
     "BranchConfig",
     "BranchSection",
     "ClusterConfig",
+    "DataConfig",
     "CorrectionConfig",
     "Device",
     "Dtype",

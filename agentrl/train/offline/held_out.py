@@ -66,11 +66,9 @@ def _losses(
     losses, counts = [0.0] * len(groups), [0] * len(groups)
     found = trainer.logprobs([forest for forest, _ in packed]) if packed else []
     for (forest, spans), logp_T in zip(packed, found, strict=True):
-        logp, predicted = logp_T.tolist(), set(forest.target.tolist())
-        seen: set[int] = set()
+        logp, weight = logp_T.tolist(), forest.weight.tolist()
         for span in spans:
-            places = [at for at in range(span.at, span.at + span.length) if at in predicted and at not in seen]
-            seen.update(places)
+            places = [at for at in range(span.at, span.at + span.length) if weight[at]]
             losses[own[span.node[0]]] -= math.fsum(logp[at] for at in places)
             counts[own[span.node[0]]] += len(places)
     return list(zip(losses, counts, strict=True))

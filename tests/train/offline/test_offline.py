@@ -1,0 +1,134 @@
+"""Runs on sessions that are read: they learn, are measured, killed, resumed bit for bit, and verified."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from agentrl.config.data import DataConfig
+from agentrl.errors import ConfigError
+from agentrl.rollout.sources.files import read_conversations
+from agentrl.rollout.sources.trees import TreeWriter
+from agentrl.sessions.renderers import get_renderer
+from agentrl.sessions.store.store import Store
+from agentrl.train.driver import api
+from agentrl.train.record.verify.run_checks import verify
+
+ROWS = 60
+SMALL: dict[str, Any] = {
+    "steps": 4,
+    "checkpoint_every": 2,
+    "rollout.groups_per_step": 4,
+    "eval.tasks": 8,
+    "eval.every": 2,
+}
+
+
+def rows(file: Path) -> Path:
+    """Sums in words, some with the same question."""
+    names = ["one", "two", "three", "four", "five", "six"]
+    questions = [f"What is {a} and {b}?" for a in names for b in names]
+    lines = [{"question": q, "answer": f"It is {n} of {ROWS}."} for n, q in enumerate(questions * 2)][:ROWS]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+def metrics(run: Path) -> list[dict[str, float]]:
+    timed = ("time/", "throughput/", "resumed/", "stream/")
+    lines = [orjson.loads(line) for line in (run / "metrics.jsonl").read_bytes().splitlines()]
+    return [{name: value for name, value in line.items() if not name.startswith(timed)} for line in lines]
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "checkpoints" / "step-000004" / "model.safetensors")
+
+
+def test_supervised_learning_lowers_the_held_out_loss_and_is_the_same_after_a_kill(tmp_path: Path) -> None:
+    data = str(rows(tmp_path / "sums.jsonl"))
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    result = api.train(data=data, run_dir=str(whole), **SMALL)
+    assert result.before is not None
+    assert result.after is not None
+    assert result.after.mean < result.before.mean - 0.1
+    assert metrics(whole)[1]["eval/loss"] < result.before.mean
+    assert metrics(whole)[0]["pack/sharing"] >= 1
+    assert verify(whole).passed
+
+    plan = tmp_path / "plan.yaml"
+    plan.write_text("faults: [{action: kill, point: step.published, nth: 4}]")
+    settings = [
+        f"{name}={value}" for name, value in (SMALL | {"data": data, "run_dir": killed, "faults": plan}).items()
+    ]
+    ended = subprocess.run([sys.executable, "-m", "agentrl", "train", *settings], capture_output=True, check=False)
+    assert ended.returncode < 0, ended.stderr
+    again = api.train(resume=str(killed), faults=None)
+    assert again.before is not None
+    assert again.before.mean == result.before.mean
+    assert metrics(killed) == metrics(whole)
+    assert all(torch.equal(tensor, weights(whole)[name]) for name, tensor in weights(killed).items())
+    assert verify(killed).passed
+
+    measured = result.before.mean
+    assert measured == pytest.approx(naive_loss(whole / "model", data), abs=1e-4)
+    (tmp_path / "sums.jsonl").write_text('{"question": "a", "answer": "b"}\n{"question": "c", "answer": "d"}\n')
+    with pytest.raises(ConfigError, match="the data changed"):
+        api.train(resume=str(killed), steps=5)
+
+
+def naive_loss(model: Path, data: str) -> float:
+    """The mean over trained tokens of the held-out paths, one row at a time, by transformers."""
+    found = read_conversations(DataConfig(name=data))
+    found.prepare(TreeWriter(get_renderer(model), found.config))
+    network = AutoModelForCausalLM.from_pretrained(model)
+    losses: dict[tuple[str, int, int], float] = {}
+    for task in found.tasks["eval"][:8]:
+        (session,) = found.sessions("eval", task)
+        for path in session.stored_paths():
+            ids = torch.tensor([[token for node in path for token in node.token_ids]])
+            with torch.no_grad():
+                logp = network(ids).logits.log_softmax(-1)[0]
+            at = 0
+            for node in path:
+                for place, trained in enumerate(node.trainable):
+                    if trained:
+                        losses[task.id, node.id, place] = -float(logp[at + place - 1, node.token_ids[place]])
+                at += len(node.token_ids)
+    return sum(losses.values()) / len(losses)
+
+
+def test_recorded_sessions_are_imitated_and_reinforced_with_their_own_log_probabilities(tmp_path: Path) -> None:
+    recorded, imitated, reinforced = (tmp_path / name for name in ("recorded", "imitated", "reinforced"))
+    small = {"rollout.group_size": 4, "warm_start.steps": 4, "warm_start.demos": 8, "eval.tasks": 1, "steps": 2}
+    api.train("calculator", run_dir=str(recorded), **SMALL | small, **{"rollout.turn_tokens": 24})
+    more = {"data": str(recorded), "model": str(recorded / "model"), "steps": 2}
+    result = api.train(algo="sft", run_dir=str(imitated), **SMALL | more)
+    assert metrics(imitated)[0]["signal/trained"] > 0
+    assert result.after is not None
+    api.train(algo="grpo", run_dir=str(reinforced), **SMALL | more)
+    with Store(recorded / "sessions.db") as before, Store(reinforced / "sessions.db") as after:
+        for session in after.sessions(phase="train"):
+            original = before.load(f"{session.task.id}-{session.sample}")
+            assert [node.logprobs for node in session.nodes] == [node.logprobs for node in original.nodes]
+            assert session.reward == original.reward
+    assert verify(imitated).passed
+    assert verify(reinforced).passed
+    with pytest.raises(ConfigError, match=r"data\.min_reward"):
+        api.train(algo="sft", run_dir=str(tmp_path / "none"), **SMALL | more, **{"data.min_reward": 9})
+    with pytest.raises(ConfigError, match=r"has another tokenizer|recorded tokens are of a model"):
+        api.train(algo="sft", run_dir=str(tmp_path / "other"), **SMALL | more | {"model": "tiny"})
+
+
+def test_a_run_without_an_environment_and_without_data_is_told_what_it_lacks() -> None:
+    with pytest.raises(ConfigError, match="env= or data="):
+        api.train("calculator", data="rows.jsonl")
+    with pytest.raises(ConfigError, match="algo=grpo learns from rewards"):
+        api.train(data=__file__, algo="grpo")
