@@ -29,6 +29,7 @@ from agentrl.train.algorithms.credit import (
     trainable_nodes,
     weigh,
 )
+from agentrl.train.algorithms.fields import ForestField
 from agentrl.train.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
 from agentrl.train.algorithms.policy_losses import preset
 from agentrl.train.algorithms.returns import by_session, by_turn, changed, credit_of, scores, step_returns
@@ -61,6 +62,7 @@ __all__ = [
     "Choice",
     "Credit",
     "CriticConfig",
+    "ForestField",
     "Fraction",
     "Group",
     "Label",

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from agentrl.config import Fraction
 from agentrl.plugins.later import import_later
 from agentrl.train.algorithms.credit import SequenceKind
+from agentrl.train.algorithms.fields import ForestField
 from agentrl.train.algorithms.policy_losses import LOSSES, LossConfig, PolicyLoss, make_loss
 from agentrl.train.algorithms.policy_losses.base import SequenceLoss, SequenceLossConfig
 from agentrl.train.algorithms.policy_losses.pairs import PairLoss, PairLossConfig
@@ -37,6 +38,7 @@ else:
 __all__ = [
     "LOSSES",
     "Forest",
+    "ForestField",
     "Fraction",
     "LossConfig",
     "PairLoss",

@@ -23,6 +23,7 @@ from agentrl.types import Group, Session
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from agentrl.train.algorithms.fields import ForestField
     from agentrl.train.algorithms.tokens import Summand, Tokens
     from agentrl.train.forest.forest import Forest
 
@@ -187,6 +188,11 @@ class Algorithm:
     def sequence(self) -> SequenceKind | None:
         """The sequence of sums before an update: as the loss needs them, else as the corrections do."""
         return self.needs.sequence or ("session" if self.config.correction.over_sequences else None)
+
+    @property
+    def fields(self) -> tuple[ForestField, ...]:
+        """The fields of forests that it reads as `Tokens.fields`. May depend on the settings."""
+        return ()
 
     @property
     def affine(self) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from agentrl.errors import InvalidInput
 from agentrl.train.algorithms.base import Algorithm
 from agentrl.train.algorithms.corrections import importance
 from agentrl.train.algorithms.kl import kl_loss
@@ -63,6 +64,9 @@ def objective(
 def _token_losses(algorithm: Algorithm, tokens: Tokens, rows: Rows, sums: Tensor | None) -> Tensor:
     """The algorithm's loss for each row: [P]; `tokens.metrics` get what it measured."""
     correction = algorithm.config.correction
+    missing = [field.name for field in algorithm.fields if field.name not in rows.fields]
+    if missing:
+        raise InvalidInput(f"the forest was packed without {missing}: give `pack` the algorithm's `fields`")
     if algorithm.sequence is not None:
         assert sums is not None
         pairs = tokens.by_sequence(rows, sums, algorithm.summand)

@@ -19,6 +19,7 @@ from agentrl.train.algorithms.policy_losses.base import Compared
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from agentrl.train.algorithms.fields import ForestField
     from agentrl.train.algorithms.tokens import Summand, Tokens
     from agentrl.train.forest.forest import Forest
 
@@ -96,6 +97,11 @@ class PolicyGradient(Algorithm):
             whole_sessions=self.whole_sessions,
             greedy=self.greedy,
         )
+
+    @property
+    def fields(self) -> tuple[ForestField, ...]:
+        """The policy loss's fields; an algorithm with its own adds them."""
+        return self.policy_loss.fields
 
     @property
     def affine(self) -> bool:

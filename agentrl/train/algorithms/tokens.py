@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import InvalidInput
+from agentrl.train.forest.columns import Column
 from agentrl.train.forest.forest import Rows
 
 Summand = Callable[[Tensor, Tensor], Tensor]
@@ -58,6 +59,7 @@ class Tokens:
             (`Label`), which estimates the policy's divergence from it; 0 without any; the same for all entries, and
             without a gradient. None without `Needs.labels`.
         judged: [P], the part of each token's weight that labels with a verdict have; None without labels.
+        fields: the declared fields (`Algorithm.fields`), by name.
         metrics: further numbers for each entry, by their names in the log; the loss may add to it.
         weighted: likewise, averaged by weight: each pair or label counts by its own, whatever its length.
     """
@@ -87,6 +89,7 @@ class Tokens:
     _partner_length: Tensor | None = None
     _divergence: Tensor | None = None
     judged: Tensor | None = None
+    fields: dict[str, Column] = field(default_factory=dict)
     metrics: dict[str, Tensor] = field(default_factory=dict)
     weighted: dict[str, Tensor] = field(default_factory=dict)
 
@@ -107,6 +110,7 @@ class Tokens:
             session=rows.session,
             agent=rows.agent,
             _marked=rows.marked,
+            fields=rows.fields,
         )
 
     @property
@@ -181,7 +185,7 @@ class Tokens:
     def take(self, index: Tensor) -> Tokens:
         """Some of the tokens, by a mask or their indices, with their metrics."""
         metrics = {name: each[index] for name, each in self.metrics.items()}
-        return dataclasses.replace(self._each(lambda tensor: tensor[index]), metrics=metrics, weighted={})
+        return dataclasses.replace(self._at(index), metrics=metrics, weighted={})
 
     def with_advantage(self, advantage: Tensor) -> Tokens:
         """The same tokens with another advantage channel, and metrics of their own."""
@@ -198,7 +202,7 @@ class Tokens:
         pairs = rows.sequences
         if pairs is None:
             raise InvalidInput("the forest was packed without sequences: give `pack` the algorithm's `sequence`")
-        at = self._each(lambda tensor: tensor[pairs.token])
+        at = self._at(pairs.token)
         step = at.logp - at.logp.detach()  # 0, with a gradient
         total = (pairs.total[pairs.sequence] / pairs.weight) * step
         tokens = dataclasses.replace(
@@ -235,9 +239,10 @@ class Tokens:
             _partner_length=pairs.length[partner],
         )
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Tokens:
+    def _at(self, index: Tensor) -> Tokens:
         fields: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        changed: dict[str, Any] = {name: change(x) for name, x in fields.items() if isinstance(x, Tensor)}
+        changed: dict[str, Any] = {name: x[index] for name, x in fields.items() if isinstance(x, Tensor)}
+        changed["fields"] = {name: column[index] for name, column in self.fields.items()}
         return Tokens(**(fields | changed))
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from agentrl.errors import InvalidInput
 from agentrl.train.algorithms.sequences import Sequences
+from agentrl.train.forest.columns import Column
 
 PAIRS = ("predictor", "target")
 """The fields that hold pairs; all other tensors hold one entry per token."""
@@ -51,7 +52,7 @@ class Rows:
     `agent_id`. What was not computed is None: `advantage_minus` with one advantage channel, `old_logp` and `ref_logp`,
     without a critic `value` and `returns`, `critic_view` [P, v] where it sees no more than the agent, `marked` where
     the loss marks nothing, without a sequence-level term `sequences`, whose tokens are rows here. `updates` is the
-    forest's.
+    forest's; `fields` are the declared ones, P long.
     """
 
     predictor: Tensor
@@ -74,6 +75,7 @@ class Rows:
     critic_view: Tensor | None = None
     sequences: Sequences | None = None
     updates: tuple[Membership, ...] = ()
+    fields: dict[str, Column] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return int(self.target.numel())
@@ -82,17 +84,25 @@ class Rows:
         """Return some of the rows, in ascending order: their indices, or a mask."""
         place = torch.full((len(self),), -1, device=self.target.device)
         place[index] = torch.arange(int(place[index].numel()), device=place.device)
-        return self._changed(lambda tensor: tensor[index], lambda sequences: sequences.moved(place))
+        return self._changed(lambda column: column[index], lambda sequences: sequences.moved(place))
 
     def to(self, device: torch.device | str) -> Rows:
         """The rows on a device."""
-        return self._changed(lambda tensor: tensor.to(device), lambda sequences: sequences.to(device))
+        return self._changed(lambda column: column.to(device), lambda sequences: sequences.to(device))
 
-    def _changed(self, tensors: Callable[[Tensor], Tensor], sequences: Callable[[Sequences], Sequences]) -> Rows:
+    def _changed(self, column: Callable[[Any], Any], sequences: Callable[[Sequences], Sequences]) -> Rows:
         found: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        changed = {name: tensors(value) for name, value in found.items() if isinstance(value, Tensor)}
+        changed = {name: column(value) for name, value in found.items() if isinstance(value, Tensor)}
         together = None if self.sequences is None else sequences(self.sequences)
-        return Rows(**(found | changed | {"sequences": together}))
+        fields = {name: column(values) for name, values in self.fields.items()}
+        return Rows(**(found | changed | {"sequences": together, "fields": fields}))
+
+
+_NAMES = {"turn": "node_id", "session": "session_id", "agent": "agent_id"}
+"""Rows' names of the forest's fields, where they are others."""
+_AT_TARGETS = tuple(
+    f.name for f in dataclasses.fields(Rows) if f.name not in (*PAIRS, "sequences", "updates", "fields")
+)
 
 
 @dataclass(slots=True)
@@ -127,6 +137,7 @@ class Forest:
             some; -1 where they were not recorded.
         sequences: what the trained tokens belong to, for a sequence-level term.
         updates: of each epoch, which update the forest is a part of. Empty: each epoch has one update.
+        fields: what the algorithm and its loss declared (`Algorithm.fields`), by name.
     """
 
     token_ids: Tensor
@@ -154,6 +165,7 @@ class Forest:
     routed_experts: Tensor | None = None
     sequences: Sequences | None = None
     updates: tuple[Membership, ...] = ()
+    fields: dict[str, Column] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return int(self.token_ids.numel())
@@ -176,28 +188,9 @@ class Forest:
             place = torch.full((len(self),), -1, device=target.device)
             place[target] = torch.arange(target.numel(), device=target.device)
             sequences = sequences.moved(place)
-        return Rows(
-            predictor=predictor,
-            target=target,
-            token_ids=self.token_ids[target],
-            weight=self.weight[target],
-            advantage=self.advantage[target],
-            temperature=self.temperature[target],
-            behaviour_logp=self.behaviour_logp[target],
-            version=self.version[target],
-            turn=self.node_id[target],
-            session=self.session_id[target],
-            agent=self.agent_id[target],
-            advantage_minus=at(self.advantage_minus),
-            old_logp=at(self.old_logp),
-            ref_logp=at(self.ref_logp),
-            value=at(self.value),
-            returns=at(self.returns),
-            marked=at(self.marked),
-            critic_view=at(self.critic_view),
-            sequences=sequences,
-            updates=self.updates,
-        )
+        found: dict[str, Any] = {name: at(getattr(self, _NAMES.get(name, name))) for name in _AT_TARGETS}
+        fields = {name: column[target] for name, column in self.fields.items()}
+        return Rows(predictor, target, **found, sequences=sequences, updates=self.updates, fields=fields)
 
     def path_sum(self, values: Tensor) -> Tensor:
         """Sum of `values` over each token's path, itself included, without a loop: [T] -> [T].
@@ -215,7 +208,8 @@ class Forest:
         """The forest with its tensors on `device`."""
         moved: dict[str, Any] = {name: tensor.to(device, non_blocking=True) for name, tensor in self._tensors()}
         sequences = None if self.sequences is None else self.sequences.to(device)
-        return dataclasses.replace(self, **moved, sequences=sequences)
+        fields = {name: column.to(device) for name, column in self.fields.items()}
+        return dataclasses.replace(self, **moved, sequences=sequences, fields=fields)
 
     def padded(self, length: int) -> Forest:
         """The forest with untrained one-token trees behind it, up to `length` tokens (for fixed shapes)."""
@@ -233,7 +227,8 @@ class Forest:
             if name not in PAIRS
         }
         grown["end"][len(self) :] = torch.arange(len(self) + 1, length + 1, device=self.end.device)
-        return dataclasses.replace(self, **grown)  # type: ignore[arg-type]  # only fields that are tensors
+        fields = {name: column.padded(extra) for name, column in self.fields.items()}
+        return dataclasses.replace(self, **grown, fields=fields)  # type: ignore[arg-type]  # only tensors are grown
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         for f in dataclasses.fields(self):
@@ -261,6 +256,9 @@ class Forest:
         for name, tensor in self._tensors():
             if name not in PAIRS and tensor.shape[: 1 if name in WIDE else None] != (length,):
                 raise InvalidInput(f"{name} has shape {tuple(tensor.shape)}, not ({length},)")
+        for name, column in self.fields.items():
+            if len(column) != length:
+                raise InvalidInput(f"{name} has {len(column)} entries, not {length}")
         index, end = torch.arange(length), self.end.cpu()
         _require("end", (end > index) & (end <= length), "is not after its token and within the row")
         parent = self.parents()

@@ -14,12 +14,14 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import InvalidInput
 from agentrl.train.algorithms.credit import Credit, NodeKey, SequenceKind, passed_to_helpers
+from agentrl.train.algorithms.fields import FieldValues, ForestField
 from agentrl.train.algorithms.sequences import SequenceIndex, Sequences
 from agentrl.train.driver.minibatches import updates_of
+from agentrl.train.forest.columns import Column
 from agentrl.train.forest.forest import Forest, Membership
 from agentrl.train.forest.layout import ForestPart, Merge, build_forest
 from agentrl.train.forest.recorded_experts import experts_by_node, experts_of_segments
@@ -51,6 +53,7 @@ def pack(
     sequence: SequenceKind | None = None,
     view: int = 0,
     updates: Mapping[str, tuple[Membership, ...]] | None = None,
+    fields: Sequence[ForestField] = (),
 ) -> list[Forest]:
     """Pack the sessions that have credit into forests of at most `token_budget` tokens (see the exception above).
 
@@ -63,12 +66,22 @@ def pack(
         sequence: also list which sequences the trained tokens belong to; see `agentrl.train.algorithms.sequences`.
         view: how many numbers of `Env.critic_view` forests have; tokens before which they differ are not merged.
         updates: of groups, by id, which updates they are a part of; groups with others are never in one forest.
+        fields: declared by the algorithm and its loss (`Algorithm.fields`).
 
     Raises:
-        InvalidInput: the budget is not positive, two sessions have one id, or recorded experts don't fit their nodes.
+        InvalidInput: the budget is not positive, two sessions or fields have one name, or recorded experts or a
+            field's values don't fit their nodes.
     """
     found = pack_with_spans(
-        groups, credit, token_budget, seed=seed, merge=merge, sequence=sequence, view=view, updates=updates
+        groups,
+        credit,
+        token_budget,
+        seed=seed,
+        merge=merge,
+        sequence=sequence,
+        view=view,
+        updates=updates,
+        fields=fields,
     )
     return [forest for forest, _ in found]
 
@@ -89,8 +102,8 @@ def pack_credited(
     credit = passed_to_helpers(algorithm.credit(groups, values), groups, config.helper_credit)
     view, merge = algorithm.critic_config.value_view if algorithm.needs.critic else 0, config.merge
     updates = updates_of(groups, credit, config, seed) if config.minibatches > 1 else None
-    kind = algorithm.sequence
-    return credit, pack(groups, credit, token_budget, seed=seed, merge=merge, sequence=kind, view=view, updates=updates)
+    settings: dict[str, Any] = {"sequence": algorithm.sequence, "updates": updates, "fields": algorithm.fields}
+    return credit, pack(groups, credit, token_budget, seed=seed, merge=merge, view=view, **settings)
 
 
 def pack_with_spans(
@@ -103,6 +116,7 @@ def pack_with_spans(
     sequence: SequenceKind | None = None,
     view: int = 0,
     updates: Mapping[str, tuple[Membership, ...]] | None = None,
+    fields: Sequence[ForestField] = (),
 ) -> Iterator[tuple[Forest, Iterator[NodeSpan]]]:
     """`pack`, with each forest's node spans; tokens that several sessions share have a span for each of them."""
     if token_budget < 1:
@@ -111,7 +125,8 @@ def pack_with_spans(
     sessions = [session for group in groups for session in group.sessions]
     if len({s.id for s in sessions}) < len(sessions):
         raise InvalidInput("session ids must be unique within a batch")
-    stamps = Stamps(view)
+    declared = FieldValues(fields)
+    stamps = Stamps(view, declared)
     parts: dict[tuple[Membership, ...], list[ForestPart]] = {}
     for group, members in _by_group(groups).items():
         own = parts.setdefault((updates or {}).get(group, ()), [])
@@ -131,7 +146,20 @@ def pack_with_spans(
         segments = (pair for part in bin_ for pair in zip(part.segments, part.lengths, strict=True))
         forest.routed_experts = experts_of_segments(segments, experts)
         forest.sequences, forest.updates = together, which
+        forest.fields = {field.name: _column(field, declared, bin_, sessions) for field in fields}
         yield forest, _node_spans(bin_, names)
+
+
+def _column(
+    field: ForestField, declared: FieldValues, parts: Sequence[ForestPart], sessions: Sequence[Session]
+) -> Column:
+    """A declared field of a forest's tokens, each from its first owner."""
+    values = []
+    for segment, length in (pair for part in parts for pair in zip(part.segments, part.lengths, strict=True)):
+        first = segment.owners[0]
+        found = declared.of_node(field, sessions[first.session], first.node)
+        values += found[first.start : first.start + length]
+    return Column.of(field, values)
 
 
 def _trained(parts: Sequence[ForestPart]) -> Iterator[tuple[Segment, int, int]]:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from agentrl.attachments import critic_view
 from agentrl.errors import InvalidInput
 from agentrl.train.algorithms.credit import Credit, NodeAdvantage
+from agentrl.train.algorithms.fields import FieldValues
 from agentrl.types import Node, Session
 
 STAMP_SHIFT = 32
@@ -34,6 +35,8 @@ class Stamp(NamedTuple):
     """The policy's version; -1 where no engine sampled it."""
     view: tuple[float, ...] = ()
     """A centralised critic's input besides the path; empty where there is none."""
+    apart: tuple[bytes, ...] = ()
+    """The values of the declared fields that are computed apart (`ForestField.apart`)."""
 
 
 Keys = NDArray[np.int64]
@@ -69,11 +72,12 @@ class Stamps:
 
     Args:
         view: how many numbers of the turns' `critic_view` are part of their stamps.
+        declared: the values of declared fields.
     """
 
-    def __init__(self, view: int = 0) -> None:
+    def __init__(self, view: int = 0, declared: FieldValues | None = None) -> None:
         self.known: dict[Stamp, int] = {}
-        self.view = view
+        self.view, self.declared = view, declared or FieldValues(())
 
     def view_of(self, node: Node) -> tuple[float, ...]:
         """Return the critic's input before a turn; zeros where nothing was recorded, as for a sub-agent.
@@ -93,7 +97,7 @@ class Stamps:
         """Return the stamp's number."""
         return self.known.setdefault(stamp, len(self.known) + 1)
 
-    def keys(self, node: Node, credited: bool, end: int | None = None) -> Keys:
+    def keys(self, session: Session, node: Node, credited: bool, end: int | None = None) -> Keys:
         """A node's tokens as keys; those from `end` on are not trained."""
         key = np.array(node.token_ids, dtype=np.int64)
         if not credited:
@@ -103,6 +107,10 @@ class Stamps:
         for span in node.versions:
             stamp[span.start : span.end] = self.number(Stamp(temperature, span.version, view))
         trainable = np.array(node.trainable, dtype=bool)
+        versions = {number: known for known, number in self.known.items()} if self.declared.has_apart else {}
+        for place, apart in enumerate(self.declared.apart(session, node) if versions else ()):
+            if trainable[place]:
+                stamp[place] = self.number(versions[int(stamp[place])]._replace(apart=apart))
         if node.parent is None:
             trainable[:1] = False
         if end is not None:
@@ -120,10 +128,10 @@ def merge_sessions(sessions: Sequence[tuple[int, Session]], credit: Credit, stam
         at: dict[int | None, Segment] = {None: root}
         ends = session.partly_used()
         for node in session.nodes:
-            key = stamps.keys(node, bool(shares[node.id]), ends.get(node.id))
+            key = stamps.keys(session, node, bool(shares[node.id]), ends.get(node.id))
             if node.copied_tokens is not None:  # these are the same tokens as the original turn's
                 turn = session.original(node)
-                key[: node.copied_tokens] = stamps.keys(turn, bool(shares[turn.id]), ends.get(turn.id))[
+                key[: node.copied_tokens] = stamps.keys(session, turn, bool(shares[turn.id]), ends.get(turn.id))[
                     : node.copied_tokens
                 ]
             at[node.id] = _insert(at[node.parent], key, _Owner(index, node, shares[node.id], 0))

@@ -207,6 +207,10 @@ def forest_hash(forests: Sequence[Forest]) -> str:
             *(forest.temperature, forest.behaviour_logp, forest.version, forest.predictor, forest.target),
         ):
             digest.update(b"" if tensor is None else tensor.contiguous().numpy().data)
+        for name, column in sorted(forest.fields.items()):
+            digest.update(name.encode())
+            for tensor in (column.values, column.offsets):
+                digest.update(b"" if tensor is None else tensor.contiguous().numpy().data)
     return digest.hexdigest()
 
 

@@ -14,6 +14,7 @@ from agentrl.train.algorithms.credit import SequenceKind
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from agentrl.train.algorithms.fields import ForestField
     from agentrl.train.algorithms.tokens import Summand, Tokens
     from agentrl.train.forest.forest import Forest
 
@@ -81,6 +82,11 @@ class PolicyLoss:
     def summand(self) -> Summand | None:
         """The values that `Tokens.sequence_term_sum` adds up over a sequence; None: the loss doesn't read them."""
         return None
+
+    @property
+    def fields(self) -> tuple[ForestField, ...]:
+        """The fields of forests that the loss reads as `Tokens.fields`. May depend on the settings."""
+        return ()
 
     def mark(self, forests: Sequence[Forest]) -> None:
         """Set `Forest.marked`, where the loss treats some tokens of a batch apart (`Tokens.marked`).

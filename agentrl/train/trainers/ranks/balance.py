@@ -210,6 +210,7 @@ def trees(forest: Forest, start: int, stop: int) -> Forest:
         place = torch.full((len(forest),), -1)
         place[start:stop] = torch.arange(stop - start)
         cut["sequences"] = forest.sequences.moved(place)
+    cut["fields"] = {name: column[start:stop] for name, column in forest.fields.items()}
     return dataclasses.replace(forest, **cut)
 
 
