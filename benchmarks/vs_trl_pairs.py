@@ -22,7 +22,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ROOT / ".venv-trl-functions"
-PAIRS, STEPS, ROUNDS, RATE, BETA = 4, 3, 2, 1e-4, 0.1
+PAIRS, STEPS, ROUNDS, RATE, BETA = 2, 3, 1, 1e-4, 0.1
 LENGTHS = ((800, 32), (512, 32), (512, 128), (512, 256))
 """Tokens of prompts and completions."""
 AIM = 0.6
