@@ -1,12 +1,12 @@
-"""A step of `dpo` on pairs with a shared prompt against TRL: `python -m benchmarks.vs_trl pairs [PROMPT:COMPLETION …]`.
+"""A step of `dpo` on pairs with a shared prompt against TRL's: `python -m benchmarks.vs_trl pairs [PROMPT:TOKENS …]`.
 
 Both take steps on the same batches of pairs with the same random Llama of 7 M parameters, in float32, with the
 reference's pass in every step, one AdamW step on all pairs. TRL computes a pair as two rows; a forest has the prompt
 once. The tokens say what can be saved: (prompt + 2 · completion) / (2 · (prompt + completion)).
 
 Each side runs in a process of its own; TRL is that of `.venv-trl-functions` (`make .venv-trl-functions/installed`),
-with the same torch. The two take turns, and the least of each side's steps counts: whatever else the machine does only
-adds to it. `tests/train/trl` runs a small form, which holds the losses of the steps to TRL's.
+with the same torch. The two take turns, and the least CPU time of each side's steps counts: what else the machine does
+only adds to it. `tests/train/trl` runs a small form, which holds the losses of the steps to TRL's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ROOT / ".venv-trl-functions"
-PAIRS, STEPS, ROUNDS, RATE, BETA = 4, 3, 2, 1e-4, 0.1
+PAIRS, STEPS, ROUNDS, RATE, BETA = 2, 3, 1, 1e-4, 0.1
 LENGTHS = ((800, 32), (512, 32), (512, 128), (512, 256))
 """Tokens of prompts and completions."""
 AIM = 0.6
@@ -47,7 +47,7 @@ def batches(prompt: int, completion: int, steps: int, vocabulary: int) -> list[l
 
 
 def ours(model: str, given: list[list[dict[str, list[int]]]]) -> dict[str, list[float]]:
-    """Seconds and losses of our steps, packing included."""
+    """CPU seconds and losses of our steps, packing included."""
     from agentrl.train.algorithms import algorithm_settings
     from agentrl.train.algorithms.pairs import preference_group
     from agentrl.train.forest.packing import pack_credited
@@ -67,7 +67,7 @@ def ours(model: str, given: list[list[dict[str, list[int]]]]) -> dict[str, list[
     trainer = TorchTrainer(model, TorchConfig(device="cpu"), algo, total_steps=len(given))
     seconds, losses = [], []
     for rows in given:
-        began = time.perf_counter()
+        began = time.process_time()
         groups = [
             preference_group(
                 str(i), *(side(f"{i}-{name}", row["prompt_ids"], row[f"{name}_ids"]) for name in ("chosen", "rejected"))
@@ -76,12 +76,12 @@ def ours(model: str, given: list[list[dict[str, list[int]]]]) -> dict[str, list[
         ]
         _, forests = pack_credited(trainer.algorithm, groups, None, trainer.config.token_budget, 0)
         losses.append(trainer.step(forests)["loss"])
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.process_time() - began)
     return {"seconds": seconds, "losses": losses}
 
 
 def theirs(model: str, given: list[list[dict[str, list[int]]]]) -> dict[str, list[float]]:
-    """Seconds and losses of TRL's steps."""
+    """CPU seconds and losses of TRL's steps."""
     sys.path.append(str(PACKAGES))
     from datasets import Dataset  # type: ignore[import-not-found]
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -91,7 +91,7 @@ def theirs(model: str, given: list[list[dict[str, list[int]]]]) -> dict[str, lis
 
     class Clock(TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            ends.append(time.perf_counter())
+            ends.append(time.process_time())
 
     class Given(DPOTrainer):  # type: ignore[misc]
         """Takes token ids as they are."""
@@ -115,7 +115,7 @@ def theirs(model: str, given: list[list[dict[str, list[int]]]]) -> dict[str, lis
             train_dataset=Dataset.from_list([row for rows in given for row in rows]),
             callbacks=[Clock()],
         )
-        began = time.perf_counter()
+        began = time.process_time()
         trainer.train()
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
     return {"seconds": [b - a for a, b in zip([began, *ends], ends, strict=False)], "losses": losses}

@@ -182,9 +182,10 @@ def counted(groups: Iterable[Group]) -> list[Session]:
 
 
 def shares_of(credit: Credit) -> dict[str, dict[str, list[Share]]]:
-    """A batch's credit by session and node id."""
+    """A batch's credit by session and node id; none of sessions that a loss only measures, which follow from it."""
     shares: dict[str, dict[str, list[Share]]] = {}
-    for (session, node), each in credit.shares.items():
+    added = {session.id for group in credit.added for session in group.sessions}
+    for (session, node), each in ((key, each) for key, each in credit.shares.items() if key[0] not in added):
         shares.setdefault(session, {})[str(node)] = [_share(share) for share in each]
     return shares
 
