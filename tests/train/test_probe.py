@@ -15,7 +15,7 @@ from agentrl.envs.base import Env, reward
 from agentrl.envs.episode import play
 from agentrl.errors import ConfigError
 from agentrl.overrides import validate
-from agentrl.train.evaluation.probe import FILE, Probe, best_sessions
+from agentrl.train.evaluation.probe import FILE, HeldOutProbe, best_sessions
 from agentrl.types import Group, Session, Task
 from tests.envs.scoring.judge_server import closed_port
 
@@ -67,8 +67,8 @@ async def test_there_is_an_alarm_where_scores_rise_that_a_second_scorer_does_not
     told: list[str] = []
     early, late = await groups(["7", "7", "8"]), await groups(["7" * 10] * 3)
 
-    def probe() -> Probe:  # another process of the run, which was resumed
-        return Probe(config(rewards=RIGHT), Said, tmp_path, told.append)
+    def probe() -> HeldOutProbe:  # another process of the run, which was resumed
+        return HeldOutProbe(config(rewards=RIGHT), Said, tmp_path, told.append)
 
     first = await probe().look(early, "before", 0)
     assert first == {
@@ -92,14 +92,16 @@ async def test_turns_that_only_fit_one_seed_are_found_by_playing_them_under_othe
     for name, env, answer, expected in (("a", Drawn, number, 1.0), ("b", Said, "7" * 10, 0.0)):
         folder = tmp_path / name
         folder.mkdir()
-        found = await Probe(config(seeds=2), env, folder, pytest.fail).look(await groups([answer], env), "now", 0)
+        found = await HeldOutProbe(config(seeds=2), env, folder, pytest.fail).look(
+            await groups([answer], env), "now", 0
+        )
         assert (found["probe/best"], found["probe/replay_gap"]) == (1.0, expected)
 
 
 async def test_a_service_that_is_down_is_no_score_and_no_alarm(tmp_path: Path) -> None:
     told: list[str] = []
     judge = {"name": "llm_judge", "url": f"http://127.0.0.1:{closed_port()}", "attempts": 1}
-    found = await Probe(config(rewards={"judge": judge}), Said, tmp_path, told.append).look(
+    found = await HeldOutProbe(config(rewards={"judge": judge}), Said, tmp_path, told.append).look(
         await groups(["7"]), "now", 0
     )
     assert found == {}
@@ -110,7 +112,7 @@ async def test_a_service_that_is_down_is_no_score_and_no_alarm(tmp_path: Path) -
 async def test_the_best_of_each_task_are_looked_at_and_without_a_probe_nothing_is(tmp_path: Path) -> None:
     made = await groups(["a" * 3, "a" * 9, "a" * 6])
     assert [each.id for each in best_sessions(made, 2)] == ["s1", "s2"]
-    assert await Probe(config(), Said, tmp_path, pytest.fail).look(made, "now", 0) == {}
+    assert await HeldOutProbe(config(), Said, tmp_path, pytest.fail).look(made, "now", 0) == {}
 
 
 def test_a_reward_of_groups_is_no_second_scorer() -> None:

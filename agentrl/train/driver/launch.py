@@ -49,7 +49,7 @@ from agentrl.train.driver.preparation import make_loop, prepare
 from agentrl.train.driver.result import TrainResult, show
 from agentrl.train.driver.session_worker import holding
 from agentrl.train.evaluation.evaluated import before_training
-from agentrl.train.evaluation.probe import Probe
+from agentrl.train.evaluation.probe import HeldOutProbe
 from agentrl.train.plan.model_checks import engine_settings, prove_architecture, require_recording
 from agentrl.train.plan.placing import reserve
 from agentrl.train.plan.room import check_room
@@ -153,7 +153,7 @@ async def held_out(
             await wait_until_started(policy.engine)
         played, who = rollouts.limited(limits, apart=apart, policy=policy), act(limits)
         tasks = held_out_tasks(config, rollouts.make_env())  # once: a file may change while the run goes on
-        probe = Probe(config, rollouts.make_env, loop.folder.path, loop.display.warn)
+        probe = HeldOutProbe(config, rollouts.make_env, loop.folder.path, loop.display.warn)
 
         async def measure(when: str, step: int) -> Evaluation:
             if policy.engine is not None and policy is not rollouts.policy:
@@ -386,7 +386,7 @@ async def _measure(
     tasks: Sequence[Task],
     folder: RunFolder,
     display: Display,
-    probe: Probe,
+    probe: HeldOutProbe,
 ) -> Evaluation:
     """Evaluate on held-out tasks and write a few transcripts."""
     label = config.eval.label

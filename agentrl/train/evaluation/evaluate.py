@@ -58,7 +58,7 @@ from agentrl.sessions.store.recorder import Recorder
 from agentrl.sessions.store.store import Store
 from agentrl.train.display.console import Display
 from agentrl.train.display.pictures import transcripts
-from agentrl.train.evaluation.probe import Probe
+from agentrl.train.evaluation.probe import HeldOutProbe
 from agentrl.train.record.files import write_atomically
 from agentrl.train.record.run_folder import RunFolder, run_path
 from agentrl.train.record.seals import SETTINGS, digest
@@ -296,7 +296,7 @@ async def measure(
     async with rollouts_of(config, store) as (rollouts, who):
         rollouts.left.find_evaluated(store)
         result, groups = await play_held_out(config, rollouts, who, display, name, ended=keep, detail=detail)
-        second = await Probe(config, rollouts.make_env, folder.path, display.warn).look(groups, name, 0)
+        second = await HeldOutProbe(config, rollouts.make_env, folder.path, display.warn).look(groups, name, 0)
         result = replace(result, metrics={**result.metrics, **second})
     shown = [session for group in groups[:SHOWN] for session in group.sessions[:1]]
     transcripts(folder.path / "transcripts" / "eval.md", f"{config.env.name}, {label(config)}", shown)

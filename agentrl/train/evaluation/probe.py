@@ -34,7 +34,7 @@ ALARM = "probe/alarm"
 
 
 @dataclass(frozen=True)
-class Probe:
+class HeldOutProbe:
     """The second looks of one run.
 
     Attributes:
