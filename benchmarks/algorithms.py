@@ -262,6 +262,8 @@ def main() -> int:
         print(f"{'algorithm':26}{'environment':14}{'start':>7}{'end':>7}{'steps':>7}{'seconds':>9}")
         for name in names:
             algo, loss = ("grpo", name.removeprefix("loss=")) if name.startswith("loss=") else (name, None)
+            compares = LOSSES.find(loss).compares if loss else None
+            algo = {"pairs": "dpo", "labels": "kto"}.get(compares or "", algo)
             found = matrix.measure(algo, loss)
             env = CASES.get(algo, Case()).env.__name__
             row = f"{name:26}{env:14}{found.start:7.3f}{found.end:7.3f}{found.steps:7}{found.seconds:9.1f}"

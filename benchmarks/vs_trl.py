@@ -1,5 +1,7 @@
 """The embedded loop against TRL's GRPO trainer: `python -m benchmarks.vs_trl [STEPS] [ROUNDS] [EXAMPLES ...]`.
 
+`python -m benchmarks.vs_trl pairs` compares a step of `dpo`: see `benchmarks.vs_trl_pairs`.
+
 Both train the same random Llama of 7 M parameters on the same single-turn task: the reward is the share of
 digits among the 32 characters that a completion of 32 tokens should at least have. Both draw 8 samples on each
 of 8 prompts a step at temperature 1, take one AdamW step on all 64 at the same learning rate, betas, clip and
@@ -271,6 +273,10 @@ def compare(examples: int, steps: int, rounds: int) -> None:
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["pairs"]:
+        from benchmarks import vs_trl_pairs
+
+        return vs_trl_pairs.main(sys.argv[2:])
     steps, rounds, *examples = [int(word) for word in sys.argv[1:]] + [STEPS, 1][len(sys.argv) - 1 :]
     ensure_trl()
     for number in examples or EXAMPLES:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from agentrl.config.api import ApiConfig
 from agentrl.config.cluster import ClusterConfig
+from agentrl.config.data import DataConfig
 from agentrl.config.engines import EngineSection, FleetConfig, ModelConfig, WeightsSection
 from agentrl.config.gateway import GatewayConfig
-from agentrl.config.policies import PAST, PolicyConfig
+from agentrl.config.policies import MODEL, PAST, PolicyConfig
 from agentrl.config.rollout import (
     EnvConfig,
     EvalConfig,
@@ -25,6 +27,9 @@ from agentrl.config.tools import ToolSections
 from agentrl.config.training import ALGORITHMS, AlgoSection, TrainerSection, WarmStartConfig
 from agentrl.errors import UntrustedCode
 from agentrl.types import MAIN
+
+DATA = "data"
+"""What stands in place of an environment's name where sessions are read."""
 
 
 class WatchdogConfig(Section):
@@ -41,7 +46,11 @@ class RunConfig(Section):
     """A whole run."""
 
     env: Annotated[EnvConfig, NAMED]
-    """The environment: a registered name or path/to/file.py:Class; `env.KEY` goes to its constructor."""
+    """The environment: a registered name or path/to/file.py:Class; `env.KEY` goes to its constructor. A run that reads
+    its sessions (`data=`) has none."""
+    data: Annotated[DataConfig, NAMED] | None = None
+    """Conversations or recorded sessions to train on, in place of an environment's: a file, a folder, hf://OWNER/NAME,
+    or a run's folder; see docs/offline.md."""
     model: Annotated[ModelConfig, NAMED] = ModelConfig()
     """The weights to start from."""
     engine: EngineSection = Field({}, validate_default=True)
@@ -134,6 +143,17 @@ class RunConfig(Section):
     """End the run rather than train on a token whose weights the record does not prove: published, with an engine's
     checksum, and without caches that older weights computed; see docs/runs.md."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _data_needs_no_environment(cls, settings: Any) -> Any:
+        """Name what a run reads where others name their environment."""
+        if isinstance(settings, Mapping) and settings.get("data") is not None:
+            env = settings.get("env")
+            if env is not None and (env if isinstance(env, str) else dict(env).get("name")) != DATA:
+                raise ValueError("data= takes the place of an environment: give env= or data=, not both")
+            return {**settings, "env": {"name": DATA}}
+        return settings
+
     @property
     def views(self) -> bool:
         """Whether a critic reads what environments tell it (`Env.critic_view`)."""
@@ -205,10 +225,22 @@ class RunConfig(Section):
             if policy not in (MAIN, *self.policies):
                 known = ", ".join((MAIN, *self.policies))
                 raise ValueError(f"agents.{agent}={policy!r}: there is no such policy (policies: {known})")
+        asked = self.algo.asked(self.policies)
+        for name in sorted(asked):
+            if name not in self.policies or self.policies[name].name != MODEL:
+                found = f"is {self.policies[name].name!r}" if name in self.policies else "is not there"
+                raise ValueError(
+                    f"algo={self.algo.name} asks policies.{name} for log-probabilities, and it {found}: set "
+                    f"policies.{name}.model=FOLDER"
+                )
+        if asked and self.cluster.sessions:
+            raise ValueError(
+                f"algo={self.algo.name} asks other models in the run's process: set cluster.sessions=false"
+            )
         judges = {name: str(judge) for name, each in self.rewards.items() if (judge := getattr(each, "policy", ""))}
         for name, judge in judges.items():
             self._policy_judges(name, judge)
-        if unused := set(self.policies) - {*self.agents.values(), *judges.values()}:
+        if unused := set(self.policies) - {*self.agents.values(), *judges.values()} - asked:
             name = min(unused)
             raise ValueError(f"policies.{name} plays no agent; set agents.NAME={name}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, SerializeAsAny, model_validator
@@ -210,6 +211,10 @@ class AlgoConfig(Section):
                 "kl_estimator=k1 as a loss has a gradient of mean 0: set kl_gradient=exact, or kl_as=reward"
             )
         return self
+
+    def asked(self, policies: Collection[str]) -> frozenset[str]:
+        """The policies whose log-probabilities the algorithm asks for; `policies` are the run's."""
+        return frozenset()
 
     @property
     def regularised(self) -> bool:

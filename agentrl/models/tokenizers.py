@@ -102,15 +102,19 @@ class HFTokenizer:
         return _remembered(self._known_markup, text, partial(_ids, self._published))
 
     @cached_property
+    def vocabulary(self) -> dict[str, int]:
+        """The id of every piece, added tokens included."""
+        return dict(self._published.get_vocab(with_added_tokens=True))
+
+    @cached_property
     def longest(self) -> int:
         """Characters of the vocabulary's longest piece: n characters are at least n / longest tokens."""
-        return max(map(len, self._published.get_vocab(with_added_tokens=True)))
+        return max(map(len, self.vocabulary))
 
     @cached_property
     def most_gaps(self) -> int:
         """Runs of blanks in a piece of the vocabulary, at most: n in a text are at least n / most_gaps tokens."""
-        pieces = self._published.get_vocab(with_added_tokens=True)
-        return max(1, *(len(_BLANKS.findall(piece)) for piece in pieces))
+        return max(1, *(len(_BLANKS.findall(piece)) for piece in self.vocabulary))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, special tokens written out; bytes that are not UTF-8 become U+FFFD."""

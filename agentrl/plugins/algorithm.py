@@ -5,7 +5,7 @@ Its attribute `settings` is the class of the section `algo.*`; `needs` says what
 
 - Named by `algo=file.py:CLASS`, `register`, or an entry point in the group `agentrl.algorithms`.
 - Proven by `check_algorithm`.
-- Examples: `examples/plugins/lite_ppo.py` (an advantage), `examples/plugins/dpo.py` (pairs, with a loss of its own).
+- Examples: `examples/plugins/lite_ppo.py` (an advantage), `examples/plugins/slic.py` (pairs, with a loss of its own).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from agentrl.train.algorithms.base import CriticConfig, RewardModelConfig
 from agentrl.train.algorithms.credit import (
     Advantage,
     Credit,
+    Label,
     NodeAdvantage,
     NodeKey,
     Pair,
@@ -35,7 +36,8 @@ from agentrl.types import Branch, Group, Node, Session
 
 if TYPE_CHECKING:
     from agentrl.plugins.suites.algorithm import check_algorithm
-    from agentrl.train.algorithms.pairs import pair_credit, sequence_keys
+    from agentrl.train.algorithms.labels import label_credit
+    from agentrl.train.algorithms.pairs import pair_credit, preference_group, sequence_keys
     from agentrl.train.algorithms.tokens import Tokens
     from agentrl.train.forest.packing import pack_credited
 else:
@@ -43,7 +45,9 @@ else:
         __name__,
         "agentrl.plugins.suites.algorithm:check_algorithm",
         "agentrl.train.forest.packing:pack_credited",
+        "agentrl.train.algorithms.labels:label_credit",
         "agentrl.train.algorithms.pairs:pair_credit",
+        "agentrl.train.algorithms.pairs:preference_group",
         "agentrl.train.algorithms.pairs:sequence_keys",
         "agentrl.train.algorithms.tokens:Tokens",
     )
@@ -59,6 +63,7 @@ __all__ = [
     "CriticConfig",
     "Fraction",
     "Group",
+    "Label",
     "Needs",
     "Node",
     "NodeAdvantage",
@@ -77,9 +82,11 @@ __all__ = [
     "credit_of",
     "derive",
     "ids_by_group",
+    "label_credit",
     "make_algorithm",
     "pack_credited",
     "pair_credit",
+    "preference_group",
     "preset",
     "register",
     "scores",

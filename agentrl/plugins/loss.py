@@ -1,6 +1,7 @@
 """A policy loss as a plug-in: a value for each trained token, of its log-probability and its advantage.
 
-It is a subclass of `PolicyLoss` (`SequenceLoss` where ratios are over turns or sessions) whose call takes `Tokens` and
+It is a subclass of `PolicyLoss` (`SequenceLoss` where ratios are over turns or sessions, `PairLoss` where pairs of
+these are compared, which says how a sequence is scored and what two scores cost) whose call takes `Tokens` and
 returns a tensor with an entry for each. Its attribute `settings` is the class of the section `algo.loss.*`, a subclass
 of `LossConfig`.
 
@@ -18,6 +19,7 @@ from agentrl.plugins.later import import_later
 from agentrl.train.algorithms.credit import SequenceKind
 from agentrl.train.algorithms.policy_losses import LOSSES, LossConfig, PolicyLoss, make_loss
 from agentrl.train.algorithms.policy_losses.base import SequenceLoss, SequenceLossConfig
+from agentrl.train.algorithms.policy_losses.pairs import PairLoss, PairLossConfig
 
 if TYPE_CHECKING:
     from agentrl.plugins.suites.loss import check_loss
@@ -37,6 +39,8 @@ __all__ = [
     "Forest",
     "Fraction",
     "LossConfig",
+    "PairLoss",
+    "PairLossConfig",
     "PolicyLoss",
     "SequenceKind",
     "SequenceLoss",

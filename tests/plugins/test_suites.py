@@ -22,7 +22,7 @@ from agentrl.rollout.weights.transports import DiskTransport, InprocTransport
 from examples.plugins.row_trainer import RowTrainer
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "plugins"
-ALGORITHM_NAMES = [*ALGORITHMS.known(), f"{EXAMPLES}/lite_ppo.py", f"{EXAMPLES}/dpo.py:Dpo"]
+ALGORITHM_NAMES = [*ALGORITHMS.known(), f"{EXAMPLES}/lite_ppo.py", f"{EXAMPLES}/slic.py:Slic"]
 
 
 @pytest.mark.parametrize("name", [*LOSSES.known(), f"{EXAMPLES}/tempered.py"], ids=lambda name: Path(name).name)

@@ -63,6 +63,26 @@ def test_appending_node_by_node_is_the_same_as_saving_at_once(grown: Session, tm
         assert store.load(grown.id) == grown
 
 
+def test_sessions_that_are_added_to_together_are_stored_as_one_after_the_other(tmp_path: Path) -> None:
+    """Rows of a commit are written by statements of many rows; 350 nodes fill several of them."""
+    grown = [small(f"s{number}", nodes) for number, nodes in enumerate((300, 1, 7, 0, 42))]
+    grown[1].status, grown[2].counters = Status.TRUNCATED, {"turns": 3}
+    with Store(tmp_path / "a.db") as together, Store(tmp_path / "b.db") as single:
+        for session in grown:
+            for store in (together, single):
+                store.save(Session(session.id, session.task))
+            single.append(session, session.nodes, session.id.encode())
+        halves = [(one, one.nodes[half], one.id.encode()) for half in (slice(3), slice(3, None)) for one in grown]
+        together.append_all(halves)
+        assert list(together.sessions()) == list(single.sessions()) == grown
+        assert together.find().rows == single.find().rows
+        assert [together.state(one.id) for one in grown] == [single.state(one.id) for one in grown]
+        Store(together.path).delete("s2")
+        with pytest.raises(StoreError, match="'s2' was removed"):
+            together.append_all([(one, (), None) for one in grown])
+        assert together.load("s0") == grown[0]
+
+
 def test_saving_again_writes_the_task_where_it_changed_and_only_there(tmp_path: Path) -> None:
     session = small()
     with Store(tmp_path / "s.db") as store, sqlite3.connect(store.path) as other:

@@ -10,6 +10,7 @@ from torch import Tensor
 from agentrl.train.algorithms import Algorithm
 from agentrl.train.algorithms.credit import Credit, NodeAdvantage, NodeKey
 from agentrl.train.algorithms.objective import add_sums, empty_sums, objective
+from agentrl.train.algorithms.pairs import preference_group
 from agentrl.train.forest.forest import sequence_count
 from agentrl.train.forest.packing import pack
 from agentrl.types import GREEDY, Group, Session
@@ -67,6 +68,54 @@ class Rows:
             members = [session for session in self.sessions() if session.group == str(g)]
             found.append(as_group([*members, greedy], str(g)))
         return found
+
+
+class RaggedPairs:
+    """Five pairs of ragged rows, those of a pair behind one prompt; arrays are [10, L], float64, the chosen rows first.
+
+    A completion's log-probabilities below the prompt that KTO measures it below are its own, plus a number of each row.
+    """
+
+    def __init__(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.lengths = torch.randint(1, 10, (10,), generator=generator).tolist()
+        self.mask = (torch.arange(9)[None] < torch.tensor(self.lengths)[:, None]).double()
+        self.logp = -0.1 - 2.9 * torch.rand(10, 9, generator=generator, dtype=torch.float64)
+        self.ref = self.logp + torch.rand(10, 9, generator=generator, dtype=torch.float64) - 0.5
+        self.moved = 0.3 * torch.rand(10, 1, generator=generator, dtype=torch.float64)
+
+    def mismatched(self, logp: Tensor) -> Tensor:
+        """The log-probability of each row's completion below another prompt."""
+        return ((logp + (self.moved if logp is self.logp else 0.0)) * self.mask).sum(1)
+
+    def groups(self) -> list[Group]:
+        """A group for each pair; no two rows begin with the same token."""
+        sides = [
+            linear_session(str(i), [8, 9, 20 + i % 5], [[100 + i, *range(30, 29 + length)]])
+            for i, length in enumerate(self.lengths)
+        ]
+        return [preference_group(f"g{i}", sides[i], sides[5 + i], number=i) for i in range(5)]
+
+    def loss_and_gradient(self, algorithm: Algorithm, budget: int) -> tuple[Tensor, Tensor]:
+        """The loss summed over forests of `budget` tokens, and its gradient by the log-probabilities."""
+        groups = self.groups()
+        forests = pack(groups, algorithm.credit(groups), budget, sequence=algorithm.sequence)
+        logp, total = self.logp.clone().requires_grad_(), torch.zeros((), dtype=torch.float64)
+        sums = empty_sums(algorithm, sequence_count(forests))
+        for last in (False, True):
+            for forest in forests:
+                each = forest.rows()
+                names = [forest.sessions[i] for i in each.session.tolist()]
+                row = torch.tensor([int(name.partition("~")[0]) for name in names])
+                moved = self.moved[:, 0][row] * torch.tensor(["~" in name for name in names])
+                place = forest.position[each.target] - PROMPT - OPENING - 1
+                now, each.ref_logp = logp[row, place] + moved, self.ref[row, place]
+                if last:
+                    total = total + objective(algorithm, now, torch.zeros_like(now), each, sums=sums)[0]
+                else:
+                    add_sums(algorithm, sums, now, each, 0)
+        (gradient,) = torch.autograd.grad(total, logp)
+        return total.detach(), gradient
 
 
 def near(ours: Tensor, theirs: Tensor) -> bool:

@@ -26,10 +26,11 @@ FLOOR = 1e-4
 NEEDS = {name: make_algorithm(algorithm_settings({"name": name})).needs for name in built_in(ALGORITHMS, "agentrl.")}
 NAMES = [
     name
-    for name, needs in NEEDS.items()  # the others: test_gae, test_prime, test_vine, test_remax
-    if needs.engine and not (needs.critic or needs.reward_model or needs.branches or needs.greedy)
+    for name, needs in NEEDS.items()  # the others: test_gae, test_prime, test_vine, test_remax, test_pairs, test_labels
+    if needs.engine and not (needs.values or needs.branches or needs.greedy)
+    if not (needs.pairs or needs.labels)
 ]
-"""Those that need neither a critic, nor a reward model, nor forked or greedy sessions, nor demonstrations."""
+"""Those whose credit needs no numbers of tokens, forked or greedy sessions, demonstrations, pairs or labels."""
 
 Batch = Sequence[Sequence[Session]]
 Formula = Callable[[Batch], list[list[float]]]

@@ -29,6 +29,8 @@ NAMES = [*sorted(ALGORITHMS.known()), *(f"loss={name}" for name in sorted(LOSSES
 
 def settings_of(name: str) -> AlgoConfig:
     algo, loss = ("grpo", name.removeprefix("loss=")) if name.startswith("loss=") else (name, None)
+    compares = LOSSES.find(loss).compares if loss else None
+    algo = {"pairs": "dpo", "labels": "kto"}.get(compares or "", algo)
     return algorithm_settings({"name": algo, "lr": 1e-2} | ({"loss": {"name": loss}} if loss else {}))
 
 
@@ -52,7 +54,7 @@ def test_every_algorithm_and_loss_steps_on_forked_sessions_with_a_finite_loss(na
     algorithm = trainer.algorithm
     groups = sessions(algorithm.needs)
     values: dict[NodeKey, list[float]] | None = None
-    if algorithm.needs.critic or algorithm.needs.reward_model:
+    if algorithm.needs.values:
         values = {(s.id, n.id): [0.3] * len(n.token_ids) for group in groups for s in group.sessions for n in s.nodes}
     before = {key: tensor.clone() for key, tensor in trainer.model.state_dict().items()}
     metrics = trainer.step(pack(groups, algorithm.credit(groups, values), 256, sequence=algorithm.sequence))

@@ -63,7 +63,7 @@ def packed(algo: AlgoConfig, groups: Sequence[Group], seed: int = 0, budget: int
 
 def values_of(algo: AlgoConfig, groups: Sequence[Group]) -> dict[NodeKey, list[float]] | None:
     needs = make_algorithm(algo).needs
-    if not (needs.critic or needs.reward_model):
+    if not needs.values:
         return None
     return {(s.id, n.id): [0.1 * n.id] * len(n.token_ids) for g in groups for s in g.sessions for n in s.nodes}
 
@@ -123,15 +123,19 @@ def test_a_part_has_the_advantages_of_the_step_and_the_denominators_of_a_step_of
     algo = algorithm_settings(tree | {"minibatches": 3, "epochs": 2})
     credit, _ = packed(algo, groups)
     assert credit.shares == whole.shares
+    own = {session.id for group in groups for session in group.sessions}
     places = updates_of(groups, credit, algo, 0)
     for epoch, part in ((number, part) for number in (0, 1) for part in parts_of(groups, credit, algo, number)):
         [scale] = {places[group.id][epoch].scale for group in part}
         alone, _ = packed(algorithm_settings(tree), part)
         for key, shares in alone.shares.items():
             seen.add((epoch, key))
+            if key[0] not in own:  # what is only measured is below another prompt
+                continue
             weight = scale * math.fsum(share.weight for share in credit.shares[key])
             assert weight == pytest.approx(math.fsum(share.weight for share in shares))
-    assert len(seen) == 2 * len(credit.shares)
+    assert {key for _, key in seen if key[0] in own} == {key for key in credit.shares if key[0] in own}
+    assert len(seen) == 2 * len({key for _, key in seen})
 
 
 def test_parts_and_their_order_are_drawn_anew_for_each_epoch_and_by_the_seed() -> None:

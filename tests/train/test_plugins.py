@@ -96,10 +96,12 @@ def test_the_advantage_and_the_loss_from_files_are_their_formulas() -> None:
 
 
 @pytest.mark.slow
-def test_dpo_from_a_file_trains_on_the_best_and_the_worst_session_of_each_group(tmp_path: Path) -> None:
-    rows = run(tmp_path / "run", "dpo.py:Dpo", **{"algo.epochs": 2})
+def test_an_algorithm_over_pairs_from_a_file_trains_on_the_best_and_the_worst_session_of_each_group(
+    tmp_path: Path,
+) -> None:
+    rows = run(tmp_path / "run", "slic.py:Slic", **{"algo.epochs": 2})
     assert any(row["grad_norm"] > 0 for row in rows)
-    assert any(row.get("policy/pair_accuracy", 0) > 0 for row in rows)
+    assert any(row.get("preference/accuracy", 0) > 0 for row in rows)
 
 
 @pytest.mark.slow

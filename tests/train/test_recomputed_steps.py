@@ -92,7 +92,7 @@ def batch(seed: int, number: int, needs: Needs) -> list[Group]:
 
     No two sessions share a sampled token: a session's paths are rows of their own.
     """
-    forks = not (needs.critic or needs.reward_model)
+    forks = not needs.values
     rng, groups = random.Random(seed), []
     for g in range(4):
         members = []

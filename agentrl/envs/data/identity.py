@@ -139,6 +139,11 @@ def of_split(env: Env, split: str, data: list[bytes] | None = None) -> Identity:
     return found
 
 
+def of_tasks(tasks: Sequence[Task]) -> Identity:
+    """The identity of tasks that are no environment's; see the module's docstring."""
+    return _digested(tasks, len(tasks))
+
+
 def differences(before: Identities, now: Identities) -> list[str]:
     """What changed, a sentence for each split that both have."""
     changed = {split: before[split].difference(now[split]) for split in before if split in now}

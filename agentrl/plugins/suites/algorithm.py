@@ -45,8 +45,8 @@ class _Subject:
         return groups
 
     def values(self, algorithm: Algorithm, groups: Sequence[Group]) -> dict[NodeKey, list[float]] | None:
-        """Values of a critic, or rewards of a reward model, where it needs them."""
-        if not (algorithm.needs.critic or algorithm.needs.reward_model):
+        """Values of a critic, rewards of a reward model, or a teacher's log-probabilities, where it needs them."""
+        if not algorithm.needs.values:
             return None
         sessions = [session for group in groups for session in group.sessions]
         return {(s.id, node.id): [0.25] * len(node.token_ids) for s in sessions for node in s.nodes}
@@ -61,13 +61,13 @@ def weights_and_advantages_are_numbers_of_trained_nodes(subject: _Subject) -> No
     algorithm = subject.make()
     groups = subject.groups(algorithm)
     demonstrated = not algorithm.needs.engine
+    credit = subject.credit(algorithm, groups)
     nodes = {
         (session.id, node.id): len(node.token_ids)
-        for group in groups
+        for group in (*groups, *credit.added)
         for session in group.sessions
         for node in trainable_nodes(session, demonstrated=demonstrated)
     }
-    credit = subject.credit(algorithm, groups)
     expect(bool(credit.shares), "no node has credit, though rewards differ")
     for key, shares in credit.shares.items():
         expect(key in nodes, f"{key} is no node that can be trained")

@@ -12,6 +12,8 @@ from torch import Tensor
 from agentrl.errors import ConfigError
 from agentrl.plugins.suites.findings import expect, find_problems, sampled_groups
 from agentrl.rollout.engines.contract import ContractFinding
+from agentrl.train.algorithms.advantages.kto import Kto
+from agentrl.train.algorithms.advantages.preference import Dpo
 from agentrl.train.algorithms.objective import add_sums, empty_sums
 from agentrl.train.algorithms.policy_gradient import PolicyGradient
 from agentrl.train.algorithms.policy_losses import LOSSES, PolicyLoss
@@ -31,6 +33,10 @@ class _Centred(PolicyGradient):
         return credit_of(groups, self.config, lambda sessions: by_turn(sessions, "mean"))
 
 
+ALGORITHMS_BY_COMPARED: dict[str | None, type[PolicyGradient]] = {None: _Centred, "pairs": Dpo, "labels": Kto}
+"""What gives credit to losses, by `PolicyLoss.compares`."""
+
+
 @dataclass
 class _Subject:
     """A loss, and tokens that it is computed for."""
@@ -45,6 +51,7 @@ class _Subject:
         noise = torch.Generator().manual_seed(1)
         logp = (rows.behaviour_logp + 0.3 * torch.randn(len(rows), generator=noise)).requires_grad_(True)
         rows.old_logp = rows.behaviour_logp.clone()
+        rows.ref_logp = rows.behaviour_logp - 0.2 if self.loss.reference else None
         rows.advantage = rows.advantage * scale
         tokens = Tokens.of(logp, torch.full_like(logp, 1.5).detach(), rows, 0)
         if rows.sequences is None or self.loss.sequence is None:
@@ -100,10 +107,10 @@ def _same(found: Tensor, expected: Tensor, message: str) -> None:
 
 
 def metrics_are_of_tokens(subject: _Subject) -> None:
-    """What it adds to `tokens.metrics` has an entry for each token."""
+    """What it adds to `tokens.metrics` and `tokens.weighted` has an entry for each token."""
     tokens = subject.tokens()
     subject.loss(tokens)
-    for name, value in tokens.metrics.items():
+    for name, value in (tokens.metrics | tokens.weighted).items():
         expect(value.shape == tokens.logp.shape, f"metric {name!r} has the shape {tuple(value.shape)}")
         expect(bool(torch.isfinite(value.float()).all()), f"metric {name!r} is not finite")
 
@@ -144,7 +151,7 @@ def check_loss(loss: str | type[PolicyLoss], **settings: Any) -> list[ContractFi
         config = kind.settings.model_validate({"name": name, **settings})
     except ValueError as error:
         raise ConfigError(f"algo.loss={name!r}: {error}") from error
-    algorithm = _Centred()
+    algorithm = ALGORITHMS_BY_COMPARED[kind.compares]()
     algorithm.policy_loss = made = kind(config)
     _, [forest] = pack_credited(algorithm, sampled_groups(), None, 1 << 16, 0)
     made.mark([forest])

@@ -45,6 +45,8 @@ async def open_partners(config: RunConfig, start: Path | None, folder: Path) -> 
     async with AsyncExitStack() as stack:
         made: dict[str, Opponent] = {}
         for name, own in config.policies.items():
+            if name not in config.agents.values():
+                continue  # it is asked by the algorithm
             made[name] = await _open(name, own, config, start, folder, stack)
         yield {agent: made[name] for agent, name in config.agents.items() if name != MAIN}
 

@@ -26,12 +26,13 @@ from typing import Any
 
 from agentrl.envs.episode import Actor
 from agentrl.errors import InvalidInput
-from agentrl.rollout.episodes.groups import TRAIN, Ended, Rollouts, new_group, nothing
+from agentrl.rollout.episodes.groups import TRAIN, Ended, new_group, nothing
 from agentrl.rollout.episodes.programs import Program
 from agentrl.rollout.stream.buffer import Buffer, Gate, Order
 from agentrl.rollout.stream.filters import PRIORITIES, make_measure
 from agentrl.rollout.stream.outcomes import FAILED, REPLAYED, STALE, TRAINED, GroupOutcome
 from agentrl.rollout.stream.seeds import derive
+from agentrl.rollout.stream.source import GroupSource
 from agentrl.rollout.stream.tasks import Tasks
 from agentrl.sessions.store.store import Store
 from agentrl.types import Group, Session
@@ -44,9 +45,9 @@ class Stream:
     """The groups of a run's training; use it as an asynchronous context manager, which cancels what is in progress.
 
     Args:
-        rollouts: generates groups.
+        rollouts: fills groups: it generates them, or reads them (`rollout.stream.source`).
         tasks: which task a number gets.
-        actor: acts in the sessions.
+        actor: acts in the sessions; None where nothing is generated.
         group_size: sessions of a group.
         gate: how many groups may begin.
         order: which groups a batch takes.
@@ -61,9 +62,9 @@ class Stream:
 
     def __init__(
         self,
-        rollouts: Rollouts,
+        rollouts: GroupSource,
         tasks: Tasks,
-        actor: Actor | Program,
+        actor: Actor | Program | None,
         *,
         group_size: int,
         gate: Gate,

@@ -9,7 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import count, islice
-from typing import Any
+from typing import Any, Protocol
 
 from agentrl.config import SamplerConfig
 from agentrl.envs import calls
@@ -151,8 +151,28 @@ class MixedTasks:
             self._parts[name].restore(own)
 
 
-Tasks = TaskStream | MixedTasks
-"""A stream of groups' source of tasks."""
+class Tasks(Protocol):
+    """The tasks of a stream of groups."""
+
+    def choose(self, number: int) -> Any:
+        """Return the choice for a group's number, as JSON."""
+        ...
+
+    def at(self, choice: Any) -> Task:
+        """The task of a choice."""
+        ...
+
+    def see(self, choice: Any, group: Group) -> None:
+        """A group of that choice was trained on, or dropped for its rewards."""
+        ...
+
+    def state(self) -> Any:
+        """What goes on in a resumed run, as JSON."""
+        ...
+
+    def restore(self, state: Any) -> None:
+        """Go on from what `state` returned."""
+        ...
 
 
 def training_tasks(env: Env, split: str, seed: int, sampler: SamplerConfig) -> Tasks:

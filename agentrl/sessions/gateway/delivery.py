@@ -96,6 +96,8 @@ class Delivery(Response):
         except ApiError as too_many:
             self.entry.state.retries.note_unanswered(self.exchange.request)
             await send_error(send, too_many, self.style)
+        finally:
+            await self._save()  # a client that has its reply may send its next request meanwhile
 
     async def _deliver(self, scope: Scope, receive: Receive, send: Send) -> None:
         known: GatewayClient | None = scope.get(CLIENT)
@@ -117,7 +119,6 @@ class Delivery(Response):
             self._cancel = lambda: None
             if watching is not None:
                 watching.cancel()
-            await self._save()
 
     def _disconnected(self) -> None:
         """The client has disconnected: a reply that it will not receive is not generated further."""
@@ -136,6 +137,7 @@ class Delivery(Response):
         timed = self._with_timeout(send)
         exchange = self.exchange
         try:
+            await self.gateway.store_keeps_up(self.entry.limits.turn_timeout)
             await exchange.prepare(self._supersede)
             if exchange.request.stream:
                 await self._events(timed)
@@ -144,7 +146,6 @@ class Delivery(Response):
                     pass
                 body = self.reply(exchange)
                 await self._finish(timed, body, len(body))
-            await self._save()
         except asyncio.CancelledError:
             if not self.superseded:
                 raise

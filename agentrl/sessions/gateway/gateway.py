@@ -325,8 +325,19 @@ class Gateway:
 
     # --------------------------------------------------------------------------------------- storing
 
+    async def store_keeps_up(self, seconds: float) -> None:
+        """Wait while too many turns are unwritten, so that a slow store slows its clients.
+
+        Raises:
+            ApiError: it did not catch up within that time.
+        """
+        try:
+            await self._writer.keeps_up(seconds)
+        except TimeoutError:
+            raise ApiError(503, "the session store can't keep up", "store_busy", retry_after=1) from None
+
     async def save(self, state: SessionState) -> None:
-        """Write new nodes, counters and replies; callers wait, so a slow store slows its clients."""
+        """Write new nodes, counters and replies."""
         counted = state.counters_changed()
         nodes = state.unstored()
         kept = state.replies.unstored() if self._reopens and state.session.status is Status.OPEN else None

@@ -19,6 +19,8 @@ from agentrl.types import Node, Session
 T = TypeVar("T")
 COLLECT_SECONDS = 0.005
 """Seconds that an addition waits for others: less than a restart of the process, more than a turn's own work."""
+MOST_UNWRITTEN = 512
+"""Additions that may be unwritten before turns wait for the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +44,25 @@ class StoreWriter:
         self._store = store
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="agentrl-store")
         self._waiting: list[_Addition] = []
+        self._unwritten = 0
+        self._keeps_up = asyncio.Event()
+        self._keeps_up.set()
         self._closed = False
 
     async def do(self, work: Callable[[], T]) -> T:
         """Run this after all earlier work."""
         self._write_waiting()
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
+
+    async def keeps_up(self, seconds: float) -> None:
+        """Wait while `MOST_UNWRITTEN` additions or more are unwritten.
+
+        Raises:
+            TimeoutError: after so many seconds.
+        """
+        if not self._keeps_up.is_set():
+            async with asyncio.timeout(seconds):
+                await self._keeps_up.wait()
 
     async def append(self, session: Session, nodes: Sequence[Node], state: bytes | None = None) -> None:
         """Add these nodes to a stored session, and rewrite its head; see `Store.append`.
@@ -63,7 +78,15 @@ class StoreWriter:
             loop.call_later(COLLECT_SECONDS, self._write_waiting)
         addition = _Addition(session, nodes, state, loop.create_future())
         self._waiting.append(addition)
+        self._count(1)
         await addition.written
+
+    def _count(self, new: int) -> None:
+        self._unwritten += new
+        if self._unwritten < MOST_UNWRITTEN:
+            self._keeps_up.set()
+        else:
+            self._keeps_up.clear()
 
     def _write_waiting(self) -> None:
         """Write what has been collected, on the thread."""
@@ -72,6 +95,7 @@ class StoreWriter:
         additions, self._waiting = self._waiting, []
 
         def written(writing: asyncio.Future[list[Exception | None]]) -> None:
+            self._count(-len(additions))
             for addition, error in zip(additions, writing.result(), strict=True):
                 if addition.written.done():  # its caller was cancelled
                     continue
@@ -85,11 +109,7 @@ class StoreWriter:
     def _write(self, additions: Sequence[_Addition]) -> list[Exception | None]:
         if len(additions) > 1:
             try:
-                with self._store.batch():
-                    self._store.append_all((one.session, one.nodes) for one in additions)
-                    for one in additions:
-                        if one.state is not None:
-                            self._store.append(one.session, (), one.state)
+                self._store.append_all((one.session, one.nodes, one.state) for one in additions)
                 return [None] * len(additions)
             except Exception:
                 pass

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from typing import Any
 
 from agentrl.common import formats
 from agentrl.errors import StoreError
 from agentrl.sessions.store import summary
 from agentrl.sessions.store.integrity import checksum
-from agentrl.sessions.tree.codec import NODE_COLUMNS, digest, node_from, session_from
+from agentrl.sessions.tree.codec import NODE_COLUMNS, digest, head_json, node_from, session_from
 from agentrl.types import Session
 
 OLDEST = 7
@@ -23,6 +24,10 @@ OLDEST = 7
 
 ROW_COLUMNS = f"{NODE_COLUMNS}, checksum"
 HEAD_COLUMNS = "id, group_id, status, head, nodes, checksum"
+PUT_TASK = (  # it hardly ever changes, and a row that is not written costs no page of the log
+    "INSERT INTO tasks VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET task = excluded.task, checksum = excluded.checksum "
+    "WHERE checksum != excluded.checksum OR task != excluded.task"
+)
 
 _SCHEMA = """
 CREATE TABLE sessions (
@@ -122,6 +127,12 @@ def failure(path: str, error: Exception) -> StoreError:
     if "no such table: calls" in str(error):
         return StoreError(f"{path!r} was written before stores kept which tools were called; --grep finds their names")
     return StoreError(f"session store {path!r}: {error}")
+
+
+def head_row(session: Session, nodes: int) -> tuple[Any, ...]:
+    """The values of `HEAD_COLUMNS` for a session of which `nodes` are stored."""
+    row = session.id, session.group, session.status.value, head_json(session), nodes
+    return *row, checksum(row)
 
 
 def read_session(db: sqlite3.Connection, key: int) -> Session | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,12 @@ from urllib.parse import quote
 from agentrl import faults
 from agentrl.common import formats
 from agentrl.errors import AgentRLError, InvalidInput, StoreError
-from agentrl.sessions.store import digests, edited, integrity, query, schema, summary
+from agentrl.sessions.store import digests, edited, integrity, many_rows, query, schema, summary
 from agentrl.sessions.store.integrity import CountFile, Counts, checksum
 from agentrl.sessions.store.query import Filters, SessionPage
-from agentrl.sessions.store.schema import HEAD_COLUMNS, ROW_COLUMNS, read_session
+from agentrl.sessions.store.schema import HEAD_COLUMNS, PUT_TASK, ROW_COLUMNS, head_row, read_session
 from agentrl.sessions.store.summary import Totals
-from agentrl.sessions.tree.codec import NODE_COLUMNS, digest, head_json, node_row, pack_ids, task_json
+from agentrl.sessions.tree.codec import NODE_COLUMNS, digest, node_row, pack_ids, task_json
 from agentrl.sessions.tree.incarnations import mark
 from agentrl.types import Node, Session, Status
 
@@ -104,17 +104,17 @@ class Store:
                 self._delete(session.id)
             find = "SELECT key FROM sessions WHERE id = ?"
             found = None if replace else self._db.execute(find, (session.id,)).fetchone()
-            head = _head_row(session, len(session.nodes))
+            head = head_row(session, len(session.nodes))
             if found is None:
                 insert = f"INSERT INTO sessions ({HEAD_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)"
                 key, stored = int(self._db.execute(insert, head).lastrowid or 0), 0
             else:
                 key, stored = found[0], self._compare_nodes(found[0], session)
-                self._put_head(key, head)
-            self._put_nodes(key, session.id, session.nodes[stored:])
+                self._put_heads({key: head})
+            self._put_nodes([(key, session, session.nodes[stored:])])
             totals = Totals.of(session.nodes)
             task = task_json(session)
-            self._db.execute(_TASK, (key, task, checksum((session.id, task))))
+            self._db.execute(PUT_TASK, (key, task, checksum((session.id, task))))
             marks = ", ?" * len(summary.COLUMNS)
             self._db.execute(
                 f"INSERT OR REPLACE INTO summaries (session, {summary.SELECTED}) VALUES (?{marks})",
@@ -126,7 +126,7 @@ class Store:
             if session.status not in UNFINISHED:
                 self._db.execute("DELETE FROM states WHERE session = ?", (key,))
             elif state is not None:
-                self._put_state(key, session.id, state)
+                self._put_states({key: (session.id, state)})
 
     def append(self, session: Session, nodes: Sequence[Node], state: bytes | None = None) -> None:
         """Add new nodes to a session that was saved before and rewrite its head, atomically.
@@ -137,24 +137,27 @@ class Store:
             StoreError: writing failed, the session is not stored, or the nodes are not its next ones.
             InvalidInput: the session holds what JSON can't express.
         """
-        with self._transaction():
-            self.append_all([(session, nodes)])
-            if state is not None:
-                self._put_state(self._open_totals[session.id][0], session.id, state)
+        self.append_all([(session, nodes, state)])
 
-    def append_all(self, additions: Iterable[tuple[Session, Sequence[Node]]]) -> None:
-        """Add new nodes to several sessions and rewrite their heads, atomically; see `append`."""
+    def append_all(self, additions: Iterable[tuple[Session, Sequence[Node], bytes | None]]) -> None:
+        """Add to several sessions, atomically: each addition has the arguments of `append`."""
         with self._transaction():
-            changed: dict[str, tuple[Session, int, Totals]] = {}
-            for session, nodes in additions:
+            changed: dict[int, tuple[Session, Totals]] = {}
+            new: list[tuple[int, Session, Sequence[Node]]] = []
+            states: dict[int, tuple[str, bytes]] = {}
+            for session, nodes, state in additions:
                 key, totals = self._known(session, nodes)
                 for node in nodes:
                     totals.add(node)
-                self._put_nodes(key, session.id, nodes)
-                changed[session.id] = session, key, totals
-            for session, key, totals in changed.values():
-                self._put_head(key, _head_row(session, totals.nodes))
-                self._db.execute(_PROGRESS, (*summary.progress(session, totals), key))
+                new.append((key, session, nodes))
+                changed[key] = session, totals
+                if state is not None:
+                    states[key] = session.id, state
+            self._put_nodes(new)
+            self._put_heads({key: head_row(session, totals.nodes) for key, (session, totals) in changed.items()})
+            progress = [(key, *summary.progress(session, totals)) for key, (session, totals) in changed.items()]
+            many_rows.update(self._db, "summaries", "session", _PROGRESS, progress)
+            self._put_states(states)
 
     @contextmanager
     def batch(self) -> Iterator[None]:
@@ -299,23 +302,30 @@ class Store:
                 self._db.execute("UPDATE nodes SET reward = ?, checksum = ? WHERE session = ? AND id = ?", values)
         return len(stored)
 
-    def _put_head(self, key: int, row: tuple[Any, ...]) -> None:
-        if not self._db.execute(_HEAD, (*row[1:], key)).rowcount:
-            raise StoreError(f"session {row[0]!r} was removed from the store {self.path!r} by another writer")
+    def _put_heads(self, rows: Mapping[int, tuple[Any, ...]]) -> None:
+        """Rewrite heads, by their sessions' keys."""
+        new = [(key, *row[1:]) for key, row in rows.items()]
+        if many_rows.update(self._db, "sessions", "key", _HEAD, new) < len(new):
+            there = {row[0] for row in self._db.execute("SELECT id FROM sessions")}
+            gone = next(row[0] for row in rows.values() if row[0] not in there)
+            raise StoreError(f"session {gone!r} was removed from the store {self.path!r} by another writer")
 
-    def _put_nodes(self, key: int, session_id: str, nodes: Sequence[Node]) -> None:
-        if not nodes:
-            return
-        mark(nodes, self.losses)
-        blobs = [(digest(data), data) for node in nodes for data in node.attachments.values()]
+    def _put_nodes(self, additions: Sequence[tuple[int, Session, Sequence[Node]]]) -> None:
+        """Insert new nodes: each addition is a session's key, the session, and its nodes."""
+        rows: list[tuple[Any, ...]] = []
+        blobs: list[tuple[str, bytes]] = []
+        for key, session, nodes in additions:
+            mark(nodes, self.losses)
+            blobs += [(digest(data), data) for node in nodes for data in node.attachments.values()]
+            rows += [(key, *row, checksum((session.id, *row))) for row in map(node_row, nodes)]
         if blobs:
             self._db.executemany("INSERT OR IGNORE INTO blobs (digest, data) VALUES (?, ?)", blobs)
-        rows = map(node_row, nodes)
-        self._db.executemany(_NODE, ((key, *row, checksum((session_id, *row))) for row in rows))
+        many_rows.insert(self._db, "nodes", _NODE, rows)
 
-    def _put_state(self, key: int, session_id: str, state: bytes) -> None:
-        row = key, state, checksum((session_id, state))
-        self._db.execute("INSERT OR REPLACE INTO states (session, state, checksum) VALUES (?, ?, ?)", row)
+    def _put_states(self, states: Mapping[int, tuple[str, bytes]]) -> None:
+        """Write states of episodes, each with its session's id, by the sessions' keys."""
+        rows = [(key, state, checksum((session_id, state))) for key, (session_id, state) in states.items()]
+        many_rows.insert(self._db, "states", "session, state, checksum", rows, replace=True)
 
     def _delete(self, session_id: str) -> None:
         self._open_totals.pop(session_id, None)
@@ -324,7 +334,8 @@ class Store:
     def _compare(self) -> None:
         """Warn if the file has less than was committed to it; copy it before anything is written."""
         with self._lock, self._errors():
-            now, before = self._counts(), self._count.read()
+            now = Counts(*self._db.execute("SELECT commits, sessions FROM totals").fetchone())
+            before = self._count.read()
         if now.commits >= before.commits:
             return
         copy = integrity.copy_damaged(self.path)
@@ -333,9 +344,6 @@ class Store:
             "A copy was made; to check it: agentrl sessions %s --check",
             *(self.path, before.commits - now.commits, before.commits, now.sessions, before.sessions, copy),
         )
-
-    def _counts(self) -> Counts:
-        return Counts(*self._db.execute("SELECT commits, sessions FROM totals").fetchone())
 
     @contextmanager
     def _transaction(self, count: bool = True) -> Iterator[None]:
@@ -387,15 +395,6 @@ class Store:
             raise schema.failure(self.path, error) from error
 
 
-_HEAD = "UPDATE sessions SET group_id = ?, status = ?, head = ?, nodes = ?, checksum = ? WHERE key = ?"
-_TASK = (  # it hardly ever changes, and a row that is not written costs no page of the log
-    "INSERT INTO tasks VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET task = excluded.task, checksum = excluded.checksum "
-    "WHERE checksum != excluded.checksum OR task != excluded.task"
-)
-_NODE = f"INSERT INTO nodes (session, {ROW_COLUMNS}) VALUES ({', '.join('?' * (ROW_COLUMNS.count(',') + 2))})"
-_PROGRESS = f"UPDATE summaries SET {', '.join(f'{name} = ?' for name in summary.PROGRESS)} WHERE session = ?"
-
-
-def _head_row(session: Session, nodes: int) -> tuple[Any, ...]:
-    row = session.id, session.group, session.status.value, head_json(session), nodes
-    return *row, checksum(row)
+_HEAD = "group_id, status, head, nodes, checksum"
+_NODE = f"session, {ROW_COLUMNS}"
+_PROGRESS = ", ".join(summary.PROGRESS)

@@ -219,8 +219,8 @@ def check(session: Session) -> None:
 
     1. `nodes[i].id == i`, and a parent was there before its children.
     2. `token_ids`, `trainable` and `logprobs` are equally long; ids are not negative.
-    3. Only an assistant's tokens are trained on, and they end their node: what is before them is the
-       generation prompt.
+    3. Tokens that are trained on end their node: before an assistant's is the generation prompt. Those of others are
+       trained on only where no engine sampled anything in it (`data.train_on`).
     4. A sampled node has at least one sampled token; its version spans cover the sampled tokens, in order and
        without a gap, up to the node's end. All of them are trainable or none, and none
        where the support was not the whole vocabulary.
@@ -305,8 +305,8 @@ def _check_tokens(node: Node, where: str) -> int:
     first = node.trainable.index(True) if any(node.trainable) else len(node.token_ids)
     if not all(node.trainable[first:]):
         raise TreeError(f"{where}: trainable tokens must end the node, without a gap")
-    if first < len(node.token_ids) and node.message.role != "assistant":
-        raise TreeError(f"{where}: only an assistant's tokens can be trained on")
+    if first < len(node.token_ids) and node.message.role != "assistant" and node.sampled:
+        raise TreeError(f"{where}: of what an engine sampled, only an assistant's tokens can be trained on")
     if not all(map(math.isfinite, node.logprobs)) or max(node.logprobs) > SLACK:
         raise TreeError(f"{where}: a log-probability is not finite or above 0")
     return first

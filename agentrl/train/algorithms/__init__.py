@@ -22,14 +22,19 @@ ALGORITHMS: Registry[type[Algorithm]] = Registry(
     "algo",
     "agentrl.algorithms",
     {
+        "cpo": f"{_HERE}.preference:Cpo",
         "dapo": f"{_HERE}.dapo:Dapo",
+        "distill": f"{_HERE}.distill:Distill",
+        "dpo": f"{_HERE}.preference:Dpo",
         "dr_grpo": f"{_HERE}.dr_grpo:DrGrpo",
         "gdpo": f"{_HERE}.gdpo:Gdpo",
         "gigpo": f"{_HERE}.gigpo:Gigpo",
         "grpo": f"{_HERE}.grpo:Grpo",
         "gspo": f"{_HERE}.gspo:Gspo",
+        "kto": f"{_HERE}.kto:Kto",
         "maxrl": f"{_HERE}.maxrl:MaxRl",
         "opo": f"{_HERE}.opo:Opo",
+        "orpo": f"{_HERE}.preference:Orpo",
         "pass_at_k": f"{_HERE}.pass_at_k:PassAtK",
         "ppo": f"{_HERE}.ppo:Ppo",
         "prime": f"{_HERE}.prime:Prime",
@@ -41,6 +46,7 @@ ALGORITHMS: Registry[type[Algorithm]] = Registry(
         "remax": f"{_HERE}.remax:Remax",
         "rloo": f"{_HERE}.rloo:Rloo",
         "sft": f"{_HERE}.sft:Sft",
+        "simpo": f"{_HERE}.preference:Simpo",
         "vine": f"{_HERE}.vine:Vine",
     },
     accept=lambda found: found if _is_algorithm(found) else None,
@@ -71,8 +77,9 @@ def _check_correction(algorithm: Algorithm) -> None:
         return
     if not needs.engine:
         raise ConfigError(f"algo.correction has no meaning with algo={name}: its tokens are demonstrated, not sampled")
-    if needs.pairs:
-        raise ConfigError(f"algo.correction has no meaning with algo={name}: its loss compares pairs of sequences")
+    if needs.pairs or needs.labels:
+        what = "compares pairs of sequences" if needs.pairs else "is of whole sequences against the reference"
+        raise ConfigError(f"algo.correction has no meaning with algo={name}: its loss {what}")
     if needs.sequence == "turn" and config.over_sessions:
         raise ConfigError(
             f"algo.correction has weights or masks over sessions, but the loss of algo={name} is over turns: use "

@@ -18,7 +18,7 @@ from agentrl.errors import ConfigError, InvalidInput
 from agentrl.train.algorithms.about import About
 from agentrl.train.algorithms.adaptive import Adaptive
 from agentrl.train.algorithms.credit import Credit, NodeKey, SequenceKind
-from agentrl.types import Group
+from agentrl.types import Group, Session
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,11 +81,15 @@ class Needs:
         reward_model: process rewards of every token for `credit`, as its `values`, from a model that learns from
             outcomes beside the policy; `settings` is then a subclass of `RewardModelConfig`. The node advantages then
             carry `values` and `returns`, see `agentrl.train.trainers.reward_model`.
+        teacher: log-probabilities of every token for `credit`, as its `values`, under the frozen policy that
+            `Algorithm.teacher_of` names; the settings' `AlgoConfig.asked` has all that it may name.
         reference: log-probabilities under the weights that the phase began with (`algo.kl_coef` above 0 also needs
             them).
         sequence: log-ratios summed over whole turns or sessions: a pass without gradient before every update.
         pairs: sums of log-probabilities over pairs of sequences, which `credit` names (`Credit.pairs`), in that pass;
             with `sequence`.
+        labels: the same over single sequences with a verdict (`Credit.labels`), and their divergence from the
+            reference over the batch (`Tokens.divergence`); with `sequence`.
         group_size: the fewest sessions of a group that give a signal.
         branches: sessions that are forked (`rollout.branch`).
         whole_sessions: sessions without forks, since its advantages are of whole sessions.
@@ -95,9 +99,11 @@ class Needs:
 
     critic: bool = False
     reward_model: bool = False
+    teacher: bool = False
     reference: bool = False
     sequence: SequenceKind | None = None
     pairs: bool = False
+    labels: bool = False
     group_size: int = 1
     branches: bool = False
     whole_sessions: bool = False
@@ -105,8 +111,14 @@ class Needs:
     engine: bool = True
 
     def __post_init__(self) -> None:
-        if self.pairs and self.sequence is None:
-            raise InvalidInput("needs.pairs=True goes with needs.sequence='turn' or 'session': what a pair is of")
+        for name in ("pairs", "labels"):
+            if getattr(self, name) and self.sequence is None:
+                raise InvalidInput(f"needs.{name}=True goes with needs.sequence='turn' or 'session': what they are of")
+
+    @property
+    def values(self) -> bool:
+        """Whether `credit` needs `values`, numbers of each token: a critic's, a reward model's, or a teacher's."""
+        return self.critic or self.reward_model or self.teacher
 
 
 class Choice(StrEnum):
@@ -190,13 +202,17 @@ class Algorithm:
         """Decide whether a finished group is trained on; groups that are kept decide every denominator."""
         return Choice.KEEP
 
+    def teacher_of(self, session: Session) -> str:
+        """The name of the policy whose log-probabilities of a session `credit` needs (`Needs.teacher`)."""
+        raise NotImplementedError
+
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
         """Each trained node's advantage and weight.
 
         Args:
             groups: those that were selected, in any order.
             values: a critic's estimate for each token, or a reward model's reward, where one is needed; the node
-                advantages then carry `values` and `returns`, from which it learns.
+                advantages then carry `values` and `returns`, from which it learns. Or a teacher's log-probability.
         """
         raise NotImplementedError
 

@@ -63,12 +63,28 @@ class Pair:
     weight: float
 
 
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A verdict on one sequence, which is named as in a `Pair`.
+
+    Attributes:
+        sequence: the session, and the last node.
+        verdict: 1 where the sequence is desirable, -1 where it is not; 0: it is only measured, and not trained.
+        weight: in the batch's loss, above 0; the denominator is inside.
+    """
+
+    sequence: NodeKey
+    verdict: Literal[-1, 0, 1]
+    weight: float
+
+
 @dataclass(slots=True)
 class Credit:
     """Shares by (session id, node id); nodes that are absent are not trained. `metrics` go to the run's log.
 
-    `pairs` is for algorithms with `needs.pairs`; the nodes of their sequences need shares, see
-    `agentrl.train.algorithms.pairs.pair_credit`.
+    `pairs` is for algorithms with `needs.pairs`, `labels` for those with `needs.labels`; the nodes of their sequences
+    need shares, see `agentrl.train.algorithms.pairs`. `added` are groups that are packed besides those that credit was
+    given for: sessions that the loss only measures, on the trees of the groups whose ids they have.
 
     `counts` is for `algo.minibatches`: what each group, by id, adds to the denominator that weights hold
     (`denominators`; None: groups add what their tokens, or pairs, weigh).
@@ -77,6 +93,8 @@ class Credit:
     shares: dict[NodeKey, tuple[NodeAdvantage, ...]] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     pairs: Sequence[Pair] | None = None
+    labels: Sequence[Label] | None = None
+    added: Sequence[Group] = ()
     counts: Mapping[str, float] | None = None
 
 
@@ -193,9 +211,9 @@ def passed_to_helpers(credit: Credit, groups: Sequence[Group], factor: float) ->
 
     Helpers are the sub-agents of a session's main agent (`Session.main_agent`): other agents without rewards of
     their own. A compaction is the main agent's. With a factor of 0 helpers are not trained; they stay in denominators.
-    Pairs of sequences are compared whole, and stay as they are.
+    Sequences with pairs or labels are compared whole, and stay as they are.
     """
-    if factor == 1 or credit.pairs is not None:
+    if factor == 1 or credit.pairs is not None or credit.labels is not None:
         return credit
     sessions = [(session, session.main_agent) for group in groups for session in group.sessions]
     helpers = {(session.id, node.id) for session, main in sessions for node in session.nodes if node.agent != main}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from agentrl.errors import InvalidInput
 from agentrl.train.algorithms.tokens import Tokens
@@ -61,3 +64,26 @@ def value_error(values: Tensor, rows: Rows, clip: float | None) -> Tensor:
         near = rows.value + (values - rows.value).clamp(-clip, clip)
         error = torch.maximum(error, (near - rows.returns).square())
     return 0.5 * error
+
+
+def smoothed_logistic(margin: Tensor, smoothing: float) -> Tensor:
+    """-log sigmoid of the margin, where labels are wrong at a rate of `smoothing` (conservative DPO).
+
+    E. Mitchell, A note on DPO with noisy preferences and relationship to IPO (2023).
+    """
+    return -(1 - smoothing) * logsigmoid(margin) - smoothing * logsigmoid(-margin)
+
+
+def unbiased_logistic(margin: Tensor, smoothing: float) -> Tensor:
+    """Likewise with the bias of wrong labels taken out: Chowdhury et al., arXiv:2403.00409."""
+    return (smoothing * logsigmoid(-margin) - (1 - smoothing) * logsigmoid(margin)) / (1 - 2 * smoothing)
+
+
+def log_odds(logp: Tensor) -> Tensor:
+    """log(p / (1 - p)) of log-probabilities, at most -1e-7."""
+    logp = logp.clamp(max=-1e-7)
+    small = logp > -math.log(2)  # where 1 - p is precise by expm1; elsewhere by log1p (Maechler, 2012)
+    rest = torch.where(
+        small, (-torch.expm1(logp.where(small, -1.0))).log(), torch.log1p(-logp.where(~small, -1.0).exp())
+    )
+    return logp - rest

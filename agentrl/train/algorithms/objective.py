@@ -69,10 +69,16 @@ def _token_losses(algorithm: Algorithm, tokens: Tokens, rows: Rows, sums: Tensor
         value = algorithm.loss(pairs)
         if correction.active:
             value = value * importance(correction, pairs, rows.sequences, sums)
+        if algorithm.needs.labels:
+            judged = pairs.advantage != 0
+            value = value * judged
+            tokens.judged = _per_row(judged.double(), pairs, rows)
+            pairs.weighted = {name: measured * judged for name, measured in pairs.weighted.items()}
         value = _per_row(value, pairs, rows).to(tokens.logp.dtype)
         if algorithm.needs.pairs:
             value = value - value.detach() / 2  # both sides of a pair have its loss, each with its own sum's gradient
         tokens.metrics |= {name: _per_row(measured, pairs, rows) for name, measured in pairs.metrics.items()}
+        tokens.weighted |= {name: _per_row(measured.double(), pairs, rows) for name, measured in pairs.weighted.items()}
         return value
     if rows.advantage_minus is not None and algorithm.affine:
         whole = tokens.with_advantage(rows.advantage + rows.advantage_minus)
@@ -100,12 +106,14 @@ def empty_sums(algorithm: Algorithm, count: int) -> Tensor:
     """Zeros for the sums over `count` sequences, float64.
 
     The first row is of log-ratios of the current to the proximal policy. With `needs.pairs` two more follow: of
-    log-probabilities, and of those under the reference. Elsewhere one of the loss's own terms (`Algorithm.summand`),
-    where it has any, and with corrections over sequences as the last one log-ratios of the proximal policy to the one
-    that sampled.
+    log-probabilities, and of those under the reference; with `needs.labels` a fourth counts tokens. Elsewhere one of
+    the loss's own terms (`Algorithm.summand`), where it has any, and with corrections over sequences as the last one
+    log-ratios of the proximal policy to the one that sampled.
     """
     own = algorithm.summand is not None
-    rows = 3 if algorithm.needs.pairs else 1 + own + algorithm.config.correction.over_sequences
+    rows = 1 + own + algorithm.config.correction.over_sequences
+    if algorithm.needs.pairs or algorithm.needs.labels:
+        rows = 3 + algorithm.needs.labels
     return torch.zeros(rows, count, dtype=torch.float64)
 
 
@@ -125,7 +133,25 @@ def known_sums(algorithm: Algorithm, forests: Sequence[Rows], version: int) -> b
         stale = is_stale(rows.version, version)
         return rows.old_logp is None and (correction.proximal == "recomputed" or not bool(stale.any()))
 
-    return not algorithm.needs.pairs and not correction.over_sequences and all(map(current, forests))
+    needs = algorithm.needs
+    return not needs.pairs and not needs.labels and not correction.over_sequences and all(map(current, forests))
+
+
+def hold_sequences(rows: Rows) -> bool:
+    """Return whether a forest's rows have every token of each sequence that they touch, and of its pair's other one."""
+    pairs = rows.sequences
+    if pairs is None:
+        return not len(rows)
+    count = torch.bincount(pairs.sequence, minlength=len(pairs.length))
+    touched = count > 0
+    if pairs.partner is not None:
+        touched |= touched[pairs.partner]
+    if pairs.turn is not None and pairs.turn_share is not None:
+        turns = torch.zeros(len(count), dtype=torch.float64, device=count.device)
+        turns.index_add_(0, pairs.turn, pairs.turn_share)
+        count = count + turns.round().to(count)
+        touched |= turns > 0
+    return bool((count[touched] == pairs.length[touched]).all())
 
 
 def add_sums(algorithm: Algorithm, sums: Tensor, logp: Tensor, rows: Rows, version: int) -> None:
@@ -146,9 +172,10 @@ def add_sums(algorithm: Algorithm, sums: Tensor, logp: Tensor, rows: Rows, versi
     logp = logp.detach()
     old = old_policy(logp, rows, version, correction.proximal)
     parts = [(logp - old).to(sums)[row]]
-    if algorithm.needs.pairs:
+    if algorithm.needs.pairs or algorithm.needs.labels:
         ref_logp = torch.zeros_like(logp) if rows.ref_logp is None else rows.ref_logp
         parts += [logp.to(sums)[row], ref_logp.to(sums)[row]]
+        parts += [torch.ones_like(parts[0])] if algorithm.needs.labels else []
     elif algorithm.summand is not None:
         parts += [algorithm.summand(parts[0], pairs.mean_advantage.to(sums)[sequence])]
     if correction.over_sequences:
@@ -160,11 +187,16 @@ def add_sums(algorithm: Algorithm, sums: Tensor, logp: Tensor, rows: Rows, versi
 
 
 class Meter:
-    """Gathers a step's metrics over its forests; means are over trained tokens, and plain."""
+    """Gathers a step's metrics over its forests; means are over trained tokens, and plain.
+
+    Those of pairs and labels (`Tokens.weighted`) are means over these, by their weights.
+    """
 
     def __init__(self) -> None:
         self.sums: dict[str, float] = {}
+        self.weighted: dict[str, float] = {}
         self.tokens = 0
+        self.weight = 0.0
         self.compared = {"mismatch": 0, "staleness": 0}
         self.greatest = {"mismatch": 0.0, "staleness": 0.0}
 
@@ -178,6 +210,14 @@ class Meter:
             engine: whether an engine sampled the tokens, so that ratios mean something.
             first: no update has been made since the batch began.
         """
+        for name, measured in tokens.weighted.items():
+            self.weighted[name] = self.weighted.get(name, 0.0) + float((rows.weight * measured).sum())
+        if tokens.judged is not None:
+            self.weight += float((rows.weight * tokens.judged).sum())
+            trained = tokens.judged > 0
+            tokens, rows = tokens.take(trained), rows.take(trained)
+        elif tokens.weighted:
+            self.weight += float(rows.weight.sum())
         self.tokens += len(rows)
         self._sum("policy/entropy", tokens.entropy)
         self._sum("policy/logp", tokens.logp)
@@ -215,7 +255,7 @@ class Meter:
             version: the policy version that is being trained.
         """
         stale = is_stale(rows.version, version)
-        self._compare("mismatch", logp, rows, ~stale)
+        self._compare("mismatch", logp, rows, ~stale & (rows.version >= 0))
         self._compare("staleness", logp, rows, stale)
 
     def _compare(self, name: str, logp: Tensor, rows: Rows, which: Tensor) -> None:
@@ -234,6 +274,9 @@ class Meter:
     def join(self, other: Meter) -> None:
         """Count what another meter has counted as well."""
         self.tokens += other.tokens
+        self.weight += other.weight
+        for name, value in other.weighted.items():
+            self.weighted[name] = self.weighted.get(name, 0.0) + value
         for name in self.compared:
             self.compared[name] += other.compared[name]
             self.greatest[name] = max(self.greatest[name], other.greatest[name])
@@ -246,6 +289,7 @@ class Meter:
             name: value / max(self.compared.get(name.partition("/")[0], self.tokens), 1)
             for name, value in self.sums.items()
         }
+        means |= {name: value / self.weight for name, value in self.weighted.items() if self.weight}
         for name, count in self.compared.items():
             if f"{name}/abs_mean" in means:
                 means[f"{name}/abs_max"] = self.greatest[name]

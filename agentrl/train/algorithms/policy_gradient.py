@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import SerializeAsAny
 
 from agentrl.config import AlgoConfig
+from agentrl.errors import ConfigError
 from agentrl.train.algorithms.base import Algorithm, Needs
 from agentrl.train.algorithms.policy_losses import VALIDATED, LossConfig, LossSection, make_loss, preset
+from agentrl.train.algorithms.policy_losses.base import Compared
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,9 +46,11 @@ class PolicyGradient(Algorithm):
         group_size: the fewest sessions of a group that give a signal.
         critic: whether advantages need a critic's values.
         reward_model: whether they need process rewards of a model that learns beside the policy.
+        teacher: whether they need log-probabilities of a frozen policy.
         branches: whether they need sessions that are forked.
         whole_sessions: whether they are of whole sessions, so that forks have no meaning.
         greedy: whether they need a greedy session beside each group.
+        compares: what credit has besides advantages, `pairs` or `labels`; `algo.loss` is then one over these.
         policy_loss: the loss that `algo.loss` names.
     """
 
@@ -54,22 +58,38 @@ class PolicyGradient(Algorithm):
     group_size: ClassVar[int] = 1
     critic: ClassVar[bool] = False
     reward_model: ClassVar[bool] = False
+    teacher: ClassVar[bool] = False
     branches: ClassVar[bool] = False
     whole_sessions: ClassVar[bool] = False
     greedy: ClassVar[bool] = False
+    compares: ClassVar[Compared | None] = None
     config: PolicyGradientConfig
 
     def __init__(self, config: AlgoConfig | None = None) -> None:
-        """Build an algorithm, and the loss that its settings name; see `Algorithm`."""
+        """Build an algorithm, and the loss that its settings name; see `Algorithm`.
+
+        Raises:
+            ConfigError: besides, the loss compares what the algorithm's credit does not have.
+        """
         super().__init__(config)
         self.policy_loss = make_loss(self.config.loss)
+        over = self.policy_loss.compares
+        if over != self.compares:
+            raise ConfigError(
+                f"algo={self.config.name} gives {self.compares or 'advantages'}, and algo.loss={self.config.loss.name} "
+                f"is a loss over {over or 'advantages'}: docs/algorithms.md says which losses go with it"
+            )
 
     @property
     def needs(self) -> Needs:
         """The needs of the class and the policy loss."""
         return Needs(
             critic=self.critic,
+            reference=self.policy_loss.reference,
+            pairs=self.compares == "pairs",
+            labels=self.compares == "labels",
             reward_model=self.reward_model,
+            teacher=self.teacher,
             sequence=self.policy_loss.sequence,
             group_size=self.group_size,
             branches=self.branches,

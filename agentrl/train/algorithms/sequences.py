@@ -19,7 +19,8 @@ Both are exact however the batch is split, since S is complete before any gradie
 
 Where credit has pairs of sequences (`Credit.pairs`), the batch's sequences are the sides of these: 2i is the chosen one
 of pair i and 2i + 1 the rejected one, so a sequence of several pairs is listed for each of them. A side's tokens weigh
-the pair's weight in all, in equal parts, and have advantage 1 or -1.
+the pair's weight in all, in equal parts, and have advantage 1 or -1. Where credit has labels (`Credit.labels`),
+sequence i is that of label i, likewise, and its advantage is the verdict.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentrl.errors import InvalidInput
-from agentrl.train.algorithms.credit import Credit, NodeAdvantage, NodeKey, Pair, SequenceKind
+from agentrl.train.algorithms.credit import Credit, Label, NodeAdvantage, NodeKey, SequenceKind
 from agentrl.train.forest.trie import STAMP_SHIFT, Segment
 from agentrl.types import Session
 from agentrl.types.branches import path_weights, untrained
@@ -128,6 +129,14 @@ class Through:
     weight: float = 1.0
 
 
+def sides_of(credit: Credit) -> list[Label]:
+    """Return a credit's labels, or both sides of its pairs as such, the chosen one first."""
+    sides = list(credit.labels or ())
+    for pair in credit.pairs or ():
+        sides += [Label(pair.chosen, 1, pair.weight), Label(pair.rejected, -1, pair.weight)]
+    return sides
+
+
 class SequenceIndex:
     """Numbers the sequences of a batch, and finds the pairs of its forests.
 
@@ -140,7 +149,8 @@ class SequenceIndex:
     def __init__(self, sessions: Sequence[Session], credit: Credit, kind: SequenceKind) -> None:
         self.through: dict[NodeKey, list[Through]] = {}
         self.names = [session.id for session in sessions]
-        self.paired = credit.pairs
+        self.sides = None if credit.pairs is None and credit.labels is None else sides_of(credit)
+        self.paired = credit.pairs is not None
         numbers: dict[NodeKey, int] = {}
         for session in sessions:
             credited = [node.id for node in session.nodes if credit.shares.get((session.id, node.id))]
@@ -155,27 +165,28 @@ class SequenceIndex:
                     self.through.setdefault((session.id, node), []).append(through)
         self.count = len(numbers)
         self.turns: dict[NodeKey, int] = {}
-        if self.paired is not None:
-            self._number_sides(self.paired, numbers)
+        if self.sides is not None:
+            self._number_sides(self.sides, numbers)
         elif kind == "session":
             self.turns = {node: self.count + i for i, node in enumerate(self.through)}
             self.count += len(self.turns)
 
-    def _number_sides(self, pairs: Sequence[Pair], numbers: dict[NodeKey, int]) -> None:
-        """Replace each sequence by the sides of pairs that it is."""
-        sides: dict[int, list[int]] = {}
-        for index, pair in enumerate(pairs):
-            if not pair.weight > 0:
-                raise InvalidInput(f"pair {index} has weight {pair.weight}: it must be above 0")
-            for side, key in enumerate((pair.chosen, pair.rejected)):
-                if key not in numbers:
-                    raise InvalidInput(f"pair {index}: no trained sequence ends at node {key[1]} of session {key[0]!r}")
-                sides.setdefault(numbers[key], []).append(2 * index + side)
-        for node, through in self.through.items():
-            self.through[node] = [
-                replace(each, sequence=side) for each in through for side in sides.get(each.sequence, ())
+    def _number_sides(self, sides: Sequence[Label], numbers: dict[NodeKey, int]) -> None:
+        """Replace each sequence by the sides of pairs, or the labels, that it has."""
+        by_number: dict[int, list[int]] = {}
+        for index, side in enumerate(sides):
+            what = f"pair {index // 2}" if self.paired else f"label {index}"
+            if not side.weight > 0:
+                raise InvalidInput(f"{what} has weight {side.weight}: it must be above 0")
+            if side.sequence not in numbers:
+                session, node = side.sequence
+                raise InvalidInput(f"{what}: no trained sequence ends at node {node} of session {session!r}")
+            by_number.setdefault(numbers[side.sequence], []).append(index)
+        for node_key, through in self.through.items():
+            self.through[node_key] = [
+                replace(each, sequence=side) for each in through for side in by_number.get(each.sequence, ())
             ]
-        self.count = 2 * len(pairs)
+        self.count = len(sides)
 
     def pairs(self, forests: Sequence[Sequence[tuple[Segment, int, int]]]) -> list[Sequences]:
         """The pairs of each forest.
@@ -190,9 +201,9 @@ class SequenceIndex:
             if self.turns:
                 np.add.at(length, pairs.turn, pairs.turn_share)
         length, partner = np.rint(length), None
-        if self.paired is not None:
-            found = [self._by_side(pairs, length) for pairs in found]
-            partner = torch.arange(self.count) ^ 1
+        if self.sides is not None:
+            found = [self._by_side(self.sides, pairs, length) for pairs in found]
+            partner = torch.arange(self.count) ^ 1 if self.paired else None
         for pairs in found:
             np.add.at(total, pairs.sequence, pairs.weight)
             np.add.at(advantage, pairs.sequence, pairs.weight * pairs.advantage)
@@ -211,12 +222,12 @@ class SequenceIndex:
             for pairs in found
         ]
 
-    def _by_side(self, pairs: Pairs, length: NDArray[np.float64]) -> Pairs:
-        """A forest's tokens with the weights and signs of the pairs' sides that they belong to."""
-        assert self.paired is not None
-        weights = np.array([pair.weight for pair in self.paired])
-        sign = np.where(pairs.sequence % 2, -1.0, 1.0)
-        return pairs._replace(weight=weights[pairs.sequence // 2] / length[pairs.sequence], advantage=sign)
+    @staticmethod
+    def _by_side(sides: Sequence[Label], pairs: Pairs, length: NDArray[np.float64]) -> Pairs:
+        """A forest's tokens with the weights and verdicts of the sides that they belong to."""
+        weights = np.array([side.weight for side in sides]) / length
+        verdicts = np.array([float(side.verdict) for side in sides])
+        return pairs._replace(weight=weights[pairs.sequence], advantage=verdicts[pairs.sequence])
 
     def _of_forest(self, segments: Sequence[tuple[Segment, int, int]]) -> Pairs:
         """Each pair whose weight is above 0."""

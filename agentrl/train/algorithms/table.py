@@ -43,6 +43,7 @@ def tables() -> str:
     for name in built_in(LOSSES, "agentrl."):
         loss = LOSSES.find(name)()
         over = "turn, session" if loss.sequence else "token"
+        over = f"{loss.compares}: {over}" if loss.compares else over
         settings = _settings(loss.config, BaseModel)
         lines.append(_row(f"`{name}`", loss.about.formula, over, settings, loss.about.use, _sources(loss.about)))
     return "\n".join(lines) + "\n"
@@ -63,7 +64,7 @@ def _loss(algorithm: Algorithm) -> str:
 def _needs(algorithm: Algorithm) -> str:
     needs = algorithm.needs
     found = [f"groups of {needs.group_size}"] if needs.group_size > 1 else []
-    names = ("critic", "reward_model", "reference", "branches", "greedy")
+    names = ("critic", "reward_model", "teacher", "reference", "branches", "greedy")
     found += [name.replace("_", " ") for name in names if getattr(needs, name)]
     return ", ".join(found if needs.engine else [*found, "demonstrations"])
 

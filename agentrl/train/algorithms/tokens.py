@@ -54,7 +54,12 @@ class Tokens:
         sequence_ref_logp: float64 [P], the sum of ref_logp over the sequence; 0 without a reference.
         partner_ref_logp: float64 [P], that of the pair's other sequence.
         partner_length: [P], trained tokens of it.
+        divergence: float64 [P], the mean log-ratio to the reference over the batch's sequences with a verdict of 0
+            (`Label`), which estimates the policy's divergence from it; 0 without any; the same for all entries, and
+            without a gradient. None without `Needs.labels`.
+        judged: [P], the part of each token's weight that labels with a verdict have; None without labels.
         metrics: further numbers for each entry, by their names in the log; the loss may add to it.
+        weighted: likewise, averaged by weight: each pair or label counts by its own, whatever its length.
     """
 
     logp: Tensor
@@ -80,7 +85,10 @@ class Tokens:
     _sequence_ref_logp: Tensor | None = None
     _partner_ref_logp: Tensor | None = None
     _partner_length: Tensor | None = None
+    _divergence: Tensor | None = None
+    judged: Tensor | None = None
     metrics: dict[str, Tensor] = field(default_factory=dict)
+    weighted: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, logp: Tensor, entropy: Tensor, rows: Rows, version: int, proximal: Proximal = "behaviour") -> Tokens:
@@ -163,6 +171,18 @@ class Tokens:
         """The column `partner_length` of the class."""
         return _paired(self._partner_length)
 
+    @property
+    def divergence(self) -> Tensor:
+        """The column `divergence` of the class."""
+        if self._divergence is None:
+            raise InvalidInput("this loss reads labels: its algorithm needs `needs.labels`, and labels in its credit")
+        return self._divergence
+
+    def take(self, index: Tensor) -> Tokens:
+        """Some of the tokens, by a mask or their indices, with their metrics."""
+        metrics = {name: each[index] for name, each in self.metrics.items()}
+        return dataclasses.replace(self._each(lambda tensor: tensor[index]), metrics=metrics, weighted={})
+
     def with_advantage(self, advantage: Tensor) -> Tokens:
         """The same tokens with another advantage channel, and metrics of their own."""
         return dataclasses.replace(self, advantage=advantage, metrics={})
@@ -190,21 +210,27 @@ class Tokens:
             _sequence_length=pairs.length[pairs.sequence],
             _sequence_advantage=pairs.mean_advantage[pairs.sequence],
             metrics={},
+            weighted={},
         )
         if summand is not None:
             terms = summand(at.logp - at.old_logp, pairs.mean_advantage[pairs.sequence])
             share = pairs.total[pairs.sequence] / pairs.weight
             whole = sums[1, pairs.sequence].to(at.logp.dtype) + share * (terms - terms.detach())
             return dataclasses.replace(tokens, _sequence_term_sum=whole)
-        if pairs.partner is None or len(sums) < 3:
+        if len(sums) < 3 or (len(sums) == 3 and pairs.partner is None):
             return tokens
-        _, logp, ref_logp = sums
+        _, logp, ref_logp = sums[:3]
+        tokens = dataclasses.replace(
+            tokens, _sequence_logp=logp[pairs.sequence] + total, _sequence_ref_logp=ref_logp[pairs.sequence]
+        )
+        if pairs.partner is None:
+            measured = (pairs.mean_advantage == 0) & (sums[3] > 0)  # those of this update
+            mean = (logp - ref_logp)[measured].mean() if bool(measured.any()) else logp.new_zeros(())
+            return dataclasses.replace(tokens, _divergence=mean.expand(len(pairs)))
         partner = pairs.partner[pairs.sequence]
         return dataclasses.replace(
             tokens,
-            _sequence_logp=logp[pairs.sequence] + total,
             _partner_logp=logp[partner],
-            _sequence_ref_logp=ref_logp[pairs.sequence],
             _partner_ref_logp=ref_logp[partner],
             _partner_length=pairs.length[partner],
         )

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
-import signal
-import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from agentrl import cluster, faults, logs, tracing, watchdog
-from agentrl.common import cores, custom_code, garbage
-from agentrl.config import MODEL, START, RolloutConfig, RunConfig
-from agentrl.config.secrets import secret_values
+from agentrl import cluster
+from agentrl.common import custom_code, garbage
+from agentrl.config import RolloutConfig, RunConfig
 from agentrl.envs import sandboxes
 from agentrl.envs.added_tools import with_tools
 from agentrl.envs.base import Env
 from agentrl.envs.data import identity
 from agentrl.envs.episode import Actor
 from agentrl.envs.registry import factory
-from agentrl.errors import AgentError, AgentRLError, ConfigError, StoreError
-from agentrl.models.folders import pin
+from agentrl.errors import AgentError
 from agentrl.rollout.episodes.actors import ModelActor, sampling_of
 from agentrl.rollout.episodes.evaluation import held_out_split, held_out_tasks, play_held_out
 from agentrl.rollout.episodes.groups import Rollouts
@@ -43,25 +37,23 @@ from agentrl.sessions.store.recorder import Recorder
 from agentrl.sessions.store.store import Store
 from agentrl.train.display.console import Display
 from agentrl.train.display.pictures import transcripts
-from agentrl.train.driver import interrupt, setup
+from agentrl.train.driver import setup
 from agentrl.train.driver.loop import Loop
-from agentrl.train.driver.preparation import make_loop, prepare
+from agentrl.train.driver.opening import opened_run, own_model, stoppable
+from agentrl.train.driver.preparation import make_generating_loop, prepare
 from agentrl.train.driver.result import TrainResult, show
 from agentrl.train.driver.session_worker import holding
+from agentrl.train.driver.teachers import check_teachers
 from agentrl.train.evaluation.evaluated import before_training
 from agentrl.train.evaluation.probe import HeldOutProbe
+from agentrl.train.offline.run import train_on_data
 from agentrl.train.plan.model_checks import engine_settings, prove_architecture, require_recording
 from agentrl.train.plan.placing import reserve
 from agentrl.train.plan.room import check_room
-from agentrl.train.record import data_identity, manifest, recording
-from agentrl.train.record.files import disk_error
-from agentrl.train.record.remote_copy import Uploads
-from agentrl.train.record.run_folder import RunFolder, run_path
+from agentrl.train.record import data_identity, recording
+from agentrl.train.record.run_folder import RunFolder
 from agentrl.types import Engine, Task
 
-DISK_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
-ENDING = 10.0
-"""Seconds beyond `grace` after which a run that hangs is ended, where SIGTERM did not end it."""
 SHOWN = 6
 """The most conversations of a transcript."""
 
@@ -72,23 +64,16 @@ async def train_run(config: RunConfig, display: Display) -> TrainResult:
     The phases: build or fetch the model; imitate the expert (where the recipe says so); measure; reinforce;
     measure again. A resumed run continues at its checkpoint's step.
     """
+    setup.quiet()
+    if config.data is not None:
+        with opened_run(config, display) as (folder, store):
+            return await train_on_data(config, folder, store, display)
     sandboxes.configure(config.sandbox)
     make_env = factory(config.env.name, **config.env.kwargs)
-    setup.quiet()
     own = make_env()
     data = identity.of_splits(own, setup.data_splits(config, own))
     told = data_identity.check_same(config, own, data)
-    sides = 2 if config.rollout.staleness else 1
-    with (
-        cores.at_once(sides),
-        open_folder(config, display) as folder,
-        faults.injected(config.faults, folder.path),
-        Store(folder.path / "sessions.db") as store,
-        display,
-        watchdog.Watchdog(folder.path, config.watchdog.timeout, partial(_hung, config, display)),
-        logs.written(folder.path / logs.NAME, folder.path.name, secret_values(config)),
-        tracing.exported(config.tracing, {"agentrl.run": folder.path.name}, display.warn),
-    ):
+    with opened_run(config, display) as (folder, store):
         folder.data = data
         for line in (identity.described(data), *told):
             display.say(line)
@@ -96,26 +81,18 @@ async def train_run(config: RunConfig, display: Display) -> TrainResult:
             return await _train(config, equipped, folder, store, display)
 
 
-def _hung(config: RunConfig, display: Display, seconds: float, file: Path) -> None:
-    display.warn(f"no progress for {seconds:g} s (watchdog.timeout); where everything stands is in {file}")
-    if config.watchdog.end:
-        end = threading.Timer(config.grace + ENDING, interrupt.end_process, (128 + signal.SIGTERM,))
-        end.daemon = True
-        end.start()  # where the main thread hangs in a C call, and no Python handler of the signal can run
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
 async def _train(
     config: RunConfig, make_env: Callable[[], Env], folder: RunFolder, store: Store, display: Display
 ) -> TrainResult:
     with display.part("loading the model"):
-        base = await _own_model(config, make_env, folder, display)
+        base = await own_model(config, partial(setup.build_tiny, make_env), folder, display)
     if config.model.trust_remote_code:
         custom_code.allow(base)
     prove_architecture(config, base, display, trains=True)
+    check_teachers(config, base)
     splits = ("train", held_out_split(config, make_env()))
     async with player(config, make_env, base, store, trains=True, splits=splits, say=display.say) as (rollouts, act):
-        loop, loaded = make_loop(config, make_env, base, rollouts, act, folder, store, display)
+        loop, loaded = make_generating_loop(config, make_env, base, rollouts, act, folder, store, display)
         try:
             start = await prepare(loop, rollouts, make_env, base, loaded)
             async with held_out(config, loop, rollouts, act) as measure:
@@ -132,6 +109,7 @@ async def _train(
                 after = await measure("after training", done)
         finally:
             loop.trainer.close()
+            await loop.learner.close()
             if loop.reference is not None:
                 await loop.reference.close()
     worked = loop.health.worked or after.worked
@@ -173,87 +151,6 @@ def share_weights_folder(config: RunConfig, folder: Path) -> RunConfig:
     if config.cluster.name == "local" or getattr(weights, "dir", "") is not None:
         return config
     return config.model_copy(update={"weights": weights.model_copy(update={"dir": str(folder.absolute() / "weights")})})
-
-
-@contextmanager
-def stoppable(loop: Loop, display: Display) -> Iterator[None]:
-    """Let `Display.request_stop` ask the run to save and end."""
-    events = asyncio.get_running_loop()
-
-    def request_stop() -> float:
-        display.say(f"asked to stop: the run saves a checkpoint, within {loop.config.grace:g} s (grace)")
-        events.call_soon_threadsafe(loop.stop_requested.set)
-        return loop.config.grace
-
-    before, display.request_stop = display.request_stop, request_stop
-    try:
-        yield
-    finally:
-        display.request_stop = before
-
-
-@contextmanager
-def open_folder(config: RunConfig, display: Display) -> Iterator[RunFolder]:
-    """The run's folder: an existing one, or a new one, removed where the run fails before its first checkpoint.
-
-    Where that is because the disk failed or is full, what the run has done stays.
-
-    Raises:
-        StoreError: the folder's disk failed or is full; the message says how to resume.
-    """
-    if config.resume:
-        folder = RunFolder.open(Path(config.resume), config, display.say)
-    else:
-        folder = RunFolder.create(run_path(config), config)
-    display.resume_hint = lambda: f"interrupted; {folder.resume_hint()}"
-    try:
-        folder.track(config, display.warn)
-        if config.checkpoint_url:
-            folder.uploads = Uploads(folder.path, config.checkpoint_url, config, display.warn)
-        yield folder
-    except Exception as error:
-        ours = isinstance(error, OSError) and not isinstance(error, AgentRLError) and error.errno in DISK_FAILED
-        named = StoreError(disk_error(error, folder.path)) if ours else error
-        disk = isinstance(named, StoreError) and (folder.path / "model").exists() and not config.rerun
-        if isinstance(named, AgentRLError) and (folder.has_saved() or disk) and not config.rerun:
-            named.add_note(f"once that is fixed, {folder.resume_hint()}")
-        elif not config.resume and not (folder.has_saved() or disk):
-            folder.discard()
-            setup.name_as_given(named, folder.path.resolve() / "model", config)
-        if named is error:
-            raise
-        raise named from error
-    finally:
-        folder.close()
-
-
-async def _own_model(config: RunConfig, make_env: Callable[[], Env], folder: RunFolder, display: Display) -> Path:
-    """The run's own copy of the model that it began with: engines load it, also when they restart.
-
-    The folder given as `model=` and the run's checkpoints may be deleted at any time; this copy stays. Where it is
-    damaged, it is replaced by the checkpoint that the run resumes from.
-    """
-    own = folder.path.resolve() / "model"
-    fault = manifest.damage(own) if own.exists() else ""
-    if fault is None:
-        return own
-    if folder.checkpoint:
-        policies = {name: policy for name, policy in config.policies.items() if policy.name == MODEL}
-        if frozen := [name for name, policy in policies.items() if policy.model.name == START]:
-            raise ConfigError(f"policies.{frozen[0]}.model=start: {own} has been damaged or removed")
-        if fault:
-            display.warn(f"{own}: {fault}; replaced by a copy of {folder.checkpoint.name}")
-        pin(folder.checkpoint, own)
-    elif config.rerun:
-        pin(Path(config.rerun) / "model", own)
-    elif config.model.name == setup.TINY:
-        await setup.build_tiny(make_env, own, config.seed)
-    else:
-        pin(setup.resolve_model(config), own)
-    manifest.write(own)
-    if folder.checkpoint:
-        folder.seals.replace_model()
-    return own
 
 
 @asynccontextmanager

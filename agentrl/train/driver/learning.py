@@ -25,6 +25,7 @@ from agentrl.train.algorithms.values import Values, compute_values, per_token
 from agentrl.train.driver import lost_tokens
 from agentrl.train.driver.clock import Clock
 from agentrl.train.driver.colocated import computing
+from agentrl.train.driver.teachers import Teachers
 from agentrl.train.forest.forest import Forest
 from agentrl.train.forest.packing import pack_credited, path_tokens
 from agentrl.train.record import trainer_logprobs
@@ -72,6 +73,10 @@ class Learner(Protocol):
         """Digests of the stored sessions that fit every filter, by id; see `Store.digests`."""
         ...
 
+    async def close(self) -> None:
+        """End what learning opened; idempotent."""
+        ...
+
 
 @dataclass(frozen=True)
 class Learning:
@@ -82,12 +87,14 @@ class Learning:
         folder: the run's.
         engine: sleeps while the trainer computes, where it is colocated; None: whoever calls this sees to that.
         part: shows a part of the step.
+        teachers: the policies that the algorithm asks.
     """
 
     config: RunConfig
     folder: Path
     engine: Engine | None
     part: Part
+    teachers: Teachers
 
     async def learn(self, batch: Batch) -> dict[str, float]:
         """Train on a batch and return the metrics."""
@@ -103,6 +110,10 @@ class Learning:
         batch.algorithm.learned(learned)
         signal = lost_tokens.masked(credited, learned.get("correction/mask_fraction", 0.0))
         return signal | learned
+
+    async def close(self) -> None:
+        """End the teachers."""
+        await self.teachers.close()
 
     async def record(self) -> None:
         """Do nothing: the batch's evidence has the record."""
@@ -132,7 +143,7 @@ class Learning:
         return shaped_groups(groups, algo, adaptive, estimates), metrics
 
     async def _values(self, batch: Batch, groups: Sequence[Group]) -> Values | None:
-        """The critic's value of each token's state, or each token's process reward, where these are needed."""
+        """The critic's value of each token's state, its process reward, or a teacher's log-probability of it."""
         needs, trainer, budget = batch.algorithm.needs, batch.trainer, self.config.trainer.token_budget
         seed = derive(self.config.seed, "values", batch.step)
         if needs.critic:
@@ -143,6 +154,9 @@ class Learning:
             if not isinstance(trainer, Rewarder):
                 raise missing_model(self.config.trainer, batch.algorithm.config, "reward model")
             compute = partial(per_token, groups, trainer.token_rewards, budget, seed)
+        elif needs.teacher:
+            with batch.clock("teachers"), self.part("asking the teacher"):
+                return await self.teachers.score(batch.algorithm, groups, batch.step)
         else:
             return None
         with batch.clock("values"):
@@ -164,7 +178,10 @@ class Learning:
             "pack/tokens": float(tokens),
             "pack/sharing": path_tokens(groups, credit) / tokens if tokens else 1.0,
         }
-        signal = lost_tokens.account(batch.groups, credit, batch.algorithm.config)
+        if batch.algorithm.needs.engine:
+            signal = lost_tokens.account(batch.groups, credit, batch.algorithm.config)
+        else:
+            signal = lost_tokens.account_demonstrated(groups, credit)
         return forests, packed | staleness(groups, version) | credit.metrics | signal
 
     async def _record_logprobs(self, batch: Batch, groups: Sequence[Group]) -> None:

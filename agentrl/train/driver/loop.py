@@ -1,8 +1,8 @@
 """The loop: generate, score, learn (compute values, credit, pack, train), publish.
 
-It knows roles, not their kinds: any engine, any trainer, any algorithm, any environment. Everything that a step does
-follows from its number, its groups' numbers and the run's seed, so a run that was killed goes on from its last
-checkpoint as if nothing had happened.
+It knows roles, not their kinds: any source of groups, any engine or none, any trainer, any algorithm. Everything that
+a step does follows from its number, its groups' numbers and the run's seed, so a run that was killed goes on from its
+last checkpoint as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from agentrl.rollout.episodes.policies import Policy
 from agentrl.rollout.fleet.reference import ReferenceEngine
 from agentrl.rollout.stream.batch_metrics import Evaluation, idle, rollout_metrics
 from agentrl.rollout.stream.filters import FILTERS, make_measure
-from agentrl.rollout.stream.health import HealthMonitor, sampling_notes, sessions_of, with_retries
+from agentrl.rollout.stream.health import HealthMonitor, sessions_of, with_retries
 from agentrl.rollout.stream.outcomes import GroupOutcome
 from agentrl.rollout.stream.stream import Stream
 from agentrl.rollout.weights.buckets import Weights
-from agentrl.rollout.workers.held import calls_of, sizes_of
-from agentrl.sessions.renderers.watch import CallWatch
+from agentrl.rollout.workers.held import sizes_of
 from agentrl.train.algorithms import Algorithm
 from agentrl.train.algorithms.selection import chooser, select
+from agentrl.train.display import step_warnings
 from agentrl.train.display.console import Display
-from agentrl.train.driver import lost_tokens, minibatches, probe, recorded_steps, resizing
+from agentrl.train.driver import lost_tokens, probe, recorded_steps, resizing
 from agentrl.train.driver.clock import Clock
 from agentrl.train.driver.learning import Batch, Learner
 from agentrl.train.driver.recovery import Recovery, died
@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 @dataclass
 class Loop:
-    """Reinforcement learning of one policy, step by step."""
+    """The training of one policy, step by step; without an engine nothing is published."""
 
     config: RunConfig
     policy: Policy
@@ -140,9 +140,8 @@ class Loop:
         return self.state.stream
 
     @property
-    def engine(self) -> Engine:
-        """The policy's engine."""
-        assert self.policy.engine is not None
+    def engine(self) -> Engine | None:
+        """The policy's engine; None where groups are read."""
         return self.policy.engine
 
     @property
@@ -240,18 +239,18 @@ class Loop:
 
         Where the trainer dies before all of that is done, the next one's weights are sent.
         """
-        published, version = self.state.published, self.trainer.version
-        if published.recorded == version:
+        published, version, engine = self.state.published, self.trainer.version, self.engine
+        if engine is None or published.recorded == version:
             return {}
         found, reference = dict[str, float](), ""
-        if published.begin(self.engine, version):
+        if published.begin(engine, version):
             with self.clock("publish"), self.display.part("publishing weights"):
                 await faults.async_point("weights.publish")
-                await self.engine.publish(Weights.of(self.trainer), version)
+                await engine.publish(Weights.of(self.trainer), version)
                 tokens = self.config.weights.probe_tokens
-                found = await probe.compare(self.engine, self.trainer, tokens, self.probe_bound)
+                found = await probe.compare(engine, self.trainer, tokens, self.probe_bound)
             reference = await self.reference_checksum()
-        await self.confirm(found.get("probe/abs_mean"), reference)
+        await self.confirm(engine, found.get("probe/abs_mean"), reference)
         published.recorded = version
         return found
 
@@ -262,10 +261,11 @@ class Loop:
         with self.clock("prove"), self.display.part("proving that weights arrived"):
             return await self.reference.checksum(Weights(self.trainer.weights), self.trainer.version)
 
-    async def confirm(self, probed: float | None = None, reference: str = "") -> None:
+    async def confirm(self, engine: Engine, probed: float | None = None, reference: str = "") -> None:
         """Record which weights the engine says that it has.
 
         Args:
+            engine: the policy's.
             probed: what the probe found.
             reference: the checksum that they should have; '' where that is not known.
 
@@ -273,9 +273,7 @@ class Loop:
             EngineError: an engine has other weights.
         """
         bound = None if probed is None else self.probe_bound
-        found = await provenance.confirm_weights(
-            self.engine, self.config, self.state.store.losses, probed, bound, reference
-        )
+        found = await provenance.confirm_weights(engine, self.config, self.state.store.losses, probed, bound, reference)
         if wrong := found.undelivered:
             raise EngineError(f"{wrong} (weights.prove_every)")
         self.evidence.add(found)
@@ -319,6 +317,8 @@ class Loop:
             return {}
         with self.clock("eval"):
             result = await self.measure(step)
+        if self.engine is None:
+            return {f"eval/{name}": value for name, value in result.metrics.items()}
         parts = {f"eval/{name}": value for name, value in result.metrics.items() if name.startswith(("env/", "probe/"))}
         averaged = {"eval/averaged": 1.0} if self.config.eval.weights == "averaged" else {}
         return {"eval/mean": result.mean, "eval/low": result.low, "eval/high": result.high} | parts | averaged
@@ -355,31 +355,13 @@ class Loop:
         seconds = row["time/step"] - row.get("time/eval", 0.0)
         row["throughput/tokens_per_s"] = tokens / seconds
         row["throughput/sessions_per_s"] = row["sessions/count"] / seconds
-        self.display.step(row, row.get("reward/mean", 0.0))
+        self.display.step(row, row.get("reward/mean", 0.0) if self.engine is not None else row["loss"])
         row["time/left"] = self.display.seconds_left()
         provenance.write(self.folder.path, step, self.evidence.take())
         self.folder.log(step, row, outcomes, digests, recorded_steps.content(step, self.state))
-        if row.get("mismatch/abs_mean", 0.0) > self.config.mismatch_bound:
-            self.display.warn(
-                f"step {step}: engine and trainer disagree: mean |Δ log-probability| "
-                f"{row['mismatch/abs_mean']:.2g} is over mismatch_bound={self.config.mismatch_bound:g}"
-            )
-        if warning := self.silence(groups):
-            self.display.warn(f"step {step}: {warning}")
-        for warning in self.health.check(groups, signal=bool(row["pack/signal"])):
-            self.display.warn(f"step {step}: {warning}")
-        if note := minibatches.describe_updates(row, self.config.algo):
-            self.display.warn_once(note)
-        for note in sampling_notes(sessions_of(groups), trained=True):
-            self.display.warn_once(note)
+        for warning in step_warnings.of_step(self, step, groups, row):
+            self.display.warn(warning)
         return row
-
-    def silence(self, groups: Sequence[Group]) -> str | None:
-        """A warning where there are tools and no call ever parses: parser and model may not fit."""
-        watch = CallWatch(self.policy.renderer.name)
-        for calls in map(calls_of, sessions_of(groups)):
-            watch.add(calls.turns, calls.good, calls.malformed)
-        return watch.warning()
 
     async def checkpoint(self, step: int) -> None:
         """Save what a resumed run needs, where one is due."""

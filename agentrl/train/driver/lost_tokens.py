@@ -102,6 +102,14 @@ def account(groups: Iterable[Group], credit: Credit, config: AlgoConfig) -> dict
     return {SAMPLED: float(found.total()), TRAINED: float(found[None]), **counts}
 
 
+def account_demonstrated(groups: Iterable[Group], credit: Credit) -> dict[str, float]:
+    """The same of tokens that nobody sampled, which are there to be imitated: those without credit are unused."""
+    tokens = {(s.id, n.id): trained_tokens(n) for g in groups for s in g.sessions for n in s.nodes if not n.sampled}
+    total, trained = sum(tokens.values()), sum(count for key, count in tokens.items() if key in credit.shares)
+    counts = {cause.metric: 0.0 for cause in Cause}
+    return {SAMPLED: float(total), TRAINED: float(trained), **counts, Cause.UNUSED.metric: float(total - trained)}
+
+
 def _count(view: Session, credit: Credit, flat: Cause, helper_credit: float, found: Counter[Cause | None]) -> None:
     """Add the tokens of one agent's session to the counts; None counts those that are trained."""
     unused, ends = view.unused() | untrained(view), view.partly_used()

@@ -20,6 +20,7 @@ from agentrl.envs.episode import Actor
 from agentrl.rollout.episodes.actors import ModelActor
 from agentrl.rollout.episodes.groups import Rollouts
 from agentrl.rollout.episodes.past import PastVersions
+from agentrl.rollout.episodes.policies import Policy
 from agentrl.rollout.episodes.programs import Program
 from agentrl.rollout.fleet import divided, wait_until_started
 from agentrl.rollout.fleet.reference import ReferenceEngine
@@ -41,6 +42,7 @@ from agentrl.train.driver.lost_tokens import top_scores
 from agentrl.train.driver.recovery import Recovery
 from agentrl.train.driver.resuming import step_of
 from agentrl.train.driver.session_worker import DistantLearning
+from agentrl.train.driver.teachers import Teachers
 from agentrl.train.plan.model_checks import compare_loaded, engine_settings
 from agentrl.train.plan.room import context
 from agentrl.train.record import provenance, recording
@@ -53,15 +55,26 @@ from agentrl.train.trainers.worker import place_trainer
 
 def make_loop(
     config: RunConfig,
-    make_env: Callable[[], Env],
     base: Path,
-    rollouts: Rollouts,
-    act: Callable[[RolloutConfig], Actor | Program],
+    policy: Policy,
+    stream: Stream,
+    learner: Learner,
     folder: RunFolder,
     store: Store,
     display: Display,
 ) -> tuple[Loop, Loaded | None]:
-    """The run's loop, with a trainer that has been started, and how that compares with the model's folder."""
+    """A loop over groups of any source, with a trainer that has been started, and how that compares with the folder.
+
+    Args:
+        config: the run's.
+        base: the model's folder.
+        policy: renderer and engine; without an engine nothing is published.
+        stream: the groups.
+        learner: learns from them.
+        folder: the run's.
+        store: its sessions.
+        display: where progress is shown.
+    """
 
     def starts(trainer: TrainerConfig) -> Callable[..., Trainer]:
         return partial(
@@ -78,18 +91,52 @@ def make_loop(
     algorithm = make_algorithm(config.algo)
     recovery = Recovery(start_trainer, config.trainer.max_restarts, algorithm.snapshot(), starts=starts)
     trainer, loaded = recovery.first(start, display.warn)
-    if line := _threads(config, base, trainer):
-        display.say(line)
-    stream = make_stream(config, rollouts, make_env, act(config.rollout))
     state = RunState(trainer, algorithm, stream, store)
-    past = next((partner for partner in rollouts.partners.values() if isinstance(partner, PastVersions)), None)
+    return Loop(config, policy, state, folder, display, learner, recovery=recovery), loaded
+
+
+def make_generating_loop(
+    config: RunConfig,
+    make_env: Callable[[], Env],
+    base: Path,
+    rollouts: Rollouts,
+    act: Callable[[RolloutConfig], Actor | Program],
+    folder: RunFolder,
+    store: Store,
+    display: Display,
+) -> tuple[Loop, Loaded | None]:
+    """The loop of a run whose groups are generated; see `make_loop`."""
+    stream = make_stream(config, rollouts, make_env, act(config.rollout))
     learner = make_learner(config, rollouts, folder, display)
-    loop = Loop(config, rollouts.policy, state, folder, display, learner, recovery=recovery, past=past)
+    loop, loaded = make_loop(config, base, rollouts.policy, stream, learner, folder, store, display)
+    if line := _threads(config, base, loop.trainer):
+        display.say(line)
+    loop.past = next((partner for partner in rollouts.partners.values() if isinstance(partner, PastVersions)), None)
     loop.probe_bound = probe_bound(config, loaded)
     loop.top_scores = top_scores(rollouts.make_env())
     if config.weights.prove_every:
         loop.reference = ReferenceEngine(engine_settings(config), config.fleet, config.weights, base)
     return loop, loaded
+
+
+async def prepare_reading(loop: Loop) -> int:
+    """Restore the checkpoint, or save the one that training begins from, of a run that reads its groups.
+
+    Returns:
+        The steps that are done.
+    """
+    config, folder, display = loop.config, loop.folder, loop.display
+    if not folder.checkpoint:
+        folder.restore()
+        recording.write_start(config, folder, loop.trainer, display, 0)
+        await loop.recovering(0, partial(loop.save, 0))
+        return 0
+    await loop.recovering(step_of(folder.checkpoint), loop.restore_trainer)
+    start = await recorded_steps.resume(loop, config)
+    folder.restore(start)
+    recording.write_start(config, folder, loop.trainer, display, start)
+    display.say(f"resuming {folder.path} after step {start}")
+    return start
 
 
 async def prepare(
@@ -115,7 +162,7 @@ async def prepare(
         folder.restore()
         recording.write_start(config, folder, loop.trainer, display, start)
         await _imitate(config, rollouts, make_env, base, loop)
-    await leave(loop.trainer, loop.engine)
+    await leave(loop.trainer, rollouts.engines[0])
     with display.part("starting the engine"):
         await asyncio.gather(*map(wait_until_started, rollouts.engines))
     if folder.checkpoint:
@@ -152,7 +199,7 @@ def make_learner(config: RunConfig, rollouts: Rollouts, folder: RunFolder, displ
     assert engine is not None
     if isinstance(elsewhere, InWorkers) and elsewhere.holding is not None:
         return DistantLearning(config, folder.path, elsewhere.holding.workers, engine, display.part)
-    return Learning(config, folder.path, engine, display.part)
+    return Learning(config, folder.path, engine, display.part, Teachers(config, folder.path))
 
 
 def make_stream(config: RunConfig, rollouts: Rollouts, make_env: Callable[[], Env], actor: Actor | Program) -> Stream:

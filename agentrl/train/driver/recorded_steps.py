@@ -157,7 +157,7 @@ def _reproducible(loop: Loop, config: RunConfig) -> bool:
     """True where steps that are taken again have the same groups, tokens and weights."""
     assert loop.folder.saved is not None
     same = not _changed(config, loop.folder.saved) and config.rollout == loop.folder.saved.rollout
-    exact = loop.trainer.deterministic and loop.engine.capabilities.deterministic
+    exact = loop.trainer.deterministic and (loop.engine is None or loop.engine.capabilities.deterministic)
     return same and exact and not config.rollout.staleness
 
 

@@ -37,6 +37,7 @@ from agentrl.train.algorithms import make_algorithm
 from agentrl.train.driver.colocated import computing
 from agentrl.train.driver.learning import Batch, Learning, Part, digests
 from agentrl.train.driver.recovery import died
+from agentrl.train.driver.teachers import Teachers
 from agentrl.train.record import provenance
 from agentrl.train.record.files import append, write_atomically
 from agentrl.train.record.run_folder import LOSSES
@@ -97,7 +98,7 @@ class SessionRole:
         self._folder, self._open = folder, ExitStack()
         self._store = self._open.enter_context(Store(folder / "sessions.db"))
         self._recorder = self._open.enter_context(Recorder(self._store))
-        self._learning = Learning(config, folder, None, _unseen)
+        self._learning = Learning(config, folder, None, _unseen, Teachers(config, folder))
         self._kept = KeptSessions()
         if traces is not None:
             self._open.enter_context(tracing.exported(*traces, logger.warning))
@@ -316,12 +317,15 @@ class DistantLearning:
             with Store(self.folder / "sessions.db", read_only=True) as store:
                 return read_groups(store, chosen(batch.groups), {})
 
-        here = Learning(self.config, self.folder, self.engine, self.part)
+        here = Learning(self.config, self.folder, self.engine, self.part, Teachers(self.config, self.folder))
         return await here.learn(replace(batch, groups=await asyncio.to_thread(read)))
 
     async def record(self) -> None:
         """Write what only the learner has of the last batch into the run's record."""
         await self._call("record")
+
+    async def close(self) -> None:
+        """Do nothing: the worker ends by itself."""
 
     async def digests(self, **filters: Any) -> dict[str, str]:
         """Return digests of the sessions that pass the filters."""

@@ -63,6 +63,8 @@ def complete(tree: Mapping[str, Any]) -> RunConfig:
         from agentrl.train.record import recording
 
         return validate(_known(merge(applicable(recording.settings(Path(tree["rerun"])), tree), tree)), RunConfig)
+    if tree.get("data") is not None:
+        return validate(_known(merge(_data_recipe(tree), tree)), RunConfig)
     if "env" not in tree:
         validate(tree, RunConfig)  # which says so, beside what else is wrong
     named = {key: tree[key] for key in ("env", "model", "policy") if key in tree}
@@ -72,6 +74,16 @@ def complete(tree: Mapping[str, Any]) -> RunConfig:
     except ConfigError as error:
         raise EnvError(f"the recipe of environment {named['env']!r}: {error}") from None
     return validate(_known(_in_parts(merge(applicable(suits, tree), tree), tree)), RunConfig)
+
+
+def _data_recipe(tree: Mapping[str, Any]) -> Tree:
+    """Default settings of a run that reads its sessions: supervised learning; the tiny model's own learning rate."""
+    model = tree.get("model")
+    name = model.get("name") if isinstance(model, Mapping) else model
+    small = {"algo.lr": 3e-3, "algo.warmup_steps": 4, "trainer.token_budget": 16384} if name in (None, TINY) else {}
+    chosen = tree.get("algo")
+    named = isinstance(chosen, str) or (isinstance(chosen, Mapping) and "name" in chosen)
+    return spread(small | ({} if named else {"algo.name": "sft"}))
 
 
 def _in_parts(settings: Tree, given: Mapping[str, Any]) -> Tree:

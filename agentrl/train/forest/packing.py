@@ -107,6 +107,7 @@ def pack_with_spans(
     """`pack`, with each forest's node spans; tokens that several sessions share have a span for each of them."""
     if token_budget < 1:
         raise InvalidInput(f"token_budget must be at least 1, not {token_budget}")
+    groups = [*groups, *credit.added]
     sessions = [session for group in groups for session in group.sessions]
     if len({s.id for s in sessions}) < len(sessions):
         raise InvalidInput("session ids must be unique within a batch")
@@ -153,7 +154,7 @@ def _node_spans(parts: Sequence[ForestPart], sessions: Sequence[str]) -> Iterato
 def path_tokens(groups: Sequence[Group], credit: Credit) -> int:
     """Tokens that the same batch takes with each root-to-leaf path as a row of its own (for the metrics)."""
     total = 0
-    for session in (s for group in groups for s in group.sessions):
+    for session in (s for group in (*groups, *credit.added) for s in group.sessions):
         length: dict[int | None, int] = {None: 0}
         for node in session.nodes:
             length[node.id] = length[node.parent] + len(node.token_ids)

@@ -12,6 +12,7 @@ from agentrl import faults
 from agentrl.config import MODEL, PAST, FleetConfig, RunConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env, has_critic_view
+from agentrl.envs.data.hub import is_hub
 from agentrl.envs.data.mixture import Mixture
 from agentrl.envs.registry import make
 from agentrl.errors import ConfigError, EnvError, nearest, unknown_name
@@ -23,6 +24,7 @@ from agentrl.rollout.episodes.branching import check_branching
 from agentrl.rollout.episodes.evaluation import SCRIPTED, held_out_split
 from agentrl.rollout.episodes.opponents import check_partner
 from agentrl.rollout.remote import check_api, is_remote
+from agentrl.rollout.sources.runs import is_run
 from agentrl.rollout.stream.filters import FILTERS, PRIORITIES, make_measure
 from agentrl.sessions.gateway.http.tls import Tls
 from agentrl.sessions.renderers import get_renderer
@@ -52,12 +54,51 @@ def check_training(config: RunConfig) -> None:
     check_trainer(config.trainer, config.algo)
     for name in config.metrics:
         TRACKERS.find(name)
+    if config.data is not None:
+        _check_reading(config, algorithm)
+        return
+    if not algorithm.needs.engine:
+        raise ConfigError(f"algo={config.algo.name} learns from what is read: data=FILE or data=runs/NAME names it")
     _check_sampling(config)
     env = check_rollouts(config)
     _check_view(algorithm, env)
     _check_tasks(env, held_out_split(config, env))
     if config.warm_start.steps:
         _check_tasks(env, setup.demonstration_split(env))
+
+
+def _check_reading(config: RunConfig, algorithm: Algorithm) -> None:
+    """Refuse what a run that reads its sessions can't do, and a model or a file that is not there.
+
+    Raises:
+        ConfigError: something that is set can't be used.
+    """
+    data = config.data
+    assert data is not None
+    if algorithm.needs.engine and not is_run(data.name):
+        raise ConfigError(
+            f"data={data.name}: algo={config.algo.name} learns from rewards and log-probabilities, which only recorded "
+            "sessions have: algo=sft imitates a file's conversations, data=runs/NAME reads a run's sessions"
+        )
+    unused = {
+        "warm_start.steps": config.warm_start.steps,
+        "agent": config.agent,
+        "rewards": config.rewards,
+        "tools": config.tools,
+        "policies": config.policies,
+        "eval.weights": config.eval.weights != "policy",
+        "cluster.sessions": config.cluster.sessions,
+        "rerun": config.rerun,
+    }
+    if wrong := next((name for name, value in unused.items() if value), None):
+        raise ConfigError(f"{wrong} is for runs that generate their sessions; data={data.name} is read")
+    if config.cluster.name != "local":
+        raise ConfigError(f"cluster={config.cluster.name}: a run that reads its sessions trains on this machine so far")
+    if not is_hub(data.name) and not Path(data.name).expanduser().exists():
+        raise ConfigError(f"data={data.name}: there is no such file or folder")
+    check_name(config.model.renderer, "model.renderer")
+    if config.model.name != setup.TINY and not config.resume:
+        get_renderer(resolve(config.model.name), config.model.renderer, config.model.stop)
 
 
 def check_rollouts(config: RunConfig) -> Env:

@@ -44,12 +44,12 @@ def recorded(run: Path) -> Identities:
         raise ConfigError(f"{file} is damaged: {error}") from None
 
 
-def check_same(config: RunConfig, env: Env, found: Identities) -> list[str]:
+def check_same(config: RunConfig, env: Env | None, found: Identities) -> list[str]:
     """Compare a run's data with that of the run which it resumes or repeats.
 
     Args:
         config: names that run, if any.
-        env: has the data.
+        env: has the data; None where it is read.
         found: its identities.
 
     Returns:
@@ -62,7 +62,8 @@ def check_same(config: RunConfig, env: Env, found: Identities) -> list[str]:
     if (run := config.resume or config.rerun) is None:
         return []
     before = recorded(Path(run))
-    changed = identity.differences(before, found) if before else list(_other_tasks(Path(run), env))
+    old = list(_other_tasks(Path(run), env)) if env is not None and not before else []
+    changed = identity.differences(before, found) if before else old
     if not changed:
         return [] if before else [f"{run} does not say which data it had; the tasks that it trained are still there"]
     what = f"{name}={run}: the data changed since: {'; '.join(changed)}"

@@ -4,7 +4,7 @@
     log-probabilities of all minibatches but the first             where there are several
     for each of `epochs`:                                          none while a critic warms up
         for each minibatch, in the epoch's order:
-            sums over its sequences, where loss or corrections do  a pass without gradient
+            sums over its sequences, where loss or corrections do  a pass without gradient, or none
             the gradient of its forests
             update
     the reference follows the policy, where it does
@@ -14,7 +14,8 @@ The normalisers of a loss are inside the forests' weights, so gradients of fores
 is a factor of its loss. A batch is one minibatch unless `algo.minibatches` says otherwise. `old_logp` costs the first
 minibatch no pass of its own: its first gradient is computed under the old policy. Sums over sequences are complete,
 over all forests and ranks, before the gradient of any token is computed, so no split of a batch changes them. Before
-the first update log-ratios are all 0, which needs no pass, unless tokens are stale.
+the first update log-ratios are all 0, which needs no pass, unless tokens are stale; nor does a batch of which every
+sequence, and every pair, lies in one forest: its sums are those of the forward pass that the gradient needs anyway.
 """
 
 from __future__ import annotations
@@ -25,11 +26,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from agentrl.config import AlgoConfig
 from agentrl.train.algorithms import Algorithm, make_algorithm
-from agentrl.train.algorithms.objective import Meter, empty_sums, known_sums, objective, sums_change
+from agentrl.train.algorithms.objective import (
+    Meter,
+    add_sums,
+    empty_sums,
+    hold_sequences,
+    known_sums,
+    objective,
+    sums_change,
+)
 from agentrl.train.algorithms.tokens import old_policy
 from agentrl.train.forest.forest import Membership, Rows
 from agentrl.train.trainers.critic import ValueModel, ValueUpdates
@@ -135,6 +145,7 @@ class StepLearner(ABC, Generic[B]):
         version: the policy version that the weights are.
         sums: of the batch's sequences, those of the minibatch under way among them, while they are needed; see
             `empty_sums`.
+        sums_are_local: each forest's sums are its own, and are made in the pass that computes its loss.
         scale: of the minibatch under way.
         takes_minibatches: see `agentrl.train.trainers.plugin.TrainerPlugin`.
     """
@@ -145,6 +156,7 @@ class StepLearner(ABC, Generic[B]):
     critic: ValueModel | None = None
     version: int = 0
     sums: Tensor | None = None
+    sums_are_local: bool = False
     scale: float = 1.0
 
     def start_phase(self, algo: AlgoConfig) -> None:
@@ -159,6 +171,10 @@ class StepLearner(ABC, Generic[B]):
     def known_sums(self, batches: Sequence[B]) -> bool:
         """Return whether all sums over sequences are 0 before a batch's first update; ranks ask all of them."""
         return known_sums(self.algorithm, [batch.rows for batch in batches], self.version)
+
+    def holds_sequences(self, batches: Sequence[B]) -> bool:
+        """Return whether each sequence, with its pair, lies whole in the rows of one batch; ranks ask all of them."""
+        return not self.algorithm.needs.labels and all(hold_sequences(batch.rows) for batch in batches)
 
     @property
     def algo(self) -> AlgoConfig:
@@ -226,7 +242,7 @@ class StepLearner(ABC, Generic[B]):
                 for number, part in enumerate(minibatches(batches, epoch))
             ]
             learned.norm = max(norms, key=lambda norm: (math.isnan(norm), norm))
-        self.sums, self.scale = None, 1.0
+        self.sums, self.sums_are_local, self.scale = None, False, 1.0
         if epochs and self.keeps_reference and self.algo.reference_decay is not None:
             self.average_reference(self.algo.reference_decay)
         if self.critic is not None and batches:
@@ -243,7 +259,9 @@ class StepLearner(ABC, Generic[B]):
         changing = sums_change(self.algorithm)
         if self.algorithm.sequence is not None and (changing or epoch == 0):
             sums = empty_sums(self.algorithm, sequences)
-            if not (first and self.known_sums(part.batches)):
+            known = first and self.known_sums(part.batches)
+            self.sums_are_local = not known and changing and self.holds_sequences(part.batches)
+            if not known and not self.sums_are_local:
                 self.sum_sequences(part.batches, sums)
             self.sums = sums if changing or self.sums is None else self.sums + sums
         self.scale = part.scale
@@ -297,6 +315,9 @@ class StepLearner(ABC, Generic[B]):
         if first and self.algo.epochs > 1 and rows.old_logp is None:
             rows.old_logp = old_policy(logp, rows, self.version, self.algo.correction.proximal)
         sums = None if self.sums is None else self.sums.to(logp.device)
+        if sums is not None and self.sums_are_local:
+            sums = torch.zeros_like(sums)
+            add_sums(self.algorithm, sums, logp, rows, self.version)
         loss, tokens = objective(self.algorithm, logp, entropy, rows, version=self.version, values=values, sums=sums)
         if meter is not None:
             meter.add(tokens, rows, engine=self.algorithm.needs.engine, first=first)

@@ -52,8 +52,9 @@ def serve(tmp_path: Path) -> Serve:
     async def started(engine: Any = None, format: Any = None, **options: Any) -> AsyncIterator[Served]:
         engine = engine or ScriptedEngine()
         limits = options.pop("limits", Limits())
-        with Store(tmp_path / "sessions.db") as store:
-            secret = persistent_secret(Path(store.path))
+        given = options.pop("store", None)
+        with contextlib.nullcontext(given) if given else Store(tmp_path / "sessions.db") as store:
+            secret = persistent_secret(tmp_path / "sessions.db")
             app = create_app(engine, format or renderer(), store, limits=limits, secret=secret, **options)
             async with running(app) as url:
                 yield Served(url, gateway_of(app), engine, store)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
 from agentrl.errors import StoreError
+from agentrl.sessions.gateway import writer as writing
+from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.writer import StoreWriter
 from agentrl.sessions.store.store import Store
 from agentrl.types import Session, Task
+from tests.sessions.gateway.conftest import Serve
+from tests.sessions.gateway.test_sessions import ASK, post, until
 from tests.train.trees import environment_node
 
 
@@ -26,3 +33,40 @@ async def test_turns_that_wait_to_be_written_are_written_as_the_writer_closes() 
         assert len(store.load("a").nodes) == 1
         with pytest.raises(StoreError, match="has stopped"):
             await writer.append(session, [])
+
+
+class HeldStore(Store):
+    """A store whose additions wait."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.free = threading.Event()
+        self.free.set()
+
+    def append_all(self, additions: Iterable[Any]) -> None:
+        self.free.wait()
+        super().append_all(additions)
+
+
+async def test_a_request_whose_reply_was_sent_is_no_longer_in_progress_however_slow_the_store_is(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixteen clients at once were answered 429: their last 500 turns waited for a store that a busy loop slowed.
+
+    A client is slowed by its store only once many turns are unwritten, and is refused by it only after a turn's time.
+    """
+    monkeypatch.setattr(writing, "MOST_UNWRITTEN", 4)
+    with HeldStore(":memory:") as store:
+        async with serve(store=store, limits=Limits(in_flight=1, turn_timeout=0.5)) as served:
+            access = [await served.open() for _ in range(6)]
+            store.free.clear()
+            try:
+                answers = [await post(served, one, "v1/chat/completions", **ASK) for one in access[:4]]
+                assert [one.status_code for one in answers] == [200] * 4
+                refused = await post(served, access[4], "v1/chat/completions", **ASK)
+                assert (refused.status_code, refused.json()["error"]["code"]) == (503, "store_busy")
+                waiting = asyncio.ensure_future(post(served, access[5], "v1/chat/completions", **ASK))
+                await until(lambda: served.gateway.in_flight == 1)
+            finally:
+                store.free.set()
+            assert (await waiting).status_code == 200

@@ -96,15 +96,90 @@ def advantages(trainer: Any, case: dict[str, Any]) -> Tensor:
     return found
 
 
+class Outputs(SimpleNamespace):
+    """A model's outputs of given log-probabilities, which a loss over pairs or labels reads; what it logs is 0."""
+
+    def __init__(self, logp: Tensor) -> None:
+        still = torch.zeros_like(logp)
+        super().__init__(log_probs=logp, entropy=still, mean_logits=still, is_top1=still.bool())
+
+
+def preference(trainer: Any, case: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """A loss of DPOTrainer, KTOTrainer, CPOTrainer or ORPOTrainer, and its gradient by the log-probabilities.
+
+    Rows are pairs, all chosen ones before all rejected ones; the last two trainers get one pair at a time, whose
+    likelihood is then a mean over the tokens of one sequence.
+    """
+    logp, mask, ref = case["logp"].clone().requires_grad_(), case["mask"], case["ref"]
+    rows, half = logp * mask, len(logp) // 2
+    fields = {
+        "label_smoothing": 0.0,
+        "beta": 0.1,
+        "alpha": 0.0,
+        "cpo_alpha": 1.0,
+        "simpo_gamma": 0.5,
+        **case["settings"],
+    }
+    made = stub(**fields)
+    made.accelerator.gather_for_metrics = made.accelerator.gather
+    if case["trainer"] in ("dpo", "kto"):
+        one = torch.zeros(len(logp), 1)
+        inputs = {"input_ids": torch.zeros(len(logp), mask.shape[1] + 1).long(), "attention_mask": one}
+        inputs["completion_mask"] = torch.cat([one, mask], 1).long()
+        vars(made).update(ld_alpha=None, f_divergence_type="reverse_kl", loss_weights=[1.0], use_weighting=False)
+        vars(made).update(precompute_ref_logps=True, calculate_KL=True, _total_train_tokens=0, _tp_size=1)
+        if case["trainer"] == "dpo":
+            inputs |= {"ref_chosen_logps": ref[:half].sum(1), "ref_rejected_logps": ref[half:].sum(1)}
+        else:
+            inputs |= {"label": torch.arange(len(logp)) < half, "ref_logps": ref.sum(1), "ref_KL_logps": case["kl_ref"]}
+            made._compute_kl_logps = lambda *_: case["kl_logp"]
+        made.model = Model(rows)
+        value = trainer._compute_loss(made, made.model, inputs, False)
+    else:
+        sums, mean = rows.sum(1), rows.sum(1) / mask.sum(1)
+        made._losses = [pair_loss(trainer, made, sums, mean, place, half) for place in range(half)]
+        value = torch.stack(made._losses).mean()
+    (gradient,) = torch.autograd.grad(value, logp)
+    return value.detach(), gradient
+
+
+class Model:
+    """A model in evaluation that returns given log-probabilities."""
+
+    training = False
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+
+    def __call__(self, **_: Any) -> Outputs:
+        return Outputs(self.rows)
+
+
+def pair_loss(trainer: Any, made: Any, sums: Tensor, mean: Tensor, place: int, half: int) -> Tensor:
+    """The whole loss of one pair, as a trainer without a reference computes it."""
+    score = mean if made.loss_type in ("simpo", "orpo") else sums
+    chosen, rejected = score[place : place + 1], score[half + place : half + place + 1]
+    still = torch.zeros(1)
+    made.concatenated_forward = lambda *_: (chosen, rejected, still, still, -mean[place])
+    made.cpo_loss = lambda *each: trainer.cpo_loss(made, *each)
+    made.odds_ratio_loss = lambda *each: trainer.odds_ratio_loss(made, *each)
+    loss: Tensor = trainer.get_batch_loss_metrics(made, None, {})[0]
+    return loss
+
+
 def main(packages: str, cases: str, results: str) -> None:
     """Compute all cases."""
     sys.path.append(packages)
-    from trl.trainer import grpo_trainer, rloo_trainer  # type: ignore[import-not-found]
+    from trl.experimental.cpo import cpo_trainer  # type: ignore[import-not-found]
+    from trl.experimental.orpo import orpo_trainer  # type: ignore[import-not-found]
+    from trl.trainer import dpo_trainer, grpo_trainer, kto_trainer, rloo_trainer  # type: ignore[import-not-found]
 
     for module in (grpo_trainer, rloo_trainer):
         module.disable_gradient_checkpointing = lambda *_: nullcontext()
     trainers = {"grpo": grpo_trainer.GRPOTrainer, "rloo": rloo_trainer.RLOOTrainer}
-    kinds = {"loss": loss, "advantage": advantages}
+    trainers |= {"dpo": dpo_trainer.DPOTrainer, "kto": kto_trainer.KTOTrainer}
+    trainers |= {"cpo": cpo_trainer.CPOTrainer, "orpo": orpo_trainer.ORPOTrainer}
+    kinds = {"loss": loss, "advantage": advantages, "preference": preference}
     found = [kinds[case["kind"]](trainers[case["trainer"]], case) for case in torch.load(cases, weights_only=False)]
     torch.save(found, results)
 

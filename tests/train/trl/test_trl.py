@@ -12,8 +12,9 @@ import torch
 
 from agentrl.train.algorithms import algorithm_settings, make_algorithm
 from agentrl.train.algorithms.credit import weigh
+from benchmarks.vs_trl_pairs import batches, build_model, ours, run, token_ratio
 from tests.conftest import need
-from tests.train.ragged_rows import Rows, loss_and_gradient, near
+from tests.train.ragged_rows import RaggedPairs, Rows, loss_and_gradient, near
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # on a busy machine importing them takes minutes
 ROOT = Path(__file__).parents[3]
@@ -56,6 +57,40 @@ ADVANTAGES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+PREFERENCES: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
+    "dpo": ({"name": "dpo", "beta": 0.3}, "dpo", {"loss_types": ["sigmoid"], "beta": 0.3}),
+    "dpo per token": (
+        {"name": "dpo", "beta": 0.3, "per_token": True},
+        "dpo",
+        {"loss_types": ["sigmoid_norm"], "beta": 0.3},
+    ),
+    "ipo": ({"name": "ipo", "beta": 0.3}, "dpo", {"loss_types": ["ipo"], "beta": 0.3}),
+    "robust": (
+        {"name": "robust", "label_smoothing": 0.2},
+        "dpo",
+        {"loss_types": ["robust"], "label_smoothing": 0.2},
+    ),
+    "kto": (
+        {"name": "kto", "desirable_weight": 1.5, "undesirable_weight": 0.5, "beta": 0.3},
+        "kto",
+        {"loss_type": "kto", "desirable_weight": 1.5, "undesirable_weight": 0.5, "beta": 0.3},
+    ),
+    "simpo": (
+        {"name": "simpo", "gamma": 0.7, "label_smoothing": 0.1},
+        "cpo",
+        {"loss_type": "simpo", "beta": 2.0, "simpo_gamma": 0.7, "label_smoothing": 0.1, "cpo_alpha": 0.0},
+    ),
+    "simpo with likelihood": (
+        {"name": "simpo", "nll_coef": 0.5},
+        "cpo",
+        {"loss_type": "simpo", "beta": 2.0, "simpo_gamma": 1.0, "cpo_alpha": 0.5},
+    ),
+    "cpo": ({"name": "cpo"}, "cpo", {"loss_type": "sigmoid"}),
+    "orpo": ({"name": "orpo"}, "orpo", {"loss_type": "orpo"}),
+}
+"""Our loss, and TRL's trainer with its settings; TRL's ORPO takes the likelihood of the prompt besides, here none."""
+
+
 def members(rows: Rows, group: int) -> list[int]:
     return [i for i, each in enumerate(rows.index) if each == group]
 
@@ -76,6 +111,11 @@ def trl(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
                     **{"kind": "advantage", "trainer": trainer, "settings": settings},
                     "rewards": rows.reward[members(rows, group)],
                 }
+        pairs = RaggedPairs(seed)
+        for name, (_, trainer, settings) in PREFERENCES.items():
+            given = {"logp": pairs.logp, "ref": pairs.ref * pairs.mask, "mask": pairs.mask}
+            given |= {"kl_logp": pairs.mismatched(pairs.logp), "kl_ref": pairs.mismatched(pairs.ref)}
+            cases["preference", name, seed] = {"kind": "preference", "trainer": trainer, "settings": settings, **given}
     folder = tmp_path_factory.mktemp("trl")
     torch.save(list(cases.values()), folder / "cases.pt")
     command = [sys.executable, str(Path(__file__).with_name("compute.py")), str(PACKAGES)]
@@ -101,6 +141,18 @@ def test_a_policy_loss_with_its_denominator_and_its_gradient_are_trls(
         assert near(gradient, theirs)
 
 
+@pytest.mark.parametrize("budget", [12, 10_000])
+@pytest.mark.parametrize("name", PREFERENCES)
+def test_a_loss_of_preferences_and_its_gradient_are_trls(name: str, budget: int, trl: dict[Any, Any]) -> None:
+    """With each sequence in a micro-batch of its own, and with all in one; KTO's baseline is the whole batch's."""
+    for seed in SEEDS:
+        algo = algorithm_settings({"name": "kto" if name == "kto" else "dpo", "loss": PREFERENCES[name][0]})
+        total, gradient = RaggedPairs(seed).loss_and_gradient(make_algorithm(algo), budget)
+        value, theirs = trl["preference", name, seed]
+        assert near(total, value)
+        assert near(gradient, theirs)
+
+
 @pytest.mark.parametrize("name", ADVANTAGES)
 def test_advantages_are_trls(name: str, trl: dict[Any, Any]) -> None:
     for seed in SEEDS:
@@ -109,3 +161,17 @@ def test_advantages_are_trls(name: str, trl: dict[Any, Any]) -> None:
         for group in set(rows.index):
             ours = [float(shares[str(i), 1][0].advantage) for i in members(rows, group)]  # type: ignore[arg-type]
             assert near(torch.tensor(ours, dtype=torch.float64), trl["advantage", name, seed, group])
+
+
+@pytest.mark.usefixtures("trl")  # which says where TRL is absent
+def test_steps_of_dpo_on_pairs_with_a_shared_prompt_are_those_of_trls_trainer_on_half_the_tokens(
+    tmp_path: Path,
+) -> None:
+    """The small form of `python -m benchmarks.vs_trl pairs`."""
+    model = build_model(tmp_path / "model", layers=2, width=32, heads=4, kv_heads=4, mlp=64)
+    given = batches(40, 4, 3, 100)
+    mine, other = ours(str(model), given), run("trl", model, given)
+    assert mine["losses"] == pytest.approx(other["losses"], abs=1e-6)
+    assert mine["losses"][2] < mine["losses"][0]
+    assert token_ratio(40, 4) < 0.6
+    assert len(mine["seconds"]) == len(other["seconds"]) == 3

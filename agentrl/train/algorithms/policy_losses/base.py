@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny
 
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
     from agentrl.train.algorithms.tokens import Summand, Tokens
     from agentrl.train.forest.forest import Forest
+
+
+Compared = Literal["pairs", "labels"]
+"""What losses compare beside tokens and sequences with their advantages; see `PolicyLoss.compares`."""
 
 
 class LossConfig(Section):
@@ -46,6 +50,9 @@ class PolicyLoss:
         affine: the loss is a · advantage + b, where a and b don't depend on the advantage. The trainer then gives it a
             shared token's mean advantage, which is exact. Any other loss must be positively homogeneous in the
             advantage, loss(c · advantage) = c · loss(advantage) for c >= 0, unless it is over sequences.
+        compares: what it is a function of, where that is not a token or a sequence and its advantage: `pairs` of
+            sequences, or sequences with `labels`. Only algorithms whose credit has these take it.
+        reference: whether it reads log-probabilities under the reference.
         config: the settings; subclasses annotate it with their own class.
     """
 
@@ -53,6 +60,8 @@ class PolicyLoss:
     settings: ClassVar[type[LossConfig]] = LossConfig
     about: ClassVar[About] = About()
     affine: ClassVar[bool] = False
+    compares: ClassVar[Compared | None] = None
+    reference: ClassVar[bool] = False
     config: LossConfig
 
     def __init__(self, config: LossConfig | None = None) -> None:

@@ -48,7 +48,7 @@ def repacked(step: Step, trained: Trained) -> Repacked | str:
 
 def _lacking(needs: Needs, config: AlgoConfig) -> str:
     """Name what credit depends on that is not stored; '' where there is nothing."""
-    if needs.critic or needs.reward_model:
+    if needs.values:
         return "steps whose credit depends on a model's values, which are not stored"
     if config.kl_coef and config.kl_as == "reward":
         return "steps whose rewards have a KL penalty, which is not stored"

@@ -87,6 +87,10 @@ class FsdpRank(TorchTrainer):
         """Return whether all sums over sequences are 0 before a batch's first update, on all ranks."""
         return all(self.all_gather(super().known_sums(batches)))
 
+    def holds_sequences(self, batches: Sequence[TorchBatch]) -> bool:
+        """Return whether each sequence lies whole in one forest, on all ranks."""
+        return all(self.all_gather(super().holds_sequences(batches)))
+
     def joined(self, learned: RankStepResult) -> RankStepResult:
         """See `join_results`."""
         return join_results([(True, part) for part in self.all_gather(learned)])

@@ -130,6 +130,10 @@ class Rank(StepLearner[Micro]):
         """See `StepLearner`."""
         return all(self.all_gather(super().known_sums(batches)))
 
+    def holds_sequences(self, batches: Sequence[Micro]) -> bool:
+        """Return false: ranks of a context hold parts of a forest, and only a pipeline's last ones its rows."""
+        return False
+
     def score_reference(self, batches: Sequence[Micro]) -> None:
         """See `StepLearner`."""
         assert self.reference is not None

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from agentrl.train.algorithms import algorithm_settings, make_algorithm
-from agentrl.train.algorithms.pairs import pair_credit
+from agentrl.train.algorithms.pairs import compared_nodes, pair_credit
 from agentrl.train.forest.forest import Forest
 from agentrl.train.forest.packing import pack
 from agentrl.train.trainers.fsdp.settings import FsdpConfig
@@ -22,6 +22,7 @@ from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import VersionSpan
 from tests.suite.pairs import of, pairs
+from tests.train.test_labels import kto
 from tests.train.test_pairs import dpo, random_pairs
 from tests.train.test_sequences import over_sequences
 from tests.train.trees import as_group, leaf_credit, random_session
@@ -39,8 +40,10 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
     },
     "session": {"weight": "session", "weight_max": 2.0, "mask_negative": 0.01},
 }
-LOSSES = ("clipped", "clip_cov", "gspo", "gmpo", "turns", "pairs", "critic")
-INSTEAD = {("pairs", name): "none" for name in CORRECTIONS} | {("turns", "session"): "turn"}
+LOSSES = ("clipped", "clip_cov", "gspo", "gmpo", "turns", "pairs", "labels", "critic")
+INSTEAD = {(loss, name): "none" for loss in ("pairs", "labels") for name in CORRECTIONS} | {
+    ("turns", "session"): "turn"
+}
 """By loss, the corrections that it refuses, and what is tested in their place."""
 COVERING = [
     case | {"correction": INSTEAD.get((case["loss"], case["correction"]), case["correction"])}
@@ -60,6 +63,8 @@ def algorithm_of(loss: str, correction: str, **more: Any) -> Any:
     more |= {"lr": 1e-3, "correction": CORRECTIONS[correction]}
     if loss == "pairs":
         return dpo(**more)
+    if loss == "labels":
+        return kto(**more)
     if loss == "critic":
         return algorithm_settings({"name": "ppo", "value_epochs": 2, **more})
     if loss in ("gspo", "gmpo", "vespo", "turns"):
@@ -95,6 +100,10 @@ def packed_of(algo: Any, trees: int, rng: random.Random) -> list[Forest]:
             return []
         credit = pair_credit(sessions, random_pairs(rng, sessions, "session"), "session")
     groups = [as_group([session], session.id) for session in sessions]
+    if algorithm.needs.labels:
+        if not all(map(compared_nodes, sessions)):
+            return []
+        credit = algorithm.credit(groups)
     return pack(groups, credit, 80, merge=algo.merge, sequence=algorithm.sequence)
 
 

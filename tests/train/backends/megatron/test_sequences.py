@@ -16,6 +16,7 @@ from agentrl.train.forest.packing import pack, pack_credited
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from tests.train.backends.megatron.batches import run
 from tests.train.backends.megatron.world import World
+from tests.train.test_labels import kto
 from tests.train.test_minibatches import ragged, values_of
 from tests.train.test_pairs import dpo, random_pairs
 from tests.train.test_sequences import gspo
@@ -48,24 +49,47 @@ def test_two_updates_with_sums_over_ranks_are_those_of_the_torch_trainer(
     assert got["policy/clip_fraction"] == pytest.approx(expected["policy/clip_fraction"])
 
 
+@pytest.mark.parametrize(
+    ("settings", "algo"),
+    [
+        ({"ranks": 2}, dpo(lr=3e-2, epochs=2)),
+        ({"tensor_parallel": 2}, algorithm_settings({"name": "orpo", "lr": 3e-2, "epochs": 2})),
+        (
+            {"context_parallel": 2},
+            algorithm_settings({"name": "dpo", "loss": {"name": "ipo"}, "lr": 3e-2, "epochs": 2}),
+        ),
+        *(
+            ({f"{kind}_parallel": 2}, kto(lr=3e-2, epochs=2, desirable_above=0.0))
+            for kind in ("tensor", "pipeline", "context")
+        ),
+        ({"ranks": 2}, kto(lr=3e-2, epochs=2, desirable_above=0.0)),
+    ],
+    ids=lambda each: each.name if isinstance(each, AlgoConfig) else str(each),
+)
 @pytest.mark.slow
-def test_two_updates_with_pairs_over_ranks_are_those_of_the_torch_trainer(
-    world: World, tiny: Callable[[str], Path]
+def test_two_updates_with_pairs_or_verdicts_over_ranks_are_those_of_the_torch_trainer(
+    settings: dict[str, Any], algo: AlgoConfig, world: World, tiny: Callable[[str], Path]
 ) -> None:
+    """The baseline of verdicts is a mean over completions that lie in several forests and on several ranks."""
     rng = random.Random(9)
-    sessions = [random_session(rng, f"s{i}", [8, 9], depth=6, branching=3) for i in range(3)]
+    sessions = [random_session(rng, f"s{i}", [8, 9 + i % 2], depth=6, branching=3) for i in range(3)]
+    groups = [as_group(sessions)]
     credit = pair_credit(sessions, random_pairs(rng, sessions, "session"), "session")
-    algo = dpo(lr=3e-2, epochs=2)
+    if algo.name == "kto":
+        credit = make_algorithm(algo).credit(groups)
 
     def batch() -> list[Any]:
-        return pack([as_group(sessions)], credit, 60, sequence="session")
+        return pack(groups, credit, 40, sequence="session")
 
     assert len(batch()) > 2
     expected = TorchTrainer(tiny("smollm2"), algo=algo).step(batch())
-    [got] = run(world, "steps", tiny("smollm2"), [batch()], algo=algo.model_dump(), ranks=2)["rows"]  # type: ignore[arg-type]
+    [got] = run(world, "steps", tiny("smollm2"), [batch()], algo=algo.model_dump(), **settings)["rows"]  # type: ignore[arg-type]
+    for name in ("preference/margin", *(["preference/baseline"] if algo.name == "kto" else [])):
+        assert expected[name] != 0
+        assert got[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-6)
     assert got["loss"] == pytest.approx(expected["loss"], rel=1e-4)
     assert got["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
-    assert got["policy/pair_accuracy"] == pytest.approx(expected["policy/pair_accuracy"])
+    assert got["preference/accuracy"] == pytest.approx(expected["preference/accuracy"])
 
 
 @pytest.mark.parametrize(

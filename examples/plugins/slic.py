@@ -1,10 +1,13 @@
-"""Direct preference optimisation (Rafailov et al., arXiv:2305.18290) as a plug-in, on pairs that the policy samples.
+"""Sequence likelihood calibration (Zhao et al., arXiv:2305.10425) as a plug-in, on pairs that the policy samples.
 
-    agentrl train env=calculator algo=examples/plugins/dpo.py:Dpo algo.beta=0.1 algo.epochs=2
+    agentrl train env=calculator algo=examples/plugins/slic.py:Slic algo.delta=1 algo.epochs=2
 
 In each group the session with the highest reward is chosen and the one with the lowest rejected. The loss of a pair is
--log sigmoid(beta * ((S_w - R_w) - (S_l - R_l))), equation 7: S sums the log-probabilities of all trained tokens, R
-those under the reference. Sessions with several branches are compared path by path, at equal weights.
+max(0, delta - S_w + S_l), equation 3 without the term that regularises: S is the mean log-probability of all trained
+tokens. Sessions with several branches are compared path by path, at equal weights.
+
+The built-in algo=dpo would take this loss as `algo.loss` (`agentrl.plugins.loss.PairLoss`); an algorithm of its own
+also chooses the pairs.
 """
 
 from __future__ import annotations
@@ -14,7 +17,6 @@ from itertools import product
 
 from pydantic import PositiveFloat
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 from agentrl.plugins.algorithm import (
     AlgoConfig,
@@ -31,24 +33,24 @@ from agentrl.plugins.algorithm import (
 )
 
 
-class DpoConfig(AlgoConfig):
-    """Settings of DPO."""
+class SlicConfig(AlgoConfig):
+    """Settings of SLiC."""
 
-    beta: PositiveFloat = 0.1
-    """How strongly the policy is held to the reference."""
+    delta: PositiveFloat = 1.0
+    """The margin by which the chosen session is to win, in nats per token."""
 
 
-class Dpo(Algorithm):
+class Slic(Algorithm):
     """See the module."""
 
-    name = "dpo"
-    settings = DpoConfig
-    config: DpoConfig
+    name = "slic"
+    settings = SlicConfig
+    config: SlicConfig
 
     @property
     def needs(self) -> Needs:
-        """Pairs of paths, and a reference."""
-        return Needs(reference=True, sequence="session", pairs=True, group_size=2)
+        """Pairs of paths."""
+        return Needs(sequence="session", pairs=True, group_size=2)
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
         """A pair for each group whose rewards differ; each group counts in the denominator."""
@@ -62,9 +64,9 @@ class Dpo(Algorithm):
         return pair_credit([session for sessions in scored for session in sessions], pairs, "session")
 
     def loss(self, tokens: Tokens) -> Tensor:
-        """Equation 7, for each side of a pair."""
-        own = tokens.sequence_logp - tokens.sequence_ref_logp
-        partner = tokens.partner_logp - tokens.partner_ref_logp
-        margin = self.config.beta * (own - partner) * tokens.sequence_advantage  # chosen less rejected
-        tokens.metrics["policy/pair_accuracy"] = (margin > 0).float()
-        return -logsigmoid(margin)
+        """The formula of the module, for each side of a pair."""
+        own = tokens.sequence_logp / tokens.sequence_length
+        partner = tokens.partner_logp / tokens.partner_length
+        margin = (own - partner) * tokens.sequence_advantage  # chosen less rejected
+        tokens.weighted["preference/accuracy"] = (margin > 0).float()
+        return (self.config.delta - margin).clamp(min=0)

@@ -1,0 +1,50 @@
+"""Sessions that are read instead of generated."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PositiveInt
+
+from agentrl.config.sections import Section
+
+
+def _listed(value: Any) -> Any:
+    return tuple(value.split(",")) if isinstance(value, str) else value
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+
+
+class DataConfig(Section):
+    """Conversations of a file, or sessions of a run, that a run trains on; see docs/offline.md."""
+
+    name: str
+    """A file (JSONL, JSON, CSV, Parquet), a folder of such files, hf://OWNER/NAME, or a run's folder."""
+    columns: dict[str, str] = Field({})
+    """Which column is taken for what: data.columns.prompt=question; `a.b` is inside a column. What rows can have:
+    messages, tools, prompt, completion, text."""
+    strings: Literal["chat", "plain"] | None = None
+    """What a prompt and a completion that are text are: messages of a user and an assistant (chat), or text as it is
+    (plain). Their columns' names decide where they are known for one of both."""
+    train_on: Names = ("assistant",)
+    """What the loss is over: the messages of these roles, `last` (a conversation's last message), or `all`."""
+    max_tokens: PositiveInt | None = None
+    """The longest path of tokens; None is the model's context."""
+    overlong: Literal["cut", "skip", "refuse"] = "cut"
+    """What is done with longer conversations: their end is cut off, they are left out, or the run does not begin."""
+    held_out: str | None = None
+    """Another file with what the loss is measured on; None takes a tenth of the rows, by the hash of their content,
+    where the data has no files for evaluation of its own."""
+    config: str = ""
+    """Which of a data set's configurations, a folder within it."""
+    where: dict[str, Any] | str | None = None
+    """Which rows are taken, by column: a value, several, or bounds; or path/to/file.py:FUNCTION of the row."""
+    min_reward: float | None = None
+    """Of a run's sessions, the lowest reward of those that are taken; so is `max_reward` the highest."""
+    max_reward: float | None = None
+    """See `min_reward`."""
+    status: Names = ("completed", "truncated")
+    """How a run's sessions that are taken ended."""
+    agent: str | None = None
+    """Whose turns of a run's sessions are trained; None: everybody's."""

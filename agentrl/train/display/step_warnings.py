@@ -1,0 +1,51 @@
+"""Warnings about a step, by its numbers and its sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from agentrl.rollout.stream.health import sampling_notes, sessions_of
+from agentrl.rollout.workers.held import calls_of
+from agentrl.sessions.renderers.watch import CallWatch
+from agentrl.train.driver import minibatches
+from agentrl.types import Group
+
+if TYPE_CHECKING:
+    from agentrl.train.driver.loop import Loop
+
+
+def of_step(loop: Loop, step: int, groups: Sequence[Group], row: Mapping[str, float]) -> Iterator[str]:
+    """Yield the warnings of a step; those that are said once are said here.
+
+    Sessions that are read and not generated were looked at when the run began.
+
+    Args:
+        loop: the run's.
+        step: from 1.
+        groups: that were generated for it.
+        row: its metrics.
+    """
+    if note := minibatches.describe_updates(row, loop.config.algo):
+        loop.display.warn_once(note)
+    if loop.engine is None:
+        return
+    if row.get("mismatch/abs_mean", 0.0) > loop.config.mismatch_bound:
+        yield (
+            f"step {step}: engine and trainer disagree: mean |Δ log-probability| "
+            f"{row['mismatch/abs_mean']:.2g} is over mismatch_bound={loop.config.mismatch_bound:g}"
+        )
+    if warning := _silence(loop, groups):
+        yield f"step {step}: {warning}"
+    for warning in loop.health.check(groups, signal=bool(row["pack/signal"])):
+        yield f"step {step}: {warning}"
+    for note in sampling_notes(sessions_of(groups), trained=True):
+        loop.display.warn_once(note)
+
+
+def _silence(loop: Loop, groups: Sequence[Group]) -> str | None:
+    """A warning where there are tools and no call ever parses: parser and model may not fit."""
+    watch = CallWatch(loop.policy.renderer.name)
+    for calls in map(calls_of, sessions_of(groups)):
+        watch.add(calls.turns, calls.good, calls.malformed)
+    return watch.warning()
