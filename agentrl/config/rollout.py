@@ -149,62 +149,6 @@ class RolloutConfig(Section):
         return self
 
 
-class EvalConfig(Section):
-    """Measuring a policy without training it."""
-
-    every: PositiveInt | None = None
-    """Steps of training between two evaluations; None: only before the first step and after the last."""
-    weights: Literal["policy", "averaged"] = "policy"
-    """What a run's evaluations measure: the policy, or the moving average of its weights (`trainer.average_decay`), on
-    an engine of its own, which the run starts with the settings `engine.*`."""
-    tasks: PositiveInt = 128
-    """Tasks of the split that are evaluated."""
-    n: PositiveInt = 1
-    """Sessions for each task; pass@k (one of k solves it) and pass^k (all do) are reported for every k up to n."""
-    split: str | None = None
-    """Which of the environment's splits; None is `eval`, or the last where there is none of that name."""
-    temperature: NonNegativeFloat = 1.0
-    """Sampling temperature; 0 is greedy."""
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Nucleus sampling; None is rollout.top_p."""
-    max_turns: PositiveInt | None = None
-    """Assistant turns of a session; None is rollout.max_turns."""
-    turn_tokens: PositiveInt | None = None
-    """New tokens of one turn; None is rollout.turn_tokens."""
-    session_tokens: PositiveInt | None = None
-    """Tokens of a session; None is rollout.session_tokens."""
-    turn_timeout: PositiveFloat | None = None
-    """Seconds for one turn; None is rollout.turn_timeout."""
-    timeout: PositiveFloat | None = None
-    """Seconds for one session; None is rollout.timeout."""
-    concurrency: PositiveInt | None = None
-    """Sessions of an evaluation running at once, beside those of training; None: they share rollout.concurrency, and
-    an evaluation's go first."""
-    solved_at: float = 1.0
-    """A session solves its task (for pass@k and pass^k) with a score of at least this."""
-    prompt_price: NonNegativeFloat | None = None
-    """What a million tokens of prompts cost, in any currency; with either price an evaluation reports its cost."""
-    completion_price: NonNegativeFloat | None = None
-    """What a million generated tokens cost."""
-
-    @property
-    def label(self) -> str:
-        """What to add to an evaluation's name to say which weights it measures."""
-        return " (averaged weights)" if self.weights == "averaged" else ""
-
-    def limits(self, rollout: RolloutConfig) -> RolloutConfig:
-        """The rollouts' settings with those of the evaluation in their place.
-
-        Raises:
-            ValueError: together they contradict each other.
-        """
-        own = ("top_p", "max_turns", "turn_tokens", "session_tokens", "turn_timeout", "timeout", "concurrency")
-        given = {name: value for name in own if (value := getattr(self, name)) is not None}
-        changed = rollout.model_copy(update=given | {"temperature": self.temperature, "group_deadline": None})
-        changed.check_limits("eval and rollout: ")
-        return changed
-
-
 class RewardConfig(Section):
     """What every reward of a run has; its own settings are a subclass (`Reward.settings`)."""
 
@@ -253,3 +197,86 @@ class SandboxConfig(Section):
 
 RewardSection = Annotated[SerializeAsAny[RewardConfig], OfPlugin("agentrl.envs.rewards:REWARDS")]
 RewardSections = dict[Annotated[str, Field(pattern=r"^[\w-]+$")], RewardSection]
+
+
+class ProbeConfig(Section):
+    """A second look at an evaluation's best sessions, against rewards that are exploited; see docs/rewards.md."""
+
+    rewards: RewardSections = Field(default={})
+    """A second scorer, that nothing is trained on: rewards by name, as `rewards.NAME`."""
+    seeds: int = Field(default=0, ge=0)
+    """Under how many other seeds of the environment the recorded turns of the best sessions are played again."""
+    best: PositiveInt = 32
+    """How many sessions are looked at: the best of each task, of the best tasks."""
+    alarm: PositiveFloat = 0.2
+    """By how much the gap between score and second score may grow from the first evaluation on without an alarm."""
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is looked at."""
+        return bool(self.rewards) or self.seeds > 0
+
+    @model_validator(mode="after")
+    def _sessions_are_scored_alone(self) -> ProbeConfig:
+        if found := [name for name, each in self.rewards.items() if isinstance(each, GroupRewardConfig)]:
+            raise ValueError(f"rewards.{found[0]} compares the sessions of a group, and a probe has one of each")
+        return self
+
+
+class EvalConfig(Section):
+    """Measuring a policy without training it."""
+
+    every: PositiveInt | None = None
+    """Steps of training between two evaluations; None: only before the first step and after the last."""
+    weights: Literal["policy", "averaged"] = "policy"
+    """What a run's evaluations measure: the policy, or the moving average of its weights (`trainer.average_decay`), on
+    an engine of its own, which the run starts with the settings `engine.*`."""
+    tasks: PositiveInt = 128
+    """Tasks of the split that are evaluated."""
+    n: PositiveInt = 1
+    """Sessions for each task; pass@k (one of k solves it) and pass^k (all do) are reported for every k up to n."""
+    split: str | None = None
+    """Which of the environment's splits; None is `eval`, or the last where there is none of that name."""
+    temperature: NonNegativeFloat = 1.0
+    """Sampling temperature; 0 is greedy."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Nucleus sampling; None is rollout.top_p."""
+    max_turns: PositiveInt | None = None
+    """Assistant turns of a session; None is rollout.max_turns."""
+    turn_tokens: PositiveInt | None = None
+    """New tokens of one turn; None is rollout.turn_tokens."""
+    session_tokens: PositiveInt | None = None
+    """Tokens of a session; None is rollout.session_tokens."""
+    turn_timeout: PositiveFloat | None = None
+    """Seconds for one turn; None is rollout.turn_timeout."""
+    timeout: PositiveFloat | None = None
+    """Seconds for one session; None is rollout.timeout."""
+    concurrency: PositiveInt | None = None
+    """Sessions of an evaluation running at once, beside those of training; None: they share rollout.concurrency, and
+    an evaluation's go first."""
+    solved_at: float = 1.0
+    """A session solves its task (for pass@k and pass^k) with a score of at least this."""
+    prompt_price: NonNegativeFloat | None = None
+    """What a million tokens of prompts cost, in any currency; with either price an evaluation reports its cost."""
+    completion_price: NonNegativeFloat | None = None
+    """What a million generated tokens cost."""
+
+    probe: ProbeConfig = ProbeConfig()
+    """A second look at the best sessions of each evaluation."""
+
+    @property
+    def label(self) -> str:
+        """What to add to an evaluation's name to say which weights it measures."""
+        return " (averaged weights)" if self.weights == "averaged" else ""
+
+    def limits(self, rollout: RolloutConfig) -> RolloutConfig:
+        """The rollouts' settings with those of the evaluation in their place.
+
+        Raises:
+            ValueError: together they contradict each other.
+        """
+        own = ("top_p", "max_turns", "turn_tokens", "session_tokens", "turn_timeout", "timeout", "concurrency")
+        given = {name: value for name in own if (value := getattr(self, name)) is not None}
+        changed = rollout.model_copy(update=given | {"temperature": self.temperature, "group_deadline": None})
+        changed.check_limits("eval and rollout: ")
+        return changed

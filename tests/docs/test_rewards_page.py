@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -58,12 +59,14 @@ def test_commands_that_are_printed_run(tmp_path: Path, monkeypatch: pytest.Monke
                 continue
             words = [word.replace("http://127.0.0.1:8000/v1", server.url) for word in shlex.split(line)[2:]]
             config = validate(typed(words), RunConfig)
-            own = {"policy": "expert", "run_dir": f"run-{place}", "eval.tasks": 12, "eval.n": 2}
+            own: dict[str, Any] = {"policy": "expert", "run_dir": f"run-{place}", "eval.tasks": 12, "eval.n": 2}
             rewards = {name: each.model_dump() for name, each in config.rewards.items()}
+            own["eval.probe"] = config.eval.probe.model_dump()
             settings = {f"env.{name}": value for name, value in config.env.kwargs.items()}
             result = agentrl.evaluate(config.env.name, rewards=rewards, **settings, **own)
             assert result.worked, line
             assert {f"reward/{name}" for name in rewards} <= result.metrics.keys(), line
+            assert config.eval.probe.active == ("probe/gap" in result.metrics), line
 
 
 async def test_the_class_of_ones_own_keeps_the_contract() -> None:

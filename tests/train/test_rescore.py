@@ -79,7 +79,7 @@ async def test_it_goes_on_where_it_was_stopped_and_tries_again_what_a_service_fa
     run = await recorded(tmp_path / "run", tasks=6)
     asked: list[str] = []
     down: list[bool] = [True]
-    score_group = rescoring._score_group
+    score_group = rescoring.score_group
 
     async def stopping(sessions: Sequence[Session], *more: Any) -> list[Session]:
         if sessions[0].group.startswith("train-2."):
@@ -95,7 +95,7 @@ async def test_it_goes_on_where_it_was_stopped_and_tries_again_what_a_service_fa
         few = config.model_copy(update={"concurrency": 4})
 
         with monkeypatch.context() as patch:
-            patch.setattr(rescoring, "_score_group", stopping)
+            patch.setattr(rescoring, "score_group", stopping)
             with pytest.raises(RuntimeError, match="stopped"):
                 await rescore(run, few, Display())
         assert not list(tmp_path.glob("rescore-*/result.json"))  # noqa: ASYNC240

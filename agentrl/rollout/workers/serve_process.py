@@ -12,10 +12,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agentrl import logs, tracing
-from agentrl.config import NAMED, EngineSection, FleetConfig, ModelConfig, RewardSections, Section, WeightsConfig
+from agentrl.config import (
+    NAMED,
+    EngineSection,
+    FleetConfig,
+    GroupRewardConfig,
+    ModelConfig,
+    RewardSections,
+    Section,
+    WeightsConfig,
+)
 from agentrl.config.gateway import ONE_TURN, ExclusionRule, ForwardConfig
 from agentrl.config.secrets import secret_values
 from agentrl.envs.base import Env
@@ -78,6 +87,12 @@ class ServeConfig(Section):
     no spans; see docs/metrics.md."""
     log: str | None = None
     """A file to which what is logged is added as JSON lines; None: warnings go to standard error alone."""
+
+    @model_validator(mode="after")
+    def _sessions_are_scored_alone(self) -> ServeConfig:
+        if found := [name for name, each in self.rewards.items() if isinstance(each, GroupRewardConfig)]:
+            raise ValueError(f"rewards.{found[0]} compares siblings, and a served session has no siblings")
+        return self
 
 
 def check_config(config: ServeConfig) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -44,6 +44,7 @@ from agentrl.train.driver.preparation import make_generating_loop, prepare
 from agentrl.train.driver.result import TrainResult, show
 from agentrl.train.driver.session_worker import holding
 from agentrl.train.evaluation.evaluated import before_training
+from agentrl.train.evaluation.probe import HeldOutProbe
 from agentrl.train.offline.run import train_on_data
 from agentrl.train.plan.model_checks import engine_settings, prove_architecture, require_recording
 from agentrl.train.plan.placing import reserve
@@ -130,12 +131,13 @@ async def held_out(
             await wait_until_started(policy.engine)
         played, who = rollouts.limited(limits, apart=apart, policy=policy), act(limits)
         tasks = held_out_tasks(config, rollouts.make_env())  # once: a file may change while the run goes on
+        probe = HeldOutProbe(config, rollouts.make_env, loop.folder.path, loop.display.warn)
 
         async def measure(when: str, step: int) -> Evaluation:
             if policy.engine is not None and policy is not rollouts.policy:
                 await loop.recovering(step, partial(loop.publish_average, policy.engine))
             loop.folder.seals.add(step, evaluation="begun")
-            result = await _measure(when, step, config, played, who, tasks, loop.folder, loop.display)
+            result = await _measure(when, step, config, played, who, tasks, loop.folder, loop.display, probe)
             found = await loop.learner.digests(phase="eval", step=step)
             loop.folder.seals.add(step, evaluation="ended", sessions=found)
             return result
@@ -281,6 +283,7 @@ async def _measure(
     tasks: Sequence[Task],
     folder: RunFolder,
     display: Display,
+    probe: HeldOutProbe,
 ) -> Evaluation:
     """Evaluate on held-out tasks and write a few transcripts."""
     label = config.eval.label
@@ -289,4 +292,4 @@ async def _measure(
     name = when.removesuffix(" training")
     transcripts(folder.path / "transcripts" / f"{name.replace(' ', '-')}.md", f"{config.env.name}, {when}", shown)
     display.say(f"{name}{label}: {result}")
-    return result
+    return replace(result, metrics={**result.metrics, **await probe.look(groups, f"evaluation {when}", step)})

@@ -319,7 +319,7 @@ class Loop:
             result = await self.measure(step)
         if self.engine is None:
             return {f"eval/{name}": value for name, value in result.metrics.items()}
-        parts = {f"eval/{name}": value for name, value in result.metrics.items() if name.startswith("env/")}
+        parts = {f"eval/{name}": value for name, value in result.metrics.items() if name.startswith(("env/", "probe/"))}
         averaged = {"eval/averaged": 1.0} if self.config.eval.weights == "averaged" else {}
         return {"eval/mean": result.mean, "eval/low": result.low, "eval/high": result.high} | parts | averaged
 

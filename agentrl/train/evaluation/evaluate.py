@@ -24,7 +24,7 @@ from contextlib import (
     contextmanager,
     nullcontext,
 )
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -58,6 +58,7 @@ from agentrl.sessions.store.recorder import Recorder
 from agentrl.sessions.store.store import Store
 from agentrl.train.display.console import Display
 from agentrl.train.display.pictures import transcripts
+from agentrl.train.evaluation.probe import HeldOutProbe
 from agentrl.train.record.files import write_atomically
 from agentrl.train.record.run_folder import RunFolder, run_path
 from agentrl.train.record.seals import SETTINGS, digest
@@ -295,6 +296,8 @@ async def measure(
     async with rollouts_of(config, store) as (rollouts, who):
         rollouts.left.find_evaluated(store)
         result, groups = await play_held_out(config, rollouts, who, display, name, ended=keep, detail=detail)
+        second = await HeldOutProbe(config, rollouts.make_env, folder.path, display.warn).look(groups, name, 0)
+        result = replace(result, metrics={**result.metrics, **second})
     shown = [session for group in groups[:SHOWN] for session in group.sessions[:1]]
     transcripts(folder.path / "transcripts" / "eval.md", f"{config.env.name}, {label(config)}", shown)
     known = {identity.KEY: identity.json(found), **(about or {})}

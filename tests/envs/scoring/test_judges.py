@@ -23,6 +23,7 @@ from agentrl.plugins.reward import GroupReward, check_reward
 from agentrl.rollout.episodes.groups import Rollouts
 from agentrl.rollout.episodes.policies import Policy
 from agentrl.rollout.stream.batch_metrics import evaluate_groups
+from agentrl.rollout.workers.serve_process import ServeConfig
 from agentrl.sessions.renderers.families.null import NullRenderer
 from agentrl.sessions.store.recorder import Recorder
 from agentrl.sessions.store.store import Store
@@ -328,3 +329,8 @@ def test_a_policy_of_the_run_judges_where_it_is_an_api() -> None:
 def test_a_reward_of_groups_is_refused_where_there_are_no_whole_groups(settings: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         _run(rewards={"r": {"name": "rank"}}, **settings)
+
+
+def test_a_reward_of_groups_is_refused_where_sessions_are_served_by_themselves() -> None:
+    with pytest.raises(ConfigError, match="has no siblings"):
+        validate({"model": "tiny", "rewards": {"r": {"name": "rank"}}}, ServeConfig)

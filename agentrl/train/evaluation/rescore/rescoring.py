@@ -211,7 +211,7 @@ async def _score(
         with display.part("scoring", sum(map(len, left))) as advance:
             for batch in _batches(left, config.concurrency):
                 for members in await concurrently(
-                    _score_group([source.load(each) for each in ids], make_env) for ids in batch
+                    score_group([source.load(each) for each in ids], make_env) for ids in batch
                 ):
                     with store.batch():
                         for each in members:
@@ -233,8 +233,8 @@ def _batches(groups: Sequence[Sequence[str]], most: int) -> Iterator[list[Sequen
         yield batch
 
 
-async def _score_group(sessions: Sequence[Session], make_env: Callable[[], Env]) -> list[Session]:
-    """Copies of a group's sessions with the new rewards alone."""
+async def score_group(sessions: Sequence[Session], make_env: Callable[[], Env]) -> list[Session]:
+    """Return copies of a group's sessions with the rewards of these environments alone."""
     copies = [_unscored(session) for session in sessions]
 
     async def score(session: Session) -> None:
