@@ -16,7 +16,7 @@ from agentrl.envs.builtin.data_analysis.questions import LEVELS
 from agentrl.envs.builtin.data_analysis.shop import ShopDatabase, shop_of
 from agentrl.envs.builtin.data_analysis.sql import MAX_QUERY, MAX_ROWS, run_query
 from agentrl.envs.check import check_env
-from agentrl.envs.episode import play
+from agentrl.envs.episode import DEMONSTRATOR, play
 from agentrl.errors import ConfigError, ToolError
 from agentrl.types import Status
 
@@ -152,3 +152,11 @@ def test_an_unknown_level_is_refused():
 @pytest.mark.slow
 def test_it_keeps_the_contract():
     assert check_env("data_analysis", scored=8) == []
+
+
+async def test_about_half_of_the_demonstrations_guess_and_the_same_ones_each_time():
+    """With an expert's demonstrations alone reinforcement had nothing to choose."""
+    tasks = list(islice(make("data_analysis", level=1).tasks("train"), 40))
+    rewards = [[(await play(make("data_analysis"), task, DEMONSTRATOR)).reward for task in tasks] for _ in range(2)]
+    assert rewards[0] == rewards[1]
+    assert 10 <= sum(map(float, rewards[0])) <= 30

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from agentrl.envs import Env, calls, make
 from agentrl.envs.builtin.retail.customer import PATIENCE, YES, Customer
 from agentrl.envs.builtin.retail.data import Database
-from agentrl.envs.builtin.retail.expert import WRITES
+from agentrl.envs.builtin.retail.expert import IDENTIFIES, WRITES
 from agentrl.envs.builtin.retail.generate import LEVELS, made_tasks, made_world
 from agentrl.envs.builtin.retail.records import folded
 from agentrl.envs.builtin.retail.store import TOOLS, RetailStore
 from agentrl.envs.check import check_env
-from agentrl.envs.episode import play
+from agentrl.envs.episode import DEMONSTRATOR, play
 from agentrl.errors import ConfigError, ToolError
 from agentrl.types import FunctionCall, Message, Status, Task, ToolCall
 
@@ -50,6 +50,43 @@ async def test_the_expert_solves_the_made_tasks_of_every_level_and_no_call_of_it
     for task in islice(make("retail", level=level).tasks("eval"), 12):
         session = await play(make("retail", level=level), task)
         assert (session.reward, session.status, session.counters["tool_errors"]) == (1, Status.COMPLETED, 0), task
+
+
+@pytest.mark.parametrize("level", LEVELS)
+async def test_the_expert_looks_customers_up_by_what_they_have_told(level: int):
+    """It knew emails that nobody had told: imitated, that is guessing."""
+    for task in islice(make("retail", level=level).tasks("train"), 12):
+        session = await play(make("retail", level=level), task)
+        heard = ""
+        for node in session.nodes:
+            heard += node.message.text if node.message.role == "user" else ""
+            for call in node.message.tool_calls or ():
+                if call.function.name.startswith(IDENTIFIES):
+                    told = [word for word in json.loads(call.function.arguments).values() if word not in heard]
+                    assert not told, task
+
+
+async def test_about_half_of_the_demonstrations_do_nothing_and_the_same_ones_each_time():
+    tasks = list(islice(make("retail", level=1).tasks("train"), 16))
+    rewards = [[(await play(make("retail"), task, DEMONSTRATOR)).reward for task in tasks] for _ in range(2)]
+    assert rewards[0] == rewards[1]
+    assert 4 <= sum(map(float, rewards[0])) <= 12
+
+
+async def test_the_tools_that_are_named_are_enough_for_the_expert_and_fewer_are_refused():
+    named = (
+        "find_user_id_by_email",
+        "find_user_id_by_name_zip",
+        "cancel_pending_order",
+        "modify_pending_order_address",
+    )
+    env = make("retail", level=1, tools=named)
+    assert set(env.tools.names) == set(named)
+    for task in islice(env.tasks("eval"), 6):
+        assert (await play(make("retail", level=1, tools=named), task)).reward == 1
+    for tools, words in ((named[1:], "lacks find_user_id_by_email"), ((*named, "fly"), "env.tools = 'fly'")):
+        with pytest.raises(ConfigError, match=words):
+            make("retail", level=1, tools=tools)
 
 
 @pytest.mark.slow

@@ -62,3 +62,24 @@ def test_a_command_that_fails_is_named_with_what_a_build_needs(folder: Path) -> 
     (folder / "say-hello/environment/Dockerfile").write_text("FROM agentrl/base:latest\nCOPY nowhere /x\n")
     with pytest.raises(ConfigError, match=r"was not built: .*nowhere.*needs the Docker daemon's network"):
         asyncio.run(make("swe", path=str(folder), build=True).prepare([the_task(folder)], 1))  # type: ignore[arg-type]
+
+
+def test_what_an_image_has_in_tmp_is_there_for_the_agent_and_the_tests(folder: Path) -> None:
+    """A link of a published task led to a file in /tmp, over which an empty tree was mounted."""
+    dockerfile = folder / "say-hello/environment/Dockerfile"
+    dockerfile.write_text(dockerfile.read_text() + "RUN echo hello > /tmp/word && ln -s /tmp/word /app/word\n")
+    (folder / "say-hello/task.toml").write_text('[verifier]\nenv = { WANTED = "hello", KEY = "x" }\n')
+    (folder / "say-hello/solution/solve.sh").write_text("cp word hello.txt\n")
+    played = asyncio.run(play(make(f"harbor:{folder}", build=True), the_task(folder), expert_policy))
+    image = the_task(folder)["image"]
+    daemon().api.remove_image(image, force=True)
+    assert played.reward == 1.0
+
+
+def test_an_agent_has_the_seconds_that_its_task_says_and_no_command_more_than_a_tool_may_take(folder: Path) -> None:
+    (folder / "say-hello/task.toml").write_text('[agent]\ntimeout_sec = 77\n[verifier]\nenv = { WANTED = "hello" }\n')
+    for options, words in (({}, "77 seconds"), ({"seconds": 5}, "5 seconds")):
+        played = asyncio.run(play(make(f"harbor:{folder}", build=True, **options), the_task(folder), noop_policy))
+        assert f"steps, {words} and" in played.nodes[0].message.text
+    with pytest.raises(ConfigError, match=r"rollout\.tool_timeout=30"):
+        asyncio.run(play(make(f"harbor:{folder}", build=True, command_seconds=31), the_task(folder), noop_policy))

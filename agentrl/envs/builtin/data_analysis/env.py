@@ -11,6 +11,7 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from itertools import count
+from typing import Any
 
 from agentrl.envs.base import Env, reward
 from agentrl.envs.builtin.data_analysis.questions import LEVELS, PAGE, question
@@ -26,6 +27,8 @@ EVAL_EVERY = 5
 """One database in this many is for `eval`."""
 CENT = 0.0101
 """How far a number may be from the answer."""
+HURRY = 2
+"""One demonstration in this many guesses, so that a policy which imitates them has something left to learn."""
 MAX_ANSWER = 200
 """Characters of an answer that is read as a number."""
 OPENING = (
@@ -45,6 +48,19 @@ class DataAnalysis(Env):
     """
 
     max_turns = 20
+
+    @classmethod
+    def recipe(cls, model: str) -> dict[str, Any]:
+        """Settings with which the tiny model learns level 1; larger steps destroy the queries that it copies."""
+        if model != "tiny":
+            return {}
+        return {
+            "steps": 30,
+            "warm_start.steps": 240,
+            "warm_start.lr": 4e-3,
+            "algo.lr": 2e-4,
+            "algo.minibatches": 1,
+        }
 
     def __init__(self, level: int | None = None, seed: int = 0) -> None:
         if level is not None and level not in LEVELS:
@@ -134,6 +150,13 @@ class DataAnalysis(Env):
         if done < len(calls):
             return self.call(calls[done][0], **calls[done][1])
         return f"Answer: {self._task['answer']}"
+
+    def demonstrate(self, messages: Sequence[Message], rng: random.Random) -> str | Message:
+        """The expert, which in one task of `HURRY` guesses instead of asking the database; always in the same ones."""
+        chance = random.Random(f"hurry/{self._task.id}")
+        if messages[-1].role == "tool" and chance.randrange(HURRY) == 0:
+            return f"Answer: {chance.randint(1, 99)}"
+        return self.expert(messages)
 
 
 def same(said: str, answer: str) -> bool:

@@ -12,15 +12,18 @@ does: else an agent that says nothing would succeed in the tasks in which nothin
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from agentrl.envs.base import Env, reward
 from agentrl.envs.builtin.retail.customer import MAX_READ, REFUSAL, Customer
 from agentrl.envs.builtin.retail.data import World, read_world
-from agentrl.envs.builtin.retail.expert import must_refuse, script
+from agentrl.envs.builtin.retail.expert import DONE, WRITES, must_refuse, script
 from agentrl.envs.builtin.retail.generate import LEVELS, made_tasks, made_world
 from agentrl.envs.builtin.retail.store import TOOLS, RetailStore
 from agentrl.envs.data.splits import TaskList
@@ -44,6 +47,10 @@ CUSTOMER_INSTRUCTIONS = (
     "How you are: {instructions}"
 )
 WELCOME = "Hi! How can I help you today?"
+HURRY = 2
+"""One demonstration in this many does nothing, so that a policy which imitates them has something left to learn."""
+SEARCHED = 200
+"""Tasks of a split in which the tools are looked up that `env.tools` must have."""
 MOST_NUMBERS = 50
 """Different numbers in a message; one with more recites them, and tells none."""
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
@@ -59,9 +66,16 @@ class Retail(Env):
         customer: `rules`, a simulated customer without a model; or `policy`: the customer is an agent of its own,
             played by the policy that `agents.customer` names.
         seed: which made tasks there are.
+        tools: the names of the tools that the agent has; without it all of them. Their descriptions are most of the
+            opening.
     """
 
     max_turns = MAX_TURNS
+
+    @classmethod
+    def recipe(cls, model: str) -> dict[str, Any]:
+        """The room that the tiny model needs: the policy and the tools are some 1,100 of its tokens."""
+        return {"rollout.session_tokens": 2048} if model == "tiny" else {}
 
     def __init__(
         self,
@@ -69,6 +83,7 @@ class Retail(Env):
         level: int | None = None,
         customer: Literal["rules", "policy"] = "rules",
         seed: int = 0,
+        tools: Sequence[str] | None = None,
     ) -> None:
         if level is not None and level not in LEVELS:
             raise ConfigError(f"env.level = {level}: allowed are {', '.join(map(str, LEVELS))}")
@@ -81,8 +96,22 @@ class Retail(Env):
             self.agents = (AGENT, CUSTOMER)
         self._task, self._store, self._said, self._refused = Task(id=""), RetailStore(), set[str](), False
         self._customer = Customer(dict.fromkeys(("reason", "known", "unknown", "instructions"), ""))
-        for name in TOOLS:
+        for name in TOOLS if tools is None else self._chosen(tools):
             self.tools.add(getattr(self._store, name))
+
+    def _chosen(self, names: Sequence[str]) -> list[str]:
+        """The tools of these names.
+
+        Raises:
+            ConfigError: there is no such tool, or tasks need one that is not among them.
+        """
+        if unknown := sorted(set(names) - set(TOOLS)):
+            raise ConfigError(f"env.tools = {unknown[0]!r}: allowed are {', '.join(TOOLS)}")
+        if missing := sorted(needed_tools(self.path, self.level, self.seed) - set(names)):
+            raise ConfigError(
+                f"env.tools lacks {', '.join(missing)}, which tasks need: allowed are lists that have them"
+            )
+        return [name for name in TOOLS if name in names]
 
     def tasks(self, split: str = "train") -> Any:
         """The folder's tasks, or an endless sequence of made ones."""
@@ -189,6 +218,12 @@ class Retail(Env):
         step = steps[min(sum(message.role == "assistant" for message in messages), len(steps) - 1)]
         return step if isinstance(step, str) else self.call(step["name"], **step["arguments"])
 
+    def demonstrate(self, messages: Sequence[Message], rng: random.Random) -> str | Message:
+        """The expert, which in one task of `HURRY` says that all is done before it is; always in the same ones."""
+        said = self.expert(messages)
+        hurried = random.Random(f"hurry/{self._task.id}").randrange(HURRY) == 0
+        return DONE if hurried and isinstance(said, Message) and is_write(said) else said
+
     def _as_customer(self, messages: Sequence[Message]) -> str:
         customer = Customer(self._task["scenario"])
         said: str | None = customer.opening()
@@ -213,6 +248,21 @@ class Retail(Env):
         refused = REFUSAL.search(text[:MAX_READ].casefold()) is not None
         self._refused |= refused and bool(self._store.found or not self._reference().found)  # nobody can be looked up
         self._said |= told(self._task["communicate"], text)
+
+
+@lru_cache(maxsize=16)
+def needed_tools(path: Path | None, level: int | None, seed: int) -> frozenset[str]:
+    """The tools that the reference actions of tasks call, those of all or of the first `SEARCHED` of each split."""
+    if path is not None:
+        tasks = [task for split in read_world(path).tasks.values() for task in split]
+    else:
+        tasks = [task for split in Env.splits for task in islice(made_tasks(split, level, seed), SEARCHED)]
+    return frozenset(action["name"] for task in tasks for action in task["actions"]) & set(TOOLS)
+
+
+def is_write(message: Message) -> bool:
+    """Return whether a message calls a tool that changes the database."""
+    return any(call.function.name.startswith(WRITES) for call in message.tool_calls or ())
 
 
 def told(wanted: Iterable[str], text: str) -> set[str]:

@@ -14,12 +14,15 @@ IDENTIFIES = "find_user_id_"
 TRANSFER = "transfer_to_human_agents"
 TRANSFERRED = "YOU ARE BEING TRANSFERRED TO A HUMAN AGENT. PLEASE HOLD ON."
 REFUSED = "our policy does not allow it"
+DONE = "That is all done, as far as possible. Is there anything else?"
+WHO = "Please tell me your email, or your full name and zip code."
+"""Asked first: an agent that imitates this can look up only what it was told."""
 Step = str | Mapping[str, Any]
 """A message to the customer, or a tool call with `name` and `arguments`."""
 
 
 def script(task: Task, database: Database) -> list[Step]:
-    """The agent's messages in order: identify the customer, look things up, ask to confirm, act, and say the rest."""
+    """The agent's messages in order: ask who it is, look things up, ask to confirm, act, and say the rest."""
     actions: list[Mapping[str, Any]] = task["actions"]
     writes = [action for action in actions if action["name"].startswith(WRITES)]
     reads = [action for action in actions if action not in writes and action["name"] != TRANSFER]
@@ -29,6 +32,8 @@ def script(task: Task, database: Database) -> list[Step]:
     if customer is not None and not any(action["name"].startswith(IDENTIFIES) for action in reads):
         steps.append(_identify(customer))
     steps += reads
+    if any(not isinstance(step, str) and step["name"].startswith(IDENTIFIES) for step in steps):
+        steps.insert(0, WHO)
     if writes:
         plan = "; ".join(f"{action['name']}({_words(action['arguments'])})" for action in writes)
         steps += [f"I will do the following: {plan}. Do you confirm (yes/no)?", *writes]
@@ -41,7 +46,7 @@ def script(task: Task, database: Database) -> list[Step]:
     if any(action["name"] == TRANSFER for action in actions):
         summary = {"summary": "The request is beyond what I can do."}
         return [*steps, {"name": TRANSFER, "arguments": summary}, f"{answers}{TRANSFERRED}"]
-    return [*steps, f"{answers}That is all done, as far as possible. Is there anything else?"]
+    return [*steps, f"{answers}{DONE}"]
 
 
 def must_refuse(task: Task) -> bool:

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from agentrl import tracing
@@ -59,7 +60,7 @@ class Swe(Env):
         sandbox: docker, or subprocess, which isolates nothing.
         partial: whether passing a part of the tests is rewarded in part.
         steps: answers that the agent may give.
-        seconds: from the first message on.
+        seconds: from the first message on; without it what the task says, or 600.
         tokens: of all messages together, as estimated from their length.
         command_seconds: of one command.
         output_bytes: of one command's output; the middle of a longer one is left out.
@@ -85,7 +86,7 @@ class Swe(Env):
         sandbox: str = "docker",
         partial: bool = False,
         steps: int = 40,
-        seconds: float = 600.0,
+        seconds: float | None = None,
         tokens: int = 60_000,
         command_seconds: float = 20.0,
         output_bytes: int = 8_000,
@@ -97,7 +98,10 @@ class Swe(Env):
         options = tuple((key, value) for key, value in given.items() if value is not None)
         self._chosen = path, layout, options, difficulty
         self.bash_only = tools == "bash"
-        self.limits = EpisodeLimits(steps, seconds, tokens, command_seconds, output_bytes)
+        self._seconds, own = seconds, {} if seconds is None else {"seconds": seconds}
+        self.limits = EpisodeLimits(
+            steps=steps, tokens=tokens, command_seconds=command_seconds, output_bytes=output_bytes, **own
+        )
         self.max_turns = steps
         offered = SweTools(self.limits, self.end, self.bash_only)
         self._toolkit = offered.toolkit
@@ -162,6 +166,13 @@ class Swe(Env):
 
     async def _begin(self, task: Task) -> RepositorySource:
         self._problem = SweTask.of(task)
+        if self.limits.command_seconds > self.tools.timeout:
+            raise ConfigError(
+                f"env.command_seconds = {self.limits.command_seconds:g}: allowed are at most "
+                f"rollout.tool_timeout={self.tools.timeout:g}, which ends the call; give a larger one"
+            )
+        if self._seconds is None:
+            self.limits = replace(self.limits, seconds=self._problem.agent_timeout)
         self._source = source = source_of(self._problem, self._fresh_tests)
         await self._ensure_image(self._problem)
         await self._supplier.check(source.spec)

@@ -60,14 +60,17 @@ _HASH = "find . {prune} -o -type f -print0 | LC_ALL=C sort -z | xargs -0 -r sha1
 
 
 def spec_of(task: SweTask) -> SandboxSpec:
-    """A sandbox of the task's image; its root is writable, since the repository is there."""
+    """A sandbox of the task's image; its root is writable, since the repository is there.
+
+    Images of other sources' tasks may have files of the task in /tmp, so nothing is mounted over it there.
+    """
     return SandboxSpec(
         image=task.image or "",
         workdir=task.workdir,
         user="0:0",
         memory_mb=4096,
         pids=1024,
-        tmpfs_mb={"/tmp": 1024},
+        tmpfs_mb={} if task.log_format == REWARD else {"/tmp": 1024},
         writable_root=True,
         disk_mb=None,
     )
