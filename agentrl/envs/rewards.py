@@ -23,6 +23,7 @@ from agentrl.common.plain import missing
 from agentrl.config import RewardConfig, RewardSections, Section
 from agentrl.envs.base import Env, FinalReward, RewardMark, reward_value
 from agentrl.envs.closing import close_in_time
+from agentrl.envs.context import context_of
 from agentrl.envs.methods import with_own_notes
 from agentrl.envs.state import resolved
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, InfraError
@@ -187,7 +188,7 @@ def adding(make_env: Callable[[], Env], rewards: Sequence[AddedReward]) -> Calla
 
     def make() -> Env:
         env = make_env()
-        env.unwrapped._added_rewards = added
+        context_of(env.unwrapped).added_rewards = added
         return env
 
     return make

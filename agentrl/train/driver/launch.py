@@ -21,8 +21,8 @@ from agentrl.envs import sandboxes
 from agentrl.envs.added_tools import with_tools
 from agentrl.envs.base import Env
 from agentrl.envs.data import identity
-from agentrl.envs.episode import Actor
 from agentrl.envs.registry import factory
+from agentrl.envs.turns import Actor
 from agentrl.errors import AgentError, AgentRLError, ConfigError, StoreError
 from agentrl.models.folders import pin
 from agentrl.rollout.episodes.actors import ModelActor, sampling_of
