@@ -2,40 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from agentrl.errors import ConfigError, InvalidInput, StateUnsupported
-from agentrl.tools.sources import NamedSource, OpenTools, close_or_warn, started
-
-if TYPE_CHECKING:
-    from agentrl.envs.base import Env
-
-
-@dataclass
-class AddedTools:
-    """The tools that one instance was given, and what gives them to another one."""
-
-    sources: Sequence[NamedSource]
-    opened: Sequence[OpenTools]
-
-    def refuse_state(self, env: Env) -> None:
-        """Raise StateUnsupported where a call changed something that no state of the environment has."""
-        for source, tools in zip(self.sources, self.opened, strict=True):
-            if tools.has_state():
-                raise StateUnsupported(
-                    f"{type(env).__name__}: tools.{source.name} was called, and its server's state can't be saved"
-                )
-
-    async def close(self) -> None:
-        """Close what the tools hold."""
-        pairs = [(source, tools.close) for source, tools in zip(self.sources, self.opened, strict=True)]
-        await asyncio.gather(
-            *(close_or_warn(f"tools.{source.name}", close) for source, close in pairs if close is not None)
-        )
+from agentrl.envs.base import Env
+from agentrl.envs.context import AddedTools, context_of
+from agentrl.errors import ConfigError, InvalidInput
+from agentrl.tools.sources import NamedSource, started
 
 
 def add_tools(env: Env, sources: Sequence[NamedSource]) -> None:
@@ -51,7 +25,7 @@ def add_tools(env: Env, sources: Sequence[NamedSource]) -> None:
                 env.tools.add(tool)
             except InvalidInput as error:
                 raise ConfigError(f"tools.{source.name}: {error}, or the section another name") from None
-    env.unwrapped._added_tools = AddedTools(sources, opened)
+    context_of(env.unwrapped).added_tools = AddedTools(sources, opened)
 
 
 @asynccontextmanager

@@ -21,25 +21,22 @@ from typing import TYPE_CHECKING, Any, Self
 
 from agentrl import tracing
 from agentrl.envs.closing import close_in_time
+from agentrl.envs.context import Messages as Messages
+from agentrl.envs.context import context_of
 from agentrl.envs.reward_marks import FinalReward as FinalReward
 from agentrl.envs.reward_marks import RewardMark as RewardMark
-from agentrl.envs.reward_marks import members
+from agentrl.envs.reward_marks import members, reward_marks
 from agentrl.envs.reward_marks import reward as reward
-from agentrl.envs.reward_marks import reward_methods as reward_methods
 from agentrl.envs.reward_marks import reward_value as reward_value
 from agentrl.envs.state import resolved
 from agentrl.errors import EnvError, StateUnsupported
 from agentrl.tools.registry import ToolRegistry
 from agentrl.tools.tool import mark_of
-from agentrl.types import AGENT, FunctionCall, Message, Node, Session, StepResult, Task, ToolCall
+from agentrl.types import AGENT, FunctionCall, Message, StepResult, Task, ToolCall
 
 if TYPE_CHECKING:
-    from agentrl.envs.added_tools import AddedTools
     from agentrl.envs.fixtures import Fixture
-    from agentrl.envs.sub_agents import SubAgents
 
-Messages = str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]]
-"""What an environment may return for messages: text (a user message), a message, a dict, or a list of them."""
 _JSON = json.JSONEncoder(ensure_ascii=False)
 
 
@@ -75,24 +72,12 @@ class Env:
     needs: str = ""
     chance: float | None = None
 
-    _earned: float | None = None
-    _over: bool = False
-    _sandbox: Any = None
-    _called: int = 0
-    _episode: tuple[Task, int | None] | None = None
-    _added_rewards: tuple[FinalReward, ...] = ()
-    _group_rewards: tuple[FinalReward, ...] = ()
-    _added_tools: AddedTools | None = None
-    _sub_agents: SubAgents | None = None
-    _stepping: tuple[Session, Node] | None = None
-    _constructed: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
-
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Note the constructor's arguments, with which `fork` makes another instance."""
         if cls.__init__ is object.__init__ and (args or kwargs):
             raise TypeError(f"{cls.__name__}() takes no arguments")
         env = super().__new__(cls)
-        env._constructed = args, kwargs
+        context_of(env).arguments = args, kwargs
         return env
 
     # ------------------------------------------------------------------ what an author writes
@@ -203,13 +188,14 @@ class Env:
         Raises:
             StateUnsupported: the environment has no state, or none at this point of the episode.
         """
-        if self._episode is None:
+        context = context_of(self)
+        if context.episode is None:
             raise EnvError(f"{type(self).__name__} has begun no episode that could be forked")
         state = copy.deepcopy(await resolved(self.state()))
-        args, kwargs = self._constructed
+        args, kwargs = context.arguments
         other = type(self)(*args, **kwargs)
         try:
-            await resolved(other.restore(self._episode[0], state))
+            await resolved(other.restore(context.episode[0], state))
         except BaseException:
             await close_in_time(other)
             raise
@@ -229,25 +215,18 @@ class Env:
             InvalidReward: it is no finite number.
         """
         number = reward_value(reward, f"{type(self).__name__}.earn, as the reward,")
-
-        def add() -> None:
-            self._earned = (self._earned or 0.0) + number
-
-        self.tools.effects.apply(f"{type(self).__name__}.earn", add)
+        self.tools.effects.apply(f"{type(self).__name__}.earn", lambda: context_of(self).earn(number))
 
     def end(self) -> None:
         """The task has reached its end with the step under way; tools and `step` call it, before they are over."""
-
-        def end() -> None:
-            self._over = True
-
-        self.tools.effects.apply(f"{type(self).__name__}.end", end)
+        self.tools.effects.apply(f"{type(self).__name__}.end", context_of(self).end)
 
     def call(self, name: str, /, **arguments: Any) -> Message:
         """An assistant message that calls one tool; experts write it."""
-        self._called += 1
+        context = context_of(self)
+        context.expert_calls += 1
         function = FunctionCall(name=name, arguments=_JSON.encode(arguments))
-        return Message(role="assistant", tool_calls=[ToolCall(id=f"call_{self._called}", function=function)])
+        return Message(role="assistant", tool_calls=[ToolCall(id=f"call_{context.expert_calls}", function=function)])
 
     async def run_tools(self, message: Message) -> StepResult:
         """Run a message's tool calls, in order and up to the one that ends the task.
@@ -257,16 +236,10 @@ class Env:
         answers: list[Message] = []
         for call in message.tool_calls or ():
             answers.append(await self.tools.run(call))
-            if self._over:
+            if context_of(self).over:
                 break
-        earned, over = self._collected()
+        earned, over = context_of(self).collect()
         return StepResult(answers, reward=earned, terminated=over or not answers)
-
-    def _collected(self) -> tuple[float | None, bool]:
-        """What was earned, and whether the task was ended, since this was called last."""
-        collected = self._earned, self._over
-        self._earned, self._over = None, False
-        return collected
 
     async def spawn(
         self, messages: Messages, *, tools: Sequence[str] = (), max_turns: int = 8, name: str = "sub-agent"
@@ -290,13 +263,15 @@ class Env:
             EnvError: no step is under way, or there is no such tool, or one of a sub-agent's tools called it.
         """
         self.tools.effects.require(f"{type(self).__name__}.spawn")
-        if self._sub_agents is None:
+        run = context_of(self).run_sub_agent
+        if run is None:
             raise EnvError(f"{type(self).__name__}.spawn: sub-agents begin within a step of an episode")
-        return await self._sub_agents.run(messages, tools, max_turns, name)
+        return await run(messages, tools, max_turns, name)
 
     async def snapshot_sandbox(self) -> dict[str, Any] | None:
         """The files of the sandbox that `open_sandbox` gave, for `state`; None where no tool has used it yet."""
-        return None if self._sandbox is None else (await self._sandbox.snapshot()).plain()
+        sandbox = context_of(self).sandbox
+        return None if sandbox is None else (await sandbox.snapshot()).plain()
 
     async def restore_sandbox(self, files: Mapping[str, Any] | None) -> None:
         """Open the sandbox with these files, for `restore`; None leaves it to the first tool that needs it."""
@@ -327,17 +302,29 @@ class Env:
         return type(self).__name__
 
     async def _get_sandbox(self) -> Any:
-        if self._sandbox is None:
+        context = context_of(self)
+        if context.sandbox is None:
             with tracing.span("sandbox"):
                 handle = self.open_sandbox()
-                self._sandbox = await handle if inspect.isawaitable(handle) else handle
-        return self._sandbox
+                context.sandbox = await handle if inspect.isawaitable(handle) else handle
+        return context.sandbox
 
 
 @lru_cache(maxsize=256)  # every episode asks, mostly of the same few classes
 def _tool_names(cls: type) -> tuple[str, ...]:
     """The names of a class's `@tool` methods, base classes first."""
     return tuple(name for name, member in members(cls).items() if mark_of(member) is not None)
+
+
+def reward_methods(env: Env) -> list[FinalReward]:
+    """An environment's `@reward` methods, base classes first, and then the run's `rewards.*`, by name.
+
+    One of those that has the name of a method replaces it.
+    """
+    env, added = env.unwrapped, context_of(env.unwrapped).added_rewards
+    replaced = {mark.name for mark, _ in added}
+    marks = reward_marks(type(env))  # type: ignore[arg-type]  # as for tools
+    return [(mark, getattr(env, name)) for name, mark in marks.items() if mark.name not in replaced] + list(added)
 
 
 def has_expert(env: Env | type[Env]) -> bool:

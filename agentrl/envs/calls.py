@@ -20,6 +20,7 @@ from agentrl.common.plain import missing, plain
 from agentrl.envs.attribution import blamed
 from agentrl.envs.base import Env, RewardMark, reward_methods, reward_value
 from agentrl.envs.closing import close_in_time
+from agentrl.envs.context import context_of
 from agentrl.envs.fixtures import Fixture
 from agentrl.envs.methods import call_method, compute_reward
 from agentrl.envs.saving import fork as fork
@@ -143,7 +144,7 @@ async def openings(env: Env, task: Task, *, seed: int | None = None) -> dict[str
         if not messages:
             who = f"agent {agent!r}" if agent else "the agent"
             raise EnvError(f"{where} returned no messages: {who} has nothing to answer")
-    env.unwrapped._episode = task, seed
+    context_of(env.unwrapped).episode = task, seed
     return found
 
 
@@ -198,7 +199,7 @@ async def step(env: Env, message: Message) -> StepResult:
         InvalidReward: it gave a reward that is no finite number.
     """
     name = type(env.unwrapped).__name__
-    env._collected()  # a step gives what is earned in it
+    context_of(env).collect()  # a step gives what is earned in it
     with blamed(env, "step"):
         with env.tools.effects.call(f"{name}.step"):
             result = await call_method(env, env.step, message)
@@ -218,7 +219,7 @@ async def step(env: Env, message: Message) -> StepResult:
             _known(env, agent, f"{name}.step")
     given = f"{name}.step, as the reward,"
     result.reward = None if missing(result.reward) else reward_value(result.reward, given)
-    earned, over = env._collected()
+    earned, over = context_of(env).collect()
     if earned is not None:
         result.reward = earned + (result.reward or 0.0)
     result.terminated = result.terminated or over
@@ -294,8 +295,8 @@ async def close(env: Env) -> None:
     Raises:
         EnvError: its code failed.
     """
-    inner = env.unwrapped
-    sandbox, inner._sandbox = inner._sandbox, None
+    inner, context = env.unwrapped, context_of(env.unwrapped)
+    sandbox, context.sandbox = context.sandbox, None
     try:
         with blamed(env, "close"):
             try:
@@ -303,8 +304,8 @@ async def close(env: Env) -> None:
             finally:
                 if sandbox is not None and hasattr(sandbox, "close"):
                     await close_in_time(sandbox)
-                if inner._added_tools is not None:
-                    await close_in_time(inner._added_tools)
+                if context.added_tools is not None:
+                    await close_in_time(context.added_tools)
     except InfraError as error:
         logger.warning("%s.close: %s", type(inner).__name__, error)
 
@@ -323,7 +324,7 @@ async def compute_rewards(env: Env, session: Session) -> Rewards:
     values: dict[str, float] = {}
     sums: dict[str, float] = {}
     shut: set[str] = set()
-    of_groups = [mark.name for mark, _ in env.unwrapped._group_rewards]
+    of_groups = [mark.name for mark, _ in context_of(env.unwrapped).group_rewards]
     for mark, method in gates_first(reward_methods(env), of_groups, len(env.agents)):
         if mark.name in shut:
             rewards: Mapping[str, tuple[float, tuple[str, ...]]] = {mark.name: (mark.zero, env.agents)}

@@ -18,7 +18,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from agentrl import tracing
 from agentrl.config import RolloutConfig
@@ -26,7 +26,7 @@ from agentrl.envs import calls
 from agentrl.envs.base import Env
 from agentrl.envs.results import count_tools, environment_call, give_rewards, record_failure, set_rewards, timed
 from agentrl.envs.state import EnvState, EpisodeState
-from agentrl.envs.turns import answers, following, moves, note, send
+from agentrl.envs.turns import Player, answers, following, moves, note, send
 from agentrl.errors import AgentRLError, Blame, ConfigError, DeadlineExceeded, EnvError, TokenBudgetExceeded
 from agentrl.sessions.renderers.families.null import NullRenderer
 from agentrl.sessions.tree.conversation import Conversation
@@ -35,50 +35,6 @@ from agentrl.types import OVERLONG, FinishReason, Message, Node, Session, Status
 
 NO_DEADLINES = RolloutConfig(turn_timeout=1e8, timeout=1e9)
 """Limits without deadlines."""
-
-
-class Actor(Protocol):
-    """Whatever writes an agent's messages."""
-
-    async def act(self, conversation: Conversation, env: Env, turn: int, deadline: float) -> Node:
-        """Add the next assistant node to the conversation and return it.
-
-        Args:
-            conversation: the agent's.
-            env: the environment.
-            turn: how many turns the session's agents have taken before.
-            deadline: in seconds of `time.monotonic()`.
-
-        Raises:
-            TokenBudgetExceeded: a token budget is used up.
-        """
-        ...
-
-
-def nothing_to_record() -> None:
-    """Sessions of which nothing is kept before their end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Player:
-    """One agent in an episode: its conversation, which begins at a root of its own, and what writes its messages.
-
-    `rewarded`: whether the session's reward counts this agent's; a policy that is not trained plays for the others.
-    `viewed`: whether its turns carry what the environment tells a critic. `record` is called when the session has new
-    turns.
-    """
-
-    conversation: Conversation
-    actor: Actor
-    rewarded: bool = True
-    viewed: bool = True
-    record: Callable[[], None] = nothing_to_record
-
-    async def act(self, conversation: Conversation, env: Env, turn: int, deadline: float) -> Node:
-        """Add the next turn to a conversation of this agent; arguments and errors as in `Actor.act`."""
-        node = await self.actor.act(conversation, env, turn, deadline)
-        self.record()
-        return node
 
 
 @dataclass(frozen=True, slots=True)

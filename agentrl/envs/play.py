@@ -21,9 +21,10 @@ from agentrl.envs import calls
 from agentrl.envs.base import Env, has_expert
 from agentrl.envs.data.lines import call_of, shown, signature
 from agentrl.envs.data.samples import random_policy
-from agentrl.envs.episode import NO_DEADLINES, Player, ScriptedActor, ScriptedPolicy, expert_policy, run_episode
+from agentrl.envs.episode import NO_DEADLINES, ScriptedActor, ScriptedPolicy, expert_policy, run_episode
 from agentrl.envs.recorded_turns import RecordedTurns, recorded
 from agentrl.envs.registry import factory
+from agentrl.envs.turns import Player
 from agentrl.errors import ConfigError, TokenBudgetExceeded, ToolArguments, unknown_name
 from agentrl.sessions.renderers.families.null import NullRenderer
 from agentrl.sessions.store.store import Store

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from agentrl.common.plain import number, within
 from agentrl.errors import InvalidInput, InvalidReward
 from agentrl.tools.schema import shown
-
-if TYPE_CHECKING:
-    from agentrl.envs.base import Env
 
 F = TypeVar("F", bound=Callable[..., Any])
 MARK = "__agentrl_reward__"
@@ -107,21 +104,9 @@ def reward(
     return mark if function is None else mark(function)
 
 
-def reward_methods(env: Env) -> list[FinalReward]:
-    """An environment's `@reward` methods, base classes first, and then the run's `rewards.*`, by name.
-
-    One of those that has the name of a method replaces it.
-    """
-    env = env.unwrapped
-    replaced = {mark.name for mark, _ in env._added_rewards}
-    marks = _reward_marks(type(env))  # type: ignore[arg-type]  # as for tools
-    own = [(mark, getattr(env, name)) for name, mark in marks.items() if mark.name not in replaced]
-    return own + list(env._added_rewards)
-
-
 @lru_cache(maxsize=256)
-def _reward_marks(cls: type) -> dict[str, RewardMark]:
-    """The marks of a class's `@reward` methods by the methods' names, base classes first."""
+def reward_marks(cls: type) -> dict[str, RewardMark]:
+    """Return the marks of a class's `@reward` methods by the methods' names, base classes first."""
     marks = {name: getattr(member, MARK, None) for name, member in members(cls).items()}
     return {name: mark for name, mark in marks.items() if isinstance(mark, RewardMark)}
 

@@ -24,6 +24,7 @@ from agentrl.common.plain import missing
 from agentrl.config import GroupRewardConfig, RewardConfig, RewardSections, Section
 from agentrl.envs.base import Env, FinalReward, RewardMark, reward_value
 from agentrl.envs.closing import close_in_time
+from agentrl.envs.context import context_of
 from agentrl.envs.data.conditions import conditions, fits, inside
 from agentrl.envs.methods import with_own_notes
 from agentrl.envs.state import resolved
@@ -299,8 +300,9 @@ class RewardedEnvs:
     def __call__(self) -> Env:
         """Make one."""
         env = self.make_env()
-        env.unwrapped._added_rewards = self.added
-        env.unwrapped._group_rewards = tuple((reward.mark, reward) for reward in self.of_groups)
+        context = context_of(env.unwrapped)
+        context.added_rewards = self.added
+        context.group_rewards = tuple((reward.mark, reward) for reward in self.of_groups)
         return env
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from agentrl.envs.added_tools import add_tools
 from agentrl.envs.attribution import blamed
 from agentrl.envs.base import Env
+from agentrl.envs.context import context_of
 from agentrl.envs.methods import call_method
 from agentrl.envs.state import EnvState, plain, resolved
 from agentrl.errors import EnvError, InvalidInput, StateUnsupported
@@ -43,7 +44,7 @@ async def restore(env: Env, state: EnvState) -> None:
     for what, has, wanted in (("environment", env._identity(), state.env), ("version", env.version, state.version)):
         if has != wanted:
             raise InvalidInput(f"a state of {what} {wanted!r} can't be restored in {what} {has!r}")
-    if env.unwrapped._episode is not None:
+    if context_of(env.unwrapped).episode is not None:
         raise InvalidInput(f"a state is restored in a new instance; this {state.env} has begun an episode")
     await restore_data(env, state.task, plain(state.data, "the state"))
     _continue(env, state.task, state.seed, state.counters)
@@ -64,10 +65,11 @@ async def fork(env: Env) -> Env:
             raise EnvError(f"{type(env.unwrapped).__name__}.fork returned {shown(other)}, not another instance")
     _continue(other, task, seed, _counters(env))
     other.tools.timeout = env.tools.timeout
-    other.unwrapped._added_rewards = env.unwrapped._added_rewards
-    other.unwrapped._group_rewards = env.unwrapped._group_rewards
-    if (added := env.unwrapped._added_tools) is not None:
-        add_tools(other, added.sources)
+    context = context_of(env.unwrapped)
+    context_of(other.unwrapped).added_rewards = context.added_rewards
+    context_of(other.unwrapped).group_rewards = context.group_rewards
+    if context.added_tools is not None:
+        add_tools(other, context.added_tools.sources)
     return other
 
 
@@ -75,8 +77,8 @@ def _refuse_unsaved_work(env: Env) -> None:
     """Raise StateUnsupported where something goes on that no state of the environment has."""
     if env.tools.effects.under_way:
         raise StateUnsupported(f"{type(env.unwrapped).__name__}: a tool that was cut off still runs in its thread")
-    if env.unwrapped._added_tools is not None:
-        env.unwrapped._added_tools.refuse_state(env.unwrapped)
+    if (added := context_of(env.unwrapped).added_tools) is not None:
+        added.refuse_state(type(env.unwrapped).__name__)
 
 
 async def state_data(env: Env) -> Any:
@@ -92,19 +94,21 @@ async def restore_data(env: Env, task: Task, data: Any) -> None:
 
 
 def _episode(env: Env) -> tuple[Task, int | None]:
-    if env.unwrapped._episode is None:
+    episode = context_of(env.unwrapped).episode
+    if episode is None:
         raise EnvError(f"{type(env.unwrapped).__name__} has begun no episode: there is no state")
-    return env.unwrapped._episode
+    return episode
 
 
 def _counters(env: Env) -> dict[str, Any]:
     failures = {kind.value: number for kind, number in env.tools.failures.items()}
-    called = env.unwrapped._called
-    return {"calls": env.tools.calls, "failures": failures, "silent": env.tools.silent, "expert_calls": called}
+    written = context_of(env.unwrapped).expert_calls
+    return {"calls": env.tools.calls, "failures": failures, "silent": env.tools.silent, "expert_calls": written}
 
 
 def _continue(env: Env, task: Task, seed: int | None, counters: Mapping[str, Any]) -> None:
-    env.unwrapped._episode, env.unwrapped._called = (task, seed), counters["expert_calls"]
+    context = context_of(env.unwrapped)
+    context.episode, context.expert_calls = (task, seed), counters["expert_calls"]
     env.tools.calls, env.tools.silent = counters["calls"], counters.get("silent", 0)
     env.tools.failures.clear()
     env.tools.failures.update({ToolFailure(kind): number for kind, number in counters["failures"].items()})

@@ -15,7 +15,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from agentrl.envs.base import Env, Messages
+from agentrl.envs.base import Env
+from agentrl.envs.context import Messages, context_of
 from agentrl.errors import EnvError, TokenBudgetExceeded, ToolError
 from agentrl.sessions.tree.conversation import Conversation
 from agentrl.types import FinishReason, Message, Node, ToolCall, as_messages
@@ -48,10 +49,10 @@ class SubAgents:
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __enter__(self) -> None:
-        self.env.unwrapped._sub_agents = self
+        context_of(self.env.unwrapped).run_sub_agent = self.run
 
     def __exit__(self, *raised: object) -> None:
-        self.env.unwrapped._sub_agents = None
+        context_of(self.env.unwrapped).run_sub_agent = None
 
     async def run(self, messages: Messages, tools: Sequence[str], max_turns: int, name: str) -> str:
         """The result of a sub-agent; see `Env.spawn`."""

@@ -8,22 +8,66 @@ same whichever is ready first.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from agentrl import tracing
 from agentrl.attachments import critic_view
 from agentrl.common.concurrency import concurrently
 from agentrl.envs import calls
 from agentrl.envs.base import Env, has_critic_view
+from agentrl.envs.context import context_of
 from agentrl.envs.deadlines import within
 from agentrl.envs.results import add_rewards, environment_call, note_answer_failed
 from agentrl.envs.sub_agents import SubAgents
 from agentrl.errors import AgentRLError, DeadlineExceeded, EnvError
+from agentrl.sessions.tree.conversation import Conversation
 from agentrl.types import Message, Node, Session, StepResult
 
-if TYPE_CHECKING:
-    from agentrl.envs.episode import Player
+
+class Actor(Protocol):
+    """Whatever writes an agent's messages."""
+
+    async def act(self, conversation: Conversation, env: Env, turn: int, deadline: float) -> Node:
+        """Add the next assistant node to the conversation and return it.
+
+        Args:
+            conversation: the agent's.
+            env: the environment.
+            turn: how many turns the session's agents have taken before.
+            deadline: in seconds of `time.monotonic()`.
+
+        Raises:
+            TokenBudgetExceeded: a token budget is used up.
+        """
+        ...
+
+
+def nothing_to_record() -> None:
+    """Sessions of which nothing is kept before their end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Player:
+    """One agent in an episode: its conversation, which begins at a root of its own, and what writes its messages.
+
+    `rewarded`: whether the session's reward counts this agent's; a policy that is not trained plays for the others.
+    `viewed`: whether its turns carry what the environment tells a critic. `record` is called when the session has new
+    turns.
+    """
+
+    conversation: Conversation
+    actor: Actor
+    rewarded: bool = True
+    viewed: bool = True
+    record: Callable[[], None] = nothing_to_record
+
+    async def act(self, conversation: Conversation, env: Env, turn: int, deadline: float) -> Node:
+        """Add the next turn to a conversation of this agent; arguments and errors as in `Actor.act`."""
+        node = await self.actor.act(conversation, env, turn, deadline)
+        self.record()
+        return node
 
 
 def following(env: Env, order: Sequence[str], last: str | None = None) -> Sequence[str]:
@@ -92,7 +136,8 @@ async def _step(
     """Have the environment answer a turn, and put into the session what it answers."""
     player = players[node.agent]
     sub_agents = SubAgents(env, player.conversation, player.act, turn, deadline)
-    env.unwrapped._stepping = session, node  # whose tokens an adapter counts for its library
+    context = context_of(env.unwrapped)
+    context.answered = session, node  # whose tokens an adapter counts for its library
     with tracing.scope(turn=turn + 1), environment_call(session, "step") as seconds, sub_agents:
         try:
             result = await _answer(env, _named(node, several=len(players) > 1), deadline)
@@ -100,7 +145,7 @@ async def _step(
             note_answer_failed(session, error)
             raise
         finally:
-            env.unwrapped._stepping = None
+            context.answered = None
     if result.reward is not None:
         node.reward = result.reward
     add_rewards(session, result.rewards)

@@ -20,7 +20,8 @@ from agentrl.envs.builtin.search_r1 import published, scoring
 from agentrl.envs.builtin.search_r1.env import SearchR1
 from agentrl.envs.builtin.search_r1.prompts import INVALID
 from agentrl.envs.builtin.search_r1.squad import prepare_squad
-from agentrl.envs.episode import Player, expert_policy, noop_policy, play, run_episode
+from agentrl.envs.episode import expert_policy, noop_policy, play, run_episode
+from agentrl.envs.turns import Player
 from agentrl.errors import ConfigError, EnvError, InfraError
 from agentrl.retrieval import build
 from agentrl.rollout.episodes.actors import ModelActor

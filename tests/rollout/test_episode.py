@@ -11,7 +11,8 @@ import pytest
 
 from agentrl.config import RolloutConfig
 from agentrl.envs.base import Env, reward
-from agentrl.envs.episode import EXPERT, NOOP, Actor, play
+from agentrl.envs.episode import EXPERT, NOOP, play
+from agentrl.envs.turns import Actor
 from agentrl.errors import AgentError, EngineError, EnvError, SandboxError
 from agentrl.rollout.episodes.groups import Rollouts
 from agentrl.rollout.episodes.policies import Policy

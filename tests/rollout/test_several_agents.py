@@ -11,7 +11,8 @@ from agentrl.attachments import critic_view
 from agentrl.config import AlgoConfig, RolloutConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env, reward
-from agentrl.envs.episode import EXPERT, Player, converse, play
+from agentrl.envs.episode import EXPERT, converse, play
+from agentrl.envs.turns import Player
 from agentrl.envs.wrappers import TurnLimit
 from agentrl.errors import EnvError
 from agentrl.rollout.episodes.groups import Rollouts

@@ -15,7 +15,7 @@ from agentrl.rollout.workers.held import digest_of
 from agentrl.sessions.store.store import Store
 from agentrl.train.driver.session_worker import PENDING, KeptSessions, LearnRequest, SessionRole
 from agentrl.train.record import provenance
-from agentrl.train.record.run_folder import LOSSES
+from agentrl.train.record.seals import LOSSES
 from agentrl.types import FinishReason, Group, Message, Node, Sampling, Session, Status, Task, VersionSpan
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.envs.builtin.swe.env import Swe
+from agentrl.envs.context import context_of
 from agentrl.errors import ConfigError
 
 
@@ -15,7 +16,7 @@ class Harbor(Swe):
     def __new__(cls, source: str, **options: Any) -> Any:
         """Note the arguments, with which `fork` makes another instance."""
         env = super().__new__(cls)
-        env._constructed = (source,), options
+        context_of(env).arguments = (source,), options
         return env
 
     def __init__(self, source: str, **options: Any) -> None:

@@ -23,6 +23,7 @@ from agentrl.common.untrusted import read_json
 from agentrl.envs.adapters import library
 from agentrl.envs.adapters.loops import same
 from agentrl.envs.base import Env, reward
+from agentrl.envs.context import context_of
 from agentrl.envs.data.splits import TaskList
 from agentrl.errors import AgentRLError, ConfigError, EnvError, nearest
 from agentrl.sessions.tree import tree
@@ -105,9 +106,10 @@ class Inspect(Env):
 
     def _spent(self) -> tuple[int, int]:
         """The tokens of the prompt and of the turn that is answered: the run's own, or what a provider counted."""
-        if self._stepping is None:
+        answered = context_of(self).answered
+        if answered is None:
             return 0, 0
-        session, node = self._stepping
+        session, node = answered
         if "completion_tokens" in session.counters:  # of a model behind an API, of all turns so far
             counted = session.counters["prompt_tokens"], session.counters["completion_tokens"]
             (prompt, completion), self._counted = self._counted, counted

@@ -28,6 +28,7 @@ from agentrl.common.imports import load
 from agentrl.common.untrusted import read_json, safe_json
 from agentrl.envs.adapters import library
 from agentrl.envs.base import Env, reward_value
+from agentrl.envs.context import context_of
 from agentrl.envs.data.samples import random_call, words_of
 from agentrl.errors import ConfigError, DeadlineExceeded, EnvError, InfraError, ToolArguments, ToolError
 from agentrl.tools.registry import MAX_RESULT_CHARS, cut
@@ -125,8 +126,9 @@ class OpenEnv(Env):
         """A random action that fits its schema, of words and numbers of the conversation."""
         if self.form == "text":
             return Message(role="assistant", content=rng.choice(words_of(messages)))
-        self._called += 1
-        return random_call(rng, rng.choice(list(self.tools)), messages, f"call_{self._called}")
+        context = context_of(self)
+        context.expert_calls += 1
+        return random_call(rng, rng.choice(list(self.tools)), messages, f"call_{context.expert_calls}")
 
     async def close(self) -> None:
         """End the server's session."""

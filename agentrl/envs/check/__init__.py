@@ -13,7 +13,7 @@ from typing import Any
 
 from agentrl.envs.base import Env
 from agentrl.envs.check.child import CheckJob
-from agentrl.envs.check.rules.base import Finding, Measured, Note, Scores
+from agentrl.envs.check.findings import Finding, Measured, Note, Scores
 from agentrl.envs.check.supervise import CheckProgress, supervise
 from agentrl.errors import InvalidInput
 

@@ -24,11 +24,11 @@ from typing import Any
 
 from agentrl.envs import attribution
 from agentrl.envs.base import Env
-from agentrl.envs.check import places
+from agentrl.envs.check import canary, places
 from agentrl.envs.check.circumstances import name_of
+from agentrl.envs.check.findings import Finding, Note
 from agentrl.envs.check.monitor import Monitor, SharedLabel
-from agentrl.envs.check.rules import canary
-from agentrl.envs.check.rules.base import Finding, Note, Rule
+from agentrl.envs.check.rules.base import Rule
 from agentrl.envs.check.subject import Subject
 from agentrl.envs.check.table import RULES
 from agentrl.envs.registry import factory

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.envs.check.elsewhere import MARK, episodes, written
-from agentrl.envs.check.rules.base import Note
+from agentrl.envs.check.findings import Note
 from agentrl.envs.check.subject import Subject
 
 SECONDS = 90.0

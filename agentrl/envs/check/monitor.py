@@ -29,16 +29,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentrl.common.foreign_errors import words
 from agentrl.envs.base import Env, reward_methods
 from agentrl.envs.check import places
+from agentrl.envs.check.canary import Canary
 from agentrl.envs.check.loggers import LogHandlers
 from agentrl.envs.check.traces import Traces
-
-if TYPE_CHECKING:
-    from agentrl.envs.check.rules.canary import Canary
 
 LABEL_BYTES = 4000
 _HEAD = struct.Struct("dI")

@@ -17,7 +17,7 @@ from statistics import fmean, stdev
 
 from agentrl.envs.base import reward_methods
 from agentrl.envs.check import trivial
-from agentrl.envs.check.rules.base import Note, Scores
+from agentrl.envs.check.findings import Note, Scores
 from agentrl.envs.check.subject import EXPERT, Subject
 from agentrl.types import Session, Task
 

@@ -10,23 +10,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentrl.envs import calls
 from agentrl.envs.base import Env, has_expert
+from agentrl.envs.check.findings import Measured, Scores
 from agentrl.envs.check.functions import empty_defaults
 from agentrl.envs.check.monitor import MethodCall, Monitor, ToolException, seed_generators
 from agentrl.envs.check.resources import SETTLE, Holdings, held, left_since
 from agentrl.envs.check.trivial import RANDOM as RANDOM
 from agentrl.envs.check.trivial import SILENT as SILENT
 from agentrl.envs.check.trivial import TURNS, Known, Seated, partner, policy
+from agentrl.envs.check.walk import Walk
 from agentrl.envs.data.samples import hostile_policy, random_policy, sampled_policy
 from agentrl.envs.episode import ScriptedPolicy, expert_policy, noop_policy, play
 from agentrl.types import Message, Session, Task
-
-if TYPE_CHECKING:
-    from agentrl.envs.check.rules.base import Measured, Scores
-    from agentrl.envs.check.rules.inputs import Walk
 
 EXPERT, MADE_UP, HOSTILE = "expert", "agent of made-up calls", "agent of hostile calls"
 PRYING, VARYING, DEMONSTRATING = "prying agent", "agent of varied calls", "demonstrator"

@@ -22,8 +22,8 @@ from typing import Any
 from agentrl.common.processes import descendants
 from agentrl.envs.check import places
 from agentrl.envs.check.child import EXIT, POLL, STACKS, CheckJob, check_in_child, hang
+from agentrl.envs.check.findings import Finding, Measured, Note, Scores
 from agentrl.envs.check.monitor import SharedLabel
-from agentrl.envs.check.rules.base import Finding, Measured, Note, Scores
 from agentrl.envs.check.table import RULES
 
 GRACE = 1.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.envs.check import circumstances, scores, traces
+from agentrl.envs.check import circumstances, scores
 from agentrl.envs.check.rules import (
     alike,
     answers,
@@ -18,6 +18,7 @@ from agentrl.envs.check.rules import (
     runtime,
     several,
     states,
+    traces,
     variants,
 )
 from agentrl.envs.check.rules.base import Rule

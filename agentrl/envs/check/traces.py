@@ -8,26 +8,17 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import tempfile
 import threading
 import warnings
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from agentrl.envs.check import places
-from agentrl.envs.check.resources import SHARED
-from agentrl.envs.check.rules.base import Note
-
-if TYPE_CHECKING:
-    from agentrl.envs.check.subject import Subject
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 FILES = {"open": 0, "os.mkdir": 0, "sqlite3.connect": 0}
 """Audit events that may make a file, and which argument is its path."""
-SYSTEM = ("/dev/", "/proc/", "/sys/")
-REPEATED, SPREAD = 2, 3
-"""Episodes that must have written one file, or different ones in one folder."""
 NEVER = "was never awaited"
 
 
@@ -80,35 +71,3 @@ class Traces:
         place = places.of_error(error) if error is not None else ""
         if error is not None and place:
             self.lost.setdefault(f"{type(error).__name__}: {error} at {place}")
-
-
-async def files(subject: Subject) -> AsyncIterator[str]:
-    """Episodes write no files but in their temporary folder."""
-    for words in _left_files(subject.monitor.traces):
-        yield words
-
-
-def _left_files(traces: Traces) -> Iterator[str]:
-    temporary, cache = os.path.realpath(tempfile.gettempdir()), os.path.expanduser("~/.cache")
-    allowed = (os.path.dirname(temporary) + os.sep, os.environ.get("XDG_CACHE_HOME") or cache, cache, *SYSTEM)
-    watched = set(map(os.path.realpath, SHARED.values()))  # whose new files `leaks` reports
-    left: dict[str, list[str]] = defaultdict(list)
-    for path, episodes in traces.written.items():
-        real = os.path.realpath(path)
-        if real.startswith(allowed) or "__pycache__" in real or not os.path.exists(real):
-            continue
-        if len(episodes) >= REPEATED:
-            yield f"{len(episodes)} episodes write to {path}, which stays and is shared by all that run at a time"
-        else:
-            left[os.path.dirname(path)].append(path)
-    for folder, paths in left.items():
-        if len(paths) >= SPREAD and os.path.realpath(folder) not in watched:
-            yield f"{len(paths)} episodes leave files in {folder}, such as {os.path.basename(paths[0])}"
-
-
-async def told(subject: Subject) -> AsyncIterator[str | Note]:
-    """Python warns of nothing, and no exception gets lost."""
-    for words, never in subject.monitor.traces.warnings.items():
-        yield words if never else Note(words)
-    for words in subject.monitor.traces.lost:
-        yield f"an exception was raised where nobody catches it: {words}"

@@ -17,6 +17,7 @@ import orjson
 from agentrl.envs import calls
 from agentrl.envs.added_tools import add_tools
 from agentrl.envs.base import Env
+from agentrl.envs.context import context_of
 from agentrl.envs.registry import factory, find
 from agentrl.errors import ConfigError, EnvError
 from agentrl.types import Task
@@ -64,8 +65,8 @@ class Mixture(Env):
     def for_task(self, task: Task) -> Env:
         """A new instance of the environment that a task is from."""
         part = self.parts[task.environment].make()
-        if self._added_tools is not None:
-            add_tools(part, self._added_tools.sources)
+        if (added := context_of(self).added_tools) is not None:
+            add_tools(part, added.sources)
         return part
 
     def reset(self, task: Task, *, seed: int | None = None) -> str:

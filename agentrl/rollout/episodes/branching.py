@@ -24,9 +24,10 @@ from agentrl.config import BranchConfig, RolloutConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env, has_state
 from agentrl.envs.data.mixture import Mixture
-from agentrl.envs.episode import Player, ResumePoint, run_episode
+from agentrl.envs.episode import ResumePoint, run_episode
 from agentrl.envs.results import TOOL_FAULTS
 from agentrl.envs.state import EnvState
+from agentrl.envs.turns import Player
 from agentrl.errors import AgentRLError, ConfigError, StateUnsupported
 from agentrl.rollout.episodes.fork_rules import ForkPoint, ForkRule, make_rule
 from agentrl.sessions.tree import tree

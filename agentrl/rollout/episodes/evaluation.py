@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from agentrl.config import RunConfig
 from agentrl.envs.base import Env
-from agentrl.envs.episode import EXPERT, NOOP, Actor
+from agentrl.envs.episode import EXPERT, NOOP
+from agentrl.envs.turns import Actor
 from agentrl.errors import ConfigError, nearest
 from agentrl.rollout.episodes.groups import Rollouts
 from agentrl.rollout.episodes.programs import Program

@@ -20,9 +20,10 @@ from agentrl.common.concurrency import concurrently
 from agentrl.config import RolloutConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env
-from agentrl.envs.episode import Actor, Player, ScriptedActor, episode_state, nothing_to_record, run_episode
+from agentrl.envs.episode import ScriptedActor, episode_state, run_episode
 from agentrl.envs.results import IN_TOOLS, error_text, invalid
 from agentrl.envs.scoring.group_rewards import give_group_rewards
+from agentrl.envs.turns import Actor, Player, nothing_to_record
 from agentrl.errors import EngineError, EnvError
 from agentrl.rollout.episodes.branching import play_forked
 from agentrl.rollout.episodes.fork_rules import ForkRule, make_rule

@@ -16,8 +16,9 @@ from typing import Any
 from agentrl.common.imports import load
 from agentrl.config import MODEL, PAST, START, FleetConfig, PolicyConfig, RunConfig, WeightsConfig
 from agentrl.envs.base import Env, has_demonstrator, has_expert
-from agentrl.envs.episode import DEMONSTRATOR, EXPERT, NOOP, Actor, ScriptedActor
+from agentrl.envs.episode import DEMONSTRATOR, EXPERT, NOOP, ScriptedActor
 from agentrl.envs.state import resolved
+from agentrl.envs.turns import Actor
 from agentrl.errors import AgentRLError, ConfigError, unknown_name
 from agentrl.models.registry import model_folder
 from agentrl.rollout.episodes.actors import ModelActor

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agentrl.config import PastConfig
-from agentrl.envs.episode import Actor
+from agentrl.envs.turns import Actor
 from agentrl.errors import ConfigError
 from agentrl.rollout.episodes.policies import Policy
 from agentrl.rollout.fleet import wait_until_started

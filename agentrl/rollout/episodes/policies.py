@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agentrl.config import EngineConfig, FleetConfig, RolloutConfig, WeightsConfig
-from agentrl.envs.episode import Actor
+from agentrl.envs.turns import Actor
 from agentrl.rollout.fleet import make_engines
 from agentrl.sessions.renderers.base import Renderer
 from agentrl.sessions.tree.turn_generator import TurnGenerator

@@ -21,7 +21,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 
 from agentrl.common.concurrency import concurrently
-from agentrl.envs.episode import NO_DEADLINES, Actor
+from agentrl.envs.episode import NO_DEADLINES
+from agentrl.envs.turns import Actor
 from agentrl.errors import Diverged
 from agentrl.rollout.episodes.groups import Deadline, Ended, Rollouts
 from agentrl.rollout.episodes.programs import Program

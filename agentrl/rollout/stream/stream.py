@@ -24,7 +24,7 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
-from agentrl.envs.episode import Actor
+from agentrl.envs.turns import Actor
 from agentrl.errors import InvalidInput
 from agentrl.rollout.episodes.groups import TRAIN, Ended, new_group, nothing
 from agentrl.rollout.episodes.programs import Program

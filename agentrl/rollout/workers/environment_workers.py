@@ -29,8 +29,8 @@ from agentrl.common import processes
 from agentrl.config import PAST, RolloutConfig, RunConfig
 from agentrl.envs import sandboxes
 from agentrl.envs.added_tools import with_tools
-from agentrl.envs.episode import Actor
 from agentrl.envs.registry import factory
+from agentrl.envs.turns import Actor
 from agentrl.errors import InfraError, WorkerLost
 from agentrl.rollout.episodes.groups import DEMO, Deadline, Rollouts
 from agentrl.rollout.episodes.opponents import open_rules

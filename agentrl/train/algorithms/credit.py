@@ -29,6 +29,8 @@ A session with several branches or several roots has one sequence for each leaf;
 
 NodeKey = tuple[str, int]
 """The session's id, and the node's."""
+Values = dict[NodeKey, list[float]]
+"""A number for each token of a node, such as the value of the state before it, by session and node."""
 
 Advantage = float | Sequence[float]
 """One number for all of a node's tokens, or one for each of them."""

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 from agentrl.config import AlgoConfig, ShapingConfig
 from agentrl.train.algorithms.adaptive import Adaptive
-from agentrl.train.algorithms.credit import NodeKey, ids_by_group, trainable_nodes
+from agentrl.train.algorithms.credit import NodeKey, Values, ids_by_group, trainable_nodes
 from agentrl.train.algorithms.gae import all_steps
-from agentrl.train.algorithms.values import Values, per_token
+from agentrl.train.algorithms.values import per_token
 from agentrl.train.trainers.base import Computing
 from agentrl.types import Group, Session, Status
 from agentrl.types.branches import alone, branch_nodes, mean_rewards, scored

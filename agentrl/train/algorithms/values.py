@@ -18,6 +18,7 @@ from agentrl.train.algorithms.credit import (
     Credit,
     NodeAdvantage,
     NodeKey,
+    Values,
     ids_by_group,
     trainable_nodes,
     weigh,
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from agentrl.train.forest.forest import Forest
-
-Values = dict[NodeKey, list[float]]
-"""A number for each token of a node, such as the value of the state before it, by session and node."""
 
 
 def compute_values(

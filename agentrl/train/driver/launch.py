@@ -16,8 +16,8 @@ from agentrl.envs import sandboxes
 from agentrl.envs.added_tools import with_tools
 from agentrl.envs.base import Env
 from agentrl.envs.data import identity
-from agentrl.envs.episode import Actor
 from agentrl.envs.registry import factory
+from agentrl.envs.turns import Actor
 from agentrl.errors import AgentError
 from agentrl.rollout.episodes.actors import ModelActor, sampling_of
 from agentrl.rollout.episodes.evaluation import held_out_split, held_out_tasks, play_held_out

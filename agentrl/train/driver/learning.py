@@ -20,8 +20,9 @@ from agentrl.rollout.stream.batch_metrics import staleness
 from agentrl.rollout.stream.seeds import derive
 from agentrl.sessions.store.store import Store
 from agentrl.train.algorithms import Algorithm
+from agentrl.train.algorithms.credit import Values
 from agentrl.train.algorithms.shaping import reference_kl, shaped_groups
-from agentrl.train.algorithms.values import Values, compute_values, per_token
+from agentrl.train.algorithms.values import compute_values, per_token
 from agentrl.train.driver import lost_tokens
 from agentrl.train.driver.clock import Clock
 from agentrl.train.driver.colocated import computing

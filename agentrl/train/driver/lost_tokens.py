@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from agentrl.config import AlgoConfig
-from agentrl.envs.base import Env
+from agentrl.envs.base import Env, reward_methods
 from agentrl.envs.data.mixture import Mixture
 from agentrl.envs.results import invalid
-from agentrl.envs.reward_marks import reward_methods
 from agentrl.rollout.workers.held import sampled_tokens
 from agentrl.train.algorithms.credit import Credit, NodeAdvantage, trained_tokens
 from agentrl.types import GREEDY, MAIN, Group, Node, Session, Status

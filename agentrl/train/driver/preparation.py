@@ -16,7 +16,7 @@ from pathlib import Path
 from agentrl.common import cores
 from agentrl.config import RolloutConfig, RunConfig, TrainerConfig
 from agentrl.envs.base import Env
-from agentrl.envs.episode import Actor
+from agentrl.envs.turns import Actor
 from agentrl.rollout.episodes.actors import ModelActor
 from agentrl.rollout.episodes.groups import Rollouts
 from agentrl.rollout.episodes.past import PastVersions

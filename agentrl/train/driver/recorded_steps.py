@@ -27,8 +27,8 @@ from agentrl.train.driver.resuming import step_of
 from agentrl.train.record import ledger
 from agentrl.train.record.files import write_atomically
 from agentrl.train.record.recording import BY_TIME
-from agentrl.train.record.run_folder import LOSSES, STREAM, RunFolder
-from agentrl.train.record.seals import digest
+from agentrl.train.record.run_folder import RunFolder
+from agentrl.train.record.seals import LOSSES, STREAM, digest
 from agentrl.train.record.state import RunState, last_attempts, saved
 from agentrl.types import Group
 

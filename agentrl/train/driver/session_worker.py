@@ -39,7 +39,7 @@ from agentrl.train.driver.learning import Batch, Learning, Part, digests
 from agentrl.train.driver.recovery import died
 from agentrl.train.record import provenance
 from agentrl.train.record.files import append, write_atomically
-from agentrl.train.record.run_folder import LOSSES
+from agentrl.train.record.seals import LOSSES
 from agentrl.train.trainers import ShareableTrainer, TrainerAccess
 from agentrl.train.trainers.teachers import Teachers
 from agentrl.types import Engine, Group, Session

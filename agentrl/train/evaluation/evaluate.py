@@ -39,8 +39,9 @@ from agentrl.envs import sandboxes
 from agentrl.envs.added_tools import with_tools
 from agentrl.envs.base import Env
 from agentrl.envs.data import identity
-from agentrl.envs.episode import Actor, ScriptedActor
+from agentrl.envs.episode import ScriptedActor
 from agentrl.envs.registry import factory
+from agentrl.envs.turns import Actor
 from agentrl.errors import ConfigError, missing_extra
 from agentrl.rollout.episodes.actors import sampling_of
 from agentrl.rollout.episodes.evaluation import SCRIPTED, held_out_split, play_held_out

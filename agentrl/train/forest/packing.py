@@ -30,7 +30,7 @@ from agentrl.types import Group, Session
 
 if TYPE_CHECKING:
     from agentrl.train.algorithms import Algorithm
-    from agentrl.train.algorithms.values import Values
+    from agentrl.train.algorithms.credit import Values
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from agentrl.train.display.console import Display
 from agentrl.train.driver import resuming
 from agentrl.train.driver.resuming import step_of
 from agentrl.train.record import kept_code, provenance, ratings, seals
-from agentrl.train.record.run_folder import LOSSES, STREAM
+from agentrl.train.record.seals import LOSSES, STREAM
 
 RUN_FILES = (
     *("config.yaml", formats.NAME, "starts.jsonl", STREAM, LOSSES),

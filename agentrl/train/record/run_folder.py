@@ -56,7 +56,7 @@ from agentrl.train.record import kept_code, ledger, manifest, provenance, rating
 from agentrl.train.record.data_identity import STARTS
 from agentrl.train.record.files import append, keep_lines, remove, write_atomically
 from agentrl.train.record.lock import RunLock
-from agentrl.train.record.seals import METRICS, SETTINGS, Seals, digest
+from agentrl.train.record.seals import LOSSES, METRICS, SETTINGS, STREAM, Seals, digest
 from agentrl.train.trackers import TRACKERS, Trackers
 from agentrl.train.trackers.base import TrackedRun
 from agentrl.train.trackers.tensorboard import TensorBoard
@@ -65,8 +65,6 @@ if TYPE_CHECKING:
     from agentrl.train.record.remote_copy import Uploads
 
 Metrics = dict[str, float]
-LOSSES = "losses.json"
-STREAM = "stream.json"
 WRITTEN = (
     *("metrics.jsonl", "groups.jsonl", ratings.NAME, provenance.NAME, STREAM, LOSSES, STARTS, seals.NAME),
     *("result.json", "data.json"),

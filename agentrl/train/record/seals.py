@@ -34,6 +34,7 @@ from agentrl.train.record.data_identity import STARTS
 from agentrl.train.record.files import append, keep_lines, write_atomically
 
 NAME = "seals.jsonl"
+LOSSES, STREAM = "losses.json", "stream.json"
 METRICS = "metrics.jsonl"
 FILES = (STARTS, provenance.NAME, ledger.NAME, ratings.NAME, METRICS)
 """Files that grow by lines."""

@@ -10,7 +10,8 @@ from agentrl.config import RolloutConfig
 from agentrl.envs.builtin.swe import library
 from agentrl.envs.builtin.swe.env import Swe
 from agentrl.envs.check import check_env
-from agentrl.envs.episode import EXPERT, NOOP, Actor
+from agentrl.envs.episode import EXPERT, NOOP
+from agentrl.envs.turns import Actor
 from agentrl.rollout.episodes.groups import Rollouts
 from agentrl.rollout.episodes.policies import Policy
 from agentrl.sessions.renderers.families.null import NullRenderer

@@ -16,8 +16,8 @@ from typing import Any
 from agentrl.envs import calls
 from agentrl.envs.base import Env
 from agentrl.envs.check import places
+from agentrl.envs.check.findings import Measured
 from agentrl.envs.check.monitor import LoopClock
-from agentrl.envs.check.rules.base import Measured
 from agentrl.envs.check.subject import Subject
 from agentrl.envs.data.samples import sample
 from agentrl.errors import AgentRLError

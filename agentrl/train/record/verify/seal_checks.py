@@ -15,8 +15,7 @@ from agentrl.sessions.store import digests
 from agentrl.train.driver.resuming import step_of
 from agentrl.train.record import manifest, seals, trainer_logprobs
 from agentrl.train.record.data_identity import STARTS
-from agentrl.train.record.run_folder import LOSSES, STREAM
-from agentrl.train.record.seals import FILES, NAME, SETTINGS, Checkpoint, Seal, digest
+from agentrl.train.record.seals import FILES, LOSSES, NAME, SETTINGS, STREAM, Checkpoint, Seal, digest
 from agentrl.train.record.verify.report import Check, Discrepancy
 
 MODEL = "model"

@@ -22,8 +22,9 @@ from inspect_ai.tool import ToolCall as TheirCall
 import agentrl
 from agentrl.config import RolloutConfig
 from agentrl.envs import Env, calls
-from agentrl.envs.episode import NO_DEADLINES, Player, ScriptedActor, play, run_episode
+from agentrl.envs.episode import NO_DEADLINES, ScriptedActor, play, run_episode
 from agentrl.envs.registry import factory
+from agentrl.envs.turns import Player
 from agentrl.errors import ConfigError, EnvError
 from agentrl.sessions.renderers.families.null import NullRenderer
 from agentrl.sessions.tree.conversation import Conversation

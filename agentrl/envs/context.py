@@ -1,0 +1,101 @@
+"""`EpisodeContext`: what agentrl keeps of an instance and its episode, apart from what the author's class holds.
+
+An author's class may use any attribute names of its own, so none of this lies in fields of `Env`: the drivers of
+episodes read and write it here, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agentrl.envs.reward_marks import FinalReward
+from agentrl.errors import StateUnsupported
+from agentrl.tools.sources import NamedSource, OpenTools, close_or_warn
+from agentrl.types import Message, Node, Session, Task
+
+Messages = str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]]
+"""What an environment may return for messages: text (a user message), a message, a dict, or a list of them."""
+RunSubAgent = Callable[[Messages, Sequence[str], int, str], Awaitable[str]]
+"""Runs a sub-agent, given the arguments of `Env.spawn`, and returns its result."""
+KEY = "__agentrl_context__"
+"""The instance attribute that holds the context."""
+
+
+@dataclass(frozen=True)
+class AddedTools:
+    """The tools that one instance was given, and what gives them to another one."""
+
+    sources: Sequence[NamedSource]
+    opened: Sequence[OpenTools]
+
+    def refuse_state(self, env: str) -> None:
+        """Raise StateUnsupported where a call changed something that no state of the environment `env` has."""
+        for source, tools in zip(self.sources, self.opened, strict=True):
+            if tools.has_state():
+                raise StateUnsupported(f"{env}: tools.{source.name} was called, and its server's state can't be saved")
+
+    async def close(self) -> None:
+        """Close what the tools hold."""
+        pairs = [(source, tools.close) for source, tools in zip(self.sources, self.opened, strict=True)]
+        await asyncio.gather(
+            *(close_or_warn(f"tools.{source.name}", close) for source, close in pairs if close is not None)
+        )
+
+
+@dataclass
+class EpisodeContext:
+    """One instance's episode, as its drivers see it.
+
+    Attributes:
+        owner: the id of the instance.
+        arguments: the constructor's, with which `fork` makes another instance.
+        episode: its task and seed; None before it begins.
+        earned: the reward of the step under way, so far; None where there is none.
+        over: whether the step under way has ended the task.
+        expert_calls: how many tool calls experts have written.
+        sandbox: that of its tools, once one of them needed it.
+        answered: the session and the turn that a step answers, while it does.
+        run_sub_agent: runs a sub-agent, while a step is under way.
+        added_rewards: the run's `rewards.*`.
+        group_rewards: those of them that compare a group's sessions.
+        added_tools: the run's `tools.*`.
+    """
+
+    owner: int
+    arguments: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
+    episode: tuple[Task, int | None] | None = None
+    earned: float | None = None
+    over: bool = False
+    expert_calls: int = 0
+    sandbox: Any = None
+    answered: tuple[Session, Node] | None = None
+    run_sub_agent: RunSubAgent | None = None
+    added_rewards: tuple[FinalReward, ...] = ()
+    group_rewards: tuple[FinalReward, ...] = ()
+    added_tools: AddedTools | None = None
+
+    def earn(self, reward: float) -> None:
+        """Add to the reward of the step under way."""
+        self.earned = (self.earned or 0.0) + reward
+
+    def end(self) -> None:
+        """Note that the step under way ends the task."""
+        self.over = True
+
+    def collect(self) -> tuple[float | None, bool]:
+        """Return what was earned, and whether the task was ended, since the last call."""
+        collected = self.earned, self.over
+        self.earned, self.over = None, False
+        return collected
+
+
+def context_of(env: object) -> EpisodeContext:
+    """Return an instance's context; that of a copy of an instance begins as a copy of the original's."""
+    context: EpisodeContext | None = vars(env).get(KEY)
+    if context is None or context.owner != id(env):
+        context = EpisodeContext(id(env)) if context is None else replace(context, owner=id(env))
+        vars(env)[KEY] = context
+    return context
