@@ -15,6 +15,7 @@ import pytest
 from agentrl.cluster import current, opened
 from agentrl.config import RunConfig
 from agentrl.envs.base import Env
+from agentrl.envs.context import context_of
 from agentrl.envs.results import give_rewards
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, EnvError, InfraError
 from agentrl.overrides import typed, validate
@@ -64,7 +65,7 @@ async def computing(
 
 
 def by_name(make_env: Callable[[], Env]) -> dict[str, Score]:
-    return {mark.name: compute for mark, compute in make_env()._added_rewards}
+    return {mark.name: compute for mark, compute in context_of(make_env()).added_rewards}
 
 
 async def here(rewards: dict[str, Any]) -> dict[str, Score]:
@@ -116,7 +117,7 @@ async def test_a_death_is_an_infrastructure_error_of_the_sessions_there_and_the_
         before = set(workers.pool._under_way)
         once.touch()
         env = Env()
-        env._added_rewards = tuple((mark, ours[mark.name]) for mark in workers.marks)
+        context_of(env).added_rewards = tuple((mark, ours[mark.name]) for mark in workers.marks)
         sessions = [session(number) for number in range(4)]
         await asyncio.gather(*(give_rewards(env, each) for each in sessions))
         lost = [each for each in sessions if each.status is Status.INFRA_ERROR]

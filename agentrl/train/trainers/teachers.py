@@ -24,8 +24,8 @@ from agentrl.rollout.fleet import make_engines, wait_until_started
 from agentrl.rollout.stream.seeds import derive
 from agentrl.sessions.tree import tree
 from agentrl.train.algorithms import Algorithm
-from agentrl.train.algorithms.credit import trainable_nodes
-from agentrl.train.algorithms.values import Values, per_token
+from agentrl.train.algorithms.credit import Values, trainable_nodes
+from agentrl.train.algorithms.values import per_token
 from agentrl.types import Engine, Group, Node, Session
 
 AT_ONCE = 32
