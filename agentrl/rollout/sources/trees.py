@@ -49,7 +49,7 @@ class TreeCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class MessageTokens:
     """A message's tokens, of which those from `trained_from` on are trained (their number: none)."""
 
     rendered: RenderedMessage
@@ -123,10 +123,10 @@ class TreeWriter:
         counts.tokens += sum(len(node.token_ids) for node in session.nodes)
         counts.trained += sum(node.trainable.count(True) for node in session.nodes)
 
-    def _pieces(self, example: Example, counts: TreeCounts) -> list[Piece]:
+    def _pieces(self, example: Example, counts: TreeCounts) -> list[MessageTokens]:
         if example.plain:
             return self._plain(example)
-        pieces: list[Piece] = []
+        pieces: list[MessageTokens] = []
         after: Node | None = None
         run: list[Message] = []
         start = 0
@@ -138,12 +138,14 @@ class TreeWriter:
             for messages in filter(None, together):
                 rendered = self.renderer.render(messages, tools=example.tools if after is None else (), after=after)
                 for number, (each, ids) in enumerate(zip(messages, rendered, strict=True), start):
-                    pieces.append(Piece(RenderedMessage(each, ids), self._trained_from(example, number, ids, counts)))
+                    pieces.append(
+                        MessageTokens(RenderedMessage(each, ids), self._trained_from(example, number, ids, counts))
+                    )
                 after, start = pieces[-1].rendered.as_node(), start + len(messages)
             run = []
         return pieces
 
-    def _plain(self, example: Example) -> list[Piece]:
+    def _plain(self, example: Example) -> list[MessageTokens]:
         encode = self.renderer.tokenizer.encode
         ids = [encode(message.text) for message in example.messages]
         ids[-1] = [*ids[-1], self.renderer.stop_token_ids[0]]
@@ -151,7 +153,7 @@ class TreeWriter:
             0 if place == len(ids) - 1 or ALL in self.config.train_on else len(own) for place, own in enumerate(ids)
         ]
         written = zip(example.messages, ids, trained, strict=True)
-        return [Piece(RenderedMessage(message, own), begin) for message, own, begin in written]
+        return [MessageTokens(RenderedMessage(message, own), begin) for message, own, begin in written]
 
     def _trained_from(self, example: Example, number: int, ids: Sequence[int], counts: TreeCounts) -> int:
         """The first trained token of a message; of a turn, what the model itself would write."""
@@ -170,7 +172,7 @@ class TreeWriter:
             return len(ids)
         return len(ids) - len(turn)
 
-    def _fitting(self, example: Example, pieces: list[Piece], counts: TreeCounts) -> list[Piece]:
+    def _fitting(self, example: Example, pieces: list[MessageTokens], counts: TreeCounts) -> list[MessageTokens]:
         """The pieces within the limit; none of a conversation that is left out."""
         total = sum(each.size for each in pieces)
         if self.limit is None or total <= self.limit:
@@ -186,12 +188,14 @@ class TreeWriter:
         for piece in pieces:
             ids = piece.rendered.token_ids[:left]
             if ids:
-                kept.append(Piece(RenderedMessage(piece.rendered.message, ids), min(piece.trained_from, len(ids))))
+                kept.append(
+                    MessageTokens(RenderedMessage(piece.rendered.message, ids), min(piece.trained_from, len(ids)))
+                )
             left -= len(ids)
         return kept
 
 
-def _insert(session: Session, pieces: Sequence[Piece], example: Example) -> None:
+def _insert(session: Session, pieces: Sequence[MessageTokens], example: Example) -> None:
     """Add a path to a tree; what is there already is not added again."""
     parent: int | None = None
     for piece in pieces:
