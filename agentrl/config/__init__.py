@@ -19,6 +19,7 @@ from agentrl.config.engines import (
     WeightsSection,
 )
 from agentrl.config.gateway import GatewayConfig
+from agentrl.config.lora import LoraConfig
 from agentrl.config.policies import MODEL, PAST, START, PastConfig, PolicyConfig
 from agentrl.config.rollout import (
     BranchConfig,
@@ -69,6 +70,7 @@ __all__ = [
     "FleetConfig",
     "GatewayConfig",
     "Fraction",
+    "LoraConfig",
     "ModelConfig",
     "NAMED",
     "OfPlugin",

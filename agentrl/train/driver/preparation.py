@@ -44,6 +44,7 @@ from agentrl.train.driver.session_worker import DistantLearning
 from agentrl.train.plan.model_checks import compare_loaded, engine_settings
 from agentrl.train.plan.room import context
 from agentrl.train.record import provenance, recording
+from agentrl.train.record.publication import NEVER
 from agentrl.train.record.run_folder import RunFolder
 from agentrl.train.record.state import RunState
 from agentrl.train.trainers import Trainer
@@ -64,9 +65,8 @@ def make_loop(
     """The run's loop, with a trainer that has been started, and how that compares with the model's folder."""
 
     def starts(trainer: TrainerConfig) -> Callable[..., Trainer]:
-        return partial(
-            place_trainer, config.cluster, base, trainer, config.algo, total_steps=config.steps, seed=config.seed
-        )
+        more = {"total_steps": config.steps, "seed": config.seed, "lora": config.lora}
+        return partial(place_trainer, config.cluster, base, trainer, config.algo, **more)
 
     start_trainer = starts(config.trainer)
 
@@ -82,6 +82,8 @@ def make_loop(
         display.say(line)
     stream = make_stream(config, rollouts, make_env, act(config.rollout))
     state = RunState(trainer, algorithm, stream, store)
+    if config.lora.adapter is not None:  # engines start with the base alone
+        state.published.sent = NEVER
     past = next((partner for partner in rollouts.partners.values() if isinstance(partner, PastVersions)), None)
     learner = make_learner(config, rollouts, folder, display)
     loop = Loop(config, rollouts.policy, state, folder, display, learner, recovery=recovery, past=past)
@@ -190,7 +192,10 @@ async def _imitate(config: RunConfig, rollouts: Rollouts, make_env: Callable[[],
             budget = config.trainer.token_budget
             every, began = config.checkpoint_every, time.time()
             warmstart.note_times(loop.folder.path, began, None)
-            await warmstart.warm_start(loop.trainer, demos, warm, budget, config.seed, loop.display, saved, every)
+            whole = config.lora.active
+            await warmstart.warm_start(
+                loop.trainer, demos, warm, budget, config.seed, loop.display, saved, every, whole=whole
+            )
             warmstart.note_times(loop.folder.path, began, time.time())
             loop.trainer.begin(config.algo, config.steps)
 
