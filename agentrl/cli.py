@@ -350,6 +350,17 @@ def models_get(name: str) -> None:
     out.print(str(path), highlight=False, soft_wrap=True)
 
 
+@models.command("merge")
+def models_merge(base: str, adapter: Path, merged: Path) -> None:
+    """Add an adapter in PEFT's format to its base model, and write the whole model into a new folder."""
+    from agentrl.models import resolve
+    from agentrl.models.adapters import merge_adapter
+
+    own = adapter / base  # an adapter's folder may hold its base
+    merge_adapter(own if own.is_dir() else resolve(base), adapter, merged)
+    out.print(str(merged), highlight=False, soft_wrap=True)
+
+
 @models.command("check")
 def models_check(
     path: str,

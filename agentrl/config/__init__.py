@@ -20,6 +20,7 @@ from agentrl.config.engines import (
     WeightsSection,
 )
 from agentrl.config.gateway import GatewayConfig
+from agentrl.config.lora import LoraConfig
 from agentrl.config.policies import MODEL, PAST, START, PastConfig, PolicyConfig
 from agentrl.config.rollout import (
     BranchConfig,
@@ -75,6 +76,7 @@ __all__ = [
     "GroupRewardConfig",
     "Fraction",
     "LISTED",
+    "LoraConfig",
     "ModelConfig",
     "NAMED",
     "OfPlugin",

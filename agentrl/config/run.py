@@ -12,6 +12,7 @@ from agentrl.config.cluster import ClusterConfig
 from agentrl.config.data import DataConfig
 from agentrl.config.engines import EngineSection, FleetConfig, ModelConfig, WeightsSection
 from agentrl.config.gateway import GatewayConfig
+from agentrl.config.lora import LoraConfig
 from agentrl.config.policies import MODEL, PAST, PolicyConfig
 from agentrl.config.rollout import (
     EnvConfig,
@@ -63,6 +64,8 @@ class RunConfig(Section):
     """The trainer."""
     algo: AlgoSection = Field({}, validate_default=True)
     """The algorithm."""
+    lora: LoraConfig = LoraConfig()
+    """An adapter that is trained in the whole model's place; see docs/lora.md."""
     rollout: RolloutConfig = RolloutConfig()
     """How sessions are generated."""
     warm_start: WarmStartConfig = WarmStartConfig()
@@ -209,6 +212,7 @@ class RunConfig(Section):
         if self.cluster.gateways:
             self._gateways_can_be_used()
         self._past_versions_can_be_kept()
+        self._adapter_has_one_base()
         if self.weights.prove_every:
             self._delivery_can_be_proved()
         self._policies_are_played()
@@ -271,6 +275,14 @@ class RunConfig(Section):
             raise ValueError(f"{where}, and algo={self.algo.name} has a greedy baseline, which is compared with none")
         if self.cluster.holds_sessions:
             raise ValueError(f"{where}, which another process holds: set cluster.sessions=false")
+
+    def _adapter_has_one_base(self) -> None:
+        """Raise a ValueError where a warm start would change the base that an adapter belongs to."""
+        if self.lora.adapter is not None and self.warm_start.steps:
+            raise ValueError(
+                f"lora.adapter={self.lora.adapter} belongs to the base as it is, and a warm start trains the whole "
+                "model: set warm_start.steps=0, or merge it first (agentrl models merge)"
+            )
 
     def _gateways_can_be_used(self) -> None:
         """Raise a ValueError where gateway workers serve nothing, or programs on other nodes can't reach them."""

@@ -47,7 +47,8 @@ def refuse_adapter(folder: Path) -> None:
     of = f" of {base!r}" if base else ""
     raise InvalidInput(
         f"model={str(folder)!r} holds an adapter{of} (adapter_config.json), and a run starts from a whole model: "
-        "merge it (peft's merge_and_unload, then save_pretrained) and name the merged folder"
+        f"train it further with model={base or 'BASE'} lora.adapter={folder}, or merge it: "
+        f"agentrl models merge {base or 'BASE'} {folder} MERGED, and name model=MERGED"
     )
 
 

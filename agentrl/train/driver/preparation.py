@@ -45,6 +45,7 @@ from agentrl.train.driver.session_worker import DistantLearning
 from agentrl.train.plan.model_checks import compare_loaded, engine_settings
 from agentrl.train.plan.room import context
 from agentrl.train.record import provenance, recording
+from agentrl.train.record.publication import NEVER
 from agentrl.train.record.run_folder import RunFolder
 from agentrl.train.record.state import RunState
 from agentrl.train.trainers import Trainer
@@ -77,9 +78,8 @@ def make_loop(
     """
 
     def starts(trainer: TrainerConfig) -> Callable[..., Trainer]:
-        return partial(
-            place_trainer, config.cluster, base, trainer, config.algo, total_steps=config.steps, seed=config.seed
-        )
+        more = {"total_steps": config.steps, "seed": config.seed, "lora": config.lora}
+        return partial(place_trainer, config.cluster, base, trainer, config.algo, **more)
 
     start_trainer = starts(config.trainer)
 
@@ -92,6 +92,8 @@ def make_loop(
     recovery = Recovery(start_trainer, config.trainer.max_restarts, algorithm.snapshot(), starts=starts)
     trainer, loaded = recovery.first(start, display.warn)
     state = RunState(trainer, algorithm, stream, store)
+    if config.lora.adapter is not None:  # engines start with the base alone
+        state.published.sent = NEVER
     return Loop(config, policy, state, folder, display, learner, recovery=recovery), loaded
 
 
@@ -237,7 +239,10 @@ async def _imitate(config: RunConfig, rollouts: Rollouts, make_env: Callable[[],
             budget = config.trainer.token_budget
             every, began = config.checkpoint_every, time.time()
             warmstart.note_times(loop.folder.path, began, None)
-            await warmstart.warm_start(loop.trainer, demos, warm, budget, config.seed, loop.display, saved, every)
+            whole = config.lora.active
+            await warmstart.warm_start(
+                loop.trainer, demos, warm, budget, config.seed, loop.display, saved, every, whole=whole
+            )
             warmstart.note_times(loop.folder.path, began, time.time())
             loop.trainer.begin(config.algo, config.steps)
 

@@ -24,7 +24,7 @@ from agentrl.train.record import kept_code, manifest
 from agentrl.train.record.files import remove
 
 FIXED = (
-    *("env", "agent", "agents", "policies", "model", "seed", "warm_start", "algo.name", "algo.value_trunk"),
+    *("env", "agent", "agents", "policies", "model", "lora", "seed", "warm_start", "algo.name", "algo.value_trunk"),
     *("algo.value_view", "trainer.name", "trainer.optimizer", "rollout.sampler.name", "run_dir"),
 )
 """Settings, or whole sections, that a run keeps from its first step to its last."""

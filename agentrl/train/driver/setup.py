@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from agentrl.config import RunConfig
+from agentrl.config import AlgoConfig, RunConfig
 from agentrl.config.secrets import hidden
 from agentrl.envs import calls
 from agentrl.envs.base import Env, has_demonstrator, has_expert
@@ -22,6 +22,8 @@ from agentrl.sessions.renderers.writer import text_of
 from agentrl.types import Session, Task
 
 TINY = "tiny"
+ADAPTERS_RATE = 10
+"""An adapter's learning rate over the whole model's."""
 TINY_RECIPE: Mapping[str, Any] = {
     "steps": 40,
     "algo.lr": 1e-3,
@@ -73,7 +75,8 @@ def complete(tree: Mapping[str, Any]) -> RunConfig:
         validate(merge(suits, named), RunConfig)
     except ConfigError as error:
         raise EnvError(f"the recipe of environment {named['env']!r}: {error}") from None
-    return validate(_known(_in_parts(merge(applicable(suits, tree), tree), tree)), RunConfig)
+    settings = _in_parts(merge(applicable(suits, tree), tree), tree)
+    return validate(_known(_at_adapters_rate(settings, tree)), RunConfig)
 
 
 def _data_recipe(tree: Mapping[str, Any]) -> Tree:
@@ -98,6 +101,23 @@ def _in_parts(settings: Tree, given: Mapping[str, Any]) -> Tree:
     if isinstance(trainer, str) and not _takes_minibatches(trainer):
         parts = 1
     return merge(settings, {"algo": {"minibatches": parts}})
+
+
+def _at_adapters_rate(settings: Tree, given: Mapping[str, Any]) -> Tree:
+    """The settings, with an adapter's learning rate where none is given: ten times the whole model's.
+
+    The optimum over ranks and tasks (J. Schulman and Thinking Machines Lab, "LoRA Without Regret", 2025).
+    """
+    lora = settings.get("lora")
+    if not isinstance(lora, Mapping) or not (lora.get("rank") or lora.get("adapter")):
+        return settings
+    if value_at(given, "algo.lr") is not None:
+        return settings
+    rate = value_at(settings, "algo.lr")
+    try:
+        return merge(settings, {"algo": {"lr": ADAPTERS_RATE * float(AlgoConfig().lr if rate is None else rate)}})
+    except (TypeError, ValueError):
+        return settings  # no number, as the validation says
 
 
 def _takes_minibatches(trainer: str) -> bool:

@@ -15,6 +15,7 @@ import random
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import orjson
 
@@ -30,7 +31,7 @@ from agentrl.train.algorithms import make_algorithm
 from agentrl.train.display.console import Display
 from agentrl.train.forest.packing import pack
 from agentrl.train.record.files import write_atomically
-from agentrl.train.trainers import Trainer
+from agentrl.train.trainers import AdapterTrainer, Trainer
 from agentrl.types import Group, Session, Status
 
 TIMES = "warm_start.json"
@@ -122,6 +123,8 @@ async def warm_start(
     display: Display,
     folder: Path,
     every: int,
+    *,
+    whole: bool = False,
 ) -> None:
     """Imitate: `config.steps` optimizer steps on the demonstrations, but for those that were saved before.
 
@@ -136,10 +139,14 @@ async def warm_start(
         display: where progress is shown.
         folder: where the trainer is saved; the caller removes it once the next phase has its checkpoint.
         every: steps between two such files.
+        whole: the trainer is one of adapters, and trains the whole model meanwhile.
     """
     algo = settings(config)
     algorithm = make_algorithm(algo)
-    trainer.begin(algo, config.steps)
+    if whole:
+        cast(AdapterTrainer, trainer).begin(algo, config.steps, whole=True)
+    else:
+        trainer.begin(algo, config.steps)
     if done := saved_steps(folder):
         await asyncio.to_thread(trainer.load, _saved(folder, done))
         display.say(f"the warm start goes on after its step {done}")

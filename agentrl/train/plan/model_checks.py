@@ -67,6 +67,8 @@ def compare_loaded(config: RunConfig, base: Path, trainer: Trainer, display: Dis
     chosen = config.trainer
     if config.model.name == setup.TINY or not TRAINERS.find(chosen.name).proves(chosen):
         return None
+    if config.lora.adapter is not None:  # it begins as another model than the folder's
+        return None
     with display.part("comparing the trainer's weights with the folder's"):
         device = torch_device(chosen.device, "trainer.device")
         found = require_loaded(trainer, base, config.model.name, chosen, device, (config.engine.dtype,))

@@ -51,7 +51,7 @@ def check_training(config: RunConfig) -> None:
     if config.faults is not None:
         faults.load(config.faults)
     algorithm = make_algorithm(config.algo)
-    check_trainer(config.trainer, config.algo)
+    check_trainer(config.trainer, config.algo, config.lora)
     for name in config.metrics:
         TRACKERS.find(name)
     if config.data is not None:

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from agentrl.types import Engine
 
+NEVER = -1
+"""`Publication.sent` of an engine that is started with other weights than the trainer begins with."""
+
 
 @dataclass
 class Publication:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from agentrl.config import AlgoConfig, TrainerConfig
+from agentrl.config import AlgoConfig, LoraConfig, TrainerConfig
 from agentrl.errors import ConfigError
 from agentrl.registry import Registry
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.trainers.base import (
+    AdapterTrainer,
     Averager,
     Computing,
     Critic,
@@ -51,6 +52,7 @@ def make_trainer(
     total_steps: int = 1,
     seed: int = 0,
     prove: str | None = None,
+    lora: LoraConfig | None = None,
 ) -> Trainer:
     """The trainer that the configuration names, on the weights in a Hugging Face folder.
 
@@ -61,14 +63,17 @@ def make_trainer(
         total_steps: the first phase's length.
         seed: of the trainer's random numbers.
         prove: the model's name, for trainers that test its architecture while they start; None: no test.
+        lora: the adapter that is trained; None, or without a rank: the whole model is.
 
     Raises:
         UnknownName: no trainer of that name, and nothing at that import path.
         MissingExtra: the trainer's libraries are not installed.
-        ConfigError: the algorithm needs a critic, a reward model or minibatches, and this trainer has none.
+        ConfigError: the algorithm needs a critic, a reward model or minibatches, and this trainer has none; or it
+            trains no adapters.
     """
-    plugin = _suitable(config, algo)
-    trainer = plugin.make(Path(path), config, algo, prove=prove, total_steps=total_steps, seed=seed)
+    plugin = _suitable(config, algo, lora)
+    more = {"lora": lora} if lora is not None and lora.active else {}
+    trainer = plugin.make(Path(path), config, algo, prove=prove, total_steps=total_steps, seed=seed, **more)
     needs = make_algorithm(algo).needs
     for needed, kind, what in ((needs.critic, Critic, "critic"), (needs.reward_model, Rewarder, "reward model")):
         if needed and not isinstance(trainer, kind):
@@ -82,18 +87,18 @@ def missing_model(config: TrainerConfig, algo: AlgoConfig, what: str) -> ConfigE
     return ConfigError(f"algo={algo.name} needs a {what}, which trainer={config.name} does not have")
 
 
-def check_trainer(config: TrainerConfig, algo: AlgoConfig) -> None:
+def check_trainer(config: TrainerConfig, algo: AlgoConfig, lora: LoraConfig | None = None) -> None:
     """Refuse settings that no trainer can be made from, before there is a model.
 
     Raises:
         UnknownName: no trainer of that name, and nothing at that import path.
         MissingExtra: the trainer's libraries are not installed.
-        ConfigError: there is no such device, or the trainer takes no minibatches.
+        ConfigError: there is no such device, or the trainer takes no minibatches, or trains no adapters.
     """
-    _suitable(config, algo).check(config)
+    _suitable(config, algo, lora).check(config)
 
 
-def _suitable(config: TrainerConfig, algo: AlgoConfig) -> TrainerPlugin:
+def _suitable(config: TrainerConfig, algo: AlgoConfig, lora: LoraConfig | None) -> TrainerPlugin:
     """The trainer's plug-in, where its steps can be as the algorithm's settings say."""
     plugin = TRAINERS.find(config.name)
     if algo.minibatches > 1 and not plugin.takes_minibatches:
@@ -101,11 +106,21 @@ def _suitable(config: TrainerConfig, algo: AlgoConfig) -> TrainerPlugin:
             f"algo.minibatches={algo.minibatches}: trainer={config.name} makes one update with a batch; use "
             "algo.minibatches=1 (one that splits it by `Forest.updates` says so by takes_minibatches)"
         )
+    if lora is not None and lora.active:
+        if not plugin.trains_adapters:
+            names = ", ".join(name for name, one in TRAINERS.available().items() if one.trains_adapters)
+            raise ConfigError(f"lora: trainer={config.name} trains no adapters yet; those that do: {names}")
+        if getattr(config, "optimizer", "adamw") != "adamw":
+            raise ConfigError(
+                f"lora: trainer.optimizer={getattr(config, 'optimizer', '')} is for whole matrices; use "
+                "trainer.optimizer=adamw"
+            )
     return plugin
 
 
 __all__ = [
     "TRAINERS",
+    "AdapterTrainer",
     "Averager",
     "Computing",
     "Critic",

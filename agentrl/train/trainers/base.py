@@ -105,6 +105,22 @@ class Trainer(Computing, Protocol):
 
 
 @runtime_checkable
+class AdapterTrainer(Trainer, Protocol):
+    """A trainer that, made with `lora` settings, trains an adapter; its plug-in says so (`trains_adapters`)."""
+
+    def begin(self, algo: AlgoConfig, total_steps: int, *, whole: bool = False) -> None:
+        """Begin a phase; see `Trainer.begin`.
+
+        Args:
+            algo: the phase's algorithm.
+            total_steps: its length.
+            whole: the whole model is trained, and an adapter that it has is merged first; else the adapter is trained,
+                which begins now where there is none.
+        """
+        ...
+
+
+@runtime_checkable
 class MemoryReleasing(Trainer, Protocol):
     """A trainer that leaves accelerator memory to colocated engines; others keep what they have allocated."""
 

@@ -13,9 +13,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from agentrl.train.trainers.lora import is_adapter
+
 
 class WeightCopy:
-    """A copy of a model's parameters as they are now, tied ones once.
+    """A copy of a model's parameters as they are now, tied ones once; with an adapter, of the adapter's alone.
 
     Args:
         model: the model.
@@ -23,7 +25,9 @@ class WeightCopy:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.tensors = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        named = dict(model.named_parameters())
+        own = {name: p for name, p in named.items() if is_adapter(name)} or named
+        self.tensors = {name: parameter.detach().clone() for name, parameter in own.items()}
 
     def state_dict(self) -> dict[str, Tensor]:
         """The copy by the parameters' names."""
@@ -60,7 +64,8 @@ class WeightCopy:
     def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Each parameter's copy and the parameter, as far as this process holds them."""
         for name, parameter in self.model.named_parameters():
-            yield local(self.tensors[name]), local(parameter.detach())
+            if name in self.tensors:
+                yield local(self.tensors[name]), local(parameter.detach())
 
 
 def local(tensor: Tensor) -> Tensor:

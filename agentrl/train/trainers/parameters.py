@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from agentrl.errors import ConfigError
+from agentrl.train.trainers.lora import is_adapter, layer_weight
 from agentrl.train.trainers.parameter_settings import ParameterConfig
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 
@@ -28,10 +29,12 @@ class TrainedParameter:
 def trained_parameters(model: nn.Module, config: TorchConfig) -> list[TrainedParameter]:
     """The parameters that are trained, in the model's order; gradients of the others are turned off.
 
+    Of a model with an adapter only the adapter's are, each by the settings of its layer's weight.
+
     Raises:
         ConfigError: a pattern matches no parameter, or nothing is left to train.
     """
-    require_matches([name for name, _ in model.named_parameters()], config)
+    require_matches([name for name, _ in model.named_parameters() if not is_adapter(name)], config)
     found = list(_trained(model, config))
     if not found:
         raise ConfigError(f"trainer.freeze={list(config.freeze)} leaves no parameter to train")
@@ -68,9 +71,12 @@ def _trained(model: nn.Module, config: TorchConfig) -> Iterator[TrainedParameter
     named = list(model.named_parameters())
     depth = 1 + max((int(found[1]) for name, _ in named if (found := LAYER.search(name))), default=-1)
     embedding = id(model.get_input_embeddings().weight)  # type: ignore[operator]
+    adapter = any(is_adapter(name) for name, _ in named)
     for name, tensor in named:
         layer = -1 if id(tensor) == embedding else int(found[1]) if (found := LAYER.search(name)) else depth
-        factor = rate_factor(name, depth - 1 - layer, config)
+        factor = rate_factor(layer_weight(name), depth - 1 - layer, config)
+        if adapter and not is_adapter(name):
+            factor = None
         tensor.requires_grad_(factor is not None)
         if factor is None:
             continue

@@ -29,6 +29,7 @@ class TrainerPlugin:
         settings: the class of its section of the configuration (`trainer.*`).
         has_ranks: whether it starts ranks, which on a cluster are workers of their own; `split` says how many.
         takes_minibatches: whether its steps make an update for each of a batch's minibatches (`Forest.updates`).
+        trains_adapters: whether it trains an adapter in the model's place (`lora.rank`); see `AdapterTrainer`.
         own_critic: whether a critic may have a trunk of its own beside the policy (`algo.value_trunk=own`).
         untrained: what becomes of a model's tensors that it does not load (those of images, say): they are `kept` in
             what it exports, or `dropped`; None: that can't be told.
@@ -37,6 +38,7 @@ class TrainerPlugin:
     settings: type[TrainerConfig] = TrainerConfig
     has_ranks: bool = False
     takes_minibatches: bool = False
+    trains_adapters: bool = False
     own_critic: bool = True
     untrained: Literal["kept", "dropped"] | None = None
 
@@ -56,7 +58,7 @@ class TrainerPlugin:
             config: an instance of `settings`.
             algo: the first phase's algorithm.
             prove: the model's name, for trainers that test its architecture while they start; None: don't.
-            more: `total_steps` and `seed`.
+            more: `total_steps` and `seed`; with `trains_adapters`, `lora` where an adapter is trained.
 
         Raises:
             MissingExtra: its libraries are not installed.
@@ -161,6 +163,7 @@ class TrainerFactoryPlugin(TrainerPlugin):
         self._factory = factory
         self.settings = getattr(factory, "settings", TrainerConfig)
         self.takes_minibatches = getattr(factory, "takes_minibatches", False)
+        self.trains_adapters = getattr(factory, "trains_adapters", False)
 
     def factory(self) -> TrainerFactory:
         """The class or function itself."""

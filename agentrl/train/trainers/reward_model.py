@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from agentrl.errors import InvalidInput
 from agentrl.train.algorithms.base import RewardModelConfig
 from agentrl.train.forest.forest import Rows
+from agentrl.train.trainers.lora import merge
 from agentrl.train.trainers.optimizer import Optimizer, to_cpu
 
 
@@ -36,7 +37,7 @@ class RewardModel:
 
     def __init__(self, policy: nn.Module, algo: RewardModelConfig, total_steps: int) -> None:
         self.beta = algo.reward_beta
-        self.model = copy.deepcopy(policy).requires_grad_(True)  # what the policy freezes, it learns
+        self.model = merge(copy.deepcopy(policy)).requires_grad_(True)  # what the policy freezes, it learns
         self.model.zero_grad(set_to_none=True)
         own = algo.model_copy(update={"lr": algo.reward_lr or algo.lr})
         self.optimizer = Optimizer(self.model.parameters(), own, total_steps)

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from agentrl import cluster
 from agentrl.cluster import Address, Connection, Resources, Role, Worker
-from agentrl.config import AlgoConfig, ClusterConfig, TrainerConfig
+from agentrl.config import AlgoConfig, ClusterConfig, LoraConfig, TrainerConfig
 from agentrl.errors import ConfigError, DeadlineExceeded, InfraError, TrainerError, TrainerTimeout
-from agentrl.train.trainers import TRAINERS, Averager, MemoryReleasing, Trainer, make_trainer
+from agentrl.train.trainers import TRAINERS, AdapterTrainer, Averager, MemoryReleasing, Trainer, make_trainer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,13 +26,24 @@ class TrainerRole:
     """A worker that makes a trainer and calls it."""
 
     def __init__(
-        self, path: Path, config: TrainerConfig, algo: AlgoConfig, total_steps: int, seed: int, prove: str | None
+        self,
+        path: Path,
+        config: TrainerConfig,
+        algo: AlgoConfig,
+        total_steps: int,
+        seed: int,
+        prove: str | None,
+        lora: LoraConfig | None = None,
     ) -> None:
-        self.trainer = make_trainer(path, config, algo, total_steps=total_steps, seed=seed, prove=prove)
+        self.trainer = make_trainer(path, config, algo, total_steps=total_steps, seed=seed, prove=prove, lora=lora)
 
     def run(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Call one of the trainer's methods; returns its result and the version after it."""
         return getattr(self.trainer, method)(*arguments, **options), self.trainer.version
+
+    def begin(self, algo: AlgoConfig, total_steps: int, whole: bool) -> None:
+        """Begin a phase of a trainer of adapters."""
+        cast(AdapterTrainer, self.trainer).begin(algo, total_steps, whole=whole)
 
     def logprobs(self, forests: Sequence[Forest], reference: bool) -> list[Tensor]:
         """Return each forest's log-probabilities."""
@@ -188,13 +199,14 @@ class WorkerTrainer(WorkerComputing):
         total_steps: int = 1,
         seed: int = 0,
         prove: str | None = None,
+        lora: LoraConfig | None = None,
     ) -> None:
         self._timeout = settings.call_timeout
         self.worker = cluster.current().spawn(
             Role(
                 "trainer",
                 "agentrl.train.trainers.worker:TrainerRole",
-                (Path(path).absolute(), config, algo, total_steps, seed, prove),
+                (Path(path).absolute(), config, algo, total_steps, seed, prove, lora),
                 name=f"trainer={config.name}",
                 resources=Resources(gpus=int(config.device == "cuda")),
                 threads=config.threads,
@@ -207,9 +219,12 @@ class WorkerTrainer(WorkerComputing):
             self.close()
             raise
 
-    def begin(self, algo: AlgoConfig, total_steps: int) -> None:
-        """Begin a phase."""
-        self._call("begin", algo, total_steps)
+    def begin(self, algo: AlgoConfig, total_steps: int, *, whole: bool = False) -> None:
+        """Begin a phase; see also `AdapterTrainer`."""
+        if whole:
+            self._run("begin", algo, total_steps, whole)
+        else:
+            self._call("begin", algo, total_steps)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the trainer's weights."""

@@ -55,7 +55,7 @@ def weights_of(recorded: Recorded, store: Store, span: VersionSpan, scratch: Pat
 def _train_again(recorded: Recorded, store: Store, start: int, base: Path, last: int, out: Path) -> None:
     """Train the steps after `start` up to `last` on what is stored, and export the weights."""
     config = recorded.settings(start + 1)
-    more = {"total_steps": config.steps, "seed": config.seed}
+    more = {"total_steps": config.steps, "seed": config.seed, "lora": config.lora}
     trainer = place_trainer(ClusterConfig(), recorded.run / "model", config.trainer, config.algo, **more)
     try:
         if not trainer.deterministic:

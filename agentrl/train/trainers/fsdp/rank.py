@@ -165,7 +165,7 @@ class FsdpRank(TorchTrainer):
             self.model.save_pretrained(folder, state_dict=held)  # type: ignore[operator]
             self._untrained.write(folder, self._side_files)
 
-    def begin(self, algo: AlgoConfig | Mapping[str, Any], total_steps: int) -> None:
+    def begin(self, algo: AlgoConfig | Mapping[str, Any], total_steps: int) -> None:  # type: ignore[override]
         """Begin a phase; settings may come as fields, where their class is unknown in this process."""
         super().begin(algo if isinstance(algo, AlgoConfig) else algorithm_settings(algo), total_steps)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from agentrl.train.trainers.lora import refuse_state_of_adapter
 from agentrl.train.trainers.optimizer import to_cpu
 from agentrl.train.trainers.ranks.restricted import refuse_packed
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 def save(trainer: TorchTrainer, path: Path) -> None:
     """Write model, reference, average, critic, reward model, optimizer, generators and version."""
     state = {
-        "model": to_cpu(trainer.model.state_dict()),
+        "model": to_cpu(trainer.lora.state(trainer.model) if trainer.lora else trainer.model.state_dict()),
         "reference": None if trainer.reference is None else to_cpu(trainer.reference.state_dict()),
         "average": None if trainer.average is None else to_cpu(trainer.average.state_dict()),
         "critic": None if trainer.critic is None else trainer.critic.state(),
@@ -42,8 +43,13 @@ def load(trainer: TorchTrainer, path: Path) -> None:
     with path.open("rb") as file:
         refuse_packed(path, file)
         state = torch.load(file, map_location="cpu", weights_only=True)
-    trainer.model.load_state_dict(state["model"])
-    trainer.begin(trainer.algo, trainer.optimizer.total_steps)
+    if trainer.lora is None:
+        refuse_state_of_adapter(path, state["model"])
+        trainer.model.load_state_dict(state["model"])
+    else:
+        trainer.lora.restore(trainer.model, state["model"], trainer.load_model)
+    whole = trainer.lora is not None and not trainer.lora.attached
+    trainer.begin(trainer.algo, trainer.optimizer.total_steps, whole=whole)
     trainer.optimizer.restore(state["optimizer"])
     if trainer.reference is not None and state["reference"] is not None:
         trainer.reference.load_state_dict(state["reference"])

@@ -17,6 +17,7 @@ class TorchPlugin(TrainerPlugin):
 
     settings = TorchConfig
     takes_minibatches = True
+    trains_adapters = True
     untrained = "kept"
 
     def factory(self) -> TrainerFactory:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from agentrl import watchdog
 from agentrl.common import cores
-from agentrl.config import AlgoConfig
+from agentrl.config import AlgoConfig, LoraConfig
 from agentrl.errors import InvalidInput
 from agentrl.models.devices import torch_device
 from agentrl.models.folders import exported, read_side_files
@@ -40,6 +40,7 @@ from agentrl.train.trainers.copies import WeightCopy
 from agentrl.train.trainers.critic import ValueModel
 from agentrl.train.trainers.head import Logits, token_logps
 from agentrl.train.trainers.learner import RankStepResult, StepLearner
+from agentrl.train.trainers.lora import Lora, merge, merged
 from agentrl.train.trainers.optimizer import Optimizer
 from agentrl.train.trainers.parameters import trained_parameters
 from agentrl.train.trainers.recompute import recompute_layers
@@ -71,7 +72,8 @@ class TorchTrainer(StepLearner[TorchBatch]):
         config: device, precision, token budget.
         algo: the first phase's algorithm.
         total_steps: the first phase's length, for the schedule.
-        seed: of torch's generator, for models that sample.
+        seed: of torch's generator, for models that sample, and of a new adapter.
+        lora: the adapter that is trained in the model's place; None: there is none.
     """
 
     processes = 1
@@ -87,8 +89,10 @@ class TorchTrainer(StepLearner[TorchBatch]):
         *,
         total_steps: int = 1,
         seed: int = 0,
+        lora: LoraConfig | None = None,
     ) -> None:
         self.config = config or TorchConfig()
+        self.lora = Lora(lora, seed) if lora is not None and lora.active else None
         self.source = Path(path)
         self._side_files = read_side_files(self.source)  # now: the folder may be gone by the time of an export
         self._untrained = Untrained(self.source)
@@ -116,12 +120,15 @@ class TorchTrainer(StepLearner[TorchBatch]):
 
     # ------------------------------------------------------------------------------------ learning
 
-    def begin(self, algo: AlgoConfig, total_steps: int) -> None:
+    def begin(self, algo: AlgoConfig, total_steps: int, *, whole: bool = False) -> None:
         """Begin a phase: a fresh optimizer and schedule; with a KL penalty, the current weights are its reference.
 
-        A critic is reset; a trunk of its own is a copy of the current policy's, as a reward model is.
+        A critic is reset; a trunk of its own is a copy of the current policy's, as a reward model is. See also
+        `AdapterTrainer`.
         """
         self.start_phase(algo)
+        if self.lora is not None:
+            self.lora.begin(self.model, whole=whole)
         reward = self.algorithm.reward_config if self.algorithm.needs.reward_model else None
         self.reward_model = RewardModel(self.model, reward, total_steps) if reward else None
         self.critic = self._new_critic(total_steps) if self.algorithm.needs.critic else None
@@ -135,7 +142,8 @@ class TorchTrainer(StepLearner[TorchBatch]):
         trunk = None
         algo = self.algorithm.critic_config
         if algo.value_trunk == "own":
-            trunk = copy.deepcopy(trunk_of(self.model)).requires_grad_(True)  # what the policy freezes, it learns
+            trunk = merge(copy.deepcopy(trunk_of(self.model)))
+            trunk.requires_grad_(True)  # what the policy freezes, it learns
             trunk.zero_grad(set_to_none=True)
         return ValueModel(width, algo, total_steps, self.device, trunk, self.reduce)
 
@@ -344,7 +352,8 @@ class TorchTrainer(StepLearner[TorchBatch]):
     def _named_weights(self, instead: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """The weights, or other tensors of the same parameters."""
         tied = set(getattr(self.model, "all_tied_weights_keys", None) or {})
-        for name, tensor in (self.model.state_dict() | dict(instead)).items():
+        scale = self.lora.shape.scale if self.lora else 1.0
+        for name, tensor in merged(self.model.state_dict() | dict(instead), scale):
             if name not in tied:
                 yield from single_experts(self.model, name, tensor).items() or [(name, tensor.detach())]
 
@@ -369,7 +378,10 @@ class TorchTrainer(StepLearner[TorchBatch]):
 
     def write(self, folder: Path) -> None:
         """Write the weights as transformers does, and what the source's files hold beside them."""
-        self.model.save_pretrained(folder)  # type: ignore[operator]
+        if self.lora is not None and self.lora.attached:
+            self.lora.write(self.model, folder, self.source, self._side_files)
+        else:
+            self.model.save_pretrained(folder)  # type: ignore[operator]
         self._untrained.write(folder, self._side_files)
 
     def release(self) -> None:

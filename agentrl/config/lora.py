@@ -1,0 +1,57 @@
+"""The settings of an adapter that is trained in the whole model's place."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, PositiveFloat, field_validator, model_validator
+
+from agentrl.config.sections import Section
+
+
+class LoraConfig(Section):
+    """A low-rank adapter (LoRA, arXiv:2106.09685): each chosen linear layer computes x W' + scale · (x A') B'."""
+
+    rank: int = Field(default=0, ge=0)
+    """The adapter's rank. 0: the whole model is trained, unless `adapter` names one."""
+    alpha: PositiveFloat = 32.0
+    """The adapter's scale is alpha/rank; with `rslora`, alpha over the root of the rank."""
+    rslora: bool = False
+    """Scale by the root of the rank (arXiv:2312.03732)."""
+    targets: tuple[str, ...] = ()
+    """Patterns (`*` matches anything) of linear layers' Hugging Face names: `*.q_proj`. None: all but the output
+    layer."""
+    init: Literal["default", "gaussian"] = "default"
+    """How A begins, as PEFT's `init_lora_weights`: uniform, as linear layers do, or normal with deviation 1/rank. B
+    begins at 0, so that the policy begins as the base."""
+    dropout: float = 0.0
+    """Only 0: dropout makes the trainer's log-probabilities differ from the engine's."""
+    adapter: str | None = None
+    """A folder in PEFT's format that training begins with, on `model`; rank, scale and layers are the folder's."""
+
+    @property
+    def active(self) -> bool:
+        """Whether an adapter is trained."""
+        return self.rank > 0 or self.adapter is not None
+
+    @field_validator("init", mode="before")
+    @classmethod
+    def _keeps_the_base(cls, value: object) -> object:
+        if isinstance(value, str) and value.split("_niter")[0] in _REWRITES:
+            raise ValueError(f"init={value} rewrites the base's weights, which engines share; use default or gaussian")
+        return value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> LoraConfig:
+        if self.dropout:
+            raise ValueError(
+                f"dropout={self.dropout:g} breaks the ratio of trainer and engine: what was sampled without dropout "
+                "would be scored with it; use dropout=0"
+            )
+        if self.adapter is not None and (given := sorted(_OF_A_FOLDER & self.model_fields_set)):
+            raise ValueError(f"{given[0]} is the folder's (lora.adapter={self.adapter}): leave it out")
+        return self
+
+
+_REWRITES = frozenset(("pissa", "olora", "corda", "loftq", "eva", "orthogonal", "lora_ga"))
+_OF_A_FOLDER = frozenset(("rank", "alpha", "rslora", "targets", "init"))

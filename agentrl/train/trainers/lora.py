@@ -1,0 +1,235 @@
+"""An adapter on a model's linear layers, trained while the layers themselves are frozen (LoRA, arXiv:2106.09685).
+
+A layer stays the module that it is: its two matrices are parameters of the module itself (`lora_A`, `lora_B`), and a
+forward hook adds their product. So the model's names, sharding and copies are as without it. Whoever gets whole
+weights gets them merged, in float32; see `merged`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from agentrl.config import LoraConfig
+from agentrl.errors import ConfigError
+from agentrl.models.adapters import AdapterShape, SavedAdapter, check_fits, merged_product, read_adapter, write_adapter
+from agentrl.models.folders import write_side_files
+
+A, B = "lora_A", "lora_B"
+
+
+def is_adapter(name: str) -> bool:
+    """Return whether a parameter's name is that of an adapter's matrix."""
+    return name.rpartition(".")[2] in (A, B)
+
+
+def layer_weight(name: str) -> str:
+    """Return the name of the weight that a parameter belongs to: of an adapter's matrix, its layer's."""
+    return f"{name.rpartition('.')[0]}.weight" if is_adapter(name) else name
+
+
+class Lora:
+    """The adapter of a trainer's settings, attached to its model and removed again.
+
+    Args:
+        config: rank, scale, layers; active.
+        seed: of the matrices that begin at random.
+
+    Attributes:
+        attached: whether the model has it.
+        changed: whether the base may be another than in the trainer's folder: the whole model has been trained.
+    """
+
+    def __init__(self, config: LoraConfig, seed: int) -> None:
+        self.config, self.seed = config, seed
+        self.start = read_adapter(Path(config.adapter)) if config.adapter is not None else None
+        self.shape = self.start.shape if self.start else AdapterShape(config.rank, config.alpha, config.rslora)
+        self.attached = self.changed = False
+
+    def begin(self, model: nn.Module, *, whole: bool) -> None:
+        """Merge the adapter, for a phase that trains the whole model; or see to it that there is one."""
+        if whole:
+            merge(model)
+            self.attached, self.changed = False, True
+        elif not self.attached:
+            self.attach(model)
+
+    def attach(self, model: nn.Module, saved: Mapping[str, Tensor] | None = None) -> None:
+        """Give the model the adapter: that which was saved, or the folder's, or a new one.
+
+        Args:
+            model: without one.
+            saved: the adapter's parameters by name.
+
+        Raises:
+            ConfigError: a pattern matches no linear layer.
+            InvalidWeights: the folder's adapter is on layers that the model lacks.
+        """
+        layers = linear_layers(model)
+        if saved is not None:
+            matrices = {n[: -len(A) - 1]: (saved[n], saved[layer_name(n, B)]) for n in saved if n.endswith(f".{A}")}
+        elif self.start is not None:
+            matrices = dict(self.start.matrices)
+        else:
+            matrices = self._new(layers)
+        for name, (a, b) in matrices.items():
+            layer = layers.get(name)
+            check_fits(name, None if layer is None else layer.weight, a, b)
+            assert layer is not None
+            for own, tensor in ((A, a), (B, b)):
+                value = tensor.to(layer.weight.device, torch.float32, copy=True)
+                layer.register_parameter(own, nn.Parameter(value))
+            layer.lora_scale = self.shape.scale  # type: ignore[assignment]
+            layer.register_forward_hook(_add_product)
+        self.attached = True
+
+    def _new(self, layers: Mapping[str, nn.Linear]) -> dict[str, tuple[Tensor, Tensor]]:
+        generator = torch.Generator().manual_seed(self.seed)
+        found = {}
+        for name in chosen(layers, self.config.targets):
+            rows, columns = layers[name].weight.shape
+            a = torch.empty(self.shape.rank, columns)
+            if self.config.init == "gaussian":
+                a.normal_(std=1 / self.shape.rank, generator=generator)
+            else:
+                nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
+            found[name] = (a, torch.zeros(rows, self.shape.rank))
+        return found
+
+    def state(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return a checkpoint's tensors: the adapter's, and the base's where its folder does not have them."""
+        whole = self.changed or not self.attached
+        return {name: tensor for name, tensor in model.state_dict().items() if whole or is_adapter(name)}
+
+    def restore(self, model: nn.Module, state: Mapping[str, Tensor], source: Callable[[], nn.Module]) -> None:
+        """Make the model what it was when `state` was taken.
+
+        Args:
+            model: with the adapter or without.
+            state: what was taken.
+            source: loads the base of the trainer's folder.
+        """
+        for _, layer in adapted(model):
+            _remove(layer)
+        adapter = {name: tensor for name, tensor in state.items() if is_adapter(name)}
+        base = {name: tensor for name, tensor in state.items() if not is_adapter(name)}
+        if base or self.changed:
+            model.load_state_dict(base or source().state_dict())
+        self.attached, self.changed = False, bool(base)
+        if adapter:
+            self.attach(model, adapter)
+
+    def write(self, model: nn.Module, folder: Path, source: Path, side_files: Mapping[str, bytes]) -> None:
+        """Write the model with its adapter merged, and beside it, in folders, the adapter and a base of its own.
+
+        Args:
+            model: has the adapter.
+            folder: an empty one.
+            source: the base's folder.
+            side_files: the files beside the base's weights.
+        """
+        state = model.state_dict()
+        model.save_pretrained(folder, state_dict=dict(merged(state, self.shape.scale)))  # type: ignore[operator]
+        inner = folder / "adapter"
+        inner.mkdir()
+        base = "base" if self.changed else str(source.absolute())
+        write_adapter(inner, self.saved(model, base), linear_layers(model))
+        if self.changed:
+            own = {name: tensor for name, tensor in state.items() if not is_adapter(name)}
+            model.save_pretrained(inner / "base", state_dict=own)  # type: ignore[operator]
+            write_side_files(side_files, inner / "base")
+
+    def saved(self, model: nn.Module, base: str) -> SavedAdapter:
+        """Return a model's adapter as files hold it, with its base's name."""
+        matrices = {name: (layer.lora_A, layer.lora_B) for name, layer in adapted(model)}
+        return SavedAdapter(replace(self.shape, base=base), cast(dict[str, tuple[Tensor, Tensor]], matrices))
+
+
+def layer_name(name: str, kind: str) -> str:
+    """Return the name of a layer's other matrix."""
+    return f"{name.rpartition('.')[0]}.{kind}"
+
+
+def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
+    """Return a language model's linear layers by name, but for its output layer, whose rows are tokens."""
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    return {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head}
+
+
+def chosen(layers: Mapping[str, nn.Linear], patterns: tuple[str, ...]) -> list[str]:
+    """Return the names of the layers that patterns match, in the model's order; all, where there is no pattern.
+
+    Raises:
+        ConfigError: a pattern matches none, or there is no linear layer.
+    """
+    if not layers:
+        raise ConfigError("lora.rank: the model has no linear layer (torch.nn.Linear) that an adapter could be on")
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in layers):
+            names = list(layers)
+            raise ConfigError(
+                f"lora.targets: {pattern!r} matches none of the model's {len(names)} linear layers; their names are "
+                f"like {names[0]}, {names[-1]}"
+            )
+    return [name for name in layers if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)]
+
+
+def adapted(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+    """Yield the layers that have an adapter."""
+    for name, module in model.named_modules():
+        if A in module._parameters:
+            yield name, cast(nn.Linear, module)
+
+
+@torch.no_grad()
+def merge(model: nn.Module) -> nn.Module:
+    """Add adapters to the weights of their layers, and remove them; a model without any stays as it is."""
+    for _, layer in adapted(model):
+        weight, product = layer.weight, merged_product(layer.lora_A, layer.lora_B, cast(float, layer.lora_scale))
+        weight.copy_(torch.where(product == 0, weight, weight + product))  # what adds nothing changes no bit
+        _remove(layer)
+    return model
+
+
+def merged(state: Mapping[str, Tensor], scale: float) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a model without its adapter's, and with their products added.
+
+    Args:
+        state: the model's tensors by name; they stay as they are.
+        scale: the adapter's.
+    """
+    for name, tensor in state.items():
+        if is_adapter(name):
+            continue
+        a, b = (state.get(layer_name(name, kind)) if name.endswith(".weight") else None for kind in (A, B))
+        if a is not None and b is not None:
+            product = merged_product(a, b, scale)
+            tensor = torch.where(product == 0, tensor, tensor + product)
+        yield name, tensor
+
+
+def refuse_state_of_adapter(path: Path, state: Mapping[str, Tensor]) -> None:
+    """Raise ConfigError where a checkpoint's tensors are an adapter's, for a trainer that has none."""
+    if any(map(is_adapter, state)):
+        raise ConfigError(f"{path} was saved with an adapter: resume with its lora settings")
+
+
+def _remove(layer: Any) -> None:
+    del layer._parameters[A], layer._parameters[B]
+    for hook in [key for key, function in layer._forward_hooks.items() if function is _add_product]:
+        del layer._forward_hooks[hook]
+
+
+def _add_product(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    """Add scale · (x A') B' to a layer's output."""
+    inner = functional.linear(inputs[0], layer.lora_A)
+    added: Tensor = output + functional.linear(inner, layer.lora_B) * layer.lora_scale
+    return added

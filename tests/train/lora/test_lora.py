@@ -1,0 +1,190 @@
+"""Adapters on the torch trainer: they learn, resume, merge, and are what PEFT computes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from agentrl.config import AlgoConfig, LoraConfig
+from agentrl.errors import ConfigError, InvalidInput, InvalidWeights
+from agentrl.models.adapters import merge_adapter, read_adapter
+from agentrl.overrides import validate
+from agentrl.train.algorithms import algorithm_settings
+from agentrl.train.driver.setup import complete
+from agentrl.train.trainers import check_trainer
+from agentrl.train.trainers.fsdp.settings import FsdpConfig
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
+from tests.conftest import need
+from tests.train.backends.test_torch import forests_for
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = ROOT / ".venv-peft"
+ALGO = AlgoConfig(lr=1e-2)
+IDS = [8, 9, 10, 12, 19, 26, 33, 40]
+
+
+def trainer_on(path: Path, algo: AlgoConfig = ALGO, trainer: TorchConfig | None = None, **lora: Any) -> TorchTrainer:
+    chosen = LoraConfig(**({"rank": 4} | lora)) if "adapter" not in lora else LoraConfig(**lora)
+    return TorchTrainer(path, trainer or TorchConfig(device="cpu"), algo, total_steps=8, lora=chosen)
+
+
+def weights(trainer: TorchTrainer) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in trainer.weights()}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def learn(trainer: TorchTrainer, steps: int = 2) -> TorchTrainer:
+    for step in range(steps):
+        trainer.step(forests_for(trainer.algo, step))
+    return trainer
+
+
+@torch.no_grad()
+def logits(folder: Path) -> Tensor:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    found: Tensor = model(torch.tensor([IDS])).logits[0]
+    return found
+
+
+@pytest.mark.parametrize("settings", [{}, {"rslora": True, "init": "gaussian", "targets": ("*.q_proj", "*.down_proj")}])
+def test_an_adapter_begins_as_its_base_and_leaves_everything_but_its_layers_as_it_is(
+    tiny_llama: Path, settings: dict[str, Any]
+) -> None:
+    base = weights(TorchTrainer(tiny_llama, TorchConfig(device="cpu"), ALGO))
+    trainer = trainer_on(tiny_llama, **settings)
+    assert same(weights(trainer), base)
+    learned = weights(learn(trainer))
+    changed = {name for name in base if not torch.equal(base[name], learned[name])}
+    ends = ("q_proj.weight", "down_proj.weight") if "targets" in settings else ("_proj.weight",)
+    assert changed == {name for name in base if name.endswith(ends)}
+
+
+def test_a_saved_trainer_learns_on_bit_for_bit_also_where_a_warm_start_changed_its_base(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    """The optimizer, the reference and the average go on, and the base comes along only where no folder has it."""
+    algo = AlgoConfig(lr=1e-2, kl_coef=0.1)
+    averaging = TorchConfig(device="cpu", average_decay=0.9)
+    for warm in (False, True):
+        first, again = (trainer_on(tiny_llama, algo, averaging) for _ in range(2))
+        if warm:
+            first.begin(AlgoConfig(name="sft", lr=1e-2), 2, whole=True)
+            learn(first, 1)
+            imitated = weights(first)
+            first.begin(algo, 8)
+            assert same(weights(first), imitated)
+        learn(first, 2)
+        first.save(tmp_path / "trainer")
+        again.load(tmp_path / "trainer")
+        forests = forests_for(algo, 3)
+        for one, other in zip(
+            first.logprobs(forests, reference=True), again.logprobs(forests, reference=True), strict=True
+        ):
+            assert torch.equal(one, other)
+        for trainer in (first, again):
+            trainer.step(forests_for(algo, 4))
+        assert same(weights(first), weights(again))
+        assert same(dict(first.averaged_weights()), dict(again.averaged_weights()))
+        saved = torch.load(tmp_path / "trainer", weights_only=True)["model"]
+        assert any("lora" not in name for name in saved) == warm
+    with pytest.raises(ConfigError, match="saved with an adapter"):
+        TorchTrainer(tiny_llama, TorchConfig(device="cpu"), algo).load(tmp_path / "trainer")
+
+
+def test_the_reference_is_the_policy_as_it_began_also_where_it_began_with_an_adapter(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    algo = AlgoConfig(lr=1e-2, kl_coef=0.1)
+    forests = forests_for(algo, 5)
+    first = trainer_on(tiny_llama, algo)
+    before = first.logprobs(forests)
+    learn(first).export(tmp_path / "model")
+    assert all(map(torch.equal, first.logprobs(forests, reference=True), before))
+    second = trainer_on(tiny_llama, algo, adapter=str(tmp_path / "model" / "adapter"))
+    assert same(weights(second), weights(first))
+    began = second.logprobs(forests)
+    assert not any(map(torch.equal, began, learn(second).logprobs(forests)))
+    assert all(map(torch.equal, second.logprobs(forests, reference=True), began))
+
+
+@pytest.mark.parametrize("settings", [{"name": "ppo"}, {"name": "ppo", "value_trunk": "own"}, {"name": "prime"}])
+def test_critics_and_reward_models_learn_beside_an_adapter(tiny_llama: Path, settings: dict[str, Any]) -> None:
+    algo = algorithm_settings({"lr": 1e-2, **settings})
+    trainer = trainer_on(tiny_llama, algo)
+    forests = forests_for(ALGO)
+    for forest in forests:
+        forest.value, forest.returns = torch.zeros(len(forest)), torch.ones(len(forest))
+    before = weights(trainer)
+    trainer.step(forests)
+    assert not same(weights(trainer), before)
+    own = trainer.critic.trunk if trainer.critic is not None else trainer.reward_model and trainer.reward_model.model
+    assert own is None or not any("lora" in name for name, _ in own.named_parameters())
+
+
+def test_merged_weights_compute_what_the_adapter_does_and_so_does_peft(tiny_llama: Path, tmp_path: Path) -> None:
+    need((PACKAGES / "installed").exists(), "PEFT is not there: make .venv-peft/installed")
+    trainer = trainer_on(tiny_llama, rslora=True, targets=("*.q_proj", "*.down_proj"))
+    learn(trainer).export(tmp_path / "model")
+    adapter = tmp_path / "model" / "adapter"
+    merge_adapter(tiny_llama, adapter, tmp_path / "merged")
+    out = tmp_path / "logits.pt"
+    ids = ",".join(map(str, IDS))
+    command = [sys.executable, str(Path(__file__).with_name("compute.py")), str(PACKAGES), str(tiny_llama)]
+    subprocess.run([*command, str(adapter), ids, str(out)], check=True, timeout=600)
+    theirs = torch.load(out)
+    assert (logits(tiny_llama) - theirs).abs().max() > 1e-3
+    for folder in (tmp_path / "model", tmp_path / "merged"):
+        assert (logits(folder) - theirs).abs().max() < 1e-5
+
+
+def test_adapters_of_other_kinds_or_bases_are_refused_by_name(tiny_llama: Path, tmp_path: Path) -> None:
+    learn(trainer_on(tiny_llama), 1).export(tmp_path / "model")
+    folder = tmp_path / "model" / "adapter"
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    for change, word in (({"use_dora": True}, "use_dora"), ({"peft_type": "IA3"}, "IA3"), ({"bias": "all"}, "bias")):
+        (folder / "adapter_config.json").write_text(json.dumps(settings | change))
+        with pytest.raises(InvalidInput, match=word):
+            read_adapter(folder)
+    (folder / "adapter_config.json").write_text(json.dumps(settings | {"r": 3}))
+    with pytest.raises(InvalidWeights, match="r=3"):
+        read_adapter(folder)
+    with pytest.raises(InvalidInput, match=r"model=.* lora\.adapter=.*agentrl models merge"):
+        TorchTrainer(folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"dropout": 0.1}, "ratio"),
+        ({"init": "pissa"}, "rewrites the base"),
+        ({"adapter": "x", "alpha": 3}, "alpha is the folder's"),
+    ],
+)
+def test_settings_that_can_not_hold_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        validate({"rank": 4, **settings} if "adapter" not in settings else settings, LoraConfig)
+
+
+def test_trainers_without_adapters_say_which_have_them() -> None:
+    with pytest.raises(ConfigError, match=r"trainer=fsdp trains no adapters yet; those that do: torch"):
+        check_trainer(FsdpConfig(), ALGO, LoraConfig(rank=4))
+    with pytest.raises(ConfigError, match="optimizer=muon"):
+        check_trainer(TorchConfig(optimizer="muon"), ALGO, LoraConfig(rank=4))
+
+
+def test_an_adapters_learning_rate_is_ten_times_the_whole_models_unless_it_is_given() -> None:
+    whole, adapter = (complete({"env": "calculator", **more}).algo.lr for more in ({}, {"lora": {"rank": 4}}))
+    assert adapter == pytest.approx(10 * whole)
+    assert complete({"env": "calculator", "lora": {"rank": 4}, "algo": {"lr": 0.5}}).algo.lr == 0.5
