@@ -317,6 +317,35 @@ def printed() -> dict[str, str]:
 REWARDS = "tests/docs/test_rewards_page.py::test_commands_that_are_printed_run"
 COMMANDS |= {command: Elsewhere(REWARDS) for command, page in printed().items() if page == "rewards.md"}
 
+_OFFLINE = "tests/train/offline/test_offline.py::test_"
+_SUPERVISED = Elsewhere(f"{_OFFLINE}supervised_learning_lowers_the_held_out_loss_and_is_the_same_after_a_kill")
+_RECORDED = Elsewhere(f"{_OFFLINE}recorded_sessions_are_imitated_and_reinforced_with_their_own_log_probabilities")
+_LORA = "tests/train/lora/test_lora.py::test_"
+PAGES_OF_OTHERS = {
+    ("offline.md", "printf"): Left("it writes the file that the next command reads"),
+    ("offline.md", "agentrl train algo=sft data=sums.jsonl"): _SUPERVISED,
+    ("offline.md", "agentrl verify runs/sums"): _SUPERVISED,
+    ("offline.md", "agentrl train env=calculator"): _RECORDED,
+    ("offline.md", "agentrl train algo=sft data=runs/recorded"): _RECORDED,
+    ("offline.md", "agentrl train algo=grpo data=runs/recorded"): _RECORDED,
+    ("lora.md", "agentrl train env=calculator lora.rank=16"): Elsewhere(
+        f"{_LORA}an_adapters_learning_rate_is_ten_times_the_whole_models_unless_it_is_given"
+    ),
+    ("lora.md", "agentrl models merge"): Elsewhere(
+        f"{_LORA}merged_weights_compute_what_the_adapter_does_and_so_does_peft"
+    ),
+    ("lora.md", "agentrl train env=calculator model=BASE lora.adapter"): Elsewhere(
+        f"{_LORA}the_reference_is_the_policy_as_it_began_also_where_it_began_with_an_adapter"
+    ),
+}
+"""By page and how a command begins: tests of their own pages, or of what they do."""
+COMMANDS |= {
+    command: how
+    for command, page in printed().items()
+    for (own, begins), how in PAGES_OF_OTHERS.items()
+    if page == own and command.startswith(begins)
+}
+
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:

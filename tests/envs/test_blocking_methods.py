@@ -19,6 +19,7 @@ import pytest
 from agentrl.config import RolloutConfig
 from agentrl.envs import calls, methods
 from agentrl.envs.base import Env, reward
+from agentrl.envs.context import context_of
 from agentrl.envs.episode import EXPERT
 from agentrl.envs.results import give_rewards
 from agentrl.errors import EnvError, StateUnsupported
@@ -136,7 +137,7 @@ async def test_what_a_step_does_after_its_deadline_does_not_count(released: thre
         await calls.fork(env)
     released.set()
     assert await asyncio.to_thread(env.late.wait, 60)
-    assert (env._earned, env.tools.effects.late, env.tools.effects.outlived) == (None, 1, 1)
+    assert (context_of(env).earned, env.tools.effects.late, env.tools.effects.outlived) == (None, 1, 1)
 
 
 class Drawing(Env):

@@ -87,6 +87,7 @@ def test_every_spoilt_tree_is_refused(spoil: str, grown: Session, data: st.DataO
         node.token_ids, node.trainable, node.logprobs = [1, 2], [True, False], [0.0, 0.0]
     else:
         node.message, node.token_ids, node.trainable, node.logprobs = USER, [1], [True], [0.0]
+        node.sampling = Sampling()  # what nobody sampled may be trained on, whoever said it (`data.train_on`)
     with pytest.raises(TreeError):
         tree.check(grown)
 

@@ -30,6 +30,7 @@ from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.turn_request import cached
 from agentrl.sessions.gateway.wire import chat
 from agentrl.sessions.gateway.writer import StoreWriter
+from agentrl.sessions.store.integrity import CountFile
 from agentrl.sessions.store.store import Store
 from agentrl.sessions.tree import tree
 from agentrl.types import Message, Session, Task
@@ -156,10 +157,10 @@ async def test_turns_that_end_while_the_store_is_busy_are_written_in_one_commit_
         await asyncio.sleep(0)
         adding = [asyncio.ensure_future(writer.append(session, session.nodes)) for session in sessions[:3]]
         await asyncio.sleep(0)
-        commits = store._counts().commits
+        commits = CountFile(store.path).read().commits
         go_on.set()
         await asyncio.gather(busy, *adding)
-        assert store._counts().commits == commits + 1
+        assert CountFile(store.path).read().commits == commits + 1
         go_on.clear()
         busy = asyncio.ensure_future(writer.do(go_on.wait))
         await asyncio.sleep(0)
