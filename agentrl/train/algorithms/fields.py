@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl.errors import InvalidInput
 from agentrl.types import Node, Session
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 Fill = Callable[[Session, Node], Any]
 """A function that returns a field's values for a node's tokens, or one for all of them; None: nothing is known."""
@@ -66,9 +66,13 @@ class ForestField:
     @property
     def unknown(self) -> NDArray[Any]:
         """The value of a token of which nothing is known."""
+        import numpy as np
+
         return np.full((0, *self.shape) if self.ragged else self.shape, self.padding, dtype=self.dtype)
 
     def _value(self, given: Any, session: Session, node: Node) -> NDArray[Any]:
+        import numpy as np
+
         try:
             value = np.asarray(given, dtype=self.dtype)
         except (TypeError, ValueError, OverflowError) as error:
