@@ -248,8 +248,9 @@ def names() -> list[str]:
 
 
 def rewarded(name: str) -> bool:
-    """Whether an algorithm follows the gradient of a reward: others have demonstrations."""
-    return make_algorithm(algorithm_settings({"name": name})).needs.engine
+    """Whether an algorithm follows the gradient of a reward: others have demonstrations, or a teacher."""
+    needs = make_algorithm(algorithm_settings({"name": name})).needs
+    return needs.engine and not needs.teacher
 
 
 def main() -> None:
@@ -267,7 +268,7 @@ def main() -> None:
         print(f"| `{name}` | `{normalize}` | {found.size:.3f} | {found.bias:.3f} | {found.deviation:.2f} |")
     for name in itertools.filterfalse(rewarded, asked.names or built_in(ALGORITHMS, "agentrl.")):
         print(
-            f"\n`{name}` is left out: it imitates demonstrations, and follows no reward whose gradient it could miss."
+            f"\n`{name}` is left out: it follows demonstrations or a teacher, and no reward."
         )
 
 
