@@ -267,9 +267,7 @@ def main() -> None:
         found, normalize = measure(own, asked.sessions), algorithm_settings(own).normalize
         print(f"| `{name}` | `{normalize}` | {found.size:.3f} | {found.bias:.3f} | {found.deviation:.2f} |")
     for name in itertools.filterfalse(rewarded, asked.names or built_in(ALGORITHMS, "agentrl.")):
-        print(
-            f"\n`{name}` is left out: it follows demonstrations or a teacher, and no reward."
-        )
+        print(f"\n`{name}` is left out: it follows demonstrations or a teacher, and no reward.")
 
 
 if __name__ == "__main__":
