@@ -162,6 +162,12 @@ class RunConfig(Section):
         """Whether a critic reads what environments tell it (`Env.critic_view`)."""
         return getattr(self.algo, "value_view", 0) > 0
 
+    @property
+    def asked_policies(self) -> frozenset[str]:
+        """The policies whose log-probabilities the algorithm asks for."""
+        playing = self.agents.values()
+        return self.algo.asked([n for n, own in self.policies.items() if own.name == MODEL and n not in playing])
+
     @model_validator(mode="after")
     def _contradictions(self) -> RunConfig:
         try:
@@ -229,7 +235,7 @@ class RunConfig(Section):
             if policy not in (MAIN, *self.policies):
                 known = ", ".join((MAIN, *self.policies))
                 raise ValueError(f"agents.{agent}={policy!r}: there is no such policy (policies: {known})")
-        asked = self.algo.asked(self.policies)
+        asked = self.asked_policies
         for name in sorted(asked):
             if name not in self.policies or self.policies[name].name != MODEL:
                 found = f"is {self.policies[name].name!r}" if name in self.policies else "is not there"
@@ -237,9 +243,10 @@ class RunConfig(Section):
                     f"algo={self.algo.name} asks policies.{name} for log-probabilities, and it {found}: set "
                     f"policies.{name}.model=FOLDER"
                 )
-        if asked and self.cluster.sessions:
+        if asked and self.cluster.holds_sessions:
             raise ValueError(
-                f"algo={self.algo.name} asks other models in the run's process: set cluster.sessions=false"
+                f"algo={self.algo.name} asks other models, and another process holds the sessions: set "
+                "cluster.sessions=false"
             )
         judges = {name: str(judge) for name, each in self.rewards.items() if (judge := getattr(each, "policy", ""))}
         for name, judge in judges.items():

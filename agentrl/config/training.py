@@ -213,7 +213,7 @@ class AlgoConfig(Section):
         return self
 
     def asked(self, policies: Collection[str]) -> frozenset[str]:
-        """The policies whose log-probabilities the algorithm asks for; `policies` are the run's."""
+        """The policies whose log-probabilities the algorithm asks for; `policies` have weights and play no agent."""
         return frozenset()
 
     @property

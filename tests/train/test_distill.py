@@ -92,11 +92,23 @@ def test_a_students_divergence_from_its_teacher_falls(
         ({"algo.teacher": "one", "policies.two.model": "x"}, "policies.one for log-probabilities, and it is not there"),
         ({"algo.teachers.a": "b", "policies.teacher.model": "x"}, "policies.b for log-probabilities"),
         ({"policies.teacher.model": "x", "policies.other.model": "y"}, "policies.other plays no agent"),
+        (
+            {"policies.teacher.model": "x", "cluster.name": "ray", "cluster.environments": 1},
+            "another process holds the sessions: set cluster.sessions=false",
+        ),
     ],
 )
 def test_a_teacher_that_is_missing_or_has_no_weights_is_refused_by_name(settings: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         validate(spread({"env.name": "calculator", "algo.name": "distill", **settings}), RunConfig)
+
+
+def test_where_tasks_name_their_teachers_any_policy_with_weights_that_plays_nobody_may_be_one() -> None:
+    """A rival without weights, which plays an agent, was asked for log-probabilities."""
+    settings = {"algo.teacher_field": "domain", "policies.rival": "expert", "agents.player_1": "rival"}
+    models = {"policies.teacher.model": "x", "policies.maths.model": "y"}
+    config = validate(spread({"env.name": "calculator", "algo.name": "distill", **settings, **models}), RunConfig)
+    assert config.asked_policies == {"teacher", "maths"}
 
 
 def test_a_teacher_with_another_tokenizer_is_refused_by_name(taught: Path, tmp_path: Path) -> None:

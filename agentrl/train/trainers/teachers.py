@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from agentrl.config import START, AlgoConfig, FleetConfig, PolicyConfig, RunConfig, WeightsConfig
 from agentrl.errors import ConfigError
@@ -26,7 +26,11 @@ from agentrl.sessions.tree import tree
 from agentrl.train.algorithms import Algorithm
 from agentrl.train.algorithms.credit import Values, trainable_nodes
 from agentrl.train.algorithms.values import per_token
+from agentrl.train.trainers import TRAINERS
 from agentrl.types import Engine, Group, Node, Session
+
+if TYPE_CHECKING:
+    from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 
 AT_ONCE = 32
 """Paths that an engine is asked for at the same time."""
@@ -49,11 +53,9 @@ class ForestScorer:
     """
 
     def __init__(self, path: Path, own: PolicyConfig) -> None:
-        from agentrl.train.trainers.torch_trainer.settings import TorchConfig
         from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 
-        settings = TorchConfig(device=own.engine.device, dtype=own.engine.dtype)
-        self._model = TorchTrainer(path, settings, AlgoConfig())
+        self._model = TorchTrainer(path, _forest_settings(own), AlgoConfig())
 
     async def score(self, groups: Sequence[Group], token_budget: int, seed: int) -> Values:
         """See `TokenScorer`."""
@@ -140,15 +142,15 @@ class Teachers:
 
     async def _scorer(self, name: str) -> TokenScorer:
         if name not in self._scorers:
-            if name not in self._config.policies:
-                known = ", ".join(sorted(self._config.policies))
-                raise ConfigError(f"a task names the teacher {name!r}, and there is no such policy (policies: {known})")
+            if name not in self._config.asked_policies:
+                known = ", ".join(sorted(self._config.asked_policies))
+                raise ConfigError(f"a task names the teacher {name!r}, which is not among those of the run: {known}")
             own = self._config.policies[name]
             self._scorers[name] = await self._opened(own, teacher_folder(own, self._folder / "model"))
         return self._scorers[name]
 
     async def _opened(self, own: PolicyConfig, path: Path) -> TokenScorer:
-        if ENGINES.find(own.engine.name).in_process(own.engine):
+        if _reads_forests(own):
             return await asyncio.to_thread(ForestScorer, path, own)
         engine = make_engines(own.engine, FleetConfig(), WeightsConfig(), path)
         self._open.push_async_callback(engine.close)
@@ -161,22 +163,37 @@ class Teachers:
         await self._open.aclose()
 
 
+def _forest_settings(own: PolicyConfig) -> TorchConfig:
+    from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+
+    return TorchConfig(device=own.engine.device, dtype=own.engine.dtype)
+
+
+def _reads_forests(own: PolicyConfig) -> bool:
+    return ENGINES.find(own.engine.name).in_process(own.engine)
+
+
 def teacher_folder(own: PolicyConfig, start: Path) -> Path:
     """The folder of a policy's model; `start` is the one that the run began with."""
     return start if own.model.name == START else model_folder(own.model)
 
 
 def check_teachers(config: RunConfig, start: Path) -> None:
-    """Refuse teachers whose tokens mean something else than the student's.
+    """Refuse teachers whose tokens mean something else than the student's, or that forests would be read wrong with.
 
     Raises:
-        ConfigError: a teacher has another vocabulary.
+        ConfigError: a teacher has another vocabulary, or an architecture that the torch trainer computes differently.
     """
-    for name in sorted(config.algo.asked(config.policies)):
-        mine, its = load_tokenizer(start), load_tokenizer(teacher_folder(config.policies[name], start))
+    for name in sorted(config.asked_policies):
+        own = config.policies[name]
+        folder = teacher_folder(own, start)
+        mine, its = load_tokenizer(start), load_tokenizer(folder)
         if mine.vocabulary != its.vocabulary:
-            where = f"policies.{name}.model={config.policies[name].model.name}"
+            where = f"policies.{name}.model={own.model.name}"
             raise ConfigError(
                 f"{where}: its tokenizer ({its.vocab_size} tokens) is not that of model={config.model.name} "
                 f"({mine.vocab_size} tokens), and a teacher scores the student's tokens"
             )
+        if _reads_forests(own) and own.model.name != START:
+            settings = _forest_settings(own)
+            TRAINERS.find(settings.name).prove(settings, folder, own.model.name, None)

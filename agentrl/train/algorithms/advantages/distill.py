@@ -40,7 +40,7 @@ class DistillConfig(UnclippedConfig):
     """Weight of the next token's log-ratio in a token's advantage, and so on: 0 compares each token by itself."""
 
     def asked(self, policies: Collection[str]) -> frozenset[str]:
-        """The teachers; where a task names its own, any policy may be one."""
+        """The teachers; where a task names its own, any of the policies may be one."""
         named = {self.teacher, *self.teachers.values()}
         return frozenset(named.union(policies) if self.teacher_field else named)
 
