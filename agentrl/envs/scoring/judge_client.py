@@ -280,6 +280,8 @@ def _shown(data: bytes) -> str:
 
 
 def _key(config: JudgeConfig) -> str:
+    if config.key_env is None and urlsplit(config.url).hostname in LOCAL:
+        return ""
     name = config.key_env or "OPENAI_API_KEY"
     key = os.environ.get(name, "")
     if not key and config.key_env:

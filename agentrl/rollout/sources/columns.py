@@ -118,7 +118,11 @@ def _missing(there: set[str], row: Mapping[str, Any], config: DataConfig, place:
     what = f"data={config.name}: {place} has no column that is known for a conversation (its columns: {', '.join(row)})"
     extra = row.get("extra_info")
     if there >= set(PAIRS):
-        return f"data={config.name}: {place} has pairs (chosen, rejected), which algo={{dpo, …}} learns from, not sft"
+        return (
+            f"data={config.name}: {place} has pairs (chosen, rejected), and algo=sft learns from single conversations: "
+            "data.columns.messages=chosen takes the better ones (pairs of a file are not learned from yet; algo=dpo "
+            "learns from groups that it samples, or that a run recorded)"
+        )
     if "prompt" in there and isinstance(extra, Mapping) and "answer" in extra:
         return (
             f"data={config.name}: {place} has a prompt and no response; what verl's supervised training takes is "

@@ -116,11 +116,12 @@ class HeldOutProbe:
 
     def _first(self) -> Mapping[str, float]:
         """What the run's first evaluation found; nothing where this is it."""
-        try:
-            rows = [orjson.loads(line) for line in (self.folder / FILE).read_bytes().splitlines()]
-            return min(rows, key=lambda row: row["step"], default={})
-        except (OSError, ValueError, TypeError, KeyError):
-            return {}
+        file = self.folder / FILE
+        rows: list[Mapping[str, float]] = []
+        for line in file.read_bytes().splitlines() if file.exists() else ():
+            with suppress(ValueError):  # torn
+                rows.append(orjson.loads(line))
+        return min(rows, key=lambda row: row["step"], default={})
 
     def _alarmed(self, name: str, before: Mapping[str, float], found: Mapping[str, float], when: str) -> bool:
         was, now = before.get(f"probe/{name}"), found.get(f"probe/{name}")

@@ -85,7 +85,7 @@ def _check_reading(config: RunConfig, algorithm: Algorithm) -> None:
         "agent": config.agent,
         "rewards": config.rewards,
         "tools": config.tools,
-        "policies": config.policies,
+        "policies": set(config.policies) - config.asked_policies,
         "eval.weights": config.eval.weights != "policy",
         "cluster.sessions": config.cluster.sessions,
         "rerun": config.rerun,
