@@ -326,15 +326,8 @@ class Gateway:
     # --------------------------------------------------------------------------------------- storing
 
     async def store_keeps_up(self, seconds: float) -> None:
-        """Wait while too many turns are unwritten, so that a slow store slows its clients.
-
-        Raises:
-            ApiError: it did not catch up within that time.
-        """
-        try:
-            await self._writer.keeps_up(seconds)
-        except TimeoutError:
-            raise ApiError(503, "the session store can't keep up", "store_busy", retry_after=1) from None
+        """Wait while too many turns are unwritten; see `StoreWriter.keeps_up`."""
+        await self._writer.keeps_up(seconds)
 
     async def save(self, state: SessionState) -> None:
         """Write new nodes, counters and replies."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from agentrl.errors import StoreError
+from agentrl.sessions.gateway.http.api_error import ApiError
 from agentrl.sessions.store.store import Store
 from agentrl.types import Node, Session
 
@@ -55,14 +56,18 @@ class StoreWriter:
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
 
     async def keeps_up(self, seconds: float) -> None:
-        """Wait while `MOST_UNWRITTEN` additions or more are unwritten.
+        """Wait while `MOST_UNWRITTEN` additions or more are unwritten, so that a slow store slows its clients.
 
         Raises:
-            TimeoutError: after so many seconds.
+            ApiError: they are so after that time.
         """
-        if not self._keeps_up.is_set():
+        if self._keeps_up.is_set():
+            return
+        try:
             async with asyncio.timeout(seconds):
                 await self._keeps_up.wait()
+        except TimeoutError:
+            raise ApiError(503, "the session store can't keep up", "store_busy", retry_after=1) from None
 
     async def append(self, session: Session, nodes: Sequence[Node], state: bytes | None = None) -> None:
         """Add these nodes to a stored session, and rewrite its head; see `Store.append`.
