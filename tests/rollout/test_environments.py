@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from agentrl.cluster import Address
+from agentrl.common.deadline import Deadline
 from agentrl.config import RolloutConfig, RunConfig
 from agentrl.envs.base import Env
 from agentrl.envs.episode import NOOP
 from agentrl.overrides import parse_words
-from agentrl.rollout.episodes.groups import Deadline, Rollouts
+from agentrl.rollout.episodes.groups import Rollouts
 from agentrl.rollout.episodes.policies import Policy
 from agentrl.rollout.workers import environment_workers as environments
 from agentrl.rollout.workers.environment_workers import OVERTIME, EnginePolicy, EnvironmentRole, InWorkers

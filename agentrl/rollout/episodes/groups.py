@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from agentrl import faults, tracing
 from agentrl.common.concurrency import concurrently
+from agentrl.common.deadline import Deadline
 from agentrl.config import RolloutConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env
@@ -62,18 +63,6 @@ def new_group(phase: str, number: int, task: Task, attempt: int = 0) -> Group:
 def group_seed(run_seed: int, phase: str, number: int) -> int:
     """The seed of a group's sessions, the same for every attempt at a number."""
     return derive(run_seed, f"{phase}-{number}")
-
-
-@dataclass(frozen=True)
-class Deadline:
-    """The end of a group's sessions: so many seconds after its beginning, `at` in `time.monotonic()`."""
-
-    seconds: float
-    at: float
-
-    def left(self) -> float:
-        """Return the seconds until then, negative afterwards."""
-        return self.at - time.monotonic()
 
 
 class RemoteSessionRunner(Protocol):

@@ -21,10 +21,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 
 from agentrl.common.concurrency import concurrently
+from agentrl.common.deadline import Deadline
 from agentrl.envs.episode import NO_DEADLINES
 from agentrl.envs.turns import Actor
 from agentrl.errors import Diverged
-from agentrl.rollout.episodes.groups import Deadline, Ended, Rollouts
+from agentrl.rollout.episodes.groups import Ended, Rollouts
 from agentrl.rollout.episodes.programs import Program
 from agentrl.rollout.rerun.divergence import compare, same
 from agentrl.rollout.rerun.engine import Recording, RerunEngine

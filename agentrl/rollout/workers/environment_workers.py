@@ -26,13 +26,14 @@ from agentrl.cluster.pool import WorkerPool
 from agentrl.cluster.shared_pool import DistantPool, shared_pool
 from agentrl.cluster.wire.calls import Listener
 from agentrl.common import processes
+from agentrl.common.deadline import Deadline
 from agentrl.config import PAST, RolloutConfig, RunConfig
 from agentrl.envs import sandboxes
 from agentrl.envs.added_tools import with_tools
 from agentrl.envs.registry import factory
 from agentrl.envs.turns import Actor
 from agentrl.errors import InfraError, WorkerLost
-from agentrl.rollout.episodes.groups import DEMO, Deadline, Rollouts
+from agentrl.rollout.episodes.groups import DEMO, Rollouts
 from agentrl.rollout.episodes.opponents import open_rules
 from agentrl.rollout.episodes.policies import Fixed, Opponent, Partners, Policy
 from agentrl.rollout.episodes.programs import Program, ServedProgram

@@ -274,35 +274,34 @@ async def measure(
         hint: what an interrupted one prints besides.
 
     Returns:
-        The result, and what `result.json` says of it.
+        The result, and the content of `result.json`.
 
     Raises:
         InfraError: every session ended in an infrastructure error.
     """
-    env = _factory(config)()
+    began, env = time.monotonic(), _factory(config)()
     split = held_out_split(config, env)
     found = identity.of_splits(env, [split])
-    began = time.monotonic()
     display.say(f"evaluating {label(config)} on {config.env.name}, split {split}, in {folder.path}")
     display.say(identity.described(found))
     _keep_identity(config, folder.path, found, display)
     kept = set[str]()
     display.resume_hint = lambda: f"interrupted; {len(kept)} sessions are in {folder.path / 'sessions.db'}{hint}"
+    folder.seals.add(0, evaluation="begun")
 
     def keep(session: Session) -> None:
         kept.add(session.id)
         ended(session)
 
-    folder.seals.add(0, evaluation="begun")
     async with rollouts_of(config, store) as (rollouts, who):
         rollouts.left.find_evaluated(store)
         result, groups = await play_held_out(config, rollouts, who, display, name, ended=keep, detail=detail)
-        second = await HeldOutProbe(config, rollouts.make_env, folder.path, display.warn).look(groups, name, 0)
-        result = replace(result, metrics={**result.metrics, **second})
+        probe = HeldOutProbe(config, rollouts.make_env, folder.path, display.warn)
+        result = replace(result, metrics={**result.metrics, **await probe.look(groups, name, 0)})
     shown = [session for group in groups[:SHOWN] for session in group.sessions[:1]]
     transcripts(folder.path / "transcripts" / "eval.md", f"{config.env.name}, {label(config)}", shown)
-    known = {identity.KEY: identity.json(found), **(about or {})}
-    data = {**_as_json(config, split, result, groups, time.monotonic() - began), **known}
+    data = _as_json(config, split, result, groups, time.monotonic() - began)
+    data |= {identity.KEY: identity.json(found), **(about or {})}
     content = orjson.dumps(data, option=orjson.OPT_INDENT_2) + b"\n"
     files = {name: digest((folder.path / name).read_bytes()) for name in (SETTINGS, DATA)}
     folder.seals.add(0, evaluation="ended", sessions=store.digests(), files={**files, RESULT: digest(content)})

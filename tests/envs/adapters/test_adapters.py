@@ -17,6 +17,7 @@ import agentrl
 from agentrl.envs import calls
 from agentrl.envs.builtin.swe import library
 from agentrl.envs.builtin.swe.formats import harbor
+from agentrl.envs.context import context_of
 from tests.conftest import need
 
 HERE = Path(__file__).parent
@@ -104,7 +105,7 @@ def test_a_folder_in_harbors_format_is_named_by_itself(tmp_path: Path) -> None:
     )
     assert list(calls.tasks(named)) == list(calls.tasks(given))
     assert named.max_turns == 7
-    args, options = named._constructed
+    args, options = context_of(named).arguments
     assert list(calls.tasks(type(named)(*args, **options))) == list(calls.tasks(given)), "what a fork makes"
     with pytest.raises(agentrl.errors.ConfigError, match="there is no such folder"):
         agentrl.make(f"harbor:{tmp_path / 'nowhere'}")
