@@ -20,6 +20,7 @@ from agentrl import cluster
 from agentrl.common.concurrency import concurrently
 from agentrl.config import RunConfig
 from agentrl.envs.base import Env
+from agentrl.envs.context import context_of
 from agentrl.rollout.workers.reward_workers import open_reward_workers
 from agentrl.types import Message, Node, Session, Status, Task
 
@@ -58,7 +59,7 @@ async def rate(reward: str, workers: int, made: Sequence[Session]) -> tuple[floa
     config = RunConfig.model_validate({"env": "calculator", "rewards": added, "cluster": {"rewards": workers}})
     slots = asyncio.Semaphore(AT_ONCE)
     async with open_reward_workers(Env, config) as (make_env, _):
-        ((_, compute),) = make_env()._added_rewards
+        ((_, compute),) = context_of(make_env()).added_rewards
 
         async def scored(session: Session) -> float:
             async with slots:
