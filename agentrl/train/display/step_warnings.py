@@ -14,6 +14,11 @@ from agentrl.types import Group
 if TYPE_CHECKING:
     from agentrl.train.driver.loop import Loop
 
+APART = ("mismatch/abs_mean", "staleness/abs_mean")
+"""Metrics of how far the policy is from what sampled the tokens of a run that reads them."""
+NEAR = 0.5
+"""Nats a token in the mean up to which a policy is near to what sampled: its ratios are mostly within the clip."""
+
 
 def of_step(loop: Loop, step: int, groups: Sequence[Group], row: Mapping[str, float]) -> Iterator[str]:
     """Yield the warnings of a step; those that are said once are said here.
@@ -29,6 +34,11 @@ def of_step(loop: Loop, step: int, groups: Sequence[Group], row: Mapping[str, fl
     if note := minibatches.describe_updates(row, loop.config.algo):
         loop.display.warn_once(note)
     if loop.engine is None:
+        if loop.algorithm.needs.engine and (apart := max(row.get(name, 0.0) for name in APART)) > NEAR:
+            loop.display.warn_once(
+                f"the recorded tokens' log-probabilities are {apart:.2g} nats from this model's, in the mean: another "
+                "policy sampled them, and clipped ratios teach little; model=RUN/checkpoints/step-N is nearer"
+            )
         return
     if row.get("mismatch/abs_mean", 0.0) > loop.config.mismatch_bound:
         yield (

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -14,12 +15,15 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from agentrl.config import EnvConfig, RunConfig
 from agentrl.config.data import DataConfig
 from agentrl.errors import ConfigError
 from agentrl.rollout.sources.files import read_conversations
 from agentrl.rollout.sources.trees import TreeWriter
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.store.store import Store
+from agentrl.train.algorithms import make_algorithm
+from agentrl.train.display import step_warnings
 from agentrl.train.driver import api
 from agentrl.train.record.verify.run_checks import verify
 
@@ -132,3 +136,15 @@ def test_a_run_without_an_environment_and_without_data_is_told_what_it_lacks() -
         api.train("calculator", data="rows.jsonl")
     with pytest.raises(ConfigError, match="algo=grpo learns from rewards"):
         api.train(data=__file__, algo="grpo")
+
+
+@pytest.mark.parametrize(("apart", "told"), [(7.0, True), (0.1, False)])
+def test_a_model_far_from_what_sampled_the_recorded_tokens_is_told(apart: float, told: bool) -> None:
+    """A run on `model/`, which the recorded run's warm start had left far behind, taught nothing and said nothing."""
+    said: list[str] = []
+    config = RunConfig(env=EnvConfig(name="data"))
+    display = SimpleNamespace(warn_once=said.append)
+    loop = SimpleNamespace(engine=None, algorithm=make_algorithm(config.algo), config=config, display=display)
+    row = {"mismatch/abs_mean": 0.0, "staleness/abs_mean": apart}
+    assert list(step_warnings.of_step(loop, 1, [], row)) == []  # type: ignore[arg-type]
+    assert any("7 nats from this model's" in line for line in said) == told
