@@ -44,6 +44,10 @@ def refuse_adapter(folder: Path) -> None:
         base = read_json(file.read_text()).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError):
         base = None
+    if isinstance(base, str) and base and (folder / base).is_dir():
+        base = str(folder / base)  # a run that warmed up keeps it there
+    if isinstance(base, str) and base and (folder / base).is_dir():
+        base = str(folder / base)  # where a run with a warm start keeps it
     of = f" of {base!r}" if base else ""
     raise InvalidInput(
         f"model={str(folder)!r} holds an adapter{of} (adapter_config.json), and a run starts from a whole model: "

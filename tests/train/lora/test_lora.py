@@ -162,6 +162,10 @@ def test_adapters_of_other_kinds_or_bases_are_refused_by_name(tiny_llama: Path, 
         read_adapter(folder)
     with pytest.raises(InvalidInput, match=r"model=.* lora\.adapter=.*agentrl models merge"):
         TorchTrainer(folder)
+    (folder / "base").mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps(settings | {"base_model_name_or_path": "base"}))
+    with pytest.raises(InvalidInput, match=f"with model={folder / 'base'} lora"):  # no model is called "base"
+        TorchTrainer(folder)
 
 
 @pytest.mark.parametrize(
