@@ -191,7 +191,7 @@ def plan(words: Words = None) -> None:
 
 @app.command()
 def doctor(words: Words = None) -> None:
-    """Try the machines of a cluster before a run: agentrl doctor cluster=ray cluster.address=auto folder=runs."""
+    """Try this machine, or those of a cluster: agentrl doctor, agentrl doctor cluster=ray cluster.address=auto."""
     from agentrl.overrides import parse_words, validate
     from agentrl.train.plan.doctor import DoctorConfig, examine
 
