@@ -6,9 +6,11 @@ own failures end with exit code 1. Everything heavy is imported inside the comma
 
 from __future__ import annotations
 
+import platform
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -145,16 +147,26 @@ class _WithServeSettings(_WithSettings):
         return ServeConfig
 
 
+REPORTED = ("torch", "transformers", "sglang", "vllm", "megatron-core", "ray", "openai", "docker")
+"""The packages whose versions a report of a bug needs, where they are installed."""
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"agentrl {__version__}")
+        print(f"Python {platform.python_version()}, {platform.platform()}")
+        installed = {each.name: each.version for each in metadata.distributions() if each.name in REPORTED}
+        print(", ".join(f"{name} {installed[name]}" for name in REPORTED if name in installed) or "no extras")
         raise typer.Exit
 
 
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, help="Print the version and end.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, help="Print the version, and those that a report of a bug needs."
+        ),
     ] = False,
 ) -> None:
     """Take the options that stand before a command."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import httpx
@@ -86,7 +88,10 @@ def test_the_version_is_the_packages_and_the_changelogs(
     project = read_configuration(root / "pyproject.toml")["project"]
     _, _, newest = (root / "CHANGELOG.md").read_text().partition("\n## ")
     assert ended.value.code == 0
-    assert capsys.readouterr().out == f"agentrl {project['version']}\n" == f"agentrl {newest.split()[0]}\n"
+    first, machine, packages = capsys.readouterr().out.splitlines()
+    assert first == f"agentrl {project['version']}" == f"agentrl {newest.split()[0]}"
+    assert platform.python_version() in machine
+    assert f"torch {metadata.version('torch')}" in packages.split(", ")
 
 
 @pytest.mark.slow
