@@ -176,14 +176,15 @@ def options(
 def train(words: Words = None, config: File = None) -> None:
     """Train a policy: agentrl train env=calculator. Go on with a run: agentrl train resume=runs/NAME."""
     from agentrl.overrides import typed
-    from agentrl.train.driver.api import run_train
     from agentrl.train.driver.setup import complete
 
-    settings = complete(typed(words or (), config))
+    settings = complete(typed(words or (), config))  # a wrong word is answered before torch is loaded
     if settings.dry_run:
         from agentrl.train.plan.dry_run import described
 
         return print_lines(described(settings))
+    from agentrl.train.driver.api import run_train
+
     result = run_train(settings, owns_process=True)
     what = "learning_curve.png, transcripts/, metrics.jsonl, checkpoints/"
     out.print(f"run folder: {result.path} ({what})", markup=False, soft_wrap=True)

@@ -95,6 +95,23 @@ def test_the_version_is_the_packages_and_the_changelogs(
 
 
 @pytest.mark.slow
+def test_a_wrong_word_and_an_evaluation_of_an_expert_load_no_torch(tmp_path: Path) -> None:
+    """torch takes longer to load than either takes to answer."""
+    code = (
+        "import sys\n"
+        "from agentrl.cli import main\n"
+        "for words in (['train', 'env=calculatr'], 'eval env=calculator policy=noop eval.tasks=1 run_dir=it'.split()):\n"
+        "    sys.argv = ['agentrl', *words]\n"
+        "    try:\n"
+        "        main()\n"
+        "    except SystemExit as ended:\n"
+        "        print(ended.code or 0, 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert [line for line in done.stdout.splitlines() if line.endswith(("True", "False"))] == ["2 False", "0 False"]
+
+
+@pytest.mark.slow
 def test_ctrl_c_while_the_command_line_is_loaded_ends_it_without_a_traceback(tmp_path: Path) -> None:
     interrupting = tmp_path / "interrupting.py"
     interrupting.write_text(
