@@ -100,7 +100,7 @@ def test_a_wrong_word_and_an_evaluation_of_an_expert_load_no_torch(tmp_path: Pat
     code = (
         "import sys\n"
         "from agentrl.cli import main\n"
-        "for words in (['train', 'env=calculatr'], 'eval env=calculator policy=noop eval.tasks=1 run_dir=it'.split()):\n"
+        "for words in (['train', 'env=calculatr'], 'eval env=calculator policy=noop eval.tasks=1 run_dir=a'.split()):\n"
         "    sys.argv = ['agentrl', *words]\n"
         "    try:\n"
         "        main()\n"
