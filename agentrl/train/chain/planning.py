@@ -197,6 +197,7 @@ def _stages(path: Path, settings: Tree, record: ChainRecord | None) -> tuple[Sta
         except AgentRLError as error:
             name_stage(error, name)
             wrong.append(error)
+            models.setdefault(name, "checkpoints")
             stages[name] = Stage(name, {}, UNKNOWN, setup.TINY, True)
     if wrong:
         raise _together(wrong)

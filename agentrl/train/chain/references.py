@@ -1,8 +1,8 @@
 """`stage:NAME` in a stage's settings: what an earlier stage of the chain wrote.
 
-    stage:NAME         the stage's result, its last checkpoint, where a model is named: `model=`,
-                       `rewards.NAME.model=`, `policies.NAME.model=`; elsewhere (`data=`) the stage's run folder
-    stage:NAME/PATH    a file or folder in the stage's run folder
+stage:NAME         the stage's result, its last checkpoint, where a model is named: `model=`,
+                   `rewards.NAME.model=`, `policies.NAME.model=`; elsewhere (`data=`) the stage's run folder
+stage:NAME/PATH    a file or folder in the stage's run folder
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from agentrl.sessions.renderers.registry import check_name
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.algorithms.base import Algorithm
 from agentrl.train.driver import resuming, setup
+from agentrl.train.record import chain
 from agentrl.train.trackers import TRACKERS
 from agentrl.train.trainers import check_trainer
 from agentrl.types import MAIN
@@ -49,6 +50,7 @@ def check_training(config: RunConfig, *, written_later: bool = False) -> None:
         ConfigError, InvalidInput, EnvError, MissingExtra: something that is named can't be used here.
     """
     if config.resume:  # first, so that another environment is refused as another, and not for its settings
+        chain.refuse_done_stage(Path(config.resume))
         resuming.changes(Path(config.resume), resuming.saved_settings(Path(config.resume)), config)
     if config.policy != "model":
         raise ConfigError(f"policy={config.policy!r} is for agentrl eval; what is trained is named by model=")

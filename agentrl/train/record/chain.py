@@ -172,6 +172,21 @@ def chain_of(run: Path) -> Path | None:
         return None
 
 
+def refuse_done_stage(run: Path) -> None:
+    """Refuse to resume a run that is a done stage of a chain: later stages began with its result.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    whole = chain_of(run)
+    found = read(whole).stage(run.absolute().name) if whole else None
+    if found is not None and found.end is not None:
+        raise ConfigError(
+            f"resume={run}: stage {found.name} of the chain {whole} is done, and other stages begin with its result; "
+            f"model={run / found.end.model} begins a new run with it"
+        )
+
+
 def resume_command(run: Path, where: str) -> str:
     """The command that resumes a run, or the chain that it is a stage of; `where` says from where in the run."""
     whole = chain_of(run)
