@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,8 @@ from safetensors.torch import load_file
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.train.chain.planning import plan_chain
 from agentrl.train.driver import api
-from agentrl.train.record import chain
+from agentrl.train.record import chain, manifest
+from agentrl.train.record.verify import verify_chain
 
 LETTERS = Path(__file__).with_name("letters.py")
 SMALL: dict[str, Any] = {
@@ -103,6 +105,23 @@ def test_a_chain_is_its_runs_and_the_same_after_kills_anywhere(tmp_path: Path) -
     assert same_bits(whole, killed)
     with pytest.raises(ConfigError, match="stage imitate of the chain"):
         api.train(resume=str(killed / "imitate"), steps=5)
+
+    assert verify_chain(killed).passed
+    other = {
+        "imitate/checkpoints/step-000002": "imitate: .* has other weights",
+        "offline/model": "offline.*model/ has other weights",
+    }
+    for name, told in other.items():
+        broken = tmp_path / "broken"
+        shutil.copytree(killed, broken)
+        (broken / name / "model.safetensors").unlink()  # a hard link elsewhere
+        shutil.copy(killed / "imitate" / "model" / "model.safetensors", broken / name)
+        (broken / name / "manifest.json").unlink()
+        manifest.write(broken / name)
+        report = verify_chain(broken)
+        assert not report.passed
+        assert any(re.search(told, line) for line in report.lines()), [*report.lines()]
+        shutil.rmtree(broken)
 
 
 def plan(tmp_path: Path, *layers: dict[str, Any]) -> Any:
