@@ -32,19 +32,25 @@ from agentrl.sessions.renderers.registry import check_name
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.algorithms.base import Algorithm
 from agentrl.train.driver import resuming, setup
+from agentrl.train.record import chain
 from agentrl.train.trackers import TRACKERS
 from agentrl.train.trainers import check_trainer
 from agentrl.types import MAIN
 
 
-def check_training(config: RunConfig) -> None:
+def check_training(config: RunConfig, *, written_later: bool = False) -> None:
     """Look up what a training run's configuration names; a model that is known by name is fetched.
+
+    Args:
+        config: the run's.
+        written_later: `data` names a run that is still to come.
 
     Raises:
         UnknownName: there is none of a name; the message lists what is known.
         ConfigError, InvalidInput, EnvError, MissingExtra: something that is named can't be used here.
     """
     if config.resume:  # first, so that another environment is refused as another, and not for its settings
+        chain.refuse_done_stage(Path(config.resume))
         resuming.changes(Path(config.resume), resuming.saved_settings(Path(config.resume)), config)
     if config.policy != "model":
         raise ConfigError(f"policy={config.policy!r} is for agentrl eval; what is trained is named by model=")
@@ -55,7 +61,7 @@ def check_training(config: RunConfig) -> None:
     for name in config.metrics:
         TRACKERS.find(name)
     if config.data is not None:
-        _check_reading(config, algorithm)
+        _check_reading(config, algorithm, written_later=written_later)
         return
     if not algorithm.needs.engine:
         raise ConfigError(f"algo={config.algo.name} learns from what is read: data=FILE or data=runs/NAME names it")
@@ -67,7 +73,7 @@ def check_training(config: RunConfig) -> None:
         _check_tasks(env, setup.demonstration_split(env))
 
 
-def _check_reading(config: RunConfig, algorithm: Algorithm) -> None:
+def _check_reading(config: RunConfig, algorithm: Algorithm, *, written_later: bool) -> None:
     """Refuse what a run that reads its sessions can't do, and a model or a file that is not there.
 
     Raises:
@@ -75,7 +81,7 @@ def _check_reading(config: RunConfig, algorithm: Algorithm) -> None:
     """
     data = config.data
     assert data is not None
-    if algorithm.needs.engine and not is_run(data.name):
+    if algorithm.needs.engine and not (written_later or is_run(data.name)):
         raise ConfigError(
             f"data={data.name}: algo={config.algo.name} learns from rewards and log-probabilities, which only recorded "
             "sessions have: algo=sft imitates a file's conversations, data=runs/NAME reads a run's sessions"
@@ -94,7 +100,7 @@ def _check_reading(config: RunConfig, algorithm: Algorithm) -> None:
         raise ConfigError(f"{wrong} is for runs that generate their sessions; data={data.name} is read")
     if config.cluster.name != "local":
         raise ConfigError(f"cluster={config.cluster.name}: a run that reads its sessions trains on this machine so far")
-    if not is_hub(data.name) and not Path(data.name).expanduser().exists():
+    if not (written_later or is_hub(data.name)) and not Path(data.name).expanduser().exists():
         raise ConfigError(f"data={data.name}: there is no such file or folder")
     check_name(config.model.renderer, "model.renderer")
     if config.model.name != setup.TINY and not config.resume:
