@@ -110,7 +110,7 @@ class Tokens:
             session=rows.session,
             agent=rows.agent,
             _marked=rows.marked,
-            fields=rows.fields,
+            fields={name: one for name, one in rows.fields.items() if isinstance(one, Column)},
         )
 
     @property

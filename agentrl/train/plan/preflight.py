@@ -18,7 +18,7 @@ from agentrl.envs.registry import make
 from agentrl.errors import ConfigError, EnvError, nearest, unknown_name
 from agentrl.models import KNOWN, resolve
 from agentrl.models.registry import TINY
-from agentrl.rollout.engines import check_engine, check_reference
+from agentrl.rollout.engines import ENGINES, check_engine, check_reference
 from agentrl.rollout.episodes.agents import load_agent
 from agentrl.rollout.episodes.branching import check_branching
 from agentrl.rollout.episodes.evaluation import SCRIPTED, held_out_split
@@ -34,7 +34,7 @@ from agentrl.train.algorithms.base import Algorithm
 from agentrl.train.driver import resuming, setup
 from agentrl.train.record import chain
 from agentrl.train.trackers import TRACKERS
-from agentrl.train.trainers import check_trainer
+from agentrl.train.trainers import TRAINERS, check_trainer
 from agentrl.types import MAIN
 
 
@@ -172,12 +172,22 @@ def _check_agents(config: RunConfig, env: Env, *, trains: bool) -> None:
 
 def _check_sampling(config: RunConfig) -> None:
     """Refuse sampling by which no token can be trained; temperature 0 is refused with the settings."""
-    top_p = config.rollout.top_p
-    if top_p < 1 and not config.allow_no_signal:
-        raise ConfigError(
-            f"rollout.top_p={top_p:g}: no token could be trained, which needs rollout.top_p=1; evaluations have "
-            "eval.top_p, and allow_no_signal=true runs nevertheless"
-        )
+    narrowed = config.rollout.narrowed
+    if not narrowed or config.allow_no_signal:
+        return
+    engine, trainer = config.engine, config.trainer
+    recorded, computed = ENGINES.find(engine.name).records_supports, TRAINERS.find(trainer.name).computes_supports
+    if recorded and computed and engine.support_bytes:
+        return
+    why = f"trainer={trainer.name} computes log-probabilities over the whole vocabulary alone"
+    if not recorded:
+        why = f"engine={engine.name} does not record what is left of the vocabulary, as engine=local does"
+    elif computed:
+        why = "engine.support_bytes=0 records nothing of what is left of the vocabulary"
+    raise ConfigError(
+        f"rollout.{narrowed}: no token could be trained: {why}; evaluations have settings of their own (eval.top_p), "
+        "and allow_no_signal=true runs nevertheless"
+    )
 
 
 def _check_view(algorithm: Algorithm, env: Env) -> None:

@@ -5,6 +5,9 @@ there is more than one, a chunk's logits are freed after the forward and recompu
 memory is bounded by one chunk and not by rows times vocabulary. A head that is a plain matrix has a backward of its own
 (`vocabulary_logps`), which adds to one gradient of the matrix and, under autocast, casts the matrix once a pass; with a
 bias, autograd does both for each chunk.
+
+A row whose target was not drawn from the whole vocabulary has its log-probability and entropy over the set that it was
+drawn from, of logits that penalties and a bias have changed (`Drawn`); rows without cost nothing of it.
 """
 
 from __future__ import annotations
@@ -18,13 +21,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from agentrl.train.forest.forest import Rows
+from agentrl.train.trainers.drawn import NEVER, Drawn
 
 CHUNK_ELEMENTS = 1 << 24
 """Logits of one chunk: 64 MB in float32, several times that with what softmax keeps."""
 GPU_CHUNK_ELEMENTS = 1 << 26
 """`CHUNK_ELEMENTS` on a GPU, where each chunk reads and writes the whole gradient of the head."""
-NEVER = -1e30
-"""The logit of a padded vocabulary's entries: finite, so that 0 * logit is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ def token_logps(
     chunk_elements: int | None = None,
     shape: Logits = IDENTITY,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy of each row's target at its temperature.
+    """Log-probability and entropy of each row's target at its temperature, over what it was drawn from.
 
     Under autocast the head is computed in its precision, and what follows in float32.
 
@@ -88,8 +90,9 @@ def token_logps(
     vocabulary = int(cast(Tensor, head.weight).shape[0])
     size = max(1, (chunk_elements or chunk_on(hidden.device)) // vocabulary)
     states = hidden.index_select(0, rows.predictor)
+    drawn = Drawn.of(rows)
     if len(rows) <= size:
-        return _chunk(head, shape, states, rows.token_ids, rows.temperature)
+        return _chunk(head, shape, states, rows.token_ids, rows.temperature, drawn)
     precision = _precision(head, states)
     if precision is not None:
         weight = cast(Tensor, head.weight)
@@ -101,6 +104,7 @@ def token_logps(
                 rows.temperature,
                 chunk_elements=chunk_elements,
                 shape=shape,
+                drawn=drawn,
             )
     parts = [
         checkpoint(
@@ -110,6 +114,7 @@ def token_logps(
             states[i : i + size],
             rows.token_ids[i : i + size],
             rows.temperature[i : i + size],
+            None if drawn is None else drawn[i : i + size],
             use_reentrant=False,
         )
         for i in range(0, len(rows), size)
@@ -133,9 +138,14 @@ def _precision(head: Any, states: Tensor) -> torch.dtype | None:
 
 
 def _chunk(
-    head: nn.Module, shape: Logits, states: Tensor, targets: Tensor, temperature: Tensor
+    head: nn.Module, shape: Logits, states: Tensor, targets: Tensor, temperature: Tensor, drawn: Drawn | None
 ) -> tuple[Tensor, Tensor]:
-    logits = shape(head(states)) / temperature[:, None]
+    logits = shape(head(states))
+    if drawn is not None:
+        logits = drawn.change(logits).logits
+    logits = logits / temperature[:, None]
+    if drawn is not None:
+        logits = logits.masked_fill(drawn.hidden(logits.shape[1]), NEVER)
     logps = torch.log_softmax(logits, -1)
     entropy = -(logps.exp() * logps).sum(-1)
     return logps.gather(1, targets[:, None]).squeeze(1), entropy
@@ -151,6 +161,7 @@ def vocabulary_logps(
     vocabulary: int | None = None,
     chunk_elements: int | None = None,
     shape: Logits = IDENTITY,
+    drawn: Drawn | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy of each row's target, in chunks, with a head that may be vocabulary-parallel.
 
@@ -176,6 +187,7 @@ def vocabulary_logps(
         vocabulary: its size without padding.
         chunk_elements: the most logits to hold at once; None chooses by the device.
         shape: transforms the head's outputs into logits.
+        drawn: what the targets were drawn from; None: the softmax over the whole vocabulary.
 
     Returns:
         logp [P] and entropy [P] in nats, float32, the same on every rank.
@@ -185,7 +197,7 @@ def vocabulary_logps(
     real = (vocabulary or weight.shape[0] * ranks) - first
     rows = max(1, (chunk_elements or chunk_on(states.device)) // weight.shape[0])
     apply: Any = _Head.apply
-    out = apply(states, weight, targets, temperature, first, real, rows, group if ranks > 1 else None, shape)
+    out = apply(states, weight, targets, temperature, first, real, rows, group if ranks > 1 else None, shape, drawn)
     return cast(tuple[Tensor, Tensor], out)
 
 
@@ -202,27 +214,33 @@ class _Head(torch.autograd.Function):
         rows: int,
         group: dist.ProcessGroup | None,
         shape: Logits,
+        drawn: Drawn | None,
     ) -> tuple[Tensor, Tensor]:
         logp, entropy, normaliser = (states.new_zeros(len(targets), dtype=torch.float32) for _ in range(3))
         kept, matrix = None, weight.to(states.dtype)
         for at in _chunks(len(targets), rows):
             logits = _logits(states[at], matrix, temperature[at], real, shape)
-            if len(targets) <= rows:
+            if drawn is not None:
+                logits, _ = _narrow(logits, drawn[at], temperature[at], first, real)
+            elif len(targets) <= rows:
                 kept = logits.clone()
             logp[at], entropy[at], normaliser[at] = _reduce(logits, targets[at] - first, group)
         ctx.save_for_backward(states, weight, targets, temperature, entropy, normaliser, kept)
-        ctx.place = first, real, rows, shape
+        ctx.place = first, real, rows, shape, drawn
         return logp, entropy
 
     @staticmethod
     def backward(ctx: Any, logp_grad: Tensor, entropy_grad: Tensor) -> tuple[Tensor | None, ...]:
         states, weight, targets, temperature, entropy, normaliser, kept = ctx.saved_tensors
-        first, real, rows, shape = ctx.place
+        first, real, rows, shape, drawn = ctx.place
         states_grad, matrix = torch.zeros_like(states), weight.to(states.dtype)
         weight_grad = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         for at in _chunks(len(targets), rows):
             logits = kept if kept is not None else _logits(states[at], matrix, temperature[at], real, shape)
             slope = shape.slope(logits, temperature[at, None])
+            if drawn is not None:
+                logits, factor = _narrow(logits, drawn[at], temperature[at], first, real)
+                slope = slope if factor is None else slope * factor
             logp = logits.sub_(normaliser[at, None]) if kept is None else logits - normaliser[at, None]
             p = logp.exp()
             # Row by row p (a logp + b): few passes over a chunk, whose time is that of memory.
@@ -241,7 +259,7 @@ class _Head(torch.autograd.Function):
                 weight_grad.addmm_(grad.t(), states[at])
             else:
                 weight_grad.add_(grad.t() @ states[at])
-        return states_grad, weight_grad, *[None] * 7
+        return states_grad, weight_grad, *[None] * 8
 
 
 def _chunks(length: int, rows: int) -> list[slice]:
@@ -253,6 +271,17 @@ def _logits(states: Tensor, weight: Tensor, temperature: Tensor, real: int, shap
     if real < weight.shape[0]:
         logits[:, max(real, 0) :] = NEVER
     return logits
+
+
+def _narrow(logits: Tensor, drawn: Drawn, temperature: Tensor, first: int, real: int) -> tuple[Tensor, Tensor | None]:
+    """Logits over temperatures as targets were drawn from them, and their derivative by what they were without."""
+    slope = None
+    if drawn.before is not None or drawn.bias is not None:
+        logits, slope = drawn.change(logits.mul_(temperature[:, None]), first)
+        logits.div_(temperature[:, None])
+    if real < logits.shape[1]:
+        logits[:, max(real, 0) :] = NEVER
+    return logits.masked_fill_(drawn.hidden(logits.shape[1], first), NEVER), slope
 
 
 def _reduce(logits: Tensor, local: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -30,6 +30,8 @@ class TrainerPlugin:
         has_ranks: whether it starts ranks, which on a cluster are workers of their own; `split` says how many.
         takes_minibatches: whether its steps make an update for each of a batch's minibatches (`Forest.updates`).
         trains_adapters: whether it trains an adapter in the model's place (`lora.rank`); see `AdapterTrainer`.
+        computes_supports: whether its log-probabilities are over the sets that tokens were drawn from
+            (`trainers.drawn`); else an engine records none, and only turns of full support are trained.
         own_critic: whether a critic may have a trunk of its own beside the policy (`algo.value_trunk=own`).
         untrained: what becomes of a model's tensors that it does not load (those of images, say): they are `kept` in
             what it exports, or `dropped`; None: that can't be told.
@@ -39,6 +41,7 @@ class TrainerPlugin:
     has_ranks: bool = False
     takes_minibatches: bool = False
     trains_adapters: bool = False
+    computes_supports: bool = False
     own_critic: bool = True
     untrained: Literal["kept", "dropped"] | None = None
 
@@ -164,6 +167,7 @@ class TrainerFactoryPlugin(TrainerPlugin):
         self.settings = getattr(factory, "settings", TrainerConfig)
         self.takes_minibatches = getattr(factory, "takes_minibatches", False)
         self.trains_adapters = getattr(factory, "trains_adapters", False)
+        self.computes_supports = getattr(factory, "computes_supports", False)
 
     def factory(self) -> TrainerFactory:
         """The class or function itself."""

@@ -78,6 +78,7 @@ class EngineScorer:
         sessions = (session for group in groups for session in group.scored)
         async with asyncio.TaskGroup() as tasks:
             for session in sessions:
+                _require_full_support(session)
                 trained = {node.id: node for node in trainable_nodes(session)}
                 found |= {(session.id, node.id): [0.0] * len(node.token_ids) for node in trained.values()}
                 for path, temperature in _paths(session, trained):
@@ -95,6 +96,19 @@ class EngineScorer:
                     score if used else 0.0 for score, used in zip(scores[at:end], node.trainable, strict=True)
                 ]
             at = end
+
+
+def _require_full_support(session: Session) -> None:
+    """Refuse turns that were not drawn from the whole vocabulary: an engine scores over all of it.
+
+    Raises:
+        ConfigError: there are such turns.
+    """
+    if any(node.sampling and not node.sampling.full_support for node in trainable_nodes(session)):
+        raise ConfigError(
+            f"session {session.id!r}: turns drawn with top-p, top-k, min-p, penalties or a bias can be scored by a "
+            "teacher of engine=local in this process only (policies.NAME.engine.name=local, engine.process=shared)"
+        )
 
 
 def _paths(session: Session, trained: dict[int, Node]) -> list[tuple[list[Node], float]]:

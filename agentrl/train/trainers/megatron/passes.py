@@ -24,6 +24,7 @@ from torch import Tensor
 
 from agentrl.train.forest.forest import Rows
 from agentrl.train.trainers.critic import ValueHead
+from agentrl.train.trainers.drawn import Drawn
 from agentrl.train.trainers.head import vocabulary_logps
 from agentrl.train.trainers.megatron.attention import PLANS
 from agentrl.train.trainers.megatron.copied import copied
@@ -133,6 +134,7 @@ class Heads:
             group=parallel_state.get_tensor_model_parallel_group(),
             vocabulary=self.model.sizes.vocabulary,
             shape=self.model.logits,
+            drawn=Drawn.of(rows),
         )
 
     def values(self, head: ValueHead) -> Tensor:

@@ -21,6 +21,7 @@ class MegatronPlugin(TrainerPlugin):
     settings = MegatronConfig
     takes_minibatches = True
     has_ranks = True
+    computes_supports = True
     own_critic = False
     untrained = "dropped"
 

@@ -76,6 +76,7 @@ class TorchTrainer(StepLearner[TorchBatch]):
         lora: the adapter that is trained in the model's place; None: there is none.
     """
 
+    computes_supports = True
     processes = 1
     """The number of processes that share this machine's cores in computing the same steps."""
     reduce: Callable[[Sequence[Tensor]], None] | None = None
