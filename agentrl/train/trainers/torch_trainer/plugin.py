@@ -18,6 +18,7 @@ class TorchPlugin(TrainerPlugin):
     settings = TorchConfig
     takes_minibatches = True
     trains_adapters = True
+    trains_scores = True
     untrained = "kept"
 
     def factory(self) -> TrainerFactory:
