@@ -86,6 +86,7 @@ BUILT_IN = {
     "llm_judge": f"{_SCORING}.judges:LlmJudge",
     "pairwise": f"{_SCORING}.judges:Pairwise",
     "rank": f"{_SCORING}.judges:SiblingRank",
+    "reward_model": f"{_SCORING}.reward_models:ScoreModelReward",
 }
 """agentrl's own rewards by name."""
 REWARDS: Registry[type[Reward]] = Registry(

@@ -21,6 +21,8 @@ from agentrl.models import loading
 HEAD = "score"
 """The name of the head in these classes."""
 _LANGUAGE_HEAD = "lm_head."
+SETTINGS = "agentrl_scores"
+"""The entry in `config.json` of models that are trained here; what is in it says how they are read."""
 SPREAD = 0.02
 """Standard deviation of a new head's weights, where the model's configuration has none."""
 
@@ -32,10 +34,12 @@ class ScoreHead:
     Attributes:
         labels: the names of its outputs: one score, or the logits of several classes.
         per_token: scores are read at chosen tokens (token classification), not at the end of a path.
+        separator: the text whose last token such a score is read at.
     """
 
     labels: tuple[str, ...]
     per_token: bool = False
+    separator: str = ""
 
     @property
     def classes(self) -> bool:
@@ -62,6 +66,7 @@ def load_score_model(folder: Path, head: ScoreHead, dtype: Any, attention: str, 
     config.id2label = dict(enumerate(head.labels))
     config.label2id = {name: number for number, name in enumerate(head.labels)}
     config.problem_type = "single_label_classification" if head.classes else "regression"
+    setattr(config, SETTINGS, {"separator": head.separator} if head.per_token else {"read": "end of the last turn"})
     config.pad_token_id = padding_token(folder, config)
     model, found = loading.load_with_match(lambda: kind, folder, config, dtype, attention)
     own = {name for name in found.missing if name.startswith(f"{HEAD}.")}

@@ -56,7 +56,7 @@ class StepLabelling(Algorithm):
     @property
     def needs(self) -> Needs:
         """A head of classes at tokens."""
-        return Needs(engine=False, head=ScoreHead(self.config.classes, per_token=True))
+        return Needs(engine=False, head=ScoreHead(self.config.classes, True, self.config.separator))
 
     @property
     def fields(self) -> tuple[ForestField, ...]:

@@ -1,0 +1,217 @@
+"""`reward_model`: a session's score by a model with a head of scores, as `algo=reward_model` and `algo=prm` train it.
+
+Whatever policy played, the conversation is written anew, in the format of the score model's own tokenizer: a model that
+was trained here reads its score at the end of the last turn, others at the end of what their chat template writes, as
+programs on transformers do. A model for token classification scores the last message's steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import PositiveInt
+
+from agentrl.config import RewardConfig
+from agentrl.config.sections import Device
+from agentrl.envs.rewards import Reward
+from agentrl.envs.scoring import score_server
+from agentrl.errors import ConfigError, InfraError
+from agentrl.models import scoring
+from agentrl.models.devices import torch_device
+from agentrl.models.registry import resolve
+from agentrl.models.sizes import longest_path
+from agentrl.sessions.renderers import Renderer, get_renderer
+from agentrl.sessions.renderers.base import RenderedMessage
+from agentrl.types import Message, Session
+
+TOO_LONG = "reward_too_long"
+"""Counts, in a session, conversations that were too long for a score model."""
+_log = logging.getLogger(__name__)
+
+
+class ScoreRewardConfig(RewardConfig):
+    """The settings of `reward_model`."""
+
+    resident: ClassVar[bool] = True
+    model: str
+    """A Hugging Face folder: a model for sequence classification, or for token classification, which scores steps."""
+    device: Device = "auto"
+    """Where it computes; auto: a GPU where there is one. There is one copy on it."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """The precision; auto: float32 on a CPU, bfloat16 on a GPU."""
+    batch_tokens: PositiveInt | None = None
+    """Tokens of a batch, padding included; None: one session on a CPU, 32,768 tokens on a GPU."""
+    max_tokens: PositiveInt | None = None
+    """The longest conversation in tokens; None: as long as the model was made for."""
+    overlong: Literal["none", "tail"] = "none"
+    """What a longer one gets: no reward (none), or the score of its last tokens (tail). Both are counted."""
+    sees: Literal["conversation", "answer"] = "conversation"
+    """What is scored: all messages, or the last one alone."""
+    strings: Literal["chat", "plain"] = "chat"
+    """plain: the messages' texts follow each other without a chat format, as the model was trained (data.strings)."""
+    squash: bool = False
+    """The reward is sigmoid(score), between 0 and 1, and not the score."""
+    label: str = ""
+    """Of a model with classes: the one whose probability is the reward; empty: its last one."""
+    steps: Literal["min", "mean", "last", "product"] = "min"
+    """Of a model of steps: what is made of their probabilities."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredText:
+    """A conversation as the score model reads it, and the places of its tokens where scores are read."""
+
+    ids: list[int]
+    places: list[int]
+
+
+class ScoreModelReward(Reward):
+    """The score that a model gives a session."""
+
+    settings = ScoreRewardConfig
+    range = (-math.inf, math.inf)
+    config: ScoreRewardConfig
+
+    def __init__(self, config: ScoreRewardConfig) -> None:
+        super().__init__(config)
+        self.folder = _folder(config.model)
+        self.per_token = scoring.is_per_token(self.folder)
+        device = torch_device(config.device, "rewards.NAME.device")
+        dtype = config.dtype if config.dtype != "auto" else "float32" if device == "cpu" else "bfloat16"
+        self._server: score_server.ScoreServer | None = score_server.acquire(
+            self.folder, device, dtype, config.batch_tokens, per_token=self.per_token
+        )
+        settings = self._server.model.config
+        own = getattr(settings, scoring.SETTINGS, None)
+        self._limit = config.max_tokens or longest_path(settings.get_text_config())
+        self._labels = [str(name) for _, name in sorted(settings.id2label.items())]
+        self._label = self._number_of(config.label)
+        self._format = Format(self.folder, own is None, config.strings == "plain", dict(own or {}).get("separator"))
+        self._warned = False
+
+    def _number_of(self, label: str) -> int:
+        if label and label not in self._labels:
+            raise ConfigError(f"label={label!r}: the model in {str(self.folder)!r} has {', '.join(self._labels)}")
+        return self._labels.index(label) if label else len(self._labels) - 1
+
+    async def compute(self, session: Session) -> float | None:
+        """Write the conversation for the model, and read its score."""
+        messages = session.messages if self.config.sees == "conversation" else session.messages[-1:]
+        if not messages or self._server is None:
+            raise InfraError("the session has no message, or the score model is closed")
+        tools = () if self.config.sees == "answer" else session.nodes[0].tools
+        write = self._format.steps if self.per_token else self._format.whole
+        text = self._within(await asyncio.to_thread(write, messages, tools), session)
+        if text is None or not text.places:
+            return None
+        outputs = await asyncio.wrap_future(self._server.ask(text.ids, text.places))
+        return self._reward(outputs)
+
+    def _within(self, text: ScoredText, session: Session) -> ScoredText | None:
+        """The text, or its last tokens where it is too long; None: it gets no reward."""
+        over = 0 if self._limit is None else len(text.ids) - self._limit
+        if over <= 0:
+            return text
+        session.count(TOO_LONG)
+        if not self._warned:
+            self._warned = True
+            gets = "has no reward" if self.config.overlong == "none" else "is scored by its last tokens"
+            _log.warning(
+                "rewards %s: a conversation has %d tokens, and the limit of %s is %d: it %s (counted as %s)",
+                *(self.config.name, len(text.ids), self.folder, self._limit, gets, TOO_LONG),
+            )
+        if self.config.overlong == "none":
+            return None
+        return ScoredText(text.ids[over:], [place - over for place in text.places if place >= over])
+
+    def _reward(self, outputs: Sequence[Sequence[float]]) -> float:
+        if len(self._labels) == 1:
+            (score,) = outputs[-1]
+            return _sigmoid(score) if self.config.squash else score
+        found = [_softmax(row)[self._label] for row in outputs]
+        match self.config.steps if self.per_token else "last":
+            case "min":
+                return min(found)
+            case "mean":
+                return math.fsum(found) / len(found)
+            case "product":
+                return math.prod(found)
+            case _:
+                return found[-1]
+
+    async def close(self) -> None:
+        """Give the model back."""
+        if self._server is not None:
+            server, self._server = self._server, None
+            await asyncio.to_thread(score_server.release, server)
+
+
+class Format:
+    """How a score model's conversations are written.
+
+    Args:
+        folder: the model's.
+        foreign: it was not trained here: what its chat template writes is read, to the end.
+        plain: messages follow each other as they are.
+        separator: what follows each step.
+    """
+
+    def __init__(self, folder: Path, foreign: bool, plain: bool, separator: str | None) -> None:
+        self._plain, self._separator = plain, separator or "\n"
+        self._renderer: Renderer = get_renderer(folder)
+        self._template: Any = None
+        if foreign and not plain:
+            from transformers import AutoTokenizer
+
+            self._template = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+    def whole(self, messages: Sequence[Message], tools: Sequence[Any]) -> ScoredText:
+        """A conversation, whose score is read at its last token."""
+        if self._template is not None:
+            rows = [{"content": "", **message.model_dump(exclude_none=True)} for message in messages]
+            ids = self._template.apply_chat_template(rows, tools=list(tools) or None, return_dict=False)
+        else:
+            ids = [token for part in self._rendered(messages, tools, ended=True) for token in part]
+        return ScoredText(list(ids), [len(ids) - 1])
+
+    def steps(self, messages: Sequence[Message], tools: Sequence[Any]) -> ScoredText:
+        """A conversation, in the last message of which each step's end is read."""
+        *before, last = messages
+        encode = self._renderer.tokenizer.encode
+        parts = self._rendered(before, tools, ended=False)
+        ids = [token for part in parts for token in part]
+        if not self._plain:
+            after = RenderedMessage(before[-1], parts[-1]).as_node() if before else None
+            ids += self._renderer.generation_prompt(after)
+        places = []
+        for step in filter(str.strip, last.text.split(self._separator)):
+            ids += [*encode(step), *encode(self._separator)]
+            places.append(len(ids) - 1)
+        return ScoredText(ids, places)
+
+    def _rendered(self, messages: Sequence[Message], tools: Sequence[Any], *, ended: bool) -> list[list[int]]:
+        if self._plain:
+            parts = [self._renderer.tokenizer.encode(message.text) for message in messages]
+            return [*parts, [self._renderer.stop_token_ids[0]]] if ended else parts
+        return self._renderer.render(list(messages), tools=list(tools)) if messages else []
+
+
+def _folder(name: str) -> Path:
+    found = Path(name).expanduser()
+    return found if found.is_dir() else resolve(name)
+
+
+def _sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
+
+
+def _softmax(row: Sequence[float]) -> list[float]:
+    greatest = max(row)
+    parts = [math.exp(each - greatest) for each in row]
+    return [part / math.fsum(parts) for part in parts]
