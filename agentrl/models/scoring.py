@@ -10,6 +10,8 @@ is never one that ends a turn; where no other is known it has none, and such a f
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -95,6 +97,16 @@ def read_score_model(folder: Path, dtype: Any, *, per_token: bool = False) -> An
     if faults := found.faults(model):
         raise InvalidWeights(f"model={str(folder)!r} holds no whole score model: {faults}")
     return model
+
+
+def parameters(folder: Path) -> int:
+    """Return the number of weights in a folder's safetensors files, from their headers."""
+    found = 0
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as opened:
+            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+        found += sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+    return found
 
 
 def is_per_token(folder: Path) -> bool:

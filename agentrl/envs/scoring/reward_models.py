@@ -17,15 +17,16 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import PositiveInt
 
+from agentrl.common.untrusted import read_json
 from agentrl.config import RewardConfig
 from agentrl.config.sections import Device
-from agentrl.envs.rewards import Reward
+from agentrl.envs.rewards import ModelMemory, Reward
 from agentrl.envs.scoring import score_server
 from agentrl.errors import ConfigError, InfraError
 from agentrl.models import scoring
 from agentrl.models.devices import torch_device
 from agentrl.models.registry import resolve
-from agentrl.models.sizes import longest_path
+from agentrl.models.sizes import longest_path, with_usual_names
 from agentrl.sessions.renderers import Renderer, get_renderer
 from agentrl.sessions.renderers.base import RenderedMessage
 from agentrl.types import Message, Session
@@ -82,8 +83,7 @@ class ScoreModelReward(Reward):
         super().__init__(config)
         self.folder = _folder(config.model)
         self.per_token = scoring.is_per_token(self.folder)
-        device = torch_device(config.device, "rewards.NAME.device")
-        dtype = config.dtype if config.dtype != "auto" else "float32" if device == "cpu" else "bfloat16"
+        device, dtype = _placed(config)
         self._server: score_server.ScoreServer | None = score_server.acquire(
             self.folder, device, dtype, config.batch_tokens, per_token=self.per_token
         )
@@ -94,6 +94,21 @@ class ScoreModelReward(Reward):
         self._label = self._number_of(config.label)
         self._format = Format(self.folder, own is None, config.strings == "plain", dict(own or {}).get("separator"))
         self._warned = False
+
+    @classmethod
+    def memory(cls, config: ScoreRewardConfig) -> ModelMemory:
+        """Estimate from the folder's files: weights in the precision, and a batch's widest layer."""
+        folder = _folder(config.model)
+        device, dtype = _placed(config)
+        width, settings = (
+            4 if dtype == "float32" else 2,
+            with_usual_names(read_json((folder / "config.json").read_text())),
+        )
+        limit = config.max_tokens or settings.get("max_position_embeddings") or 0
+        tokens = max(config.batch_tokens or (0 if device == "cpu" else score_server.GPU_BATCH_TOKENS), limit)
+        hidden = int(settings.get("hidden_size") or 0)
+        widest = 2 * int(settings.get("intermediate_size") or 4 * hidden) + 6 * hidden
+        return ModelMemory(device, scoring.parameters(folder) * width, tokens * widest * width)
 
     def _number_of(self, label: str) -> int:
         if label and label not in self._labels:
@@ -200,6 +215,12 @@ class Format:
             parts = [self._renderer.tokenizer.encode(message.text) for message in messages]
             return [*parts, [self._renderer.stop_token_ids[0]]] if ended else parts
         return self._renderer.render(list(messages), tools=list(tools)) if messages else []
+
+
+def _placed(config: ScoreRewardConfig) -> tuple[str, str]:
+    """The device and the precision of the settings."""
+    device = torch_device(config.device, "rewards.NAME.device")
+    return device, config.dtype if config.dtype != "auto" else "float32" if device == "cpu" else "bfloat16"
 
 
 def _folder(name: str) -> Path:
