@@ -32,7 +32,9 @@ ACCURACY = 0.9
 NOISE = 0.1
 """The share of training pairs that are the wrong way round."""
 LENGTH = 4
-"""Characters of an answer."""
+"""Characters of a demonstrated answer."""
+LENGTHS = (1, 10)
+"""Fewest and most characters of the answers that are compared: a policy finds what a reward model has never seen."""
 
 
 class HiddenDigits(Env):
@@ -58,7 +60,11 @@ class HiddenDigits(Env):
 
     def demonstrate(self, messages: Sequence[Message]) -> str:
         """Any characters."""
-        return answer(random.Random(f"demonstration {self.n}"))
+        return answer(random.Random(f"demonstration {self.n}"), LENGTH)
+
+
+GAP = 0.3
+"""By how much the true rewards of a pair differ at least."""
 
 
 def prompt(number: int) -> str:
@@ -66,18 +72,18 @@ def prompt(number: int) -> str:
     return f"Say something in round {number}."
 
 
-def answer(rng: random.Random) -> str:
+def answer(rng: random.Random, length: int) -> str:
     """Random characters."""
-    return "".join(rng.choice(CHARACTERS) for _ in range(LENGTH))
+    return "".join(rng.choice(CHARACTERS) for _ in range(length))
 
 
 def write_pairs(file: Path, count: int, rng: random.Random, noise: float) -> Path:
     """Write pairs of different true rewards; a share of them is the wrong way round."""
     with file.open("w") as opened:
         for _ in range(count):
-            one, other = answer(rng), answer(rng)
-            while digits(one) == digits(other):
-                other = answer(rng)
+            one, other = (answer(rng, rng.randint(*LENGTHS)) for _ in range(2))
+            while abs(digits(one) - digits(other)) < GAP:
+                other = answer(rng, rng.randint(*LENGTHS))
             order = (digits(one) > digits(other)) != (rng.random() < noise)
             better, worse = (one, other) if order else (other, one)
             row = {"prompt": prompt(rng.randrange(256)), "chosen": better, "rejected": worse}
@@ -93,7 +99,14 @@ def learn_reward(start: str, folder: Path, *, pairs: int, steps: int, seed: int)
     run = folder / "reward_model"
     settings = {
         **{"data": str(data), "data.held_out": str(held_out), "data.strings": "chat", "algo": "reward_model"},
-        **{"model": start, "algo.lr": 1e-3, "rollout.groups_per_step": 24, "eval.tasks": 256, "trainer.proof": False},
+        **{
+            "model": start,
+            "algo.lr": 2e-3,
+            "algo.warmup_steps": 0,
+            "rollout.groups_per_step": 24,
+            "eval.tasks": 256,
+            "trainer.proof": False,
+        },
     }
     result = agentrl.train(steps=steps, seed=seed, run_dir=str(run), display=quiet(), **settings)
     assert result.after is not None

@@ -21,7 +21,7 @@ from agentrl.sessions.store.store import Store
 from agentrl.train.algorithms import algorithm_settings, make_algorithm
 from agentrl.train.algorithms.objective import Meter, empty_sums
 from agentrl.train.forest.forest import sequence_count, token_counts
-from agentrl.train.forest.packing import pack
+from agentrl.train.forest.packing import pack_credited
 from agentrl.train.trainers import check_trainer
 from agentrl.train.trainers.megatron.settings import MegatronConfig
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
@@ -112,7 +112,7 @@ def test_loss_and_gradient_on_forests_are_those_of_rows(
     """With TRL's formula (`RewardTrainer`, `PRMTrainer`), by every weight; margins and shared completions included."""
     trainer = TorchTrainer(tiny_llama, TorchConfig(device="cpu"), algorithm_settings(KINDS[kind]), seed=3)
     algorithm, groups = trainer.algorithm, groups_of(kind, 5)
-    forests = pack(groups, algorithm.credit(groups), budget, sequence=algorithm.sequence, fields=algorithm.fields)
+    _, forests = pack_credited(algorithm, groups, None, budget, 0)
     assert (len(forests) > 1) == (budget == 24)
     batches = [trainer.prepare(forest) for forest in forests]
     if algorithm.sequence is not None:

@@ -78,5 +78,5 @@ class StepLabelling(Algorithm):
         return target_credit(groups)
 
     def loss(self, tokens: Tokens) -> Tensor:
-        """The negative log-probability of each step's label."""
-        return -tokens.logp
+        """The negative log-probability of each step's label, times the advantage."""
+        return -tokens.logp * tokens.advantage

@@ -108,9 +108,9 @@ class ScoreModelling(Algorithm):
     def loss(self, tokens: Tokens) -> Tensor:
         """The loss of the class's formula at each token whose score is read."""
         if self.config.target == "label":
-            return -tokens.logp
+            return -tokens.logp * tokens.advantage
         if self.config.target == "score":
-            return (tokens.logp - tokens.fields["target"].values).square()
+            return (tokens.logp - tokens.fields["target"].values).square() * tokens.advantage
         from torch.nn.functional import softplus
 
         first = tokens.sequence_advantage > 0
