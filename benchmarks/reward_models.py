@@ -101,7 +101,7 @@ def learn_reward(start: str, folder: Path, *, pairs: int, steps: int, seed: int)
         **{"data": str(data), "data.held_out": str(held_out), "data.strings": "chat", "algo": "reward_model"},
         **{
             "model": start,
-            "algo.lr": 2e-3,
+            "algo.lr": 1.5e-3,
             "algo.warmup_steps": 0,
             "rollout.groups_per_step": 24,
             "eval.tasks": 256,

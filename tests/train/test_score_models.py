@@ -22,7 +22,8 @@ from agentrl.train.algorithms import algorithm_settings, make_algorithm
 from agentrl.train.algorithms.objective import Meter, empty_sums
 from agentrl.train.forest.forest import sequence_count, token_counts
 from agentrl.train.forest.packing import pack_credited
-from agentrl.train.trainers import check_trainer
+from agentrl.train.trainers import check_trainer, make_trainer
+from agentrl.train.trainers.fsdp.settings import FsdpConfig
 from agentrl.train.trainers.megatron.settings import MegatronConfig
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
@@ -182,3 +183,25 @@ def test_settings_that_do_not_go_together_and_trainers_without_a_head_are_refuse
     alone.info = {PAIR: 0}
     with pytest.raises(InvalidInput, match="not one better and one worse side"):
         algorithm.credit([as_group([alone])])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_two_ranks_of_fsdp_learn_scores_as_one_process_does(tiny_llama: Path, tmp_path: Path) -> None:
+    """A pair's sides may lie in forests of different ranks."""
+    algo, folder = algorithm_settings(KINDS["pairs"] | {"lr": 1e-3}), tmp_path / "model"
+    theirs = TorchTrainer(tiny_llama, TorchConfig(device="cpu"), algo)
+    ours = make_trainer(tiny_llama, FsdpConfig(ranks=2, timeout=350), algo)
+    try:
+        groups = groups_of("pairs", 1)
+        _, forests = pack_credited(theirs.algorithm, groups, None, 24, 0)
+        for _ in range(2):
+            found, wanted = ours.step(forests), theirs.step(forests)
+            assert found == {name: pytest.approx(value, rel=1e-4, abs=1e-6) for name, value in wanted.items()}
+        for one, other in zip(ours.logprobs(forests), theirs.logprobs(forests), strict=True):
+            assert torch.allclose(one, other, atol=1e-5)
+        ours.export(folder)
+    finally:
+        ours.close()
+    held = read_score_model(folder, torch.float32).state_dict()
+    assert all(torch.allclose(held[name], tensor, atol=1e-5) for name, tensor in theirs.weights())
