@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import PositiveInt
 
@@ -25,7 +25,6 @@ from agentrl.envs.scoring import score_server
 from agentrl.errors import ConfigError, InfraError
 from agentrl.models import scoring
 from agentrl.models.devices import torch_device
-from agentrl.models.registry import resolve
 from agentrl.models.sizes import longest_path, with_usual_names
 from agentrl.sessions.renderers import Renderer, get_renderer
 from agentrl.sessions.renderers.base import RenderedMessage
@@ -92,7 +91,12 @@ class ScoreModelReward(Reward):
         self._limit = config.max_tokens or longest_path(settings.get_text_config())
         self._labels = [str(name) for _, name in sorted(settings.id2label.items())]
         self._label = self._number_of(config.label)
-        self._format = Format(self.folder, own is None, config.strings == "plain", dict(own or {}).get("separator"))
+        plain = config.strings == "plain"
+        self._format: ScoreFormat = (
+            TemplateFormat(self.folder, plain)
+            if own is None
+            else OwnFormat(self.folder, plain, dict(own).get("separator") or "\n")
+        )
         self._warned = False
 
     @classmethod
@@ -167,54 +171,94 @@ class ScoreModelReward(Reward):
             await asyncio.to_thread(score_server.release, server)
 
 
-class Format:
-    """How a score model's conversations are written.
+class ScoreFormat(Protocol):
+    """How a score model's conversations are written."""
+
+    def whole(self, messages: Sequence[Message], tools: Sequence[Any]) -> ScoredText:
+        """A conversation, whose score is read at its last token."""
+        ...
+
+    def steps(self, messages: Sequence[Message], tools: Sequence[Any]) -> ScoredText:
+        """A conversation, in the last message of which each step's end is read."""
+        ...
+
+
+def _stepwise(before: list[int], text: str, separator: str, encode: Callable[[str], Sequence[int]]) -> ScoredText:
+    ids, places = before, []
+    for step in filter(str.strip, text.split(separator)):
+        ids = [*ids, *encode(step), *encode(separator)]
+        places.append(len(ids) - 1)
+    return ScoredText(ids, places)
+
+
+class OwnFormat:
+    """That of a model that was trained here: the tokens that it learned from.
 
     Args:
         folder: the model's.
-        foreign: it was not trained here: what its chat template writes is read, to the end.
         plain: messages follow each other as they are.
         separator: what follows each step.
     """
 
-    def __init__(self, folder: Path, foreign: bool, plain: bool, separator: str | None) -> None:
-        self._plain, self._separator = plain, separator or "\n"
+    def __init__(self, folder: Path, plain: bool, separator: str) -> None:
+        self._plain, self._separator = plain, separator
         self._renderer: Renderer = get_renderer(folder)
-        self._template: Any = None
-        if foreign and not plain:
-            from transformers import AutoTokenizer
-
-            self._template = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
     def whole(self, messages: Sequence[Message], tools: Sequence[Any]) -> ScoredText:
-        """A conversation, whose score is read at its last token."""
-        if self._template is not None:
-            rows = [{"content": "", **message.model_dump(exclude_none=True)} for message in messages]
-            ids = self._template.apply_chat_template(rows, tools=list(tools) or None, return_dict=False)
-        else:
-            ids = [token for part in self._rendered(messages, tools, ended=True) for token in part]
-        return ScoredText(list(ids), [len(ids) - 1])
+        """See `ScoreFormat`; plain text ends with the token that ends a turn."""
+        ids = [token for part in self._written(messages, tools) for token in part]
+        ids += [self._renderer.stop_token_ids[0]] if self._plain else []
+        return ScoredText(ids, [len(ids) - 1])
 
     def steps(self, messages: Sequence[Message], tools: Sequence[Any]) -> ScoredText:
-        """A conversation, in the last message of which each step's end is read."""
+        """See `ScoreFormat`."""
         *before, last = messages
-        encode = self._renderer.tokenizer.encode
-        parts = self._rendered(before, tools, ended=False)
+        parts = self._written(before, tools)
         ids = [token for part in parts for token in part]
         if not self._plain:
             after = RenderedMessage(before[-1], parts[-1]).as_node() if before else None
             ids += self._renderer.generation_prompt(after)
-        places = []
-        for step in filter(str.strip, last.text.split(self._separator)):
-            ids += [*encode(step), *encode(self._separator)]
-            places.append(len(ids) - 1)
-        return ScoredText(ids, places)
+        return _stepwise(ids, last.text, self._separator, self._renderer.tokenizer.encode)
 
-    def _rendered(self, messages: Sequence[Message], tools: Sequence[Any], *, ended: bool) -> list[list[int]]:
+    def _written(self, messages: Sequence[Message], tools: Sequence[Any]) -> list[list[int]]:
         if self._plain:
-            parts = [self._renderer.tokenizer.encode(message.text) for message in messages]
-            return [*parts, [self._renderer.stop_token_ids[0]]] if ended else parts
+            return [self._renderer.tokenizer.encode(message.text) for message in messages]
         return self._renderer.render(list(messages), tools=list(tools)) if messages else []
+
+
+class TemplateFormat:
+    """That of another's model: what its chat template writes, to the end.
+
+    Args:
+        folder: the model's.
+        plain: messages follow each other as they are.
+    """
+
+    def __init__(self, folder: Path, plain: bool) -> None:
+        from transformers import AutoTokenizer
+
+        self._plain = plain
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+    def whole(self, messages: Sequence[Message], tools: Sequence[Any]) -> ScoredText:
+        """See `ScoreFormat`."""
+        ids = self._written(messages, tools, opened=False)
+        return ScoredText(ids, [len(ids) - 1])
+
+    def steps(self, messages: Sequence[Message], tools: Sequence[Any]) -> ScoredText:
+        """See `ScoreFormat`; a line break follows each step."""
+        *before, last = messages
+        return _stepwise(self._written(before, tools, opened=True), last.text, "\n", self._encode)
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+
+    def _written(self, messages: Sequence[Message], tools: Sequence[Any], *, opened: bool) -> list[int]:
+        if self._plain:
+            return [token for message in messages for token in self._encode(message.text)]
+        rows = [{"content": "", **message.model_dump(exclude_none=True)} for message in messages]
+        more = {"add_generation_prompt": opened, "return_dict": False}
+        return list(self._tokenizer.apply_chat_template(rows, tools=list(tools) or None, **more)) if rows else []
 
 
 def _placed(config: ScoreRewardConfig) -> tuple[str, str]:
@@ -225,7 +269,9 @@ def _placed(config: ScoreRewardConfig) -> tuple[str, str]:
 
 def _folder(name: str) -> Path:
     found = Path(name).expanduser()
-    return found if found.is_dir() else resolve(name)
+    if not (found / "config.json").is_file():
+        raise ConfigError(f"model={name!r} is no Hugging Face folder with a score model (there is no config.json)")
+    return found
 
 
 def _sigmoid(x: float) -> float:
