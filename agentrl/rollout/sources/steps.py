@@ -31,7 +31,7 @@ MARK = "ки"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LabelledStep:
     """A step: its text, the number of its class (None: it has none), and the step before it (-1: the prompt)."""
 
     text: str
@@ -44,7 +44,7 @@ class StepRow:
     """A problem with labelled steps."""
 
     prompt: Example
-    steps: tuple[Step, ...]
+    steps: tuple[LabelledStep, ...]
     separator: str
     plain: bool
 
@@ -140,7 +140,7 @@ def read_steps(config: DataConfig, classes: Sequence[str], separator: str) -> Ju
     return read_judged(config, read, found)
 
 
-def _parsed(row: Mapping[str, Any], classes: Sequence[str], where: str) -> tuple[Any, list[Step], str]:
+def _parsed(row: Mapping[str, Any], classes: Sequence[str], where: str) -> tuple[Any, list[LabelledStep], str]:
     """A row's prompt, its steps, and whose format it is."""
     question, label = row.get("question"), row.get("label")
     if isinstance(question, Mapping) and isinstance(label, Mapping) and "steps" in label:
@@ -163,8 +163,10 @@ def _parsed(row: Mapping[str, Any], classes: Sequence[str], where: str) -> tuple
     )
 
 
-def _chain(texts: Sequence[str], labels: Sequence[int | None]) -> list[Step]:
-    return [Step(str(text), label, place - 1) for place, (text, label) in enumerate(zip(texts, labels, strict=True))]
+def _chain(texts: Sequence[str], labels: Sequence[int | None]) -> list[LabelledStep]:
+    return [
+        LabelledStep(str(text), label, place - 1) for place, (text, label) in enumerate(zip(texts, labels, strict=True))
+    ]
 
 
 def _rated(rating: Any, classes: Sequence[str], where: str) -> int | None:
@@ -176,8 +178,8 @@ def _rated(rating: Any, classes: Sequence[str], where: str) -> int | None:
     return int(rating) + 1 if len(classes) == 3 else (len(classes) - 1) * (rating >= 0)
 
 
-def _prm800k(rows: Sequence[Mapping[str, Any]], classes: Sequence[str], where: str) -> list[Step]:
-    found: list[Step] = []
+def _prm800k(rows: Sequence[Mapping[str, Any]], classes: Sequence[str], where: str) -> list[LabelledStep]:
+    found: list[LabelledStep] = []
     parent = -1
     for row in rows:
         given = list(row.get("completions") or ())
@@ -186,7 +188,7 @@ def _prm800k(rows: Sequence[Mapping[str, Any]], classes: Sequence[str], where: s
         places = []
         for each in given:
             places.append(len(found))
-            found.append(Step(str(each["text"]), _rated(each.get("rating"), classes, where), parent))
+            found.append(LabelledStep(str(each["text"]), _rated(each.get("rating"), classes, where), parent))
         chosen = row.get("chosen_completion")
         if not places:
             break
@@ -196,10 +198,10 @@ def _prm800k(rows: Sequence[Mapping[str, Any]], classes: Sequence[str], where: s
     return found
 
 
-def _shepherd(text: str, label: str, classes: Sequence[str], where: str) -> tuple[str, list[Step], str]:
+def _shepherd(text: str, label: str, classes: Sequence[str], where: str) -> tuple[str, list[LabelledStep], str]:
     """Math-Shepherd's two texts: the steps end where the mark is, and the labels stand in its place."""
     pieces = text.split(MARK)[:-1]
-    steps: list[Step] = []
+    steps: list[LabelledStep] = []
     prompt, at = "", 0
     for place, piece in enumerate(pieces):
         at += len(piece)
@@ -212,5 +214,5 @@ def _shepherd(text: str, label: str, classes: Sequence[str], where: str) -> tupl
             piece = step + rest
             if not step:
                 raise ConfigError(f"{where}: the text has no 'Step 1:', where the problem would end")
-        steps.append(Step(piece.strip(), (len(classes) - 1) * (sign == "+"), place - 1))
+        steps.append(LabelledStep(piece.strip(), (len(classes) - 1) * (sign == "+"), place - 1))
     return prompt.strip(), steps, "Math-Shepherd"
