@@ -162,8 +162,13 @@ class RolloutConfig(Section):
 
 
 class RewardConfig(Section):
-    """What every reward of a run has; its own settings are a subclass (`Reward.settings`)."""
+    """What every reward of a run has; its own settings are a subclass (`Reward.settings`).
 
+    Attributes:
+        resident: whether the reward holds a model, of which there is to be one copy on a device.
+    """
+
+    resident: ClassVar[bool] = False
     name: str
     """The reward's plug-in: a name (`agentrl plugins`), package.module:Class, or path/to/file.py:Class."""
     weight: float = 1.0

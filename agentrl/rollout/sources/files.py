@@ -120,7 +120,7 @@ def read_conversations(config: DataConfig) -> Conversations:
         own = _rows(_dataset(config, config.name), None, config, reader, choices, found)
         other = _rows(_dataset(config, config.held_out), None, config, reader, choices, found)
         found.examples = {"train": gather(own), "eval": gather(other)}
-    elif (dataset := _dataset(config, config.name)) and _told(dataset.shared):
+    elif (dataset := _dataset(config, config.name)) and as_setting(dataset.shared):
         trees = gather(_rows(dataset, None, config, reader, choices, found))
         by_id = {task.id: tree for task, tree in ((_task(tree), tree) for tree in trees)}
         for split in ("train", "eval"):
@@ -150,7 +150,7 @@ def _rows(
     found: Conversations,
 ) -> Iterator[Example]:
     rows = dataset.every_row() if split is None else dataset.rows(split)
-    while (each := _told(lambda: next(rows, None))) is not None:
+    while (each := as_setting(lambda: next(rows, None))) is not None:
         place, row = each
         kind = frozenset(name for name, value in row.items() if value is not None)
         if (chosen := choices.get(kind)) is None:
@@ -165,8 +165,8 @@ def _dataset(config: DataConfig, path: str) -> Dataset:
     return Dataset(path, columns=config.columns, where=config.where, config=config.config)
 
 
-def _told(read: Callable[[], T]) -> T:
-    """What is read of a data set; its errors name the settings of `data`."""
+def as_setting(read: Callable[[], T]) -> T:
+    """Read of a data set; its errors name the settings of `data`."""
     try:
         return read()
     except ConfigError as error:

@@ -205,7 +205,7 @@ class Meter:
         self.greatest = {"mismatch": 0.0, "staleness": 0.0}
 
     @torch.no_grad()
-    def add(self, tokens: Tokens, rows: Rows, *, engine: bool, first: bool) -> None:
+    def add(self, tokens: Tokens, rows: Rows, *, engine: bool, first: bool, scores: bool = False) -> None:
         """Count one forest's tokens.
 
         Args:
@@ -213,6 +213,7 @@ class Meter:
             rows: the forest's.
             engine: whether an engine sampled the tokens, so that ratios mean something.
             first: no update has been made since the batch began.
+            scores: a score model is trained, and log-probabilities are of no token.
         """
         for name, measured in tokens.weighted.items():
             self.weighted[name] = self.weighted.get(name, 0.0) + float((rows.weight * measured).sum())
@@ -223,6 +224,8 @@ class Meter:
         elif tokens.weighted:
             self.weight += float(rows.weight.sum())
         self.tokens += len(rows)
+        if scores:
+            return
         self._sum("policy/entropy", tokens.entropy)
         self._sum("policy/logp", tokens.logp)
         if not engine:

@@ -40,12 +40,13 @@ async def measure(
     """
     sums: list[tuple[float, int]] = []
     for start in range(0, len(tasks), CHUNK):
-        groups = await asyncio.to_thread(_groups, data, tasks[start : start + CHUNK])
+        groups = await asyncio.to_thread(read_groups, data, tasks[start : start + CHUNK])
         sums += await asyncio.to_thread(_losses, trainer, groups, token_budget, demonstrated)
-    return _summary(tasks, sums)
+    return summarize(tasks, sums)
 
 
-def _groups(data: SessionData, tasks: Sequence[Task]) -> list[Group]:
+def read_groups(data: SessionData, tasks: Sequence[Task]) -> list[Group]:
+    """Read the groups of held-out tasks, with ids of their own."""
     groups = []
     for number, task in enumerate(tasks):
         sessions = data.sessions("eval", task)
@@ -74,7 +75,7 @@ def _losses(
     return list(zip(losses, counts, strict=True))
 
 
-def _summary(tasks: Sequence[Task], sums: Sequence[tuple[float, int]]) -> Evaluation:
+def summarize(tasks: Sequence[Task], sums: Sequence[tuple[float, int]]) -> Evaluation:
     """The mean over tokens, with the bounds of a ratio of sums over independent tasks (the delta method)."""
     tokens = sum(count for _, count in sums)
     mean = math.fsum(loss for loss, _ in sums) / tokens if tokens else math.nan
@@ -115,8 +116,8 @@ def read(run: Path, step: int) -> Evaluation | None:
     for row in map(_row, lines):
         if row.get("step") == step:
             tasks = [Task(id=name) for name in row["scores"]]
-            found = _summary(tasks, [(value, 1) for value in row["scores"].values()])
-            metrics = {name: row[name] for name in ("loss", "loss_low", "loss_high", "tokens")}
+            found = summarize(tasks, [(value, 1) for value in row["scores"].values()])
+            metrics = {name: value for name, value in row.items() if name not in ("step", "tasks", "scores")}
             bounds = [math.nan if row[name] is None else row[name] for name in ("loss_low", "loss_high")]
             return replace(found, mean=row["loss"], low=bounds[0], high=bounds[1], metrics=metrics)
     return None

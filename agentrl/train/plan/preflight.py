@@ -66,6 +66,7 @@ def check_training(config: RunConfig, *, written_later: bool = False) -> None:
     if not algorithm.needs.engine:
         raise ConfigError(f"algo={config.algo.name} learns from what is read: data=FILE or data=runs/NAME names it")
     _check_sampling(config)
+    _check_resident(config)
     env = check_rollouts(config)
     _check_view(algorithm, env)
     _check_tasks(env, held_out_split(config, env))
@@ -131,6 +132,7 @@ def check_evaluation(config: RunConfig) -> None:
         UnknownName: there is none of a name; the message lists what is known.
         ConfigError, InvalidInput, EnvError, MissingExtra: something that is named can't be used here.
     """
+    _check_resident(config)
     env = make(config.env.name, **config.env.kwargs)
     if is_remote(config.policy):
         check_api(config.policy, config.api, env)
@@ -147,6 +149,20 @@ def check_evaluation(config: RunConfig) -> None:
             )
     _check_agents(config, env, trains=False)
     _check_tasks(env, held_out_split(config, env))
+
+
+def _check_resident(config: RunConfig) -> None:
+    """Refuse several copies of a reward's model on a device."""
+    cluster = config.cluster
+    names = [name for name, each in config.rewards.items() if each.resident]
+    if not names or cluster.resources.rewards.gpus:  # each worker has GPUs of its own
+        return
+    if cluster.rewards > 1 or (cluster.environments and not cluster.rewards):
+        where = f"each of cluster.environments={cluster.environments}" if not cluster.rewards else "each reward worker"
+        raise ConfigError(
+            f"rewards.{names[0]}={config.rewards[names[0]].name} holds a model, of which there would be a copy in "
+            f"{where}: use cluster.rewards=1, or with cluster=ray cluster.resources.rewards.gpus=1"
+        )
 
 
 def _check_agents(config: RunConfig, env: Env, *, trains: bool) -> None:

@@ -320,5 +320,6 @@ class StepLearner(ABC, Generic[B]):
             add_sums(self.algorithm, sums, logp, rows, self.version)
         loss, tokens = objective(self.algorithm, logp, entropy, rows, version=self.version, values=values, sums=sums)
         if meter is not None:
-            meter.add(tokens, rows, engine=self.algorithm.needs.engine, first=first)
+            needs = self.algorithm.needs
+            meter.add(tokens, rows, engine=needs.engine, first=first, scores=needs.head is not None)
         return loss * self.scale

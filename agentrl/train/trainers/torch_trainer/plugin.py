@@ -19,6 +19,7 @@ class TorchPlugin(TrainerPlugin):
     takes_minibatches = True
     trains_adapters = True
     computes_supports = True
+    trains_scores = True
     untrained = "kept"
 
     def factory(self) -> TrainerFactory:
