@@ -1,12 +1,14 @@
-"""A run on sessions that are read: conversations of files (`algo=sft data=FILE`), or those that a run recorded.
+"""A run on sessions that are read: conversations or pairs of files (`algo=sft data=FILE`), or a recorded run's.
 
-It starts no engine, publishes nothing and needs no environment. It is measured by the loss on held-out sessions.
+It starts no engine, publishes nothing and needs no environment. It is measured by the loss, or the margin, on held-out
+sessions.
 """
 
 from __future__ import annotations
 
 import asyncio
 import filecmp
+import math
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -55,11 +57,12 @@ def read_data(config: RunConfig) -> Conversations | RecordedRun:
     assert config.data is not None
     if is_run(config.data.name):
         return read_run(config.data, demonstrated=not make_algorithm(config.algo).needs.engine)
-    return read_conversations(config.data)
+    needs = make_algorithm(config.algo).needs
+    return read_conversations(config.data, "pairs" if needs.pairs else "labels" if needs.labels else None)
 
 
 async def train_on_data(config: RunConfig, folder: RunFolder, store: Store, display: Display) -> TrainResult:
-    """Train on what is read, and measure the held-out loss before and after."""
+    """Train on what is read, and measure the held-out loss, or margin, before and after."""
     data = await asyncio.to_thread(read_data, config)
     with display.part("loading the model"):
         base = await own_model(config, partial(_build_tiny, data), folder, display)
@@ -105,23 +108,33 @@ async def _train(
         loop.trainer.close()
         await learner.close()
     if before is not None:
-        display.say(f"held-out loss {before.summary} before training, {after.summary} after it")
-    return TrainResult(folder.path, before, after, folder.metrics(), worked=after.worked)
+        display.say(f"held-out {_measured(loop)} {_described(before)} before training, {_described(after)} after it")
+    kind = "recorded" if isinstance(data, RecordedRun) else "trainable"
+    return TrainResult(folder.path, before, after, folder.metrics(), worked=after.worked, kind=kind)
 
 
 async def _measure(loop: Loop, data: Conversations | RecordedRun, step: int) -> Evaluation:
-    """Measure the held-out loss after so many steps, and record it."""
+    """Measure held-out sessions after so many steps, and record it."""
     tasks, budget = data.tasks["eval"][: loop.config.eval.tasks], loop.config.trainer.token_budget
-    demonstrated = not loop.algorithm.needs.engine
 
     async def compute() -> Evaluation:
-        return await held_out.measure(loop.trainer, data, tasks, budget, demonstrated=demonstrated)
+        return await held_out.measure(loop.trainer, loop.algorithm, data, tasks, budget)
 
-    with loop.display.part("measuring the held-out loss"):
+    with loop.display.part(f"measuring the held-out {_measured(loop)}"):
         found = await loop.recovering(step, compute)
     held_out.write(loop.folder.path, step, found)
-    loop.display.say(f"step {step}: held-out loss {found.summary} of {found.tasks} groups")
+    loop.display.say(f"step {step}: held-out {_measured(loop)} {_described(found)} of {found.tasks} groups")
     return found
+
+
+def _measured(loop: Loop) -> str:
+    return "margin" if held_out.compares(loop.algorithm) else "loss"
+
+
+def _described(found: Evaluation) -> str:
+    bounds = "" if math.isnan(found.low) else f" [{found.low:.3f}, {found.high:.3f}]"
+    accuracy = found.metrics.get("accuracy")
+    return f"{found.mean:.3f}{bounds}" + ("" if accuracy is None else f" (accuracy {accuracy:.0%})")
 
 
 def _prepare(config: RunConfig, data: Conversations | RecordedRun, policy: Policy, base: Path) -> None:
