@@ -17,10 +17,10 @@ from agentrl.config.data import DataConfig
 from agentrl.envs.data.dataset import Dataset
 from agentrl.envs.data.splits import divide
 from agentrl.errors import ConfigError
-from agentrl.rollout.sources.columns import choose_columns, read_example
+from agentrl.rollout.sources.columns import ColumnChoice, choose_columns, read_example
 from agentrl.rollout.sources.files import as_setting
 from agentrl.rollout.sources.messages import Example, MessageReader
-from agentrl.rollout.sources.pairs import read_pair
+from agentrl.rollout.sources.pairs import choose_compared, read_compared
 from agentrl.rollout.sources.trees import ALL, TreeCounts, TreeWriter, prefix_key
 from agentrl.types import Session, Status, Task
 
@@ -282,12 +282,20 @@ def read_pairs(config: DataConfig) -> JudgedRows:
     reader = MessageReader()
     found = JudgedRows(config, "pairs of a chosen and a rejected conversation")
 
+    choices: dict[frozenset[str], ColumnChoice] = {}
+
     def read(row: Mapping[str, Any], place: str) -> PairRow:
-        chosen, rejected = (replace(each, trained=()) for each in read_pair(row, config, place, reader))
+        kind = frozenset(name for name, value in row.items() if value is not None)
+        if (taken := choices.get(kind)) is None:
+            taken = choices[kind] = choose_compared(row, config, place, "pairs")
+        replies = read_compared(row, taken, config, place, reader)
+        best, worst = (choose(replies, key=lambda each: each.reward or 0.0) for choose in (max, min))
+        if len(replies) > 2:
+            found.notes.append("of several replies to a prompt the best and the worst are compared")
         margin = _number(row["margin"], "margin", config, place) if row.get("margin") is not None else 0.0
         if margin:
             found.notes.append("margins are in the column 'margin'")
-        return PairRow(chosen, rejected, margin)
+        return PairRow(replace(best, trained=()), replace(worst, trained=()), margin)
 
     return read_judged(config, read, found)
 
