@@ -31,6 +31,8 @@ class TrainerPlugin:
         takes_minibatches: whether its steps make an update for each of a batch's minibatches (`Forest.updates`).
         trains_adapters: whether it trains an adapter in the model's place (`lora.rank`); see `AdapterTrainer`.
         own_critic: whether a critic may have a trunk of its own beside the policy (`algo.value_trunk=own`).
+        divergences: which divergences from a teacher it computes: none, those over the teacher's `top_k`, or also over
+            the `whole` vocabulary, with the teacher's head in its own process.
         untrained: what becomes of a model's tensors that it does not load (those of images, say): they are `kept` in
             what it exports, or `dropped`; None: that can't be told.
     """
@@ -40,6 +42,7 @@ class TrainerPlugin:
     takes_minibatches: bool = False
     trains_adapters: bool = False
     own_critic: bool = True
+    divergences: Literal["none", "top_k", "whole"] = "none"
     untrained: Literal["kept", "dropped"] | None = None
 
     def factory(self) -> TrainerFactory:
