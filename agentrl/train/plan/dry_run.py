@@ -38,6 +38,7 @@ from agentrl.train.plan.step import (
     publish_seconds,
     train_seconds,
 )
+from agentrl.train.plan.teachers import teacher_lines, teachers_memory, with_teachers
 from agentrl.train.trainers import TRAINERS
 
 USED = 0.5
@@ -60,7 +61,8 @@ def described(config: RunConfig, rates: Rates | None = None) -> Iterator[str]:
     trainer = TRAINERS.find(config.trainer.name).memory(config.trainer, make_algorithm(config.algo), shape, split)
     width = 4 if config.engine.dtype == "float32" else 2
     assignment = places(config, split, nodes, trainer)
-    devices = devices_of(assignment, nodes, host_memory())
+    teachers = teachers_memory(config, shape)
+    devices = with_teachers(devices_of(assignment, nodes, host_memory()), config, teachers, host_memory())
     engine = engine_of(shape, ranks, width, devices, trainer)
     by_gpu = any(each.numbers for each in devices if each.trainers)
     yield f"dry run of env={config.env.name} model={config.model.name}: nothing is started"
@@ -69,6 +71,7 @@ def described(config: RunConfig, rates: Rates | None = None) -> Iterator[str]:
         yield f"Python code of the model's folder runs (model.trust_remote_code=true): {', '.join(code)}"
     yield from _where(assignment, nodes, config)
     yield from _memory(trainer, engine, config)
+    yield from teacher_lines(teachers)
     yield from (f"memory of {each.name}: {_on_device(each, trainer, engine)}" for each in devices)
     work = work_of(config)
     if config.cluster.rewards:
@@ -232,6 +235,8 @@ def _on_device(devices: Devices, trainer: TrainerMemory, engine: EngineMemory) -
     if devices.engines:
         turns = ", which sleep while it computes" if devices.sleeping else ""
         parts.append(f"{devices.engines} x engine, {size(devices.engines * engine.weights)} and their cache{turns}")
+    if devices.teachers:
+        parts.append(f"teachers, {size(devices.teachers)}")
     room = f"of {size(devices.room)}" if devices.room else "the size of its memory is not known here"
     return f"{each}{'; '.join(parts)}; {room}"
 

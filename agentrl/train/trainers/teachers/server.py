@@ -37,7 +37,7 @@ MARKERS = str.maketrans("", "", " \u0120\u2581\u010a\n")
 
 
 class TeacherServer:
-    """Asks a server what it says of prompts.
+    """Asks a server what it says of prompts; `way` is how, once it is known.
 
     Args:
         name: the policy's.
@@ -54,7 +54,7 @@ class TeacherServer:
             raise ConfigError(f"policies.{name}.api.key_env={own.api.key_env}: there is no such environment variable")
         self._http = Http(f"{parts.scheme}://{parts.netloc}", key)
         self._model = own.api.model
-        self._way: str | None = None
+        self.way: str | None = None
 
     async def start(self) -> None:
         """Find out how to ask.
@@ -68,7 +68,7 @@ class TeacherServer:
             self._model = await self._first_model()
         failures = []
         for way in ("generate", "prompt_logprobs", *(() if self._top_k else ("echo",))):
-            self._way = way
+            self.way = way
             try:
                 _, texts = await self._ask(ids, 0)
             except (EngineError, InvalidInput) as error:
@@ -78,7 +78,7 @@ class TeacherServer:
                 continue
             self._compare(ids, texts)
             return
-        self._way = None
+        self.way = None
         wanted = f"the {self._top_k} most probable tokens" if self._top_k else "the log-probability"
         raise ConfigError(
             f"{self._where}: it does not return {wanted} in each place of a prompt of token ids. SGLang does "
@@ -95,7 +95,7 @@ class TeacherServer:
         """
         if temperature != 1.0:
             raise InvalidInput(f"{self._where} answers at temperature 1, and tokens were sampled at {temperature:g}")
-        if self._way is None:
+        if self.way is None:
             await self.start()
         for attempt in range(self._api.retries + 1):
             try:
@@ -121,7 +121,7 @@ class TeacherServer:
     async def _ask(self, ids: list[int], first: int) -> tuple[PromptScores, list[str]]:
         """The reading of a path, where what stands before `first` may be left out; and the tokens' texts, if given."""
         try:
-            match self._way:
+            match self.way:
                 case "generate":
                     return await self._generate(ids, first)
                 case "prompt_logprobs":
