@@ -132,7 +132,7 @@ def test_teachers_are_counted_where_they_are_and_what_no_longer_fits_beside_them
         assert weights < float(line.split(": ")[1].split()[0]) < weights + 8
     assert any("GPUs 0: " in line and "teachers, " in line for line in on_gpu)
     assert any("teachers, " in line and "GPUs" not in line for line in on_cpu)
-    assert not any("teacher" in line for line in lines(gpus))
+    assert not any("teachers, " in line for line in lines(gpus))
     at_url = lines(gpus, algo="distill", policies={"teacher": "http://localhost:9/v1"})
     assert not any("memory of the teacher" in line for line in at_url)
 
