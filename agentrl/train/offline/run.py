@@ -44,7 +44,7 @@ from agentrl.train.offline import held_out, scores
 from agentrl.train.plan.model_checks import prove_architecture
 from agentrl.train.record import data_identity
 from agentrl.train.record.run_folder import RunFolder
-from agentrl.train.trainers.teachers import Teachers, check_teachers
+from agentrl.train.trainers.teachers.teachers import Teachers, check_teachers
 
 ReadData = Conversations | JudgedRows | RecordedRun
 TOKENIZER_TEXTS = 200
@@ -86,7 +86,7 @@ async def train_on_data(config: RunConfig, folder: RunFolder, store: Store, disp
             with display.part("reading the data"):
                 await asyncio.to_thread(_prepare, config, data, policy, base)
             _identify(config, data, folder, display)
-            check_teachers(config, base)
+            await check_teachers(config, base)
             return await _train(config, data, policy, base, folder, store, display)
 
 
