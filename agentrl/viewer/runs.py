@@ -275,7 +275,7 @@ class Runs:
         """The chains that runs are stages of: by name, with their stages in order, those that wait included."""
         found: dict[Path, dict[str, Any]] = {}
         names = {run.path: name for name, run in self.all().items()}
-        for folder in dict.fromkeys(path.parent for path in names):
+        for folder in dict.fromkeys(path.parent for path in names if path != self.root):
             with contextlib.suppress(ConfigError):
                 stages = chain.read(folder).stages if chain.is_chain(folder) else ()
                 known = [
