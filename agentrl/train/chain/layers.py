@@ -25,6 +25,8 @@ OF_CHAIN = (STAGES, "run_dir", "resume", "dry_run")
 """Settings that a chain has and no stage."""
 NAMED = ("env", "data")
 """Sections of which a stage has one, by name: settings of another name's are not its own."""
+GENERATING = ("agent", "rewards", "tools", "warm_start")
+"""Common settings that a stage which reads its sessions does not take."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
@@ -92,6 +94,8 @@ def stage_settings(settings: Tree, name: str) -> Tree:
             common.pop(other, None)
             if _named(common.get(section)) not in (None, _named(own[section])):
                 del common[section]
+    if "data" in own or ("data" in common and "env" not in own):
+        common = {key: value for key, value in common.items() if key not in GENERATING}
     if name != next(iter(stages)) and "model" in common:
         common["model"] = {k: v for k, v in _section(common["model"]).items() if k != "name"}
     tree = merge(applicable(common, own), own)

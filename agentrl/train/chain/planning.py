@@ -18,7 +18,7 @@ from agentrl.errors import AgentRLError, ConfigError
 from agentrl.overrides import Tree, merge, read_yaml, value_at
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.chain.layers import STAGES, layered, spread_stages, stage_settings
-from agentrl.train.chain.references import Reference, check_references, references, resolved
+from agentrl.train.chain.references import StageOutput, check_references, references, resolved
 from agentrl.train.driver import setup
 from agentrl.train.driver.resuming import FIXED, changed_settings, saved_settings
 from agentrl.train.plan.dry_run import described
@@ -49,7 +49,7 @@ class Stage:
     policy: bool
 
     @property
-    def model(self) -> Reference | None:
+    def model(self) -> StageOutput | None:
         """The stage whose result this one begins with; None where it begins with another model."""
         return next((each for each in references(self.tree) if each.setting == "model"), None)
 

@@ -20,7 +20,7 @@ _MODEL = "model"
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class StageOutput:
     """A stage's output in another one's settings.
 
     Attributes:
@@ -44,7 +44,7 @@ def is_reference(value: Any) -> bool:
     return isinstance(value, str) and _REFERENCE.fullmatch(value) is not None
 
 
-def references(tree: Any, setting: str = "") -> Iterator[Reference]:
+def references(tree: Any, setting: str = "") -> Iterator[StageOutput]:
     """The references in settings."""
     if isinstance(tree, Mapping):
         for key, below in tree.items():
@@ -53,7 +53,7 @@ def references(tree: Any, setting: str = "") -> Iterator[Reference]:
         for each in tree:
             yield from references(each, setting)
     elif isinstance(tree, str) and (found := _REFERENCE.fullmatch(tree)):
-        yield Reference(setting.removesuffix(".name"), found[1], found[2] or "")
+        yield StageOutput(setting.removesuffix(".name"), found[1], found[2] or "")
 
 
 def check_references(tree: Mapping[str, Any], earlier: Mapping[str, Any], later: tuple[str, ...]) -> None:

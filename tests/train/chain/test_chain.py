@@ -7,12 +7,14 @@ import re
 import shutil
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 
 from agentrl.errors import AgentRLError, ConfigError
@@ -20,6 +22,8 @@ from agentrl.train.chain.planning import plan_chain
 from agentrl.train.driver import api
 from agentrl.train.record import chain, manifest
 from agentrl.train.record.verify import verify_chain
+from agentrl.viewer.attach import attach_all
+from agentrl.viewer.runs import Runs, run_at, stage_pairs
 
 LETTERS = Path(__file__).with_name("letters.py")
 SMALL: dict[str, Any] = {
@@ -105,6 +109,15 @@ def test_a_chain_is_its_runs_and_the_same_after_kills_anywhere(tmp_path: Path) -
     assert same_bits(whole, killed)
     with pytest.raises(ConfigError, match="stage imitate of the chain"):
         api.train(resume=str(killed / "imitate"), steps=5)
+
+    shown = {run["name"]: run for run in Runs(tmp_path).chains()}
+    assert [stage["run"] for stage in shown["killed"]["stages"]] == [f"killed/{name}" for name in stages]
+    assert {stage["state"] for stage in shown["killed"]["stages"]} == {"done"}
+    assert run_at(killed).path == killed / "offline"
+    assert [pair[0] for pair in stage_pairs(whole, killed)] == [f"stage {name}" for name in stages]
+    drawn = Console(file=StringIO())
+    attach_all(killed, drawn, 0.01)
+    assert "stage offline: 3 of 3 stages are done" in drawn.file.getvalue()  # type: ignore[attr-defined]
 
     assert verify_chain(killed).passed
     other = {
