@@ -14,7 +14,7 @@ from agentrl.config.data import DataConfig
 from agentrl.errors import ConfigError
 from agentrl.rollout.sources.messages import Example, MessageReader
 
-OURS = ("messages", "prompt", "completion", "text", "tools", "system", "chosen", "rejected")
+OURS = ("messages", "prompt", "completion", "text", "tools", "system", "chosen", "rejected", "scored", "label")
 MESSAGES = {"messages": "TRL, OpenAI", "conversations": "ShareGPT", "conversation": "ShareGPT"}
 PROMPTS: Mapping[tuple[str, str], tuple[str, bool]] = {
     ("prompt", "completion"): ("TRL", False),
@@ -113,6 +113,11 @@ def _known(there: set[str], config: DataConfig) -> list[ColumnChoice]:
     return [each for each in found if all(each.taken.get(ours, name) == name for ours, name in mapped.items())]
 
 
+def conversations_in(row: Mapping[str, Any], config: DataConfig) -> bool:
+    """Return whether a row has columns that are known for a conversation."""
+    return bool(_known({name for name, value in row.items() if value is not None}, config))
+
+
 def _missing(there: set[str], row: Mapping[str, Any], config: DataConfig, place: str) -> str:
     """What a row lacks, in a sentence."""
     what = f"data={config.name}: {place} has no column that is known for a conversation (its columns: {', '.join(row)})"
@@ -120,8 +125,7 @@ def _missing(there: set[str], row: Mapping[str, Any], config: DataConfig, place:
     if there >= set(PAIRS):
         return (
             f"data={config.name}: {place} has pairs (chosen, rejected), and algo=sft learns from single conversations: "
-            "data.columns.messages=chosen takes the better ones (pairs of a file are not learned from yet; algo=dpo "
-            "learns from groups that it samples, or that a run recorded)"
+            "data.columns.messages=chosen takes the better ones; algo=dpo, simpo, orpo, cpo and kto learn from pairs"
         )
     if "prompt" in there and isinstance(extra, Mapping) and "answer" in extra:
         return (

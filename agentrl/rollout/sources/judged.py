@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import Any, Literal, Protocol
 
 from agentrl.config.data import DataConfig
@@ -20,7 +21,7 @@ from agentrl.errors import ConfigError
 from agentrl.rollout.sources.columns import choose_columns, read_example
 from agentrl.rollout.sources.files import as_setting
 from agentrl.rollout.sources.messages import Example, MessageReader
-from agentrl.rollout.sources.pairs import read_pair
+from agentrl.rollout.sources.pairs import choose_compared, read_compared
 from agentrl.rollout.sources.trees import ALL, TreeCounts, TreeWriter, prefix_key
 from agentrl.types import Session, Status, Task
 
@@ -60,8 +61,8 @@ class JudgedRow(Protocol):
         ...
 
 
-ReadRow = Callable[[Mapping[str, Any], str], JudgedRow]
-"""Reads a row, with its place in words."""
+ReadRow = Callable[[Mapping[str, Any], str], Sequence[JudgedRow]]
+"""Reads a row of a file, with its place in words: one judged row, or several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +254,7 @@ def read_judged(config: DataConfig, read: ReadRow, found: JudgedRows) -> JudgedR
         dataset = Dataset(path, columns=config.columns, where=config.where, config=config.config)
         each = dataset.every_row() if split is None else dataset.rows(split)
         while (row := as_setting(lambda: next(each, None))) is not None:
-            yield read(row[1], row[0])
+            yield from read(row[1], row[0])
 
     if config.held_out is not None:
         found.groups = {"train": _gather(rows(config.name, None)), "eval": _gather(rows(config.held_out, None))}
@@ -278,16 +279,23 @@ def _gather(rows: Iterator[JudgedRow]) -> list[list[JudgedRow]]:
 
 
 def read_pairs(config: DataConfig) -> JudgedRows:
-    """Read rows with a better and a worse conversation, and a `margin` where there is one."""
+    """Read rows with a better and a worse conversation, and a `margin` where there is one.
+
+    Of several replies with scores each two of different scores are a pair.
+    """
     reader = MessageReader()
     found = JudgedRows(config, "pairs of a chosen and a rejected conversation")
 
-    def read(row: Mapping[str, Any], place: str) -> PairRow:
-        chosen, rejected = (replace(each, trained=()) for each in read_pair(row, config, place, reader))
-        margin = _number(row["margin"], "margin", config, place) if row.get("margin") is not None else 0.0
-        if margin:
-            found.notes.append("margins are in the column 'margin'")
-        return PairRow(chosen, rejected, margin)
+    own = config.model_copy(update={"columns": {k: v for k, v in config.columns.items() if k != MARGIN}})
+
+    def read(row: Mapping[str, Any], place: str) -> list[PairRow]:
+        columns = choose_compared(row, own, place, "pairs")
+        replies = [replace(each, trained=()) for each in read_compared(row, columns, own, place, reader)]
+        margin = _number(row[MARGIN], MARGIN, config, place) if row.get(MARGIN) is not None else 0.0
+        found.notes.append(f"{columns}" + (f", {MARGIN} = {MARGIN!r}" if margin else ""))
+        ranked = sorted(replies, key=lambda each: -(each.reward or 0.0))
+        pairs = combinations(ranked, 2)
+        return [PairRow(one, other, margin) for one, other in pairs if one.reward != other.reward]
 
     return read_judged(config, read, found)
 
@@ -302,7 +310,7 @@ def read_scored(config: DataConfig, kind: Literal["score", "label"], classes: Se
     own = config.model_copy(update={"columns": {k: v for k, v in config.columns.items() if k not in JUDGEMENTS}})
     found = JudgedRows(config, f"conversations with a {kind}")
 
-    def read(row: Mapping[str, Any], place: str) -> ScoredRow:
+    def read(row: Mapping[str, Any], place: str) -> list[ScoredRow]:
         names = [name for name in (kind, *JUDGEMENTS[kind]) if row.get(name) is not None]
         if not names:
             raise ConfigError(f"data={config.name}: {place} has no {kind}: data.columns.{kind}=COLUMN names it")
@@ -310,9 +318,9 @@ def read_scored(config: DataConfig, kind: Literal["score", "label"], classes: Se
         found.notes.append(f"{kind} = {names[0]!r}" + (f", of {', '.join(classes)}" if classes else ""))
         example = read_example(rest, choose_columns(rest, own, place), own, place, reader)
         if kind == "score":
-            return ScoredRow(replace(example, trained=()), _number(value, kind, config, place), kind)
+            return [ScoredRow(replace(example, trained=()), _number(value, kind, config, place), kind)]
         number = class_of(value, classes, f"data={config.name}: {place}")
-        return ScoredRow(replace(example, trained=()), float(number), kind)
+        return [ScoredRow(replace(example, trained=()), float(number), kind)]
 
     return read_judged(config, read, found)
 

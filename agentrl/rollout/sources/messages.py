@@ -38,6 +38,7 @@ class Example:
         tools: on offer in it.
         trained: of each message whether it is trained on; None: as the settings say.
         plain: the messages' texts follow each other as they are, without the model's chat format.
+        reward: of a conversation that is compared with others; None: it is imitated.
     """
 
     place: str
@@ -45,6 +46,7 @@ class Example:
     tools: tuple[dict[str, Any], ...] = ()
     trained: tuple[bool | None, ...] = ()
     plain: bool = False
+    reward: float | None = None
 
 
 @dataclass
@@ -69,7 +71,7 @@ class MessageReader:
         Raises:
             ValueError: they are none.
         """
-        rows = _parsed(rows)
+        rows = parsed(rows)
         if not isinstance(rows, Sequence) or isinstance(rows, str) or not rows:
             raise ValueError("there are no messages")
         messages: list[Message] = []
@@ -91,11 +93,11 @@ class MessageReader:
             raise ValueError(f"message {number + 1} has no role (its fields: {', '.join(row)})")
         role = SHAREGPT.get(said, said) if "role" not in row else ROLES.get(said, said)
         content = row.get("content", row.get("value"))
-        calls = _parsed(row.get("tool_calls")) or []
-        if one := _parsed(row.get("function_call")):
+        calls = parsed(row.get("tool_calls")) or []
+        if one := parsed(row.get("function_call")):
             calls = [*calls, one]
         if said == "function_call" and "value" in row:
-            found = _parsed(content)
+            found = parsed(content)
             calls, content = found if isinstance(found, list) else [found], None
         data: dict[str, Any] = {"role": role, "content": content}
         if calls:
@@ -117,7 +119,7 @@ class MessageReader:
 
 def _call(call: Any, unnamed: str) -> dict[str, Any]:
     """A tool call in OpenAI's shape; arguments that are a mapping become JSON, without columns that are empty."""
-    call = _parsed(call)
+    call = parsed(call)
     if not isinstance(call, Mapping):
         raise ValueError(f"a tool call is {call!r}")
     function = call.get("function") or call
@@ -138,15 +140,15 @@ def _answered(before: Sequence[Message]) -> str | None:
 
 
 def _tools(tools: Any) -> tuple[dict[str, Any], ...]:
-    found = _parsed(tools) or ()
+    found = parsed(tools) or ()
     if not isinstance(found, Sequence) or isinstance(found, str):
         raise ValueError(f"tools are {type(found).__name__}, no list")
-    schemas = [dict(_parsed(tool)) for tool in found]
+    schemas = [dict(parsed(tool)) for tool in found]
     return tuple(each if "function" in each else {"type": "function", "function": each} for each in schemas)
 
 
-def _parsed(value: Any) -> Any:
-    """JSON in a string, as its value; anything else, and text that is no JSON list or object, as it is."""
+def parsed(value: Any) -> Any:
+    """Return JSON in a string, as its value; anything else, and text that is no JSON list or object, as it is."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
             return json.loads(value)

@@ -20,6 +20,7 @@ from agentrl.types import Message, Node, Session
 
 LAST, ALL = "last", "all"
 CUT, LONG, UNTRAINED, REFUSED, ODD = "cut", "too long", "without trained tokens", "refused by the format", "odd"
+UNPAIRED = "without another reply to compare with"
 
 
 @dataclass
@@ -97,7 +98,7 @@ class TreeWriter:
         """Write the conversations of one tree into a session.
 
         Args:
-            session: without nodes; without trained tokens it stays so.
+            session: gets their nodes; none of a conversation without trained tokens.
             examples: the conversations.
             counts: is told what became of them.
 
@@ -105,6 +106,7 @@ class TreeWriter:
             ConfigError: one is too long, and data.overlong=refuse.
         """
         counts = counts if counts is not None else TreeCounts()
+        before, trained_before = _sizes(session)
         for example in examples:
             counts.total += 1
             try:
@@ -120,8 +122,9 @@ class TreeWriter:
                 _insert(session, pieces, example)
             elif pieces:
                 counts.note(UNTRAINED, example)
-        counts.tokens += sum(len(node.token_ids) for node in session.nodes)
-        counts.trained += sum(node.trainable.count(True) for node in session.nodes)
+        tokens, trained = _sizes(session)
+        counts.tokens += tokens - before
+        counts.trained += trained - trained_before
 
     def _pieces(self, example: Example, counts: TreeCounts) -> list[MessageTokens]:
         if example.plain:
@@ -193,6 +196,14 @@ class TreeWriter:
                 )
             left -= len(ids)
         return kept
+
+
+def _sizes(session: Session) -> tuple[int, int]:
+    """A tree's tokens, and those that are trained."""
+    return (
+        sum(len(node.token_ids) for node in session.nodes),
+        sum(node.trainable.count(True) for node in session.nodes),
+    )
 
 
 def _insert(session: Session, pieces: Sequence[MessageTokens], example: Example) -> None:

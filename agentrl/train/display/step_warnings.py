@@ -34,7 +34,9 @@ def of_step(loop: Loop, step: int, groups: Sequence[Group], row: Mapping[str, fl
     if note := minibatches.describe_updates(row, loop.config.algo):
         loop.display.warn_once(note)
     if loop.engine is None:
-        if loop.algorithm.needs.engine and (apart := max(row.get(name, 0.0) for name in APART)) > NEAR:
+        needs = loop.algorithm.needs
+        ratios = needs.engine and not (needs.pairs or needs.labels)
+        if ratios and (apart := max(row.get(name, 0.0) for name in APART)) > NEAR:
             loop.display.warn_once(
                 f"the recorded tokens' log-probabilities are {apart:.2g} nats from this model's, in the mean: another "
                 "policy sampled them, and clipped ratios teach little; model=RUN/checkpoints/step-N is nearer"

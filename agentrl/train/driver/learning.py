@@ -179,7 +179,7 @@ class Learning:
             "pack/tokens": float(tokens),
             "pack/sharing": path_tokens(groups, credit) / tokens if tokens else 1.0,
         }
-        if batch.algorithm.needs.engine:
+        if any(node.sampled for group in batch.groups for session in group.sessions for node in session.nodes):
             signal = lost_tokens.account(batch.groups, credit, batch.algorithm.config)
         else:
             signal = lost_tokens.account_demonstrated(groups, credit)

@@ -181,13 +181,18 @@ def by_cause(rows: Sequence[Mapping[str, float]]) -> dict[Cause, float]:
     return {cause: found[cause] for cause in sorted(Cause, key=lambda cause: -found[cause]) if found[cause]}
 
 
-def describe_lost(rows: Sequence[Mapping[str, float]]) -> str:
-    """Say how many of the sampled tokens were trained, and what took the others; '' where the rows don't say."""
+def describe_lost(rows: Sequence[Mapping[str, float]], kind: str = "sampled") -> str:
+    """Say how many of the sampled tokens were trained, and what took the others; '' where the rows don't say.
+
+    Args:
+        rows: of metrics.
+        kind: the word for the tokens, where they were not sampled by this run.
+    """
     if not any(SAMPLED in row for row in rows):
         return ""
     trained, sampled = (sum(row.get(name, 0.0) for row in rows) for name in (TRAINED, SAMPLED))
     lost = ", ".join(f"{cause.words} {count:,.0f}" for cause, count in by_cause(rows).items())
-    return f"{trained:,.0f} of {sampled:,.0f} sampled tokens were trained" + (f" (lost: {lost})" if lost else "")
+    return f"{trained:,.0f} of {sampled:,.0f} {kind} tokens were trained" + (f" (lost: {lost})" if lost else "")
 
 
 def advice(rows: Sequence[Mapping[str, float]]) -> str:

@@ -1,12 +1,14 @@
-"""A run on sessions that are read: conversations of files (`algo=sft data=FILE`), or those that a run recorded.
+"""A run on sessions that are read: conversations or pairs of files (`algo=sft data=FILE`), or a recorded run's.
 
-It starts no engine, publishes nothing and needs no environment. It is measured by the loss on held-out sessions.
+It starts no engine, publishes nothing and needs no environment. It is measured by the loss, or the margin, on held-out
+sessions.
 """
 
 from __future__ import annotations
 
 import asyncio
 import filecmp
+import math
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -20,6 +22,7 @@ from agentrl.rollout.engines.folder import ModelFacts
 from agentrl.rollout.episodes.policies import Policy
 from agentrl.rollout.sources.files import Conversations, read_conversations
 from agentrl.rollout.sources.judged import JudgedRows
+from agentrl.rollout.sources.pairs import Compared
 from agentrl.rollout.sources.reading import ListedTasks, ReadGroups
 from agentrl.rollout.sources.runs import RecordedRun, is_run, read_run
 from agentrl.rollout.sources.trees import TreeWriter
@@ -56,19 +59,21 @@ def read_data(config: RunConfig) -> ReadData:
     """
     assert config.data is not None
     algorithm = make_algorithm(config.algo)
+    needs = algorithm.needs
     if not is_run(config.data.name):
-        return algorithm.read_rows(config.data) or read_conversations(config.data)
-    head = algorithm.needs.head
+        compared: Compared | None = "pairs" if needs.pairs else "labels" if needs.labels else None
+        return algorithm.read_rows(config.data) or read_conversations(config.data, compared)
+    head = needs.head
     if head is not None and head.classes:
         raise ConfigError(
             f"data={config.data.name}: algo={config.algo.name} learns {', '.join(head.labels)}, and recorded sessions "
             "have rewards: a file has labels, or algo=reward_model learns from rewards (algo.target=pairs or score)"
         )
-    return read_run(config.data, demonstrated=not algorithm.needs.engine, ends=head is not None)
+    return read_run(config.data, demonstrated=not needs.engine, ends=head is not None)
 
 
 async def train_on_data(config: RunConfig, folder: RunFolder, store: Store, display: Display) -> TrainResult:
-    """Train on what is read, and measure the held-out loss before and after."""
+    """Train on what is read, and measure the held-out loss, or margin, before and after."""
     data = await asyncio.to_thread(read_data, config)
     with display.part("loading the model"):
         base = await own_model(config, partial(_build_tiny, data), folder, display)
@@ -114,26 +119,35 @@ async def _train(
         loop.trainer.close()
         await learner.close()
     if before is not None:
-        display.say(f"held-out loss {before.summary} before training, {after.summary} after it")
-    return TrainResult(folder.path, before, after, folder.metrics(), worked=after.worked)
+        display.say(f"held-out {_measured(loop)} {_described(before)} before training, {_described(after)} after it")
+    kind = "recorded" if isinstance(data, RecordedRun) else "trainable"
+    return TrainResult(folder.path, before, after, folder.metrics(), worked=after.worked, kind=kind)
 
 
 async def _measure(loop: Loop, data: ReadData, step: int) -> Evaluation:
-    """Measure the held-out loss after so many steps, and record it."""
+    """Measure held-out sessions after so many steps, and record it."""
     tasks, budget = data.tasks["eval"][: loop.config.eval.tasks], loop.config.trainer.token_budget
-    demonstrated = not loop.algorithm.needs.engine
 
     async def compute() -> Evaluation:
         if loop.algorithm.needs.head is not None:
             return await scores.measure_scores(loop.trainer, loop.algorithm, data, tasks, budget)
-        return await held_out.measure(loop.trainer, data, tasks, budget, demonstrated=demonstrated)
+        return await held_out.measure(loop.trainer, loop.algorithm, data, tasks, budget)
 
-    with loop.display.part("measuring the held-out loss"):
+    with loop.display.part(f"measuring the held-out {_measured(loop)}"):
         found = await loop.recovering(step, compute)
     held_out.write(loop.folder.path, step, found)
-    more = f", accuracy {found.metrics['accuracy']:.3f}" if "accuracy" in found.metrics else ""
-    loop.display.say(f"step {step}: held-out loss {found.summary}{more} of {found.tasks} groups")
+    loop.display.say(f"step {step}: held-out {_measured(loop)} {_described(found)} of {found.tasks} groups")
     return found
+
+
+def _measured(loop: Loop) -> str:
+    return "margin" if held_out.compares(loop.algorithm) else "loss"
+
+
+def _described(found: Evaluation) -> str:
+    bounds = "" if math.isnan(found.low) else f" [{found.low:.3f}, {found.high:.3f}]"
+    accuracy = found.metrics.get("accuracy")
+    return f"{found.mean:.3f}{bounds}" + ("" if accuracy is None else f" (accuracy {accuracy:.0%})")
 
 
 def _prepare(config: RunConfig, data: ReadData, policy: Policy, base: Path) -> None:

@@ -76,11 +76,17 @@ def _check_reading(config: RunConfig, algorithm: Algorithm) -> None:
     """
     data = config.data
     assert data is not None
-    if algorithm.needs.engine and not is_run(data.name):
+    needs, file = algorithm.needs, not is_run(data.name)
+    if file and needs.engine and not (needs.pairs or needs.labels):
         raise ConfigError(
             f"data={data.name}: algo={config.algo.name} learns from rewards and log-probabilities, which only recorded "
-            "sessions have: algo=sft imitates a file's conversations, data=runs/NAME reads a run's sessions"
+            "sessions have: algo=sft imitates a file's conversations, algo=dpo, simpo, orpo, cpo and kto learn from a "
+            "file's pairs, data=runs/NAME reads a run's sessions"
         )
+    if file and config.algo.kl_coef and config.algo.kl_as == "reward":
+        raise ConfigError(f"data={data.name}: algo.kl_as=reward needs sampled tokens; a file has algo.kl_as=loss")
+    if algorithm.config.shaping.active and file:
+        raise ConfigError(f"data={data.name}: algo.shaping changes rewards of sampled sessions, and a file has none")
     unused = {
         "warm_start.steps": config.warm_start.steps,
         "agent": config.agent,
