@@ -6,9 +6,11 @@ own failures end with exit code 1. Everything heavy is imported inside the comma
 
 from __future__ import annotations
 
+import platform
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -145,16 +147,26 @@ class _WithServeSettings(_WithSettings):
         return ServeConfig
 
 
+REPORTED = ("torch", "transformers", "sglang", "vllm", "megatron-core", "ray", "openai", "docker")
+"""The packages whose versions a report of a bug needs, where they are installed."""
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"agentrl {__version__}")
+        print(f"Python {platform.python_version()}, {platform.platform()}")
+        installed = {each.name: each.version for each in metadata.distributions() if each.name in REPORTED}
+        print(", ".join(f"{name} {installed[name]}" for name in REPORTED if name in installed) or "no extras")
         raise typer.Exit
 
 
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, help="Print the version and end.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, help="Print the version, and those that a report of a bug needs."
+        ),
     ] = False,
 ) -> None:
     """Take the options that stand before a command."""
@@ -164,14 +176,15 @@ def options(
 def train(words: Words = None, config: File = None) -> None:
     """Train a policy: agentrl train env=calculator. Go on with a run: agentrl train resume=runs/NAME."""
     from agentrl.overrides import typed
-    from agentrl.train.driver.api import run_train
     from agentrl.train.driver.setup import complete
 
-    settings = complete(typed(words or (), config))
+    settings = complete(typed(words or (), config))  # a wrong word is answered before torch is loaded
     if settings.dry_run:
         from agentrl.train.plan.dry_run import described
 
         return print_lines(described(settings))
+    from agentrl.train.driver.api import run_train
+
     result = run_train(settings, owns_process=True)
     what = "learning_curve.png, transcripts/, metrics.jsonl, checkpoints/"
     out.print(f"run folder: {result.path} ({what})", markup=False, soft_wrap=True)
@@ -191,7 +204,7 @@ def plan(words: Words = None) -> None:
 
 @app.command()
 def doctor(words: Words = None) -> None:
-    """Try the machines of a cluster before a run: agentrl doctor cluster=ray cluster.address=auto folder=runs."""
+    """Try this machine, or those of a cluster: agentrl doctor, agentrl doctor cluster=ray cluster.address=auto."""
     from agentrl.overrides import parse_words, validate
     from agentrl.train.plan.doctor import DoctorConfig, examine
 

@@ -218,9 +218,12 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownName:
 
 def missing_extra(package: str, extra: str) -> MissingExtra:
     """A MissingExtra that names the extra which brings `package`."""
-    return MissingExtra(
-        f"{package!r} is not installed; it comes with the extra {extra!r}: pip install 'agentrl-platform[{extra}]'"
-    )
+    return MissingExtra(f"{package!r} is not installed; it comes with the extra {extra!r}: {install_command(extra)}")
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra of this package."""
+    return f"pip install 'agentrl-platform[{extra}]'"
 
 
 _CAUSE = re.compile(r"\b[A-Z]\w*(Error|Exception)\b")

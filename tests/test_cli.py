@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import httpx
@@ -86,7 +88,27 @@ def test_the_version_is_the_packages_and_the_changelogs(
     project = read_configuration(root / "pyproject.toml")["project"]
     _, _, newest = (root / "CHANGELOG.md").read_text().partition("\n## ")
     assert ended.value.code == 0
-    assert capsys.readouterr().out == f"agentrl {project['version']}\n" == f"agentrl {newest.split()[0]}\n"
+    first, machine, packages = capsys.readouterr().out.splitlines()
+    assert first == f"agentrl {project['version']}" == f"agentrl {newest.split()[0]}"
+    assert platform.python_version() in machine
+    assert f"torch {metadata.version('torch')}" in packages.split(", ")
+
+
+@pytest.mark.slow
+def test_a_wrong_word_and_an_evaluation_of_an_expert_load_no_torch(tmp_path: Path) -> None:
+    """torch takes longer to load than either takes to answer."""
+    code = (
+        "import sys\n"
+        "from agentrl.cli import main\n"
+        "for words in (['train', 'env=calculatr'], 'eval env=calculator policy=noop eval.tasks=1 run_dir=a'.split()):\n"
+        "    sys.argv = ['agentrl', *words]\n"
+        "    try:\n"
+        "        main()\n"
+        "    except SystemExit as ended:\n"
+        "        print(ended.code or 0, 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert [line for line in done.stdout.splitlines() if line.endswith(("True", "False"))] == ["2 False", "0 False"]
 
 
 @pytest.mark.slow

@@ -40,7 +40,6 @@ LAYERS = (
 """The lowest first; modules and packages of one layer that stand beside each other know nothing of each other."""
 
 CIRCLES_OF_TYPES = {
-    "agentrl.train.display.step_warnings": {"loop", "recorded_steps", "resizing", "step_warnings"},
     "agentrl.train.trainers.fsdp.checkpoint": {"checkpoint", "rank"},
     "agentrl.train.trainers.megatron.checkpoint": {"checkpoint", "rank"},
     "agentrl.train.trainers.torch_trainer.checkpoint": {"checkpoint", "trainer"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from agentrl.envs import Env, calls, make
 from agentrl.envs.builtin.retail.customer import PATIENCE, YES, Customer
 from agentrl.envs.builtin.retail.data import Database
-from agentrl.envs.builtin.retail.expert import IDENTIFIES, WRITES
+from agentrl.envs.builtin.retail.expert import REFUSED, WRITES
 from agentrl.envs.builtin.retail.generate import LEVELS, made_tasks, made_world
 from agentrl.envs.builtin.retail.records import folded
 from agentrl.envs.builtin.retail.store import TOOLS, RetailStore
@@ -53,17 +54,19 @@ async def test_the_expert_solves_the_made_tasks_of_every_level_and_no_call_of_it
 
 
 @pytest.mark.parametrize("level", LEVELS)
-async def test_the_expert_looks_customers_up_by_what_they_have_told(level: int):
-    """It knew emails that nobody had told: imitated, that is guessing."""
+async def test_the_expert_names_nothing_and_refuses_nothing_but_by_what_it_was_told_and_looked_up(level: int):
+    """It knew emails and items that nobody had told: imitated, that is guessing."""
     for task in islice(make("retail", level=level).tasks("train"), 12):
         session = await play(make("retail", level=level), task)
         heard = ""
         for node in session.nodes:
-            heard += node.message.text if node.message.role == "user" else ""
+            heard += "" if node.message.role == "assistant" else node.message.text
             for call in node.message.tool_calls or ():
-                if call.function.name.startswith(IDENTIFIES):
-                    told = [word for word in json.loads(call.function.arguments).values() if word not in heard]
-                    assert not told, task
+                values = json.loads(call.function.arguments).values()
+                words = [word for value in values for word in (value if isinstance(value, list) else [value])]
+                assert not [word for word in words if word not in heard], task
+            if REFUSED in node.message.text:
+                assert set(re.findall(r'"status": ?"(\w+)"', heard)) & {"processed", "delivered"}, task
 
 
 async def test_about_half_of_the_demonstrations_do_nothing_and_the_same_ones_each_time():
@@ -77,6 +80,7 @@ async def test_the_tools_that_are_named_are_enough_for_the_expert_and_fewer_are_
     named = (
         "find_user_id_by_email",
         "find_user_id_by_name_zip",
+        "get_order_details",
         "cancel_pending_order",
         "modify_pending_order_address",
     )
@@ -239,7 +243,12 @@ async def test_an_agent_that_lets_the_customer_wait_gets_nothing_also_where_noth
 
 
 def forbidden() -> Task:
-    return next(task for task in SAMPLE if task["refuse"] and len(task["actions"]) == 1)
+    """A task in which nothing may be changed."""
+    return next(
+        task
+        for task in SAMPLE
+        if task["refuse"] and not any(action["name"].startswith(WRITES) for action in task["actions"])
+    )
 
 
 async def test_saying_that_it_is_done_or_refusing_without_a_look_up_is_worth_nothing_where_nothing_may_be_changed():

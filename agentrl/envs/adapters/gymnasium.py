@@ -72,6 +72,11 @@ def _close_idle() -> None:
 class Gymnasium(Env):
     """An environment of Gymnasium, as in env=gymnasium:FrozenLake-v1; see docs/adapters.md."""
 
+    _env: Any = None
+    _seen: Any = None
+    _truncated = False
+    _cut_off = False
+
     def __init__(
         self,
         source: str,
@@ -127,18 +132,16 @@ class Gymnasium(Env):
         self._about = _describe(source, self._options)
         self._check_options()
         self.max_turns = self._about.max_steps
-        self.prompt = prompt if prompt is not None else f"{source}. Each turn is one action."
+        self.prompt = self._default_prompt() if prompt is None else prompt
         if form == "tools":
             self.tools.add(self._tool())
-        else:
-            self.prompt += f" Answer with {self._allowed} and nothing else." if prompt is None else ""
-        self._env: Any = None
-        self._seen: Any = None
         self._info: Mapping[str, Any] = {}
         self._taken: list[Any] = []
-        self._truncated = False
         self._in_use = threading.Lock()
-        self._cut_off = False
+
+    def _default_prompt(self) -> str:
+        answer = "" if self.form == "tools" else f" Answer with {self._allowed} and nothing else."
+        return f"{self.source}. Each turn is one action.{answer}"
 
     # ------------------------------------------------------------------ the episode
 

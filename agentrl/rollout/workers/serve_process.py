@@ -6,8 +6,8 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -36,7 +36,7 @@ from agentrl.rollout.engines import check_engine
 from agentrl.rollout.fleet import make_engines, wait_until_started
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.store.store import Store
-from agentrl.types import Session, Status
+from agentrl.types import Engine, Session, Status
 
 if TYPE_CHECKING:
     from agentrl.sessions.gateway.http.tls import Tls
@@ -205,9 +205,7 @@ async def serve_config(
     async with rewarded(Env, config.rewards) as make_env:
         score = partial(_score, make_env) if config.rewards else None
         with _observed(config, admin_key), Store(Path(config.store)) as store:
-            engine = make_engines(config.engine, config.fleet, WeightsConfig(), path)
-            starting = asyncio.ensure_future(wait_until_started(engine))  # failures are in the engine's health
-            try:
+            async with _starting(make_engines(config.engine, config.fleet, WeightsConfig(), path)) as engine:
                 await serve(
                     engine,
                     get_renderer(path, config.model.renderer, config.model.stop),
@@ -230,10 +228,18 @@ async def serve_config(
                     shard=shard,
                     score=score,
                 )
-            finally:
-                starting.cancel()
-                await asyncio.gather(starting, return_exceptions=True)
-                await engine.close()
+
+
+@asynccontextmanager
+async def _starting(engine: Engine) -> AsyncIterator[Engine]:
+    """Wait for an engine to start beside what is done in the meantime; its failures are in its health."""
+    starting = asyncio.ensure_future(wait_until_started(engine))
+    try:
+        yield engine
+    finally:
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await engine.close()
 
 
 async def _score(make_env: Callable[[], Env], session: Session) -> None:

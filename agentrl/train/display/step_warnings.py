@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-from agentrl.rollout.stream.health import sampling_notes, sessions_of
+from agentrl.config import RunConfig
+from agentrl.rollout.stream.health import HealthMonitor, sampling_notes, sessions_of
 from agentrl.rollout.workers.held import calls_of
 from agentrl.sessions.renderers.watch import CallWatch
+from agentrl.train.algorithms import Algorithm
+from agentrl.train.display.console import Display
 from agentrl.train.driver import minibatches
 from agentrl.types import Group
-
-if TYPE_CHECKING:
-    from agentrl.train.driver.loop import Loop
 
 APART = ("mismatch/abs_mean", "staleness/abs_mean")
 """Metrics of how far the policy is from what sampled the tokens of a run that reads them."""
@@ -20,44 +20,62 @@ NEAR = 0.5
 """Nats a token in the mean up to which a policy is near to what sampled: its ratios are mostly within the clip."""
 
 
-def of_step(loop: Loop, step: int, groups: Sequence[Group], row: Mapping[str, float]) -> Iterator[str]:
-    """Yield the warnings of a step; those that are said once are said here.
+@dataclass(frozen=True)
+class StepWarnings:
+    """The warnings of a run's steps.
 
-    Sessions that are read and not generated were looked at when the run began.
-
-    Args:
-        loop: the run's.
-        step: from 1.
-        groups: that were generated for it.
-        row: its metrics.
+    Attributes:
+        config: the run's.
+        algorithm: likewise.
+        display: says what is said once.
+        conversation_format: the policy's renderer.
+        reads: whether sessions are read and not generated; they were looked at when the run began.
+        health: looks at sessions over several steps.
     """
-    if note := minibatches.describe_updates(row, loop.config.algo):
-        loop.display.warn_once(note)
-    if loop.engine is None:
-        needs = loop.algorithm.needs
-        ratios = needs.engine and not (needs.pairs or needs.labels)
-        if ratios and (apart := max(row.get(name, 0.0) for name in APART)) > NEAR:
-            loop.display.warn_once(
-                f"the recorded tokens' log-probabilities are {apart:.2g} nats from this model's, in the mean: another "
-                "policy sampled them, and clipped ratios teach little; model=RUN/checkpoints/step-N is nearer"
+
+    config: RunConfig
+    algorithm: Algorithm
+    display: Display
+    conversation_format: str
+    reads: bool
+    health: HealthMonitor
+
+    def find(self, step: int, groups: Sequence[Group], row: Mapping[str, float]) -> Iterator[str]:
+        """Yield the warnings of a step; those that are said once are said here.
+
+        Args:
+            step: from 1.
+            groups: that were generated for it.
+            row: its metrics.
+        """
+        if note := minibatches.describe_updates(row, self.config.algo):
+            self.display.warn_once(note)
+        if self.reads:
+            needs = self.algorithm.needs
+            ratios = needs.engine and not (needs.pairs or needs.labels)
+            if ratios and (apart := max(row.get(name, 0.0) for name in APART)) > NEAR:
+                self.display.warn_once(
+                    f"the recorded tokens' log-probabilities are {apart:.2g} nats from this model's, in the mean: "
+                    "another policy sampled them, and clipped ratios teach little; "
+                    "model=RUN/checkpoints/step-N is nearer"
+                )
+            return
+        if row.get("mismatch/abs_mean", 0.0) > self.config.mismatch_bound:
+            yield (
+                f"step {step}: engine and trainer disagree: mean |Δ log-probability| "
+                f"{row['mismatch/abs_mean']:.2g} is over mismatch_bound={self.config.mismatch_bound:g}"
             )
-        return
-    if row.get("mismatch/abs_mean", 0.0) > loop.config.mismatch_bound:
-        yield (
-            f"step {step}: engine and trainer disagree: mean |Δ log-probability| "
-            f"{row['mismatch/abs_mean']:.2g} is over mismatch_bound={loop.config.mismatch_bound:g}"
-        )
-    if warning := _silence(loop, groups):
-        yield f"step {step}: {warning}"
-    for warning in loop.health.check(groups, signal=bool(row["pack/signal"])):
-        yield f"step {step}: {warning}"
-    for note in sampling_notes(sessions_of(groups), trained=True):
-        loop.display.warn_once(note)
+        if warning := _silence(self.conversation_format, groups):
+            yield f"step {step}: {warning}"
+        for warning in self.health.check(groups, signal=bool(row["pack/signal"])):
+            yield f"step {step}: {warning}"
+        for note in sampling_notes(sessions_of(groups), trained=True):
+            self.display.warn_once(note)
 
 
-def _silence(loop: Loop, groups: Sequence[Group]) -> str | None:
+def _silence(conversation_format: str, groups: Sequence[Group]) -> str | None:
     """A warning where there are tools and no call ever parses: parser and model may not fit."""
-    watch = CallWatch(loop.policy.renderer.name)
+    watch = CallWatch(conversation_format)
     for calls in map(calls_of, sessions_of(groups)):
         watch.add(calls.turns, calls.good, calls.malformed)
     return watch.warning()

@@ -30,9 +30,9 @@ from agentrl.rollout.weights.buckets import Weights
 from agentrl.rollout.workers.held import sizes_of
 from agentrl.train.algorithms import Algorithm
 from agentrl.train.algorithms.selection import chooser, select
-from agentrl.train.display import step_warnings
 from agentrl.train.display.console import Display
-from agentrl.train.driver import lost_tokens, probe, recorded_steps, resizing
+from agentrl.train.display.step_warnings import StepWarnings
+from agentrl.train.driver import lost_tokens, probe, resizing
 from agentrl.train.driver.clock import Clock
 from agentrl.train.driver.learning import Batch, Learner
 from agentrl.train.driver.recovery import Recovery, died
@@ -143,6 +143,12 @@ class Loop:
     def engine(self) -> Engine | None:
         """The policy's engine; None where groups are read."""
         return self.policy.engine
+
+    @property
+    def warnings(self) -> StepWarnings:
+        """The warnings of its steps."""
+        how, reads = (self.config, self.algorithm, self.display, self.policy.renderer.name), self.engine is None
+        return StepWarnings(*how, reads, self.health)
 
     @property
     def algorithm(self) -> Algorithm:
@@ -358,8 +364,8 @@ class Loop:
         self.display.step(row, row.get("reward/mean", 0.0) if self.engine is not None else row["loss"])
         row["time/left"] = self.display.seconds_left()
         provenance.write(self.folder.path, step, self.evidence.take())
-        self.folder.log(step, row, outcomes, digests, recorded_steps.content(step, self.state))
-        for warning in step_warnings.of_step(self, step, groups, row):
+        self.folder.log(step, row, outcomes, digests, self.state.after_step(step))
+        for warning in self.warnings.find(step, groups, row):
             self.display.warn(warning)
         return row
 

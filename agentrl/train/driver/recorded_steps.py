@@ -29,7 +29,7 @@ from agentrl.train.record.files import write_atomically
 from agentrl.train.record.recording import BY_TIME
 from agentrl.train.record.run_folder import RunFolder
 from agentrl.train.record.seals import LOSSES, STREAM, digest
-from agentrl.train.record.state import RunState, last_attempts, saved
+from agentrl.train.record.state import last_attempts, saved
 from agentrl.types import Group
 
 if TYPE_CHECKING:
@@ -62,11 +62,6 @@ class RecordedSteps:
             numbers = outcome.number, outcome.attempt, outcome.begun
             found.append(Group(outcome.group, sessions[0].task, sessions, *numbers, outcome.choice))
         return found or None
-
-
-def content(step: int, state: RunState) -> bytes:
-    """The state of the stream after a step, for `stream.json`, the last of the step's files."""
-    return orjson.dumps({"step": step, "stream": state.stream.state(), "algorithm": state.algorithm.snapshot()})
 
 
 def read(folder: RunFolder, start: int) -> RecordedSteps | None:

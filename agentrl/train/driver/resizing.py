@@ -9,24 +9,45 @@ trainer whose node is drained goes on elsewhere, where others have room for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol, TypeVar
 
 from agentrl import cluster
 from agentrl.common.concurrency import in_thread
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.overrides import read_yaml, validate
+from agentrl.train.display.console import Display
+from agentrl.train.driver.recovery import Recovery
+from agentrl.train.record.run_folder import RunFolder
 
-if TYPE_CHECKING:
-    from agentrl.train.driver.loop import Loop
-    from agentrl.train.driver.recovery import Recovery
-
+T = TypeVar("T")
 FILE = "trainer.yaml"
 CHANGEABLE = ("ranks", "tensor_parallel", "pipeline_parallel", "expert_parallel", "context_parallel", "threads")
 """Settings of a trainer that say how its processes divide the work, and not what is learned."""
+
+
+class Resizable(Protocol):
+    """What of a run's loop the exchange of its trainer takes."""
+
+    config: RunConfig
+    folder: RunFolder
+    display: Display
+    recovery: Recovery | None
+
+    def saves_after(self, step: int) -> bool:
+        """Return whether a checkpoint is due after `step` steps."""
+
+    async def save(self, step: int) -> None:
+        """Write the checkpoint after `step` steps."""
+
+    async def restart_trainer(self, done: int) -> None:
+        """Put a new trainer in the place of the old one, after the same steps."""
+
+    async def recovering(self, done: int, work: Callable[[], Awaitable[T]]) -> T:
+        """Do work that needs the trainer, again where that dies."""
 
 
 def requested(folder: Path, config: RunConfig, warn: Callable[[str], object]) -> RunConfig | None:
@@ -53,7 +74,7 @@ def requested(folder: Path, config: RunConfig, warn: Callable[[str], object]) ->
     return None if found == config.trainer else config.model_copy(update={"trainer": found})
 
 
-async def resize(loop: Loop, done: int) -> None:
+async def resize(loop: Resizable, done: int) -> None:
     """Go on with the trainer that the run's folder asks for, after so many steps; where it can't be made, with the old.
 
     Raises:
@@ -80,7 +101,7 @@ async def resize(loop: Loop, done: int) -> None:
     loop.folder.change_settings(found, done)
 
 
-async def _start_anew(loop: Loop, recovery: Recovery, done: int) -> None:
+async def _start_anew(loop: Resizable, recovery: Recovery, done: int) -> None:
     """Have the trainer go on in other processes, from a checkpoint of now; it is none of the restarts after deaths."""
     if not loop.saves_after(done):
         await loop.recovering(done, partial(loop.save, done))

@@ -13,7 +13,6 @@ from agentrl.train.display.console import Display
 from agentrl.train.display.next_try import next_try
 from agentrl.train.display.pictures import learning_curve
 from agentrl.train.driver import lost_tokens
-from agentrl.train.record import recording
 from agentrl.train.record.run_folder import Metrics
 
 
@@ -55,6 +54,8 @@ def show(config: RunConfig, result: TrainResult, tops: Collection[float], displa
     """
     before, after, rows = result.before, result.after, result.metrics
     if config.rerun:
+        from agentrl.train.record import recording  # brings torch, which a wrong word or an evaluation never needs
+
         display.say(recording.compare_weights(Path(config.rerun), result.path))
     if config.model.reasoning == "strip":
         display.say(strip.spent(rows))

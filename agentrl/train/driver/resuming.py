@@ -205,3 +205,8 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _word(name: str, settings: Mapping[str, Any]) -> str:
     """A setting as it is typed: env=calculator, not env.name=calculator."""
     return f"{name.removesuffix('.name')}={settings.get(name)}"
+
+
+def saved_steps(folder: Path) -> int:
+    """The steps of a warm start that its newest saved trainer has behind it; 0 where none is saved."""
+    return max((int(path.name) for path in folder.glob("*") if path.name.isdecimal()), default=0)

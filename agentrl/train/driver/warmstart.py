@@ -29,6 +29,7 @@ from agentrl.rollout.stream.tasks import TaskStream
 from agentrl.sessions.tree import tree
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.display.console import Display
+from agentrl.train.driver.resuming import saved_steps
 from agentrl.train.forest.packing import pack
 from agentrl.train.record.files import write_atomically
 from agentrl.train.trainers import AdapterTrainer, Trainer
@@ -179,11 +180,6 @@ def note_times(run: Path, began: float, ended: float | None) -> None:
         ended: likewise; None while it goes on.
     """
     write_atomically(run / TIMES, orjson.dumps({"began": began, "ended": ended}))
-
-
-def saved_steps(folder: Path) -> int:
-    """The steps of a warm start that its newest saved trainer has behind it; 0 where none is saved."""
-    return max((int(path.name) for path in folder.glob("*") if path.name.isdecimal()), default=0)
 
 
 def _saved(folder: Path, step: int) -> Path:

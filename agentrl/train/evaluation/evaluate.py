@@ -302,11 +302,16 @@ async def measure(
     transcripts(folder.path / "transcripts" / "eval.md", f"{config.env.name}, {label(config)}", shown)
     data = _as_json(config, split, result, groups, time.monotonic() - began)
     data |= {identity.KEY: identity.json(found), **(about or {})}
+    _write_result(folder, store, data)
+    return result, data
+
+
+def _write_result(folder: RunFolder, store: Store, data: Mapping[str, Any]) -> None:
+    """Seal what was measured, and write `result.json`."""
     content = orjson.dumps(data, option=orjson.OPT_INDENT_2) + b"\n"
     files = {name: digest((folder.path / name).read_bytes()) for name in (SETTINGS, DATA)}
     folder.seals.add(0, evaluation="ended", sessions=store.digests(), files={**files, RESULT: digest(content)})
     write_atomically(folder.path / RESULT, content)
-    return result, data
 
 
 def _keep_identity(config: RunConfig, folder: Path, found: identity.Identities, display: Display) -> None:

@@ -1,4 +1,6 @@
-"""`agentrl doctor`: what a run needs of the machines of a cluster, tried on each of them before a run.
+"""`agentrl doctor`: what a run needs of this machine, or of those of a cluster, tried before a run.
+
+Without a cluster, what this machine has and lacks is told besides (`this_machine`).
 
 A role is started on every node, as a run's parts are: by Ray, on free ports of the node's address. It says what the
 node has, reads a file that this process has written into the folder that all must share, and sends megabytes to the
@@ -31,6 +33,7 @@ from agentrl.config.sections import NAMED, Section
 from agentrl.errors import AgentRLError, ConfigError, InvalidInput, brief
 from agentrl.train.plan.gateway_probe import GatewayHost, links_of, problems_of_gateways
 from agentrl.train.plan.memory import GIB
+from agentrl.train.plan.this_machine import Feature, find_features
 
 PROBE = "probe"
 RAY = ("gcs_server", "raylet", "ray.util.client.server", "dashboard/dashboard.py", "dashboard/agent.py")
@@ -131,15 +134,18 @@ class DoctorReport:
         links: bytes each second from a node to another, by their names.
         problems: what would stop a run, or slow it for a reason that can be mended; sentences.
         sent: which images were sent where; sentences.
+        features: what this machine has and lacks, where it is the only one; what is missing stops only what needs it.
     """
 
     nodes: dict[str, Equipment] = field(default_factory=dict)
     links: dict[tuple[str, str], float] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     sent: list[str] = field(default_factory=list)
+    features: list[Feature] = field(default_factory=list)
 
     def lines(self) -> Iterator[str]:
         """Yield the report's lines."""
+        yield from map(str, self.features)
         for name, equipment in self.nodes.items():
             yield f"{name}: {equipment}"
             if equipment.ray:
@@ -161,6 +167,8 @@ def examine(config: DoctorConfig) -> DoctorReport:
         InvalidInput: the folder can't be written.
     """
     report = DoctorReport()
+    if config.cluster.name == "local":
+        report.features += find_features(config.folder)
     with cluster.opened(config.cluster, None) as opened:
         nodes = opened.nodes()
         report.problems += [f"{node.name} does not answer" for node in nodes if not node.alive]

@@ -50,8 +50,7 @@ from agentrl.envs.data.identity import Identities
 from agentrl.errors import AgentRLError, Blame, ConfigError, StoreError
 from agentrl.rollout.stream.outcomes import GroupOutcome
 from agentrl.train.driver import resuming
-from agentrl.train.driver.resuming import step_of
-from agentrl.train.driver.warmstart import saved_steps
+from agentrl.train.driver.resuming import saved_steps, step_of
 from agentrl.train.record import kept_code, ledger, manifest, provenance, ratings, records, seals, trainer_logprobs
 from agentrl.train.record.data_identity import STARTS
 from agentrl.train.record.files import append, keep_lines, remove, write_atomically

@@ -55,6 +55,10 @@ class RunState:
 
         return write
 
+    def after_step(self, step: int) -> bytes:
+        """The state of stream and algorithm after a step, for `stream.json`, the last of the step's files."""
+        return orjson.dumps({"step": step, "stream": self.stream.state(), "algorithm": self.algorithm.snapshot()})
+
     def restore(self, path: Path) -> None:
         """Load a checkpoint.
 

@@ -20,10 +20,11 @@ from agentrl.config.data import DataConfig
 from agentrl.errors import ConfigError
 from agentrl.rollout.sources.files import read_conversations
 from agentrl.rollout.sources.trees import TreeWriter
+from agentrl.rollout.stream.health import HealthMonitor
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.store.store import Store
 from agentrl.train.algorithms import make_algorithm
-from agentrl.train.display import step_warnings
+from agentrl.train.display.step_warnings import StepWarnings
 from agentrl.train.driver import api
 from agentrl.train.record.verify.run_checks import verify
 
@@ -143,8 +144,8 @@ def test_a_model_far_from_what_sampled_the_recorded_tokens_is_told(apart: float,
     """A run on `model/`, which the recorded run's warm start had left far behind, taught nothing and said nothing."""
     said: list[str] = []
     config = RunConfig(env=EnvConfig(name="data"))
-    display = SimpleNamespace(warn_once=said.append)
-    loop = SimpleNamespace(engine=None, algorithm=make_algorithm(config.algo), config=config, display=display)
+    display: Any = SimpleNamespace(warn_once=said.append)
+    warnings = StepWarnings(config, make_algorithm(config.algo), display, "chatml", True, HealthMonitor())
     row = {"mismatch/abs_mean": 0.0, "staleness/abs_mean": apart}
-    assert list(step_warnings.of_step(loop, 1, [], row)) == []  # type: ignore[arg-type]
+    assert list(warnings.find(1, [], row)) == []
     assert any("7 nats from this model's" in line for line in said) == told

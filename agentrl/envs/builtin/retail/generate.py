@@ -113,6 +113,8 @@ class _Maker:
     def task(self, user: Record, level: int) -> dict[str, Any]:
         """The data of a task."""
         first, second = (self.database.orders[each] for each in user["orders"])
+        orders = [_call("get_order_details", order_id=each) for each in user["orders"]]
+        lookups = orders[:1] if level == 1 else [_call("get_user_details", user_id=user["user_id"]), *orders]
         if level == 1:
             requests = [self._first(user, first, named=True)]
         elif level == 2:
@@ -137,6 +139,7 @@ class _Maker:
             },
             "actions": [
                 _call(f"find_user_id_by_{kind}", **identify),
+                *lookups,
                 *(call for _, calls, _ in requests for call in calls),
             ],
             "communicate": [words for _, _, said in requests for words in said],
@@ -195,8 +198,9 @@ class _Maker:
             new_item_ids=[new["item_id"]],
             payment_method_id=method["id"],
         )
+        variants = _call("get_product_details", product_id=item["product_id"])
         paid = f"Use the {SOURCES[method['source']]} of the order for the price difference."
-        return f"You want to exchange the {item['name']} for one with {wanted}. {paid}", [call], []
+        return f"You want to exchange the {item['name']} for one with {wanted}. {paid}", [variants, call], []
 
     def _forbidden(self, user: Record, order: Record, named: bool) -> Request:
         return f"You also want to cancel the order with the {order['items'][0]['name']}, which was delivered.", [], []
@@ -204,11 +208,11 @@ class _Maker:
     def _question(self) -> Request:
         product = self.rng.choice(list(self.database.products.values()))
         offered = [each for each in product["variants"].values() if each["available"]]
-        call = _call("get_product_details", product_id=product["product_id"])
+        calls = [_call("list_all_product_types"), _call("get_product_details", product_id=product["product_id"])]
         # a price, not how many there are: that is right by chance
         word, price = self.rng.choice((("cheapest", min), ("most expensive", max)))
         words = f"You also want to know what the {word} available {product['name']} costs."
-        return words, [call], [f"{price(each['price'] for each in offered):.2f}"]
+        return words, calls, [f"{price(each['price'] for each in offered):.2f}"]
 
 
 def _call(name: str, **arguments: Any) -> dict[str, Any]:
