@@ -18,7 +18,7 @@ from agentrl.config.data import DataConfig
 from agentrl.envs.data.dataset import Dataset
 from agentrl.envs.data.splits import divide
 from agentrl.errors import ConfigError
-from agentrl.rollout.sources.columns import choose_columns, read_example
+from agentrl.rollout.sources.columns import ColumnChoice, choose_columns, read_example
 from agentrl.rollout.sources.files import as_setting
 from agentrl.rollout.sources.messages import Example, MessageReader
 from agentrl.rollout.sources.pairs import choose_compared, read_compared
@@ -175,6 +175,11 @@ class JudgedRows:
     writer: TreeWriter | None = None
     _by_task: dict[str, list[JudgedRow]] = field(default_factory=dict)
 
+    def note(self, text: str) -> None:
+        """Add a line that is told, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
     def messages(self) -> Iterator[Example]:
         """A conversation of each row, such as a tokenizer is made from."""
         return (row.shown for groups in self.groups.values() for group in groups for row in group)
@@ -223,7 +228,7 @@ class JudgedRows:
         for message in first.messages:
             text = " ".join(message.text.split())
             yield f"data:    {message.role}: {text[:120]}{'…' if len(text) > 120 else ''}"
-        yield from (f"data: {note}" for note in dict.fromkeys(self.notes))
+        yield from (f"data: {note}" for note in self.notes)
         for split, counts in self.counts.items():
             yield (
                 f"data: {split}: {self.rows[split]:,} rows with {len(self.tasks[split]):,} first messages, "
@@ -266,7 +271,8 @@ def read_judged(config: DataConfig, read: ReadRow, found: JudgedRows) -> JudgedR
     tasks = [Task(id=place) for place in by_place]
     for split in ("train", "eval"):
         chosen = divide(tasks, split, lambda task: prefix_key(by_place[task.id][0].shown), f"data={config.name}")
-        found.notes += chosen.notes
+        for note in chosen.notes:
+            found.note(note)
         found.groups[split] = [by_place[task.id] for task in chosen]
     return found
 
@@ -287,12 +293,15 @@ def read_pairs(config: DataConfig) -> JudgedRows:
     found = JudgedRows(config, "pairs of a chosen and a rejected conversation")
 
     own = config.model_copy(update={"columns": {k: v for k, v in config.columns.items() if k != MARGIN}})
+    choices: dict[frozenset[str], ColumnChoice] = {}
 
     def read(row: Mapping[str, Any], place: str) -> list[PairRow]:
-        columns = choose_compared(row, own, place, "pairs")
+        kind = frozenset(name for name, value in row.items() if value is not None)
+        if (columns := choices.get(kind)) is None:
+            columns = choices[kind] = choose_compared(row, own, place, "pairs")
         replies = [replace(each, trained=()) for each in read_compared(row, columns, own, place, reader)]
         margin = _number(row[MARGIN], MARGIN, config, place) if row.get(MARGIN) is not None else 0.0
-        found.notes.append(f"{columns}" + (f", {MARGIN} = {MARGIN!r}" if margin else ""))
+        found.note(f"{columns}" + (f", {MARGIN} = {MARGIN!r}" if margin else ""))
         ranked = sorted(replies, key=lambda each: -(each.reward or 0.0))
         pairs = combinations(ranked, 2)
         return [PairRow(one, other, margin) for one, other in pairs if one.reward != other.reward]
@@ -315,7 +324,7 @@ def read_scored(config: DataConfig, kind: Literal["score", "label"], classes: Se
         if not names:
             raise ConfigError(f"data={config.name}: {place} has no {kind}: data.columns.{kind}=COLUMN names it")
         value, rest = row[names[0]], {name: each for name, each in row.items() if name not in names}
-        found.notes.append(f"{kind} = {names[0]!r}" + (f", of {', '.join(classes)}" if classes else ""))
+        found.note(f"{kind} = {names[0]!r}" + (f", of {', '.join(classes)}" if classes else ""))
         example = read_example(rest, choose_columns(rest, own, place), own, place, reader)
         if kind == "score":
             return [ScoredRow(replace(example, trained=()), _number(value, kind, config, place), kind)]

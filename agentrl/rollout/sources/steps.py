@@ -129,7 +129,7 @@ def read_steps(config: DataConfig, classes: Sequence[str], separator: str) -> Ju
         prompt, steps, format_name = _parsed(row, classes, where)
         if not steps:
             raise ConfigError(f"{where} has no steps")
-        found.notes.append(f"steps as {format_name} has them; labels are of {', '.join(classes)}")
+        found.note(f"steps as {format_name} has them; labels are of {', '.join(classes)}")
         plain = config.strings == "plain"
         rows = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         try:
