@@ -117,7 +117,7 @@ def learn_reward(start: str, folder: Path, *, pairs: int, steps: int, seed: int)
 
 def imitate(folder: Path, seed: int) -> str:
     """A model that has imitated the demonstrator, so that its turns end."""
-    settings = COMMON | WARM_START | {"steps": 1, "checkpoint_every": 1}
+    settings = COMMON | WARM_START | {"steps": 1, "checkpoint_every": 1, "eval.tasks": 4}
     agentrl.train(HiddenDigits, seed=seed, run_dir=str(folder / "start"), display=quiet(), **settings)
     return str(folder / "start" / "checkpoints" / "step-000000")
 
