@@ -63,6 +63,8 @@ class HiddenDigits(Env):
         return answer(random.Random(f"demonstration {self.n}"), LENGTH)
 
 
+KL = 0.05
+"""Weight of the divergence from the policy before: it holds a policy to what the reward model has seen."""
 GAP = 0.3
 """By how much the true rewards of a pair differ at least."""
 
@@ -115,7 +117,7 @@ def learn_reward(start: str, folder: Path, *, pairs: int, steps: int, seed: int)
 
 def imitate(folder: Path, seed: int) -> str:
     """A model that has imitated the demonstrator, so that its turns end."""
-    settings = COMMON | WARM_START | {"steps": 1, "checkpoint_every": 1}
+    settings = COMMON | WARM_START | {"steps": 1, "checkpoint_every": 1, "eval.tasks": 4}
     agentrl.train(HiddenDigits, seed=seed, run_dir=str(folder / "start"), display=quiet(), **settings)
     return str(folder / "start" / "checkpoints" / "step-000000")
 
@@ -123,6 +125,7 @@ def imitate(folder: Path, seed: int) -> str:
 def reinforce(algo: str, start: str, reward: Path, folder: Path, *, steps: int, seed: int) -> tuple[float, float]:
     """Train a policy against the learned reward alone; its true reward on held-out tasks before and after."""
     own = {"rewards.learned": "reward_model", "rewards.learned.model": str(reward), "rewards.learned.squash": True}
+    own |= {"algo.kl_coef": KL}
     settings = {**COMMON, "steps": steps, "model": start, "warm_start.steps": 0, "algo": algo, **own}
     run = agentrl.train(HiddenDigits, seed=seed, run_dir=str(folder / algo), display=quiet(), **settings)
     assert run.before is not None

@@ -20,6 +20,7 @@ from agentrl.rollout.sources.runs import read_run
 from agentrl.sessions.store.store import Store
 from agentrl.train.algorithms import algorithm_settings, make_algorithm
 from agentrl.train.algorithms.objective import Meter, empty_sums
+from agentrl.train.algorithms.scores import STEP_TARGET, TARGET
 from agentrl.train.forest.forest import sequence_count, token_counts
 from agentrl.train.forest.packing import pack_credited
 from agentrl.train.trainers import check_trainer, make_trainer
@@ -28,6 +29,8 @@ from agentrl.train.trainers.megatron.settings import MegatronConfig
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Group, Session
+from agentrl.types.branches import outcome
+from tests.train.forked import random_segment, session_of
 from tests.train.trees import VOCABULARY, as_group, environment_node, linear_session, sampled_node
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -171,6 +174,18 @@ def test_recorded_groups_are_compared_by_reward_at_the_ends_of_their_paths(tmp_p
         assert len(credit.pairs) == count
         assert sum(pair.weight for pair in credit.pairs) == pytest.approx(1.0)
         assert (credit.pairs[0].chosen[0][-1], credit.pairs[0].rejected[0][-1]) in {("1", "0"), ("1", "2")}
+
+
+def test_a_recorded_score_counts_step_rewards_and_is_that_of_the_path_where_sessions_fork() -> None:
+    session = linear_session("s", [8], [[9], [10]], reward=1.0)
+    session.nodes[1].reward, last = 0.25, session.nodes[-1]
+    assert TARGET.fill(session, last) == session.score == 1.25
+    assert STEP_TARGET.fill(session, session.nodes[1]) == 0.25
+    made = (session_of("f", random_segment(random.Random(seed), 2, rewards=True), [8, 9, 10]) for seed in range(99))
+    forked = next(session for session in made if session.branches)
+    for path in forked.stored_paths():
+        steps = sum(forked.original(node).reward or 0.0 for node in path)
+        assert TARGET.fill(forked, path[-1]) == pytest.approx(outcome(forked, path[-1].id) + steps)
 
 
 def test_settings_that_do_not_go_together_and_trainers_without_a_head_are_refused_by_name() -> None:

@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import Any, Literal, Protocol
 
 from agentrl.config.data import DataConfig
@@ -60,8 +61,8 @@ class JudgedRow(Protocol):
         ...
 
 
-ReadRow = Callable[[Mapping[str, Any], str], JudgedRow]
-"""Reads a row, with its place in words."""
+ReadRow = Callable[[Mapping[str, Any], str], Sequence[JudgedRow]]
+"""Reads a row of a file, with its place in words: one judged row, or several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +175,11 @@ class JudgedRows:
     writer: TreeWriter | None = None
     _by_task: dict[str, list[JudgedRow]] = field(default_factory=dict)
 
+    def note(self, text: str) -> None:
+        """Add a line that is told, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
     def messages(self) -> Iterator[Example]:
         """A conversation of each row, such as a tokenizer is made from."""
         return (row.shown for groups in self.groups.values() for group in groups for row in group)
@@ -222,7 +228,7 @@ class JudgedRows:
         for message in first.messages:
             text = " ".join(message.text.split())
             yield f"data:    {message.role}: {text[:120]}{'…' if len(text) > 120 else ''}"
-        yield from (f"data: {note}" for note in dict.fromkeys(self.notes))
+        yield from (f"data: {note}" for note in self.notes)
         for split, counts in self.counts.items():
             yield (
                 f"data: {split}: {self.rows[split]:,} rows with {len(self.tasks[split]):,} first messages, "
@@ -253,7 +259,7 @@ def read_judged(config: DataConfig, read: ReadRow, found: JudgedRows) -> JudgedR
         dataset = Dataset(path, columns=config.columns, where=config.where, config=config.config)
         each = dataset.every_row() if split is None else dataset.rows(split)
         while (row := as_setting(lambda: next(each, None))) is not None:
-            yield read(row[1], row[0])
+            yield from read(row[1], row[0])
 
     if config.held_out is not None:
         found.groups = {"train": _gather(rows(config.name, None)), "eval": _gather(rows(config.held_out, None))}
@@ -265,7 +271,8 @@ def read_judged(config: DataConfig, read: ReadRow, found: JudgedRows) -> JudgedR
     tasks = [Task(id=place) for place in by_place]
     for split in ("train", "eval"):
         chosen = divide(tasks, split, lambda task: prefix_key(by_place[task.id][0].shown), f"data={config.name}")
-        found.notes += chosen.notes
+        for note in chosen.notes:
+            found.note(note)
         found.groups[split] = [by_place[task.id] for task in chosen]
     return found
 
@@ -278,24 +285,26 @@ def _gather(rows: Iterator[JudgedRow]) -> list[list[JudgedRow]]:
 
 
 def read_pairs(config: DataConfig) -> JudgedRows:
-    """Read rows with a better and a worse conversation, and a `margin` where there is one."""
+    """Read rows with a better and a worse conversation, and a `margin` where there is one.
+
+    Of several replies with scores each two of different scores are a pair.
+    """
     reader = MessageReader()
     found = JudgedRows(config, "pairs of a chosen and a rejected conversation")
 
+    own = config.model_copy(update={"columns": {k: v for k, v in config.columns.items() if k != MARGIN}})
     choices: dict[frozenset[str], ColumnChoice] = {}
 
-    def read(row: Mapping[str, Any], place: str) -> PairRow:
+    def read(row: Mapping[str, Any], place: str) -> list[PairRow]:
         kind = frozenset(name for name, value in row.items() if value is not None)
-        if (taken := choices.get(kind)) is None:
-            taken = choices[kind] = choose_compared(row, config, place, "pairs")
-        replies = read_compared(row, taken, config, place, reader)
-        best, worst = (choose(replies, key=lambda each: each.reward or 0.0) for choose in (max, min))
-        if len(replies) > 2:
-            found.notes.append("of several replies to a prompt the best and the worst are compared")
-        margin = _number(row["margin"], "margin", config, place) if row.get("margin") is not None else 0.0
-        if margin:
-            found.notes.append("margins are in the column 'margin'")
-        return PairRow(replace(best, trained=()), replace(worst, trained=()), margin)
+        if (columns := choices.get(kind)) is None:
+            columns = choices[kind] = choose_compared(row, own, place, "pairs")
+        replies = [replace(each, trained=()) for each in read_compared(row, columns, own, place, reader)]
+        margin = _number(row[MARGIN], MARGIN, config, place) if row.get(MARGIN) is not None else 0.0
+        found.note(f"{columns}" + (f", {MARGIN} = {MARGIN!r}" if margin else ""))
+        ranked = sorted(replies, key=lambda each: -(each.reward or 0.0))
+        pairs = combinations(ranked, 2)
+        return [PairRow(one, other, margin) for one, other in pairs if one.reward != other.reward]
 
     return read_judged(config, read, found)
 
@@ -310,17 +319,17 @@ def read_scored(config: DataConfig, kind: Literal["score", "label"], classes: Se
     own = config.model_copy(update={"columns": {k: v for k, v in config.columns.items() if k not in JUDGEMENTS}})
     found = JudgedRows(config, f"conversations with a {kind}")
 
-    def read(row: Mapping[str, Any], place: str) -> ScoredRow:
+    def read(row: Mapping[str, Any], place: str) -> list[ScoredRow]:
         names = [name for name in (kind, *JUDGEMENTS[kind]) if row.get(name) is not None]
         if not names:
             raise ConfigError(f"data={config.name}: {place} has no {kind}: data.columns.{kind}=COLUMN names it")
         value, rest = row[names[0]], {name: each for name, each in row.items() if name not in names}
-        found.notes.append(f"{kind} = {names[0]!r}" + (f", of {', '.join(classes)}" if classes else ""))
+        found.note(f"{kind} = {names[0]!r}" + (f", of {', '.join(classes)}" if classes else ""))
         example = read_example(rest, choose_columns(rest, own, place), own, place, reader)
         if kind == "score":
-            return ScoredRow(replace(example, trained=()), _number(value, kind, config, place), kind)
+            return [ScoredRow(replace(example, trained=()), _number(value, kind, config, place), kind)]
         number = class_of(value, classes, f"data={config.name}: {place}")
-        return ScoredRow(replace(example, trained=()), float(number), kind)
+        return [ScoredRow(replace(example, trained=()), float(number), kind)]
 
     return read_judged(config, read, found)
 

@@ -124,16 +124,16 @@ def read_steps(config: DataConfig, classes: Sequence[str], separator: str) -> Ju
     reader = MessageReader()
     found = JudgedRows(config, f"solutions with labelled steps, {separator!r} behind each")
 
-    def read(row: Mapping[str, Any], place: str) -> StepRow:
+    def read(row: Mapping[str, Any], place: str) -> list[StepRow]:
         where = f"data={config.name}: {place}"
         prompt, steps, format_name = _parsed(row, classes, where)
         if not steps:
             raise ConfigError(f"{where} has no steps")
-        found.notes.append(f"steps as {format_name} has them; labels are of {', '.join(classes)}")
+        found.note(f"steps as {format_name} has them; labels are of {', '.join(classes)}")
         plain = config.strings == "plain"
         rows = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         try:
-            return StepRow(reader.example(place, rows, plain=plain), tuple(steps), separator, plain)
+            return [StepRow(reader.example(place, rows, plain=plain), tuple(steps), separator, plain)]
         except ValueError as error:
             raise ConfigError(f"{where}: {error}") from None
 

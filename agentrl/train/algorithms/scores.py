@@ -15,20 +15,33 @@ from agentrl.train.algorithms.credit import Credit, NodeAdvantage, NodeKey, Pair
 from agentrl.train.algorithms.fields import ForestField
 from agentrl.train.algorithms.pairs import sequence_keys
 from agentrl.types import Group, Node, Session
+from agentrl.types.branches import outcome
 
 
-def _target(session: Session, node: Node) -> float:
-    if node.reward is not None:
-        return node.reward
-    return session.score or 0.0
+def _score(session: Session, node: Node) -> float:
+    """The score of a session; of one with forks, that of the path to the node."""
+    if not session.branches:
+        return session.score or 0.0
+    total, at = outcome(session, node.id), node
+    while True:
+        total += session.original(at).reward or 0.0
+        if at.parent is None:
+            return total
+        at = session.nodes[at.parent]
+
+
+def _label(session: Session, node: Node) -> float:
+    return node.reward or 0.0
 
 
 def _margin(session: Session, node: Node) -> float:
     return float(session.info.get(MARGIN) or 0.0)
 
 
-TARGET = ForestField("target", _target, scope="node", apart=True)
-"""The score, or the number of the class, that a token is to have."""
+TARGET = ForestField("target", _score, scope="node", apart=True)
+"""The score, or the number of the class, that the end of a path is to have."""
+STEP_TARGET = ForestField(TARGET.name, _label, scope="node", apart=True)
+"""The number of the class that the end of a step is to have."""
 MARGINS = ForestField("margin", _margin, scope="session", apart=True)
 """By how much the better side of a pair is to win."""
 

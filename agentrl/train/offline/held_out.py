@@ -59,7 +59,7 @@ async def measure(
 
 def compares(algorithm: Algorithm) -> bool:
     """Return whether an algorithm learns from pairs or labels, so that a margin is measured."""
-    return (algorithm.needs.pairs or algorithm.needs.labels) and algorithm.needs.head is None
+    return algorithm.needs.head is None and (algorithm.needs.pairs or algorithm.needs.labels)
 
 
 def read_groups(data: SessionData, tasks: Sequence[Task]) -> list[Group]:

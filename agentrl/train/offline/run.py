@@ -59,10 +59,11 @@ def read_data(config: RunConfig) -> ReadData:
     """
     assert config.data is not None
     algorithm = make_algorithm(config.algo)
-    needs, head = algorithm.needs, algorithm.needs.head
+    needs = algorithm.needs
     if not is_run(config.data.name):
-        kind: Compared | None = "pairs" if needs.pairs else "labels" if needs.labels else None
-        return algorithm.read_rows(config.data) or read_conversations(config.data, kind)
+        compared: Compared | None = "pairs" if needs.pairs else "labels" if needs.labels else None
+        return algorithm.read_rows(config.data) or read_conversations(config.data, compared)
+    head = needs.head
     if head is not None and head.classes:
         raise ConfigError(
             f"data={config.data.name}: algo={config.algo.name} learns {', '.join(head.labels)}, and recorded sessions "

@@ -65,7 +65,8 @@ async def measure_scores(
     measured = held_out.summarize(tasks, sums)
     more = {"accuracy": fmean(whole.right)} if whole.right else {}
     more |= {"margin": fmean(whole.margins)} if whole.margins else {}
-    return replace(measured, metrics={**measured.metrics, **more})
+    *loss, (count, tokens) = measured.metrics.items()
+    return replace(measured, metrics={**dict(loss), **more, count: tokens})
 
 
 def _judge(trainer: Computing, algorithm: Algorithm, groups: Sequence[Group], token_budget: int) -> Judged:

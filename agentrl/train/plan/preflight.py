@@ -15,6 +15,7 @@ from agentrl.envs.base import Env, has_critic_view
 from agentrl.envs.data.hub import is_hub
 from agentrl.envs.data.mixture import Mixture
 from agentrl.envs.registry import make
+from agentrl.envs.rewards import REWARDS
 from agentrl.errors import ConfigError, EnvError, nearest, unknown_name
 from agentrl.models import KNOWN, resolve
 from agentrl.models.registry import TINY
@@ -158,9 +159,14 @@ def check_evaluation(config: RunConfig) -> None:
 
 
 def _check_resident(config: RunConfig) -> None:
-    """Refuse several copies of a reward's model on a device."""
+    """Refuse rewards whose models are not there, and several copies of one on a device."""
     cluster = config.cluster
     names = [name for name, each in config.rewards.items() if each.resident]
+    for name in names:
+        try:
+            REWARDS.find(config.rewards[name].name).memory(config.rewards[name])
+        except ConfigError as error:
+            raise ConfigError(f"rewards.{name}: {error}") from None
     if not names or cluster.resources.rewards.gpus:  # each worker has GPUs of its own
         return
     if cluster.rewards > 1 or (cluster.environments and not cluster.rewards):

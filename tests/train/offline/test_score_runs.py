@@ -190,7 +190,7 @@ def test_pairs_of_one_prompt_lie_in_one_group_and_what_can_not_be_compared_is_to
     said = "\n".join(found.lines())
     assert "the same on both sides: left out; the first: pairs.jsonl, row 3" in said
     assert "too long: left out; the first: pairs.jsonl, row 4" in said
-    assert "margins are in the column 'margin'" in said
+    assert "(as TRL has them), margin = 'margin'" in said
 
 
 def test_scores_and_labels_are_read_by_their_columns(tmp_path: Path, tokenizer_folder: Path) -> None:

@@ -61,9 +61,9 @@ class StepLabelling(Algorithm):
     @property
     def fields(self) -> tuple[ForestField, ...]:
         """The labels."""
-        from agentrl.train.algorithms.scores import TARGET
+        from agentrl.train.algorithms.scores import STEP_TARGET
 
-        return (TARGET,)
+        return (STEP_TARGET,)
 
     def read_rows(self, config: DataConfig) -> JudgedRows:
         """Solutions with labelled steps."""
