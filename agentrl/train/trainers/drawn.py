@@ -27,11 +27,31 @@ NEVER = -1e30
 """The logit of what can't be drawn: finite, so that 0 * logit is 0."""
 
 
-class Changed(NamedTuple):
-    """Logits that penalties and bias have changed, and their derivative by what they were; None where it is 1."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the vocabulary: `size` tokens from `first` on, or those `columns` of them, ascending."""
 
-    logits: Tensor
-    slope: Tensor | None
+    first: int
+    size: int
+    columns: Tensor | None = None
+
+    def find(self, token: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens' places in the part, 0 where they are not in it, and whether they are."""
+        local = token.long() - self.first
+        if self.columns is None:
+            inside = (local >= 0) & (local < self.size)
+            return local.where(inside, 0), inside
+        place = torch.searchsorted(self.columns, local).clamp_(max=len(self.columns) - 1)
+        inside = self.columns[place] == local
+        return place.where(inside, 0), inside
+
+
+class Slopes(NamedTuple):
+    """Where logits are multiplied by a penalty, and the derivative there: [N] each; it is 1 elsewhere."""
+
+    row: Tensor
+    place: Tensor
+    slope: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,49 +86,67 @@ class Drawn:
             None if bias is None else bias[at],
         )
 
-    def change(self, logits: Tensor, first: int = 0) -> Changed:
-        """Apply penalties and bias.
+    def change(self, logits: Tensor, part: Part) -> tuple[Tensor, Slopes | None]:
+        """Apply penalties and bias, in place where no gradient is wanted.
 
         Args:
-            logits: [P, V], at temperature 1, float32; of the tokens from `first` on.
-            first: the first token of this rank's part of the vocabulary.
+            logits: [P, V], at temperature 1, float32, of a part of the vocabulary.
+            part: which part that is.
         """
-        slope = None
+        slopes, put = None, Tensor.index_put if torch.is_grad_enabled() else Tensor.index_put_
         if self.before is not None and self.penalties is not None:
             row, token = self.before.pairs()
             repetition, presence, frequency, own = self.penalties.to(logits).unbind(1)
-            place = torch.arange(len(row), device=row.device)
-            last = self.before.length.cumsum(0)[row]
-            of_turn = place >= last - own.long()[row]
-            row, token, of_turn = _inside(row, token.long() - first, logits.shape[1], of_turn)
-            seen = torch.zeros_like(logits, dtype=torch.bool)
-            seen[row, token] = True
-            penalty = repetition[:, None]
-            slope = torch.where(seen, torch.where(logits > 0, 1 / penalty, penalty), 1.0)
-            logits = logits * slope.detach()
-            count = torch.zeros_like(slope)
-            count.index_put_((row[of_turn], token[of_turn]), count.new_ones(()), accumulate=True)
-            logits = logits - frequency[:, None] * count - presence[:, None] * (count > 0)
+            first_own = self.before.length.cumsum(0) - own.long()
+            of_turn = torch.arange(len(row), device=row.device) >= first_own[row]
+            place, inside = part.find(token)
+            key, index = torch.unique((row * logits.shape[1] + place)[inside], return_inverse=True)
+            count = torch.zeros(len(key), device=key.device).index_add_(0, index, of_turn[inside].float())
+            row, place = key // logits.shape[1], key % logits.shape[1]
+            found = logits[row, place]
+            slope = torch.where(found.detach() > 0, 1 / repetition[row], repetition[row])
+            added = frequency[row] * count + presence[row] * (count > 0)
+            logits, slopes = put(logits, (row, place), found * slope - added), Slopes(row, place, slope)
         if self.bias is not None:
             row, entry = self.bias.pairs()
-            row, token, value = _inside(row, entry[:, 0].long() - first, logits.shape[1], entry[:, 1])
-            logits = logits.index_put((row, token), value.to(logits), accumulate=True)
-        return Changed(logits, slope)
+            place, inside = part.find(entry[:, 0])
+            logits = put(logits, (row[inside], place[inside]), entry[inside, 1].to(logits), accumulate=True)
+        return logits, slopes
 
-    def hidden(self, vocabulary: int, first: int = 0) -> Tensor:
-        """The tokens that are not in the kept set: bool [P, V], of the `vocabulary` tokens from `first` on."""
+    def hide(self, logits: Tensor, part: Part) -> Tensor:
+        """Logits in which what is not in the kept sets is `NEVER`, in place where no gradient is wanted."""
         row, entry = self.kept.pairs()
         excluded = entry < 0
+        place, inside = part.find(torch.where(excluded, -1 - entry, entry))
         listed = torch.zeros(len(self.kept), dtype=torch.bool, device=row.device)
         listed[row[~excluded]] = True
-        hidden = listed[:, None].expand(-1, vocabulary).clone()
-        token = torch.where(excluded, -1 - entry, entry).long() - first
-        row, token, value = _inside(row, token, vocabulary, excluded)
-        hidden[row, token] = value
-        return hidden
+        kept, left_out = inside & ~excluded, inside & excluded
+        if torch.is_grad_enabled():
+            hidden = listed[:, None].expand_as(logits).clone()
+            hidden[row[inside], place[inside]] = excluded[inside]
+            return logits.masked_fill(hidden, NEVER)
+        found = logits[row[kept], place[kept]]
+        logits.index_fill_(0, listed.nonzero()[:, 0], NEVER)
+        logits[row[kept], place[kept]] = found
+        logits[row[left_out], place[left_out]] = NEVER
+        return logits
+
+    def part(self, first: int, size: int) -> Part:
+        """The part of the vocabulary that these rows need of `size` tokens from `first` on.
+
+        Where each row has a list of kept ids, that is the tokens of all lists; else all of them.
+        """
+        entry = self.kept.values
+        ids = [entry[start : start + length] for start, length in _spans(self.kept)]
+        if not ids or bool((self.kept.length == 0).any()) or any(bool(each[0] < 0) for each in ids):
+            return Part(first, size)
+        local = torch.unique(torch.cat(ids)).long() - first
+        columns = local[(local >= 0) & (local < size)]
+        if 2 * len(columns) > size:
+            return Part(first, size)
+        return Part(first, size, columns if len(columns) else columns.new_zeros(1))
 
 
-def _inside(row: Tensor, token: Tensor, size: int, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The entries whose token is in this rank's part."""
-    inside = (token >= 0) & (token < size)
-    return row[inside], token[inside], value[inside]
+def _spans(column: SharedColumn) -> list[tuple[int, int]]:
+    """The distinct lists of a column."""
+    return sorted({pair for pair in zip(column.start.tolist(), column.length.tolist(), strict=True) if pair[1]})

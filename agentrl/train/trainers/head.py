@@ -7,7 +7,8 @@ memory is bounded by one chunk and not by rows times vocabulary. A head that is 
 bias, autograd does both for each chunk.
 
 A row whose target was not drawn from the whole vocabulary has its log-probability and entropy over the set that it was
-drawn from, of logits that penalties and a bias have changed (`Drawn`); rows without cost nothing of it.
+drawn from, of logits that penalties and a bias have changed (`Drawn`); rows without cost nothing of it. Where all rows
+of a chunk have short sets, only these tokens' logits are computed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from agentrl.train.forest.forest import Rows
-from agentrl.train.trainers.drawn import NEVER, Drawn
+from agentrl.train.trainers.drawn import NEVER, Drawn, Part, Slopes
 
 CHUNK_ELEMENTS = 1 << 24
 """Logits of one chunk: 64 MB in float32, several times that with what softmax keeps."""
@@ -91,9 +92,9 @@ def token_logps(
     size = max(1, (chunk_elements or chunk_on(hidden.device)) // vocabulary)
     states = hidden.index_select(0, rows.predictor)
     drawn = Drawn.of(rows)
-    if len(rows) <= size:
-        return _chunk(head, shape, states, rows.token_ids, rows.temperature, drawn)
     precision = _precision(head, states)
+    if len(rows) <= size and (drawn is None or precision is None):
+        return _chunk(head, shape, states, rows.token_ids, rows.temperature, drawn)
     if precision is not None:
         weight = cast(Tensor, head.weight)
         with torch.autocast(states.device.type, enabled=False):
@@ -141,11 +142,11 @@ def _chunk(
     head: nn.Module, shape: Logits, states: Tensor, targets: Tensor, temperature: Tensor, drawn: Drawn | None
 ) -> tuple[Tensor, Tensor]:
     logits = shape(head(states))
-    if drawn is not None:
-        logits = drawn.change(logits).logits
-    logits = logits / temperature[:, None]
-    if drawn is not None:
-        logits = logits.masked_fill(drawn.hidden(logits.shape[1]), NEVER)
+    if drawn is None:
+        logits = logits / temperature[:, None]
+    else:
+        part = Part(0, logits.shape[1])
+        logits = drawn.hide(drawn.change(logits, part)[0] / temperature[:, None], part)
     logps = torch.log_softmax(logits, -1)
     entropy = -(logps.exp() * logps).sum(-1)
     return logps.gather(1, targets[:, None]).squeeze(1), entropy
@@ -219,12 +220,16 @@ class _Head(torch.autograd.Function):
         logp, entropy, normaliser = (states.new_zeros(len(targets), dtype=torch.float32) for _ in range(3))
         kept, matrix = None, weight.to(states.dtype)
         for at in _chunks(len(targets), rows):
-            logits = _logits(states[at], matrix, temperature[at], real, shape)
             if drawn is not None:
-                logits, _ = _narrow(logits, drawn[at], temperature[at], first, real)
-            elif len(targets) <= rows:
-                kept = logits.clone()
-            logp[at], entropy[at], normaliser[at] = _reduce(logits, targets[at] - first, group)
+                own = drawn[at]
+                part = own.part(first, weight.shape[0])
+                logits, _, _ = _narrowed(own, part, states[at], matrix, temperature[at], real, shape)
+            else:
+                part = Part(first, weight.shape[0])
+                logits = _logits(states[at], matrix, temperature[at], real, shape)
+                if len(targets) <= rows:
+                    kept = logits.clone()
+            logp[at], entropy[at], normaliser[at] = _reduce(logits, *_found(part, targets[at]), group)
         ctx.save_for_backward(states, weight, targets, temperature, entropy, normaliser, kept)
         ctx.place = first, real, rows, shape, drawn
         return logp, entropy
@@ -236,26 +241,34 @@ class _Head(torch.autograd.Function):
         states_grad, matrix = torch.zeros_like(states), weight.to(states.dtype)
         weight_grad = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         for at in _chunks(len(targets), rows):
-            logits = kept if kept is not None else _logits(states[at], matrix, temperature[at], real, shape)
-            slope = shape.slope(logits, temperature[at, None])
+            part, used, slopes = Part(first, weight.shape[0]), matrix, None
             if drawn is not None:
-                logits, factor = _narrow(logits, drawn[at], temperature[at], first, real)
-                slope = slope if factor is None else slope * factor
+                own = drawn[at]
+                part = own.part(first, weight.shape[0])
+                used = matrix if part.columns is None else matrix[part.columns]
+                logits, slope, slopes = _narrowed(own, part, states[at], matrix, temperature[at], real, shape)
+            else:
+                logits = kept if kept is not None else _logits(states[at], matrix, temperature[at], real, shape)
+                slope = shape.slope(logits, temperature[at, None])
             logp = logits.sub_(normaliser[at, None]) if kept is None else logits - normaliser[at, None]
             p = logp.exp()
             # Row by row p (a logp + b): few passes over a chunk, whose time is that of memory.
             a = -entropy_grad[at] / temperature[at]
             b = -(logp_grad[at] + entropy_grad[at] * entropy[at]) / temperature[at]
             grad = torch.addcmul(b[:, None], a[:, None], logp, out=logp).mul_(p)
-            local, inside = _local(targets[at] - first, weight.shape[0])
+            local, inside = _found(part, targets[at])
             grad.scatter_add_(1, local[:, None], (logp_grad[at] * inside / temperature[at])[:, None])
             if isinstance(slope, Tensor) or slope != 1.0:
                 grad.mul_(slope)
+            if slopes is not None:
+                grad[slopes.row, slopes.place] *= slopes.slope
             grad = grad.to(states.dtype)
-            states_grad[at] = grad @ matrix
+            states_grad[at] = grad @ used
             if weight_grad is None:
                 continue
-            if weight.dtype == states.dtype:
+            if part.columns is not None:
+                weight_grad.index_add_(0, part.columns, (grad.t() @ states[at]).to(weight.dtype))
+            elif weight.dtype == states.dtype:
                 weight_grad.addmm_(grad.t(), states[at])
             else:
                 weight_grad.add_(grad.t() @ states[at])
@@ -273,25 +286,29 @@ def _logits(states: Tensor, weight: Tensor, temperature: Tensor, real: int, shap
     return logits
 
 
-def _narrow(logits: Tensor, drawn: Drawn, temperature: Tensor, first: int, real: int) -> tuple[Tensor, Tensor | None]:
-    """Logits over temperatures as targets were drawn from them, and their derivative by what they were without."""
-    slope = None
-    if drawn.before is not None or drawn.bias is not None:
-        logits, slope = drawn.change(logits.mul_(temperature[:, None]), first)
-        logits.div_(temperature[:, None])
-    if real < logits.shape[1]:
+def _narrowed(
+    drawn: Drawn, part: Part, states: Tensor, matrix: Tensor, temperature: Tensor, real: int, shape: Logits
+) -> tuple[Tensor, Tensor | float, Slopes | None]:
+    """Logits over temperatures as targets were drawn from them, and the derivatives of both changes."""
+    used = matrix if part.columns is None else matrix[part.columns]
+    logits = shape(states @ used.t())
+    slope = shape.slope(logits, torch.ones_like(temperature)[:, None])
+    logits, slopes = drawn.change(logits, part)
+    logits = drawn.hide(logits.div_(temperature[:, None]), part)
+    if part.columns is None and real < logits.shape[1]:
         logits[:, max(real, 0) :] = NEVER
-    return logits.masked_fill_(drawn.hidden(logits.shape[1], first), NEVER), slope
+    return logits, slope, slopes
 
 
-def _reduce(logits: Tensor, local: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
+def _reduce(
+    logits: Tensor, index: Tensor, inside: Tensor, group: dist.ProcessGroup | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probability of the target, entropy, and log-normaliser of each row: [P] each. Logits are overwritten."""
     greatest = logits.amax(1)
     if group is not None:
         dist.all_reduce(greatest, dist.ReduceOp.MAX, group)
     shifted = logits.sub_(greatest[:, None])
     weights = shifted.exp()
-    index, inside = _local(local, logits.shape[1])
     target = shifted.gather(1, index[:, None]).squeeze(1) * inside
     sums = torch.stack((weights.sum(1), torch.linalg.vecdot(weights, shifted), target))
     if group is not None:
@@ -300,7 +317,7 @@ def _reduce(logits: Tensor, local: Tensor, group: dist.ProcessGroup | None) -> t
     return sums[2] - log_sum, log_sum - sums[1] / sums[0], log_sum + greatest
 
 
-def _local(index: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Indices into this rank's part, 0 where they lie outside, and 1.0 where they lie inside."""
-    inside = (index >= 0) & (index < size)
-    return index.where(inside, 0), inside.float()
+def _found(part: Part, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The targets' places in this rank's part, 0 where they lie outside, and 1.0 where they lie inside."""
+    place, inside = part.find(targets)
+    return place, inside.float()
