@@ -12,7 +12,7 @@ from typing import Any
 
 from agentrl.config.data import DataConfig
 from agentrl.errors import ConfigError
-from agentrl.rollout.sources.messages import Example, MessageReader
+from agentrl.rollout.sources.messages import Example, MessageReader, parsed
 
 OURS = ("messages", "prompt", "completion", "text", "tools", "system", "chosen", "rejected", "scored", "label")
 MESSAGES = {"messages": "TRL, OpenAI", "conversations": "ShareGPT", "conversation": "ShareGPT"}
@@ -84,7 +84,7 @@ def choose_columns(row: Mapping[str, Any], config: DataConfig, place: str) -> Co
     (chosen,) = fitting
     about = next((name for name in ("input", "context") if "prompt" in chosen.taken and name in there), None)
     extra = {} if about is None else {"input": about}
-    if "prompt" not in chosen.taken:
+    if "text" in chosen.taken:
         beside.pop("system", None)
     return ColumnChoice({**chosen.taken, **extra, **beside}, chosen.known, chosen.chat)
 
@@ -151,7 +151,7 @@ def read_example(
     own = {ours: row.get(ours if ours in config.columns else theirs) for ours, theirs in chosen.taken.items()}
     try:
         if "messages" in own:
-            return reader.example(place, own["messages"], own.get("tools"))
+            return reader.example(place, _after_system(own), own.get("tools"))
         if "text" in own:
             return reader.example(place, [{"role": "assistant", "content": _text(own, "text")}], plain=True)
         return _prompted(own, chosen, config, place, reader)
@@ -185,6 +185,23 @@ def _prompted(
     before = [{"role": "system", "content": own["system"]}] if own.get("system") else []
     context = [{**row, "train": False} if row.get("role") == "assistant" else row for row in prompt]
     return reader.example(place, [*before, *context, *completion], own.get("tools"))
+
+
+def _after_system(own: Mapping[str, Any]) -> Any:
+    """Messages, behind a system message that stands beside them.
+
+    Raises:
+        ValueError: they begin with another one.
+    """
+    messages, system = parsed(own["messages"]), own.get("system")
+    if not system or not isinstance(messages, list) or not messages:
+        return messages
+    first = messages[0] if isinstance(messages[0], Mapping) else {}
+    if first.get("role", first.get("from")) != "system":
+        return [{"role": "system", "content": system}, *messages]
+    if first.get("content", first.get("value")) != system:
+        raise ValueError("the column of the system message has another text than the first message")
+    return messages
 
 
 def _text(own: Mapping[str, Any], name: str) -> str:

@@ -252,6 +252,7 @@ def _task(examples: Sequence[Example]) -> Task:
         messages = [message.model_dump(exclude_none=True) for message in each.messages]
         content = [messages, each.tools, each.trained, each.plain]
         content += [] if each.reward is None else [each.reward]
+        content += [each.spans] if each.spans else []
         digest.update(json.dumps(content, sort_keys=True).encode())
     data: dict[str, Any] = {"rows": len(examples), "content": digest.hexdigest()}
     return Task(id=examples[0].place, data=data)
