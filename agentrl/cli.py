@@ -174,11 +174,20 @@ def options(
 
 @app.command(cls=_WithSettings)
 def train(words: Words = None, config: File = None) -> None:
-    """Train a policy: agentrl train env=calculator. Go on with a run: agentrl train resume=runs/NAME."""
-    from agentrl.overrides import typed
+    """Train a policy: agentrl train env=calculator. Go on with a run: agentrl train resume=runs/NAME.
+
+    Several runs in a row: agentrl train -c chain.yaml, with stages: in it (docs/chains.md).
+    """
+    from agentrl.overrides import merge, parse_words, read_yaml
+    from agentrl.train.chain.layers import is_chain
     from agentrl.train.driver.setup import complete
 
-    settings = complete(typed(words or (), config))  # a wrong word is answered before torch is loaded
+    layers = read_yaml(config) if config else {}, parse_words(words or ())
+    if is_chain(merge(*layers)):
+        from agentrl.train.chain.commands import train_stages
+
+        return _end(train_stages(*layers))
+    settings = complete(merge(*layers))  # a wrong word is answered before torch is loaded
     if settings.dry_run:
         from agentrl.train.plan.dry_run import described
 

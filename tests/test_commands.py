@@ -25,8 +25,10 @@ import pytest
 
 from agentrl.cli import app, main
 from agentrl.cluster.server import free_port
-from agentrl.overrides import typed, validate
+from agentrl.overrides import read_yaml, typed, validate
 from agentrl.rollout.workers.serve_process import ServeConfig
+from agentrl.train.chain.layers import is_chain
+from agentrl.train.chain.planning import plan_chain
 from agentrl.train.driver.setup import complete
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -323,6 +325,7 @@ _RECORDED = Elsewhere(f"{_OFFLINE}recorded_sessions_are_imitated_and_reinforced_
 _PAIRS = Elsewhere(
     "tests/train/offline/test_pairs_of_files.py::test_dpo_on_a_file_raises_the_held_out_margin_and_resumes_bit_for_bit"
 )
+_CHAIN = "tests/train/chain/test_chain.py::test_"
 _SCORES = Elsewhere(
     "tests/train/offline/test_score_runs.py::test_a_policy_that_is_trained_against_a_learned_reward_gains_the_true_one"
 )
@@ -341,6 +344,13 @@ PAGES_OF_OTHERS = {
     ("offline.md", "agentrl train env=calculator"): _RECORDED,
     ("offline.md", "agentrl train algo=sft data=runs/recorded"): _RECORDED,
     ("offline.md", "agentrl train algo=grpo data=runs/recorded"): _RECORDED,
+    ("chains.md", "agentrl train -c examples/chains/best_of_practice.yaml"): Run(
+        TRAINED + "warm_start.steps=1 warm_start.demos=4 steps=2 algo.minibatches=1 stages.imitate.data.min_reward=0"
+    ),
+    ("chains.md", "agentrl train -c examples/chains/best_of_practice.yaml dry_run=true"): Run(slow=False),
+    ("chains.md", "agentrl verify runs/practice"): Elsewhere(
+        f"{_CHAIN}a_chain_is_its_runs_and_the_same_after_kills_anywhere"
+    ),
     ("lora.md", "agentrl train env=calculator lora.rank=16"): Elsewhere(
         f"{_LORA}an_adapters_learning_rate_is_ten_times_the_whole_models_unless_it_is_given"
     ),
@@ -506,9 +516,12 @@ def test_a_command_in_a_sentence_or_block_names_commands_and_settings_that_exist
     assert name in group.commands, f"{page}: {code}"  # type: ignore[attr-defined]
     settings = [word for word in words[1:] if "=" in word]
     known = {"oracle.py:Oracle": "calculator", "…": "calculator"}
+    layers = [read_yaml(ROOT / words[words.index("-c") + 1])] if "-c" in words else []
     tree = typed([word if (new := known.get(word[4:])) is None else f"env={new}" for word in settings])
     if name == "serve" and settings:
         validate(tree, ServeConfig)
+    elif layers and is_chain(layers[0]):
+        plan_chain(*layers, tree)
     elif name in ("train", "eval") and settings:
         if tree.pop("resume", None) or tree.pop("rerun", None):  # of a run whose settings are in its folder
             tree = {"env": {"name": "calculator"}, **tree}

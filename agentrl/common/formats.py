@@ -74,6 +74,7 @@ MANIFEST = Format("manifest", 1)
 STORE = Format("session store", 7)
 NOTES = Format("file of notes", 1)
 LOGPROBS = Format("file of log-probabilities", 1)
+CHAIN = Format("chain", 1)
 
 
 def mark_run() -> bytes:

@@ -94,8 +94,9 @@ class Viewer:
         self._lock = threading.Lock()
 
     def runs(self, request: Request) -> Any:
-        """Return the list of runs."""
-        return {"root": str(self._runs.given), "runs": [run.summary() for run in self._runs.all().values()]}
+        """Return the list of runs, and the chains that some are stages of."""
+        runs = [run.summary() for run in self._runs.all().values()]
+        return {"root": str(self._runs.given), "runs": runs, "chains": self._runs.chains()}
 
     def run(self, request: Request) -> Any:
         """A run's settings, the names of its metrics, and its alarms."""

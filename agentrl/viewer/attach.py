@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
@@ -13,7 +14,9 @@ from agentrl.common.untrusted import visible_text
 from agentrl.errors import AgentRLError
 from agentrl.train.display.console import PLAIN_WIDTH
 from agentrl.train.display.panel import Panel, TimedProgress, clock, step_line
-from agentrl.viewer.runs import Run, RunStatus
+from agentrl.train.record import chain, lock
+from agentrl.train.record.chain import StageState
+from agentrl.viewer.runs import Run, RunStatus, run_at
 from agentrl.viewer.series import Row
 
 INTERVAL = 2.0
@@ -31,6 +34,26 @@ def attach(run: Run, out: Console, interval: float = INTERVAL) -> None:
         while run.summary()["state"] is RunStatus.RUNNING:
             time.sleep(interval)
             live.update(panel(run), refresh=True)
+
+
+def attach_all(path: Path, out: Console, interval: float = INTERVAL) -> None:
+    """Show the run in a folder; of a chain each stage from the one under way, until the chain's process ends."""
+    if not chain.is_chain(path):
+        return attach(run_at(path), out, interval)
+    shown: set[Path] = set()
+    while True:
+        holder = lock.holder(path)
+        run = run_at(path)
+        if run.path not in shown:
+            shown.add(run.path)
+            done = sum(each.state is StageState.DONE for each in chain.read(path).stages)
+            about = f"stage {run.name}: {done} of {len(chain.read(path).stages)} stages are done"
+            out.print(visible_text(about, keep=""), markup=False, highlight=False, soft_wrap=True)
+            attach(run, out, interval)
+        elif holder is None or not holder.alive:
+            return
+        else:
+            time.sleep(interval)
 
 
 def lines(run: Run, interval: float = INTERVAL) -> Iterator[str]:

@@ -49,11 +49,10 @@ def view(
 @app.command()
 def top(path: RunFolder) -> None:
     """Follow a run until it ends, or Ctrl-C, which ends nothing but this; a line for each step without a terminal."""
-    from agentrl.viewer.attach import attach
-    from agentrl.viewer.runs import run_at
+    from agentrl.viewer.attach import attach_all
 
     with contextlib.suppress(KeyboardInterrupt):
-        attach(run_at(path), out)
+        attach_all(path, out)
 
 
 @app.command()
@@ -83,7 +82,9 @@ def sessions(
 ) -> None:
     """A session store's sessions, also under way (--follow); checks for damage (--check, --salvage)."""
     from agentrl.viewer.listing import Order, filters, json_lines, matching, played, table
+    from agentrl.viewer.runs import stage_at
 
+    path = stage_at(path)
     file = path / "sessions.db" if path.is_dir() else path
     if check or salvage is not None:
         return _check(file, salvage)
@@ -157,12 +158,18 @@ def edit_score(
 
 @app.command()
 def diff(first: RunFolder, second: RunFolder) -> None:
-    """What differs between two runs: settings, metrics, learning curves, and tasks whose mean score changed."""
-    from agentrl.viewer.difference import differences
-    from agentrl.viewer.runs import run_at
+    """What differs between two runs: settings, metrics, learning curves, and tasks whose mean score changed.
 
-    for part in differences(run_at(first), run_at(second), out.width):
-        _show(part)
+    Of two chains: between the stages of each name.
+    """
+    from agentrl.viewer.difference import differences
+    from agentrl.viewer.runs import run_at, stage_pairs
+
+    for title, one, other in stage_pairs(first, second):
+        print_lines([title] if title else [])
+        if one is not None and other is not None:
+            for part in differences(run_at(one), run_at(other), out.width):
+                _show(part)
 
 
 @app.command()

@@ -28,7 +28,7 @@ from agentrl.rollout.episodes import edits
 from agentrl.rollout.stream.batch_metrics import score_caution
 from agentrl.sessions.store.store import Store
 from agentrl.train.driver.resuming import flat
-from agentrl.train.record import data_identity, lock
+from agentrl.train.record import chain, data_identity, lock
 from agentrl.viewer.notes import Notes, TaggedNote
 from agentrl.viewer.origins import Origins
 from agentrl.viewer.series import MetricsFile, number, thinned
@@ -271,6 +271,21 @@ class Runs:
         formats.check_run(run.path)
         return run
 
+    def chains(self) -> list[dict[str, Any]]:
+        """The chains that runs are stages of: by name, with their stages in order, those that wait included."""
+        found: dict[Path, dict[str, Any]] = {}
+        names = {run.path: name for name, run in self.all().items()}
+        for folder in dict.fromkeys(path.parent for path in names if path != self.root):
+            with contextlib.suppress(ConfigError):
+                stages = chain.read(folder).stages if chain.is_chain(folder) else ()
+                known = [
+                    {"name": each.name, "state": each.state, "run": names.get(folder / each.name)} for each in stages
+                ]
+                below = folder.relative_to(self.root).as_posix()
+                if known:
+                    found[folder] = {"name": folder.name if below == "." else below, "stages": known}
+        return list(found.values())
+
     def _found(self) -> Iterator[tuple[str, Path]]:
         if is_run(self.root):
             yield self.root.name, self.root
@@ -287,17 +302,47 @@ class Runs:
 
 
 def run_at(path: Path) -> Run:
-    """The run whose folder that is.
+    """The run whose folder that is; of a chain's folder the stage that is under way, or the last.
 
     Raises:
+        ConfigError: no stage of the chain has begun.
         UnknownName: it is no run's; the message names those beside it.
         NewerFormat: a later agentrl wrote it.
     """
+    path = stage_at(path)
     if not is_run(path):
         beside = path.parent.iterdir() if path.parent.is_dir() else ()
         raise unknown_name("run", str(path), [str(other) for other in beside if is_run(other)])
     formats.check_run(path)
     return Run(path.resolve().name, path, MetricsFile(path / "metrics.jsonl"))
+
+
+def stage_at(path: Path) -> Path:
+    """The folder of a chain's stage that is under way, or of the last that has begun; any other folder as it is.
+
+    Raises:
+        ConfigError: no stage has begun.
+    """
+    if not chain.is_chain(path):
+        return path
+    record = chain.read(path)
+    begun = [folder for each in record.stages if is_run(folder := record.folder(each.name))]
+    if not begun:
+        raise ConfigError(f"{path}: no stage of the chain has begun: {', '.join(each.name for each in record.stages)}")
+    return begun[-1]
+
+
+def stage_pairs(first: Path, second: Path) -> Iterator[tuple[str, Path | None, Path | None]]:
+    """The pairs of run folders that two folders are compared by: of two chains each stage, with a line about it."""
+    if not (chain.is_chain(first) and chain.is_chain(second)):
+        yield "", first, second
+        return
+    records = chain.read(first), chain.read(second)
+    for name in dict.fromkeys(each.name for record in records for each in record.stages):
+        one, other = (record.folder(name) if is_run(record.folder(name)) else None for record in records)
+        lacking = [str(record.path) for record, at in zip(records, (one, other), strict=True) if at is None]
+        about = f": has not begun in {' and '.join(lacking)}" if lacking else ""
+        yield f"stage {name}{about}", one, other
 
 
 def is_run(path: Path) -> bool:

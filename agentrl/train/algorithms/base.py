@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from agentrl.config import DataConfig
     from agentrl.rollout.sources.judged import JudgedRows
+    from agentrl.train.algorithms.divergences import Divergence
     from agentrl.train.algorithms.fields import ForestField
     from agentrl.train.algorithms.tokens import Summand, Tokens
     from agentrl.train.forest.forest import Forest
@@ -202,6 +203,11 @@ class Algorithm:
         return ()
 
     @property
+    def divergence(self) -> Divergence | None:
+        """The divergence from a teacher that `loss` reads as `Tokens.teacher_divergence`; None: it reads none."""
+        return None
+
+    @property
     def affine(self) -> bool:
         """True where the loss is a · advantage + b; see `PolicyLoss.affine`."""
         return False
@@ -226,6 +232,10 @@ class Algorithm:
     def teacher_of(self, session: Session) -> str:
         """The name of the policy whose log-probabilities of a session `credit` needs (`Needs.teacher`)."""
         raise NotImplementedError
+
+    def teachers_by_turn(self, session: Session) -> Mapping[int, str]:
+        """The names of policies that teach turns of a session in place of `teacher_of`, by the turns' nodes."""
+        return {}
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
         """Each trained node's advantage and weight.

@@ -30,6 +30,7 @@ def objective(
     version: int = 0,
     values: Tensor | None = None,
     sums: Tensor | None = None,
+    divergence: Tensor | None = None,
 ) -> tuple[Tensor, Tokens]:
     """The loss of one forest: a scalar whose sum over a batch's forests is the batch's loss.
 
@@ -42,12 +43,14 @@ def objective(
         values: [P], where there is a critic.
         sums: of the batch's sequences over all forests and ranks, where `algorithm.sequence` is given; see
             `empty_sums`.
+        divergence: [P], from the teacher, where the algorithm reads one (`Algorithm.divergence`).
 
     Returns:
         The loss, and the tokens with what the algorithm measured.
     """
     config, adaptive = algorithm.config, algorithm.adaptive
     tokens = Tokens.of(logp, entropy, rows, version, config.correction.proximal)
+    tokens._teacher_divergence = divergence
     if not len(rows):  # of a forest that only keeps a rank busy: it goes backward with the others
         return logp.sum(), tokens
     value = _token_losses(algorithm, tokens, rows, sums)

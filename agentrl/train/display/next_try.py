@@ -11,6 +11,7 @@ from statistics import fmean
 from agentrl.config import RunConfig
 from agentrl.rollout.stream.batch_metrics import Evaluation
 from agentrl.train.driver.lost_tokens import SAMPLED, Cause
+from agentrl.train.record import chain
 from agentrl.train.record.run_folder import Metrics
 
 MORE = 4
@@ -53,6 +54,9 @@ def next_try(
     begin = [f"resume={run}"]
     if "warm_start.steps" in words:  # which are those before step 1
         begin = ["--config", str(run / "config.yaml"), f"run_dir={run}-again"]
+    if whole := chain.chain_of(run):  # later stages begin with its result
+        begin = ["--config", str(whole / chain.SETTINGS), f"run_dir={whole}-again"]
+        words = {f"stages.{run.name}.{name}": value for name, value in words.items()}
     command = shlex.join(["agentrl", "train", *begin, *(f"{name}={value}" for name, value in words.items())])
     return f"{found}: {why}; try\n  {command}"
 

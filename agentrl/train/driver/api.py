@@ -15,8 +15,9 @@ from agentrl.config import RunConfig
 from agentrl.envs.base import Env
 from agentrl.envs.registry import register
 from agentrl.errors import ConfigError, missing_extra
-from agentrl.overrides import merge, spread
+from agentrl.overrides import Tree, merge, spread
 from agentrl.rollout.stream.batch_metrics import Evaluation
+from agentrl.train.chain.layers import is_chain
 from agentrl.train.display.console import Display
 from agentrl.train.driver import interrupt
 from agentrl.train.driver.result import TrainResult
@@ -24,6 +25,8 @@ from agentrl.train.driver.result import TrainResult
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from agentrl.train.chain.planning import Chain
+    from agentrl.train.chain.running import ChainResult
     from agentrl.train.evaluation.rejection import RejectConfig, Rejection
     from agentrl.train.evaluation.rescore.changes import ScoreChanges
     from agentrl.train.evaluation.rescore.rescoring import RescoreConfig
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 def train(env: str | type[Env] | None = None, /, *, display: Display | None = None, **settings: Any) -> TrainResult:
     """Train a policy, or resume a run (`resume="runs/NAME"`).
 
+    With `stages={"NAME": {…}, …}` a chain of runs, which returns a `ChainResult`; see docs/chains.md.
+
     Args:
         env: a registered name, path/to/file.py:Class, or an environment's class; its settings may stand in `env={…}`.
         display: where progress is shown; the terminal by default.
@@ -42,7 +47,14 @@ def train(env: str | type[Env] | None = None, /, *, display: Display | None = No
     Raises:
         ConfigError: a setting is unknown, has the wrong type, or contradicts another.
     """
-    return run_train(configure(env, settings), display)
+    from agentrl.train.driver.setup import complete
+
+    tree = requested(env, settings)
+    if is_chain(tree):
+        from agentrl.train.chain.planning import plan_chain
+
+        return run_chain(plan_chain(tree), display)
+    return run_train(complete(tree), display)
 
 
 def evaluate(env: str | type[Env] | None = None, /, *, display: Display | None = None, **settings: Any) -> Evaluation:
@@ -78,6 +90,20 @@ def run_train(config: RunConfig, display: Display | None = None, *, owns_process
         raise missing_extra(error.name or "torch", "train") from error
     display = display or Display()
     work, leave = train_run(config, display), lambda: display.request_stop()
+    return interrupt.run(work, display.print_resume_hint, owns_process=owns_process, leave=leave)
+
+
+@cores.one_each()
+def run_chain(plan: Chain, display: Display | None = None, *, owns_process: bool = False) -> ChainResult:
+    """Train a chain's stages as they are planned; `owns_process`: see `interrupt.run`."""
+    if plan.dry_run:
+        raise ConfigError("dry_run=true is for the command line; scripts call agentrl.train.chain.planning.plan_chain")
+    try:
+        from agentrl.train.chain.running import train_chain
+    except ModuleNotFoundError as error:
+        raise missing_extra(error.name or "torch", "train") from error
+    display = display or Display()
+    work, leave = train_chain(plan, display), lambda: display.request_stop()
     return interrupt.run(work, display.print_resume_hint, owns_process=owns_process, leave=leave)
 
 
@@ -133,6 +159,15 @@ def configure(env: str | type[Env] | None, settings: Mapping[str, Any]) -> RunCo
     """
     from agentrl.train.driver.setup import complete
 
+    return complete(requested(env, settings))
+
+
+def requested(env: str | type[Env] | None, settings: Mapping[str, Any]) -> Tree:
+    """The settings that Python arguments give, not completed yet.
+
+    Raises:
+        ConfigError: the environment is given twice.
+    """
     tree = spread(settings)
     given = tree.pop("env", None)
     if not isinstance(given, Mapping):
@@ -144,4 +179,4 @@ def configure(env: str | type[Env] | None, settings: Mapping[str, Any]) -> RunCo
         env = env.__name__
     if env is not None:
         given = merge({"name": env}, given)
-    return complete(tree | {"env": given} if given else tree)
+    return tree | {"env": given} if given else tree

@@ -110,8 +110,8 @@ def _margin(tasks: Sequence[Task], found: Margins) -> Evaluation:
 
 
 def _evaluation(tasks: int, scores: list[TaskScores], metrics: dict[str, float]) -> Evaluation:
-    """An evaluation whose result is the first of the metrics, with its bounds."""
-    mean, low, high, *_, count = metrics.values()
+    """An evaluation whose result and bounds are the first three of the metrics."""
+    mean, low, high, *_ = metrics.values()
     return Evaluation(
         tasks=tasks,
         sessions=len(scores),
@@ -122,7 +122,7 @@ def _evaluation(tasks: int, scores: list[TaskScores], metrics: dict[str, float])
         pass_hat={},
         infra_errors=0,
         generated=len(scores),
-        worked=bool(count),
+        worked=bool(scores),
         usage=Usage(),
         cost=None,
         errors={},

@@ -38,7 +38,7 @@ from agentrl.train.offline.source import ReadData, prepare_data, read_data
 from agentrl.train.plan.model_checks import prove_architecture
 from agentrl.train.record import data_identity
 from agentrl.train.record.run_folder import RunFolder
-from agentrl.train.trainers.teachers import Teachers, check_teachers
+from agentrl.train.trainers.teachers.teachers import Teachers, check_teachers
 
 TOKENIZER_TEXTS = 200
 """Conversations that the tiny model's tokenizer is made from."""
@@ -59,7 +59,7 @@ async def train_on_data(config: RunConfig, folder: RunFolder, store: Store, disp
             with display.part("reading the data"):
                 await asyncio.to_thread(prepare_data, config, data, policy.renderer, base)
             _identify(config, data, folder, display)
-            check_teachers(config, base)
+            await check_teachers(config, base)
             return await _train(config, data, policy, base, folder, store, display)
 
 

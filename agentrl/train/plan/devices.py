@@ -29,6 +29,7 @@ class Devices:
         engines: ranks of engines on each.
         sleeping: whether the engines sleep while the trainer computes.
         rewards: bytes of the models of rewards.
+        teachers: bytes of policies that the algorithm asks.
     """
 
     node: str
@@ -38,6 +39,7 @@ class Devices:
     engines: int
     sleeping: bool = False
     rewards: float = 0.0
+    teachers: float = 0.0
 
     @property
     def name(self) -> str:
@@ -51,12 +53,12 @@ class Devices:
 
     def kept(self, trainer: TrainerMemory) -> float:
         """Return the bytes that are taken beside engines while they generate."""
-        return self.trainers * trainer.resident + self.overhead
+        return self.trainers * trainer.resident + self.teachers + self.overhead
 
     def while_training(self, trainer: TrainerMemory, engine: EngineMemory) -> float:
         """Return the bytes that are taken while the trainer computes; without the cache of engines that don't sleep."""
         beside = SLEEPING if self.sleeping else engine.weights
-        return self.trainers * trainer.total + self.engines * beside + self.overhead
+        return self.trainers * trainer.total + self.engines * beside + self.teachers + self.overhead
 
     def cache(self, trainer: TrainerMemory, engine: EngineMemory) -> float:
         """Return the bytes left for an engine's key-value cache; the share of each of several."""

@@ -39,6 +39,7 @@ from agentrl.train.plan.step import (
     publish_seconds,
     train_seconds,
 )
+from agentrl.train.plan.teachers import teacher_lines, teachers_memory, with_teachers
 from agentrl.train.trainers import TRAINERS
 
 USED = 0.5
@@ -64,6 +65,8 @@ def described(config: RunConfig, rates: Rates | None = None) -> Iterator[str]:
     models = reward_models(config)
     taken = {kind: sum(each.total for each in models.values() if each.device == kind) for kind in ("cuda", "cpu")}
     devices = with_rewards(devices_of(assignment, nodes, host_memory()), taken["cuda"], taken["cpu"])
+    teachers = teachers_memory(config, shape)
+    devices = with_teachers(devices, config, teachers, host_memory())
     engine = engine_of(shape, ranks, width, devices, trainer)
     by_gpu = any(each.numbers for each in devices if each.trainers)
     yield f"dry run of env={config.env.name} model={config.model.name}: nothing is started"
@@ -75,6 +78,7 @@ def described(config: RunConfig, rates: Rates | None = None) -> Iterator[str]:
     for name, each in models.items():
         on = "a GPU" if each.device == "cuda" else "the CPU"
         yield f"memory of rewards.{name} on {on}: weights {size(each.weights)}, a batch {size(each.batch)}"
+    yield from teacher_lines(teachers)
     yield from (f"memory of {each.name}: {_on_device(each, trainer, engine)}" for each in devices)
     work = work_of(config)
     if config.cluster.rewards:
@@ -245,6 +249,8 @@ def _on_device(devices: Devices, trainer: TrainerMemory, engine: EngineMemory) -
         turns = ", which sleep while it computes" if devices.sleeping else ""
         parts.append(f"{devices.engines} x engine, {size(devices.engines * engine.weights)} and their cache{turns}")
     parts += [f"models of rewards, {size(devices.rewards)}"] if devices.rewards else []
+    if devices.teachers:
+        parts.append(f"teachers, {size(devices.teachers)}")
     room = f"of {size(devices.room)}" if devices.room else "the size of its memory is not known here"
     return f"{each}{'; '.join(parts)}; {room}"
 

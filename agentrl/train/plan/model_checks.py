@@ -79,12 +79,14 @@ def compare_loaded(config: RunConfig, base: Path, trainer: Trainer, display: Dis
 
 
 def engine_settings(config: RunConfig) -> EngineConfig:
-    """The engine's settings: suited to training beside it, and recording routed experts where training replays them."""
+    """The engine's settings: suited to training beside it, and recording what the trainer makes use of."""
     engine = config.engine
     if config.rollout.staleness or config.cluster.name != "local":
         engine = ENGINES.find(engine.name).beside_trainer(engine)
     if TRAINERS.find(config.trainer.name).replays_experts(config.trainer):
         engine = engine.model_copy(update={"routed_experts": True})
+    if not TRAINERS.find(config.trainer.name).computes_supports:
+        engine = engine.model_copy(update={"support_bytes": 0})
     return engine
 
 

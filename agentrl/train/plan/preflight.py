@@ -19,7 +19,7 @@ from agentrl.envs.rewards import REWARDS
 from agentrl.errors import ConfigError, EnvError, nearest, unknown_name
 from agentrl.models import KNOWN, resolve
 from agentrl.models.registry import TINY
-from agentrl.rollout.engines import check_engine, check_reference
+from agentrl.rollout.engines import ENGINES, check_engine, check_reference
 from agentrl.rollout.episodes.agents import load_agent
 from agentrl.rollout.episodes.branching import check_branching
 from agentrl.rollout.episodes.evaluation import SCRIPTED, held_out_split
@@ -33,19 +33,25 @@ from agentrl.sessions.renderers.registry import check_name
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.algorithms.base import Algorithm
 from agentrl.train.driver import resuming, setup
+from agentrl.train.record import chain
 from agentrl.train.trackers import TRACKERS
-from agentrl.train.trainers import check_trainer
+from agentrl.train.trainers import TRAINERS, check_trainer
 from agentrl.types import MAIN
 
 
-def check_training(config: RunConfig) -> None:
+def check_training(config: RunConfig, *, written_later: bool = False) -> None:
     """Look up what a training run's configuration names; a model that is known by name is fetched.
+
+    Args:
+        config: the run's.
+        written_later: `data` names a run that is still to come.
 
     Raises:
         UnknownName: there is none of a name; the message lists what is known.
         ConfigError, InvalidInput, EnvError, MissingExtra: something that is named can't be used here.
     """
     if config.resume:  # first, so that another environment is refused as another, and not for its settings
+        chain.refuse_done_stage(Path(config.resume))
         resuming.changes(Path(config.resume), resuming.saved_settings(Path(config.resume)), config)
     if config.policy != "model":
         raise ConfigError(f"policy={config.policy!r} is for agentrl eval; what is trained is named by model=")
@@ -56,7 +62,7 @@ def check_training(config: RunConfig) -> None:
     for name in config.metrics:
         TRACKERS.find(name)
     if config.data is not None:
-        _check_reading(config, algorithm)
+        _check_reading(config, algorithm, written_later=written_later)
         return
     if not algorithm.needs.engine:
         raise ConfigError(f"algo={config.algo.name} learns from what is read: data=FILE or data=runs/NAME names it")
@@ -69,7 +75,7 @@ def check_training(config: RunConfig) -> None:
         _check_tasks(env, setup.demonstration_split(env))
 
 
-def _check_reading(config: RunConfig, algorithm: Algorithm) -> None:
+def _check_reading(config: RunConfig, algorithm: Algorithm, *, written_later: bool) -> None:
     """Refuse what a run that reads its sessions can't do, and a model or a file that is not there.
 
     Raises:
@@ -77,7 +83,7 @@ def _check_reading(config: RunConfig, algorithm: Algorithm) -> None:
     """
     data = config.data
     assert data is not None
-    needs, file = algorithm.needs, not is_run(data.name)
+    needs, file = algorithm.needs, not (written_later or is_run(data.name))
     if file and needs.engine and not (needs.pairs or needs.labels):
         raise ConfigError(
             f"data={data.name}: algo={config.algo.name} learns from rewards and log-probabilities, which only recorded "
@@ -102,7 +108,7 @@ def _check_reading(config: RunConfig, algorithm: Algorithm) -> None:
         raise ConfigError(f"{wrong} is for runs that generate their sessions; data={data.name} is read")
     if config.cluster.name != "local":
         raise ConfigError(f"cluster={config.cluster.name}: a run that reads its sessions trains on this machine so far")
-    if not is_hub(data.name) and not Path(data.name).expanduser().exists():
+    if not (written_later or is_hub(data.name)) and not Path(data.name).expanduser().exists():
         raise ConfigError(f"data={data.name}: there is no such file or folder")
     check_name(config.model.renderer, "model.renderer")
     if config.model.name != setup.TINY and not config.resume:
@@ -195,12 +201,22 @@ def _check_agents(config: RunConfig, env: Env, *, trains: bool) -> None:
 
 def _check_sampling(config: RunConfig) -> None:
     """Refuse sampling by which no token can be trained; temperature 0 is refused with the settings."""
-    top_p = config.rollout.top_p
-    if top_p < 1 and not config.allow_no_signal:
-        raise ConfigError(
-            f"rollout.top_p={top_p:g}: no token could be trained, which needs rollout.top_p=1; evaluations have "
-            "eval.top_p, and allow_no_signal=true runs nevertheless"
-        )
+    narrowed = config.rollout.narrowed
+    if not narrowed or config.allow_no_signal:
+        return
+    engine, trainer = config.engine, config.trainer
+    recorded, computed = ENGINES.find(engine.name).records_supports, TRAINERS.find(trainer.name).computes_supports
+    if recorded and computed and engine.support_bytes:
+        return
+    why = f"trainer={trainer.name} computes log-probabilities over the whole vocabulary alone"
+    if not recorded:
+        why = f"engine={engine.name} does not record what is left of the vocabulary, as engine=local does"
+    elif computed:
+        why = "engine.support_bytes=0 records nothing of what is left of the vocabulary"
+    raise ConfigError(
+        f"rollout.{narrowed}: no token could be trained: {why}; evaluations have settings of their own (eval.top_p), "
+        "and allow_no_signal=true runs nevertheless"
+    )
 
 
 def _check_view(algorithm: Algorithm, env: Env) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -15,35 +16,58 @@ from rich.table import Table
 from agentrl.common.terminal import out, print_lines
 from agentrl.errors import missing_extra
 
+if TYPE_CHECKING:
+    from agentrl.train.record.verify import Report
+
 app = typer.Typer()
 TRUST = typer.Option("--trust", help="Import the code that the run's settings name: it can do whatever you can.")
 
 
 @app.command()
 def verify(
-    run: Annotated[Path, typer.Argument(help="A run's folder.")],
+    run: Annotated[Path, typer.Argument(help="A run's folder, or a chain's.")],
     weights: Annotated[
         bool, typer.Option("--weights", help="Also load the checkpoints into an engine, and compare its checksums.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
-    """Check a run's record: what was trained, under which weights, with what credit; 1 where it breaks."""
+    """Check a run's record: what was trained, under which weights, with what credit; 1 where it breaks.
+
+    Of a chain: each stage's, and that each began with the weights that another one ended with.
+    """
+    from agentrl.train.record.chain import is_chain
+
     try:
         from agentrl.train.record.verify import verify as verified
+        from agentrl.train.record.verify import verify_chain
     except ModuleNotFoundError as error:
         raise missing_extra(error.name or "torch", "train") from error
-    report = verified(run, weights=weights, trust=trust)
-    if as_json:
-        typer.echo(json.dumps(report.json(), indent=1))
+    if is_chain(run):
+        whole = verify_chain(run, weights=weights, trust=trust)
+        reports, report, passed = whole.stages, whole.whole, whole.passed
+        lines, found = whole.lines(), whole.json()
     else:
-        table = Table("check", "what has to hold", "examined", "result", box=None)
-        for row in report.rows():
-            table.add_row(*map(escape, row))
-        out.print(table)
-        print_lines(report.lines())
-    if not report.passed:
+        reports, report = {}, verified(run, weights=weights, trust=trust)
+        passed, lines, found = report.passed, report.lines(), report.json()
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+    else:
+        for name, of_stage in reports.items():
+            out.print(f"stage {escape(name)}")
+            _show(of_stage, of_stage.lines())
+        _show(report, lines)
+    if not passed:
         raise typer.Exit(1)
+
+
+def _show(report: Report, lines: Iterable[str]) -> None:
+    """Print a table of checks, and lines below it."""
+    table = Table("check", "what has to hold", "examined", "result", box=None)
+    for row in report.rows():
+        table.add_row(*map(escape, row))
+    out.print(table)
+    print_lines(lines)
 
 
 @app.command()

@@ -17,6 +17,7 @@ from typing import Any
 
 from agentrl.common import formats
 from agentrl.errors import NewerFormat
+from agentrl.models.folders import is_weights
 from agentrl.train.record.files import sync, write_atomically
 
 NAME = "manifest.json"
@@ -100,6 +101,16 @@ def digests(folder: Path) -> tuple[str, str]:
         parts[name.partition("/")[0] == TRAINER][name] = found
     of_files, of_trainer = (hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest() for part in parts)
     return of_files, of_trainer if parts[1] else ""
+
+
+def weights(folder: Path) -> str:
+    """A digest of what a folder's manifest says of its weights; '' where it is missing, damaged, or has none."""
+    try:
+        files = _read(folder)
+    except (OSError, ValueError, KeyError):
+        return ""
+    found = {name: data for name, data in files.items() if "/" not in name and is_weights(Path(name))}
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest() if found else ""
 
 
 def unlisted(folder: Path) -> list[str]:

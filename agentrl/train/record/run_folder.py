@@ -52,6 +52,7 @@ from agentrl.rollout.stream.outcomes import GroupOutcome
 from agentrl.train.driver import resuming
 from agentrl.train.driver.resuming import saved_steps, step_of
 from agentrl.train.record import kept_code, ledger, manifest, provenance, ratings, records, seals, trainer_logprobs
+from agentrl.train.record.chain import resume_command
 from agentrl.train.record.data_identity import STARTS
 from agentrl.train.record.files import append, keep_lines, remove, write_atomically
 from agentrl.train.record.lock import RunLock
@@ -375,7 +376,7 @@ class RunFolder:
             where = f"from step {step_of(whole[-1])}"
         elif imitated:
             where = f"from step {imitated} of its warm start"
-        return f"resume {where} with:\n  agentrl train {shlex.quote(f'resume={self.path}')}"
+        return resume_command(self.path, where)
 
     def close(self) -> None:
         """Flush open files and release the lock; idempotent."""

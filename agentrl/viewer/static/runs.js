@@ -18,7 +18,7 @@ export async function showRuns(main, view) {
   const body = h("tbody");
   const root = h("code", { class: "quiet" });
   const empty = h("p", { class: "quiet" });
-  let runs = [];
+  let runs = [], chains = [];
 
   function choose(name, on) {
     on ? chosen.add(name) : chosen.delete(name);
@@ -52,11 +52,36 @@ export async function showRuns(main, view) {
       h("td", { class: "quiet small nowrap" }, ago(run.updated)));
   }
 
+  /** The row of a chain, above those of its stages. */
+  function chainRow(chain) {
+    const begun = chain.stages.map((stage) => stage.run).filter(Boolean);
+    const done = chain.stages.filter((stage) => stage.state === "done").length;
+    const href = begun.length > 1 ? link(["compare"], { run: begun }) : link(["run", begun[0]]);
+    return h("tr", { class: "chain" }, h("td"), h("td", { colspan: 6 },
+      h("a", { href, "data-row": chain.name, class: "name" }, chain.name),
+      h("div", { class: "quiet small" }, `chain, ${done} of ${chain.stages.length} stages done: `,
+        chain.stages.map((stage) => `${stage.name} ${stage.state}`).join(" → "))));
+  }
+
+  /** The rows of runs in their order; the stages of a chain stand together where its first one would. */
+  function rows(shown) {
+    const named = new Map(shown.map((run) => [run.name, run]));
+    const owner = new Map(chains.flatMap((chain) => chain.stages.map((stage) => [stage.run, chain])));
+    const drawn = new Set();
+    return shown.flatMap((run) => {
+      const chain = owner.get(run.name);
+      if (!chain) return [row(run)];
+      if (drawn.has(chain)) return [];
+      drawn.add(chain);
+      return [chainRow(chain), ...chain.stages.map((stage) => named.get(stage.run)).filter(Boolean).map(row)];
+    });
+  }
+
   function draw() {
     const wanted = search.value.toLowerCase();
     const shown = runs.filter((run) => [run.name, run.environment, run.model, run.algorithm, ...run.note.tags, run.note.text].join(" ").toLowerCase().includes(wanted));
     const focused = document.activeElement?.dataset?.row;
-    body.replaceChildren(...shown.map(row));
+    body.replaceChildren(...rows(shown));
     if (focused) body.querySelector(`[data-row="${CSS.escape(focused)}"]`)?.focus();
     empty.hidden = shown.length > 0;
     empty.textContent = runs.length ? "No run fits." : "There are no runs here yet. agentrl train env=calculator makes one.";
@@ -67,6 +92,7 @@ export async function showRuns(main, view) {
   async function load() {
     const found = await api("runs", {}, view.signal);
     runs = found.runs.sort((a, b) => b.updated - a.updated);
+    chains = found.chains;
     root.textContent = found.root;
     draw();
   }

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,25 +45,15 @@ from agentrl.train.trainers.recompute import recompute_layers
 from agentrl.train.trainers.reference import record_layer_outputs
 from agentrl.train.trainers.reward_model import RewardModel
 from agentrl.train.trainers.torch_trainer import checkpoint as torch_checkpoint
-from agentrl.train.trainers.torch_trainer.batch import TorchBatch, before_head, prepare_batch, trunk_of
+from agentrl.train.trainers.torch_trainer.batch import TorchBatch, before_head, computing, prepare_batch, trunk_of
+from agentrl.train.trainers.torch_trainer.distillation import Distilling
 from agentrl.train.trainers.torch_trainer.scores import load_network, read_scores
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 
 T = TypeVar("T")
 
 
-def computing(method: Callable[..., T]) -> Callable[..., T]:
-    """A method that computes with the trainer's own number of CPU threads."""
-
-    @functools.wraps(method)
-    def run(self: TorchTrainer, *args: Any, **kwargs: Any) -> T:
-        with cores.computing(self.threads):
-            return method(self, *args, **kwargs)
-
-    return run
-
-
-class TorchTrainer(StepLearner[TorchBatch]):
+class TorchTrainer(Distilling, StepLearner[TorchBatch]):
     """The trainer of `trainer=torch`.
 
     Args:
@@ -76,6 +65,7 @@ class TorchTrainer(StepLearner[TorchBatch]):
         lora: the adapter that is trained in the model's place; None: there is none.
     """
 
+    computes_supports = True
     processes = 1
     """The number of processes that share this machine's cores in computing the same steps."""
     reduce: Callable[[Sequence[Tensor]], None] | None = None
@@ -226,7 +216,7 @@ class TorchTrainer(StepLearner[TorchBatch]):
             values = None
             if self.critic is not None and self.critic.trunk is None:
                 values = self.critic.head.fixed(hidden[rows.predictor], rows.critic_view)
-            return self.loss(logp, entropy, rows, values, meter, first=first)
+            return self.loss(logp, entropy, rows, values, meter, first=first, divergence=self.diverge(hidden, rows))
 
         loss = self.whole(compute)
         loss.backward()  # type: ignore[no-untyped-call]

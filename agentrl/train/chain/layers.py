@@ -1,0 +1,128 @@
+"""The settings of a chain's stages: common ones, each stage's own over them, and layers of both.
+
+    runs/CHAIN/chain.yaml  <  a file's  <  the words of the command line
+
+In one layer a stage's own settings win over the common ones. A common setting of a higher layer wins over a stage's of
+a lower one, so that `seed=3` on the command line is every stage's. It leaves a stage's references to other stages, and
+`model` is the first stage's alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import ConfigError, unknown_name
+from agentrl.overrides import Tree, applicable, merge, put, spread, value_at
+from agentrl.train.chain.references import is_reference
+from agentrl.train.driver.resuming import flat
+from agentrl.train.record import chain
+
+STAGES = "stages"
+OF_CHAIN = (STAGES, "run_dir", "resume", "dry_run")
+"""Settings that a chain has and no stage."""
+NAMED = ("env", "data")
+"""Sections of which a stage has one, by name: settings of another name's are not its own."""
+GENERATING = ("agent", "rewards", "tools", "warm_start")
+"""Common settings that a stage which reads its sessions does not take."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+def is_chain(tree: Mapping[str, Any]) -> bool:
+    """Return whether settings are a chain's, or resume one."""
+    resume = tree.get("resume")
+    return STAGES in tree or (isinstance(resume, str) and chain.is_chain(Path(resume)))
+
+
+def spread_stages(tree: Mapping[str, Any]) -> Tree:
+    """A chain's settings in which the dotted keys of its stages are spread out.
+
+    Raises:
+        ConfigError: a stage has no name, no settings, or a setting that only the chain has.
+    """
+    stages = tree.get(STAGES)
+    if stages is None:
+        return dict(tree)
+    if not isinstance(stages, Mapping) or not stages:
+        raise ConfigError(f"{STAGES}={stages!r}: stages are a mapping from names to settings, in their order")
+    found: Tree = {}
+    for name, own in stages.items():
+        if not _NAME.fullmatch(str(name)):
+            raise ConfigError(f"{STAGES}.{name}: a stage's name has letters, digits, - and _ only: its folder has it")
+        if not isinstance(own, Mapping):
+            raise ConfigError(f"stage {name}: {own!r} is no mapping of settings")
+        for key in (*OF_CHAIN, "rerun"):
+            if key in own:
+                raise ConfigError(
+                    f"stage {name}: {key} is no stage's setting{'' if key == 'rerun' else '; give it at the top'}"
+                )
+        found[str(name)] = spread({str(key): value for key, value in own.items()})
+    return {**tree, STAGES: found}
+
+
+def layered(low: Tree, high: Tree) -> Tree:
+    """A chain's settings with those of a higher layer over them.
+
+    Raises:
+        UnknownName: the higher layer names a stage that the lower one, which has stages, does not.
+    """
+    below, above = low.get(STAGES) or {}, high.get(STAGES) or {}
+    common = {key: value for key, value in high.items() if key != STAGES}
+    found: Tree = merge(applicable(low, common), common)
+    if not (below or above):
+        return found
+    stages: Tree = {}
+    for number, name in enumerate(below or above):
+        own, over = below.get(name, {}), _overriding(common, below.get(name, {}), first=number == 0)
+        own = merge(applicable(own, over), over)
+        given = above.get(name, {})
+        stages[name] = merge(applicable(own, given), given)
+    for name in above:
+        if name not in stages:
+            raise unknown_name("stage", name, list(stages))
+    return {**found, STAGES: stages}
+
+
+def stage_settings(settings: Tree, name: str) -> Tree:
+    """A stage's settings, the common ones included; references are left as they are."""
+    stages, own = settings[STAGES], settings[STAGES][name]
+    common = {key: value for key, value in settings.items() if key not in OF_CHAIN}
+    for section, other in (NAMED, NAMED[::-1]):
+        if section in own:
+            common.pop(other, None)
+            if _named(common.get(section)) not in (None, _named(own[section])):
+                del common[section]
+    if "data" in own or ("data" in common and "env" not in own):
+        common = {key: value for key, value in common.items() if key not in GENERATING}
+    if name != next(iter(stages)) and "model" in common:
+        common["model"] = {k: v for k, v in _section(common["model"]).items() if k != "name"}
+    tree = merge(applicable(common, own), own)
+    if tree.get("model") == {}:
+        del tree["model"]
+    if tree.get("checkpoint_url"):
+        tree["checkpoint_url"] = f"{str(tree['checkpoint_url']).rstrip('/')}/{name}"
+    return tree
+
+
+def _overriding(common: Tree, own: Tree, *, first: bool) -> Tree:
+    """Those of the common settings that a stage has settings of its own for."""
+    over: Tree = {}
+    for key, value in flat(common).items():
+        plain = key.removesuffix(".name")
+        before = value_at(own, key)
+        if before is None and plain != key and isinstance(value_at(own, plain), str):
+            before = value_at(own, plain)
+        if before is None or is_reference(_named(before)) or (plain == "model" and not first) or plain in OF_CHAIN:
+            continue
+        put(over, plain, value)
+    return over
+
+
+def _section(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {"name": value}
+
+
+def _named(value: Any) -> Any:
+    return value.get("name") if isinstance(value, Mapping) else value

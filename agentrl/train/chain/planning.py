@@ -1,0 +1,276 @@
+"""A chain's plan: the configuration of every stage, built and checked before the first stage begins.
+
+What a stage takes from an earlier one is not there yet. Its configuration is built with the paths that these outputs
+will have, if each stage takes all of its steps. It is checked with the model that the chain's policy begins as in the
+place of a stage's result: tokenizer, template and architecture are the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.config import MODEL, START, RunConfig
+from agentrl.config.secrets import without_secrets
+from agentrl.errors import AgentRLError, ConfigError
+from agentrl.overrides import Tree, merge, read_yaml, value_at
+from agentrl.train.algorithms import make_algorithm
+from agentrl.train.chain.layers import STAGES, layered, spread_stages, stage_settings
+from agentrl.train.chain.references import StageOutput, check_references, references, resolved
+from agentrl.train.driver import setup
+from agentrl.train.driver.resuming import FIXED, changed_settings, saved_settings
+from agentrl.train.plan.dry_run import described
+from agentrl.train.plan.preflight import check_training
+from agentrl.train.record import chain
+from agentrl.train.record.chain import ChainRecord, StageRecord, StageState, settings_hash
+
+UNKNOWN = RunConfig.model_validate({"env": "unknown"})
+"""The configuration of a stage of which something is wrong, for those after it to be planned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage as it is planned.
+
+    Attributes:
+        name: its name.
+        tree: its settings, with references as they were written and the model that it begins with.
+        config: its configuration, with the paths that the references will have.
+        root: the model that its policy began as when the chain began.
+        policy: whether its result is a policy, with which the next stage begins; a reward model is none.
+    """
+
+    name: str
+    tree: Tree
+    config: RunConfig
+    root: str
+    policy: bool
+
+    @property
+    def model(self) -> StageOutput | None:
+        """The stage whose result this one begins with; None where it begins with another model."""
+        return next((each for each in references(self.tree) if each.setting == "model"), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A chain as it is planned.
+
+    Attributes:
+        path: its folder.
+        settings: as its chain.yaml has them.
+        stages: in their order.
+        record: the manifest of one that is resumed; None of one that begins.
+        dry_run: whether the plan is all that is wanted.
+    """
+
+    path: Path
+    settings: Tree
+    stages: tuple[Stage, ...]
+    record: ChainRecord | None
+    dry_run: bool = False
+
+    def state(self, name: str) -> StageState:
+        """How far a stage is."""
+        found = self.record.stage(name) if self.record else None
+        return found.state if found else StageState.WAITING
+
+    def begun_record(self) -> ChainRecord:
+        """The manifest that it begins or goes on with."""
+        old = self.record
+        stages = [StageRecord(each.name, StageState.WAITING, settings_hash(each.tree)) for each in self.stages]
+        if old is not None:
+            known = {stage.name: stage for stage in old.stages}
+            stages = [
+                new
+                if (was := known[new.name]).state is StageState.WAITING
+                else StageRecord(was.name, was.state, new.settings, was.start, was.end)
+                for new in stages
+            ]
+        return ChainRecord(self.path, tuple(stages))
+
+    def lines(self) -> Iterator[str]:
+        """The lines of its dry run."""
+        yield f"chain of {len(self.stages)} stages in {self.path}: nothing is started"
+        for number, stage in enumerate(self.stages, 1):
+            taken = ", ".join(f"{each.setting} of {each.stage}" for each in references(stage.tree))
+            yield f"stage {stage.name} ({number} of {len(self.stages)}){f': {taken}' if taken else ''}"
+            if self.state(stage.name) is StageState.DONE:
+                yield "  it is done"
+                continue
+            for line in described(_as_checked(stage)):
+                yield f"  {line}"
+
+
+def plan_chain(*layers: Tree) -> Chain:
+    """Plan a chain, or one that is resumed.
+
+    Args:
+        layers: settings, such as a file's and those of the command line; later ones win.
+
+    Raises:
+        AgentRLError: something is wrong with a stage; the message names it, and all others of which something is.
+    """
+    given: Tree = {}
+    for layer in layers:
+        given = layered(given, spread_stages(layer))
+    if given.get("rerun"):
+        raise ConfigError("rerun is for runs: rerun=CHAIN/STAGE repeats a stage")
+    record = None
+    if given.get("resume"):
+        path = Path(str(given["resume"]))
+        record, given = chain.read(path), spread_stages(read_yaml(path / chain.SETTINGS))
+        for layer in layers:
+            given = layered(given, spread_stages({key: value for key, value in layer.items() if key != "run_dir"}))
+    else:
+        path = Path(str(given.get("run_dir") or f"runs/chain-{time.strftime('%Y%m%d-%H%M%S')}"))
+        if chain.is_chain(path) or (path / "config.yaml").exists():
+            kind = "chain" if chain.is_chain(path) else "run"
+            raise ConfigError(f"run_dir={str(path)!r} holds a {kind} already; resume={path} continues it")
+    settings = {key: value for key, value in given.items() if key not in ("resume", "dry_run")}
+    plan = Chain(path, settings, _stages(path, settings, record), record, given.get("dry_run") in (True, "true"))
+    _check(plan)
+    return plan
+
+
+def kept_settings(plan: Chain) -> Tree:
+    """The settings as chain.yaml has them: without secrets, which are given anew."""
+    found: Tree = without_secrets(plan.settings)
+    return found
+
+
+def begin_config(plan: Chain, stage: Stage, record: ChainRecord) -> RunConfig:
+    """The configuration with which a stage begins, now that what earlier stages wrote is there."""
+    found: Tree = resolved(stage.tree, plan.path, _models(record))
+    return setup.complete({**found, "run_dir": str(plan.path / stage.name)})
+
+
+def resume_config(plan: Chain, stage: Stage, record: ChainRecord) -> RunConfig:
+    """The configuration with which a stage that has begun goes on.
+
+    Raises:
+        ConfigError: it began with another stage's model.
+    """
+    known = record.stage(stage.name)
+    start = known.start if known else None
+    if start is not None and stage.model is not None and start.stage != stage.model.stage:
+        raise ConfigError(f"model=stage:{stage.model.stage}: it began with the model of {start.stage or start.model}")
+    kept = [each.setting for each in references(stage.tree) if each.setting.partition(".")[0] in FIXED]
+    tree = _without(stage.tree, kept)
+    found: Tree = resolved(tree, plan.path, _models(record))
+    return setup.complete({**found, "resume": str(plan.path / stage.name)})
+
+
+def _models(record: ChainRecord) -> dict[str, str]:
+    return {each.name: each.end.model for each in record.stages if each.end is not None}
+
+
+def _without(tree: Tree, settings: list[str], prefix: str = "") -> Tree:
+    """Settings without some, by their dotted names."""
+    found: Tree = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if name.removesuffix(".name") in settings and not isinstance(value, Mapping):
+            continue
+        below = _without(dict(value), settings, f"{name}.") if isinstance(value, Mapping) else value
+        if below != {} or value == {}:
+            found[key] = below
+    return found
+
+
+def name_stage(error: Exception, stage: str) -> None:
+    """Have an error begin with the stage that it is of."""
+    error.args = (f"stage {stage}: {error.args[0] if error.args else error}", *error.args[1:])
+
+
+def _stages(path: Path, settings: Tree, record: ChainRecord | None) -> tuple[Stage, ...]:
+    """All stages; what is wrong with any of them is one error."""
+    stages: dict[str, Stage] = {}
+    models = {each.name: each.end.model for each in record.stages if each.end} if record else {}
+    wrong: list[AgentRLError] = []
+    names = tuple(settings[STAGES])
+    for number, name in enumerate(names):
+        try:
+            stages[name] = _stage(path, settings, name, stages, names[number:], models)
+        except AgentRLError as error:
+            name_stage(error, name)
+            wrong.append(error)
+            models.setdefault(name, "checkpoints")
+            stages[name] = Stage(name, {}, UNKNOWN, setup.TINY, True)
+    if wrong:
+        raise _together(wrong)
+    return tuple(stages.values())
+
+
+def _stage(
+    path: Path, settings: Tree, name: str, earlier: Mapping[str, Stage], later: tuple[str, ...], models: dict[str, str]
+) -> Stage:
+    tree = stage_settings(settings, name)
+    check_references(tree, earlier, later)
+    before = next((each for each in reversed([*earlier.values()]) if each.policy), None)
+    if before is not None and value_at(merge({"model": {}}, tree), "model.name") is None:
+        tree = merge(tree, {"model": f"stage:{before.name}"})
+    config = setup.complete({**resolved(tree, path, models), "run_dir": str(path / name)})
+    models.setdefault(name, f"checkpoints/step-{config.steps:06d}")
+    policy = getattr(make_algorithm(config.algo).needs, "head", None) is None
+    stage = Stage(name, tree, config, config.model.name, policy)
+    start = stage.model
+    if start is not None and start.is_model and not earlier[start.stage].policy:
+        raise ConfigError(f"model=stage:{start.stage}: that stage's result is no policy")
+    return stage if start is None else Stage(name, tree, config, earlier[start.stage].root, policy)
+
+
+def _together(wrong: list[AgentRLError]) -> AgentRLError:
+    return wrong[0] if len(wrong) == 1 else ConfigError("\n".join(map(str, wrong)))
+
+
+def _check(plan: Chain) -> None:
+    """Look up what the stages that are still to come name, and refuse changes of those that are done.
+
+    Raises:
+        AgentRLError: there is none of a name, or a setting changed; the message names the stage.
+    """
+    wrong: list[AgentRLError] = []
+    for stage in plan.stages:
+        try:
+            if plan.state(stage.name) is StageState.DONE:
+                _refuse_changes(plan, stage)
+            elif not (plan.path / stage.name / "config.yaml").exists():  # one that has begun is checked as it resumes
+                written_later = any(each.setting == "data" for each in references(stage.tree))
+                check_training(_as_checked(stage), written_later=written_later)
+        except AgentRLError as error:
+            name_stage(error, stage.name)
+            wrong.append(error)
+    if wrong:
+        raise _together(wrong)
+
+
+def _as_checked(stage: Stage) -> RunConfig:
+    """A stage's configuration with models that are there in the place of other stages' results."""
+    config = stage.config
+    named = [each.setting for each in references(stage.tree)]
+    policies = {
+        name: own.model_copy(update={"model": own.model.model_copy(update={"name": START})})
+        if own.name == MODEL and f"policies.{name}.model" in named
+        else own
+        for name, own in config.policies.items()
+    }
+    model = config.model.model_copy(update={"name": stage.root})
+    return config.model_copy(update={"model": model, "policies": policies})
+
+
+def _refuse_changes(plan: Chain, stage: Stage) -> None:
+    """Refuse other settings of a stage that is done.
+
+    Raises:
+        ConfigError: there are some; the message names them.
+    """
+    known = plan.record.stage(stage.name) if plan.record else None
+    if known is None or known.settings == settings_hash(stage.tree):
+        return
+    if changed := changed_settings(saved_settings(plan.path / stage.name), stage.config):
+        raise ConfigError(
+            f"{', '.join(changed)}: the stage is done, and keeps its settings; a new chain, run_dir=…, has others"
+        )

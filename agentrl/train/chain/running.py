@@ -1,0 +1,132 @@
+"""A chain's stages, trained one after the other in one process, or resumed in another."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import orjson
+
+from agentrl.config import RunConfig, yaml_settings
+from agentrl.errors import ConfigError
+from agentrl.rollout.stream.batch_metrics import Evaluation
+from agentrl.train.chain.planning import Chain, Stage, begin_config, kept_settings, name_stage, resume_config
+from agentrl.train.display.console import Display
+from agentrl.train.driver.launch import train_run
+from agentrl.train.driver.result import TrainResult
+from agentrl.train.plan.preflight import check_training
+from agentrl.train.record import chain, lock, manifest
+from agentrl.train.record.chain import ChainRecord, StageStart, StageState
+from agentrl.train.record.files import write_atomically
+
+
+@dataclass(frozen=True, slots=True)
+class ChainResult(TrainResult):
+    """A chain's result: that of the last stage that was trained, and those of all.
+
+    Attributes:
+        chain: the chain's folder.
+        stages: each stage's result. Of one that an earlier process trained `before` and `after` are None.
+    """
+
+    chain: Path = Path()
+    stages: dict[str, TrainResult] = field(default_factory=dict)
+
+
+async def train_chain(plan: Chain, display: Display) -> ChainResult:
+    """Train the stages that are not done yet, each as the run that it is.
+
+    Raises:
+        AgentRLError: a stage failed; the message begins with its name.
+    """
+    with _opened(plan) as record:
+        display.resume_hint = lambda: f"interrupted; {chain.resume_hint(record)}"
+        results: dict[str, TrainResult] = {}
+        for number, stage in enumerate(plan.stages, 1):
+            about = f"stage {stage.name} ({number} of {len(plan.stages)})"
+            if plan.state(stage.name) is StageState.DONE:
+                display.say(f"== {about} is done")
+                results[stage.name] = _read_result(record, stage.name)
+                continue
+            display.say(f"== {about}")
+            try:
+                record, result = await _train_stage(plan, stage, record, display)
+            except Exception as error:
+                name_stage(error, stage.name)
+                raise
+            results[stage.name] = result
+            if not result.worked:
+                break
+            gc.collect()  # engines and trainer are in cycles, and the next stage needs their memory
+    last = results[next(reversed(results))]
+    return ChainResult(last.path, last.before, last.after, last.metrics, last.worked, last.kind, plan.path, results)
+
+
+async def _train_stage(
+    plan: Chain, stage: Stage, record: ChainRecord, display: Display
+) -> tuple[ChainRecord, TrainResult]:
+    folder = plan.path / stage.name
+    if (folder / "config.yaml").exists():
+        config = resume_config(plan, stage, record)
+    else:
+        config = begin_config(plan, stage, record)
+        record = record.changed(stage.name, state=StageState.BEGUN, start=_start(plan, stage, config))
+        record.write()
+    check_training(config)
+    result = await train_run(config, display)
+    if not result.worked:
+        return record, result
+    before, after = (None if each is None else each.mean for each in (result.before, result.after))
+    record = record.changed(stage.name, state=StageState.DONE, end=chain.end_of(folder, before, after))
+    record.write()
+    return record, result
+
+
+def _start(plan: Chain, stage: Stage, config: RunConfig) -> StageStart:
+    """The model that a stage begins with; the digest is of what an earlier stage recorded."""
+    if stage.model is None:
+        return StageStart(None, config.model.name, "")
+    folder = Path(config.model.name)
+    return StageStart(stage.model.stage, folder.relative_to(plan.path).as_posix(), manifest.weights(folder))
+
+
+@contextmanager
+def _opened(plan: Chain) -> Iterator[ChainRecord]:
+    """The chain's folder with its manifest, locked; removed where a new chain fails before a stage has anything."""
+    path, record = plan.path, plan.begun_record()
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"run_dir={str(path)!r}: can't make that folder: {error.strerror}") from None
+    held = lock.RunLock(path)
+    try:
+        write_atomically(path / chain.SETTINGS, yaml_settings.write(kept_settings(plan)).encode())
+        record.write()
+        yield record
+    except Exception:
+        if plan.record is None and not any((path / stage.name).exists() for stage in plan.stages):
+            for name in (chain.NAME, chain.SETTINGS, lock.NAME):
+                (path / name).unlink(missing_ok=True)
+            with suppress(OSError):
+                path.rmdir()
+        raise
+    finally:
+        with suppress(FileNotFoundError):
+            held.release()
+
+
+def _read_result(record: ChainRecord, name: str) -> TrainResult:
+    """The result of a stage that another process trained."""
+    folder = record.folder(name)
+    file = folder / "metrics.jsonl"
+    rows = [orjson.loads(line) for line in file.read_bytes().splitlines()] if file.exists() else []
+    return TrainResult(folder, None, None, rows)
+
+
+def measured(result: TrainResult) -> str:
+    """A stage's measure before and after it, in words; '' where there is none."""
+    found: list[Evaluation] = [each for each in (result.before, result.after) if each is not None]
+    return " -> ".join(each.summary for each in found)
