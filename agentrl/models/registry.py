@@ -22,6 +22,11 @@ from agentrl.models.known import KNOWN, Progress
 
 TINY = "tiny"
 
+LANGUAGE_MODELS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+"""How the architectures of language models end in `config.json`."""
+SCORE_MODELS = ("ForSequenceClassification", "ForTokenClassification")
+"""How those of score models end."""
+
 
 def cache_folder(cache_dir: str | Path | None = None) -> Path:
     """Return the folder of fetched models: `cache_dir`, or agentrl/models in the user's cache (XDG_CACHE_HOME)."""
@@ -36,6 +41,7 @@ def resolve(
     progress: Progress | None = None,
     *,
     trust_remote_code: bool = False,
+    scores: bool = False,
 ) -> Path:
     """The Hugging Face folder that a name or path stands for; a known model is fetched if it is not there yet.
 
@@ -44,6 +50,7 @@ def resolve(
         cache_dir: where fetched models are stored; None is `cache_folder()`.
         progress: is called with what is being fetched.
         trust_remote_code: let the code in a folder run (`agentrl.common.custom_code`).
+        scores: a folder may hold a score model, which has no head for words.
 
     Raises:
         UnknownName: neither a known model nor a folder; the message lists what is known.
@@ -54,20 +61,20 @@ def resolve(
     if name and path.is_dir():
         if trust_remote_code:
             custom_code.allow(path)
-        return check(path)
+        return check(path, scores=scores)
     if path.is_file():
         raise InvalidInput(f"model={name!r} is a file; a model is a Hugging Face folder")
     if name in KNOWN:
         return get(name, cache_dir, progress)
     if name == TINY:
         raise InvalidInput("model='tiny' has no folder: a run builds it from its environment's texts (models.tiny)")
-    known = unknown_name("model", name, [*KNOWN, TINY])
-    raise type(known)(f"{known}; a local Hugging Face folder works as well")
+    unknown = unknown_name("model", name, [*KNOWN, TINY])
+    raise type(unknown)(f"{unknown}; a local Hugging Face folder works as well")
 
 
-def model_folder(config: ModelConfig) -> Path:
+def model_folder(config: ModelConfig, *, scores: bool = False) -> Path:
     """`resolve` for a run's setting `model`, or a policy's."""
-    return resolve(config.name, trust_remote_code=config.trust_remote_code)
+    return resolve(config.name, trust_remote_code=config.trust_remote_code, scores=scores)
 
 
 def get(name: str, cache_dir: str | Path | None = None, progress: Progress | None = None) -> Path:
@@ -102,8 +109,12 @@ def get(name: str, cache_dir: str | Path | None = None, progress: Progress | Non
     raise InfraError(f"model {name!r} could not be fetched. " + "; ".join(failures))
 
 
-def check(path: Path) -> Path:
+def check(path: Path, *, scores: bool = False) -> Path:
     """Make sure that a folder holds a whole Hugging Face model, without loading it; returns the folder.
+
+    Args:
+        path: the folder.
+        scores: it may hold a score model.
 
     Raises:
         InvalidInput: something is missing or unreadable; the message names it.
@@ -119,9 +130,8 @@ def check(path: Path) -> Path:
     if not isinstance(settings, dict):
         raise InvalidInput(f"model={str(path)!r}: config.json holds a {type(settings).__name__}, not a JSON object")
     architectures = settings.get("architectures") or []
-    if not isinstance(architectures, list) or not any(
-        str(name).endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")) for name in architectures
-    ):
+    known = (*LANGUAGE_MODELS, *(SCORE_MODELS if scores else ()))
+    if not isinstance(architectures, list) or not any(str(name).endswith(known) for name in architectures):
         raise InvalidInput(f"model={str(path)!r}: config.json names no causal language model, but {architectures}")
     missing = [file for file in _weight_files(path) if not (path / file).is_file()]
     if missing:

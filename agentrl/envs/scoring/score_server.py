@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agentrl.common import cores
 from agentrl.errors import InfraError
 
 GPU_BATCH_TOKENS = 32_768
@@ -39,11 +40,12 @@ class ScoreServer:
     Args:
         load: loads the model, on its device.
         batch_tokens: tokens of a batch, padding included.
+        threads: CPU threads that it computes with; None: as many as the environment says.
     """
 
-    def __init__(self, load: Callable[[], Any], batch_tokens: int) -> None:
+    def __init__(self, load: Callable[[], Any], batch_tokens: int, threads: int | None = None) -> None:
         self.model = load()
-        self.batch_tokens = batch_tokens
+        self.batch_tokens, self.threads = batch_tokens, threads
         self.batches = 0
         self._waiting: deque[_Asked] = deque()
         self._changed = threading.Condition()
@@ -124,7 +126,7 @@ class ScoreServer:
         for row, asked in enumerate(batch):
             ids[row, : len(asked.ids)] = torch.tensor(list(asked.ids))
             mask[row, : len(asked.ids)] = 1
-        with torch.inference_mode():
+        with torch.inference_mode(), cores.computing(self.threads):
             hidden = self.model.base_model(
                 input_ids=ids.to(device), attention_mask=mask.to(device), use_cache=False
             ).last_hidden_state
@@ -178,7 +180,8 @@ def acquire(folder: Path, device: str, dtype: str, batch_tokens: int | None, *, 
             def load() -> Any:
                 return read_score_model(folder, getattr(torch, dtype), per_token=per_token).to(device).eval()
 
-            _held[key] = _Held(ScoreServer(load, tokens))
+            threads = cores.chosen(None, cores.share(1, folder)) if device == "cpu" else None
+            _held[key] = _Held(ScoreServer(load, tokens, threads))
         _held[key].users += 1
         return _held[key].server
 

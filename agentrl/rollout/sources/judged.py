@@ -299,7 +299,7 @@ def read_pairs(config: DataConfig) -> JudgedRows:
         kind = frozenset(name for name, value in row.items() if value is not None)
         if (columns := choices.get(kind)) is None:
             columns = choices[kind] = choose_compared(row, own, place, "pairs")
-        replies = [replace(each, trained=()) for each in read_compared(row, columns, own, place, reader)]
+        replies = [replace(each, trained=(), spans=()) for each in read_compared(row, columns, own, place, reader)]
         margin = _number(row[MARGIN], MARGIN, config, place) if row.get(MARGIN) is not None else 0.0
         found.note(f"{columns}" + (f", {MARGIN} = {MARGIN!r}" if margin else ""))
         ranked = sorted(replies, key=lambda each: -(each.reward or 0.0))
@@ -327,9 +327,9 @@ def read_scored(config: DataConfig, kind: Literal["score", "label"], classes: Se
         found.note(f"{kind} = {names[0]!r}" + (f", of {', '.join(classes)}" if classes else ""))
         example = read_example(rest, choose_columns(rest, own, place), own, place, reader)
         if kind == "score":
-            return [ScoredRow(replace(example, trained=()), _number(value, kind, config, place), kind)]
+            return [ScoredRow(replace(example, trained=(), spans=()), _number(value, kind, config, place), kind)]
         number = class_of(value, classes, f"data={config.name}: {place}")
-        return [ScoredRow(replace(example, trained=()), float(number), kind)]
+        return [ScoredRow(replace(example, trained=(), spans=()), float(number), kind)]
 
     return read_judged(config, read, found)
 

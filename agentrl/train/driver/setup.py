@@ -19,6 +19,7 @@ from agentrl.models.registry import model_folder
 from agentrl.overrides import Tree, applicable, merge, spread, validate, value_at
 from agentrl.rollout.episodes.evaluation import SCRIPTED, held_out_split
 from agentrl.sessions.renderers.writer import text_of
+from agentrl.train.algorithms import make_algorithm
 from agentrl.types import Session, Task
 
 TINY = "tiny"
@@ -246,9 +247,9 @@ def name_as_given(error: Exception, own: Path, config: RunConfig) -> None:
 
 
 def resolve_model(config: RunConfig) -> Path:
-    """The folder of the model that a run starts from.
+    """The folder of the model that a run starts from; a run that learns scores may start from a score model.
 
     Raises:
         UnknownName: no such model; the message lists what is known.
     """
-    return model_folder(config.model)
+    return model_folder(config.model, scores=make_algorithm(config.algo).needs.head is not None)

@@ -22,10 +22,11 @@ from agentrl.train.algorithms.credit import Credit, NodeAdvantage, trainable_nod
 from agentrl.train.forest.packing import pack_with_spans
 from agentrl.train.offline.margins import Margins, add_groups
 from agentrl.train.record.files import append
+from agentrl.train.record.seals import HELD_OUT
 from agentrl.train.trainers import Computing
 from agentrl.types import Group, Task
 
-NAME = "held_out.jsonl"
+NAME = HELD_OUT
 """A line for each measurement of a run: the step, the loss or margin with its bounds, and what it is of."""
 CHUNK = 64
 """Groups that are in memory at a time."""

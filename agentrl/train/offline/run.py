@@ -7,7 +7,6 @@ sessions.
 from __future__ import annotations
 
 import asyncio
-import filecmp
 import math
 from functools import partial
 from itertools import islice
@@ -18,21 +17,15 @@ from agentrl.common import custom_code, garbage
 from agentrl.config import RunConfig
 from agentrl.envs.data import identity
 from agentrl.errors import ConfigError
-from agentrl.rollout.engines.folder import ModelFacts
 from agentrl.rollout.episodes.policies import Policy
-from agentrl.rollout.sources.files import Conversations, read_conversations
-from agentrl.rollout.sources.judged import JudgedRows
-from agentrl.rollout.sources.pairs import Compared
 from agentrl.rollout.sources.reading import ListedTasks, ReadGroups
-from agentrl.rollout.sources.runs import RecordedRun, is_run, read_run
-from agentrl.rollout.sources.trees import TreeWriter
+from agentrl.rollout.sources.runs import RecordedRun
 from agentrl.rollout.stream.batch_metrics import Evaluation
 from agentrl.rollout.stream.buffer import Gate
 from agentrl.rollout.stream.samplers import make_sampler
 from agentrl.rollout.stream.stream import Stream
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.store.store import Store
-from agentrl.train.algorithms import make_algorithm
 from agentrl.train.display.console import Display
 from agentrl.train.driver import setup
 from agentrl.train.driver.learning import Learning
@@ -41,35 +34,14 @@ from agentrl.train.driver.opening import own_model, stoppable
 from agentrl.train.driver.preparation import make_loop, prepare_reading
 from agentrl.train.driver.result import TrainResult
 from agentrl.train.offline import held_out, scores
+from agentrl.train.offline.source import ReadData, prepare_data, read_data
 from agentrl.train.plan.model_checks import prove_architecture
 from agentrl.train.record import data_identity
 from agentrl.train.record.run_folder import RunFolder
 from agentrl.train.trainers.teachers.teachers import Teachers, check_teachers
 
-ReadData = Conversations | JudgedRows | RecordedRun
 TOKENIZER_TEXTS = 200
 """Conversations that the tiny model's tokenizer is made from."""
-
-
-def read_data(config: RunConfig) -> ReadData:
-    """Read what `data=` names.
-
-    Raises:
-        ConfigError: it can't be read.
-    """
-    assert config.data is not None
-    algorithm = make_algorithm(config.algo)
-    needs = algorithm.needs
-    if not is_run(config.data.name):
-        compared: Compared | None = "pairs" if needs.pairs else "labels" if needs.labels else None
-        return algorithm.read_rows(config.data) or read_conversations(config.data, compared)
-    head = needs.head
-    if head is not None and head.classes:
-        raise ConfigError(
-            f"data={config.data.name}: algo={config.algo.name} learns {', '.join(head.labels)}, and recorded sessions "
-            "have rewards: a file has labels, or algo=reward_model learns from rewards (algo.target=pairs or score)"
-        )
-    return read_run(config.data, demonstrated=not needs.engine, ends=head is not None)
 
 
 async def train_on_data(config: RunConfig, folder: RunFolder, store: Store, display: Display) -> TrainResult:
@@ -85,7 +57,7 @@ async def train_on_data(config: RunConfig, folder: RunFolder, store: Store, disp
             renderer = get_renderer(base, config.model.renderer, config.model.stop)
             policy = Policy(renderer, None, model=base)
             with display.part("reading the data"):
-                await asyncio.to_thread(_prepare, config, data, policy, base)
+                await asyncio.to_thread(prepare_data, config, data, policy.renderer, base)
             _identify(config, data, folder, display)
             await check_teachers(config, base)
             return await _train(config, data, policy, base, folder, store, display)
@@ -115,6 +87,7 @@ async def _train(
         with stoppable(loop, display), garbage.collect_less_often():
             done = await loop.run(start)
         after = await _measure(loop, data, done)
+        await asyncio.to_thread(folder.seals.add, done, lines={})
     finally:
         loop.trainer.close()
         await learner.close()
@@ -148,22 +121,6 @@ def _described(found: Evaluation) -> str:
     bounds = "" if math.isnan(found.low) else f" [{found.low:.3f}, {found.high:.3f}]"
     accuracy = found.metrics.get("accuracy")
     return f"{found.mean:.3f}{bounds}" + ("" if accuracy is None else f" (accuracy {accuracy:.0%})")
-
-
-def _prepare(config: RunConfig, data: ReadData, policy: Policy, base: Path) -> None:
-    """Render conversations, or see that recorded tokens are the model's."""
-    assert config.data is not None
-    if not isinstance(data, RecordedRun):
-        own = ModelFacts.read(base).context
-        limit = min((each for each in (config.data.max_tokens, own) if each is not None), default=None)
-        data.prepare(TreeWriter(policy.renderer, config.data, limit))
-        return
-    recorded = Path(config.data.name) / "model" / "tokenizer.json"
-    if not recorded.exists() or not filecmp.cmp(recorded, base / "tokenizer.json", shallow=False):
-        raise ConfigError(
-            f"data={config.data.name} has tokens of that run's model, and model={config.model.name} has another "
-            f"tokenizer: model={config.data.name}/model, or one of its checkpoints, has the same"
-        )
 
 
 def _identify(config: RunConfig, data: ReadData, folder: RunFolder, display: Display) -> None:

@@ -112,7 +112,8 @@ def _check_reading(config: RunConfig, algorithm: Algorithm, *, written_later: bo
         raise ConfigError(f"data={data.name}: there is no such file or folder")
     check_name(config.model.renderer, "model.renderer")
     if config.model.name != setup.TINY and not config.resume:
-        get_renderer(resolve(config.model.name), config.model.renderer, config.model.stop)
+        own = resolve(config.model.name, scores=algorithm.needs.head is not None)
+        get_renderer(own, config.model.renderer, config.model.stop)
 
 
 def check_rollouts(config: RunConfig) -> Env:

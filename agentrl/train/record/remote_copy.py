@@ -36,11 +36,11 @@ from agentrl.train.display.console import Display
 from agentrl.train.driver import resuming
 from agentrl.train.driver.resuming import step_of
 from agentrl.train.record import kept_code, provenance, ratings, seals
-from agentrl.train.record.seals import LOSSES, STREAM
+from agentrl.train.record.seals import HELD_OUT, LOSSES, STREAM
 
 RUN_FILES = (
     *("config.yaml", formats.NAME, "starts.jsonl", STREAM, LOSSES),
-    *(provenance.NAME, "groups.jsonl", "metrics.jsonl", ratings.NAME, seals.NAME),
+    *(provenance.NAME, "groups.jsonl", "metrics.jsonl", ratings.NAME, seals.NAME, HELD_OUT),
 )
 STORE = "sessions.db"
 STAGED = ".uploading"

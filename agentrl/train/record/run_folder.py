@@ -56,7 +56,7 @@ from agentrl.train.record.chain import resume_command
 from agentrl.train.record.data_identity import STARTS
 from agentrl.train.record.files import append, keep_lines, remove, write_atomically
 from agentrl.train.record.lock import RunLock
-from agentrl.train.record.seals import LOSSES, METRICS, SETTINGS, STREAM, Seals, digest
+from agentrl.train.record.seals import HELD_OUT, LOSSES, METRICS, SETTINGS, STREAM, Seals, digest
 from agentrl.train.trackers import TRACKERS, Trackers
 from agentrl.train.trackers.base import TrackedRun
 from agentrl.train.trackers.tensorboard import TensorBoard
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 Metrics = dict[str, float]
 WRITTEN = (
-    *("metrics.jsonl", "groups.jsonl", ratings.NAME, provenance.NAME, STREAM, LOSSES, STARTS, seals.NAME),
+    *("metrics.jsonl", "groups.jsonl", ratings.NAME, provenance.NAME, STREAM, LOSSES, STARTS, seals.NAME, HELD_OUT),
     *("result.json", "data.json"),
     "learning_curve.png",
     *("sessions.db", "sessions.db-wal", "sessions.db-shm", "sessions.db-count"),
@@ -301,6 +301,7 @@ class RunFolder:
         ledger.drop_after(self.path, step)
         provenance.drop_after(self.path, step)
         ratings.drop_after(self.path, step)
+        keep_lines(self.path / HELD_OUT, step)
         trainer_logprobs.drop_after(self.path, step)
         self.seals.drop_after(step)
         shutil.rmtree(self.path / "tensorboard", ignore_errors=True)  # event files can't be truncated: write them again

@@ -35,8 +35,8 @@ from agentrl.train.record.files import append, keep_lines, write_atomically
 
 NAME = "seals.jsonl"
 LOSSES, STREAM = "losses.json", "stream.json"
-METRICS = "metrics.jsonl"
-FILES = (STARTS, provenance.NAME, ledger.NAME, ratings.NAME, METRICS)
+METRICS, HELD_OUT = "metrics.jsonl", "held_out.jsonl"
+FILES = (STARTS, provenance.NAME, ledger.NAME, ratings.NAME, METRICS, HELD_OUT)
 """Files that grow by lines."""
 SETTINGS = "config.yaml"
 Lines = Mapping[str, tuple[int, str]]

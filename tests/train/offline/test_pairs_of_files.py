@@ -60,6 +60,22 @@ def test_dpo_on_a_file_raises_the_held_out_margin_and_resumes_bit_for_bit(tmp_pa
     assert again.after == result.after
     assert verify(cut).passed
 
+    assert {check.name: check.examined["sessions"] for check in verify(whole).checks}["source"] == 32
+    measured = (whole / "held_out.jsonl").read_text()
+    (whole / "held_out.jsonl").write_text(measured.replace('"margin":', '"margin":1'))
+    assert {"seals", "held out"} <= {check.name for check in verify(whole).checks if check.faults}
+    with Store(cut / "sessions.db") as store:
+        changed = next(store.sessions(phase="train"))
+        changed.nodes[-1].trainable = [False] * len(changed.nodes[-1].token_ids)
+        store.save(changed, replace=True)
+    (source,) = [check for check in verify(cut).checks if check.name == "source"]
+    assert [fault.what for fault in source.faults] == [
+        "has other tokens, or others of them are trained, than the source gives"
+    ]
+    (data / "train.jsonl").write_text((data / "test.jsonl").read_text())
+    (source,) = [check for check in verify(cut).checks if check.name == "source"]
+    assert (source.faults, list(source.unknown)) == ([], ["sources that changed since they were read"])
+
 
 def naive_margin(run: Path, data: Path) -> float:
     """The mean of beta times the difference of log-ratios over held-out pairs, one row at a time, by transformers."""

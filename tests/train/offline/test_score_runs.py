@@ -15,8 +15,8 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 from agentrl.config import DataConfig
 from agentrl.envs.rewards import make_rewards
-from agentrl.errors import ConfigError
-from agentrl.models import tiny
+from agentrl.errors import ConfigError, InvalidInput
+from agentrl.models import resolve, tiny
 from agentrl.rollout.sources.judged import JudgedRows, read_pairs, read_scored
 from agentrl.rollout.sources.steps import read_steps
 from agentrl.rollout.sources.trees import TreeWriter
@@ -88,6 +88,9 @@ async def test_a_reward_model_has_the_same_scores_in_transformers_and_as_a_rewar
     network = AutoModelForSequenceClassification.from_pretrained(model).eval()
     tokenizer = AutoTokenizer.from_pretrained(model)
     assert network.config.id2label == {0: "score"}
+    assert resolve(str(model), scores=True) == model
+    with pytest.raises(InvalidInput, match="names no causal language model"):
+        resolve(str(model))
     chats = [
         (("user", "Say something in round 3."), ("assistant", "12ab")),
         (("user", "Say something in round 14."), ("assistant", "a9"), ("user", "More."), ("assistant", "abcdefgh")),

@@ -13,7 +13,7 @@ from agentrl.sessions.store.store import Store
 from agentrl.train.driver.resuming import whole_checkpoints
 from agentrl.train.record import ledger, manifest, provenance
 from agentrl.train.record.provenance import Published
-from agentrl.train.record.verify import evaluation, file_checks, recomputed, seal_checks, step_checks
+from agentrl.train.record.verify import evaluation, file_checks, recomputed, seal_checks, source_checks, step_checks
 from agentrl.train.record.verify.data_checks import StoredTasks, check_data, check_store
 from agentrl.train.record.verify.delivery import check_checkpoints
 from agentrl.train.record.verify.recorded import Recorded, Row
@@ -80,8 +80,21 @@ def _verify(run: Path, weights: bool, trust: bool) -> Report:
             step_checks.check_metrics(step, metrics)
             file_checks.check_seeds(step, sessions)
             file_checks.check_evaluation(step, stored, metrics)
+        read = _check_read(recorded, stored)
     checks = [files, written, store, texts, data, groups, weight, sessions, versions, rewards, credit, tokens, metrics]
+    checks += read
     return Report(run, recorded.last, checks)
+
+
+def _check_read(recorded: Recorded, store: Store) -> list[Check]:
+    """The checks of a run that reads its sessions; none of another."""
+    if recorded.starts[-1][1].data is None:
+        return []
+    source = Check("source", "read again, the data gives the sessions that were trained")
+    measured = Check("held out", "what was measured is in the metrics, and a margin is its groups'")
+    source_checks.check_source(recorded, store, source)
+    source_checks.check_held_out(recorded, measured)
+    return [source, measured]
 
 
 def _check_files(recorded: Recorded, folders: Sequence[Path], check: Check) -> None:
@@ -114,7 +127,7 @@ def _check_weights(recorded: Recorded, check: Check) -> None:
     """Publications: one for each version of the metrics, each confirmed by engines, none without effect."""
     rows = {int(row["step"]): row for row in recorded.rows}
     if recorded.rows and recorded.settings(1).data is not None:
-        check.unknown["steps of a run without an engine: the sessions are read, and their source is not looked at"] = 1
+        check.told = ["this run reads its sessions: it publishes no weights"]
         return
     versions = {published.version for _, published in recorded.published}
     missing = {int(row["version"]): step for step, row in reversed(rows.items()) if int(row["version"]) not in versions}
