@@ -93,7 +93,7 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> shared.Once:
 
 @pytest.fixture(scope="session")
 def learned(once: shared.Once) -> Path:
-    """The run of `make train`, of a quarter of its steps, with its first and its last checkpoint; it is to be read only."""
+    """The run of `make train`, of a quarter of its steps, with its first and last checkpoint; it is to be read only."""
 
     def train(folder: Path) -> None:
         import agentrl
