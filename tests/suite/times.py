@@ -2,9 +2,10 @@
 
 `pytest --times=FOLDER` writes a line a phase into a file for each worker; `python -m tests.suite.times FOLDER` prints
 them as tables, and `make times` does both. CPU and memory are those of the worker's process tree: what a server spends
-for a test counts, what the Docker daemon spends does not. Memory is a tree's share of what is resident (PSS: a page
-that forked processes share is divided among them), at its highest during the test; a thread looks once a second, so
-that shorter tests show what they were found with.
+for a test counts, what the Docker daemon spends does not. A process whose parent has ended (a worker of a node of Ray's
+that was killed) is known by a variable of its environment, and counts too. Memory is a tree's share of what is resident
+(PSS: a page that forked processes share is divided among them), at its highest during the test; a thread looks once a
+second, so that shorter tests show what they were found with.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from typing import Any
 import pytest
 
 TICK = os.sysconf("SC_CLK_TCK")
+MARK = "AGENTRL_TIMES_OF"
+"""A variable of the environment, with the number of the process that is measured."""
 PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 1e6
 LOOK_SECONDS = 1.0
 WAITED_SECONDS = 0.1
@@ -53,49 +56,97 @@ def processes(root: int) -> Iterator[int]:
     while left:
         process = left.pop()
         yield process
-        with contextlib.suppress(OSError):  # it has just ended
-            for task in Path(f"/proc/{process}/task").iterdir():
-                left += map(int, (task / "children").read_text().split())
+        left += _children(process)
 
 
-def cpu_seconds(root: int) -> float:
-    """CPU seconds of a tree, those of its ended and awaited processes included."""
-    ticks = 0
-    for process in processes(root):
+def _children(process: int) -> Iterator[int]:
+    with contextlib.suppress(OSError):  # it has just ended
+        for task in Path(f"/proc/{process}/task").iterdir():
+            yield from map(int, (task / "children").read_text().split())
+
+
+class Tree:
+    """A process, all that descend from it, and those of them whose parents have ended."""
+
+    def __init__(self, root: int) -> None:
+        self._root, self._mark = root, f"{MARK}={root}".encode()
+        os.environ[MARK] = str(root)
+        self._orphans: set[int] = set()
+        self._strangers: set[int] = set()
+        self._last: dict[int, tuple[int, float]] = {}
+        self._lost = 0.0
+        self._lock = threading.Lock()
+
+    def processes(self) -> Iterator[int]:
+        """All that live now, as far as is known."""
+        for root in (self._root, *self._orphans):
+            yield from processes(root)
+
+    def look(self) -> None:
+        """Find those whose parents have ended since: the first process of the machine has them now."""
+        firsts = set(_children(1))
+        with self._lock:
+            for process in firsts - self._orphans - self._strangers:
+                (self._orphans if self._is_marked(process) else self._strangers).add(process)
+            self._orphans &= firsts
+            self._strangers &= firsts
+
+    def cpu_seconds(self) -> float:
+        """CPU seconds of all, ended ones included: by who awaited them, or as they were last seen."""
+        with self._lock:
+            now = dict(filter(None, map(_cpu_of, self.processes())))
+            for process in self._last.keys() - now.keys():
+                parent, spent = self._last[process]
+                self._lost += spent if parent not in now else 0.0
+            self._last = now
+            return sum(spent for _, spent in now.values()) + self._lost
+
+    def _is_marked(self, process: int) -> bool:
         with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-            ticks += sum(map(int, fields[11:15]))
-    return ticks / TICK
+            return self._mark in Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+        return False
+
+
+def _cpu_of(process: int) -> tuple[int, tuple[int, float]] | None:
+    """A process, its parent, and its CPU seconds with those of the children that it awaited."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return process, (int(fields[1]), sum(map(int, fields[11:15])) / TICK)
+    return None
 
 
 class Memory:
     """A tree's share of what is resident.
 
     To ask the kernel for a process's share it walks all its pages, which slowed the whole suite down by a half: each
-    look asks for one of them, new ones first, and takes the others' to be the part of the resident pages that it was.
+    look asks for those that are new or have grown by a half, else for one, and takes the others' to be the part of the
+    resident pages that it was.
     """
 
-    def __init__(self, root: int) -> None:
-        self._root = root
-        self._parts: dict[int, float] = {}
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._parts: dict[int, tuple[float, float]] = {}
+        """By process: the part of its resident pages that is its share, and how many megabytes it had then."""
 
     def look(self) -> float:
         """Megabytes now, after a process's share was asked for."""
         resident = self._resident()
         parts = {process: part for process, part in self._parts.items() if process in resident}
-        for process in [new for new in resident if new not in parts] or list(parts)[:1]:
+        changed = [process for process, mb in resident.items() if process not in parts or mb > 1.5 * parts[process][1]]
+        for process in changed or list(parts)[:1]:
             parts.pop(process, None)  # the next look asks for another
-            parts[process] = _share_mb(process) / resident[process]
+            # At most the whole: a process that grows between the two figures seemed to share more than it had.
+            parts[process] = min(1.0, _share_mb(process) / resident[process]), resident[process]
         self._parts = parts
         return self.now()
 
     def now(self) -> float:
         """Megabytes now, of the processes that were looked at."""
-        return sum(mb * self._parts.get(process, 0.0) for process, mb in self._resident().items())
+        return sum(mb * self._parts[process][0] for process, mb in self._resident().items() if process in self._parts)
 
     def _resident(self) -> dict[int, float]:
         found = {}
-        for process in processes(self._root):
+        for process in self._tree.processes():
             with contextlib.suppress(OSError):
                 found[process] = int(Path(f"/proc/{process}/statm").read_text().split()[1]) * PAGE_MB
         return {process: mb for process, mb in found.items() if mb}
@@ -114,8 +165,10 @@ class Times:
 
     def __init__(self, file: Path) -> None:
         self._file = file.open("a", buffering=1)
+        self._began = time.monotonic()
         self._peak = 0.0
-        self._memory = Memory(os.getpid())
+        self._tree = Tree(os.getpid())
+        self._memory = Memory(self._tree)
         self._opened = 0
         sys.addaudithook(self._audit)
         self._ended = threading.Event()
@@ -128,15 +181,16 @@ class Times:
     def _look(self) -> None:
         while not self._ended.wait(LOOK_SECONDS):
             self._peak = max(self._peak, self._memory.look())
+            self._tree.look()
 
     @contextlib.contextmanager
     def _measured(self, name: str, phase: str) -> Iterator[None]:
-        began, cpu = time.monotonic(), cpu_seconds(os.getpid())
+        began, cpu = time.monotonic(), self._tree.cpu_seconds()
         outer, self._peak, opened = self._peak, self._memory.now(), self._opened
         try:
             yield
         finally:
-            seconds, used = time.monotonic() - began, cpu_seconds(os.getpid()) - cpu
+            seconds, used = time.monotonic() - began, self._tree.cpu_seconds() - cpu
             waits = self._opened > opened or seconds - used > WAITED_SECONDS
             line = Spent(name, phase, round(seconds, 3), round(used, 3), round(self._peak, 3), waits)
             self._peak = max(self._peak, outer)
@@ -165,6 +219,8 @@ class Times:
             return (yield)
 
     def pytest_unconfigure(self) -> None:
+        seconds, cpu = time.monotonic() - self._began, self._tree.cpu_seconds()
+        self._file.write(json.dumps(Spent("all", "process", round(seconds, 3), round(cpu, 3), 0.0).__dict__) + "\n")
         self._ended.set()
         self._thread.join()
         self._file.close()
@@ -185,7 +241,7 @@ def tests(spent: Iterable[Spent]) -> list[Spent]:
     """A row a test: its phases added up."""
     phases: dict[str, list[Spent]] = defaultdict(list)
     for one in spent:
-        if one.phase != "fixture":
+        if one.phase not in ("fixture", "process"):
             phases[one.name].append(one)
     return [
         Spent(
@@ -224,6 +280,8 @@ def main() -> None:
     for folder, rows in ranked:
         print(f"{_figures(rows)} {len(rows):6}  {folder}")
     print(f"{_figures([row for _, rows in ranked for row in rows])} {sum(len(rows) for _, rows in ranked):6}  all")
+    whole = [one for one in spent if one.phase == "process"]
+    print(f"{_figures(whole)} {'':6}  with imports, collection and what lies between tests")
     for folder, rows in ranked:
         fixtures = [one for one in spent if one.phase == "fixture" and folder_of(one.name) == folder]
         print(f"\n{folder}")

@@ -27,6 +27,9 @@ class LogHandlers:
 
         logging.Logger.addHandler = adding  # type: ignore[method-assign, assignment]
 
-    def now(self) -> dict[str, tuple[int, ...]]:
-        """The identities of each one's handlers, by its name; nothing of a logger without any."""
-        return {name: tuple(map(id, one.handlers)) for name, one in list(self._loggers.items()) if one.handlers}
+    def now(self) -> dict[str, tuple[logging.Handler, ...]]:
+        """Each one's handlers, by its name; nothing of a logger without any.
+
+        Not their identities: each call of `id` is an event of `sys.audit`, to which a check listens.
+        """
+        return {name: tuple(one.handlers) for name, one in list(self._loggers.items()) if one.handlers}

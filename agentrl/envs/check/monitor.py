@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -179,10 +179,10 @@ class Monitor(logging.Handler):
     def _trace(self, frame: Any, event: str, arg: Any) -> Any:
         """Note exceptions in the environment's own code."""
         frame.f_trace_lines = False
-        place = places.own([(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)])
-        if not place:
+        if not places.is_own(frame.f_code.co_filename):
             return None
         if event == "exception" and self.handled is not None and not issubclass(arg[0], (StopIteration, GeneratorExit)):
+            place = places.own([(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)])
             self.handled.append(Handled(arg[0], words(arg[1]), place))
         return self._trace
 
@@ -300,6 +300,7 @@ class _Process:
     variables: dict[str | bytes, str | bytes]
     random: dict[str, int]
     settings: dict[str, object]
+    handlers: dict[str, tuple[logging.Handler, ...]]
 
     @classmethod
     def now(cls, log_handlers: LogHandlers, *, drawn: bool) -> _Process:
@@ -315,24 +316,28 @@ class _Process:
             "the locale": locale.setlocale(locale.LC_ALL),
             "the time zone": time.tzname,
             "the precision of decimal": decimal.getcontext().prec,
-            "the filters of warnings": (len(warnings.filters), *map(id, warnings.filters[:1])),
-            "sys.stdout": id(sys.stdout),
-            "sys.stderr": id(sys.stderr),
+            "the filters of warnings": (len(warnings.filters), *warnings.filters[:1]),
+            "sys.stdout": sys.stdout,
+            "sys.stderr": sys.stderr,
             "the garbage collector": gc.isenabled(),
             **{f"the handler of {one.name}": signal.getsignal(one) for one in HANDLED},
-            **{f"the handlers of the logger {name!r}": each for name, each in log_handlers.now().items()},
         }
-        return cls(folder, _variables(), fingerprints() if drawn else {}, settings)
+        return cls(folder, _variables(), fingerprints() if drawn else {}, settings, log_handlers.now())
 
     def compare(self, after: _Process) -> tuple[dict[str, tuple[int, int]], list[str]]:
         changed = []
         if after.folder != self.folder:
             changed.append("the working directory (os.chdir)")
-        names = {os.fsdecode(key) for key, _ in self.variables.items() ^ after.variables.items()}
+        differing = self.variables != after.variables and self.variables.items() ^ after.variables.items()
+        names = {os.fsdecode(key) for key, _ in differing or ()}
         changed += [f"the environment variable {name}" for name in sorted(names)]
-        settings = {**self.settings, **after.settings}
-        changed += [name for name in settings if self.settings.get(name) != after.settings.get(name)]
+        changed += _different(self.settings, after.settings)
+        changed += [f"the handlers of the logger {name!r}" for name in _different(self.handlers, after.handlers)]
         return {name: (self.random.get(name, 0), state) for name, state in after.random.items()}, changed
+
+
+def _different(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
+    return [name for name in {**before, **after} if before.get(name) != after.get(name)] if before != after else []
 
 
 def _variables() -> dict[str | bytes, str | bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import re
 import sys
@@ -37,6 +38,12 @@ def own(lines: Iterable[Line]) -> str:
             if matches(file):
                 return f"{short(file)}:{number} in {function}"
     return ""
+
+
+@functools.cache
+def is_own(file: str) -> bool:
+    """Whether a file is the environment's own, so that `own` names a line of it."""
+    return _is_authors(file) or _is_installed(file) or _is_built_in(file)
 
 
 def of_error(error: BaseException) -> str:

@@ -87,9 +87,13 @@ def random_call(rng: random.Random, tool: Tool, messages: Sequence[Message], cal
 
 def words_of(messages: Sequence[Message]) -> list[str]:
     """Words of a conversation, but for those that a shell would run as programs: a sandbox may isolate nothing."""
-    found = (word for message in messages for word in _WORD.findall(message.text[:MAX_READ]))
     path = os.environ.get("PATH", os.defpath)
-    return [word for word in found if word not in SHELL and not _is_program(word, path)] or ["a"]
+    return [word for message in messages for word in _words(message.text[:MAX_READ], path)] or ["a"]
+
+
+@functools.lru_cache(maxsize=256)  # each turn reads the whole conversation
+def _words(text: str, path: str) -> tuple[str, ...]:
+    return tuple(word for word in _WORD.findall(text) if word not in SHELL and not _is_program(word, path))
 
 
 @functools.cache

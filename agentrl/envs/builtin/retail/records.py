@@ -7,6 +7,7 @@ the size of the database.
 from __future__ import annotations
 
 import copy
+import functools
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -74,8 +75,9 @@ class RetailRecords:
 
     def find_user(self, matches: Callable[[Record], bool]) -> str:
         """The id of the first user that matches."""
-        for user_id in self.database.users:
-            if matches(self.get("users", user_id)):
+        changed = self.changed.get("users", {})
+        for user_id, user in self.database.users.items():
+            if matches(changed.get(user_id) or user):
                 self.found.add(user_id)
                 return user_id
         raise ToolError("no such customer")
@@ -160,8 +162,13 @@ def address_of(address1: str, address2: str, city: str, state: str, country: str
 
 def folded(text: str) -> str:
     """Text without case and accents, for comparing names."""
-    text = text[:MAX_FIELD].casefold()
-    if text.isascii():  # as nearly all of them are: a look-up compares with hundreds
+    return _folded(text[:MAX_FIELD])
+
+
+@functools.lru_cache(maxsize=4096)  # a look-up compares with all customers
+def _folded(text: str) -> str:
+    text = text.casefold()
+    if text.isascii():  # as nearly all of them are
         return text.strip()
     parts = unicodedata.normalize("NFKD", text)
     return "".join(part for part in parts if not unicodedata.combining(part)).strip()

@@ -1,0 +1,48 @@
+"""What is measured: also what processes spend whose parents have ended, and never more memory than there is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from tests.suite.times import MARK, Memory, Tree
+
+BUSY = """
+import sys, time
+end = time.process_time() + 0.3
+while time.process_time() < end: pass
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_what_a_process_spends_counts_once_its_parent_has_ended_and_once_it_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(MARK, "")
+    tree = Tree(os.getpid())
+    before = tree.cpu_seconds()
+    command = ["setsid", "-f", sys.executable, "-c", BUSY]
+    daemon = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert daemon.stdout is not None
+    daemon.stdout.readline()
+    daemon.wait()
+    tree.look()
+    assert tree.cpu_seconds() - before >= 0.3
+    daemon.communicate()  # it ends once nobody can write to it, and who has it then may await it or not
+    assert tree.cpu_seconds() - before >= 0.3
+
+
+def test_a_process_that_grows_has_at_most_what_is_resident() -> None:
+    memory = Memory(Tree(os.getpid()))
+    grown: list[bytearray] = []
+    for _ in range(5):
+        grown.append(bytearray(20_000_000))
+        own = psutil.Process()
+        most = memory.look()
+        assert most <= 1.1 * sum(one.memory_info().rss for one in [own, *own.children(recursive=True)]) / 1e6
