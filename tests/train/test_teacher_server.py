@@ -16,11 +16,13 @@ from typing import Any
 
 import pytest
 
-from agentrl.config import EngineConfig, PolicyConfig
+from agentrl.config import EngineConfig, PolicyConfig, RunConfig
 from agentrl.errors import ConfigError, EngineError
 from agentrl.models import tiny
 from agentrl.models.tokenizers import load_tokenizer
+from agentrl.overrides import spread, validate
 from agentrl.rollout.engines.local.engine import LocalEngine
+from agentrl.train.plan.preflight import check_training
 from agentrl.train.trainers.teachers import server
 from agentrl.train.trainers.teachers.scorers import EngineScorer, PathScorer
 from agentrl.train.trainers.teachers.server import TeacherServer
@@ -146,3 +148,11 @@ async def test_a_server_that_can_not_answer_is_refused_with_what_would_work(fold
             with pytest.raises(ConfigError, match=problem):
                 await asked.start()
             await asked.close()
+
+
+def test_a_run_asks_for_no_more_of_a_teachers_address_than_the_address(folder: Path) -> None:
+    """It was refused without the model's name, as a partner that plays is."""
+    settings = {"env.name": "calculator", "algo.name": "distill", "policies.teacher.model": "http://localhost:9/v1"}
+    config = validate(spread({**settings, "model.name": str(folder)}), RunConfig)
+    assert config.policies["teacher"].remote
+    check_training(config)
