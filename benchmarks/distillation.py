@@ -1,30 +1,60 @@
-"""A tiny student that learns from a tiny teacher's log-probabilities: `python -m benchmarks.distillation [--seeds N]`.
+"""A tiny student learns from a tiny teacher: `python -m benchmarks.distillation [--seeds N] [--rows …] [--sglang]`.
 
 The teacher is what reinforcement learning made of an imitation of the calculator's demonstrator, the student that
-imitation. Printed are the reverse KL divergence of the student from the teacher, in nats a sampled token, in the first
-step and in the mean of the last three, and the held-out rewards. The aim: under 0.05. Its small form, of a quarter of
-the steps, is `tests/train/test_distill.py`.
+imitation. Rows are what is learned from (`ROWS`): sampled tokens alone, divergences over the vocabulary and over the
+teacher's top k, a teacher behind a URL (with `--sglang`, whose server is started), and the policy itself with the
+answer in its prompt. Printed are the reverse KL divergence of the student from the teacher, in nats a sampled token, in
+the first step and in the mean of the last three, and the held-out rewards. The aim: under 0.05. Its small form, of a
+quarter of the steps or less, is `tests/train/test_distill.py`.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from rich.console import Console
 
 import agentrl
+from agentrl.rollout.engines import make_engine
+from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.train.display.console import Display
 from benchmarks.machine import machine
 
+ROWS: dict[str, dict[str, Any]] = {
+    "sampled": {},
+    "forward": {"algo.divergence": "forward", "algo.top_k": None},
+    "jsd": {"algo.divergence": "jsd", "algo.top_k": None},
+    "top_k": {"algo.divergence": "forward", "algo.top_k": 8},
+    "url": {"algo.divergence": "forward", "algo.top_k": 8},
+    "privileged": {"algo.divergence": "forward", "algo.teacher": "main", "algo.privileged": "answer"},
+}
+"""The settings of each row; `url` has the teacher's address besides."""
 
-def distil(student: Path, teacher: Path, folder: Path, *, steps: int = 24, seed: int = 0, tasks: int = 64) -> float:
-    """Train the student; prints what came of it, and returns the divergence in the last three steps."""
+
+def distil(
+    student: Path,
+    teacher: Path | str,
+    folder: Path,
+    *,
+    row: str = "sampled",
+    steps: int = 24,
+    seed: int = 0,
+    tasks: int = 64,
+    groups: int = 64,
+) -> list[float]:
+    """Train the student; prints what came of it, and returns each step's divergence (of the row's own kind)."""
     began = time.perf_counter()
+    asked = {} if row == "privileged" else {"policies.teacher.model": str(teacher)}
     with (folder / "log").open("w") as log:
         result = agentrl.train(
             "calculator",
@@ -35,33 +65,49 @@ def distil(student: Path, teacher: Path, folder: Path, *, steps: int = 24, seed:
             run_dir=str(folder / "run"),
             display=Display(Console(file=log)),
             **{
-                "policies.teacher.model": str(teacher),
                 "algo.lr": 5e-4,
                 "algo.schedule": "linear",
-                "rollout.groups_per_step": 64,
+                "rollout.groups_per_step": groups,
                 "rollout.group_size": 1,
                 "rollout.turn_tokens": 24,
                 "rollout.session_tokens": 400,
                 "eval.tasks": tasks,
+                **asked,
+                **ROWS[row],
             },
         )
     rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    found = [row["distill/reverse_kl"] for row in rows]
-    last = fmean(found[-3:])
+    found = [line["distill/reverse_kl"] for line in rows]
     assert result.before is not None
     assert result.after is not None
     print(
-        f"seed {seed}: reverse KL {found[0]:.3f} in the first step, {last:.3f} in the last three of {len(rows)}; "
-        f"held-out reward {result.before.mean:.3f} -> {result.after.mean:.3f}; {time.perf_counter() - began:.0f} s",
+        f"{row}, seed {seed}: reverse KL {found[0]:.3f} in the first step, {fmean(found[-3:]):.3f} in the last three "
+        f"of {len(rows)}; held-out reward {result.before.mean:.3f} -> {result.after.mean:.3f}; "
+        f"{time.perf_counter() - began:.0f} s",
         flush=True,
     )
-    return last
+    return [line.get("distill/divergence", line["distill/reverse_kl"]) for line in rows]
+
+
+@contextmanager
+def served(teacher: Path) -> Iterator[str]:
+    """The address of an SGLang server on this CPU that has the teacher (`make engines` installs it)."""
+    python = Path(__file__).resolve().parents[1] / ".venv-sglang" / "bin" / "python"
+    server = {"max_total_tokens": 20000}
+    engine: Any = make_engine(ServerConfig(name="sglang", device="cpu", python=str(python), server=server), teacher)
+    try:
+        asyncio.run(engine.start())
+        yield f"{engine.client.url}/v1"
+    finally:
+        engine.server.kill()
 
 
 def main() -> None:
     """Train a teacher and students."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="students")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=[name for name in ROWS if name != "url"])
+    parser.add_argument("--sglang", action="store_true", help="also the row `url`")
     given = parser.parse_args()
     print(machine(), flush=True)
     with TemporaryDirectory() as name:
@@ -73,10 +119,11 @@ def main() -> None:
         assert teacher.after is not None
         print(f"the teacher's held-out reward: {teacher.after.mean:.3f}", flush=True)
         first, last = sorted((folder / "teacher" / "checkpoints").iterdir())
-        for seed in range(given.seeds):
-            own = folder / f"student-{seed}"
-            own.mkdir()
-            distil(first, last, own, seed=seed)
+        with served(last) if given.sglang else nullcontext("") as url:
+            for row, seed in product([*given.rows, *(["url"] if given.sglang else [])], range(given.seeds)):
+                own = folder / f"{row}-{seed}"
+                own.mkdir()
+                distil(first, url if row == "url" else last, own, row=row, seed=seed)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from tests.train.trees import path
 
 TEXTS = [f"<|im_start|>user\nwhat is {n} + {n}? it is {n + n}<|im_end|>\n" for n in range(40)]
 PROMPT = [Message(role="system", content="you answer"), Message(role="user", content="what is 3 + 3?")]
-SAID = " it is {}"
+SAID = "it is {}"
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_the_turns_are_the_same_tokens_behind_what_the_renderer_writes_for_the_l
     renderer: Renderer, group: Group
 ) -> None:
     (seen,) = Privileged(renderer, "hint", SAID)([group])
-    longer = renderer.render([PROMPT[0], Message(role="user", content="what is 3 + 3? it is 6")])
+    longer = renderer.render([PROMPT[0], Message(role="user", content="what is 3 + 3?\n\nit is 6")])
     for before, after in zip(group.sessions, seen.sessions, strict=True):
         assert [node.token_ids for node in after.nodes[:2]] == longer
         assert [node.token_ids for node in after.nodes[2:]] == [node.token_ids for node in before.nodes[2:]]

@@ -196,7 +196,8 @@ def _check_agents(config: RunConfig, env: Env, *, trains: bool) -> None:
         if policy.name in (MODEL, PAST):
             check_engine(policy.engine, FleetConfig(), here=config.cluster.name == "local")
             check_name(policy.model.renderer, f"policies.{name}.model.renderer")
-        check_partner(name, policy, env)
+        if not (policy.remote and name in config.asked_policies):  # which plays nothing, and is asked before the run
+            check_partner(name, policy, env)
 
 
 def _check_sampling(config: RunConfig) -> None:

@@ -129,8 +129,8 @@ class Heads:
         return copied(self.out.squeeze(1).index_select(0, rows.predictor))
 
     def divergence(self, wanted: Divergence | None) -> Tensor | None:
-        """The rows' divergences from what their forest has of the teacher: [P]; None where none is wanted."""
-        if wanted is None:
+        """The rows' divergences from what their forest has of the teacher: [P]; None for none."""
+        if wanted is None or not len(self.micro.rows):
             return None
         group, vocabulary = parallel_state.get_tensor_model_parallel_group(), self.model.sizes.vocabulary
         head = VocabularyHead(head_weight(self.model), None, self.model.logits, group, vocabulary)

@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from agentrl.config import PolicyConfig
-from agentrl.errors import ConfigError, EngineError, InvalidInput
+from agentrl.errors import AgentRLError, ConfigError, EngineError, InvalidInput
 from agentrl.rollout.engines.servers.http import Http
 from agentrl.train.trainers.teachers.scorers import PromptScores
 from agentrl.types import Tokenizer
@@ -32,6 +32,8 @@ DEADLINE = 120.0
 """Seconds for one answer."""
 PAUSE, LONGEST_PAUSE = 0.5, 20.0
 """Seconds before a request is sent again at first, and at most."""
+ANOTHER_FORM, NOT_JSON = "the answer has another form", "not JSON"
+"""In messages on answers of a server that works, and does not do what is asked."""
 MARKERS = str.maketrans("", "", " \u0120\u2581\u010a\n")
 """What servers write for spaces and line ends in a token's text."""
 
@@ -66,24 +68,25 @@ class TeacherServer:
         ids = self._tokenizer.encode(PROBE)
         if not self._model:
             self._model = await self._first_model()
-        failures = []
+        failures = list[AgentRLError]()
         for way in ("generate", "prompt_logprobs", *(() if self._top_k else ("echo",))):
             self.way = way
             try:
                 _, texts = await self._ask(ids, 0)
             except (EngineError, InvalidInput) as error:
-                failures.append(f"{way}: {error}")
-                if "Connect" in str(error) or "refused" in str(error):
-                    raise
+                failures.append(error)
                 continue
             self._compare(ids, texts)
             return
         self.way = None
+        broken = [error for error in failures if isinstance(error, EngineError) and not _answered(error)]
+        if broken:
+            raise EngineError(f"{self._where}: {broken[0]}") from broken[0]
         wanted = f"the {self._top_k} most probable tokens" if self._top_k else "the log-probability"
         raise ConfigError(
             f"{self._where}: it does not return {wanted} in each place of a prompt of token ids. SGLang does "
             f"(/generate), and vLLM (prompt_logprobs; with --max-logprobs of at least algo.top_k); for any other one "
-            f"give the model itself, policies.NAME.model=FOLDER. It answered: {'; '.join(failures)[:1500]}"
+            f"give the model itself, policies.NAME.model=FOLDER. It answered: {'; '.join(map(str, failures))[:1500]}"
         )
 
     async def read(self, ids: list[int], temperature: float, first: int) -> PromptScores:
@@ -131,7 +134,7 @@ class TeacherServer:
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, InvalidInput):
                 raise
-            raise EngineError(f"the answer has another form: {type(error).__name__}: {error}") from error
+            raise EngineError(f"{ANOTHER_FORM}: {type(error).__name__}: {error}") from error
 
     async def _generate(self, ids: list[int], first: int) -> tuple[PromptScores, list[str]]:
         start = max(first - 1, 0)
@@ -198,6 +201,11 @@ class TeacherServer:
                 )
 
 
+def _answered(error: EngineError) -> bool:
+    """Whether a server said that it has no such route, or something of another form, rather than that it failed."""
+    return " answered 4" in str(error) or ANOTHER_FORM in str(error) or NOT_JSON in str(error)
+
+
 def _require(holds: bool, problem: str) -> None:
     if not holds:
-        raise EngineError(f"the answer has {problem}")
+        raise EngineError(f"{ANOTHER_FORM}: it has {problem}")

@@ -53,7 +53,7 @@ class Privileged:
     Args:
         renderer: the run's, in which sessions were written.
         field: the field of the task that holds the text.
-        text: how it stands behind a message, with `{}` in its place.
+        text: how it stands behind a message, as a paragraph of its own, with `{}` in its place.
     """
 
     def __init__(self, renderer: Renderer, field: str, text: str) -> None:
@@ -74,7 +74,7 @@ class Privileged:
             raise InvalidInput(
                 f"algo.privileged={self._field}: task {session.task.id!r} has no such field (fields: {known})"
             )
-        said = self._text.replace("{}", str(data[self._field]))
+        said = "\n\n" + self._text.replace("{}", str(data[self._field]))
         changed: dict[int, Node] = {}
         for first in _first_turns(session):
             prompt = tree.path(session, first)[:-1]

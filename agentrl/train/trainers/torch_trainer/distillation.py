@@ -32,13 +32,13 @@ class Distilling:
         return VocabularyHead(own.weight, getattr(own, "bias", None), self.logits)
 
     def diverge(self, hidden: Tensor, rows: Rows) -> Tensor | None:
-        """The rows' divergences from what their forest has of the teacher, [P]; None where the algorithm reads none.
+        """The rows' divergences from what their forest has of the teacher, [P]; None for none.
 
         Args:
             hidden: [T, d], the trunk's outputs.
             rows: P pairs.
         """
-        if (wanted := self.algorithm.divergence) is None:
+        if (wanted := self.algorithm.divergence) is None or not len(rows):
             return None
         with self._precision():
             states = before_head(self.model)(hidden).index_select(0, rows.predictor)
