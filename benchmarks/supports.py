@@ -137,13 +137,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", help="cost, learn; both by default")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each")
-    parser.add_argument("--rows", type=int, default=512, help="tokens of the turn whose cost is measured")
+    parser.add_argument("--rows", type=int, default=96, help="tokens of the turn whose cost is measured")
     parser.add_argument("--small", action="store_true", help="a step of each, and a small head")
     given = parser.parse_args()
     print(machine(), flush=True)
     what = given.what or ["cost", "learn"]
     if "cost" in what:
-        cost(32 if given.small else given.rows, 1 if given.small else 5, 512 if given.small else VOCABULARY)
+        cost(32 if given.small else given.rows, 1 if given.small else 3, 512 if given.small else VOCABULARY)
     if "learn" in what:
         learn(given.seeds, given.small)
 

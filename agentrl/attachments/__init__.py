@@ -24,9 +24,12 @@ class AttachmentKind:
 
     Attributes:
         name: the key in `Node.attachments`.
+        of_turn: whether it is about a turn's own tokens: a request for it names where the turn began, also where it
+            continues the turn after an abort.
     """
 
     name: str
+    of_turn: bool = False
 
     def check(self, data: bytes, tokens: int) -> None:
         """Check data that belongs to the end of a path of `tokens` tokens.
@@ -86,7 +89,11 @@ def unrecorded(record: Record, attached: Mapping[str, bytes], tokens: int) -> Re
     """Return what is still to be recorded of a path of `tokens` tokens, to whose end `attached` belongs."""
     if not attached:
         return record
-    return tuple((k, KINDS.find(k).covered(attached[k], tokens) if k in attached else start) for k, start in record)
+    kinds = {k: KINDS.find(k) for k, _ in record if k in attached}
+    return tuple(
+        (k, kinds[k].covered(attached[k], tokens) if k in kinds and not kinds[k].of_turn else start)
+        for k, start in record
+    )
 
 
 def join(first: Mapping[str, bytes], last: Mapping[str, bytes], tokens: int) -> dict[str, bytes]:

@@ -163,16 +163,13 @@ class SupportKind(AttachmentKind):
     """Rows of supports: each turn's data is complete, and attempts at a turn follow one another."""
 
     name = NAME
+    of_turn = True
 
     def check(self, data: bytes, tokens: int) -> None:
         """Well formed, for no more tokens than the path has."""
         rows = len(unpack(data).codes)
         if rows > tokens:
             raise InvalidInput(f"supports of {rows} tokens; the path up to their end has {tokens}")
-
-    def covered(self, data: bytes, tokens: int) -> int:
-        """The tokens before the turn: from there on, whatever continues it counts the turn's own tokens."""
-        return tokens - len(unpack(data).codes)
 
     def join(self, first: bytes | None, last: bytes | None, tokens: int) -> bytes | None:
         """Both one's rows; where one has none, nothing is known of its tokens."""

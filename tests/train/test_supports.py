@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from agentrl import attachments
 from agentrl.attachments import support
 from agentrl.errors import InvalidInput
 from agentrl.sessions.tree import trainability, tree
@@ -235,7 +236,8 @@ def test_what_is_recorded_is_read_and_attempts_follow_one_another() -> None:
     whole = support.unpack(joined)
     assert whole.codes == (support.SETS,) * 5 + (support.UNKNOWN,) * 2 + (support.SETS,) * 2
     assert len(whole.sets) == 1
-    assert kind.covered(joined, 30) == 21
+    record = ((support.NAME, 21),)
+    assert attachments.unrecorded(record, {support.NAME: joined}, 30) == record, "where the turn began"
     with pytest.raises(InvalidInput, match="9 tokens; the path"):
         kind.check(joined, 8)
     for wrong in (b"", b"x", joined[:6], joined + b"\x7f\x01"):

@@ -12,6 +12,7 @@ from. Of a row whose support is recorded they are of the distribution that the t
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from agentrl.attachments.support import Recorder
 from agentrl.rollout.engines.checks import most_probable
 from agentrl.types import Sampling, TopLogprobs
 
+_FIRST = 1024
+"""The most probable tokens that top-p looks at first: sorting a whole vocabulary takes longer than a small model."""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -146,14 +149,30 @@ def _reweigh(logits_V: Tensor, row: RowSampling) -> Tensor:
 
 
 def _filtered(logp_V: Tensor, sampling: Sampling) -> Tensor:
-    ordered_V, index_V = logp_V.sort(descending=True, stable=True)
-    keep_V = torch.ones_like(ordered_V, dtype=torch.bool)
-    if sampling.top_k is not None:
-        keep_V[sampling.top_k :] = False
-    if sampling.top_p < 1:
-        prob_V = torch.softmax(ordered_V.masked_fill(~keep_V, -torch.inf), dim=-1)
-        keep_V &= prob_V.cumsum(-1) - prob_V < sampling.top_p
-    if sampling.min_p > 0:
-        keep_V &= ordered_V >= ordered_V[0] + float(np.log(sampling.min_p))
-    keep_V[0] = True
-    return torch.full_like(logp_V, -torch.inf).scatter(0, index_V, ordered_V.masked_fill(~keep_V, -torch.inf))
+    """Log-probabilities of the tokens that top-k, top-p and min-p leave, minus infinity elsewhere."""
+    floor = -math.inf if sampling.min_p == 0 else float(logp_V.max()) + math.log(sampling.min_p)
+    if sampling.top_k is None and sampling.top_p >= 1:
+        return logp_V.masked_fill(logp_V < floor, -torch.inf)
+    size = min(len(logp_V), _FIRST if sampling.top_k is None else sampling.top_k)
+    while True:
+        ordered_N, index_N = _most_probable_first(logp_V, size)
+        keep_N = ordered_N >= floor
+        if sampling.top_p < 1:
+            total = logp_V if sampling.top_k is None else ordered_N
+            prob_N = (ordered_N - total.logsumexp(-1)).exp()
+            keep_N &= prob_N.cumsum(-1) - prob_N < sampling.top_p
+        if sampling.top_k is not None or size == len(logp_V) or not bool(keep_N[-1]):
+            break
+        size = min(8 * size, len(logp_V))
+    keep_N[0] = True
+    return torch.full_like(logp_V, -torch.inf).scatter(0, index_N[keep_N], ordered_N[keep_N])
+
+
+def _most_probable_first(logp_V: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The `size` most probable tokens' log-probabilities and ids, of equal ones the lower id first."""
+    if 4 * size > len(logp_V):
+        ordered_V, index_V = logp_V.sort(descending=True, stable=True)
+        return ordered_V[:size], index_V[:size]
+    candidates = (logp_V >= logp_V.topk(size).values[-1]).nonzero()[:, 0]
+    ordered_N, place_N = logp_V[candidates].sort(descending=True, stable=True)
+    return ordered_N[:size], candidates[place_N[:size]]
