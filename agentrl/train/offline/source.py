@@ -24,7 +24,7 @@ def read_data(config: RunConfig) -> Conversations | RecordedRun:
     assert config.data is not None
     needs = make_algorithm(config.algo).needs
     if is_run(config.data.name):
-        return read_run(config.data, demonstrated=not needs.engine)
+        return read_run(config.data, demonstrated=not needs.engine, pairs=needs.pairs)
     return read_conversations(config.data, "pairs" if needs.pairs else "labels" if needs.labels else None)
 
 
