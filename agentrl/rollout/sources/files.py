@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from agentrl.config.data import DataConfig
@@ -21,7 +22,12 @@ from agentrl.types import Session, Status, Task
 
 SHOWN = 120
 """Characters of each message of the row that is shown."""
-SETTINGS = {"env.path = ": "data=", "env.eval_path": "data.held_out", "env.": "data."}
+SETTINGS = {
+    "or say eval.split=train": "or name data.held_out=FILE",
+    "env.path = ": "data=",
+    "env.eval_path": "data.held_out",
+    "env.": "data.",
+}
 """Settings of an environment's data set by those of `data`."""
 PREFERRED = "preferred"
 """The name of the reward of a conversation that is compared with others."""
@@ -166,7 +172,9 @@ def read_conversations(config: DataConfig, compared: Compared | None = None) -> 
         by_id = {task.id: tree for task, tree in ((_task(tree), tree) for tree in trees)}
         for split in ("train", "eval"):
             tasks = [Task(id=name) for name in by_id]
-            chosen = divide(tasks, split, lambda task: prefix_text(by_id[task.id]), f"data={config.name}")
+            chosen = _told(
+                partial(divide, tasks, split, lambda task: prefix_text(by_id[task.id]), f"data={config.name}")
+            )
             found.notes += [note for note in chosen.notes if note not in found.notes]
             found.examples[split] = [by_id[task.id] for task in chosen]
     else:

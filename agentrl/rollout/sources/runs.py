@@ -6,7 +6,7 @@ learns from demonstrations (`Needs.engine` is false) gets them as such, all that
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from agentrl.envs.data.splits import divide
 from agentrl.errors import ConfigError
 from agentrl.rollout.sources.judged import mark_ends
 from agentrl.sessions.store.store import Store
+from agentrl.sessions.store.summary import Summary
 from agentrl.types import MAIN, Node, Session, Status, Task, VersionSpan
 
 STORE = "sessions.db"
@@ -32,6 +33,7 @@ class RecordedRun:
         tasks: of each split; a task is a group.
         members: the ids of each group's sessions, by the task's id.
         left_out: how many sessions did not fit.
+        flat: how many groups were left out since their sessions have the same reward, so that they make no pair.
     """
 
     config: DataConfig
@@ -40,6 +42,7 @@ class RecordedRun:
     tasks: dict[str, list[Task]] = field(default_factory=dict)
     members: dict[str, list[str]] = field(default_factory=dict)
     left_out: int = 0
+    flat: int = 0
 
     def sessions(self, split: str, task: Task) -> list[Session]:
         """The sessions of a group, in the order of its samples."""
@@ -58,6 +61,8 @@ class RecordedRun:
         yield f"data: {count:,} sessions of {self.config.name}, in {len(self.members):,} groups"
         if self.left_out:
             yield f"data: {self.left_out:,} sessions are left out by data.status, data.min_reward and data.max_reward"
+        if self.flat:
+            yield f"data: {self.flat:,} groups are left out: their sessions have the same reward, which makes no pair"
         for split, tasks in self.tasks.items():
             yield f"data: {split}: {len(tasks):,} groups"
 
@@ -88,16 +93,22 @@ def is_run(name: str) -> bool:
     return (Path(name).expanduser() / STORE).is_file()
 
 
-def read_run(config: DataConfig, *, demonstrated: bool, ends: bool = False) -> RecordedRun:
-    """The sessions of a run that fit the settings; arguments as in `RecordedRun`.
+def read_run(config: DataConfig, *, demonstrated: bool, ends: bool = False, pairs: bool = False) -> RecordedRun:
+    """The sessions of a run that fit the settings.
+
+    Args:
+        config: the settings.
+        demonstrated: see `RecordedRun`.
+        ends: likewise.
+        pairs: take only groups whose sessions differ in their rewards.
 
     Raises:
         ConfigError: none does, or a status is none.
     """
     statuses = _statuses(config)
     found = RecordedRun(config, demonstrated, ends)
-    groups: dict[str, list[tuple[int, str]]] = {}
-    last: dict[tuple[str, int], tuple[int, str, bool]] = {}
+    groups: dict[str, list[tuple[int, Summary]]] = {}
+    last: dict[tuple[str, int], tuple[int, Summary, bool]] = {}
     problems: dict[str, str] = {}
     with Store(Path(config.name) / STORE, read_only=True) as store:
         after: str | None = None
@@ -107,13 +118,13 @@ def read_run(config: DataConfig, *, demonstrated: bool, ends: bool = False) -> R
                 fits = row.status in statuses and _within(row.score, config)
                 known = last.get((row.group, row.sample))
                 if known is None or known[0] <= row.attempt:
-                    last[row.group, row.sample] = row.attempt, row.id, fits
+                    last[row.group, row.sample] = row.attempt, row, fits
                 problems[row.group] = row.task
             if (after := page.next) is None:
                 break
-    for (group, sample), (_, name, fits) in sorted(last.items()):
+    for (group, sample), (_, row, fits) in sorted(last.items(), key=lambda each: each[0]):
         if fits:
-            groups.setdefault(group, []).append((sample, name))
+            groups.setdefault(group, []).append((sample, row))
         else:
             found.left_out += 1
     if not groups:
@@ -121,11 +132,24 @@ def read_run(config: DataConfig, *, demonstrated: bool, ends: bool = False) -> R
             f"data={config.name}: none of {found.left_out:,} sessions is taken: see data.status, data.min_reward and "
             "data.max_reward"
         )
-    found.members = {group: [name for _, name in members] for group, members in groups.items()}
+    if pairs:
+        differing = {name: members for name, members in groups.items() if _differ([row for _, row in members])}
+        found.flat, groups = len(groups) - len(differing), differing
+        if not groups:
+            raise ConfigError(
+                f"data={config.name}: in none of {found.flat:,} groups do sessions differ in their rewards, so there "
+                "are no pairs (algo=kto learns from single sessions)"
+            )
+    found.members = {group: [row.id for _, row in members] for group, members in groups.items()}
     tasks = [Task(id=group, data={"task": problems[group], "sessions": len(found.members[group])}) for group in groups]
     for split in ("train", "eval"):
         found.tasks[split] = list(divide(tasks, split, lambda task: str(task["task"]), f"data={config.name}"))
     return found
+
+
+def _differ(rows: Sequence[Summary]) -> bool:
+    """Return whether sessions of a group may have different rewards; of forks and several agents that is not known."""
+    return len({row.score for row in rows}) > 1 or any(row.branches > 1 or len(row.agents) > 1 for row in rows)
 
 
 def _within(score: float | None, config: DataConfig) -> bool:

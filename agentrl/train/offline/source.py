@@ -37,7 +37,7 @@ def read_data(config: RunConfig) -> ReadData:
             "sessions have rewards: a file has labels, or algo=reward_model learns from rewards (algo.target=pairs or "
             "score)"
         )
-    return read_run(config.data, demonstrated=not needs.engine, ends=needs.head is not None)
+    return read_run(config.data, demonstrated=not needs.engine, ends=needs.head is not None, pairs=needs.pairs)
 
 
 def prepare_data(config: RunConfig, data: ReadData, renderer: Renderer, base: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ from agentrl.train.algorithms import make_algorithm
 from agentrl.train.display.step_warnings import StepWarnings
 from agentrl.train.driver import api
 from agentrl.train.record.verify.run_checks import verify
+from agentrl.types import Session
 
 ROWS = 60
 SMALL: dict[str, Any] = {
@@ -130,6 +132,24 @@ def test_recorded_sessions_are_imitated_and_reinforced_with_their_own_log_probab
         api.train(algo="sft", run_dir=str(tmp_path / "none"), **SMALL | more, **{"data.min_reward": 9})
     with pytest.raises(ConfigError, match=r"has another tokenizer|recorded tokens are of a model"):
         api.train(algo="sft", run_dir=str(tmp_path / "other"), **SMALL | more | {"model": "tiny"})
+    reward(recorded, lambda session: 1.0)
+    with pytest.raises(ConfigError, match=r"in none of \d+ groups do sessions differ"):
+        api.train(algo="dpo", run_dir=str(tmp_path / "flat"), **SMALL | more)
+    reward(recorded, lambda session: float(session.sample % 2))
+    result = api.train(algo="dpo", run_dir=str(tmp_path / "preferred"), **SMALL | more)
+    assert metrics(tmp_path / "preferred")[0]["preference/pairs"] == 4
+    assert result.after is not None
+    assert result.after.metrics["margin"] != 0
+    assert "recorded tokens were trained" in result.tokens
+    assert verify(tmp_path / "preferred").passed
+
+
+def reward(run: Path, of: Callable[[Session], float]) -> None:
+    """Give a run's stored sessions other rewards."""
+    with Store(run / "sessions.db") as store:
+        for session in list(store.sessions(phase="train")):
+            session.reward, session.rewards = of(session), {}
+            store.save(session, replace=True)
 
 
 def test_a_run_without_an_environment_and_without_data_is_told_what_it_lacks() -> None:
