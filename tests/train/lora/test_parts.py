@@ -16,7 +16,9 @@ from agentrl.rollout.engines.local.engine import LocalEngine
 from agentrl.rollout.engines.local.plugin import LocalConfig
 from agentrl.rollout.engines.managed import managed
 from agentrl.rollout.fleet import make_engines
+from agentrl.rollout.fleet.fleet import Fleet
 from agentrl.rollout.weights.buckets import ADAPTER, WEIGHTS, Weights
+from agentrl.rollout.weights.receiver import LoadCommit
 from agentrl.types import Engine, PauseMode, Sampling, collect
 from tests.train.lora.test_lora import learn, trainer_on
 
@@ -63,6 +65,34 @@ def test_an_engine_that_takes_the_adapter_has_the_bits_of_the_whole_weights(
         finally:
             await engine.close()
             await whole.close()
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_comes_back_gets_the_version_that_the_others_took_as_an_adapter(tiny_llama: Path) -> None:
+    """From the publisher's copy of the adapter in memory, or from the folder that the engines loaded."""
+    trainer = learn(trainer_on(tiny_llama, rank=1), 1)
+
+    async def run() -> None:
+        for transport in ("inproc", "disk"):
+            fleet = make_engines(
+                LocalConfig(device="cpu", process="shared"),
+                FleetConfig(engines=2),
+                WeightsConfig(transport=transport),
+                tiny_llama,
+            )
+            assert isinstance(fleet, Fleet)
+            late = LocalEngine(tiny_llama, EngineConfig(device="cpu"))
+            await fleet.start()
+            await fleet.publish(Weights.of(trainer), 1)
+            folder = await fleet.publisher.folder()
+            assert folder is not None
+            await late.receiver.load_folder(folder, LoadCommit(1, flush=True))
+            assert {await late.checksum()} == await sums(fleet)
+            await late.publish(Weights(trainer.weights), 2)
+            assert {await late.checksum()} == await sums(fleet)
+            await fleet.close()
+            await late.close()
 
     asyncio.run(run())
 
