@@ -6,8 +6,9 @@ a folder holds is refused by name, because leaving it out would be another model
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,34 @@ class SavedAdapter:
 
     shape: AdapterShape
     matrices: Mapping[str, tuple[Any, Any]]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its matrices."""
+        return sum(matrix.nbytes for pair in self.matrices.values() for matrix in pair)
+
+    @property
+    def dtype(self) -> str:
+        """The matrices' dtype, as torch names it ("float32")."""
+        return "+".join(sorted({str(m.dtype).removeprefix("torch.") for p in self.matrices.values() for m in p}))
+
+    def digest(self) -> str:
+        """Return a digest of its scale and matrices, 32 hexadecimal digits; its base's name is no part of it."""
+        import torch
+
+        digest = hashlib.blake2b(repr(self.shape.scale).encode(), digest_size=16)
+        for name, pair in sorted(self.matrices.items()):
+            digest.update(f"{name} {[list(matrix.shape) for matrix in pair]}".encode())
+            for matrix in pair:
+                digest.update(matrix.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+    def copied(self) -> SavedAdapter:
+        """Return a copy in host memory."""
+        pairs = {
+            n: (a.detach().to("cpu", copy=True), b.detach().to("cpu", copy=True)) for n, (a, b) in self.matrices.items()
+        }
+        return SavedAdapter(self.shape, pairs)
 
 
 def write_adapter(folder: Path, adapter: SavedAdapter, linear: Iterable[str]) -> None:
@@ -186,6 +215,27 @@ def add_products(model: Any, adapter: SavedAdapter) -> None:
             weight: Any = getattr(layers.get(name), "weight", None)
             check_fits(name, weight, a, b)
             weight.copy_(weight.float() + merged_product(a, b, adapter.shape.scale).to(weight.device))
+
+
+def with_products(tensors: Iterable[tuple[str, Any]], adapter: SavedAdapter) -> Iterator[tuple[str, Any]]:
+    """Yield a base's (name, tensor) pairs with an adapter's products added, in float32; the tensors stay as they are.
+
+    Raises:
+        InvalidWeights: the base has no such layer, or one of another shape.
+    """
+    import torch
+
+    left = dict(adapter.matrices)
+    for name, tensor in tensors:
+        layer = name.removesuffix(".weight")
+        pair = left.pop(layer, None) if layer != name else None
+        if pair is not None:
+            check_fits(layer, tensor, *pair)
+            product = merged_product(*pair, adapter.shape.scale).to(tensor.device)
+            tensor = torch.where(product == 0, tensor, tensor + product)  # what adds nothing changes no bit
+        yield name, tensor
+    for name, (a, b) in left.items():
+        check_fits(name, None, a, b)
 
 
 def check_fits(name: str, weight: Any, a: Any, b: Any) -> None:

@@ -63,6 +63,10 @@ class EnginePlugin:
         """The weight transport that suits it, which `weights.transport=auto` stands for."""
         return "disk"
 
+    def takes(self, config: Any) -> frozenset[str]:
+        """Return the kinds of smaller parts that its engines take in the whole weights' place ("adapter")."""
+        return frozenset()
+
     def beside_trainer(self, config: Any) -> Any:
         """Return its settings for a run that trains while it generates."""
         return config

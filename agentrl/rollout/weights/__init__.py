@@ -80,9 +80,12 @@ def make_publisher(config: WeightsConfig, base: Path, engine: EngineConfig, rank
         engine: the engines' section.
         ranks: worker ranks of one engine.
     """
+    from agentrl.rollout.engines import ENGINES
     from agentrl.rollout.weights.publisher import Publisher
 
     config = WEIGHTS.build(config)
+    own_precision = config.dtype in (None, engine.dtype)  # another one would be lost on what is added by the engine
+    takes = ENGINES.find(engine.name).takes(engine) if own_precision else frozenset[str]()
     return Publisher(
         TRANSPORTS.find(config.transport).make(config, base, engine, ranks),
         base,
@@ -92,6 +95,7 @@ def make_publisher(config: WeightsConfig, base: Path, engine: EngineConfig, rank
         timeout=config.timeout,
         keep=config.keep,
         limit=config.bucket_bytes,
+        takes=takes,
     )
 
 

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from agentrl.models.adapters import SavedAdapter
 
 T = TypeVar("T")
 
@@ -74,16 +77,35 @@ class Save(Protocol):
         ...
 
 
+WEIGHTS = "weights"
+"""The part that every engine takes: all tensors, an adapter's products added."""
+ADAPTER = "adapter"
+"""The part that, on the base of the engine's own folder, is the same weights."""
+
+
 class Weights:
-    """Weights that can be iterated over again: a transport that failed half-way starts over.
+    """What a trainer hands out as one version: named parts, each of which by itself brings an engine to that version.
+
+    Iterating yields the part `weights`, which there always is; again and again, since a transport that failed half-way
+    starts over. Whoever takes a smaller part calls `take`.
 
     Args:
         source: begins a new iteration, e.g. `trainer.weights`.
         save: writes them where they are; None where that is here.
+        parts: smaller parts by their kind (`ADAPTER`).
+
+    Attributes:
+        moved: the bytes of each part that was taken, by its kind; of several receivers those of the last.
     """
 
-    def __init__(self, source: Callable[[], Iterable[Named]], save: Save | None = None) -> None:
-        self._source, self.save = source, save
+    def __init__(
+        self,
+        source: Callable[[], Iterable[Named]],
+        save: Save | None = None,
+        parts: Mapping[str, SavedAdapter] | None = None,
+    ) -> None:
+        self._source, self.save, self.parts = source, save, dict(parts or {})
+        self.moved: dict[str, int] = {}
 
     @classmethod
     def of(cls, trainer: Any, method: str = "weights") -> Weights:
@@ -92,10 +114,26 @@ class Weights:
         That is a `Save` which also takes the method that yields what is written.
         """
         save = getattr(trainer, "save_weights", None)
-        return cls(getattr(trainer, method), None if save is None else partial(save, method=method))
+        parts = getattr(trainer, "parts", dict) if method == "weights" else dict
+        return cls(getattr(trainer, method), None if save is None else partial(save, method=method), parts())
+
+    def take(self, kind: str) -> SavedAdapter | None:
+        """Return a smaller part; None where there is none of that kind."""
+        part = self.parts.get(kind)
+        if part is not None:
+            self.moved[kind] = part.nbytes
+        return part
 
     def __iter__(self) -> Iterator[Named]:
-        return iter(self._source())
+        self.moved[WEIGHTS] = 0
+        for name, tensor in self._source():
+            self.moved[WEIGHTS] += tensor.nbytes
+            yield name, tensor
+
+
+def take_part(weights: Iterable[Named], kind: str) -> SavedAdapter | None:
+    """Return a smaller part of weights that may be plain pairs, which have none."""
+    return weights.take(kind) if isinstance(weights, Weights) else None
 
 
 def buckets(weights: Iterable[Named], limit: int) -> Iterator[Bucket]:

@@ -25,10 +25,11 @@ from typing import Protocol, TypeVar
 
 from agentrl.common.scratch import ScratchFolder
 from agentrl.errors import AgentRLError, DeadlineExceeded, EngineError
+from agentrl.models.adapters import SavedAdapter
 from agentrl.rollout.engines.folder import ModelFacts, check_tensors, tensors
-from agentrl.rollout.weights.buckets import Convert, Named, Save, Shapes, Weights
+from agentrl.rollout.weights.buckets import ADAPTER, Convert, Named, Save, Shapes, Weights, take_part
 from agentrl.rollout.weights.receiver import LoadCommit, Receiver
-from agentrl.rollout.weights.snapshot import write_snapshot
+from agentrl.rollout.weights.snapshot import write_part, write_snapshot
 from agentrl.rollout.weights.transports.base import Transport, each
 from agentrl.types import PauseMode
 
@@ -87,6 +88,7 @@ class Publisher:
         timeout: seconds for pausing (draining included), and for sending.
         keep: keep a copy in host memory for restarted engines, where the transport keeps none.
         limit: bytes of one file of such a copy.
+        takes: the kinds of smaller parts that the engines take (`EnginePlugin.takes`).
     """
 
     def __init__(
@@ -100,13 +102,15 @@ class Publisher:
         timeout: float = 600.0,
         keep: bool = True,
         limit: int = 1 << 29,
+        takes: frozenset[str] = frozenset(),
     ) -> None:
         self.transport, self.base, self.mode, self.transform = transport, Path(base), mode, transform
-        self.verify, self.timeout, self.keep, self.limit = verify, timeout, keep, limit
+        self.verify, self.timeout, self.keep, self.limit, self.takes = verify, timeout, keep, limit, takes
         self.version: int | None = None
         self._expected, self._tied = tensors(self.base), ModelFacts.read(self.base).tied
         self._held: int | None = None  # the version that the transport's folder, or the kept copy, has complete
         self._kept: dict[str, Named] = {}
+        self._adapter: SavedAdapter | None = None  # of the staged version, where engines take it
         self._scratch: ScratchFolder | None = None
 
     async def stage(self, weights: Iterable[Named], version: int) -> None:
@@ -118,8 +122,14 @@ class Publisher:
         if not self.transport.stages_weights and iter(weights) is weights:
             weights = list(weights)
         self._held = None
+        part = take_part(weights, ADAPTER) if ADAPTER in self.takes else None
+        self._adapter = None if part is None else part.copied()
+        parts = {} if self._adapter is None else {ADAPTER: self._adapter}
         save = self._saver(weights.save, version) if isinstance(weights, Weights) and weights.save else None
-        await self.transport.stage(Weights(lambda: self._stream(weights, version), save), version)
+        await self.transport.stage(Weights(lambda: self._stream(weights, version), save, parts), version)
+        if parts:
+            self._kept.clear()
+            self._held = version
 
     def _saver(self, save: Save, version: int) -> Save:
         """`save` with this publisher's conversion and check."""
@@ -230,15 +240,17 @@ class Publisher:
         broken |= {name: error for name, error in results.items() if error is not None}
 
     async def folder(self) -> Path | None:
-        """The version that engines have, as a model folder for one that is restarted; None where it was not kept."""
+        """The version that engines have, as a folder that a restarted one loads; None where it was not kept."""
         if self._held != self.version:
             return None
         found = self.transport.folder()
-        if found is not None or not self._kept:
+        if found is not None or not (self._kept or self._adapter):
             return found
         if self._scratch is None:
             self._scratch = ScratchFolder()
         folder = self._scratch.path / "latest"
+        if self._adapter is not None:
+            return await asyncio.to_thread(write_part, self._adapter, folder)
         return await asyncio.to_thread(write_snapshot, list(self._kept.values()), folder, self.base, self.limit)
 
     async def close(self) -> None:

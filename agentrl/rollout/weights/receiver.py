@@ -51,7 +51,7 @@ class Receiver(Protocol):
         ...
 
     async def load_folder(self, folder: Path, commit: LoadCommit) -> None:
-        """Load a Hugging Face folder; needs neither `begin` nor `end`."""
+        """Load a Hugging Face folder, or an adapter's where the engine takes them; needs neither `begin` nor `end`."""
         ...
 
     async def load_tensors(self, weights: Iterable[tuple[str, Any]], commit: LoadCommit) -> None:
@@ -120,10 +120,10 @@ class EngineReceiver:
         """Do nothing: there is nothing to prepare."""
 
     async def load_folder(self, folder: Path, commit: LoadCommit) -> None:
-        """Publish the folder's tensors."""
-        from agentrl.rollout.weights.snapshot import read_snapshot
+        """Publish what the folder brings."""
+        from agentrl.rollout.weights.snapshot import read_folder
 
-        await self.engine.publish(read_snapshot(folder), commit.version)
+        await self.engine.publish(read_folder(folder), commit.version)
 
     async def load_tensors(self, weights: Iterable[tuple[str, Any]], commit: LoadCommit) -> None:
         """Publish these tensors."""

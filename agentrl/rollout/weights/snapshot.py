@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import EngineError
-from agentrl.rollout.weights.buckets import Bucket, Named, Shapes, Weights, buckets, prefetch
+from agentrl.models.adapters import SETTINGS, SavedAdapter, read_adapter, with_products, write_adapter
+from agentrl.rollout.weights.buckets import ADAPTER, Bucket, Named, Shapes, Weights, buckets, prefetch, take_part
 
 DTYPES = {
     torch.float64: "F64",
@@ -118,6 +119,44 @@ def read_snapshot(folder: Path) -> Iterator[Named]:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - the library's handle is no mapping
                 yield name, file.get_tensor(name)
+
+
+def write_part(adapter: SavedAdapter, folder: Path) -> Path:
+    """Write an adapter as a folder of its own, which is complete when it has its name; returns `folder`."""
+    beside = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    write_adapter(beside, adapter, adapter.matrices)
+    shutil.rmtree(folder, ignore_errors=True)
+    beside.rename(folder)
+    return folder
+
+
+def read_folder(folder: Path) -> Iterable[Named]:
+    """Return what a folder brings: a model's tensors, or an adapter, which only an engine with its base can take."""
+    if not (folder / SETTINGS).exists():
+        return read_snapshot(folder)
+    adapter = read_adapter(folder)
+    return Weights(lambda: whole_of(adapter), parts={ADAPTER: adapter})
+
+
+def whole_of(adapter: SavedAdapter, base: Path | None = None) -> Iterator[Named]:
+    """Yield all tensors of a base's folder, with an adapter's products added.
+
+    Args:
+        adapter: on the base.
+        base: the folder; None is the one that the adapter names.
+    """
+    yield from with_products(read_snapshot(base or Path(adapter.shape.base or "")), adapter)
+
+
+def merged_on(base: Path, weights: Iterable[Named]) -> Iterable[Named]:
+    """Return weights that take no more from the trainer than their adapter, where that is on this base's folder."""
+    adapter = weights.parts.get(ADAPTER) if isinstance(weights, Weights) else None
+    if adapter is None or Path(adapter.shape.base or "").resolve() != base.resolve():
+        return weights
+    take_part(weights, ADAPTER)
+    return whole_of(adapter, base)
 
 
 def read_header(path: Path) -> dict[str, tuple[str, tuple[int, ...], int, int]]:

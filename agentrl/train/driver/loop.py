@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -248,15 +248,19 @@ class Loop:
         published, version, engine = self.state.published, self.trainer.version, self.engine
         if engine is None or published.recorded == version:
             return {}
-        found, reference = dict[str, float](), ""
+        found, reference, parts = dict[str, float](), "", dict[str, provenance.SentPart]()
         if published.begin(engine, version):
             with self.clock("publish"), self.display.part("publishing weights"):
                 await faults.async_point("weights.publish")
-                await engine.publish(Weights.of(self.trainer), version)
+                weights = Weights.of(self.trainer)
+                if self.reference is not None:  # it loads whole weights, and has their bits on the same device only
+                    weights.parts.clear()
+                await engine.publish(weights, version)
+                parts = provenance.parts_of(weights)
                 tokens = self.config.weights.probe_tokens
                 found = await probe.compare(engine, self.trainer, tokens, self.probe_bound)
             reference = await self.reference_checksum()
-        await self.confirm(engine, found.get("probe/abs_mean"), reference)
+        await self.confirm(engine, found.get("probe/abs_mean"), reference, parts)
         published.recorded = version
         return found
 
@@ -267,13 +271,20 @@ class Loop:
         with self.clock("prove"), self.display.part("proving that weights arrived"):
             return await self.reference.checksum(Weights(self.trainer.weights), self.trainer.version)
 
-    async def confirm(self, engine: Engine, probed: float | None = None, reference: str = "") -> None:
+    async def confirm(
+        self,
+        engine: Engine,
+        probed: float | None = None,
+        reference: str = "",
+        parts: Mapping[str, provenance.SentPart] | None = None,
+    ) -> None:
         """Record which weights the engine says that it has.
 
         Args:
             engine: the policy's.
             probed: what the probe found.
             reference: the checksum that they should have; '' where that is not known.
+            parts: the smaller parts that were sent in the whole weights' place.
 
         Raises:
             EngineError: an engine has other weights.
@@ -282,7 +293,7 @@ class Loop:
         found = await provenance.confirm_weights(engine, self.config, self.state.store.losses, probed, bound, reference)
         if wrong := found.undelivered:
             raise EngineError(f"{wrong} (weights.prove_every)")
-        self.evidence.add(found)
+        self.evidence.add(replace(found, parts=parts or {}))
 
     def write_published(self, step: int) -> None:
         """Add the publications that are not in the run's record yet, after `step` steps."""

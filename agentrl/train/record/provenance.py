@@ -20,7 +20,7 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import orjson
 
@@ -33,6 +33,7 @@ from agentrl.train.record.files import append, keep_lines
 from agentrl.types import MAIN, Engine, Group, Node, Session, Status
 
 if TYPE_CHECKING:
+    from agentrl.rollout.weights.buckets import Weights
     from agentrl.train.algorithms.credit import Credit, NodeAdvantage
     from agentrl.train.forest.forest import Forest
 
@@ -40,6 +41,20 @@ NAME = "provenance.jsonl"
 Caches = Literal["dropped", "kept"]
 Share = list[float | str]
 """A node's advantage and weight; with one advantage for each token their mean, the weight, and their hash."""
+
+
+class SentPart(TypedDict):
+    """A part of what a trainer hands out, as it was sent."""
+
+    dtype: str
+    digest: str
+    bytes: int
+
+
+def parts_of(weights: Weights) -> dict[str, SentPart]:
+    """Return the smaller parts that engines took of weights, by their kind."""
+    taken = {kind: weights.parts[kind] for kind in weights.moved if kind in weights.parts}
+    return {kind: SentPart(dtype=part.dtype, digest=part.digest(), bytes=part.nbytes) for kind, part in taken.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +71,7 @@ class Published:
         probe_bound: what it may be at most.
         reference: the checksum of an engine that loaded the same weights from a folder (`weights.prove_every`); ''
             where none did.
+        parts: the smaller parts that engines took in the whole weights' place, by kind; not in the file where none is.
     """
 
     version: int
@@ -66,6 +82,7 @@ class Published:
     probe: float | None = None
     probe_bound: float | None = None
     reference: str = ""
+    parts: Mapping[str, SentPart] = field(default_factory=dict)
 
     @property
     def undelivered(self) -> str:
@@ -255,7 +272,10 @@ def lines(step: int, found: Iterable[Published | Trained]) -> bytes:
 
 def _line(step: int, found: Published | Trained) -> bytes:
     kind = "published" if isinstance(found, Published) else "trained"
-    return orjson.dumps({"step": step, kind: asdict(found)}) + b"\n"
+    row = asdict(found)
+    if not row.get("parts", True):
+        del row["parts"]
+    return orjson.dumps({"step": step, kind: row}) + b"\n"
 
 
 def read(run: Path) -> Iterator[tuple[int, Published | Trained]]:

@@ -84,7 +84,11 @@ class Trainer(Computing, Protocol):
         ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(Hugging Face name, tensor) pairs, one at a time, for engines to load."""
+        """(Hugging Face name, tensor) pairs, one at a time, for engines to load.
+
+        One that trains an adapter may have `parts()` beside it: smaller parts that are the same weights on an engine
+        that has their base, by their kind (`rollout.weights.buckets.Weights`).
+        """
         ...
 
     def save(self, path: Path) -> None:

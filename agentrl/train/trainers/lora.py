@@ -20,8 +20,17 @@ from torch.nn import functional
 
 from agentrl.config import LoraConfig
 from agentrl.errors import ConfigError
-from agentrl.models.adapters import AdapterShape, SavedAdapter, check_fits, merged_product, read_adapter, write_adapter
+from agentrl.models.adapters import (
+    AdapterShape,
+    SavedAdapter,
+    check_fits,
+    merged_product,
+    read_adapter,
+    with_products,
+    write_adapter,
+)
 from agentrl.models.folders import write_side_files
+from agentrl.rollout.engines.folder import tensors
 
 A, B = "lora_A", "lora_B"
 
@@ -53,6 +62,7 @@ class Lora:
         self.start = read_adapter(Path(config.adapter)) if config.adapter is not None else None
         self.shape = self.start.shape if self.start else AdapterShape(config.rank, config.alpha, config.rslora)
         self.attached = self.changed = False
+        self._names: frozenset[str] | None = None  # of the tensors in the base's files
 
     def begin(self, model: nn.Module, *, whole: bool) -> None:
         """Merge the adapter, for a phase that trains the whole model; or see to it that there is one."""
@@ -147,6 +157,20 @@ class Lora:
             model.save_pretrained(inner / "base", state_dict=own)  # type: ignore[operator]
             write_side_files(side_files, inner / "base")
 
+    def part(self, model: nn.Module, source: Path) -> SavedAdapter | None:
+        """Return the adapter for engines that have its base; None where the base's folder is not what it belongs to.
+
+        Args:
+            model: the trained one.
+            source: the base's folder.
+        """
+        if not self.attached or self.changed:
+            return None
+        found = self.saved(model, str(source.absolute()))
+        if self._names is None:
+            self._names = frozenset(tensors(source))
+        return found if all(f"{name}.weight" in self._names for name in found.matrices) else None
+
     def saved(self, model: nn.Module, base: str) -> SavedAdapter:
         """Return a model's adapter as files hold it, with its base's name."""
         matrices = {name: (layer.lora_A, layer.lora_B) for name, layer in adapted(model)}
@@ -206,14 +230,9 @@ def merged(state: Mapping[str, Tensor], scale: float) -> Iterator[tuple[str, Ten
         state: the model's tensors by name; they stay as they are.
         scale: the adapter's.
     """
-    for name, tensor in state.items():
-        if is_adapter(name):
-            continue
-        a, b = (state.get(layer_name(name, kind)) if name.endswith(".weight") else None for kind in (A, B))
-        if a is not None and b is not None:
-            product = merged_product(a, b, scale)
-            tensor = torch.where(product == 0, tensor, tensor + product)
-        yield name, tensor
+    matrices = {n[: -len(A) - 1]: (state[n], state[layer_name(n, B)]) for n in state if n.endswith(f".{A}")}
+    base = ((name, tensor) for name, tensor in state.items() if not is_adapter(name))
+    yield from with_products(base, SavedAdapter(AdapterShape(1, scale), matrices))
 
 
 def refuse_state_of_adapter(path: Path, state: Mapping[str, Tensor]) -> None:

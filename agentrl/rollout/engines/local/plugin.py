@@ -43,6 +43,10 @@ class LocalPlugin(EnginePlugin):
         """The tensors themselves in this process, a folder to another."""
         return "inproc" if self.in_process(config) else "disk"
 
+    def takes(self, config: EngineConfig) -> frozenset[str]:
+        """Adapters, which it merges with its folder's base."""
+        return frozenset({"adapter"})
+
     def beside_trainer(self, config: LocalConfig) -> LocalConfig:
         """Return settings for a process of its own, where `engine.process` leaves it open."""
         return config.model_copy(update={"process": "own"}) if config.process == "auto" else config

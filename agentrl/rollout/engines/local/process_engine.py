@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 from agentrl import cluster
 from agentrl.cluster import Address, Resources, Role
 from agentrl.cluster.wire.link import Link
+from agentrl.common.scratch import ScratchFolder
 from agentrl.config import EngineConfig
 from agentrl.errors import DeadlineExceeded, EngineError, InfraError
 from agentrl.rollout.engines.folder import ModelFacts
@@ -148,7 +149,13 @@ class ProcessEngine(ManagedEngine):
             EngineError: a name is unknown or missing, or a shape differs; nothing was changed.
         """
         from agentrl.rollout.engines.servers.reload import written
+        from agentrl.rollout.weights.buckets import ADAPTER, take_part
+        from agentrl.rollout.weights.snapshot import write_part
 
+        if (adapter := take_part(weights, ADAPTER)) is not None:
+            with ScratchFolder() as scratch:
+                await self.load(write_part(adapter, scratch / "adapter"), version)
+            return
         with written(ModelFacts.read(self._path), weights) as folder:
             await self.load(folder, version)
 

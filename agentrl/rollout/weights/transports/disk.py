@@ -15,10 +15,10 @@ from pathlib import Path
 
 from agentrl.common.scratch import ScratchFolder
 from agentrl.errors import EngineError
-from agentrl.rollout.weights.buckets import Named
+from agentrl.rollout.weights.buckets import ADAPTER, Named, take_part
 from agentrl.rollout.weights.delta import Replica
 from agentrl.rollout.weights.receiver import LoadCommit, Receiver
-from agentrl.rollout.weights.snapshot import write_snapshot
+from agentrl.rollout.weights.snapshot import write_part, write_snapshot
 from agentrl.rollout.weights.transports.base import Sent, each
 
 KEPT = 2
@@ -47,12 +47,15 @@ class DiskTransport:
         self.staged_bytes = 0
 
     async def stage(self, weights: Iterable[Named], version: int) -> None:
-        """Write the snapshot."""
+        """Write the snapshot, or the adapter where that is what engines take."""
         folder = self.directory / f"version-{version:08d}"
         for old in [path for path in self.written if path != folder][: 1 - KEPT]:
             self.written.remove(old)
             await asyncio.to_thread(shutil.rmtree, old, ignore_errors=True)
-        await asyncio.to_thread(write_snapshot, weights, folder, self.base, self.limit)
+        if (adapter := take_part(weights, ADAPTER)) is not None:
+            await asyncio.to_thread(write_part, adapter, folder)
+        else:
+            await asyncio.to_thread(write_snapshot, weights, folder, self.base, self.limit)
         self.staged_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         self.written = [path for path in self.written if path != folder] + [folder]
 

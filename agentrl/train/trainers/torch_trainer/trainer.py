@@ -25,12 +25,14 @@ from agentrl import watchdog
 from agentrl.common import cores
 from agentrl.config import AlgoConfig, LoraConfig
 from agentrl.errors import InvalidInput
+from agentrl.models.adapters import SavedAdapter
 from agentrl.models.devices import torch_device
 from agentrl.models.folders import exported, read_side_files
 from agentrl.models.mixers import set_plan
 from agentrl.models.rope import fixed_angle_length
 from agentrl.models.untrained import Untrained
 from agentrl.rollout.engines.local.weights import single_experts
+from agentrl.rollout.weights.buckets import ADAPTER
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.algorithms.objective import Meter, add_sums
 from agentrl.train.forest.forest import Forest, Rows, sequence_count, token_counts
@@ -334,6 +336,11 @@ class TorchTrainer(Distilling, StepLearner[TorchBatch]):
         Where transformers has a layer's experts in one tensor, each expert is yielded by itself.
         """
         return self._named_weights({})
+
+    def parts(self) -> dict[str, SavedAdapter]:
+        """Return the smaller parts by their kind that, on the source folder's base, are the same weights."""
+        adapter = self.lora.part(self.model, self.source) if self.lora else None
+        return {} if adapter is None else {ADAPTER: adapter}
 
     def averaged_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the averaged weights."""
