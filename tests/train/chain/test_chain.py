@@ -91,6 +91,7 @@ def test_a_chain_is_its_runs_and_the_same_after_kills_anywhere(tmp_path: Path) -
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert ended.returncode < 0, ended.stderr
     assert chain.read(killed).current.name == "reinforce"
+    assert chain.resume_command(killed / "reinforce", "").endswith(f"resume={killed}")
     with pytest.raises(ConfigError, match=r"stage imitate: steps=2 -> 5: the stage is done"):
         api.train(resume=str(killed), steps=5)
     resumed = api.train(resume=str(killed), **{"stages.reinforce.faults": None})
@@ -159,6 +160,8 @@ def test_what_is_wrong_with_any_stage_is_told_with_its_name_before_anything_is_w
         api.train(stages={**stages, **both}, run_dir=str(tmp_path / "chain"), **SMALL)
     with pytest.raises(ConfigError, match="a mapping from names to settings"):
         api.train(stages=["imitate"])
+    with pytest.raises(ConfigError, match="a mapping from names to settings"):
+        api.train(stages=None)
     assert not (tmp_path / "chain").exists()
 
 
@@ -182,7 +185,7 @@ def test_a_common_environment_or_file_gives_way_to_a_stages_own(tmp_path: Path) 
     data = rows(tmp_path / "sums.jsonl")
     stages = {
         "imitate": {"data": data, "algo": "sft"},
-        "play": {},
+        "play": None,
         "other": {"env": "castle"},
     }
     planned = plan(
