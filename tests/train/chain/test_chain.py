@@ -17,8 +17,9 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
+from agentrl.config import yaml_settings
 from agentrl.errors import AgentRLError, ConfigError
-from agentrl.train.chain.planning import plan_chain
+from agentrl.train.chain.planning import kept_settings, plan_chain
 from agentrl.train.driver import api
 from agentrl.train.record import chain, manifest
 from agentrl.train.record.verify import verify_chain
@@ -194,3 +195,17 @@ def test_a_common_environment_or_file_gives_way_to_a_stages_own(tmp_path: Path) 
     assert [stage.config.env.name for stage in planned.stages] == ["data", "calculator", "castle"]
     assert [stage.config.env.kwargs for stage in planned.stages] == [{}, {"min_steps": 2}, {}]
     assert not any((tmp_path / "chain").glob("*"))
+
+
+def test_no_secret_is_kept_and_another_one_is_no_other_setting(tmp_path: Path) -> None:
+    """A command's options are secrets by the type of their setting, not by its name."""
+    stages = {"play": {"env": "calculator", "agent": "env agent --token sk-planted-one"}}
+    common = {"rewards": {"good": {"name": "llm_judge", "url": "http://a:sk-planted-two@127.0.0.1/v1", "model": "m"}}}
+    planned = plan(tmp_path, {"stages": stages, **common})
+    text = yaml_settings.write(kept_settings(planned)) + json.dumps(planned.begun_record().stages[0].settings)
+    assert "sk-planted" not in text
+    assert "env agent --token" in text
+    again = plan(
+        tmp_path, {"stages": {"play": {**stages["play"], "agent": "env agent --token other"}}, **common}
+    )
+    assert again.stages[0].hash == planned.stages[0].hash
