@@ -9,7 +9,8 @@ preferences from the base have nothing to compare: every session scores 0, which
 are right in a third of their rows, so that imitation alone stays there.
 
 It ends with 1 where a part sampled and trained fewer tokens than the chain, where reinforcement from the base trained
-any, or, but for `--small`, where the chain does not end above each part at each seed. `--small` takes a few steps.
+any, or, but for `--small`, where the chain does not end above each part at each seed. `--small` takes a few steps, and
+measures the chain alone.
 """
 
 from __future__ import annotations
@@ -202,26 +203,28 @@ def compare(folder: Path, seed: int, *, small: bool) -> list[str]:
     bench = Bench(folder, seed, SMALL if small else STEPS)
     n = 1 if small else 16
     policy, chain_tokens, ends = bench.chain()
-    rewards = {"the base": bench.reward(bench.base, n)}
-    if not small:
-        rewards |= {f"after the stage {name}": bench.reward(end, n) for name, end in [*ends.items()][:-1]}
-    rewards["the chain"] = bench.reward(policy, n)
+    measured = {} if small else {"the base": bench.base, **{f"after the stage {k}": v for k, v in ends.items()}}
+    measured["the chain"] = policy
     tokens, wrong = {"the chain": chain_tokens}, []
     for stage, algorithm in ALGORITHMS.items():
-        model, tokens[name := f"{algorithm} alone"] = bench.part(stage, chain_tokens.total)
-        rewards[name] = bench.reward(model, n)
+        name = f"{algorithm} alone"
+        measured[name], tokens[name] = bench.part(stage, chain_tokens.total)
         if tokens[name].total < chain_tokens.total:
             wrong.append(f"{name} had {tokens[name].total:,.0f} tokens, the chain {chain_tokens.total:,.0f}")
-        if not small and rewards[name].mean >= rewards["the chain"].mean:
-            wrong.append(f"seed {seed}: {name} ends at {rewards[name].mean:.3f}, not below the chain")
+    measured.pop(f"after the stage {stage}", None)  # which is the chain's
+    rewards = {name: bench.reward(model, n) for name, model in measured.items() if not small or model is policy}
+    wrong += [
+        f"seed {seed}: {name} ends at {rewards[name].mean:.3f}, not below the chain"
+        for name in tokens
+        if not small and name != "the chain" and rewards[name].mean >= rewards["the chain"].mean
+    ]
     if tokens["grpo alone"].trained:
         wrong.append(
             f"seed {seed}: grpo from the base trained {tokens['grpo alone'].trained:,.0f} tokens: it is not flat"
         )
-    for name, found in rewards.items():
-        spent = tokens.get(name, Tokens())
-        counts = f"{spent.sampled:,.0f} | {spent.trained:,.0f}" if name in tokens else "| "
-        print(f"| {seed} | {name} | {found.summary} | {counts} |", flush=True)
+    for name in measured:
+        spent = f"{tokens[name].sampled:,.0f} | {tokens[name].trained:,.0f}" if name in tokens else "| "
+        print(f"| {seed} | {name} | {rewards[name].summary if name in rewards else ''} | {spent} |", flush=True)
     print(f"seed {seed}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     return wrong
 
