@@ -277,6 +277,31 @@ def rescore(
     print_lines(described(Path(run), *rescored))
 
 
+class _WithRejectSettings(_WithSettings):
+    def settings(self) -> type[BaseModel]:
+        from agentrl.train.evaluation.rejection import RejectConfig
+
+        return RejectConfig
+
+
+@app.command(cls=_WithRejectSettings)
+def reject(words: Words = None, config: File = None) -> None:
+    """Write the best of n sessions of each task: agentrl reject env=NAME model=PATH out=best.jsonl n=8.
+
+    agentrl train algo=sft data=best.jsonl learns from them. All other settings are those of agentrl eval; sessions are
+    kept in runs/reject-…, or in a folder of run_dir.
+    """
+    from agentrl.overrides import typed
+    from agentrl.train.driver.api import run_reject
+    from agentrl.train.driver.setup import complete
+    from agentrl.train.evaluation.evaluate import refuse_ignored
+    from agentrl.train.evaluation.rejection import split_settings
+
+    tree, own = split_settings(typed(words or (), config))
+    refuse_ignored(tree)
+    print_lines(run_reject(complete(tree), own, owns_process=True).lines())
+
+
 def _end(worked: bool) -> None:
     """End with exit code 1 where nothing worked at all."""
     if not worked:

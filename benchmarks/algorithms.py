@@ -254,7 +254,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--margin", type=float, default=MARGIN)
     words = parser.parse_args()
-    names = words.names or [*sorted(ALGORITHMS.known()), *(f"loss={name}" for name in sorted(LOSSES.known()))]
+    played = [name for name in sorted(ALGORITHMS.known()) if ALGORITHMS.find(name)().needs.head is None]
+    names = words.names or [*played, *(f"loss={name}" for name in sorted(LOSSES.known()))]
     print(machine())
     short = []
     with TemporaryDirectory() as folder:

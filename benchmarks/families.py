@@ -16,8 +16,8 @@ from transformers import AutoConfig
 
 from agentrl.models.rope import with_short_row_angles
 from agentrl.train.trainers.megatron.models import FAMILIES as KNOWN
-from agentrl.train.trainers.proof_comparison import compare
-from agentrl.train.trainers.proof_subjects import Proof
+from agentrl.train.trainers.proof.comparison import compare
+from agentrl.train.trainers.proof.subjects import Proof
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "families.md"
 BEGIN, END = "<!-- benchmarks.families -->\n", "<!-- end -->\n"

@@ -322,12 +322,25 @@ COMMANDS |= {command: Elsewhere(REWARDS) for command, page in printed().items() 
 _OFFLINE = "tests/train/offline/test_offline.py::test_"
 _SUPERVISED = Elsewhere(f"{_OFFLINE}supervised_learning_lowers_the_held_out_loss_and_is_the_same_after_a_kill")
 _RECORDED = Elsewhere(f"{_OFFLINE}recorded_sessions_are_imitated_and_reinforced_with_their_own_log_probabilities")
+_PAIRS = Elsewhere(
+    "tests/train/offline/test_pairs_of_files.py::test_dpo_on_a_file_raises_the_held_out_margin_and_resumes_bit_for_bit"
+)
 _CHAIN = "tests/train/chain/test_chain.py::test_"
+_SCORES = Elsewhere(
+    "tests/train/offline/test_score_runs.py::test_a_policy_that_is_trained_against_a_learned_reward_gains_the_true_one"
+)
 _LORA = "tests/train/lora/test_lora.py::test_"
 PAGES_OF_OTHERS = {
     ("offline.md", "printf"): Left("it writes the file that the next command reads"),
     ("offline.md", "agentrl train algo=sft data=sums.jsonl"): _SUPERVISED,
     ("offline.md", "agentrl verify runs/sums"): _SUPERVISED,
+    ("offline.md", "agentrl train algo=dpo data=pairs.jsonl"): _PAIRS,
+    ("offline.md", "agentrl train algo=reward_model data=pairs.jsonl"): _SCORES,
+    ("rewards.md", "agentrl train env=gsm8k env.path=train.jsonl rewards.learned=reward_model"): _SCORES,
+    ("offline.md", "agentrl reject env=calculator"): Elsewhere(
+        "tests/train/test_reject.py::test_the_best_sessions_are_a_file_that_sft_reads_and_the_same_command_goes_on"
+    ),
+    ("offline.md", "agentrl train algo=sft data=best.jsonl"): _SUPERVISED,
     ("offline.md", "agentrl train env=calculator"): _RECORDED,
     ("offline.md", "agentrl train algo=sft data=runs/recorded"): _RECORDED,
     ("offline.md", "agentrl train algo=grpo data=runs/recorded"): _RECORDED,

@@ -65,6 +65,7 @@ KINDS = Registry[AttachmentKind](
     {
         "critic_view": "agentrl.attachments.critic_view:KIND",
         "routed_experts": "agentrl.attachments.routed_experts:KIND",
+        "support": "agentrl.attachments.support:KIND",
     },
     accept=lambda found: found if isinstance(found, AttachmentKind) else None,
 )

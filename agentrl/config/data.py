@@ -23,7 +23,8 @@ class DataConfig(Section):
     """A file (JSONL, JSON, CSV, Parquet), a folder of such files, hf://OWNER/NAME, or a run's folder."""
     columns: dict[str, str] = Field({})
     """Which column is taken for what: data.columns.prompt=question; `a.b` is inside a column. What rows can have:
-    messages, tools, prompt, completion, text."""
+    messages, tools, prompt, completion, text; chosen, rejected, margin, scored, score and label where rows are judged;
+    completions and labels where steps are."""
     strings: Literal["chat", "plain"] | None = None
     """What a prompt and a completion that are text are: messages of a user and an assistant (chat), or text as it is
     (plain). Their columns' names decide where they are known for one of both."""

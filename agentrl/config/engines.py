@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, SerializeAsAny, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, SerializeAsAny, model_validator
 
 from agentrl.config.sections import Device, Dtype, OfPlugin, Section
 
@@ -46,6 +46,9 @@ class EngineConfig(Section):
     """CPU threads of each engine; None is its share of the cores, or 1 for a small model."""
     routed_experts: bool = False
     """Record which experts each token was routed to; set where the trainer replays them."""
+    support_bytes: NonNegativeInt = 2048
+    """The most stored bytes for the set that a token was drawn from (top-p, top-k, min-p), divided among the turn's
+    tokens that were drawn from the same set; a token with a longer one is not trained. 0 records none."""
 
 
 class FleetConfig(Section):

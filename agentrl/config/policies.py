@@ -17,6 +17,10 @@ MODEL, PAST = "model", "past"
 """The names of policies that generate with weights: a model's, or earlier ones of the trained policy."""
 
 
+def _is_url(model: Any) -> bool:
+    return isinstance(model, str) and model.startswith(URL)
+
+
 class PastConfig(Section):
     """Earlier versions of the trained policy, which the run keeps to play against them."""
 
@@ -54,6 +58,8 @@ class PolicyConfig(Section):
     @classmethod
     def _by_name(cls, value: Any) -> Any:
         value = {"name": value} if isinstance(value, str) else value
+        if isinstance(value, Mapping) and _is_url(value.get("model")) and "name" not in value:
+            value = {**value, "name": value["model"], "model": ModelConfig(name=START)}
         if isinstance(value, Mapping) and (learns := sorted({"algo", "trainer"} & set(value))):
             raise ValueError(
                 f"{learns[0]} is of no use to a policy that does not learn: a run trains one, `main`; two "

@@ -88,7 +88,13 @@ class RolloutConfig(Section):
     temperature: NonNegativeFloat = 1.0
     """Sampling temperature of training rollouts; evaluation has its own."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Nucleus sampling; below 1 turns are stored untrainable, and training needs allow_no_signal=true."""
+    """Nucleus sampling; below 1, as with the next three, turns are trained where the engine records their supports."""
+    top_k: PositiveInt | None = None
+    """Tokens that are sampled from, the most probable ones; None: all."""
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Tokens less probable than this fraction of the most probable one's probability are not sampled."""
+    repetition_penalty: PositiveFloat = 1.0
+    """What the logits of tokens that came before are divided by where they are above 0, else multiplied by."""
     max_turns: PositiveInt | None = None
     """Assistant turns of a session; None is the environment's own limit."""
     turn_tokens: PositiveInt = 512
@@ -133,6 +139,12 @@ class RolloutConfig(Section):
         if self.turn_tokens > self.session_tokens:
             raise ValueError(f"{where}turn_tokens {self.turn_tokens} exceeds session_tokens {self.session_tokens}")
 
+    @property
+    def narrowed(self) -> str:
+        """The first setting by which tokens are not drawn from the softmax over the whole vocabulary; '' for none."""
+        whole = {"top_p": 1.0, "top_k": None, "min_p": 0.0, "repetition_penalty": 1.0}
+        return next((f"{name}={getattr(self, name):g}" for name in whole if getattr(self, name) != whole[name]), "")
+
     @model_validator(mode="after")
     def _settings_agree(self) -> RolloutConfig:
         self.check_limits()
@@ -150,8 +162,13 @@ class RolloutConfig(Section):
 
 
 class RewardConfig(Section):
-    """What every reward of a run has; its own settings are a subclass (`Reward.settings`)."""
+    """What every reward of a run has; its own settings are a subclass (`Reward.settings`).
 
+    Attributes:
+        resident: whether the reward holds a model, of which there is to be one copy on a device.
+    """
+
+    resident: ClassVar[bool] = False
     name: str
     """The reward's plug-in: a name (`agentrl plugins`), package.module:Class, or path/to/file.py:Class."""
     weight: float = 1.0
@@ -241,6 +258,10 @@ class EvalConfig(Section):
     """Sampling temperature; 0 is greedy."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """Nucleus sampling; None is rollout.top_p."""
+    top_k: PositiveInt | None = None
+    """Tokens that are sampled from; None is rollout.top_k."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """The least probability, as a fraction of the greatest; None is rollout.min_p."""
     max_turns: PositiveInt | None = None
     """Assistant turns of a session; None is rollout.max_turns."""
     turn_tokens: PositiveInt | None = None
@@ -275,7 +296,17 @@ class EvalConfig(Section):
         Raises:
             ValueError: together they contradict each other.
         """
-        own = ("top_p", "max_turns", "turn_tokens", "session_tokens", "turn_timeout", "timeout", "concurrency")
+        own = (
+            "top_p",
+            "top_k",
+            "min_p",
+            "max_turns",
+            "turn_tokens",
+            "session_tokens",
+            "turn_timeout",
+            "timeout",
+            "concurrency",
+        )
         given = {name: value for name in own if (value := getattr(self, name)) is not None}
         changed = rollout.model_copy(update=given | {"temperature": self.temperature, "group_deadline": None})
         changed.check_limits("eval and rollout: ")

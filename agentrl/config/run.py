@@ -165,8 +165,9 @@ class RunConfig(Section):
     @property
     def asked_policies(self) -> frozenset[str]:
         """The policies whose log-probabilities the algorithm asks for."""
-        playing = self.agents.values()
-        return self.algo.asked([n for n, own in self.policies.items() if own.name == MODEL and n not in playing])
+        playing = {*self.agents.values(), *(getattr(each, "policy", "") for each in self.rewards.values())}
+        able = (name for name, own in self.policies.items() if own.name == MODEL or own.remote)
+        return self.algo.asked([name for name in able if name not in playing])
 
     @model_validator(mode="after")
     def _contradictions(self) -> RunConfig:
@@ -237,11 +238,11 @@ class RunConfig(Section):
                 raise ValueError(f"agents.{agent}={policy!r}: there is no such policy (policies: {known})")
         asked = self.asked_policies
         for name in sorted(asked):
-            if name not in self.policies or self.policies[name].name != MODEL:
+            if name not in self.policies or not (self.policies[name].name == MODEL or self.policies[name].remote):
                 found = f"is {self.policies[name].name!r}" if name in self.policies else "is not there"
                 raise ValueError(
                     f"algo={self.algo.name} asks policies.{name} for log-probabilities, and it {found}: set "
-                    f"policies.{name}.model=FOLDER"
+                    f"policies.{name}.model=FOLDER or URL"
                 )
         if asked and self.cluster.holds_sessions:
             raise ValueError(

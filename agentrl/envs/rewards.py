@@ -39,6 +39,26 @@ Value = float | Mapping[str, float] | None
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class ModelMemory:
+    """What a reward's model takes on a device.
+
+    Attributes:
+        device: `cpu` or `cuda`.
+        weights: bytes of its weights.
+        batch: bytes that a batch takes besides.
+    """
+
+    device: str
+    weights: float
+    batch: float
+
+    @property
+    def total(self) -> float:
+        """Bytes of both."""
+        return self.weights + self.batch
+
+
 class Reward:
     """A reward with its settings; one instance scores all sessions of a run, many of them at the same time.
 
@@ -55,6 +75,15 @@ class Reward:
     def __init__(self, config: RewardConfig) -> None:
         """Build a reward; in the process, but not always in the event loop, in which it is used."""
         self.config = config
+
+    @classmethod
+    def memory(cls, config: Any) -> ModelMemory | None:
+        """Estimate what its model takes on a device, before anything is loaded; None: it holds none.
+
+        Raises:
+            ConfigError, InvalidInput: there is no such model.
+        """
+        return None
 
     def compute(self, session: Session) -> Value | Awaitable[Value]:
         """The reward of a finished session (`session.task` is its task); None gives none.
@@ -86,6 +115,7 @@ BUILT_IN = {
     "llm_judge": f"{_SCORING}.judges:LlmJudge",
     "pairwise": f"{_SCORING}.judges:Pairwise",
     "rank": f"{_SCORING}.judges:SiblingRank",
+    "reward_model": f"{_SCORING}.reward_models:ScoreModelReward",
 }
 """agentrl's own rewards by name."""
 REWARDS: Registry[type[Reward]] = Registry(

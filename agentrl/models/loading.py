@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,25 +43,37 @@ def load_causal_lm(folder: Path, dtype: Any, attention: str, **placed: Any) -> A
         InvalidInput: the folder holds no model that transformers can load, or one that can't be trained.
     """
     config = loadable_config(folder)
+    model, found = load_with_match(lambda: _model_class(folder), folder, config, dtype, attention, **placed)
+    if faults := found.faults(model):
+        raise InvalidWeights(f"model={str(folder)!r}: its files don't hold the weights of its config.json: {faults}")
+    return model
+
+
+def load_with_match(
+    find_class: Callable[[], Any], folder: Path, config: Any, dtype: Any, attention: str, **placed: Any
+) -> tuple[Any, tensors.TensorMatch]:
+    """A folder's model as a class of transformers', and how its tensors fit the files; see `load_causal_lm`.
+
+    Raises:
+        InvalidInput: transformers can't load it.
+    """
     with _one_at_a_time, _found_tensors() as found:
         try:
-            model = _model_class(folder).from_pretrained(
+            model = find_class().from_pretrained(
                 folder,
                 config=config,
                 dtype=dtype,
                 attn_implementation=attention,
                 local_files_only=True,
                 trust_remote_code=False,  # code that may run was loaded by then
-                ignore_mismatched_sizes=True,  # they are refused below, by name
+                ignore_mismatched_sizes=True,  # they are refused by name, by whoever asked
                 **placed,
             )
         except Exception as error:  # of transformers and of hundreds of models
             if _out_of_memory(error):
                 raise
             raise InvalidInput(f"can't load model={str(folder)!r}: {_reason(error, config, attention)}") from error
-    if faults := found[0].faults(model):
-        raise InvalidWeights(f"model={str(folder)!r}: its files don't hold the weights of its config.json: {faults}")
-    return model
+    return model, found[0]
 
 
 def loadable_config(folder: Path) -> Any:

@@ -22,7 +22,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The sampling settings of a turn. Those that narrow the support make the turn untrainable.
+    """The sampling settings of a turn. One with other than full support is trained where its support is recorded.
 
     `record` asks for attachments of the turn: their kinds, and the path's token from which on each is wanted.
     `top_logprobs` asks for so many of the most probable tokens at each place, 20 at most; it changes nothing that is
@@ -43,20 +43,26 @@ class Sampling:
     json_schema: str | None = None
     record: tuple[tuple[str, int], ...] = ()
     top_logprobs: int = 0
+    repetition_penalty: float = 1.0
 
     def record_from(self, kind: str) -> int | None:
         """The path's token from which on attachments of a kind are wanted; None where they are not."""
         return dict(self.record).get(kind)
 
     @property
+    def penalised(self) -> bool:
+        """True if the tokens so far change the logits of the next."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
+
+    @property
     def full_support(self) -> bool:
-        """True if log-probabilities are over the full vocabulary, as training needs."""
+        """True if tokens are drawn from the softmax of the logits over the temperature, over the whole vocabulary."""
         return (
             self.temperature > 0
             and self.top_p >= 1
             and self.top_k is None
             and self.min_p <= 0
-            and self.presence_penalty == self.frequency_penalty == 0
+            and not self.penalised
             and not self.logit_bias
             and self.json_schema is None
         )

@@ -17,7 +17,7 @@ from agentrl.rollout.engines.local.engine import LocalEngine
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.algorithms.advantages.distill import DistillConfig
 from agentrl.train.algorithms.credit import trainable_nodes
-from agentrl.train.trainers.teachers import EngineScorer, ForestScorer
+from agentrl.train.trainers.teachers.scorers import EngineScorer, ForestScorer
 from agentrl.types import Session
 from benchmarks.distillation import distil
 from tests.train.trees import as_group, linear_session, path, random_groups

@@ -36,7 +36,10 @@ def settings_of(name: str) -> AlgoConfig:
 
 def sessions(needs: Needs) -> list[Group]:
     if not needs.engine:
-        return [as_group([linear_session(f"d{i}", [8, 9], [[12 + i, 13]], demonstrated=True) for i in range(4)])]
+        made = [linear_session(f"d{i}", [8, 9], [[12 + i, 13]], demonstrated=True) for i in range(4)]
+        for place, session in enumerate(made):
+            session.reward = float(place % 2)
+        return [as_group(made)]
     rng, depth = random.Random(3), 0 if needs.whole_sessions else 1
     found: list[Session] = []
     for place in range(6):
@@ -57,7 +60,8 @@ def test_every_algorithm_and_loss_steps_on_forked_sessions_with_a_finite_loss(na
     if algorithm.needs.values:
         values = {(s.id, n.id): [0.3] * len(n.token_ids) for group in groups for s in group.sessions for n in s.nodes}
     before = {key: tensor.clone() for key, tensor in trainer.model.state_dict().items()}
-    metrics = trainer.step(pack(groups, algorithm.credit(groups, values), 256, sequence=algorithm.sequence))
+    credit = algorithm.credit(groups, values)
+    metrics = trainer.step(pack(groups, credit, 256, sequence=algorithm.sequence, fields=algorithm.fields))
     after = trainer.model.state_dict()
     assert isfinite(metrics["loss"])
     assert all(torch.isfinite(tensor).all() for tensor in after.values())

@@ -222,9 +222,15 @@ def run(folder: Path, env: str = "Plain", shown: Console | None = None, **settin
 
 
 @pytest.mark.slow
-def test_sampling_by_which_no_token_can_be_trained_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"rollout.top_p=0.95: no token could be trained.* allow_no_signal=true"):
-        run(tmp_path / "run", **{"rollout.top_p": 0.95})
+@pytest.mark.parametrize("narrowing", [{"top_p": 0.95}, {"top_k": 8}, {"min_p": 0.1}, {"repetition_penalty": 1.1}])
+def test_sampling_by_which_no_token_can_be_trained_is_refused_before_anything_is_written(
+    tmp_path: Path, narrowing: dict[str, float]
+) -> None:
+    [(name, value)] = narrowing.items()
+    settings = {f"rollout.{name}": value, "engine.support_bytes": 0}
+    refusal = rf"rollout.{name}={value:g}: no token could be trained: engine.support_bytes=0 .*allow_no_signal=true"
+    with pytest.raises(ConfigError, match=refusal):
+        run(tmp_path / "run", **settings)
     assert not (tmp_path / "run").exists()
 
 
@@ -236,7 +242,7 @@ def test_a_run_that_may_have_no_signal_goes_on_and_says_what_was_lost(tmp_path: 
             shown=Console(file=file, width=200),
             steps=2,
             allow_no_signal=True,
-            **{"rollout.top_p": 0.95},
+            **{"rollout.top_p": 0.95, "engine.support_bytes": 0},
         )
     assert all(each[Cause.SAMPLING.metric] == each[SAMPLED] > 0 for each in result.metrics)
     assert result.tokens.startswith("0 of ")

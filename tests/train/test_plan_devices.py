@@ -120,3 +120,26 @@ def test_what_does_not_fit_on_a_device_is_named_with_what_is_there() -> None:
     awake, beside = said(Devices("a", (0,), 60 * GIB, 1, 1))
     assert "73 GiB in all" in awake, "an engine that does not sleep keeps its weights"
     assert "leave 2048 tokens of cache of 60 GiB beside the trainer's 42 GiB" in beside
+
+
+def test_teachers_are_counted_where_they_are_and_what_no_longer_fits_beside_them_is_told(gpus: Path) -> None:
+    """A teacher's four bytes a weight stay from the first step on: on the first GPU, or where its engine is."""
+    on_gpu = lines(gpus, algo="distill", policies={"teacher": {"model": str(gpus)}})
+    on_cpu = lines(gpus, algo="distill", policies={"teacher": {"model": str(gpus), "engine": {"device": "cpu"}}})
+    weights = 4 * KNOWN["qwen3-8b"].parameters / GIB
+    for told in (on_gpu, on_cpu):
+        (line,) = [each for each in told if each.startswith("memory of the teacher teacher: ")]
+        assert weights < float(line.split(": ")[1].split()[0]) < weights + 8
+    assert any("GPUs 0: " in line and "teachers, " in line for line in on_gpu)
+    assert any("teachers, " in line and "GPUs" not in line for line in on_cpu)
+    assert not any("teachers, " in line for line in lines(gpus))
+    at_url = lines(gpus, algo="distill", policies={"teacher": "http://localhost:9/v1"})
+    assert not any("memory of the teacher" in line for line in at_url)
+
+
+def test_a_teacher_takes_from_the_cache_of_engines_beside_it() -> None:
+    alone = Devices("node", (0,), 80 * GIB, 0, 1)
+    beside = Devices("node", (0,), 80 * GIB, 0, 1, teachers=30 * GIB)
+    assert alone.cache(TRAINER, ENGINE) > beside.cache(TRAINER, ENGINE)
+    assert not list(too_full([alone], TRAINER, ENGINE, SESSION))
+    assert list(too_full([Devices("node", (0,), 80 * GIB, 0, 1, teachers=70 * GIB)], TRAINER, ENGINE, SESSION))

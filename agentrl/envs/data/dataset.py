@@ -1,8 +1,9 @@
 """A data set as a user names it: a file, a folder in Hugging Face's layout, or one of the hub, and what of it is taken.
 
 A folder's files belong to the split whose name is a word of their path (`data/train-00000-of-00002.parquet`,
-`test.jsonl`). Where there is none for `eval`, the other files have both splits, and `splits.divide` decides. Files of
-the hub are streamed: what is not read is not transferred.
+`test.jsonl`); a README.md that declares files and splits (`card`) comes first. Where there is none for `eval`, the
+other files have both splits, and `splits.divide` decides. Files of the hub are streamed: what is not read is not
+transferred.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from agentrl.common.imports import load
-from agentrl.envs.data import hub
+from agentrl.envs.data import card, hub
 from agentrl.envs.data.conditions import conditions, fits
 from agentrl.envs.data.rows import ENDINGS, parse_rows
 from agentrl.errors import ConfigError, nearest
@@ -61,7 +63,7 @@ class Dataset:
             MissingExtra: pyarrow is not installed.
         """
         files = self._files()
-        if both := [name for name in _of_split(files, "train") if name in _of_split(files, "eval")]:
+        if both := [name for name in self._of_split(files, "train") if name in self._of_split(files, "eval")]:
             raise ConfigError(
                 f"env.path = {self.path!r}: by the words in its path {both[0]!r} is for training and for evaluation: "
                 "give env.path and env.eval_path"
@@ -78,12 +80,22 @@ class Dataset:
 
     def _of(self, files: list[str], split: str) -> list[str]:
         """The files of a split; where none is named for it, those for training, or those that none are named for."""
-        named = _of_split(files, split) or _of_split(files, "train")
-        return named or [name for name in files if not _words(name) & EVAL_WORDS]
+        named = self._of_split(files, split) or self._of_split(files, "train")
+        return named or [name for name in files if not self._words(name) & EVAL_WORDS]
+
+    def _of_split(self, files: list[str], split: str) -> list[str]:
+        for words in WORDS[split]:
+            if chosen := [name for name in files if self._words(name) & set(words)]:
+                return chosen
+        return []
+
+    def _words(self, name: str) -> set[str]:
+        """The words of the split that is declared for a file, or else of its path."""
+        return _words((self._declared or {}).get(name, name))
 
     def shared(self) -> bool:
         """Return whether the same files have both splits."""
-        return not _of_split(self._files(), "eval")
+        return not self._of_split(self._files(), "eval")
 
     def every_row(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """All rows, whatever split they are of; else as `rows`."""
@@ -104,7 +116,7 @@ class Dataset:
                     f"env.path = {self.path!r}: {other!r} and {name!r} seem to be the same rows in two formats: "
                     "name one of them as env.path"
                 )
-            if _words(Path(name).name) & SPLIT_WORDS:
+            if self._declared is None and _words(Path(name).name) & SPLIT_WORDS:
                 folders.setdefault(Path(name).name, []).append(Path(name).parent.name or ".")
         if several := next((parents for parents in folders.values() if len(parents) > 1), None):
             raise ConfigError(
@@ -126,16 +138,38 @@ class Dataset:
                     else:
                         self.left_out["where"] += 1
 
-    def _files(self) -> list[str]:
+    @cached_property
+    def _found(self) -> list[str]:
+        """All files; of a folder by their paths in it."""
         if hub.is_hub(self.path):
-            found = hub.list_files(self.path.removeprefix(hub.SCHEME), endpoint=self.endpoint)
-        elif (folder := Path(self.path).expanduser()).is_dir():
-            found = [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
-        elif folder.is_file():
+            return hub.list_files(self.path.removeprefix(hub.SCHEME), endpoint=self.endpoint)
+        if (folder := Path(self.path).expanduser()).is_dir():
+            return [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
+        if folder.is_file():
             return [folder.name]
-        else:
-            raise ConfigError(f"env.path = {self.path!r}: there is no such file or folder")
-        data = sorted(name for name in found if name.endswith(ENDINGS) and not Path(name).name.startswith("."))
+        raise ConfigError(f"env.path = {self.path!r}: there is no such file or folder")
+
+    @cached_property
+    def _declared(self) -> dict[str, str] | None:
+        """The split of each file that the data set's card declares; None where it declares none."""
+        if card.NAME not in self._found or len(self._found) == 1:
+            return None
+        with closing(self._open(card.NAME)) as file:
+            text = file.read(card.MOST_TEXT).decode("utf-8", "replace")
+        try:
+            return card.declared_files(text, self.config, [name for name in self._found if name.endswith(ENDINGS)])
+        except KeyError as error:
+            raise ConfigError(
+                f"env.path = {self.path!r}: it has several configurations: say which one with env.config= (there are "
+                f"{', '.join(error.args)})"
+            ) from None
+
+    def _files(self) -> list[str]:
+        if self._declared is not None:
+            return sorted(self._declared)
+        if not hub.is_hub(self.path) and Path(self.path).expanduser().is_file():
+            return self._found
+        data = sorted(name for name in self._found if name.endswith(ENDINGS) and not Path(name).name.startswith("."))
         chosen = [name for name in data if not self.config or self.config in Path(name).parent.parts]
         if not chosen:
             configs = sorted({part for name in data for part in Path(name).parent.parts})
@@ -160,13 +194,6 @@ class Dataset:
             return function
         wanted = dict(conditions(self.where))
         return lambda row: all(fits(_value(row, name, "env.where"), value) for name, value in wanted.items())
-
-
-def _of_split(files: list[str], split: str) -> list[str]:
-    for words in WORDS[split]:
-        if chosen := [name for name in files if _words(name) & set(words)]:
-            return chosen
-    return []
 
 
 def _words(path: str) -> set[str]:

@@ -31,6 +31,8 @@ def check_sampling(sampling: Sampling, vocab_size: int) -> None:
         wrong = f"top_k={sampling.top_k} must be at least 1"
     elif not 0 <= sampling.min_p <= 1:
         wrong = f"min_p={sampling.min_p} must be in [0, 1]"
+    elif not sampling.repetition_penalty > 0:
+        wrong = f"repetition_penalty={sampling.repetition_penalty} must be above 0"
     elif not 0 <= sampling.top_logprobs <= MOST_PROBABLE:
         wrong = f"top_logprobs={sampling.top_logprobs} must be between 0 and {MOST_PROBABLE}"
     elif any(not 0 <= token < vocab_size for token, _ in sampling.logit_bias):

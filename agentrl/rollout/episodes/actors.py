@@ -13,7 +13,14 @@ from agentrl.types import Node, Sampling
 
 def sampling_of(limits: RolloutConfig) -> Sampling:
     """Return the sampling of turns under these limits, but for their seeds."""
-    return Sampling(temperature=limits.temperature, top_p=limits.top_p, max_new_tokens=limits.turn_tokens)
+    return Sampling(
+        temperature=limits.temperature,
+        max_new_tokens=limits.turn_tokens,
+        top_p=limits.top_p,
+        top_k=limits.top_k,
+        min_p=limits.min_p,
+        repetition_penalty=limits.repetition_penalty,
+    )
 
 
 class ModelActor:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from agentrl.attachments import support
 from agentrl.errors import Diverged
 from agentrl.rollout.engines.managed import ManagedEngine, managed
 from agentrl.rollout.rerun.divergence import same_prompt
@@ -64,7 +65,8 @@ class ReplayEngine(ManagedEngine):
                 at = node.versions[0].start
                 spans = tuple(replace(span, start=span.start - at, end=span.end - at) for span in node.versions)
                 tokens = tuple(node.token_ids[at:]), tuple(node.logprobs[at:]), spans
-                yield Turn(*tokens, node.finish_reason, node.stopped_by)
+                kept = {name: data for name, data in node.attachments.items() if name == support.NAME}
+                yield Turn(*tokens, node.finish_reason, node.stopped_by, attachments=kept)
                 return
             assert node.sampling is not None
             sampling = replace(node.sampling, record=sampling.record, top_logprobs=sampling.top_logprobs)

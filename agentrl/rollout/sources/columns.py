@@ -12,9 +12,9 @@ from typing import Any
 
 from agentrl.config.data import DataConfig
 from agentrl.errors import ConfigError
-from agentrl.rollout.sources.messages import Example, MessageReader
+from agentrl.rollout.sources.messages import Example, MessageReader, parsed
 
-OURS = ("messages", "prompt", "completion", "text", "tools", "system", "chosen", "rejected")
+OURS = ("messages", "prompt", "completion", "text", "tools", "system", "chosen", "rejected", "scored", "label")
 MESSAGES = {"messages": "TRL, OpenAI", "conversations": "ShareGPT", "conversation": "ShareGPT"}
 PROMPTS: Mapping[tuple[str, str], tuple[str, bool]] = {
     ("prompt", "completion"): ("TRL", False),
@@ -84,7 +84,7 @@ def choose_columns(row: Mapping[str, Any], config: DataConfig, place: str) -> Co
     (chosen,) = fitting
     about = next((name for name in ("input", "context") if "prompt" in chosen.taken and name in there), None)
     extra = {} if about is None else {"input": about}
-    if "prompt" not in chosen.taken:
+    if "text" in chosen.taken:
         beside.pop("system", None)
     return ColumnChoice({**chosen.taken, **extra, **beside}, chosen.known, chosen.chat)
 
@@ -113,6 +113,11 @@ def _known(there: set[str], config: DataConfig) -> list[ColumnChoice]:
     return [each for each in found if all(each.taken.get(ours, name) == name for ours, name in mapped.items())]
 
 
+def conversations_in(row: Mapping[str, Any], config: DataConfig) -> bool:
+    """Return whether a row has columns that are known for a conversation."""
+    return bool(_known({name for name, value in row.items() if value is not None}, config))
+
+
 def _missing(there: set[str], row: Mapping[str, Any], config: DataConfig, place: str) -> str:
     """What a row lacks, in a sentence."""
     what = f"data={config.name}: {place} has no column that is known for a conversation (its columns: {', '.join(row)})"
@@ -120,8 +125,7 @@ def _missing(there: set[str], row: Mapping[str, Any], config: DataConfig, place:
     if there >= set(PAIRS):
         return (
             f"data={config.name}: {place} has pairs (chosen, rejected), and algo=sft learns from single conversations: "
-            "data.columns.messages=chosen takes the better ones (pairs of a file are not learned from yet; algo=dpo "
-            "learns from groups that it samples, or that a run recorded)"
+            "data.columns.messages=chosen takes the better ones; algo=dpo, simpo, orpo, cpo and kto learn from pairs"
         )
     if "prompt" in there and isinstance(extra, Mapping) and "answer" in extra:
         return (
@@ -147,7 +151,7 @@ def read_example(
     own = {ours: row.get(ours if ours in config.columns else theirs) for ours, theirs in chosen.taken.items()}
     try:
         if "messages" in own:
-            return reader.example(place, own["messages"], own.get("tools"))
+            return reader.example(place, _after_system(own), own.get("tools"))
         if "text" in own:
             return reader.example(place, [{"role": "assistant", "content": _text(own, "text")}], plain=True)
         return _prompted(own, chosen, config, place, reader)
@@ -181,6 +185,23 @@ def _prompted(
     before = [{"role": "system", "content": own["system"]}] if own.get("system") else []
     context = [{**row, "train": False} if row.get("role") == "assistant" else row for row in prompt]
     return reader.example(place, [*before, *context, *completion], own.get("tools"))
+
+
+def _after_system(own: Mapping[str, Any]) -> Any:
+    """Messages, behind a system message that stands beside them.
+
+    Raises:
+        ValueError: they begin with another one.
+    """
+    messages, system = parsed(own["messages"]), own.get("system")
+    if not system or not isinstance(messages, list) or not messages:
+        return messages
+    first = messages[0] if isinstance(messages[0], Mapping) else {}
+    if first.get("role", first.get("from")) != "system":
+        return [{"role": "system", "content": system}, *messages]
+    if first.get("content", first.get("value")) != system:
+        raise ValueError("the column of the system message has another text than the first message")
+    return messages
 
 
 def _text(own: Mapping[str, Any], name: str) -> str:

@@ -15,13 +15,16 @@ from agentrl.envs.data.splits import divide
 from agentrl.errors import ConfigError
 from agentrl.rollout.sources.columns import ColumnChoice, choose_columns, read_example
 from agentrl.rollout.sources.messages import Example, MessageReader
-from agentrl.rollout.sources.trees import TreeCounts, TreeWriter, gather, prefix_key
+from agentrl.rollout.sources.pairs import Compared, choose_compared, read_compared
+from agentrl.rollout.sources.trees import UNPAIRED, TreeCounts, TreeWriter, gather, prefix_key
 from agentrl.types import Session, Status, Task
 
 SHOWN = 120
 """Characters of each message of the row that is shown."""
 SETTINGS = {"env.path = ": "data=", "env.eval_path": "data.held_out", "env.": "data."}
 """Settings of an environment's data set by those of `data`."""
+PREFERRED = "preferred"
+"""The name of the reward of a conversation that is compared with others."""
 T = TypeVar("T")
 
 
@@ -31,6 +34,7 @@ class Conversations:
 
     Attributes:
         config: the settings.
+        compared: how conversations are compared; None: they are imitated.
         examples: of each split, by tree.
         columns: what columns are taken for, with how many rows.
         unread: columns and fields that are not read.
@@ -40,6 +44,7 @@ class Conversations:
     """
 
     config: DataConfig
+    compared: Compared | None = None
     examples: dict[str, list[list[Example]]] = field(default_factory=dict)
     columns: Counter[str] = field(default_factory=Counter)
     unread: Counter[str] = field(default_factory=Counter)
@@ -67,8 +72,8 @@ class Conversations:
             tasks = self.tasks[split] = []
             for examples in trees:
                 session = Session("counted", Task(id="counted"))
-                writer.write(session, examples, counts)
-                if session.nodes:
+                examples = self._written(session, examples, writer, counts)
+                if session.nodes and examples:
                     task = _task(examples)
                     tasks.append(task)
                     self._trees[f"{split}/{task.id}"] = examples
@@ -76,12 +81,44 @@ class Conversations:
                 fates = "; ".join(_fates(counts)) or "there is none"
                 raise ConfigError(f"data={self.config.name}: no conversation for {split!r} has trained tokens: {fates}")
 
+    def _written(
+        self, session: Session, examples: list[Example], writer: TreeWriter, counts: TreeCounts
+    ) -> list[Example]:
+        """The conversations of a tree that are trained on, once they are written; of pairs all or none."""
+        if self.compared is None:
+            writer.write(session, examples, counts)
+            return examples
+        kept = list[Example]()
+        for example in examples:
+            before = counts.paths
+            writer.write(session, [example], counts)
+            kept += [example] if counts.paths > before else []
+        rewards = {example.reward for example in kept}
+        whole = len(examples) == 1 or len(rewards) > 1
+        if kept and not (whole if self.compared == "labels" else len(rewards) > 1):
+            counts.note(UNPAIRED, examples[0])
+            return []
+        return kept
+
     def sessions(self, split: str, task: Task) -> list[Session]:
-        """The session of a task, which is a tree of the conversations that share its prefix."""
+        """The sessions of a task.
+
+        They are one, a tree of the conversations that share its prefix, or one for each that is compared, with its
+        reward.
+        """
         assert self.writer is not None
-        session = Session("", task, status=Status.COMPLETED)
-        self.writer.write(session, self._trees[f"{split}/{task.id}"])
-        return [session]
+        examples = self._trees[f"{split}/{task.id}"]
+        if self.compared is None:
+            session = Session("", task, status=Status.COMPLETED)
+            self.writer.write(session, examples)
+            return [session]
+        found = []
+        for example in examples:
+            session = Session("", task, status=Status.COMPLETED, reward=example.reward)
+            session.rewards = {PREFERRED: example.reward or 0.0}
+            self.writer.write(session, [example])
+            found.append(session)
+        return found
 
     def lines(self) -> Iterator[str]:
         """What was read, in lines: the columns, a row, and what is left out or cut."""
@@ -106,22 +143,26 @@ class Conversations:
             yield from (f"warning: data: {split}: {fate}" for fate in _fates(counts))
 
 
-def read_conversations(config: DataConfig) -> Conversations:
+def read_conversations(config: DataConfig, compared: Compared | None = None) -> Conversations:
     """Read the conversations of a data set.
+
+    Args:
+        config: the settings.
+        compared: how conversations are compared; None: they are imitated.
 
     Raises:
         ConfigError: there is none, a row can't be read, or it can be read in several ways.
         EnvError: the hub can't be reached.
     """
-    found = Conversations(config)
+    found = Conversations(config, compared)
     reader = MessageReader()
     choices: dict[frozenset[str], ColumnChoice] = {}
     if config.held_out is not None:
-        own = _rows(_dataset(config, config.name), None, config, reader, choices, found)
-        other = _rows(_dataset(config, config.held_out), None, config, reader, choices, found)
-        found.examples = {"train": gather(own), "eval": gather(other)}
-    elif (dataset := _dataset(config, config.name)) and _told(dataset.shared):
-        trees = gather(_rows(dataset, None, config, reader, choices, found))
+        own = _trees(_dataset(config, config.name), None, config, reader, choices, found)
+        other = _trees(_dataset(config, config.held_out), None, config, reader, choices, found)
+        found.examples = {"train": list(own), "eval": list(other)}
+    elif (dataset := _dataset(config, config.name)) and as_setting(dataset.shared):
+        trees = list(_trees(dataset, None, config, reader, choices, found))
         by_id = {task.id: tree for task, tree in ((_task(tree), tree) for tree in trees)}
         for split in ("train", "eval"):
             tasks = [Task(id=name) for name in by_id]
@@ -130,7 +171,7 @@ def read_conversations(config: DataConfig) -> Conversations:
             found.examples[split] = [by_id[task.id] for task in chosen]
     else:
         for split in ("train", "eval"):
-            found.examples[split] = gather(_rows(dataset, split, config, reader, choices, found))
+            found.examples[split] = list(_trees(dataset, split, config, reader, choices, found))
     found.unread.update(f"{name} (of messages)" for name in reader.unread)
     return found
 
@@ -141,6 +182,28 @@ def prefix_text(examples: Sequence[Example]) -> str:
     return key if len(examples[0].messages) > 1 else examples[0].messages[0].text
 
 
+def _trees(
+    dataset: Dataset,
+    split: str | None,
+    config: DataConfig,
+    reader: MessageReader,
+    choices: dict[frozenset[str], ColumnChoice],
+    found: Conversations,
+) -> list[list[Example]]:
+    """The conversations of each tree: those that share a prefix, or those that a row compares."""
+    rows = _rows(dataset, split, config, reader, choices, found)
+    if found.compared is None:
+        return gather(example for row in rows for example in row)
+    compared: list[list[Example]] = []
+    single: list[Example] = []
+    for row in rows:
+        if len(row) > 1:
+            compared.append(row)
+        else:
+            single += row
+    return compared + gather(single)
+
+
 def _rows(
     dataset: Dataset,
     split: str | None,
@@ -148,25 +211,32 @@ def _rows(
     reader: MessageReader,
     choices: dict[frozenset[str], ColumnChoice],
     found: Conversations,
-) -> Iterator[Example]:
+) -> Iterator[list[Example]]:
     rows = dataset.every_row() if split is None else dataset.rows(split)
-    while (each := _told(lambda: next(rows, None))) is not None:
+    while (each := as_setting(lambda: next(rows, None))) is not None:
         place, row = each
         kind = frozenset(name for name, value in row.items() if value is not None)
         if (chosen := choices.get(kind)) is None:
-            chosen = choices[kind] = choose_columns(row, config, place)
+            if found.compared is None:
+                chosen = choose_columns(row, config, place)
+            else:
+                chosen = choose_compared(row, config, place, found.compared)
+            choices[kind] = chosen
         found.columns[str(chosen)] += 1
         taken = {config.columns.get(theirs, theirs).partition(".")[0] for theirs in chosen.taken.values()}
         found.unread.update(kind - taken - config.columns.keys())
-        yield read_example(row, chosen, config, place, reader)
+        if found.compared is None:
+            yield [read_example(row, chosen, config, place, reader)]
+        else:
+            yield read_compared(row, chosen, config, place, reader)
 
 
 def _dataset(config: DataConfig, path: str) -> Dataset:
     return Dataset(path, columns=config.columns, where=config.where, config=config.config)
 
 
-def _told(read: Callable[[], T]) -> T:
-    """What is read of a data set; its errors name the settings of `data`."""
+def as_setting(read: Callable[[], T]) -> T:
+    """Read of a data set; its errors name the settings of `data`."""
     try:
         return read()
     except ConfigError as error:
@@ -180,7 +250,10 @@ def _task(examples: Sequence[Example]) -> Task:
     digest = hashlib.blake2b(digest_size=8)
     for each in examples:
         messages = [message.model_dump(exclude_none=True) for message in each.messages]
-        digest.update(json.dumps([messages, each.tools, each.trained, each.plain], sort_keys=True).encode())
+        content = [messages, each.tools, each.trained, each.plain]
+        content += [] if each.reward is None else [each.reward]
+        content += [each.spans] if each.spans else []
+        digest.update(json.dumps(content, sort_keys=True).encode())
     data: dict[str, Any] = {"rows": len(examples), "content": digest.hexdigest()}
     return Task(id=examples[0].place, data=data)
 

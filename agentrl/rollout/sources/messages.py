@@ -25,6 +25,8 @@ ROLES = {"function": "tool", "ipython": "tool", "model": "assistant", "human": "
 REASONING = ("reasoning_content", "reasoning", "thinking")
 TRAINED = ("weight", "train", "training", "loss")
 """Fields by which a message says itself whether it is trained on: OpenAI's `weight`, and what others call it."""
+Span = tuple[str, bool]
+"""The text of a part of a message, and whether it is trained on."""
 READ = {"role", "content", "from", "value", "tool_calls", "function_call", "tool_call_id", "name"}
 
 
@@ -37,7 +39,9 @@ class Example:
         messages: the conversation.
         tools: on offer in it.
         trained: of each message whether it is trained on; None: as the settings say.
+        spans: of each message whose parts say themselves whether they are trained on, their texts with that.
         plain: the messages' texts follow each other as they are, without the model's chat format.
+        reward: of a conversation that is compared with others; None: it is imitated.
     """
 
     place: str
@@ -45,6 +49,8 @@ class Example:
     tools: tuple[dict[str, Any], ...] = ()
     trained: tuple[bool | None, ...] = ()
     plain: bool = False
+    reward: float | None = None
+    spans: tuple[tuple[Span, ...], ...] = ()
 
 
 @dataclass
@@ -69,19 +75,23 @@ class MessageReader:
         Raises:
             ValueError: they are none.
         """
-        rows = _parsed(rows)
+        rows = parsed(rows)
         if not isinstance(rows, Sequence) or isinstance(rows, str) or not rows:
             raise ValueError("there are no messages")
         messages: list[Message] = []
         trained: list[bool | None] = []
+        spans: list[tuple[Span, ...]] = []
         for number, row in enumerate(rows):
             if not isinstance(row, Mapping):
                 raise ValueError(f"message {number + 1} is {type(row).__name__}, no mapping")
-            message = self._message({k: v for k, v in row.items() if v is not None}, number, messages)
-            messages.append(message)
+            row, own = _without_marks({k: v for k, v in row.items() if v is not None})
+            messages.append(self._message(row, number, messages))
+            spans.append(own)
             marks = [bool(row[name]) for name in TRAINED if row.get(name) is not None]
             trained.append(marks[0] if marks else None)
-        return Example(place, tuple(messages), _tools(tools), tuple(trained), plain)
+        return Example(
+            place, tuple(messages), _tools(tools), tuple(trained), plain, spans=tuple(spans) if any(spans) else ()
+        )
 
     def _message(self, row: dict[str, Any], number: int, before: Sequence[Message]) -> Message:
         for name in row.keys() - READ - {*REASONING, *TRAINED}:
@@ -91,11 +101,11 @@ class MessageReader:
             raise ValueError(f"message {number + 1} has no role (its fields: {', '.join(row)})")
         role = SHAREGPT.get(said, said) if "role" not in row else ROLES.get(said, said)
         content = row.get("content", row.get("value"))
-        calls = _parsed(row.get("tool_calls")) or []
-        if one := _parsed(row.get("function_call")):
+        calls = parsed(row.get("tool_calls")) or []
+        if one := parsed(row.get("function_call")):
             calls = [*calls, one]
         if said == "function_call" and "value" in row:
-            found = _parsed(content)
+            found = parsed(content)
             calls, content = found if isinstance(found, list) else [found], None
         data: dict[str, Any] = {"role": role, "content": content}
         if calls:
@@ -115,9 +125,20 @@ class MessageReader:
             raise ValueError(f"message {number + 1}, {where}: {detail['msg']} ({detail['input']!r})") from None
 
 
+def _without_marks(row: dict[str, Any]) -> tuple[dict[str, Any], tuple[Span, ...]]:
+    """A message without what its parts say of their training, and that; nothing where no part says so."""
+    content = row.get("content")
+    if not isinstance(content, list) or not all(isinstance(part, Mapping) for part in content):
+        return row, ()
+    marks = [next((bool(part[name]) for name in TRAINED if part.get(name) is not None), None) for part in content]
+    parts = [{k: v for k, v in part.items() if k not in TRAINED and v is not None} for part in content]
+    found = tuple((str(part.get("text") or ""), mark is not False) for part, mark in zip(parts, marks, strict=True))
+    return {**row, "content": parts}, found if any(mark is not None for mark in marks) else ()
+
+
 def _call(call: Any, unnamed: str) -> dict[str, Any]:
     """A tool call in OpenAI's shape; arguments that are a mapping become JSON, without columns that are empty."""
-    call = _parsed(call)
+    call = parsed(call)
     if not isinstance(call, Mapping):
         raise ValueError(f"a tool call is {call!r}")
     function = call.get("function") or call
@@ -138,15 +159,15 @@ def _answered(before: Sequence[Message]) -> str | None:
 
 
 def _tools(tools: Any) -> tuple[dict[str, Any], ...]:
-    found = _parsed(tools) or ()
+    found = parsed(tools) or ()
     if not isinstance(found, Sequence) or isinstance(found, str):
         raise ValueError(f"tools are {type(found).__name__}, no list")
-    schemas = [dict(_parsed(tool)) for tool in found]
+    schemas = [dict(parsed(tool)) for tool in found]
     return tuple(each if "function" in each else {"type": "function", "function": each} for each in schemas)
 
 
-def _parsed(value: Any) -> Any:
-    """JSON in a string, as its value; anything else, and text that is no JSON list or object, as it is."""
+def parsed(value: Any) -> Any:
+    """Return JSON in a string, as its value; anything else, and text that is no JSON list or object, as it is."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
             return json.loads(value)

@@ -13,6 +13,7 @@ from pathlib import Path
 from agentrl.config.data import DataConfig
 from agentrl.envs.data.splits import divide
 from agentrl.errors import ConfigError
+from agentrl.rollout.sources.judged import mark_ends
 from agentrl.sessions.store.store import Store
 from agentrl.types import MAIN, Node, Session, Status, Task, VersionSpan
 
@@ -27,6 +28,7 @@ class RecordedRun:
     Attributes:
         config: the settings.
         demonstrated: what was sampled becomes a demonstration.
+        ends: of those, the last token of each path is trained alone: where its score is read.
         tasks: of each split; a task is a group.
         members: the ids of each group's sessions, by the task's id.
         left_out: how many sessions did not fit.
@@ -34,6 +36,7 @@ class RecordedRun:
 
     config: DataConfig
     demonstrated: bool
+    ends: bool = False
     tasks: dict[str, list[Task]] = field(default_factory=dict)
     members: dict[str, list[str]] = field(default_factory=dict)
     left_out: int = 0
@@ -45,6 +48,8 @@ class RecordedRun:
         for session in found:
             session.nodes = [self._node(node) for node in session.nodes]
             session.task = task
+            if self.ends:
+                mark_ends(session)
         return found
 
     def lines(self) -> Iterator[str]:
@@ -83,14 +88,14 @@ def is_run(name: str) -> bool:
     return (Path(name).expanduser() / STORE).is_file()
 
 
-def read_run(config: DataConfig, *, demonstrated: bool) -> RecordedRun:
-    """The sessions of a run that fit the settings.
+def read_run(config: DataConfig, *, demonstrated: bool, ends: bool = False) -> RecordedRun:
+    """The sessions of a run that fit the settings; arguments as in `RecordedRun`.
 
     Raises:
         ConfigError: none does, or a status is none.
     """
     statuses = _statuses(config)
-    found = RecordedRun(config, demonstrated)
+    found = RecordedRun(config, demonstrated, ends)
     groups: dict[str, list[tuple[int, str]]] = {}
     last: dict[tuple[str, int], tuple[int, str, bool]] = {}
     problems: dict[str, str] = {}

@@ -10,16 +10,18 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from agentrl.config.data import DataConfig
 from agentrl.errors import ConfigError, RenderError
-from agentrl.rollout.sources.messages import Example
+from agentrl.rollout.sources.messages import Example, Span
 from agentrl.sessions.renderers.base import RenderedMessage, Renderer
 from agentrl.sessions.tree import tree
 from agentrl.types import Message, Node, Session
 
 LAST, ALL = "last", "all"
 CUT, LONG, UNTRAINED, REFUSED, ODD = "cut", "too long", "without trained tokens", "refused by the format", "odd"
+UNPAIRED = "without another reply to compare with"
 
 
 @dataclass
@@ -50,15 +52,38 @@ class TreeCounts:
 
 @dataclass(frozen=True, slots=True)
 class MessageTokens:
-    """A message's tokens, of which those from `trained_from` on are trained (their number: none)."""
+    """A message's tokens, and which of them are trained."""
 
     rendered: RenderedMessage
-    trained_from: int
+    mask: list[bool]
 
     @property
     def size(self) -> int:
         """The number of tokens."""
         return len(self.rendered.token_ids)
+
+    def divided(self, spans: Sequence[Span]) -> list[MessageTokens]:
+        """The message in pieces that end with their trained tokens, as nodes do; several where parts say so.
+
+        Args:
+            spans: its parts; each piece's message has the texts of its own.
+        """
+        ids, mask = self.rendered.token_ids, self.mask
+        cuts = [place for place in range(1, len(ids)) if mask[place - 1] and not mask[place]]
+        if not cuts:
+            return [self]
+        texts = [""]
+        for (said, trained), (_, before) in zip(spans, [("", False), *spans], strict=False):
+            texts += [""] if before and not trained else []
+            texts[-1] += said
+        texts = texts if len(texts) == len(cuts) + 1 else [self.rendered.message.text, *[""] * len(cuts)]
+        pieces = []
+        for text, begin, end in zip(texts, [0, *cuts], [*cuts, len(ids)], strict=True):
+            more = {"tool_calls": None} if end < len(ids) else {}
+            more |= {"reasoning_content": None} if begin else {}
+            message = self.rendered.message.model_copy(update={"content": text, **more})
+            pieces.append(MessageTokens(RenderedMessage(message, ids[begin:end]), mask[begin:end]))
+        return pieces
 
 
 def prefix_key(example: Example) -> str:
@@ -97,7 +122,7 @@ class TreeWriter:
         """Write the conversations of one tree into a session.
 
         Args:
-            session: without nodes; without trained tokens it stays so.
+            session: gets their nodes; none of a conversation without trained tokens.
             examples: the conversations.
             counts: is told what became of them.
 
@@ -105,6 +130,7 @@ class TreeWriter:
             ConfigError: one is too long, and data.overlong=refuse.
         """
         counts = counts if counts is not None else TreeCounts()
+        before, trained_before = _sizes(session)
         for example in examples:
             counts.total += 1
             try:
@@ -112,16 +138,15 @@ class TreeWriter:
             except RenderError as error:
                 counts.note(REFUSED, example, str(error))
                 continue
-            trained = sum(each.size - each.trained_from for each in pieces) - (
-                not pieces[0].trained_from if pieces else 0
-            )
-            if trained > 0:
+            trained = sum(each.mask.count(True) for each in pieces)
+            if trained > any(each.mask[0] for each in pieces[:1]):  # nothing predicts a path's first token
                 counts.paths += sum(each.size for each in pieces)
                 _insert(session, pieces, example)
             elif pieces:
                 counts.note(UNTRAINED, example)
-        counts.tokens += sum(len(node.token_ids) for node in session.nodes)
-        counts.trained += sum(node.trainable.count(True) for node in session.nodes)
+        tokens, trained = _sizes(session)
+        counts.tokens += tokens - before
+        counts.trained += trained - trained_before
 
     def _pieces(self, example: Example, counts: TreeCounts) -> list[MessageTokens]:
         if example.plain:
@@ -138,10 +163,10 @@ class TreeWriter:
             for messages in filter(None, together):
                 rendered = self.renderer.render(messages, tools=example.tools if after is None else (), after=after)
                 for number, (each, ids) in enumerate(zip(messages, rendered, strict=True), start):
-                    pieces.append(
-                        MessageTokens(RenderedMessage(each, ids), self._trained_from(example, number, ids, counts))
-                    )
-                after, start = pieces[-1].rendered.as_node(), start + len(messages)
+                    whole = MessageTokens(RenderedMessage(each, ids), self._mask(example, number, ids, counts))
+                    pieces += whole.divided(example.spans[number] if example.spans else ())
+                    after = whole.rendered.as_node()
+                start += len(messages)
             run = []
         return pieces
 
@@ -149,28 +174,40 @@ class TreeWriter:
         encode = self.renderer.tokenizer.encode
         ids = [encode(message.text) for message in example.messages]
         ids[-1] = [*ids[-1], self.renderer.stop_token_ids[0]]
-        trained = [
-            0 if place == len(ids) - 1 or ALL in self.config.train_on else len(own) for place, own in enumerate(ids)
+        every, last = ALL in self.config.train_on, len(ids) - 1
+        return [
+            MessageTokens(RenderedMessage(message, own), [every or place == last] * len(own))
+            for place, (message, own) in enumerate(zip(example.messages, ids, strict=True))
         ]
-        written = zip(example.messages, ids, trained, strict=True)
-        return [MessageTokens(RenderedMessage(message, own), begin) for message, own, begin in written]
 
-    def _trained_from(self, example: Example, number: int, ids: Sequence[int], counts: TreeCounts) -> int:
-        """The first trained token of a message; of a turn, what the model itself would write."""
+    def _mask(self, example: Example, number: int, ids: Sequence[int], counts: TreeCounts) -> list[bool]:
+        """Which tokens of a message are trained; of a turn those that the model itself would write."""
         message, train_on = example.messages[number], self.config.train_on
         said = example.trained[number] if example.trained else None
         last = number == len(example.messages) - 1
         if said is None:
             said = ALL in train_on or message.role in train_on or (LAST in train_on and last)
         if not said:
-            return len(ids)
-        if message.role != "assistant":
-            return 0
-        turn = self.renderer.turn(message)
-        if list(ids[len(ids) - len(turn) :]) != turn:
-            counts.note(ODD, example, f"message {number + 1} is rendered otherwise in its place than by itself")
-            return len(ids)
-        return len(ids) - len(turn)
+            return [False] * len(ids)
+        begin = 0
+        if message.role == "assistant":
+            turn = self.renderer.turn(message)
+            begin = len(ids) - len(turn)
+            if list(ids[begin:]) != turn:
+                counts.note(ODD, example, f"message {number + 1} is rendered otherwise in its place than by itself")
+                return [False] * len(ids)
+        spans = example.spans[number] if example.spans else ()
+        mask = span_mask(self._bytes(ids[begin:]), spans) if spans else [True] * (len(ids) - begin)
+        if mask is None:
+            counts.note(ODD, example, f"the parts of message {number + 1} are not in its tokens as they are written")
+            mask = [False] * (len(ids) - begin)
+        return [False] * begin + mask
+
+    def _bytes(self, ids: Sequence[int]) -> list[bytes]:
+        """The bytes of each token."""
+        tokenizer = self.renderer.tokenizer
+        read = getattr(tokenizer, "token_bytes", None)
+        return [tokenizer.decode([index]).encode() if read is None else read(index) for index in ids]
 
     def _fitting(self, example: Example, pieces: list[MessageTokens], counts: TreeCounts) -> list[MessageTokens]:
         """The pieces within the limit; none of a conversation that is left out."""
@@ -188,11 +225,49 @@ class TreeWriter:
         for piece in pieces:
             ids = piece.rendered.token_ids[:left]
             if ids:
-                kept.append(
-                    MessageTokens(RenderedMessage(piece.rendered.message, ids), min(piece.trained_from, len(ids)))
-                )
+                kept.append(MessageTokens(RenderedMessage(piece.rendered.message, ids), piece.mask[: len(ids)]))
             left -= len(ids)
         return kept
+
+
+def span_mask(pieces: Sequence[bytes], spans: Sequence[Span]) -> list[bool] | None:
+    """Return which tokens of a message are trained, where its parts say so themselves.
+
+    A token that has bytes of a part which is not trained is not trained. What the format writes before the first part,
+    between two and after the last goes with the part before it, or the first.
+
+    Args:
+        pieces: the bytes of each token.
+        spans: the parts, in order.
+
+    Returns:
+        None where a part's text is not in the tokens.
+    """
+    text, at = b"".join(pieces), 0
+    places: list[tuple[int, bool]] = []
+    for said, trained in spans:
+        for wanted in (said.encode(), said.strip().encode()):
+            if (found := text.find(wanted, at)) >= 0:
+                places.append((found if places else 0, trained))
+                at = found + len(wanted)
+                break
+        else:
+            return None
+    edges = [place for place, _ in places[1:]] + [len(text)]
+    parts = [(begin, end, trained) for (begin, trained), end in zip(places, edges, strict=True) if begin < end]
+    starts = (min(start, len(text) - 1) for start in accumulate(map(len, pieces), initial=0))
+    return [
+        all(trained for begin, end, trained in parts if begin < start + max(len(piece), 1) and start < end)
+        for start, piece in zip(starts, pieces, strict=False)
+    ]
+
+
+def _sizes(session: Session) -> tuple[int, int]:
+    """A tree's tokens, and those that are trained."""
+    return (
+        sum(len(node.token_ids) for node in session.nodes),
+        sum(node.trainable.count(True) for node in session.nodes),
+    )
 
 
 def _insert(session: Session, pieces: Sequence[MessageTokens], example: Example) -> None:
@@ -201,11 +276,11 @@ def _insert(session: Session, pieces: Sequence[MessageTokens], example: Example)
     for piece in pieces:
         ids = piece.rendered.token_ids
         tools = example.tools if parent is None else ()
-        mask = [False] * piece.trained_from + [True] * (len(ids) - piece.trained_from)
+        mask = list(piece.mask)
         same = (n for n in session.nodes if n.parent == parent and n.token_ids == ids and n.tools == list(tools))
         node = next(same, None)
         if node is None:
             node = tree.add_rendered(session, parent, piece.rendered, trainable=mask, tools=tools)
-        elif mask.count(True) > node.trainable.count(True):
-            node.trainable = mask
+        else:
+            node.trainable = [one or other for one, other in zip(node.trainable, mask, strict=True)]
         parent = node.id

@@ -137,10 +137,10 @@ def sampling_notes(sessions: Sequence[Session], *, trained: bool) -> list[str]:
             "roots beside the task (titles, summaries) are neither trained on nor credited: gateway.exclude says which "
             "(count/gateway/excluded)"
         )
-    if trained and "gateway/untrainable/schema" in counted:
+    if trained and "untrainable/grammar" in counted:
         notes.append(
             "turns whose text has to fit a schema (response_format) are not trained on: the support that they were "
-            "drawn from is not recorded (count/gateway/untrainable/schema)"
+            "drawn from is not recorded (count/untrainable/grammar)"
         )
     return notes
 

@@ -56,6 +56,9 @@ class LocalGateway:
             self.gateway.parts.limits,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
             turn_tokens=sampling.max_new_tokens,
         )
         access = await self.gateway.open(session, limits)

@@ -292,10 +292,6 @@ class Exchange:
                 session.count(f"gateway/{name}", number)
         if len(self.choices) > 1:
             session.count("gateway/branches/choices", len(self.choices) - 1)
-        if not self.sampling.full_support:
-            session.count("gateway/untrainable", len(self.choices))
-        if self.sampling.json_schema is not None:
-            session.count("gateway/untrainable/schema", len(self.choices))
         return self.state.commit(self.parts.generator, self.request, match, self.known, self.prompt, self.choices)
 
     def _concurrent_cause(self) -> str | None:

@@ -39,6 +39,12 @@ class Limits:
     """Sampling temperature of a request that sets none, or of all (`sampling`)."""
     top_p: float = 1.0
     """Nucleus sampling (`top_p`) of a request that sets none, or of all."""
+    top_k: int | None = None
+    """As many of the most probable tokens (`top_k`) are sampled from, in a request that sets none, or in all."""
+    min_p: float = 0.0
+    """The least probability (`min_p`), as a fraction of the greatest, of a request that sets none, or of all."""
+    repetition_penalty: float = 1.0
+    """The repetition penalty of a request that sets none, or of all."""
     sampling: Literal["client", "mixed", "run"] = "client"
     """The source of temperature, truncation, penalties, logit bias and seed: the client; the client, whose seeds are
     mixed with session, sample and path; or the values set here, while the client's are ignored."""
@@ -56,12 +62,18 @@ class Limits:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
-            if name in ("sampling", "strict_fields"):
+            if name in ("sampling", "strict_fields") or value is None:
                 continue
-            if not (value > 0 or (name == "temperature" and value == 0)):
+            if not (value > 0 or (name in ("temperature", "min_p") and value == 0)):
                 raise ConfigError(f"{name}={value!r} must be above 0")
         if not self.turn_timeout < self.session_timeout:
             raise ConfigError(
                 f"deadlines must nest: turn_timeout < session_timeout, not {self.turn_timeout:g} < "
                 f"{self.session_timeout:g} (seconds)"
             )
+
+    @property
+    def drawn(self) -> dict[str, float | None]:
+        """What decides how tokens are drawn, by the names of requests' fields."""
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        return {name: getattr(self, name) for name in names}

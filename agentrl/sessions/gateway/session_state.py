@@ -351,7 +351,10 @@ def _fits(node: Node, wanted: Sampling, remaining: int) -> bool:
 
 def _same_sampling(stored: Sampling | None, wanted: Sampling) -> bool:
     """True if two sets of parameters are the same, apart from the length."""
-    names = ("temperature", "seed", "stop", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty")
+    names = (
+        *("temperature", "seed", "stop", "top_p", "top_k", "min_p"),
+        *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    )
     if stored is None or any(getattr(stored, name) != getattr(wanted, name) for name in names):
         return False
     return stored.logit_bias == wanted.logit_bias and stored.json_schema == wanted.json_schema

@@ -1,8 +1,9 @@
 """Sessions and nodes as bytes and back, exactly: what was stored is what is read, to the last bit.
 
 Token ids are little-endian 32-bit integers and log-probabilities 64-bit floats, as the engine gave them; all
-else is JSON, so the database can be read with any SQLite tool. The trainable mask is one number, since
-trainable tokens always end their node (`tree.check`). A node's row has its attachments' kinds and digests.
+else is JSON, so the database can be read with any SQLite tool. The trainable mask is one number, since trainable tokens
+always end their node (`tree.check`), but for those that its supports leave out. A node's row has its attachments' kinds
+and digests.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import orjson
@@ -19,6 +21,7 @@ import orjson
 from agentrl.common.foreign_errors import words
 from agentrl.common.untrusted import SHOWN, safe_json, safe_repr
 from agentrl.errors import InvalidInput, StoreError
+from agentrl.sessions.tree import trainability
 from agentrl.types import (
     Arrival,
     Branch,
@@ -100,6 +103,9 @@ def node_from(row: Row, blobs: Mapping[str, bytes]) -> Node:
             node.stopped_by = data["stopped_by"]
             node.engines = tuple(data.get("engines", ()))
             node.arrival = Arrival(*data["arrival"]) if data.get("arrival") else None
+            if trained_from < len(ids) and not node.sampling.full_support:
+                start = node.versions[0].start
+                node.trainable = [False] * start + [reason is None for reason in trainability.of_node(node)]
     except (ValueError, KeyError, TypeError) as error:
         raise StoreError(f"node {id_} can't be read from the store: {error}") from error
     return node
@@ -261,7 +267,7 @@ def _turn(node: Node) -> str | None:
     data: dict[str, Any] = {}
     if node.sampling is not None:
         data = {
-            "sampling": node.sampling,
+            "sampling": _stored(node.sampling),
             "policy": node.policy,
             "versions": [span.packed for span in node.versions],
             "finish_reason": node.finish_reason,
@@ -274,6 +280,15 @@ def _turn(node: Node) -> str | None:
     if node.timings:
         data["timings"] = node.timings
     return orjson.dumps(data).decode() if data else None
+
+
+def _stored(sampling: Sampling) -> Any:
+    """A turn's sampling, without what came later and has its default."""
+    if sampling.repetition_penalty != 1:
+        return sampling
+    found = asdict(sampling)
+    del found["repetition_penalty"]
+    return found
 
 
 def _sampling(data: dict[str, Any]) -> Sampling:

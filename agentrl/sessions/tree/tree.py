@@ -12,8 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from agentrl import attachments
+from agentrl.attachments import support
 from agentrl.errors import InvalidInput, TreeError, UnknownName
 from agentrl.sessions.renderers.base import RenderedMessage
+from agentrl.sessions.tree import trainability
 from agentrl.types import AGENT, MAIN, FinishReason, Message, Node, Sampling, Session, Turn, VersionSpan
 
 SLACK = 1e-3
@@ -95,16 +97,16 @@ def add_turn(
 ) -> Node:
     """Append a turn that an engine generated: the generation prompt's tokens, then the turn's.
 
-    The sampled tokens are trainable when they were sampled from the full vocabulary; otherwise the support is
-    not known to the trainer, and they are stored untrainable; so are those of a policy that is not `trained`.
+    Which sampled tokens are trainable is decided by `trainability.reasons`; none is of a policy that is not `trained`.
     """
     before, sampled = len(opening), len(turn.token_ids)
+    found = trainability.reasons(sampling, turn.attachments, sampled, trained=trained)
     node = add(
         session,
         parent,
         message,
         [*opening, *turn.token_ids],
-        trainable=[False] * before + [trained and sampling.full_support] * sampled,
+        trainable=[False] * before + [reason is None for reason in found],
         logprobs=[0.0] * before + list(turn.logprobs),
         versions=[VersionSpan(v.version, v.start + before, v.end + before) for v in turn.versions if v.end > v.start],
         sampling=sampling,
@@ -220,10 +222,11 @@ def check(session: Session) -> None:
     1. `nodes[i].id == i`, and a parent was there before its children.
     2. `token_ids`, `trainable` and `logprobs` are equally long; ids are not negative.
     3. Tokens that are trained on end their node: before an assistant's is the generation prompt. Those of others are
-       trained on only where no engine sampled anything in it (`data.train_on`).
+       trained on only where no engine sampled anything in it (`data.train_on`). A gap is a sampled token that can't be
+       trained.
     4. A sampled node has at least one sampled token; its version spans cover the sampled tokens, in order and
-       without a gap, up to the node's end. All of them are trainable or none, and none
-       where the support was not the whole vocabulary.
+       without a gap, up to the node's end. None of them is trainable, or those that can be
+       (`trainability.reasons`).
     5. Log-probabilities are finite, not above 0, and 0.0 where a token was not sampled.
     6. A sampled turn has ended (`stop` or `length`), and one that a length limit cut has no children.
     7. Rewards are finite; tools stand at roots only.
@@ -303,7 +306,7 @@ def _check_tokens(node: Node, where: str) -> int:
     if min(node.token_ids) < 0:
         raise TreeError(f"{where}: token id {min(node.token_ids)} is negative")
     first = node.trainable.index(True) if any(node.trainable) else len(node.token_ids)
-    if not all(node.trainable[first:]):
+    if not all(node.trainable[first:]) and support.NAME not in node.attachments:
         raise TreeError(f"{where}: trainable tokens must end the node, without a gap")
     if first < len(node.token_ids) and node.message.role != "assistant" and node.sampled:
         raise TreeError(f"{where}: of what an engine sampled, only an assistant's tokens can be trained on")
@@ -326,5 +329,7 @@ def _check_sampled(node: Node, where: str, first: int) -> None:
         raise TreeError(f"{where}: version spans must cover the sampled tokens up to the node's end: {node.versions}")
     if node.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
         raise TreeError(f"{where}: a stored turn has ended by stop or length, not {node.finish_reason}")
-    if first != count and (first != start or not node.sampling.full_support):
-        raise TreeError(f"{where}: only tokens that were sampled from the whole vocabulary are trainable, and then all")
+    if first == count or (first == start and node.sampling.full_support):
+        return
+    if node.trainable != [False] * start + [reason is None for reason in trainability.of_node(node)]:
+        raise TreeError(f"{where}: sampled tokens are trainable where their support is known, and then all of these")

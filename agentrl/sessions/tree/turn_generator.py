@@ -7,15 +7,18 @@ from, and in when nodes are added: a conversation adds them at once, the gateway
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
+from agentrl.attachments import support
 from agentrl.errors import RenderError, TokenBudgetExceeded, TreeError
 from agentrl.sessions.renderers.base import RenderedMessage, Renderer, ToolSchema
 from agentrl.sessions.renderers.proof.markers import REFUSES_TOOLS
 from agentrl.sessions.renderers.strip import StrippedBranch, strip_earlier_reasoning
-from agentrl.sessions.tree import tree
+from agentrl.sessions.tree import trainability, tree
 from agentrl.sessions.tree.generation import generate, generate_turn
+from agentrl.sessions.tree.trainability import Untrainable
 from agentrl.types import AGENT, MAIN, Arrival, Chunk, Engine, Message, Node, Sampling, Session, Turn
 
 
@@ -207,17 +210,19 @@ class TurnGenerator:
         self, session: Session, prompt: Prompt, sampling: Sampling, request: str
     ) -> tuple[Engine, str, list[int], Sampling]:
         engine = self.require_engine()
-        if kinds := engine.capabilities.attachments:
-            sampling = replace(sampling, record=tree.unrecorded(session, prompt.parent, kinds))
+        kinds = engine.capabilities.attachments - {support.NAME}
+        record = tree.unrecorded(session, prompt.parent, kinds) if kinds else ()
+        if support.NAME in engine.capabilities.attachments and not sampling.full_support:
+            record = (*record, (support.NAME, len(prompt.token_ids)))
+        if record:
+            sampling = replace(sampling, record=record)
         return engine, f"{session.id}/{request}", prompt.token_ids, sampling
 
     def add(self, session: Session, parent: int | None, generated: GeneratedTurn, agent: str = AGENT) -> Node:
         """Append a generated turn to the tree.
 
-        A turn that was not sampled from the whole vocabulary is stored untrainable, with one warning.
+        What can't be trained of a turn that was not sampled from the whole vocabulary is counted, with one warning.
         """
-        if not generated.sampling.full_support:
-            warn_untrainable(generated.sampling)
         generated.node = tree.add_turn(
             session,
             parent,
@@ -231,14 +236,20 @@ class TurnGenerator:
             reply_id=generated.reply_id,
         )
         generated.node.arrival = generated.arrival
+        if not generated.sampling.full_support:
+            count_untrainable(session, generated.node)
         return generated.node
 
 
-def warn_untrainable(sampling: Sampling) -> None:
-    """Say once that such turns are not trained on; not for temperature 0, which is for evaluation."""
-    if sampling.temperature > 0:
+def count_untrainable(session: Session, node: Node) -> None:
+    """Count a turn's untrainable tokens by their reasons, and warn once; not of temperature 0, which evaluates."""
+    counted = Counter(trainability.lost(node))
+    del counted[Untrainable.GREEDY]
+    for reason, tokens in counted.items():
+        session.count(f"untrainable/{reason}", tokens)
+    if {Untrainable.UNRECORDED, Untrainable.GRAMMAR} & counted.keys():
         warnings.warn(
             "turns sampled with top-p, top-k, min-p, penalties, a logit bias or a grammar are stored untrainable: "
-            "the support that they were sampled from is not known to the trainer",
+            "the engine does not record the support that they were sampled from",
             stacklevel=3,
         )

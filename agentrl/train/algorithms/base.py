@@ -15,6 +15,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from agentrl.config import AlgoConfig, Fraction
 from agentrl.errors import ConfigError, InvalidInput
+from agentrl.models.scoring import ScoreHead
 from agentrl.train.algorithms.about import About
 from agentrl.train.algorithms.adaptive import Adaptive
 from agentrl.train.algorithms.credit import Credit, NodeKey, SequenceKind
@@ -23,6 +24,9 @@ from agentrl.types import Group, Session
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from agentrl.config import DataConfig
+    from agentrl.rollout.sources.judged import JudgedRows
+    from agentrl.train.algorithms.divergences import Divergence
     from agentrl.train.algorithms.fields import ForestField
     from agentrl.train.algorithms.tokens import Summand, Tokens
     from agentrl.train.forest.forest import Forest
@@ -96,6 +100,9 @@ class Needs:
         whole_sessions: sessions without forks, since its advantages are of whole sessions.
         greedy: one more session of each group's task at temperature 0 (`Group.greedy`), which is not trained.
         engine: a policy sampled the tokens; otherwise they are demonstrations, and ratios and mismatch mean nothing.
+        head: a head of scores in place of the vocabulary's, which is read at the trained tokens themselves. A token's
+            `logp` is then its score, or with several classes the log-probability of its label (the field `target`). A
+            trainer without such a head refuses the algorithm by name.
     """
 
     critic: bool = False
@@ -110,6 +117,7 @@ class Needs:
     whole_sessions: bool = False
     greedy: bool = False
     engine: bool = True
+    head: ScoreHead | None = None
 
     def __post_init__(self) -> None:
         for name in ("pairs", "labels"):
@@ -195,6 +203,11 @@ class Algorithm:
         return ()
 
     @property
+    def divergence(self) -> Divergence | None:
+        """The divergence from a teacher that `loss` reads as `Tokens.teacher_divergence`; None: it reads none."""
+        return None
+
+    @property
     def affine(self) -> bool:
         """True where the loss is a · advantage + b; see `PolicyLoss.affine`."""
         return False
@@ -204,6 +217,14 @@ class Algorithm:
         """The loss's sum over sequences besides log-ratios; see `PolicyLoss.summand`."""
         return None
 
+    def read_rows(self, config: DataConfig) -> JudgedRows | None:
+        """What `data=FILE` holds for it; None: conversations to imitate.
+
+        Raises:
+            ConfigError: a row can't be read.
+        """
+        return None
+
     def select(self, group: Group) -> Choice:
         """Decide whether a finished group is trained on; groups that are kept decide every denominator."""
         return Choice.KEEP
@@ -211,6 +232,10 @@ class Algorithm:
     def teacher_of(self, session: Session) -> str:
         """The name of the policy whose log-probabilities of a session `credit` needs (`Needs.teacher`)."""
         raise NotImplementedError
+
+    def teachers_by_turn(self, session: Session) -> Mapping[int, str]:
+        """The names of policies that teach turns of a session in place of `teacher_of`, by the turns' nodes."""
+        return {}
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
         """Each trained node's advantage and weight.

@@ -30,6 +30,7 @@ def objective(
     version: int = 0,
     values: Tensor | None = None,
     sums: Tensor | None = None,
+    divergence: Tensor | None = None,
 ) -> tuple[Tensor, Tokens]:
     """The loss of one forest: a scalar whose sum over a batch's forests is the batch's loss.
 
@@ -42,12 +43,14 @@ def objective(
         values: [P], where there is a critic.
         sums: of the batch's sequences over all forests and ranks, where `algorithm.sequence` is given; see
             `empty_sums`.
+        divergence: [P], from the teacher, where the algorithm reads one (`Algorithm.divergence`).
 
     Returns:
         The loss, and the tokens with what the algorithm measured.
     """
     config, adaptive = algorithm.config, algorithm.adaptive
     tokens = Tokens.of(logp, entropy, rows, version, config.correction.proximal)
+    tokens._teacher_divergence = divergence
     if not len(rows):  # of a forest that only keeps a rank busy: it goes backward with the others
         return logp.sum(), tokens
     value = _token_losses(algorithm, tokens, rows, sums)
@@ -205,7 +208,7 @@ class Meter:
         self.greatest = {"mismatch": 0.0, "staleness": 0.0}
 
     @torch.no_grad()
-    def add(self, tokens: Tokens, rows: Rows, *, engine: bool, first: bool) -> None:
+    def add(self, tokens: Tokens, rows: Rows, *, engine: bool, first: bool, scores: bool = False) -> None:
         """Count one forest's tokens.
 
         Args:
@@ -213,6 +216,7 @@ class Meter:
             rows: the forest's.
             engine: whether an engine sampled the tokens, so that ratios mean something.
             first: no update has been made since the batch began.
+            scores: a score model is trained, and log-probabilities are of no token.
         """
         for name, measured in tokens.weighted.items():
             self.weighted[name] = self.weighted.get(name, 0.0) + float((rows.weight * measured).sum())
@@ -223,6 +227,8 @@ class Meter:
         elif tokens.weighted:
             self.weight += float(rows.weight.sum())
         self.tokens += len(rows)
+        if scores:
+            return
         self._sum("policy/entropy", tokens.entropy)
         self._sum("policy/logp", tokens.logp)
         if not engine:

@@ -59,6 +59,8 @@ class Tokens:
             (`Label`), which estimates the policy's divergence from it; 0 without any; the same for all entries, and
             without a gradient. None without `Needs.labels`.
         judged: [P], the part of each token's weight that labels with a verdict have; None without labels.
+        teacher_divergence: [P], of the policy's distribution from the teacher's; with a gradient. None without
+            `Algorithm.divergence`.
         fields: the declared fields (`Algorithm.fields`), by name.
         metrics: further numbers for each entry, by their names in the log; the loss may add to it.
         weighted: likewise, averaged by weight: each pair or label counts by its own, whatever its length.
@@ -89,6 +91,7 @@ class Tokens:
     _partner_length: Tensor | None = None
     _divergence: Tensor | None = None
     judged: Tensor | None = None
+    _teacher_divergence: Tensor | None = None
     fields: dict[str, Column] = field(default_factory=dict)
     metrics: dict[str, Tensor] = field(default_factory=dict)
     weighted: dict[str, Tensor] = field(default_factory=dict)
@@ -110,7 +113,7 @@ class Tokens:
             session=rows.session,
             agent=rows.agent,
             _marked=rows.marked,
-            fields=rows.fields,
+            fields={name: one for name, one in rows.fields.items() if isinstance(one, Column)},
         )
 
     @property
@@ -181,6 +184,13 @@ class Tokens:
         if self._divergence is None:
             raise InvalidInput("this loss reads labels: its algorithm needs `needs.labels`, and labels in its credit")
         return self._divergence
+
+    @property
+    def teacher_divergence(self) -> Tensor:
+        """The column `teacher_divergence` of the class."""
+        if self._teacher_divergence is None:
+            raise InvalidInput("this loss reads a teacher's divergence, which this trainer does not compute")
+        return self._teacher_divergence
 
     def take(self, index: Tensor) -> Tokens:
         """Some of the tokens, by a mask or their indices, with their metrics."""

@@ -105,7 +105,10 @@ class Chain:
             if self.state(stage.name) is StageState.DONE:
                 yield "  it is done"
                 continue
-            for line in described(_as_checked(stage)):
+            later = {each.setting for each in references(stage.tree)}
+            config = _as_checked(stage)
+            rewards = {name: own for name, own in config.rewards.items() if f"rewards.{name}.model" not in later}
+            for line in described(config.model_copy(update={"rewards": rewards})):
                 yield f"  {line}"
 
 
@@ -254,7 +257,7 @@ def _stage(
     else:
         config = setup.complete({**resolved(tree, path, models), "run_dir": str(path / name)})
     models.setdefault(name, f"checkpoints/step-{config.steps:06d}")
-    policy = getattr(make_algorithm(config.algo).needs, "head", None) is None
+    policy = make_algorithm(config.algo).needs.head is None
     stage = Stage(name, tree, config, config.model.name, policy)
     start = stage.model
     if start is not None and start.is_model and not earlier[start.stage].policy:

@@ -62,7 +62,7 @@ async def train_chain(plan: Chain, display: Display) -> ChainResult:
                 break
             gc.collect()  # engines and trainer are in cycles, and the next stage needs their memory
     last = results[next(reversed(results))]
-    return ChainResult(last.path, last.before, last.after, last.metrics, last.worked, plan.path, results)
+    return ChainResult(last.path, last.before, last.after, last.metrics, last.worked, last.kind, plan.path, results)
 
 
 async def _train_stage(

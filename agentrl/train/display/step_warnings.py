@@ -51,7 +51,9 @@ class StepWarnings:
         if note := minibatches.describe_updates(row, self.config.algo):
             self.display.warn_once(note)
         if self.reads:
-            if self.algorithm.needs.engine and (apart := max(row.get(name, 0.0) for name in APART)) > NEAR:
+            needs = self.algorithm.needs
+            ratios = needs.engine and not (needs.pairs or needs.labels)
+            if ratios and (apart := max(row.get(name, 0.0) for name in APART)) > NEAR:
                 self.display.warn_once(
                     f"the recorded tokens' log-probabilities are {apart:.2g} nats from this model's, in the mean: "
                     "another policy sampled them, and clipped ratios teach little; "

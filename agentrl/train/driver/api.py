@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from agentrl.train.chain.planning import Chain
     from agentrl.train.chain.running import ChainResult
+    from agentrl.train.evaluation.rejection import RejectConfig, Rejection
     from agentrl.train.evaluation.rescore.changes import ScoreChanges
     from agentrl.train.evaluation.rescore.rescoring import RescoreConfig
     from agentrl.train.evaluation.suite.parts import Suite
@@ -124,6 +125,19 @@ def run_evaluate_suite(suite: Suite, display: Display | None = None, *, owns_pro
 
     display = display or Display()
     return interrupt.run(run_suite(suite, display), display.print_resume_hint, owns_process=owns_process)
+
+
+@cores.one_each()
+def run_reject(
+    config: RunConfig, own: RejectConfig, display: Display | None = None, *, owns_process: bool = False
+) -> Rejection:
+    """Write the best sessions of each task (`evaluation.rejection.reject`); `owns_process`: see `interrupt.run`."""
+    from agentrl.train.evaluation.rejection import reject
+    from agentrl.train.plan.preflight import check_evaluation
+
+    check_evaluation(config)
+    display = display or Display()
+    return interrupt.run(reject(config, own, display), display.print_resume_hint, owns_process=owns_process)
 
 
 @cores.one_each()

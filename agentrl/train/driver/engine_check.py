@@ -25,7 +25,7 @@ from agentrl.rollout.engines.managed import managed
 from agentrl.train.driver.probe import path_forest, prompt
 from agentrl.train.trainers import Trainer
 from agentrl.train.trainers.loaded import Loaded
-from agentrl.train.trainers.proof_subjects import ERROR_FACTOR
+from agentrl.train.trainers.proof.subjects import ERROR_FACTOR
 from agentrl.types import Engine
 
 FLOOR = 2e-3

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
+from agentrl.attachments import support
 from agentrl.sessions.tree import tree
 from agentrl.train.algorithms.credit import Credit, NodeAdvantage, trainable_nodes
 from agentrl.train.forest.packing import pack
@@ -35,11 +37,20 @@ class Agreement:
 
 
 async def random_sessions(
-    engine: Engine, count: int, *, seed: int = 0, turns: int = 3, prompt: int = 24, new: int = 12, concurrency: int = 32
+    engine: Engine,
+    count: int,
+    *,
+    seed: int = 0,
+    turns: int = 3,
+    prompt: int = 24,
+    new: int = 12,
+    concurrency: int = 32,
+    narrowings: Sequence[Mapping[str, Any]] = (),
 ) -> list[Session]:
     """Conversations of random prompts and sampled turns: `turns` turns of about `new` tokens, `concurrency` at a time.
 
     The first half of the conversations branch: their last turn is sampled twice, so that prefixes are shared.
+    `narrowings` are settings of `Sampling` that turns are drawn with, in rotation; their supports are recorded.
     """
     gate = asyncio.Semaphore(concurrency)
 
@@ -54,6 +65,9 @@ async def random_sessions(
             for branch in range(2 if turn == turns - 1 and index < count // 2 else 1):
                 temperature = TEMPERATURES[(index + turn) % len(TEMPERATURES)]
                 sampling = Sampling(temperature, rng.randint(1, 2 * new), seed=rng.getrandbits(31))
+                if narrowings:
+                    own = narrowings[(index + turn + branch) % len(narrowings)]
+                    sampling = replace(sampling, record=((support.NAME, len(ids)),), **own)
                 async with gate:
                     completion = await collect(engine.generate(f"{session.id}/{turn}-{branch}", ids, sampling))
                 completion = replace(completion, finish_reason=FinishReason.STOP)  # it may end in mid-sentence

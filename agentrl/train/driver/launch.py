@@ -51,7 +51,7 @@ from agentrl.train.plan.placing import reserve
 from agentrl.train.plan.room import check_room
 from agentrl.train.record import data_identity, recording
 from agentrl.train.record.run_folder import RunFolder
-from agentrl.train.trainers.teachers import check_teachers
+from agentrl.train.trainers.teachers.teachers import check_teachers
 from agentrl.types import Engine, Task
 
 SHOWN = 6
@@ -89,7 +89,7 @@ async def _train(
     if config.model.trust_remote_code:
         custom_code.allow(base)
     prove_architecture(config, base, display, trains=True)
-    check_teachers(config, base)
+    await check_teachers(config, base)
     splits = ("train", held_out_split(config, make_env()))
     async with player(config, make_env, base, store, trains=True, splits=splits, say=display.say) as (rollouts, act):
         loop, loaded = make_generating_loop(config, make_env, base, rollouts, act, folder, store, display)

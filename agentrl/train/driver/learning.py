@@ -31,7 +31,7 @@ from agentrl.train.forest.packing import pack_credited, path_tokens
 from agentrl.train.record import trainer_logprobs
 from agentrl.train.record.provenance import Evidence
 from agentrl.train.trainers import Computing, Critic, Rewarder, missing_model
-from agentrl.train.trainers.teachers import Teachers
+from agentrl.train.trainers.teachers.teachers import Teachers
 from agentrl.types import Engine, Group
 
 Part = Callable[[str], AbstractContextManager[Any]]
@@ -157,7 +157,8 @@ class Learning:
             compute = partial(per_token, groups, trainer.token_rewards, budget, seed)
         elif needs.teacher:
             with batch.clock("teachers"), self.part("asking the teacher"):
-                return await self.teachers.score(batch.algorithm, groups, batch.step)
+                computing = partial(self._computing, batch)
+                return await self.teachers.score(batch.algorithm, groups, batch.step, trainer, computing)
         else:
             return None
         with batch.clock("values"):
@@ -179,7 +180,7 @@ class Learning:
             "pack/tokens": float(tokens),
             "pack/sharing": path_tokens(groups, credit) / tokens if tokens else 1.0,
         }
-        if batch.algorithm.needs.engine:
+        if any(node.sampled for group in batch.groups for session in group.sessions for node in session.nodes):
             signal = lost_tokens.account(batch.groups, credit, batch.algorithm.config)
         else:
             signal = lost_tokens.account_demonstrated(groups, credit)

@@ -21,6 +21,7 @@ from agentrl.envs.base import Env, reward_methods
 from agentrl.envs.data.mixture import Mixture
 from agentrl.envs.results import invalid
 from agentrl.rollout.workers.held import sampled_tokens
+from agentrl.sessions.tree import trainability
 from agentrl.train.algorithms.credit import Credit, NodeAdvantage, trained_tokens
 from agentrl.types import GREEDY, MAIN, Group, Node, Session, Status
 from agentrl.types.branches import untrained
@@ -36,6 +37,10 @@ class Cause(StrEnum):
     """A reason for sampled tokens not to be trained."""
 
     SAMPLING = "sampling"
+    GREEDY = "greedy"
+    GRAMMAR = "grammar"
+    OVERSIZE = "oversize"
+    OUTSIDE = "outside"
     SEED = "seed"
     MASKED = "masked"
     UNREWARDED = "unrewarded"
@@ -58,11 +63,28 @@ class Cause(StrEnum):
         return self.value.replace("_", " ")
 
 
-STRUCTURAL = frozenset({Cause.SAMPLING, Cause.SEED, Cause.MASKED, Cause.UNREWARDED, Cause.FROZEN, Cause.EXCLUDED})
+STRUCTURAL = frozenset(
+    {
+        Cause.SAMPLING,
+        Cause.GREEDY,
+        Cause.GRAMMAR,
+        Cause.OVERSIZE,
+        Cause.SEED,
+        Cause.MASKED,
+        Cause.UNREWARDED,
+        Cause.FROZEN,
+        Cause.EXCLUDED,
+    }
+)
 """Causes that lie in the settings, the environment or the agent's program: another step does not change them."""
 ADVICE: Mapping[Cause, str] = {
-    Cause.SAMPLING: "turns were sampled at temperature 0, or with top-p, top-k, min-p, penalties, a logit bias or a "
-    "grammar, so their log-probabilities are not the trainer's: leave these away (rollout.top_p=1)",
+    Cause.SAMPLING: "turns were sampled with top-p, top-k, min-p, penalties or a logit bias on an engine that does not "
+    "record what was left of the vocabulary: leave these away (rollout.top_p=1), or use engine=local, which does",
+    Cause.GREEDY: "turns were sampled at temperature 0, which leaves nothing to learn from: raise rollout.temperature",
+    Cause.GRAMMAR: "turns were sampled under a schema, and what it left of the vocabulary is not recorded: the agent's "
+    "program must not ask for one (response_format)",
+    Cause.OVERSIZE: "what was left of the vocabulary takes too many bytes: raise engine.support_bytes, or narrow less",
+    Cause.OUTSIDE: "by rounding, tokens are outside of what was left of the vocabulary: nothing is to be done",
     Cause.SEED: "all sessions of a group were sampled with one seed, so they are alike: the agent's program must not "
     "set one",
     Cause.MASKED: "masks leave them out: widen algo.correction.mask_*, raise algo.helper_credit",
@@ -121,7 +143,9 @@ def _count(view: Session, credit: Credit, flat: Cause, helper_credit: float, fou
             found[cause] += tokens
             continue
         used = trained_tokens(node, ends.get(node.id))
-        found[Cause.UNUSED] += tokens - used
+        unknown = Counter(map(Cause, trainability.lost(node)))
+        found.update(unknown)
+        found[Cause.UNUSED] += tokens - used - unknown.total()
         if any(map(_teaches, credit.shares.get((view.id, node.id), ()))):
             found[None] += used
         else:
@@ -134,7 +158,8 @@ def _lost(session: Session, node: Node) -> Cause | None:
     if node.policy not in (None, MAIN):
         return Cause.FROZEN
     if not any(node.trainable):
-        return Cause.MASKED if node.sampling is None or node.sampling.full_support else Cause.SAMPLING
+        most = Counter(trainability.lost(node)).most_common(1)
+        return Cause(most[0][0]) if most else Cause.MASKED
     if session.status is Status.INFRA_ERROR:
         return Cause.UNREWARDED if invalid(session) else Cause.FAILED
     if session.score is not None:
@@ -181,13 +206,18 @@ def by_cause(rows: Sequence[Mapping[str, float]]) -> dict[Cause, float]:
     return {cause: found[cause] for cause in sorted(Cause, key=lambda cause: -found[cause]) if found[cause]}
 
 
-def describe_lost(rows: Sequence[Mapping[str, float]]) -> str:
-    """Say how many of the sampled tokens were trained, and what took the others; '' where the rows don't say."""
+def describe_lost(rows: Sequence[Mapping[str, float]], kind: str = "sampled") -> str:
+    """Say how many of the sampled tokens were trained, and what took the others; '' where the rows don't say.
+
+    Args:
+        rows: of metrics.
+        kind: the word for the tokens, where they were not sampled by this run.
+    """
     if not any(SAMPLED in row for row in rows):
         return ""
     trained, sampled = (sum(row.get(name, 0.0) for row in rows) for name in (TRAINED, SAMPLED))
     lost = ", ".join(f"{cause.words} {count:,.0f}" for cause, count in by_cause(rows).items())
-    return f"{trained:,.0f} of {sampled:,.0f} sampled tokens were trained" + (f" (lost: {lost})" if lost else "")
+    return f"{trained:,.0f} of {sampled:,.0f} {kind} tokens were trained" + (f" (lost: {lost})" if lost else "")
 
 
 def advice(rows: Sequence[Mapping[str, float]]) -> str:

@@ -50,7 +50,7 @@ from agentrl.train.record.run_folder import RunFolder
 from agentrl.train.record.state import RunState
 from agentrl.train.trainers import Trainer
 from agentrl.train.trainers.loaded import Loaded
-from agentrl.train.trainers.teachers import Teachers
+from agentrl.train.trainers.teachers.teachers import Teachers
 from agentrl.train.trainers.worker import place_trainer
 
 

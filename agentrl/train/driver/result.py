@@ -21,7 +21,8 @@ class TrainResult:
     """A run's result: its folder, the policy's reward before and after, each step's metrics.
 
     `before`: the evaluation before the first step, also of a resumed run; None where it can't be compared with `after`.
-    `worked`: some session of it had a turn and did not fail, or earned something.
+    `worked`: some session of it had a turn and did not fail, or earned something. `kind`: a word for the tokens that it
+    learned from.
     """
 
     path: Path
@@ -29,11 +30,12 @@ class TrainResult:
     after: Evaluation | None
     metrics: list[Metrics]
     worked: bool = True
+    kind: str = "sampled"
 
     @property
     def tokens(self) -> str:
-        """The share of sampled tokens that were trained, and what took the others."""
-        return lost_tokens.describe_lost(self.metrics)
+        """The share of sampled tokens, or of those that were read, that were trained, and what took the others."""
+        return lost_tokens.describe_lost(self.metrics, self.kind)
 
     @property
     def checkpoint(self) -> Path:

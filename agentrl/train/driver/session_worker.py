@@ -41,7 +41,7 @@ from agentrl.train.record import provenance
 from agentrl.train.record.files import append, write_atomically
 from agentrl.train.record.seals import LOSSES
 from agentrl.train.trainers import ShareableTrainer, TrainerAccess
-from agentrl.train.trainers.teachers import Teachers
+from agentrl.train.trainers.teachers.teachers import Teachers
 from agentrl.types import Engine, Group, Session
 
 logger = logging.getLogger(__name__)

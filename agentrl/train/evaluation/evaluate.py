@@ -85,6 +85,7 @@ SAMPLING = ("eval.temperature", "rollout.top_p", "eval.top_p", "eval.turn_tokens
 ENGINES_OWN = (
     *("model", "engine", "fleet", "agent", "cluster"),
     *("eval.session_tokens", "rollout.session_tokens", "rollout.context_tokens"),
+    *("eval.top_k", "eval.min_p", "rollout.top_k", "rollout.min_p", "rollout.repetition_penalty"),
 )
 """Settings that only a model on an engine uses."""
 OF_REWARD_WORKERS = (

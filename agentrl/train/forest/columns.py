@@ -54,9 +54,63 @@ class Column:
         offsets = None if self.offsets is None else self.offsets.to(device, non_blocking=True)
         return replace(self, values=self.values.to(device, non_blocking=True), offsets=offsets)
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What it consists of."""
+        return (self.values,) if self.offsets is None else (self.values, self.offsets)
+
     def padded(self, extra: int) -> Column:
         """The column with `extra` tokens behind it, of which nothing is known."""
         if self.offsets is not None:
             return replace(self, offsets=torch.cat((self.offsets, self.offsets[-1:].expand(extra))))
         behind = self.values.new_full((extra, *self.values.shape[1:]), self.padding)
         return replace(self, values=torch.cat((self.values, behind)))
+
+
+@dataclass(frozen=True, slots=True)
+class SharedColumn:
+    """Lists of any length for each token, which may overlap: those of tokens with one list are stored once.
+
+    Attributes:
+        values: [N, …].
+        start: int64 [T]: token t has `values[start[t] : start[t] + length[t]]`.
+        length: int64 [T].
+    """
+
+    values: Tensor
+    start: Tensor
+    length: Tensor
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def __getitem__(self, index: Tensor | slice) -> SharedColumn:
+        """The column of some tokens: their indices, a mask or a slice; of a slice only what its tokens have."""
+        start, length = self.start[index], self.length[index]
+        if not isinstance(index, slice):
+            return SharedColumn(self.values, start, length)
+        used = length > 0
+        first = int(start[used].min()) if bool(used.any()) else 0
+        last = int((start + length)[used].max()) if bool(used.any()) else 0
+        return SharedColumn(self.values[first:last].clone(), torch.where(used, start - first, 0), length.clone())
+
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        """All lists one after the other: the place of each entry's token, and the entries."""
+        places = torch.arange(len(self), device=self.length.device).repeat_interleave(self.length)
+        before = self.length.cumsum(0) - self.length
+        within = torch.arange(len(places), device=places.device) - before[places]
+        return places, self.values[self.start[places] + within]
+
+    def to(self, device: torch.device | str) -> SharedColumn:
+        """The column on a device."""
+        return SharedColumn(*(tensor.to(device, non_blocking=True) for tensor in self.tensors))
+
+    def padded(self, extra: int) -> SharedColumn:
+        """The column with `extra` tokens behind it, of which nothing is known."""
+        zeros = self.start.new_zeros(extra)
+        return SharedColumn(self.values, torch.cat((self.start, zeros)), torch.cat((self.length, zeros)))
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What it consists of."""
+        return self.values, self.start, self.length

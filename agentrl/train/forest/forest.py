@@ -24,7 +24,7 @@ from torch import Tensor
 
 from agentrl.errors import InvalidInput
 from agentrl.train.algorithms.sequences import Sequences
-from agentrl.train.forest.columns import Column
+from agentrl.train.forest.columns import Column, SharedColumn
 
 PAIRS = ("predictor", "target")
 """The fields that hold pairs; all other tensors hold one entry per token."""
@@ -75,7 +75,7 @@ class Rows:
     critic_view: Tensor | None = None
     sequences: Sequences | None = None
     updates: tuple[Membership, ...] = ()
-    fields: dict[str, Column] = field(default_factory=dict)
+    fields: dict[str, Column | SharedColumn] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return int(self.target.numel())
@@ -137,7 +137,8 @@ class Forest:
             some; -1 where they were not recorded.
         sequences: what the trained tokens belong to, for a sequence-level term.
         updates: of each epoch, which update the forest is a part of. Empty: each epoch has one update.
-        fields: what the algorithm and its loss declared (`Algorithm.fields`), by name.
+        fields: what the algorithm and its loss declared (`Algorithm.fields`), by name, and the distributions that
+            tokens were drawn from (`forest.supports`) where it was not the softmax over the whole vocabulary.
     """
 
     token_ids: Tensor
@@ -165,7 +166,7 @@ class Forest:
     routed_experts: Tensor | None = None
     sequences: Sequences | None = None
     updates: tuple[Membership, ...] = ()
-    fields: dict[str, Column] = field(default_factory=dict)
+    fields: dict[str, Column | SharedColumn] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return int(self.token_ids.numel())

@@ -21,6 +21,7 @@ from agentrl.train.algorithms.credit import Credit, NodeKey, SequenceKind, passe
 from agentrl.train.algorithms.fields import FieldValues, ForestField
 from agentrl.train.algorithms.sequences import SequenceIndex, Sequences
 from agentrl.train.driver.minibatches import updates_of
+from agentrl.train.forest import supports
 from agentrl.train.forest.columns import Column
 from agentrl.train.forest.forest import Forest, Membership
 from agentrl.train.forest.layout import ForestPart, Merge, build_forest
@@ -143,11 +144,17 @@ def pack_with_spans(
         pairs = SequenceIndex(sessions, credit, sequence).pairs([list(_trained(parts)) for parts in bins])
     for (which, bin_), together in zip(placed, pairs, strict=True):
         forest = build_forest(bin_, table, names, agents, merge, critic)
-        segments = (pair for part in bin_ for pair in zip(part.segments, part.lengths, strict=True))
-        forest.routed_experts = experts_of_segments(segments, experts)
+        forest.routed_experts = experts_of_segments(_in_order(bin_), experts)
         forest.sequences, forest.updates = together, which
-        forest.fields = {field.name: _column(field, declared, bin_, sessions) for field in fields}
+        drawn = supports.fields_of(_in_order(bin_), sessions)
+        forest.fields = drawn | {field.name: _column(field, declared, bin_, sessions) for field in fields}
         yield forest, _node_spans(bin_, names)
+
+
+def _in_order(parts: Sequence[ForestPart]) -> Iterator[tuple[Segment, int]]:
+    """A forest's segments, and how many tokens of each are in it."""
+    for part in parts:
+        yield from zip(part.segments, part.lengths, strict=True)
 
 
 def _column(
@@ -155,7 +162,7 @@ def _column(
 ) -> Column:
     """A declared field of a forest's tokens, each from its first owner."""
     values = []
-    for segment, length in (pair for part in parts for pair in zip(part.segments, part.lengths, strict=True)):
+    for segment, length in _in_order(parts):
         first = segment.owners[0]
         found = declared.of_node(field, sessions[first.session], first.node)
         values += found[first.start : first.start + length]

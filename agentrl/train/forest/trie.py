@@ -20,6 +20,7 @@ from agentrl.attachments import critic_view
 from agentrl.errors import InvalidInput
 from agentrl.train.algorithms.credit import Credit, NodeAdvantage
 from agentrl.train.algorithms.fields import FieldValues
+from agentrl.train.forest.drawn import apart as drawn_by
 from agentrl.types import Node, Session
 
 STAMP_SHIFT = 32
@@ -36,7 +37,8 @@ class Stamp(NamedTuple):
     view: tuple[float, ...] = ()
     """A centralised critic's input besides the path; empty where there is none."""
     apart: tuple[bytes, ...] = ()
-    """The values of the declared fields that are computed apart (`ForestField.apart`)."""
+    """The values of the declared fields that are computed apart (`ForestField.apart`), and what the token was drawn
+    from where that was not the whole vocabulary."""
 
 
 Keys = NDArray[np.int64]
@@ -107,8 +109,11 @@ class Stamps:
         for span in node.versions:
             stamp[span.start : span.end] = self.number(Stamp(temperature, span.version, view))
         trainable = np.array(node.trainable, dtype=bool)
-        versions = {number: known for known, number in self.known.items()} if self.declared.has_apart else {}
-        for place, apart in enumerate(self.declared.apart(session, node) if versions else ()):
+        conditions = self.declared.apart(session, node) if self.declared.has_apart else []
+        if drawn := drawn_by(node):
+            conditions = [(*other, *own) for own, other in zip(drawn, conditions or [()] * key.size, strict=True)]
+        versions = {number: known for known, number in self.known.items()} if conditions else {}
+        for place, apart in enumerate(conditions):
             if trainable[place]:
                 stamp[place] = self.number(versions[int(stamp[place])]._replace(apart=apart))
         if node.parent is None:

@@ -1,11 +1,14 @@
-"""The loss on held-out sessions: the mean negative log-likelihood of what would be trained, without learning."""
+"""What is measured on held-out sessions, without learning.
+
+That is the loss, the mean negative log-likelihood of what would be trained; or for algorithms over pairs and labels the
+margin between what is better and what is worse (`margins`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,38 +17,53 @@ import orjson
 from agentrl.rollout.sources.reading import SessionData
 from agentrl.rollout.stream.batch_metrics import Evaluation, TaskScores
 from agentrl.rollout.stream.usage import Usage
+from agentrl.train.algorithms import Algorithm
 from agentrl.train.algorithms.credit import Credit, NodeAdvantage, trainable_nodes
 from agentrl.train.forest.packing import pack_with_spans
+from agentrl.train.offline.margins import Margins, add_groups
 from agentrl.train.record.files import append
 from agentrl.train.trainers import Computing
 from agentrl.types import Group, Task
 
 NAME = "held_out.jsonl"
-"""A line for each measurement of a run: the step, the loss with its bounds, and what it is of."""
+"""A line for each measurement of a run: the step, the loss or margin with its bounds, and what it is of."""
 CHUNK = 64
 """Groups that are in memory at a time."""
 
 
 async def measure(
-    trainer: Computing, data: SessionData, tasks: Sequence[Task], token_budget: int, *, demonstrated: bool
+    trainer: Computing, algorithm: Algorithm, data: SessionData, tasks: Sequence[Task], token_budget: int
 ) -> Evaluation:
-    """Measure the loss on tasks of the split `eval`.
+    """Measure the loss, or the margin, on tasks of the split `eval`.
 
     Args:
         trainer: has the weights.
+        algorithm: decides what is measured.
         data: the sessions.
         tasks: which of them.
         token_budget: tokens of one forest.
-        demonstrated: whether what nobody sampled is measured, or what an engine did.
     """
+    if compares(algorithm):
+        found = Margins()
+        for start in range(0, len(tasks), CHUNK):
+            groups = await asyncio.to_thread(read_groups, data, tasks[start : start + CHUNK])
+            await asyncio.to_thread(add_groups, found, trainer, algorithm, groups, start, token_budget)
+        return _margin(tasks, found)
+    demonstrated = not algorithm.needs.engine
     sums: list[tuple[float, int]] = []
     for start in range(0, len(tasks), CHUNK):
-        groups = await asyncio.to_thread(_groups, data, tasks[start : start + CHUNK])
+        groups = await asyncio.to_thread(read_groups, data, tasks[start : start + CHUNK])
         sums += await asyncio.to_thread(_losses, trainer, groups, token_budget, demonstrated)
-    return _summary(tasks, sums)
+    return summarize(tasks, sums)
 
 
-def _groups(data: SessionData, tasks: Sequence[Task]) -> list[Group]:
+def compares(algorithm: Algorithm) -> bool:
+    """Return whether an algorithm learns from pairs or labels, so that a margin is measured."""
+    return algorithm.needs.head is None and (algorithm.needs.pairs or algorithm.needs.labels)
+
+
+def read_groups(data: SessionData, tasks: Sequence[Task]) -> list[Group]:
+    """Read the groups of held-out tasks, with ids of their own."""
     groups = []
     for number, task in enumerate(tasks):
         sessions = data.sessions("eval", task)
@@ -74,15 +92,27 @@ def _losses(
     return list(zip(losses, counts, strict=True))
 
 
-def _summary(tasks: Sequence[Task], sums: Sequence[tuple[float, int]]) -> Evaluation:
+def summarize(tasks: Sequence[Task], sums: Sequence[tuple[float, int]]) -> Evaluation:
     """The mean over tokens, with the bounds of a ratio of sums over independent tasks (the delta method)."""
     tokens = sum(count for _, count in sums)
     mean = math.fsum(loss for loss, _ in sums) / tokens if tokens else math.nan
     spread = math.sqrt(math.fsum((loss - mean * count) ** 2 for loss, count in sums)) / tokens if tokens else math.nan
     low, high = (mean - 1.96 * spread, mean + 1.96 * spread) if len(sums) > 1 else (math.nan, math.nan)
     scores = [TaskScores(task.id, "", [loss / n]) for task, (loss, n) in zip(tasks, sums, strict=True) if n]
+    metrics = {"loss": mean, "loss_low": low, "loss_high": high, "tokens": float(tokens)}
+    return _evaluation(len(tasks), scores, metrics)
+
+
+def _margin(tasks: Sequence[Task], found: Margins) -> Evaluation:
+    scores = [TaskScores(tasks[place].id, "", [mean]) for place, (mean, _) in found.groups.items()]
+    return _evaluation(len(tasks), scores, found.metrics())
+
+
+def _evaluation(tasks: int, scores: list[TaskScores], metrics: dict[str, float]) -> Evaluation:
+    """An evaluation whose result and bounds are the first three of the metrics."""
+    mean, low, high, *_ = metrics.values()
     return Evaluation(
-        tasks=len(tasks),
+        tasks=tasks,
         sessions=len(scores),
         mean=mean,
         low=low,
@@ -91,12 +121,12 @@ def _summary(tasks: Sequence[Task], sums: Sequence[tuple[float, int]]) -> Evalua
         pass_hat={},
         infra_errors=0,
         generated=len(scores),
-        worked=bool(tokens),
+        worked=bool(scores),
         usage=Usage(),
         cost=None,
         errors={},
         scores=scores,
-        metrics={"loss": mean, "loss_low": low, "loss_high": high, "tokens": float(tokens)},
+        metrics=metrics,
     )
 
 
@@ -110,16 +140,19 @@ def write(run: Path, step: int, measured: Evaluation) -> None:
 
 def read(run: Path, step: int) -> Evaluation | None:
     """The measurement that a run made after so many steps; None where it has none."""
+    row = next((row for row in rows(run) if row.get("step") == step), None)
+    if row is None:
+        return None
+    scores = [TaskScores(name, "", [value]) for name, value in row["scores"].items()]
+    values = {name: row[name] for name in row if name not in ("step", "tasks", "scores")}
+    metrics = {name: math.nan if value is None else value for name, value in values.items()}
+    return _evaluation(row["tasks"], scores, metrics)
+
+
+def rows(run: Path) -> list[Mapping[str, Any]]:
+    """The lines of a run's measurements; a torn one is left out."""
     file = run / NAME
-    lines = file.read_bytes().splitlines() if file.exists() else []
-    for row in map(_row, lines):
-        if row.get("step") == step:
-            tasks = [Task(id=name) for name in row["scores"]]
-            found = _summary(tasks, [(value, 1) for value in row["scores"].values()])
-            metrics = {name: row[name] for name in ("loss", "loss_low", "loss_high", "tokens")}
-            bounds = [math.nan if row[name] is None else row[name] for name in ("loss_low", "loss_high")]
-            return replace(found, mean=row["loss"], low=bounds[0], high=bounds[1], metrics=metrics)
-    return None
+    return list(filter(None, map(_row, file.read_bytes().splitlines() if file.exists() else [])))
 
 
 def _row(line: bytes) -> Mapping[str, Any]:

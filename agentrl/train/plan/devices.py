@@ -7,7 +7,7 @@ optimizer state there, and while it computes, a colocated engine that sleeps kee
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentrl.cluster.base import ClusterNode
 from agentrl.cluster.placement.assignment import Assignment
@@ -28,6 +28,8 @@ class Devices:
         trainers: ranks of the trainer on each.
         engines: ranks of engines on each.
         sleeping: whether the engines sleep while the trainer computes.
+        rewards: bytes of the models of rewards.
+        teachers: bytes of policies that the algorithm asks.
     """
 
     node: str
@@ -36,6 +38,8 @@ class Devices:
     trainers: int
     engines: int
     sleeping: bool = False
+    rewards: float = 0.0
+    teachers: float = 0.0
 
     @property
     def name(self) -> str:
@@ -44,17 +48,17 @@ class Devices:
 
     @property
     def overhead(self) -> float:
-        """Bytes that drivers and allocators take."""
-        return OVERHEAD if self.numbers else 0.0
+        """Bytes that drivers and allocators take, and models of rewards."""
+        return (OVERHEAD if self.numbers else 0.0) + self.rewards
 
     def kept(self, trainer: TrainerMemory) -> float:
         """Return the bytes that are taken beside engines while they generate."""
-        return self.trainers * trainer.resident + self.overhead
+        return self.trainers * trainer.resident + self.teachers + self.overhead
 
     def while_training(self, trainer: TrainerMemory, engine: EngineMemory) -> float:
         """Return the bytes that are taken while the trainer computes; without the cache of engines that don't sleep."""
         beside = SLEEPING if self.sleeping else engine.weights
-        return self.trainers * trainer.total + self.engines * beside + self.overhead
+        return self.trainers * trainer.total + self.engines * beside + self.teachers + self.overhead
 
     def cache(self, trainer: TrainerMemory, engine: EngineMemory) -> float:
         """Return the bytes left for an engine's key-value cache; the share of each of several."""
@@ -85,6 +89,25 @@ def devices_of(assignment: Assignment, nodes: Sequence[ClusterNode], here: float
         if off:
             room = here if node is nodes[0] else 0.0
             found.append(Devices(node.name, (), room, off.count("trainer"), off.count("engine")))
+    return found
+
+
+def with_rewards(devices: Sequence[Devices], on_gpu: float, on_cpu: float) -> list[Devices]:
+    """The devices with the models of rewards on this machine: on its first GPU, and in its memory.
+
+    Args:
+        devices: those that something is on, this machine's first.
+        on_gpu: bytes on the GPU.
+        on_cpu: bytes in the machine's memory.
+    """
+    found: list[Devices] = []
+    here = devices[0].node if devices else ""
+    for each in devices:
+        if each.node == here and each.numbers[:1] == (0,) and on_gpu:
+            found.append(replace(each, numbers=(0,), rewards=on_gpu))
+            found += [replace(each, numbers=each.numbers[1:])] if each.numbers[1:] else []
+        else:
+            found.append(replace(each, rewards=on_cpu) if each.node == here and not each.numbers else each)
     return found
 
 

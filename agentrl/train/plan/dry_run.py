@@ -15,13 +15,14 @@ from agentrl.cluster.placement.inventory import on_gpus
 from agentrl.cluster.placement.plan import Assignment, Place, place
 from agentrl.common import custom_code
 from agentrl.config import RunConfig
+from agentrl.envs.rewards import REWARDS, ModelMemory
 from agentrl.errors import ConfigError
 from agentrl.models.registry import cache_folder
 from agentrl.models.tiny import TinyShape
 from agentrl.rollout.engines import ENGINES
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.driver.setup import TINY
-from agentrl.train.plan.devices import Devices, devices_of, size, too_full
+from agentrl.train.plan.devices import Devices, devices_of, size, too_full, with_rewards
 from agentrl.train.plan.memory import GIB, EngineMemory, Numbers, Split, TrainerMemory, engine_memory
 from agentrl.train.plan.placing import run_demand, split_of
 from agentrl.train.plan.shapes import Shape, shape_of
@@ -38,6 +39,7 @@ from agentrl.train.plan.step import (
     publish_seconds,
     train_seconds,
 )
+from agentrl.train.plan.teachers import teacher_lines, teachers_memory, with_teachers
 from agentrl.train.trainers import TRAINERS
 
 USED = 0.5
@@ -60,7 +62,11 @@ def described(config: RunConfig, rates: Rates | None = None) -> Iterator[str]:
     trainer = TRAINERS.find(config.trainer.name).memory(config.trainer, make_algorithm(config.algo), shape, split)
     width = 4 if config.engine.dtype == "float32" else 2
     assignment = places(config, split, nodes, trainer)
-    devices = devices_of(assignment, nodes, host_memory())
+    models = reward_models(config)
+    taken = {kind: sum(each.total for each in models.values() if each.device == kind) for kind in ("cuda", "cpu")}
+    devices = with_rewards(devices_of(assignment, nodes, host_memory()), taken["cuda"], taken["cpu"])
+    teachers = teachers_memory(config, shape)
+    devices = with_teachers(devices, config, teachers, host_memory())
     engine = engine_of(shape, ranks, width, devices, trainer)
     by_gpu = any(each.numbers for each in devices if each.trainers)
     yield f"dry run of env={config.env.name} model={config.model.name}: nothing is started"
@@ -69,6 +75,10 @@ def described(config: RunConfig, rates: Rates | None = None) -> Iterator[str]:
         yield f"Python code of the model's folder runs (model.trust_remote_code=true): {', '.join(code)}"
     yield from _where(assignment, nodes, config)
     yield from _memory(trainer, engine, config)
+    for name, each in models.items():
+        on = "a GPU" if each.device == "cuda" else "the CPU"
+        yield f"memory of rewards.{name} on {on}: weights {size(each.weights)}, a batch {size(each.batch)}"
+    yield from teacher_lines(teachers)
     yield from (f"memory of {each.name}: {_on_device(each, trainer, engine)}" for each in devices)
     work = work_of(config)
     if config.cluster.rewards:
@@ -92,6 +102,12 @@ def described(config: RunConfig, rates: Rates | None = None) -> Iterator[str]:
     yield f"a step: {about} (rates: {whose}; sessions of {work.length} tokens)"
     full = too_full(devices, trainer, engine, config.rollout.session_tokens, at_once(config))
     yield from (f"warning: {each}" for each in (*full, *_warnings(config, assignment, nodes, step)))
+
+
+def reward_models(config: RunConfig) -> dict[str, ModelMemory]:
+    """What the models of the run's rewards take, by the rewards' names."""
+    found = {name: REWARDS.find(each.name).memory(each) for name, each in config.rewards.items() if each.resident}
+    return {name: each for name, each in found.items() if each is not None}
 
 
 def model_shape(config: RunConfig) -> Shape:
@@ -232,6 +248,9 @@ def _on_device(devices: Devices, trainer: TrainerMemory, engine: EngineMemory) -
     if devices.engines:
         turns = ", which sleep while it computes" if devices.sleeping else ""
         parts.append(f"{devices.engines} x engine, {size(devices.engines * engine.weights)} and their cache{turns}")
+    parts += [f"models of rewards, {size(devices.rewards)}"] if devices.rewards else []
+    if devices.teachers:
+        parts.append(f"teachers, {size(devices.teachers)}")
     room = f"of {size(devices.room)}" if devices.room else "the size of its memory is not known here"
     return f"{each}{'; '.join(parts)}; {room}"
 

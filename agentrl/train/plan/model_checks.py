@@ -12,6 +12,7 @@ from agentrl.models import untrained
 from agentrl.models.devices import torch_device
 from agentrl.models.registry import model_folder
 from agentrl.rollout.engines import ENGINES
+from agentrl.train.algorithms import make_algorithm
 from agentrl.train.display.console import Display
 from agentrl.train.driver import setup
 from agentrl.train.trainers import TRAINERS, Trainer, proof
@@ -67,8 +68,8 @@ def compare_loaded(config: RunConfig, base: Path, trainer: Trainer, display: Dis
     chosen = config.trainer
     if config.model.name == setup.TINY or not TRAINERS.find(chosen.name).proves(chosen):
         return None
-    if config.lora.adapter is not None:  # it begins as another model than the folder's
-        return None
+    if config.lora.adapter is not None or make_algorithm(config.algo).needs.head is not None:
+        return None  # it begins as another model than the folder's
     with display.part("comparing the trainer's weights with the folder's"):
         device = torch_device(chosen.device, "trainer.device")
         found = require_loaded(trainer, base, config.model.name, chosen, device, (config.engine.dtype,))
@@ -78,12 +79,14 @@ def compare_loaded(config: RunConfig, base: Path, trainer: Trainer, display: Dis
 
 
 def engine_settings(config: RunConfig) -> EngineConfig:
-    """The engine's settings: suited to training beside it, and recording routed experts where training replays them."""
+    """The engine's settings: suited to training beside it, and recording what the trainer makes use of."""
     engine = config.engine
     if config.rollout.staleness or config.cluster.name != "local":
         engine = ENGINES.find(engine.name).beside_trainer(engine)
     if TRAINERS.find(config.trainer.name).replays_experts(config.trainer):
         engine = engine.model_copy(update={"routed_experts": True})
+    if not TRAINERS.find(config.trainer.name).computes_supports:
+        engine = engine.model_copy(update={"support_bytes": 0})
     return engine
 
 

@@ -15,10 +15,11 @@ from agentrl.envs.base import Env, has_critic_view
 from agentrl.envs.data.hub import is_hub
 from agentrl.envs.data.mixture import Mixture
 from agentrl.envs.registry import make
+from agentrl.envs.rewards import REWARDS
 from agentrl.errors import ConfigError, EnvError, nearest, unknown_name
 from agentrl.models import KNOWN, resolve
 from agentrl.models.registry import TINY
-from agentrl.rollout.engines import check_engine, check_reference
+from agentrl.rollout.engines import ENGINES, check_engine, check_reference
 from agentrl.rollout.episodes.agents import load_agent
 from agentrl.rollout.episodes.branching import check_branching
 from agentrl.rollout.episodes.evaluation import SCRIPTED, held_out_split
@@ -34,7 +35,7 @@ from agentrl.train.algorithms.base import Algorithm
 from agentrl.train.driver import resuming, setup
 from agentrl.train.record import chain
 from agentrl.train.trackers import TRACKERS
-from agentrl.train.trainers import check_trainer
+from agentrl.train.trainers import TRAINERS, check_trainer
 from agentrl.types import MAIN
 
 
@@ -66,6 +67,7 @@ def check_training(config: RunConfig, *, written_later: bool = False) -> None:
     if not algorithm.needs.engine:
         raise ConfigError(f"algo={config.algo.name} learns from what is read: data=FILE or data=runs/NAME names it")
     _check_sampling(config)
+    _check_resident(config)
     env = check_rollouts(config)
     _check_view(algorithm, env)
     _check_tasks(env, held_out_split(config, env))
@@ -81,11 +83,17 @@ def _check_reading(config: RunConfig, algorithm: Algorithm, *, written_later: bo
     """
     data = config.data
     assert data is not None
-    if algorithm.needs.engine and not (written_later or is_run(data.name)):
+    needs, file = algorithm.needs, not (written_later or is_run(data.name))
+    if file and needs.engine and not (needs.pairs or needs.labels):
         raise ConfigError(
             f"data={data.name}: algo={config.algo.name} learns from rewards and log-probabilities, which only recorded "
-            "sessions have: algo=sft imitates a file's conversations, data=runs/NAME reads a run's sessions"
+            "sessions have: algo=sft imitates a file's conversations, algo=dpo, simpo, orpo, cpo and kto learn from a "
+            "file's pairs, data=runs/NAME reads a run's sessions"
         )
+    if file and config.algo.kl_coef and config.algo.kl_as == "reward":
+        raise ConfigError(f"data={data.name}: algo.kl_as=reward needs sampled tokens; a file has algo.kl_as=loss")
+    if algorithm.config.shaping.active and file:
+        raise ConfigError(f"data={data.name}: algo.shaping changes rewards of sampled sessions, and a file has none")
     unused = {
         "warm_start.steps": config.warm_start.steps,
         "agent": config.agent,
@@ -131,6 +139,7 @@ def check_evaluation(config: RunConfig) -> None:
         UnknownName: there is none of a name; the message lists what is known.
         ConfigError, InvalidInput, EnvError, MissingExtra: something that is named can't be used here.
     """
+    _check_resident(config)
     env = make(config.env.name, **config.env.kwargs)
     if is_remote(config.policy):
         check_api(config.policy, config.api, env)
@@ -147,6 +156,25 @@ def check_evaluation(config: RunConfig) -> None:
             )
     _check_agents(config, env, trains=False)
     _check_tasks(env, held_out_split(config, env))
+
+
+def _check_resident(config: RunConfig) -> None:
+    """Refuse rewards whose models are not there, and several copies of one on a device."""
+    cluster = config.cluster
+    names = [name for name, each in config.rewards.items() if each.resident]
+    for name in names:
+        try:
+            REWARDS.find(config.rewards[name].name).memory(config.rewards[name])
+        except ConfigError as error:
+            raise ConfigError(f"rewards.{name}: {error}") from None
+    if not names or cluster.resources.rewards.gpus:  # each worker has GPUs of its own
+        return
+    if cluster.rewards > 1 or (cluster.environments and not cluster.rewards):
+        where = f"each of cluster.environments={cluster.environments}" if not cluster.rewards else "each reward worker"
+        raise ConfigError(
+            f"rewards.{names[0]}={config.rewards[names[0]].name} holds a model, of which there would be a copy in "
+            f"{where}: use cluster.rewards=1, or with cluster=ray cluster.resources.rewards.gpus=1"
+        )
 
 
 def _check_agents(config: RunConfig, env: Env, *, trains: bool) -> None:
@@ -172,12 +200,22 @@ def _check_agents(config: RunConfig, env: Env, *, trains: bool) -> None:
 
 def _check_sampling(config: RunConfig) -> None:
     """Refuse sampling by which no token can be trained; temperature 0 is refused with the settings."""
-    top_p = config.rollout.top_p
-    if top_p < 1 and not config.allow_no_signal:
-        raise ConfigError(
-            f"rollout.top_p={top_p:g}: no token could be trained, which needs rollout.top_p=1; evaluations have "
-            "eval.top_p, and allow_no_signal=true runs nevertheless"
-        )
+    narrowed = config.rollout.narrowed
+    if not narrowed or config.allow_no_signal:
+        return
+    engine, trainer = config.engine, config.trainer
+    recorded, computed = ENGINES.find(engine.name).records_supports, TRAINERS.find(trainer.name).computes_supports
+    if recorded and computed and engine.support_bytes:
+        return
+    why = f"trainer={trainer.name} computes log-probabilities over the whole vocabulary alone"
+    if not recorded:
+        why = f"engine={engine.name} does not record what is left of the vocabulary, as engine=local does"
+    elif computed:
+        why = "engine.support_bytes=0 records nothing of what is left of the vocabulary"
+    raise ConfigError(
+        f"rollout.{narrowed}: no token could be trained: {why}; evaluations have settings of their own (eval.top_p), "
+        "and allow_no_signal=true runs nevertheless"
+    )
 
 
 def _check_view(algorithm: Algorithm, env: Env) -> None:

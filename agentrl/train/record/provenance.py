@@ -210,8 +210,8 @@ def forest_hash(forests: Sequence[Forest]) -> str:
             digest.update(b"" if tensor is None else tensor.contiguous().numpy().data)
         for name, column in sorted(forest.fields.items()):
             digest.update(name.encode())
-            for tensor in (column.values, column.offsets):
-                digest.update(b"" if tensor is None else tensor.contiguous().numpy().data)
+            for tensor in column.tensors:
+                digest.update(tensor.contiguous().numpy().data)
     return digest.hexdigest()
 
 

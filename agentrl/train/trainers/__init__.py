@@ -93,7 +93,8 @@ def check_trainer(config: TrainerConfig, algo: AlgoConfig, lora: LoraConfig | No
     Raises:
         UnknownName: no trainer of that name, and nothing at that import path.
         MissingExtra: the trainer's libraries are not installed.
-        ConfigError: there is no such device, or the trainer takes no minibatches, or trains no adapters.
+        ConfigError: there is no such device, or the trainer takes no minibatches, or trains no adapters or score
+            models.
     """
     _suitable(config, algo, lora).check(config)
 
@@ -106,7 +107,13 @@ def _suitable(config: TrainerConfig, algo: AlgoConfig, lora: LoraConfig | None) 
             f"algo.minibatches={algo.minibatches}: trainer={config.name} makes one update with a batch; use "
             "algo.minibatches=1 (one that splits it by `Forest.updates` says so by takes_minibatches)"
         )
+    scores = make_algorithm(algo).needs.head is not None
+    if scores and not plugin.trains_scores:
+        names = ", ".join(name for name, one in TRAINERS.available().items() if one.trains_scores)
+        raise ConfigError(f"algo={algo.name}: trainer={config.name} trains no score models; those that do: {names}")
     if lora is not None and lora.active:
+        if scores:
+            raise ConfigError(f"lora: algo={algo.name} trains whole models: a score model has a head of its own")
         if not plugin.trains_adapters:
             names = ", ".join(name for name, one in TRAINERS.available().items() if one.trains_adapters)
             raise ConfigError(f"lora: trainer={config.name} trains no adapters yet; those that do: {names}")

@@ -5,6 +5,10 @@ there is more than one, a chunk's logits are freed after the forward and recompu
 memory is bounded by one chunk and not by rows times vocabulary. A head that is a plain matrix has a backward of its own
 (`vocabulary_logps`), which adds to one gradient of the matrix and, under autocast, casts the matrix once a pass; with a
 bias, autograd does both for each chunk.
+
+A row whose target was not drawn from the whole vocabulary has its log-probability and entropy over the set that it was
+drawn from, of logits that penalties and a bias have changed (`Drawn`); rows without cost nothing of it. Where all rows
+of a chunk have short sets, only these tokens' logits are computed.
 """
 
 from __future__ import annotations
@@ -18,13 +22,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from agentrl.train.forest.forest import Rows
+from agentrl.train.trainers.drawn import NEVER, Drawn, Part, Slopes
 
 CHUNK_ELEMENTS = 1 << 24
 """Logits of one chunk: 64 MB in float32, several times that with what softmax keeps."""
 GPU_CHUNK_ELEMENTS = 1 << 26
 """`CHUNK_ELEMENTS` on a GPU, where each chunk reads and writes the whole gradient of the head."""
-NEVER = -1e30
-"""The logit of a padded vocabulary's entries: finite, so that 0 * logit is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ def token_logps(
     chunk_elements: int | None = None,
     shape: Logits = IDENTITY,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy of each row's target at its temperature.
+    """Log-probability and entropy of each row's target at its temperature, over what it was drawn from.
 
     Under autocast the head is computed in its precision, and what follows in float32.
 
@@ -88,9 +91,10 @@ def token_logps(
     vocabulary = int(cast(Tensor, head.weight).shape[0])
     size = max(1, (chunk_elements or chunk_on(hidden.device)) // vocabulary)
     states = hidden.index_select(0, rows.predictor)
-    if len(rows) <= size:
-        return _chunk(head, shape, states, rows.token_ids, rows.temperature)
+    drawn = Drawn.of(rows)
     precision = _precision(head, states)
+    if len(rows) <= size and (drawn is None or precision is None):
+        return _chunk(head, shape, states, rows.token_ids, rows.temperature, drawn)
     if precision is not None:
         weight = cast(Tensor, head.weight)
         with torch.autocast(states.device.type, enabled=False):
@@ -101,6 +105,7 @@ def token_logps(
                 rows.temperature,
                 chunk_elements=chunk_elements,
                 shape=shape,
+                drawn=drawn,
             )
     parts = [
         checkpoint(
@@ -110,6 +115,7 @@ def token_logps(
             states[i : i + size],
             rows.token_ids[i : i + size],
             rows.temperature[i : i + size],
+            None if drawn is None else drawn[i : i + size],
             use_reentrant=False,
         )
         for i in range(0, len(rows), size)
@@ -133,9 +139,14 @@ def _precision(head: Any, states: Tensor) -> torch.dtype | None:
 
 
 def _chunk(
-    head: nn.Module, shape: Logits, states: Tensor, targets: Tensor, temperature: Tensor
+    head: nn.Module, shape: Logits, states: Tensor, targets: Tensor, temperature: Tensor, drawn: Drawn | None
 ) -> tuple[Tensor, Tensor]:
-    logits = shape(head(states)) / temperature[:, None]
+    logits = shape(head(states))
+    if drawn is None:
+        logits = logits / temperature[:, None]
+    else:
+        part = Part(0, logits.shape[1])
+        logits = drawn.hide(drawn.change(logits, part)[0] / temperature[:, None], part)
     logps = torch.log_softmax(logits, -1)
     entropy = -(logps.exp() * logps).sum(-1)
     return logps.gather(1, targets[:, None]).squeeze(1), entropy
@@ -151,6 +162,7 @@ def vocabulary_logps(
     vocabulary: int | None = None,
     chunk_elements: int | None = None,
     shape: Logits = IDENTITY,
+    drawn: Drawn | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy of each row's target, in chunks, with a head that may be vocabulary-parallel.
 
@@ -176,6 +188,7 @@ def vocabulary_logps(
         vocabulary: its size without padding.
         chunk_elements: the most logits to hold at once; None chooses by the device.
         shape: transforms the head's outputs into logits.
+        drawn: what the targets were drawn from; None: the softmax over the whole vocabulary.
 
     Returns:
         logp [P] and entropy [P] in nats, float32, the same on every rank.
@@ -185,7 +198,7 @@ def vocabulary_logps(
     real = (vocabulary or weight.shape[0] * ranks) - first
     rows = max(1, (chunk_elements or chunk_on(states.device)) // weight.shape[0])
     apply: Any = _Head.apply
-    out = apply(states, weight, targets, temperature, first, real, rows, group if ranks > 1 else None, shape)
+    out = apply(states, weight, targets, temperature, first, real, rows, group if ranks > 1 else None, shape, drawn)
     return cast(tuple[Tensor, Tensor], out)
 
 
@@ -202,46 +215,64 @@ class _Head(torch.autograd.Function):
         rows: int,
         group: dist.ProcessGroup | None,
         shape: Logits,
+        drawn: Drawn | None,
     ) -> tuple[Tensor, Tensor]:
         logp, entropy, normaliser = (states.new_zeros(len(targets), dtype=torch.float32) for _ in range(3))
         kept, matrix = None, weight.to(states.dtype)
         for at in _chunks(len(targets), rows):
-            logits = _logits(states[at], matrix, temperature[at], real, shape)
-            if len(targets) <= rows:
-                kept = logits.clone()
-            logp[at], entropy[at], normaliser[at] = _reduce(logits, targets[at] - first, group)
+            if drawn is not None:
+                own = drawn[at]
+                part = own.part(first, weight.shape[0])
+                logits, _, _ = _narrowed(own, part, states[at], matrix, temperature[at], real, shape)
+            else:
+                part = Part(first, weight.shape[0])
+                logits = _logits(states[at], matrix, temperature[at], real, shape)
+                if len(targets) <= rows:
+                    kept = logits.clone()
+            logp[at], entropy[at], normaliser[at] = _reduce(logits, *_found(part, targets[at]), group)
         ctx.save_for_backward(states, weight, targets, temperature, entropy, normaliser, kept)
-        ctx.place = first, real, rows, shape
+        ctx.place = first, real, rows, shape, drawn
         return logp, entropy
 
     @staticmethod
     def backward(ctx: Any, logp_grad: Tensor, entropy_grad: Tensor) -> tuple[Tensor | None, ...]:
         states, weight, targets, temperature, entropy, normaliser, kept = ctx.saved_tensors
-        first, real, rows, shape = ctx.place
+        first, real, rows, shape, drawn = ctx.place
         states_grad, matrix = torch.zeros_like(states), weight.to(states.dtype)
         weight_grad = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         for at in _chunks(len(targets), rows):
-            logits = kept if kept is not None else _logits(states[at], matrix, temperature[at], real, shape)
-            slope = shape.slope(logits, temperature[at, None])
+            part, used, slopes = Part(first, weight.shape[0]), matrix, None
+            if drawn is not None:
+                own = drawn[at]
+                part = own.part(first, weight.shape[0])
+                used = matrix if part.columns is None else matrix[part.columns]
+                logits, slope, slopes = _narrowed(own, part, states[at], matrix, temperature[at], real, shape)
+            else:
+                logits = kept if kept is not None else _logits(states[at], matrix, temperature[at], real, shape)
+                slope = shape.slope(logits, temperature[at, None])
             logp = logits.sub_(normaliser[at, None]) if kept is None else logits - normaliser[at, None]
             p = logp.exp()
             # Row by row p (a logp + b): few passes over a chunk, whose time is that of memory.
             a = -entropy_grad[at] / temperature[at]
             b = -(logp_grad[at] + entropy_grad[at] * entropy[at]) / temperature[at]
             grad = torch.addcmul(b[:, None], a[:, None], logp, out=logp).mul_(p)
-            local, inside = _local(targets[at] - first, weight.shape[0])
+            local, inside = _found(part, targets[at])
             grad.scatter_add_(1, local[:, None], (logp_grad[at] * inside / temperature[at])[:, None])
             if isinstance(slope, Tensor) or slope != 1.0:
                 grad.mul_(slope)
+            if slopes is not None:
+                grad[slopes.row, slopes.place] *= slopes.slope
             grad = grad.to(states.dtype)
-            states_grad[at] = grad @ matrix
+            states_grad[at] = grad @ used
             if weight_grad is None:
                 continue
-            if weight.dtype == states.dtype:
+            if part.columns is not None:
+                weight_grad.index_add_(0, part.columns, (grad.t() @ states[at]).to(weight.dtype))
+            elif weight.dtype == states.dtype:
                 weight_grad.addmm_(grad.t(), states[at])
             else:
                 weight_grad.add_(grad.t() @ states[at])
-        return states_grad, weight_grad, *[None] * 7
+        return states_grad, weight_grad, *[None] * 8
 
 
 def _chunks(length: int, rows: int) -> list[slice]:
@@ -255,14 +286,29 @@ def _logits(states: Tensor, weight: Tensor, temperature: Tensor, real: int, shap
     return logits
 
 
-def _reduce(logits: Tensor, local: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
+def _narrowed(
+    drawn: Drawn, part: Part, states: Tensor, matrix: Tensor, temperature: Tensor, real: int, shape: Logits
+) -> tuple[Tensor, Tensor | float, Slopes | None]:
+    """Logits over temperatures as targets were drawn from them, and the derivatives of both changes."""
+    used = matrix if part.columns is None else matrix[part.columns]
+    logits = shape(states @ used.t())
+    slope = shape.slope(logits, torch.ones_like(temperature)[:, None])
+    logits, slopes = drawn.change(logits, part)
+    logits = drawn.hide(logits.div_(temperature[:, None]), part)
+    if part.columns is None and real < logits.shape[1]:
+        logits[:, max(real, 0) :] = NEVER
+    return logits, slope, slopes
+
+
+def _reduce(
+    logits: Tensor, index: Tensor, inside: Tensor, group: dist.ProcessGroup | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probability of the target, entropy, and log-normaliser of each row: [P] each. Logits are overwritten."""
     greatest = logits.amax(1)
     if group is not None:
         dist.all_reduce(greatest, dist.ReduceOp.MAX, group)
     shifted = logits.sub_(greatest[:, None])
     weights = shifted.exp()
-    index, inside = _local(local, logits.shape[1])
     target = shifted.gather(1, index[:, None]).squeeze(1) * inside
     sums = torch.stack((weights.sum(1), torch.linalg.vecdot(weights, shifted), target))
     if group is not None:
@@ -271,7 +317,7 @@ def _reduce(logits: Tensor, local: Tensor, group: dist.ProcessGroup | None) -> t
     return sums[2] - log_sum, log_sum - sums[1] / sums[0], log_sum + greatest
 
 
-def _local(index: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Indices into this rank's part, 0 where they lie outside, and 1.0 where they lie inside."""
-    inside = (index >= 0) & (index < size)
-    return index.where(inside, 0), inside.float()
+def _found(part: Part, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The targets' places in this rank's part, 0 where they lie outside, and 1.0 where they lie inside."""
+    place, inside = part.find(targets)
+    return place, inside.float()

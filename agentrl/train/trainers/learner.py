@@ -24,7 +24,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,6 +43,9 @@ from agentrl.train.algorithms.objective import (
 from agentrl.train.algorithms.tokens import old_policy
 from agentrl.train.forest.forest import Membership, Rows
 from agentrl.train.trainers.critic import ValueModel, ValueUpdates
+
+if TYPE_CHECKING:
+    from agentrl.train.trainers.teachers.divergence import VocabularyHead
 
 
 class HasRows(Protocol):
@@ -147,6 +150,7 @@ class StepLearner(ABC, Generic[B]):
             `empty_sums`.
         sums_are_local: each forest's sums are its own, and are made in the pass that computes its loss.
         scale: of the minibatch under way.
+        teacher: the teacher's head, where a divergence is over the whole vocabulary.
         takes_minibatches: see `agentrl.train.trainers.plugin.TrainerPlugin`.
     """
 
@@ -158,6 +162,7 @@ class StepLearner(ABC, Generic[B]):
     sums: Tensor | None = None
     sums_are_local: bool = False
     scale: float = 1.0
+    teacher: VocabularyHead | None = None
 
     def start_phase(self, algo: AlgoConfig) -> None:
         """Set the phase's algorithm."""
@@ -301,6 +306,7 @@ class StepLearner(ABC, Generic[B]):
         meter: Meter | None = None,
         *,
         first: bool = True,
+        divergence: Tensor | None = None,
     ) -> Tensor:
         """One forest's loss.
 
@@ -311,6 +317,7 @@ class StepLearner(ABC, Generic[B]):
             values: [P], where there is a critic.
             meter: accumulates metrics, if given.
             first: no update has been made since the batch began: the current policy is the old policy.
+            divergence: [P], from the teacher, where the algorithm reads one.
         """
         if first and self.algo.epochs > 1 and rows.old_logp is None:
             rows.old_logp = old_policy(logp, rows, self.version, self.algo.correction.proximal)
@@ -318,7 +325,9 @@ class StepLearner(ABC, Generic[B]):
         if sums is not None and self.sums_are_local:
             sums = torch.zeros_like(sums)
             add_sums(self.algorithm, sums, logp, rows, self.version)
-        loss, tokens = objective(self.algorithm, logp, entropy, rows, version=self.version, values=values, sums=sums)
+        of_rows = {"values": values, "sums": sums, "divergence": divergence}
+        loss, tokens = objective(self.algorithm, logp, entropy, rows, version=self.version, **of_rows)
         if meter is not None:
-            meter.add(tokens, rows, engine=self.algorithm.needs.engine, first=first)
+            needs = self.algorithm.needs
+            meter.add(tokens, rows, engine=needs.engine, first=first, scores=needs.head is not None)
         return loss * self.scale

@@ -46,7 +46,7 @@ from agentrl.train.record import manifest
 from agentrl.train.trainers import make_trainer
 from agentrl.train.trainers.megatron.settings import MegatronConfig
 from agentrl.train.trainers.proof import TRIES, TRIES_IN_LOW_PRECISION
-from agentrl.train.trainers.proof_subjects import (
+from agentrl.train.trainers.proof.subjects import (
     ERROR_FACTOR,
     LOGP_BOUND,
     PACKAGE,

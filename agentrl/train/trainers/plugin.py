@@ -30,7 +30,12 @@ class TrainerPlugin:
         has_ranks: whether it starts ranks, which on a cluster are workers of their own; `split` says how many.
         takes_minibatches: whether its steps make an update for each of a batch's minibatches (`Forest.updates`).
         trains_adapters: whether it trains an adapter in the model's place (`lora.rank`); see `AdapterTrainer`.
+        computes_supports: whether its log-probabilities are over the sets that tokens were drawn from
+            (`trainers.drawn`); else an engine records none, and only turns of full support are trained.
+        trains_scores: whether it trains score models (`Needs.head`).
         own_critic: whether a critic may have a trunk of its own beside the policy (`algo.value_trunk=own`).
+        divergences: which divergences from a teacher it computes: none, those over the teacher's `top_k`, or also over
+            the `whole` vocabulary, with the teacher's head in its own process.
         untrained: what becomes of a model's tensors that it does not load (those of images, say): they are `kept` in
             what it exports, or `dropped`; None: that can't be told.
     """
@@ -39,7 +44,10 @@ class TrainerPlugin:
     has_ranks: bool = False
     takes_minibatches: bool = False
     trains_adapters: bool = False
+    computes_supports: bool = False
+    trains_scores: bool = False
     own_critic: bool = True
+    divergences: Literal["none", "top_k", "whole"] = "none"
     untrained: Literal["kept", "dropped"] | None = None
 
     def factory(self) -> TrainerFactory:
@@ -155,8 +163,8 @@ class TrainerPlugin:
 class TrainerFactoryPlugin(TrainerPlugin):
     """A class or function that makes a trainer, used as a plug-in.
 
-    Its attributes `settings` and `takes_minibatches` count, if it has them. One with ranks needs a `TrainerPlugin` of
-    its own, which says how they share the model.
+    Its attributes `settings`, `takes_minibatches`, `trains_adapters` and `trains_scores` count, if it has them. One
+    with ranks needs a `TrainerPlugin` of its own, which says how they share the model.
     """
 
     def __init__(self, factory: TrainerFactory) -> None:
@@ -164,6 +172,8 @@ class TrainerFactoryPlugin(TrainerPlugin):
         self.settings = getattr(factory, "settings", TrainerConfig)
         self.takes_minibatches = getattr(factory, "takes_minibatches", False)
         self.trains_adapters = getattr(factory, "trains_adapters", False)
+        self.computes_supports = getattr(factory, "computes_supports", False)
+        self.trains_scores = getattr(factory, "trains_scores", False)
 
     def factory(self) -> TrainerFactory:
         """The class or function itself."""

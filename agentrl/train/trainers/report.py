@@ -19,7 +19,7 @@ from agentrl.models.rope import fixed_angle_length
 from agentrl.train.trainers import loaded
 from agentrl.train.trainers.loaded import Loaded
 from agentrl.train.trainers.proof import prove
-from agentrl.train.trainers.proof_subjects import Proof
+from agentrl.train.trainers.proof.subjects import Proof
 
 LINES = {"trainer=torch": "torch", "engine=local": "local", "trainer=megatron": "megatron"}
 """The setting that a line is about, and its name in `SUBJECTS`."""

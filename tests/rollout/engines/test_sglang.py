@@ -18,6 +18,7 @@ from agentrl.rollout.engines.servers.sglang import SGLangEngine
 from agentrl.types import FinishReason, PauseMode, Sampling, collect
 from tests.rollout.engines import servers
 from tests.rollout.engines.conftest import reference
+from tests.rollout.engines.taught import check_teacher
 from tests.rollout.engines.verified import attached, check_run, check_stale_tensor
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -132,3 +133,12 @@ def test_a_publication_to_sglang_with_a_stale_tensor_is_found_by_a_server_that_l
     url: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_stale_tensor(attached("sglang", url), folder, tmp_path, monkeypatch)
+
+
+async def test_it_is_a_teacher_by_its_url(
+    sglang: SGLangEngine, url: str, folder: Path, model: Any, tmp_path: Path
+) -> None:
+    await sglang.pause()
+    await sglang.publish(model.state_dict().items(), 90)
+    await sglang.resume()
+    await check_teacher(f"{url}/v1", folder, model, tmp_path, "generate")

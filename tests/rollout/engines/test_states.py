@@ -11,7 +11,7 @@ from transformers import AutoConfig
 from agentrl.config import EngineConfig
 from agentrl.models.small import VOCABULARY, small_model
 from agentrl.rollout.engines.local.engine import LocalEngine
-from agentrl.train.trainers.proof_comparison import compare
+from agentrl.train.trainers.proof.comparison import compare
 from agentrl.types import Sampling, Turn
 from tests.train.backends.test_state_schedule import KINDS
 

@@ -13,6 +13,7 @@ from agentrl.rollout.engines.contract import CHECKS, EngineSubject
 from agentrl.rollout.engines.servers.vllm import VLLMEngine
 from tests.rollout.engines import servers
 from tests.rollout.engines.conftest import reference
+from tests.rollout.engines.taught import check_teacher
 from tests.rollout.engines.verified import check_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -43,3 +44,10 @@ def test_a_run_on_vllm_is_verified_by_vllms_own_checksums_and_a_swapped_token_in
     url: str, folder: Path, tmp_path: Path
 ) -> None:
     check_run("vllm", url, folder, tmp_path)
+
+
+async def test_it_is_a_teacher_by_its_url(vllm: VLLMEngine, url: str, folder: Path, model: Any, tmp_path: Path) -> None:
+    await vllm.pause()
+    await vllm.publish(model.state_dict().items(), 90)
+    await vllm.resume()
+    await check_teacher(f"{url}/v1", folder, model, tmp_path, "prompt_logprobs")

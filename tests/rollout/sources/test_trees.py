@@ -10,7 +10,7 @@ from agentrl.config.data import DataConfig
 from agentrl.errors import ConfigError
 from agentrl.models import tiny
 from agentrl.rollout.sources.messages import Example, MessageReader
-from agentrl.rollout.sources.trees import TreeCounts, TreeWriter, gather
+from agentrl.rollout.sources.trees import TreeCounts, TreeWriter, gather, span_mask
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.renderers.base import Renderer
 from agentrl.sessions.tree import tree
@@ -80,6 +80,47 @@ def test_the_loss_is_on_the_chosen_roles(renderer: Renderer, train_on: tuple[str
 def test_a_message_without_weight_is_context(renderer: Renderer) -> None:
     session, _ = written(renderer, examples([SECOND[0], {**SECOND[1], "weight": 0}, *SECOND[2:]]))
     assert trained_text(session, renderer) == ["four<|im_end|>"]
+
+
+def test_parts_of_a_message_say_themselves_whether_they_are_trained(renderer: Renderer) -> None:
+    def parts(*weights: int | None) -> list[Any]:
+        texts = ("two, ", "four ", "zwei")
+        said = [
+            {"type": "text", "text": t} | ({} if w is None else {"weight": w})
+            for t, w in zip(texts, weights, strict=True)
+        ]
+        return [FIRST[0], {"role": "assistant", "content": said}]
+
+    session, _ = written(renderer, examples(parts(0, 1, None)))
+    assert trained_text(session, renderer) == ["four zwei<|im_end|>"]
+    session, _ = written(renderer, examples(parts(1, 1, 0)))
+    assert trained_text(session, renderer) == ["two, four "]
+    session, _ = written(renderer, examples(parts(1, 0, 1)))
+    assert trained_text(session, renderer) == ["two, ", "zwei<|im_end|>"]
+    assert [node.message.text for node in session.nodes] == ["one", "two, ", "four zwei"]
+    whole, _ = written(renderer, examples([FIRST[0], {"role": "assistant", "content": "two, four zwei"}]))
+    assert [n for node in session.nodes for n in node.token_ids] == [n for node in whole.nodes for n in node.token_ids]
+    session, _ = written(renderer, examples(parts(None, None, None)))
+    assert trained_text(session, renderer) == ["two, four zwei<|im_end|>"]
+    _, counts = written(renderer, examples(parts(0, 0, 0)))
+    assert counts.rows["without trained tokens"] == 1
+
+
+@pytest.mark.parametrize(
+    ("pieces", "spans", "expected"),
+    [
+        ("a b c d", [("ab", True), ("cd", False)], [True, True, False, False]),
+        ("a bc d", [("ab", False), ("cd", True)], [False, False, True]),
+        ("a bc d", [("a", True), ("b", False), ("cd", True)], [True, False, True]),
+        ("a b c d", [(" ab ", True), ("cd", False)], [True, True, False, False]),
+        ("< a > b .", [("a", True), ("b", False)], [True, True, True, False, False]),
+        ("a b", [("xy", True)], None),
+    ],
+)
+def test_a_token_of_two_parts_is_trained_only_where_both_are(
+    pieces: str, spans: list[tuple[str, bool]], expected: list[bool] | None
+) -> None:
+    assert span_mask([piece.encode() for piece in pieces.split()], spans) == expected
 
 
 def test_plain_text_is_trained_as_it_is_with_an_end(renderer: Renderer) -> None:

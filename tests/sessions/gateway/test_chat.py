@@ -9,6 +9,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from agentrl.rollout.workers.held import sampled_tokens
 from agentrl.sessions.tree import tree
 from agentrl.types import FinishReason
 from tests.sessions.gateway.conftest import Serve, Served
@@ -364,7 +365,7 @@ async def test_narrowed_sampling_is_stored_untrainable_and_counted(serve: Serve)
             await client(access).chat.completions.create(model="m", messages=HI, top_p=0.5)
         session = served.session(access["id"])
         assert not any(session.nodes[-1].trainable)
-        assert session.counters == {"gateway/untrainable": 1}
+        assert session.counters == {"untrainable/sampling": sampled_tokens(session.nodes[-1])}
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from agentrl.envs.builtin.calculator import Calculator
 from agentrl.rollout.episodes.policies import Policy
 from agentrl.rollout.episodes.programs import serving
 from agentrl.rollout.stream.health import sampling_notes
+from agentrl.rollout.workers.held import sampled_tokens
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.store.store import Store
 from agentrl.types import Sampling, Session
@@ -139,7 +140,7 @@ async def test_a_turn_under_a_schema_is_kept_to_it_counted_and_told(serve: Serve
         session = served.session(access["id"])
     assert served.engine.calls[0].sampling.json_schema is not None
     assert not any(session.nodes[-1].trainable)
-    assert session.counters == {"gateway/untrainable": 1, "gateway/untrainable/schema": 1}
+    assert session.counters == {"untrainable/grammar": sampled_tokens(session.nodes[-1])}
     assert ["schema" in note for note in sampling_notes([session], trained=True)] == [True]
     assert sampling_notes([session], trained=False) == []
 
@@ -207,7 +208,7 @@ def test_a_run_trains_on_a_program_that_sends_a_seed_and_greedy_sampling(
     fields = ("seed", "temperature", "top_p", "presence_penalty", "frequency_penalty")
     for row in result.metrics:
         assert [row[f"count/gateway/ignored/{field}"] for field in fields] == [12.0] * 5
-        assert "count/gateway/untrainable" not in row
+        assert "count/untrainable/sampling" not in row
         assert row["tokens/trained"] > 0
     with Store(run / "sessions.db", read_only=True) as store:
         turns = [[n for n in s.nodes if n.sampled] for s in store.sessions(phase="train")]

@@ -26,8 +26,8 @@ from agentrl.train.driver.probe import path_forest
 from agentrl.train.trainers import attention, proof
 from agentrl.train.trainers.attention import BlockPlan
 from agentrl.train.trainers.proof import prove, require
-from agentrl.train.trainers.proof_comparison import compare
-from agentrl.train.trainers.proof_subjects import Proof, engine_logps
+from agentrl.train.trainers.proof.comparison import compare
+from agentrl.train.trainers.proof.subjects import Proof, engine_logps
 from agentrl.train.trainers.reference import compute_rows, random_forest
 from agentrl.train.trainers.report import report
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer

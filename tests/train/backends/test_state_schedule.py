@@ -19,7 +19,7 @@ from agentrl.models.mixers import LayerState, mixers_of
 from agentrl.models.small import VOCABULARY, small_model
 from agentrl.train.forest.forest import Forest
 from agentrl.train.trainers import reference
-from agentrl.train.trainers.proof_comparison import compare
+from agentrl.train.trainers.proof.comparison import compare
 from agentrl.train.trainers.reference import compute_rows, gradient_distance, paths_to_leaves
 from agentrl.train.trainers.state_schedule import paths, schedule, segments
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig

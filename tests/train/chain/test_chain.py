@@ -205,7 +205,5 @@ def test_no_secret_is_kept_and_another_one_is_no_other_setting(tmp_path: Path) -
     text = yaml_settings.write(kept_settings(planned)) + json.dumps(planned.begun_record().stages[0].settings)
     assert "sk-planted" not in text
     assert "env agent --token" in text
-    again = plan(
-        tmp_path, {"stages": {"play": {**stages["play"], "agent": "env agent --token other"}}, **common}
-    )
+    again = plan(tmp_path, {"stages": {"play": {**stages["play"], "agent": "env agent --token other"}}, **common})
     assert again.stages[0].hash == planned.stages[0].hash

@@ -143,6 +143,32 @@ def preference(trainer: Any, case: dict[str, Any]) -> tuple[Tensor, Tensor]:
     return value.detach(), gradient
 
 
+def reward(trainer: Any, case: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """The loss of RewardTrainer and its gradient by the scores, the chosen ones before the rejected ones."""
+    scores = case["scores"].clone().requires_grad_()
+    made = stub(_total_train_tokens=0, _tp_size=1)
+    made.accelerator.gather_for_metrics = made.accelerator.gather
+    made.args.center_rewards_coefficient = case["center"]
+    inputs = {"attention_mask": torch.ones(len(scores), 1), **({"margin": case["margin"]} if "margin" in case else {})}
+    value = trainer.compute_loss(made, Scored(scores), inputs)
+    (gradient,) = torch.autograd.grad(value, scores)
+    return value.detach(), gradient
+
+
+class Scored:
+    """A model in evaluation that returns given scores."""
+
+    training = False
+
+    def __init__(self, scores: Tensor) -> None:
+        self.scores = scores
+
+    def __call__(self, **_: Any) -> Outputs:
+        found = Outputs(self.scores)
+        found.logits = self.scores[:, None]
+        return found
+
+
 class Model:
     """A model in evaluation that returns given log-probabilities."""
 
@@ -172,14 +198,21 @@ def main(packages: str, cases: str, results: str) -> None:
     sys.path.append(packages)
     from trl.experimental.cpo import cpo_trainer  # type: ignore[import-not-found]
     from trl.experimental.orpo import orpo_trainer  # type: ignore[import-not-found]
-    from trl.trainer import dpo_trainer, grpo_trainer, kto_trainer, rloo_trainer  # type: ignore[import-not-found]
+    from trl.trainer import (  # type: ignore[import-not-found]
+        dpo_trainer,
+        grpo_trainer,
+        kto_trainer,
+        reward_trainer,
+        rloo_trainer,
+    )
 
     for module in (grpo_trainer, rloo_trainer):
         module.disable_gradient_checkpointing = lambda *_: nullcontext()
     trainers = {"grpo": grpo_trainer.GRPOTrainer, "rloo": rloo_trainer.RLOOTrainer}
     trainers |= {"dpo": dpo_trainer.DPOTrainer, "kto": kto_trainer.KTOTrainer}
+    trainers |= {"reward": reward_trainer.RewardTrainer}
     trainers |= {"cpo": cpo_trainer.CPOTrainer, "orpo": orpo_trainer.ORPOTrainer}
-    kinds = {"loss": loss, "advantage": advantages, "preference": preference}
+    kinds = {"loss": loss, "advantage": advantages, "preference": preference, "reward": reward}
     found = [kinds[case["kind"]](trainers[case["trainer"]], case) for case in torch.load(cases, weights_only=False)]
     torch.save(found, results)
 

@@ -10,11 +10,16 @@ from typing import Any
 import pytest
 import torch
 
+from agentrl.rollout.sources.judged import MARGIN, PAIR, mark_ends
 from agentrl.train.algorithms import algorithm_settings, make_algorithm
 from agentrl.train.algorithms.credit import weigh
+from agentrl.train.algorithms.objective import add_sums, empty_sums, objective
+from agentrl.train.forest.forest import sequence_count
+from agentrl.train.forest.packing import pack
 from benchmarks.vs_trl_pairs import batches, build_model, ours, run, token_ratio
 from tests.conftest import need
 from tests.train.ragged_rows import RaggedPairs, Rows, loss_and_gradient, near
+from tests.train.trees import as_group, linear_session
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # on a busy machine importing them takes minutes
 ROOT = Path(__file__).parents[3]
@@ -91,6 +96,14 @@ PREFERENCES: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
 """Our loss, and TRL's trainer with its settings; TRL's ORPO takes the likelihood of the prompt besides, here none."""
 
 
+SCORES: dict[str, dict[str, Any]] = {
+    "plain": {"margin": False, "center": None},
+    "margins": {"margin": True, "center": None},
+    "centred": {"margin": True, "center": 0.2},
+}
+"""Settings of a reward model's loss."""
+
+
 def members(rows: Rows, group: int) -> list[int]:
     return [i for i, each in enumerate(rows.index) if each == group]
 
@@ -116,6 +129,11 @@ def trl(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
             given = {"logp": pairs.logp, "ref": pairs.ref * pairs.mask, "mask": pairs.mask}
             given |= {"kl_logp": pairs.mismatched(pairs.logp), "kl_ref": pairs.mismatched(pairs.ref)}
             cases["preference", name, seed] = {"kind": "preference", "trainer": trainer, "settings": settings, **given}
+        for name, given in SCORES.items():
+            scores = torch.cat([pairs.logp[:, 0], pairs.ref[:, 0]]) * 3
+            margin = {"margin": pairs.moved[:, 0] * 5} if given["margin"] else {}
+            case = {"kind": "reward", "trainer": "reward", "scores": scores, "center": given["center"], **margin}
+            cases["reward", name, seed] = case
     folder = tmp_path_factory.mktemp("trl")
     torch.save(list(cases.values()), folder / "cases.pt")
     command = [sys.executable, str(Path(__file__).with_name("compute.py")), str(PACKAGES)]
@@ -150,6 +168,38 @@ def test_a_loss_of_preferences_and_its_gradient_are_trls(name: str, budget: int,
         total, gradient = RaggedPairs(seed).loss_and_gradient(make_algorithm(algo), budget)
         value, theirs = trl["preference", name, seed]
         assert near(total, value)
+        assert near(gradient, theirs)
+
+
+@pytest.mark.parametrize("budget", [12, 10_000])
+@pytest.mark.parametrize("name", SCORES)
+def test_a_reward_models_loss_and_its_gradient_by_scores_are_trls(name: str, budget: int, trl: dict[Any, Any]) -> None:
+    for seed in SEEDS:
+        pairs, given = RaggedPairs(seed), SCORES[name]
+        scores = (torch.cat([pairs.logp[:, 0], pairs.ref[:, 0]]) * 3).requires_grad_()
+        margin = pairs.moved[:, 0] * 5 if given["margin"] else torch.zeros(10)
+        sessions = []
+        for i in range(20):
+            session = linear_session(str(i), [8, 9, 20 + i % 10], [list(range(30, 31 + i % 3))], demonstrated=True)
+            session.reward, session.info = float(i < 10), {PAIR: i % 10, MARGIN: float(margin[i % 10])}
+            mark_ends(session)
+            sessions.append(session)
+        settings = {"name": "reward_model", "center_coef": given["center"] or 0.0}
+        algorithm = make_algorithm(algorithm_settings(settings))
+        groups = [as_group(sessions)]
+        forests = pack(groups, algorithm.credit(groups), budget, sequence="session", fields=algorithm.fields)
+        sums, total = empty_sums(algorithm, sequence_count(forests)), torch.zeros((), dtype=torch.float64)
+        for last in (False, True):
+            for forest in forests:
+                rows = forest.rows()
+                now = scores[torch.tensor([int(forest.sessions[number]) for number in rows.session])]
+                if last:
+                    total = total + objective(algorithm, now, torch.zeros_like(now), rows, sums=sums)[0]
+                else:
+                    add_sums(algorithm, sums, now, rows, 0)
+        (gradient,) = torch.autograd.grad(total, scores)
+        value, theirs = trl["reward", name, seed]
+        assert near(total.detach(), value)
         assert near(gradient, theirs)
 
 

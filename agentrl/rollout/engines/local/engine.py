@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from agentrl.attachments import routed_experts
+from agentrl.attachments import routed_experts, support
 from agentrl.common import cores
 from agentrl.config import EngineConfig
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, EngineError, InvalidInput
@@ -90,7 +90,10 @@ class LocalEngine(ManagedEngine):
             score=True,
             json_schema=False,
             pause_modes=frozenset(PauseMode),
-            attachments=frozenset({routed_experts.NAME} if self._config.routed_experts else ()),
+            attachments=frozenset(
+                ([support.NAME] if self._config.support_bytes else [])
+                + ([routed_experts.NAME] if self._config.routed_experts else [])
+            ),
         )
         self._worker = SchedulerThread(self._scheduler, threads)
 
@@ -158,10 +161,15 @@ class LocalEngine(ManagedEngine):
             )
         check_sampling(sampling, self._runner.vocab_size)
         ids = check_ids(input_ids, self._runner.vocab_size, self._max_context)
+        narrowed = sampling.temperature > 0 and not sampling.full_support
+        begins = sampling.record_from(support.NAME)
+        recorded = narrowed and begins is not None and self._config.support_bytes > 0
         return Request(
             request_id,
             ids,
             sampling,
+            begins=len(ids) if begins is None else max(0, min(begins, len(ids))),
+            support=support.Recorder(self._runner.vocab_size, self._config.support_bytes) if recorded else None,
             seed=sampling.seed if sampling.seed is not None else _RANDOM.getrandbits(63),
             limit=min(sampling.max_new_tokens, self._max_context - len(ids)),
             stops=frozenset(sampling.stop_token_ids),

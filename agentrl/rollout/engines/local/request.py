@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from agentrl.attachments.support import Recorder
 from agentrl.errors import EngineError
 from agentrl.rollout.engines.local.arena import Prefix
 from agentrl.tracing import rounded
@@ -12,7 +13,10 @@ from agentrl.types import FinishReason, Sampling, TopLogprobs, Turn, VersionSpan
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A generation, or a scoring where `sampling` is None, from its arrival to its end."""
+    """A generation, or a scoring where `sampling` is None, from its arrival to its end.
+
+    `begins` is the place of the turn's first token: before `prompt` where the turn is continued after an abort.
+    """
 
     id: str
     ids: list[int]
@@ -23,6 +27,7 @@ class Request:
     stops: frozenset[int] = frozenset()
     stop_window: int = 0
     prompt: int = 0
+    begins: int = 0
     submitted: float = 0.0
     queued: float = 0.0
     computed: int = 0
@@ -34,6 +39,7 @@ class Request:
     logprobs: list[float] = field(default_factory=list)
     versions: list[VersionSpan] = field(default_factory=list)
     attachments: dict[str, bytes] = field(default_factory=dict)
+    support: Recorder | None = None
     top_logprobs: list[TopLogprobs] = field(default_factory=list)
 
     @property

@@ -4,10 +4,10 @@ A token is sampled by inverse CDF from one uniform number, a hash of (seed, posi
 request gets the same tokens whatever else is in the batch, and a turn that was aborted and continues from its tokens
 gets the same ones as without the abort.
 
-Log-probabilities are always those of the whole vocabulary at the sampling temperature (of temperature 1 where
-it is 0), before top-p, top-k, min-p, penalties and biases; `Sampling.full_support` is true where that is also what
-the token was sampled from. The order of those filters is vLLM's: penalties and biases, temperature, top-k,
-top-p, min-p.
+Log-probabilities are those of the whole vocabulary at the sampling temperature (of temperature 1 where it is 0), before
+top-p, top-k, min-p, penalties and biases; `Sampling.full_support` is true where that is also what the token was sampled
+from. Of a row whose support is recorded they are of the distribution that the token was sampled from, by the rule
+`support.LOCAL`: penalties and biases, temperature, top-k, top-p, min-p, which is vLLM's order of filters.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agentrl.attachments.support import Recorder
 from agentrl.rollout.engines.checks import most_probable
 from agentrl.types import Sampling, TopLogprobs
 
@@ -28,12 +29,14 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
-    """A row's sampling: parameters, seed, position, and the turn's tokens so far (for penalties)."""
+    """A row's sampling: parameters, seed, position, tokens of turn and prompt (for penalties), and its supports."""
 
     sampling: Sampling
     seed: int
     position: int
     generated: Sequence[int]
+    prompt: Sequence[int] = ()
+    support: Recorder | None = None
 
 
 def uniform(seeds: Sequence[int], positions: Sequence[int]) -> np.ndarray:
@@ -46,7 +49,7 @@ def uniform(seeds: Sequence[int], positions: Sequence[int]) -> np.ndarray:
 
 
 def sample(logits_BV: Tensor, rows: Sequence[RowSampling]) -> tuple[list[int], list[float], list[TopLogprobs]]:
-    """A token for each row, and its log-probability over the whole vocabulary at the row's temperature.
+    """A token for each row, and its log-probability at the row's temperature; supports are recorded where rows say so.
 
     Args:
         logits_BV: float32.
@@ -66,8 +69,24 @@ def sample(logits_BV: Tensor, rows: Sequence[RowSampling]) -> tuple[list[int], l
     if 0 in temperature_B:
         greedy_B = torch.tensor([t == 0 for t in temperature_B], device=token_B.device)
         token_B = torch.where(greedy_B, sampled_BV.argmax(-1), token_B)
+    if any(row.support is not None for row in rows):
+        logp_BV = _recorded(logp_BV, sampled_BV, token_B, rows)
     chosen_B = logp_BV.gather(1, token_B[:, None])[:, 0]
     return token_B.tolist(), chosen_B.tolist(), _most_probable(logp_BV, [row.sampling.top_logprobs for row in rows])
+
+
+def _recorded(logp_BV: Tensor, sampled_BV: Tensor, token_B: Tensor, rows: Sequence[RowSampling]) -> Tensor:
+    """Record the supports of rows that want it; their log-probabilities become those that they were sampled from."""
+    logp_BV = logp_BV.clone()
+    for index, row in enumerate(rows):
+        if row.support is None:
+            continue
+        sampled_V, drawn = sampled_BV[index], int(token_B[index])
+        kept_V = sampled_V.isfinite()
+        row.support.add(kept_V.nonzero()[:, 0].cpu().numpy(), drawn)
+        if bool(kept_V[drawn]):  # else it is not trained, and its log-probability only has to be a number
+            logp_BV[index] = sampled_V - sampled_V.logsumexp(-1)
+    return logp_BV
 
 
 def _most_probable(logp_BV: Tensor, count_B: Sequence[int]) -> list[TopLogprobs]:
@@ -95,7 +114,7 @@ def _mix(z: np.ndarray) -> np.ndarray:
 
 
 def _reweighted(sampling: Sampling) -> bool:
-    return bool(sampling.logit_bias or sampling.presence_penalty or sampling.frequency_penalty)
+    return bool(sampling.logit_bias or sampling.penalised)
 
 
 def _narrowed(logits_BV: Tensor, logp_BV: Tensor, rows: Sequence[RowSampling]) -> Tensor:
@@ -114,6 +133,11 @@ def _narrowed(logits_BV: Tensor, logp_BV: Tensor, rows: Sequence[RowSampling]) -
 def _reweigh(logits_V: Tensor, row: RowSampling) -> Tensor:
     logits_V = logits_V.clone()
     sampling = row.sampling
+    if sampling.repetition_penalty != 1:
+        seen = torch.tensor(sorted({*row.prompt, *row.generated}), device=logits_V.device)
+        found = logits_V[seen]
+        penalty = sampling.repetition_penalty
+        logits_V[seen] = torch.where(found > 0, found / penalty, found * penalty)
     for token, count in Counter(row.generated).items():
         logits_V[token] -= sampling.presence_penalty + sampling.frequency_penalty * count
     for token, bias in sampling.logit_bias:

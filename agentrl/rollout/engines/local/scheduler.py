@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from agentrl.attachments import routed_experts
+from agentrl.attachments import routed_experts, support
 from agentrl.errors import EngineError
 from agentrl.rollout.engines.local.arena import BLOCK, Arena, Prefix, Prefixes, bucket, chain
 from agentrl.rollout.engines.local.parts import Shared
@@ -277,7 +277,7 @@ class Scheduler:
 
     def _sample(self, logits_BV: Tensor, sampled: list[Request]) -> list[Finished]:
         rows = [
-            RowSampling(r.sampling, r.seed, len(r.ids), r.ids[r.prompt :] if _penalised(r.sampling) else ())
+            RowSampling(r.sampling, r.seed, len(r.ids), *_counted(r, r.sampling), r.support)
             for r in sampled
             if r.sampling is not None
         ]
@@ -323,7 +323,9 @@ class Scheduler:
         return None
 
     def _turn(self, request: Request, reason: FinishReason, stopped_by: int | str | None = None) -> Turn:
-        """The request's turn, with the routed experts that it asks for, while they are still in its row."""
+        """The request's turn, with the attachments that it asks for, while routed experts are still in its row."""
+        if request.support is not None:
+            request.attachments[support.NAME] = request.support.data()
         recorder = self.runner.recorder
         start = None if request.sampling is None else request.sampling.record_from(routed_experts.NAME)
         if recorder is not None and start is not None:
@@ -348,5 +350,8 @@ class Scheduler:
         return ended
 
 
-def _penalised(sampling: Sampling | None) -> bool:
-    return sampling is not None and bool(sampling.presence_penalty or sampling.frequency_penalty)
+def _counted(request: Request, sampling: Sampling) -> tuple[Sequence[int], Sequence[int]]:
+    """The turn's tokens so far and its prompt's, where penalties count them."""
+    if not sampling.penalised:
+        return (), ()
+    return request.ids[request.begins :], request.ids[: request.begins] if sampling.repetition_penalty != 1 else ()

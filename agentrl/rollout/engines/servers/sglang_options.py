@@ -53,6 +53,8 @@ def sampling_params(sampling: Sampling, limit: int, interval: int) -> dict[str, 
     }
     if sampling.top_k is not None:
         found["top_k"] = sampling.top_k
+    if sampling.repetition_penalty != 1:
+        found["repetition_penalty"] = sampling.repetition_penalty
     if sampling.stop:
         found["stop"] = list(sampling.stop)
     if sampling.stop_token_ids:

@@ -53,6 +53,8 @@ def sampling_params(sampling: Sampling, limit: int, interval: int) -> dict[str, 
     }
     if sampling.top_k is not None:
         found["top_k"] = sampling.top_k
+    if sampling.repetition_penalty != 1:
+        found["repetition_penalty"] = sampling.repetition_penalty
     if sampling.seed is not None:
         found["seed"] = sampling.seed & (2**63 - 1)
     if sampling.logit_bias:

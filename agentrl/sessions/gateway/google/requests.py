@@ -107,7 +107,7 @@ def _drawn(config: Mapping[str, Any], limits: Limits, ignored: dict[str, str]) -
     if not isinstance(stops, list):
         raise ApiError(400, "generationConfig.stopSequences: must be a list", "invalid_value", "stopSequences")
     if limits.sampling == "run":
-        own = {**SAMPLING, "temperature": limits.temperature, "top_p": limits.top_p}
+        own = {**SAMPLING, **limits.drawn}
         ignored |= {name: name for name, value in given.items() if name in own and value != own[name]}
         given = {name: value for name, value in given.items() if name not in own}
     whole = {"n", "max_completion_tokens"} & given.keys()

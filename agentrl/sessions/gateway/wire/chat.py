@@ -25,7 +25,7 @@ HARMLESS = {
     *("store", "user"),
 }
 """Fields of OpenAI's protocols for caching, billing and book-keeping."""
-SERVERS = ("chat_template_kwargs", "guided_json", "min_p", "structured_outputs", "top_k")
+SERVERS = ("chat_template_kwargs", "guided_json", "min_p", "repetition_penalty", "structured_outputs", "top_k")
 """Fields of vLLM and SGLang that are honoured."""
 PARAMETERS = Parameters(
     required=("model", "messages"),
@@ -96,11 +96,11 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
 def sampling_of(
     given: Mapping[str, Any], limits: Limits, form: Any, json_schema: bool, form_name: str = "response_format"
 ) -> Sampling:
-    """The sampling parameters, from OpenAI's parameter names; temperature and top-p are the limits' where not given."""
+    """The sampling parameters, from OpenAI's parameter names; the limits' (`Limits.drawn`) where not given."""
     length = next((name for name in _LENGTHS if name in given), _LENGTHS[-1])
     most = number(given, length, limits.turn_tokens, 1, 2**62, whole=True)
     stop = given.get("stop", [])
-    most_probable = number(given, "top_k", None, -1, 1 << 20, whole=True)
+    most_probable = number(given, "top_k", limits.top_k, -1, 1 << 20, whole=True)
     bias = given.get("logit_bias", {})
     try:
         pairs = tuple(sorted((int(token), float(value)) for token, value in bias.items()))
@@ -111,7 +111,8 @@ def sampling_of(
         temperature=number(given, "temperature", limits.temperature, 0, 2),
         top_p=number(given, "top_p", limits.top_p, 1e-6, 1),
         top_k=most_probable if most_probable is not None and most_probable > 0 else None,
-        min_p=number(given, "min_p", 0.0, 0, 1),
+        min_p=number(given, "min_p", limits.min_p, 0, 1),
+        repetition_penalty=number(given, "repetition_penalty", limits.repetition_penalty, 1e-3, 1e3),
         max_new_tokens=most,
         stop=stops_of([stop] if isinstance(stop, str) else stop),
         seed=number(given, "seed", None, -(2**62), 2**62, whole=True),

@@ -85,7 +85,7 @@ class Parameters:
             )
         given, ignored = {}, dict[str, str]()
         strict = limits.strict_fields
-        own = {**SAMPLING, "temperature": limits.temperature, "top_p": limits.top_p}
+        own = {**SAMPLING, **limits.drawn}
         for name, value in body.fields.items():
             if value is None:
                 continue

@@ -65,6 +65,8 @@ def part_content(config: RunConfig, env: Env) -> dict[str, Any]:
     """Return what a part's sessions are besides its tasks: environment, rewards, limits, sampling, seed."""
     source = inspect.getsourcefile(type(env.unwrapped))
     limits = config.eval.limits(config.rollout)
+    added = {"top_k": None, "min_p": 0.0, "repetition_penalty": 1.0}
+    narrowed = {name: value for name, default in added.items() if (value := getattr(limits, name)) != default}
     overlong = {} if limits.overlong == "skip" else {"overlong": limits.overlong}
     return {
         "env": config.env.model_dump(mode="json"),
@@ -72,7 +74,7 @@ def part_content(config: RunConfig, env: Env) -> dict[str, Any]:
         "source": manifest.digest(Path(source)) if source and Path(source).is_file() else None,
         "agentrl": agentrl.__version__,
         "split": held_out_split(config, env),
-        "limits": limits.model_dump(mode="json", include=set(LIMITS)) | overlong,
+        "limits": limits.model_dump(mode="json", include=set(LIMITS)) | narrowed | overlong,
         "rewards": {name: reward.model_dump(mode="json") for name, reward in config.rewards.items()},
         "seed": config.seed,
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from agentrl.train.algorithms.base import Algorithm
 from agentrl.train.plan.memory import Numbers, Split
@@ -16,6 +16,7 @@ from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 class FsdpPlugin(TorchPlugin):
     """The torch trainer over several processes; its architecture is tested as that of `trainer=torch`."""
 
+    divergences: Literal["none", "top_k", "whole"] = "top_k"
     settings = FsdpConfig
     has_ranks = True
     own_critic = False

@@ -30,8 +30,8 @@ from agentrl.train.trainers.learner import RankStepResult
 from agentrl.train.trainers.ranks.balance import Division, Share
 from agentrl.train.trainers.ranks.joined import Entry, join_results, sum_over_ranks
 from agentrl.train.trainers.ranks.worker import Builder, RankSettings, join
-from agentrl.train.trainers.torch_trainer.batch import TorchBatch
-from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer, computing
+from agentrl.train.trainers.torch_trainer.batch import TorchBatch, computing
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 
 T = TypeVar("T")
 

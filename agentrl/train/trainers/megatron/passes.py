@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from megatron.core import parallel_state
@@ -22,13 +22,16 @@ from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel
 from megatron.core.utils import get_attr_wrapped_model
 from torch import Tensor
 
+from agentrl.train.algorithms.divergences import Divergence
 from agentrl.train.forest.forest import Rows
 from agentrl.train.trainers.critic import ValueHead
+from agentrl.train.trainers.drawn import Drawn
 from agentrl.train.trainers.head import vocabulary_logps
 from agentrl.train.trainers.megatron.attention import PLANS
 from agentrl.train.trainers.megatron.copied import copied
 from agentrl.train.trainers.megatron.critic import own_rows
 from agentrl.train.trainers.megatron.micro import Micro
+from agentrl.train.trainers.teachers.divergence import VocabularyHead, row_divergences
 
 Use = Callable[[Micro, "Heads"], Tensor]
 """(micro-batch, its heads) -> loss."""
@@ -117,22 +120,34 @@ class Heads:
     out: Tensor
     micro: Micro
 
-    def logps(self) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy of the micro-batch's rows: [P] each."""
+    def predicting(self) -> Tensor:
+        """The hidden states that predict the micro-batch's rows, whole on every rank of the head: [P, d]."""
         rows = self.micro.rows
         if self.model.config.sequence_parallel:
             states = gather_from_sequence_parallel_region(self.out).squeeze(1)  # its backward reduces, and scatters
-            states = states.index_select(0, rows.predictor)
-        else:
-            states = copied(self.out.squeeze(1).index_select(0, rows.predictor))
+            return cast(Tensor, states.index_select(0, rows.predictor))
+        return copied(self.out.squeeze(1).index_select(0, rows.predictor))
+
+    def divergence(self, wanted: Divergence | None) -> Tensor | None:
+        """The rows' divergences from what their forest has of the teacher: [P]; None where none is wanted."""
+        if wanted is None:
+            return None
+        group, vocabulary = parallel_state.get_tensor_model_parallel_group(), self.model.sizes.vocabulary
+        head = VocabularyHead(head_weight(self.model), None, self.model.logits, group, vocabulary)
+        return row_divergences(wanted, self.predicting(), head, self.micro.rows)
+
+    def logps(self) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy of the micro-batch's rows: [P] each."""
+        rows = self.micro.rows
         return vocabulary_logps(
-            states,
+            self.predicting(),
             head_weight(self.model),
             rows.token_ids,
             rows.temperature,
             group=parallel_state.get_tensor_model_parallel_group(),
             vocabulary=self.model.sizes.vocabulary,
             shape=self.model.logits,
+            drawn=Drawn.of(rows),
         )
 
     def values(self, head: ValueHead) -> Tensor:

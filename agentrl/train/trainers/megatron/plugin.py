@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from agentrl.config import AlgoConfig
 from agentrl.train.algorithms.base import Algorithm
@@ -21,7 +21,9 @@ class MegatronPlugin(TrainerPlugin):
     settings = MegatronConfig
     takes_minibatches = True
     has_ranks = True
+    computes_supports = True
     own_critic = False
+    divergences: Literal["none", "top_k", "whole"] = "top_k"
     untrained = "dropped"
 
     def factory(self) -> TrainerFactory:

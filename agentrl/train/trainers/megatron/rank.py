@@ -216,7 +216,8 @@ class Rank(StepLearner[Micro]):
             nonlocal total
             logp, entropy = heads.logps()
             values = None if self.critic is None else heads.values(self.critic.head)
-            loss = self.loss(logp, entropy, micro.rows, values, meter, first=first)
+            divergence = heads.divergence(self.algorithm.divergence)
+            loss = self.loss(logp, entropy, micro.rows, values, meter, first=first, divergence=divergence)
             total += float(loss.detach())
             return loss
 

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from agentrl.common import cores
 from agentrl.errors import ConfigError
 from agentrl.train.forest.forest import Forest, Rows
 from agentrl.train.trainers.attention import AttentionPlan, BlockPlan
 from agentrl.train.trainers.flex import FLEX_BLOCK, FlexPlan
 from agentrl.train.trainers.state_schedule import StateSchedule
+
+T = TypeVar("T")
+
+
+def computing(method: Callable[..., T]) -> Callable[..., T]:
+    """A method that computes with the trainer's own number of CPU threads."""
+
+    @functools.wraps(method)
+    def run(self: Any, *args: Any, **kwargs: Any) -> T:
+        with cores.computing(self.threads):
+            return method(self, *args, **kwargs)
+
+    return run
 
 
 @dataclass(slots=True)

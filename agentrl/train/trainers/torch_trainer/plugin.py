@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from agentrl.models.devices import torch_device
 from agentrl.train.algorithms.base import Algorithm
@@ -15,9 +16,12 @@ from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 class TorchPlugin(TrainerPlugin):
     """The trainer in this process."""
 
+    divergences: Literal["none", "top_k", "whole"] = "whole"
     settings = TorchConfig
     takes_minibatches = True
     trains_adapters = True
+    computes_supports = True
+    trains_scores = True
     untrained = "kept"
 
     def factory(self) -> TrainerFactory:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,14 +27,13 @@ from agentrl.config import AlgoConfig, LoraConfig
 from agentrl.errors import InvalidInput
 from agentrl.models.devices import torch_device
 from agentrl.models.folders import exported, read_side_files
-from agentrl.models.loading import load_causal_lm
-from agentrl.models.mixers import set_plan, wrap_mixers
+from agentrl.models.mixers import set_plan
 from agentrl.models.rope import fixed_angle_length
 from agentrl.models.untrained import Untrained
 from agentrl.rollout.engines.local.weights import single_experts
+from agentrl.train.algorithms import make_algorithm
 from agentrl.train.algorithms.objective import Meter, add_sums
 from agentrl.train.forest.forest import Forest, Rows, sequence_count, token_counts
-from agentrl.train.trainers.attention import NAME
 from agentrl.train.trainers.copies import WeightCopy
 from agentrl.train.trainers.critic import ValueModel
 from agentrl.train.trainers.head import Logits, token_logps
@@ -47,24 +45,15 @@ from agentrl.train.trainers.recompute import recompute_layers
 from agentrl.train.trainers.reference import record_layer_outputs
 from agentrl.train.trainers.reward_model import RewardModel
 from agentrl.train.trainers.torch_trainer import checkpoint as torch_checkpoint
-from agentrl.train.trainers.torch_trainer.batch import TorchBatch, before_head, prepare_batch, trunk_of
+from agentrl.train.trainers.torch_trainer.batch import TorchBatch, before_head, computing, prepare_batch, trunk_of
+from agentrl.train.trainers.torch_trainer.distillation import Distilling
+from agentrl.train.trainers.torch_trainer.scores import load_network, read_scores
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 
 T = TypeVar("T")
 
 
-def computing(method: Callable[..., T]) -> Callable[..., T]:
-    """A method that computes with the trainer's own number of CPU threads."""
-
-    @functools.wraps(method)
-    def run(self: TorchTrainer, *args: Any, **kwargs: Any) -> T:
-        with cores.computing(self.threads):
-            return method(self, *args, **kwargs)
-
-    return run
-
-
-class TorchTrainer(StepLearner[TorchBatch]):
+class TorchTrainer(Distilling, StepLearner[TorchBatch]):
     """The trainer of `trainer=torch`.
 
     Args:
@@ -76,6 +65,7 @@ class TorchTrainer(StepLearner[TorchBatch]):
         lora: the adapter that is trained in the model's place; None: there is none.
     """
 
+    computes_supports = True
     processes = 1
     """The number of processes that share this machine's cores in computing the same steps."""
     reduce: Callable[[Sequence[Tensor]], None] | None = None
@@ -98,6 +88,7 @@ class TorchTrainer(StepLearner[TorchBatch]):
         self._untrained = Untrained(self.source)
         self.device = torch.device(torch_device(self.config.device, "trainer.device"))
         torch.manual_seed(seed)
+        self.seed, self.head = seed, make_algorithm(algo or AlgoConfig()).needs.head
         self.model = self.load_model().to(self.device).eval()
         if self.config.recompute == "full":
             recompute_layers(self.model)
@@ -114,9 +105,7 @@ class TorchTrainer(StepLearner[TorchBatch]):
 
     def load_model(self) -> nn.Module:
         """The folder's model in float32, its attention following forests."""
-        model: nn.Module = load_causal_lm(self.source, torch.float32, NAME)
-        wrap_mixers(model)
-        return model
+        return load_network(self.source, self.head, self.seed)
 
     # ------------------------------------------------------------------------------------ learning
 
@@ -127,6 +116,7 @@ class TorchTrainer(StepLearner[TorchBatch]):
         `AdapterTrainer`.
         """
         self.start_phase(algo)
+        assert self.algorithm.needs.head == self.head, "a phase can't have another head than the model"
         if self.lora is not None:
             self.lora.begin(self.model, whole=whole)
         reward = self.algorithm.reward_config if self.algorithm.needs.reward_model else None
@@ -226,7 +216,7 @@ class TorchTrainer(StepLearner[TorchBatch]):
             values = None
             if self.critic is not None and self.critic.trunk is None:
                 values = self.critic.head.fixed(hidden[rows.predictor], rows.critic_view)
-            return self.loss(logp, entropy, rows, values, meter, first=first)
+            return self.loss(logp, entropy, rows, values, meter, first=first, divergence=self.diverge(hidden, rows))
 
         loss = self.whole(compute)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -319,6 +309,8 @@ class TorchTrainer(StepLearner[TorchBatch]):
 
     def _logps(self, model: nn.Module, hidden: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         with self._precision():
+            if self.head is not None:
+                return read_scores(model, hidden, rows)
             head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
             return token_logps(head, before_head(model)(hidden), rows, shape=self.logits)
 

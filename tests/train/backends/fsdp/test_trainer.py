@@ -15,6 +15,7 @@ import agentrl
 from agentrl.config import AlgoConfig
 from agentrl.errors import ConfigError, InvalidInput, TrainerError
 from agentrl.overrides import validate
+from agentrl.train.algorithms.advantages.distill import DistillConfig
 from agentrl.train.algorithms.advantages.ppo import PpoConfig
 from agentrl.train.record.verify import verify
 from agentrl.train.trainers import Averager, Critic, MemoryReleasing, Trainer, make_trainer
@@ -23,7 +24,7 @@ from agentrl.train.trainers.fsdp.trainer import FsdpTrainer
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from tests.train.backends.megatron import zoo
-from tests.train.backends.megatron.batches import random_forests
+from tests.train.backends.megatron.batches import random_forests, told
 
 SETTINGS = {"freeze": ["*layers.0.mlp*"], "lr_factors": {"*norm*": 2.0}, "average_decay": 0.5, "timeout": 350}
 ALGO = AlgoConfig(lr=1e-3, kl_coef=0.1, reference_decay=0.5, epochs=2, entropy_coef=0.01, weight_decay=0.1)
@@ -208,3 +209,18 @@ def test_a_trunk_of_the_critics_own_and_more_ranks_than_gpus_are_refused_before_
     with pytest.raises(ConfigError, match=r"trainer\.ranks=3 needs as many GPUs, and there are 2"):
         ranks_of(fsdp(3), 2)
     assert ranks_of(FsdpConfig(), 4) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(800)
+def test_two_ranks_learn_a_divergence_from_a_teacher_as_one_process_does(tmp_path: Path) -> None:
+    folder, algo = zoo.write("smollm2", tmp_path / "model"), DistillConfig(lr=1e-3, divergence="jsd", top_k=5)
+    ours, theirs = make_trainer(folder, fsdp(2), algo), one_process(folder, algo)
+    try:
+        found, wanted = ours.step(told(4, 5)), theirs.step(told(4, 5))
+        assert wanted["distill/divergence"] > 0.01
+        for name, value in wanted.items():
+            assert found[name] == pytest.approx(value, rel=1e-5, abs=1e-5), name
+        assert largest_difference(ours, theirs) < 1e-5
+    finally:
+        ours.close()

@@ -11,14 +11,16 @@ from torch import Tensor
 
 from agentrl.config import AlgoConfig
 from agentrl.train.algorithms.advantages.grpo import GrpoConfig
+from agentrl.train.algorithms.divergences import IDS, LOGPS
 from agentrl.train.algorithms.policy_losses.clipped import ClippedConfig
+from agentrl.train.forest.columns import Column
 from agentrl.train.forest.forest import Forest
 from agentrl.train.forest.packing import pack
 from agentrl.train.trainers.critic import ValueModel
 from agentrl.train.trainers.megatron.layout import ParallelLayout, layout_of
 from agentrl.train.trainers.megatron.settings import MegatronConfig
 from tests.train.backends.megatron.world import World
-from tests.train.trees import as_group, leaf_credit, random_session
+from tests.train.trees import VOCABULARY, as_group, leaf_credit, random_session
 
 WORK = "tests.train.backends.megatron.work_train"
 CLIP = GrpoConfig(loss=ClippedConfig(clip_low=0.2, clip_high=0.3), max_grad_norm=1e9)
@@ -33,6 +35,16 @@ def random_forests(seed: int, trees: int = 4, budget: int = 100, old: bool = Tru
     forests = pack([as_group([s], s.id) for s in sessions], credit, budget, seed=seed, merge="channels")
     for forest in forests:
         forest.old_logp = forest.behaviour_logp if old else None
+    return forests
+
+
+def told(seed: int, top_k: int) -> list[Forest]:
+    """Random forests with what a random teacher says of their tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    forests = random_forests(seed, old=False)
+    for forest in forests:
+        best = torch.randn(len(forest), VOCABULARY, generator=generator).log_softmax(-1).topk(top_k)
+        forest.fields = {IDS: Column(best.indices.int(), None, -1), LOGPS: Column(best.values)}
     return forests
 
 

@@ -23,7 +23,7 @@ from agentrl.train.trainers import proof
 from agentrl.train.trainers.megatron import check
 from agentrl.train.trainers.megatron.check import shrunk
 from agentrl.train.trainers.megatron.models import FAMILIES, family
-from agentrl.train.trainers.proof_comparison import compare
+from agentrl.train.trainers.proof.comparison import compare
 from tests.conftest import need
 from tests.train.backends.megatron import zoo
 from tests.train.backends.megatron.world import World, open_world

@@ -1,11 +1,11 @@
-"""Test an architecture before a run: does our trainer or engine compute for it what transformers computes?
+"""Proofs of architectures before a run, that our trainer or engine computes what transformers computes.
 
 A forest is exact for attention that goes through transformers' attention interface with queries, keys and values alone,
 and with positions counted along the path. Layers with a state along the row (linear attention, state-space models,
 convolutions) follow paths where they keep it in transformers' cache (`agentrl.models.mixers`). For others of that kind,
 for biases that depend on the index in the row, for attention outside the interface, and for rotary embeddings that
 depend on the longest position in a batch, a forest is silently wrong. No table of model names can list them all, so the
-architecture itself is tested, on a small random model (`proof_comparison`).
+architecture itself is tested, on a small random model (`comparison`).
 
 It takes seconds, and the result is cached by a digest of what it depends on. Given up: the folder's own weights are not
 compared here (`loaded` does that), and an architecture that can't be tested is refused like one that fails.
@@ -30,8 +30,8 @@ from agentrl.models.loading import loadable_config
 from agentrl.models.registry import cache_folder
 from agentrl.models.rope import too_long, with_short_row_angles
 from agentrl.train.trainers.megatron.settings import MegatronConfig
-from agentrl.train.trainers.proof_comparison import compare
-from agentrl.train.trainers.proof_subjects import ALWAYS, PACKAGE, SUBJECTS, Proof, settings_on_ranks
+from agentrl.train.trainers.proof.comparison import compare
+from agentrl.train.trainers.proof.subjects import ALWAYS, PACKAGE, SUBJECTS, Proof, settings_on_ranks
 
 if TYPE_CHECKING:
     from agentrl.train.trainers.megatron.trainer import MegatronTrainer

@@ -224,20 +224,21 @@ class _Subject:
     sources: tuple[str, ...]
 
 
+def _below(*folders: str) -> tuple[str, ...]:
+    """The files of some folders of trainers."""
+    files = (file for name in folders for file in sorted((PACKAGE / "train" / "trainers" / name).rglob("*.py")))
+    return tuple(str(file.relative_to(PACKAGE)) for file in files)
+
+
 ALWAYS = (
     "models/small.py",
     "models/loading.py",
     "models/tensors.py",
     "models/mixers.py",
-    *(f"train/trainers/{name}.py" for name in ("proof", "proof_comparison", "proof_subjects", "reference")),
+    *_below("proof"),
+    "train/trainers/reference.py",
 )
-SHARED = tuple(f"train/trainers/{name}.py" for name in ("attention", "flex", "head"))
-
-
-def _below(*folders: str) -> tuple[str, ...]:
-    """The files of some folders of trainers."""
-    files = (file for name in folders for file in sorted((PACKAGE / "train" / "trainers" / name).rglob("*.py")))
-    return tuple(str(file.relative_to(PACKAGE)) for file in files)
+SHARED = tuple(f"train/trainers/{name}.py" for name in ("attention", "drawn", "flex", "head"))
 
 
 TORCH = (*SHARED, "train/trainers/torch_trainer/trainer.py", "train/trainers/state_schedule.py")

@@ -20,7 +20,7 @@ from agentrl.models.small import VOCABULARY, Shares, error_text, small_model
 from agentrl.rollout.engines.local.runner import UnsupportedModel
 from agentrl.train.forest.forest import Forest
 from agentrl.train.trainers.megatron.settings import MoeConfig
-from agentrl.train.trainers.proof_subjects import SUBJECTS, ModelTrial, Proof
+from agentrl.train.trainers.proof.subjects import SUBJECTS, ModelTrial, Proof
 from agentrl.train.trainers.reference import (
     RowResults,
     compute_rows,

@@ -1,0 +1,71 @@
+"""The one place that decides whether sampled tokens can be trained, and why not.
+
+A sampled token can be trained where its log-probability is that of a distribution that the trainer can compute: the
+softmax over the whole vocabulary at the sampling temperature, or one whose support and rule are recorded with the turn
+(`agentrl.attachments.support`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from itertools import repeat
+
+from agentrl.attachments import support
+from agentrl.types import Node, Sampling
+
+
+class Untrainable(StrEnum):
+    """A reason for a sampled token not to be trainable, whatever it is worth."""
+
+    FROZEN = "frozen"  # its policy is not trained
+    GREEDY = "greedy"  # temperature 0: there is no distribution
+    GRAMMAR = "grammar"  # drawn under a schema, and the support is not recorded
+    UNRECORDED = "sampling"  # drawn by truncation, penalties or a bias, and the support is not recorded
+    OVERSIZE = "oversize"  # the support takes more bytes than engine.support_bytes
+    OUTSIDE = "outside"  # the recorded support lacks the token, by rounding at its border
+
+
+_BY_CODE = {support.OVERSIZE: Untrainable.OVERSIZE, support.OUTSIDE: Untrainable.OUTSIDE}
+Reasons = list[Untrainable | None]
+"""For each sampled token of a turn why it can't be trained; None where it can."""
+
+
+def reasons(sampling: Sampling, attached: Mapping[str, bytes], sampled: int, *, trained: bool = True) -> Reasons:
+    """Return, for each of a turn's sampled tokens, why it can't be trained.
+
+    Args:
+        sampling: how the turn was drawn.
+        attached: its attachments.
+        sampled: how many tokens were sampled.
+        trained: whether its policy is trained.
+
+    Raises:
+        InvalidInput: its supports are malformed.
+    """
+    if not trained:
+        return [Untrainable.FROZEN] * sampled
+    if sampling.full_support:
+        return [None] * sampled
+    if sampling.temperature == 0:
+        return [Untrainable.GREEDY] * sampled
+    unrecorded = Untrainable.UNRECORDED if sampling.json_schema is None else Untrainable.GRAMMAR
+    data = attached.get(support.NAME)
+    found = None if data is None else support.unpack(data)
+    if found is None or found.rule not in support.RULES:
+        return [unrecorded] * sampled
+    codes = found.codes[-sampled:]
+    known = [None if code >= support.FULL else _BY_CODE.get(code, unrecorded) for code in codes]
+    return [*repeat(unrecorded, sampled - len(codes)), *known]
+
+
+def of_node(node: Node) -> Reasons:
+    """Return the reasons of a stored turn's sampled tokens; whether its policy is trained is not known here."""
+    if node.sampling is None or not node.versions:
+        return []
+    return reasons(node.sampling, node.attachments, len(node.token_ids) - node.versions[0].start)
+
+
+def lost(node: Node) -> Iterator[Untrainable]:
+    """Yield the reason of each sampled token of a stored turn that can't be trained."""
+    yield from (reason for reason in of_node(node) if reason is not None)

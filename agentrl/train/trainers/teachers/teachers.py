@@ -1,0 +1,224 @@
+"""Policies that an algorithm asks what they say of what was sampled; none of them is trained by that.
+
+A policy of a folder whose engine is the embedded one reads packed forests, as the trained policy itself does. Another
+engine, and a server at a URL, is asked for each path. Teachers are opened when they are first asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from agentrl.config import START, FleetConfig, PolicyConfig, RunConfig, WeightsConfig
+from agentrl.errors import ConfigError
+from agentrl.models.registry import model_folder
+from agentrl.models.tokenizers import load_tokenizer
+from agentrl.rollout.engines import ENGINES
+from agentrl.rollout.fleet import make_engines, wait_until_started
+from agentrl.rollout.stream.seeds import derive
+from agentrl.sessions.renderers import get_renderer
+from agentrl.train.algorithms import Algorithm, make_algorithm
+from agentrl.train.algorithms.advantages.distill import Distill, TeacherValues
+from agentrl.train.algorithms.credit import Values
+from agentrl.train.trainers import TRAINERS
+from agentrl.train.trainers.teachers.scorers import (
+    EngineScorer,
+    ForestScorer,
+    OwnScorer,
+    PathScorer,
+    TokenScorer,
+    forest_settings,
+    head_of,
+    needs_head,
+)
+from agentrl.train.trainers.teachers.server import TeacherServer
+from agentrl.train.trainers.teachers.views import Privileged, by_teacher
+from agentrl.types import MAIN, Group
+
+Computing = Callable[[], AbstractAsyncContextManager[None]]
+"""Inside of it the trainer computes, and colocated engines sleep."""
+
+
+class Teachers:
+    """The policies that a run's algorithm asks.
+
+    Args:
+        config: the run's.
+        folder: the run's.
+    """
+
+    def __init__(self, config: RunConfig, folder: Path) -> None:
+        self._config, self._folder = config, folder
+        self._open = AsyncExitStack()
+        self._scorers: dict[str, TokenScorer] = {}
+
+    async def score(
+        self,
+        algorithm: Algorithm,
+        groups: Sequence[Group],
+        step: int,
+        trainer: Any = None,
+        computing: Computing | None = None,
+    ) -> Values:
+        """Each token's log-probability under the policy that the algorithm names for it.
+
+        Args:
+            algorithm: names teachers, and may want more of them (`Algorithm.divergence`).
+            groups: the step's.
+            step: from 0.
+            trainer: of the policy, which may teach itself, and which gets the teacher's head, where it needs one.
+            computing: see `Computing`.
+
+        Raises:
+            ConfigError: it names a policy that is not there.
+            EngineError: a server failed, and went on failing.
+        """
+        found: Values = {}
+        told: dict[Any, Any] = {}
+        for name, own in by_teacher(algorithm, self._read_by_teachers(algorithm, groups)).items():
+            seed = derive(self._config.seed, "teacher", name, step)
+            alone = algorithm.divergence is not None and (name == MAIN or needs_head(algorithm.divergence))
+            if alone and not hasattr(trainer, "read_forest"):
+                raise ConfigError("the trainer is in another process: set algo.top_k, and a teacher that is a copy")
+            if name == MAIN and computing is not None:
+                scorer: TokenScorer = OwnScorer(trainer, computing, algorithm.divergence)
+            else:
+                scorer = await self._scorer(name, algorithm)
+            scored = await scorer.score(own, self._config.trainer.token_budget, seed)
+            found |= scored
+            told |= scored.told if isinstance(scored, TeacherValues) else {}
+            if needs_head(algorithm.divergence):
+                trainer.teacher = head_of(scorer)
+        return found if algorithm.divergence is None else TeacherValues(found, told)
+
+    def _read_by_teachers(self, algorithm: Algorithm, groups: Sequence[Group]) -> Sequence[Group]:
+        config = algorithm.config
+        field = getattr(config, "privileged", None)
+        if field is None:
+            return groups
+        model = self._config.model
+        renderer = get_renderer(self._folder / "model", model.renderer, model.stop)
+        return Privileged(renderer, field, getattr(config, "privileged_text", "{}"))(groups)
+
+    async def _scorer(self, name: str, algorithm: Algorithm) -> TokenScorer:
+        if name not in self._scorers:
+            if name not in self._config.asked_policies:
+                known = ", ".join(sorted(self._config.asked_policies))
+                raise ConfigError(f"a task names the teacher {name!r}, which is not among those of the run: {known}")
+            self._scorers[name] = await self._opened(name, self._config.policies[name], algorithm)
+        return self._scorers[name]
+
+    async def _opened(self, name: str, own: PolicyConfig, algorithm: Algorithm) -> TokenScorer:
+        wanted, start = algorithm.divergence, self._folder / "model"
+        if own.remote:
+            server = TeacherServer(name, own, load_tokenizer(start), None if wanted is None else wanted.top_k)
+            self._open.push_async_callback(server.close)
+            await server.start()
+            return PathScorer(server.read, None if wanted is None else wanted.top_k)
+        path = teacher_folder(own, start)
+        if _reads_forests(own):
+            return await asyncio.to_thread(ForestScorer, path, own, wanted)
+        engine = make_engines(own.engine, FleetConfig(), WeightsConfig(), path)
+        self._open.push_async_callback(engine.close)
+        await wait_until_started(engine)
+        return EngineScorer(engine)
+
+    async def close(self) -> None:
+        """End what was opened; idempotent."""
+        self._scorers.clear()
+        await self._open.aclose()
+
+
+def _reads_forests(own: PolicyConfig) -> bool:
+    return ENGINES.find(own.engine.name).in_process(own.engine)
+
+
+def teacher_folder(own: PolicyConfig, start: Path) -> Path:
+    """The folder of a policy's model; `start` is the one that the run began with."""
+    return start if own.model.name == START else model_folder(own.model)
+
+
+async def check_teachers(config: RunConfig, start: Path) -> None:
+    """Refuse teachers whose tokens mean something else than the student's, or that can't say what is asked of them.
+
+    Raises:
+        ConfigError: a teacher has another vocabulary, an architecture that the torch trainer computes differently, or
+            no way to tell what a divergence needs; a server does not answer, or can't.
+    """
+    algorithm = make_algorithm(config.algo)
+    if not algorithm.needs.teacher:
+        return
+    _check_divergence(config, algorithm)
+    mine = load_tokenizer(start)
+    for name in sorted(config.asked_policies):
+        own = config.policies[name]
+        if own.remote:
+            await _check_server(config, name, own, start)
+            continue
+        folder = teacher_folder(own, start)
+        its = load_tokenizer(folder)
+        if mine.vocabulary != its.vocabulary:
+            where = f"policies.{name}.model={own.model.name}"
+            raise ConfigError(
+                f"{where}: its tokenizer ({its.vocab_size} tokens) is not that of model={config.model.name} "
+                f"({mine.vocab_size} tokens), and a teacher scores the student's tokens; a model with other tokens "
+                f"teaches by its text: agentrl reject model={own.model.name} out=FILE, and algo=sft data=FILE"
+            )
+        if _reads_forests(own) and own.model.name != START:
+            settings = forest_settings(own)
+            TRAINERS.find(settings.name).prove(settings, folder, own.model.name, None)
+
+
+def _check_divergence(config: RunConfig, algorithm: Algorithm) -> None:
+    wanted, trainer = algorithm.divergence, config.trainer.name
+    if wanted is None:
+        return
+    where, able = f"algo.divergence={getattr(config.algo, 'divergence', '')}", TRAINERS.find(trainer).divergences
+    whole = wanted.top_k is None
+    if able == "none" or (whole and able != "whole"):
+        instead = "set algo.top_k, such as 64" if able == "top_k" else "use algo.divergence=sampled"
+        raise ConfigError(
+            f"{where} with algo.top_k={wanted.top_k or 'none'}: trainer={trainer} has no place for it; {instead}"
+        )
+    names = set(config.asked_policies)
+    if isinstance(algorithm, Distill) and algorithm.config.by_itself:
+        names.add(MAIN)
+    if MAIN in names and able != "whole":
+        raise ConfigError(
+            f"{where}: trainer={trainer} can't read what the policy itself says of a whole distribution; use "
+            "policies.teacher.model=start, a copy that stays, or algo.divergence=sampled"
+        )
+    if whole and (len(names) > 1 or MAIN in names or any(config.policies[name].remote for name in names - {MAIN})):
+        raise ConfigError(
+            f"{where} with algo.top_k=none has one teacher, a model of a folder; set algo.top_k, such as 20"
+        )
+    for name in sorted(names - {MAIN}):
+        own = config.policies[name]
+        if not own.remote and not _reads_forests(own):
+            raise ConfigError(
+                f"{where} needs more than the sampled tokens' log-probabilities, which policies.{name} with engine="
+                f"{own.engine.name} does not give; use engine=local, or start it yourself and set policies.{name}=URL"
+            )
+
+
+async def _check_server(config: RunConfig, name: str, own: PolicyConfig, start: Path) -> None:
+    """Ask a server once for what the run will ask it for."""
+    temperature = config.rollout.temperature
+    if temperature != 1:
+        raise ConfigError(
+            f"policies.{name}={own.name}: servers answer log-probabilities of a prompt at temperature 1, and "
+            f"rollout.temperature={temperature:g} is to hold on both sides; set rollout.temperature=1, or a model that "
+            f"the run reads with, policies.{name}.model=FOLDER"
+        )
+    wanted = make_algorithm(config.algo).divergence
+    server = TeacherServer(name, own, load_tokenizer(start), None if wanted is None else wanted.top_k)
+    try:
+        await server.start()
+    finally:
+        await server.close()
+
+
+__all__ = ["Teachers", "check_teachers", "teacher_folder"]

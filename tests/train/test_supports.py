@@ -1,0 +1,263 @@
+"""Tokens that were drawn from a part of the vocabulary, with penalties and biases, against a slow, obvious reference.
+
+The reference knows no forest, chunk or column: each path goes through the model alone, and each sampled token's
+distribution is written out from the turn's sampling, its kept ids and the tokens before it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from agentrl.attachments import support
+from agentrl.errors import InvalidInput
+from agentrl.sessions.tree import trainability, tree
+from agentrl.sessions.tree.trainability import Untrainable
+from agentrl.train.algorithms import algorithm_settings, make_algorithm
+from agentrl.train.algorithms.credit import Credit, NodeAdvantage, SequenceKind
+from agentrl.train.algorithms.policy_losses import LOSSES
+from agentrl.train.forest.forest import Forest
+from agentrl.train.forest.packing import pack
+from agentrl.train.trainers import head as heads
+from agentrl.train.trainers.head import Logits, token_logps
+from agentrl.train.trainers.ranks.balance import trees
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
+from agentrl.types import Node, Sampling, Session
+from tests.train.trees import VOCABULARY, as_group, linear_session, random_session
+
+Kept = dict[tuple[str, int, int], set[int]]
+"""By session, node and place in the node: what the token was drawn from."""
+
+
+def narrowed(rng: random.Random, session: Session, kept: Kept) -> None:
+    """Give the sampled turns random settings and supports."""
+    for node in session.nodes:
+        if node.sampling is None or rng.random() < 0.2:
+            continue
+        node.sampling = Sampling(
+            temperature=rng.choice((1.0, 0.7)),
+            top_p=0.9,
+            repetition_penalty=rng.choice((1.0, 1.4)),
+            presence_penalty=rng.choice((0.0, 0.5)),
+            frequency_penalty=rng.choice((0.0, 0.3)),
+            logit_bias=rng.choice(((), ((7, 1.5), (9, -2.0)))),
+        )
+        start = node.versions[0].start
+        recorder = support.Recorder(VOCABULARY, 1000)
+        for place in range(start, len(node.token_ids)):
+            size = rng.choice((1, 3, 20, 40, VOCABULARY))
+            ids = {node.token_ids[place], *rng.sample(range(VOCABULARY), size)} if size > 1 else {node.token_ids[place]}
+            kept[session.id, node.id, place] = ids
+            recorder.add(np.array(sorted(ids)), node.token_ids[place])
+        node.attachments[support.NAME] = recorder.data()
+
+
+def one_logp(logits: Tensor, session: Session, node: Node, place: int, kept: Kept) -> tuple[Tensor, Tensor]:
+    """Log-probability and entropy of a token's own distribution, from the model's logits before it."""
+    own = node.sampling
+    assert own is not None
+    before = [*tree.path_ids(session, node.parent), *node.token_ids[:place]]
+    turn = Counter(node.token_ids[node.versions[0].start : place])
+    values = {}
+    for token in sorted(kept.get((session.id, node.id, place), range(VOCABULARY))):
+        logit = logits[token]
+        if own.repetition_penalty != 1 and token in before:
+            logit = logit / own.repetition_penalty if logit > 0 else logit * own.repetition_penalty
+        logit = logit - own.frequency_penalty * turn[token] - own.presence_penalty * (token in turn)
+        values[token] = (logit + dict(own.logit_bias).get(token, 0.0)) / own.temperature
+    logps = torch.log_softmax(torch.stack(list(values.values())), 0)
+    return logps[list(values).index(node.token_ids[place])], -(logps.exp() * logps).sum()
+
+
+def made(seed: int) -> tuple[list[Session], Kept]:
+    rng, kept = random.Random(seed), Kept()
+    sessions = [random_session(rng, f"s{i}", [4, 5, 6, 7][: rng.randint(1, 4)], 3, 2) for i in range(3)]
+    for session in sessions:
+        narrowed(rng, session, kept)
+        tree.check(session)
+    return sessions, kept
+
+
+def credit_of(sessions: Sequence[Session]) -> Credit:
+    rng = random.Random(1)
+    return Credit(
+        {
+            (session.id, node.id): (NodeAdvantage(rng.choice((-1.0, 0.5, 1.0)), 0.25),)
+            for session in sessions
+            for node in session.nodes
+            if node.sampled
+        }
+    )
+
+
+def rows_of(sessions: Sequence[Session], budget: int = 10_000, sequence: SequenceKind | None = None) -> list[Forest]:
+    return pack([as_group(sessions)], credit_of(sessions), budget, sequence=sequence)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("cap", [None, 2.0])
+@pytest.mark.parametrize("limit", [1 << 24, VOCABULARY * 5])
+def test_value_and_gradient_of_log_probability_and_entropy_are_the_references(
+    seed: int, cap: float | None, limit: int
+) -> None:
+    """The model is a table of vectors for the token before, so a path's logits need no attention."""
+    sessions, kept = made(seed)
+    torch.manual_seed(seed)
+    table, head = torch.randn(VOCABULARY, 8), nn.Linear(8, VOCABULARY, bias=False)
+    shape = Logits(cap=cap)
+    for forest in rows_of(sessions):
+        hidden = table[forest.token_ids].requires_grad_()
+        rows = forest.rows()
+        found = token_logps(head, hidden, rows, limit, shape)
+        by_id = {session.id: session for session in sessions}
+        wanted = []
+        for predictor, target in zip(rows.predictor.tolist(), rows.target.tolist(), strict=True):
+            session = by_id[forest.sessions[int(forest.session_id[target])]]
+            node = session.nodes[int(forest.node_id[target])]
+            place = int(forest.position[target]) - len(tree.path_ids(session, node.parent))
+            wanted.append(one_logp(shape(head(hidden[predictor])), session, node, place, kept))
+        expected = tuple(torch.stack(each) for each in zip(*wanted, strict=True))
+        results = []
+        for logp, entropy in (found, expected):
+            loss = (logp * torch.linspace(-1, 1, len(rows)) - 0.3 * entropy).sum()
+            results.append((logp, entropy, *torch.autograd.grad(loss, (hidden, head.weight), retain_graph=True)))
+        for one, other in zip(*results, strict=True):
+            assert torch.allclose(one, other, atol=3e-6)
+
+
+def test_a_head_with_a_bias_and_one_without_gradients_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autograd through masks, the backward of our own, and the columns that rows need are three ways to one number."""
+    sessions, _ = made(5)
+    [forest] = rows_of(sessions)
+    rows = forest.rows()
+    plain, biased = nn.Linear(8, VOCABULARY, bias=False), nn.Linear(8, VOCABULARY)
+    with torch.no_grad():
+        biased.weight.copy_(plain.weight)
+        biased.bias.zero_()
+    hidden = torch.randn(len(forest), 8)
+    with torch.no_grad():
+        scored = token_logps(plain, hidden, rows)
+        monkeypatch.setattr(heads.Drawn, "part", lambda self, first, size: heads.Part(first, size))
+        whole = token_logps(plain, hidden, rows)
+    learned = token_logps(biased, hidden, rows)
+    for one, two, three in zip(scored, whole, learned, strict=True):
+        assert torch.allclose(one, two, atol=1e-6)
+        assert torch.allclose(one, three, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(name for name, loss in LOSSES.available().items() if not loss.compares))
+def test_every_loss_is_the_same_however_a_narrowed_batch_is_split(name: str, tiny_llama: Path) -> None:
+    """Losses over pairs and labels sum the same log-probabilities."""
+    sessions, _ = made(7)
+    algo = algorithm_settings({"name": "reinforce", "loss": {"name": name}, "lr": 1e-2})
+    algorithm, found = make_algorithm(algo), []
+    for cut in (1, 2):
+        trainer = TorchTrainer(tiny_llama, TorchConfig(device="cpu", dtype="float32"), algo)
+        forests = rows_of(sessions, 10_000 if cut == 1 else 24, algorithm.sequence)
+        assert (len(forests) > 1) == (cut == 2)
+        found.append(trainer.step(forests)["grad_norm"])
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+
+
+def roots(forest: Forest) -> list[Forest]:
+    """Each root's tree as a forest of its own."""
+    starts = [at for at, place in enumerate(forest.position.tolist()) if place == 0]
+    return [trees(forest, start, stop) for start, stop in itertools.pairwise([*starts, len(forest)])]
+
+
+def test_a_forests_trees_and_padding_keep_what_their_tokens_were_drawn_from() -> None:
+    sessions, _ = made(3)
+    [forest] = rows_of(sessions)
+    head, hidden = nn.Linear(8, VOCABULARY, bias=False), torch.randn(len(forest), 8)
+    with torch.no_grad():
+        whole = token_logps(head, hidden, forest.rows())[0]
+        padded = forest.padded(len(forest) + 7)
+        assert torch.equal(token_logps(head, hidden, padded.rows())[0], whole)
+        pieces, at = [], 0
+        for piece in roots(forest):
+            pieces.append(token_logps(head, hidden[at : at + len(piece)], piece.rows())[0])
+            at += len(piece)
+    assert torch.allclose(torch.cat(pieces), whole, atol=1e-6)
+
+
+def test_tokens_are_shared_only_where_they_were_drawn_alike() -> None:
+    sessions = []
+    for index, (sizes, penalty) in enumerate((((5, 9), 1.0), ((5, 9), 1.0), ((5, 11), 1.0), ((5, 9), 1.2))):
+        session = linear_session(f"s{index}", [4, 5], [[8, 9]])
+        node = session.nodes[1]
+        node.sampling = Sampling(top_p=0.9, repetition_penalty=penalty)
+        recorder = support.Recorder(VOCABULARY, 1000)
+        for token, size in zip((8, 9), sizes, strict=True):
+            recorder.add(np.arange(token, token + size), token)
+        node.attachments[support.NAME] = recorder.data()
+        sessions.append(session)
+    [forest] = rows_of(sessions)
+    assert forest.trained == 2 + 1 + 2, "the first two share both tokens, the third the first one, the last none"
+
+
+def test_what_is_recorded_is_read_and_attempts_follow_one_another() -> None:
+    rng = np.random.default_rng(0)
+    for vocabulary in (2, 9, 300, 70_000):
+        sets, recorder = [], support.Recorder(vocabulary, 1 << 20)
+        for _ in range(12):
+            ids = np.flatnonzero(rng.random(vocabulary) < rng.choice((0.001, 0.3, 0.5, 0.9, 0.9999)))
+            ids = ids if len(ids) else np.array([0])
+            sets.append(ids)
+            recorder.add(ids, int(rng.choice(ids)))
+        data = recorder.data()
+        found = support.unpack(data)
+        assert found.pack() == data
+        for code, ids in zip(found.codes, sets, strict=True):
+            assert (code == support.FULL) == (len(ids) == vocabulary)
+            assert (code == support.ONE) == (len(ids) == 1 < vocabulary)
+            if code >= support.SETS:
+                read = found.ids(code)
+                kept = read if read[0] >= 0 else np.setdiff1d(np.arange(vocabulary), -1 - read)
+                assert np.array_equal(kept, ids)
+    kind, parts = support.KIND, []
+    for tokens in ((0, 1), (0, 1, 2), (1, 4)):
+        recorder = support.Recorder(9, 100)
+        for token in tokens:
+            recorder.add(np.array((0, 1, 2, 4)), token)
+        parts.append(recorder.data())
+    joined = kind.join(kind.join(parts[0], parts[1], 3), None, 2)
+    joined = kind.join(joined, parts[2], 2)
+    assert joined is not None
+    whole = support.unpack(joined)
+    assert whole.codes == (support.SETS,) * 5 + (support.UNKNOWN,) * 2 + (support.SETS,) * 2
+    assert len(whole.sets) == 1
+    assert kind.covered(joined, 30) == 21
+    with pytest.raises(InvalidInput, match="9 tokens; the path"):
+        kind.check(joined, 8)
+    for wrong in (b"", b"x", joined[:6], joined + b"\x7f\x01"):
+        with pytest.raises(InvalidInput):
+            kind.check(wrong, 100)
+
+
+def test_each_reason_for_which_a_token_is_not_trained_is_named() -> None:
+    recorder = support.Recorder(50_000, 8)
+    recorder.add(np.array([3]), 3)
+    recorder.add(np.arange(0, 9000, 7), 0)
+    recorder.add(np.array([5, 6]), 7)
+    recorder.add(np.array([5, 6]), 6)
+    attached = {support.NAME: recorder.data()}
+    own = Sampling(top_k=3)
+    assert trainability.reasons(own, attached, 5) == [
+        Untrainable.UNRECORDED, None, Untrainable.OVERSIZE, Untrainable.OUTSIDE, None
+    ]  # fmt: skip
+    assert trainability.reasons(own, {}, 1) == [Untrainable.UNRECORDED]
+    assert trainability.reasons(Sampling(json_schema="{}"), {}, 1) == [Untrainable.GRAMMAR]
+    assert trainability.reasons(Sampling(temperature=0.0), attached, 1) == [Untrainable.GREEDY]
+    assert trainability.reasons(Sampling(), {}, 1, trained=False) == [Untrainable.FROZEN]
+    assert trainability.reasons(Sampling(), {}, 2) == [None, None]
+    unknown = support.Support("another-7", 9, (), (support.FULL,))
+    assert trainability.reasons(own, {support.NAME: unknown.pack()}, 1) == [Untrainable.UNRECORDED]
