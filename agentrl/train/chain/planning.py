@@ -105,10 +105,7 @@ class Chain:
             if self.state(stage.name) is StageState.DONE:
                 yield "  it is done"
                 continue
-            later = {each.setting for each in references(stage.tree)}
-            config = _as_checked(stage)
-            rewards = {name: own for name, own in config.rewards.items() if f"rewards.{name}.model" not in later}
-            for line in described(config.model_copy(update={"rewards": rewards})):
+            for line in described(_as_checked(stage)):
                 yield f"  {line}"
 
 
@@ -291,7 +288,7 @@ def _check(plan: Chain) -> None:
 
 
 def _as_checked(stage: Stage) -> RunConfig:
-    """A stage's configuration with models that are there in the place of other stages' results."""
+    """A stage's configuration with models that are there in the place of other stages' results, and no such rewards."""
     config = stage.config
     named = [each.setting for each in references(stage.tree)]
     policies = {
@@ -301,7 +298,8 @@ def _as_checked(stage: Stage) -> RunConfig:
         for name, own in config.policies.items()
     }
     model = config.model.model_copy(update={"name": stage.root})
-    return config.model_copy(update={"model": model, "policies": policies})
+    rewards = {name: own for name, own in config.rewards.items() if f"rewards.{name}.model" not in named}
+    return config.model_copy(update={"model": model, "policies": policies, "rewards": rewards})
 
 
 def _refuse_changes(plan: Chain, stage: Stage) -> None:

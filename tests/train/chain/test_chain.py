@@ -197,6 +197,21 @@ def test_a_common_environment_or_file_gives_way_to_a_stages_own(tmp_path: Path) 
     assert not any((tmp_path / "chain").glob("*"))
 
 
+def test_a_reward_models_result_is_no_policy_that_the_next_stage_begins_with(tmp_path: Path) -> None:
+    data = {"data": rows(tmp_path / "sums.jsonl"), "steps": 3}
+    judged = {"name": "reward_model", "model": "stage:judge"}
+    stages = {"imitate": data, "judge": {**data, "algo": "reward_model"}}
+    play = {"env": "calculator", "rewards": {"judged": judged}}
+    planned = plan(tmp_path, {"stages": {**stages, "play": play}, "warm_start": {"steps": 0}})
+    start = planned.stages[2].model
+    assert start is not None
+    assert start.stage == "imitate"
+    assert planned.stages[2].config.rewards["judged"].model.endswith("judge/checkpoints/step-000003")
+    assert any("rewards.judged.model of judge" in line for line in planned.lines())
+    with pytest.raises(ConfigError, match="stage play: model=stage:judge: that stage's result is no policy"):
+        plan(tmp_path, {"stages": {**stages, "play": {**play, "model": "stage:judge"}}})
+
+
 def test_no_secret_is_kept_and_another_one_is_no_other_setting(tmp_path: Path) -> None:
     """A command's options are secrets by the type of their setting, not by its name."""
     stages = {"play": {"env": "calculator", "agent": "env agent --token sk-planted-one"}}
