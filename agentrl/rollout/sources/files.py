@@ -172,7 +172,7 @@ def read_conversations(config: DataConfig, compared: Compared | None = None) -> 
         by_id = {task.id: tree for task, tree in ((_task(tree), tree) for tree in trees)}
         for split in ("train", "eval"):
             tasks = [Task(id=name) for name in by_id]
-            chosen = _told(
+            chosen = as_setting(
                 partial(divide, tasks, split, lambda task: prefix_text(by_id[task.id]), f"data={config.name}")
             )
             found.notes += [note for note in chosen.notes if note not in found.notes]

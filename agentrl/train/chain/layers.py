@@ -42,15 +42,16 @@ def spread_stages(tree: Mapping[str, Any]) -> Tree:
     Raises:
         ConfigError: a stage has no name, no settings, or a setting that only the chain has.
     """
-    stages = tree.get(STAGES)
-    if stages is None:
+    if STAGES not in tree:
         return dict(tree)
+    stages = tree[STAGES]
     if not isinstance(stages, Mapping) or not stages:
         raise ConfigError(f"{STAGES}={stages!r}: stages are a mapping from names to settings, in their order")
     found: Tree = {}
     for name, own in stages.items():
         if not _NAME.fullmatch(str(name)):
             raise ConfigError(f"{STAGES}.{name}: a stage's name has letters, digits, - and _ only: its folder has it")
+        own = {} if own is None else own
         if not isinstance(own, Mapping):
             raise ConfigError(f"stage {name}: {own!r} is no mapping of settings")
         for key in (*OF_CHAIN, "rerun"):

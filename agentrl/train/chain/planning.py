@@ -11,9 +11,10 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agentrl.config import MODEL, START, RunConfig
-from agentrl.config.secrets import without_secrets
+from agentrl.config.secrets import HIDDEN, public, without_secrets
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.overrides import Tree, merge, read_yaml, value_at
 from agentrl.train.algorithms import make_algorithm
@@ -49,6 +50,11 @@ class Stage:
     policy: bool
 
     @property
+    def hash(self) -> str:
+        """A hash of its settings, secrets aside."""
+        return settings_hash(without_declared(self.tree, self.config))
+
+    @property
     def model(self) -> StageOutput | None:
         """The stage whose result this one begins with; None where it begins with another model."""
         return next((each for each in references(self.tree) if each.setting == "model"), None)
@@ -80,12 +86,11 @@ class Chain:
     def begun_record(self) -> ChainRecord:
         """The manifest that it begins or goes on with."""
         old = self.record
-        stages = [StageRecord(each.name, StageState.WAITING, settings_hash(each.tree)) for each in self.stages]
+        stages = [StageRecord(each.name, StageState.WAITING, each.hash) for each in self.stages]
         if old is not None:
-            known = {stage.name: stage for stage in old.stages}
             stages = [
                 new
-                if (was := known[new.name]).state is StageState.WAITING
+                if (was := old.stage(new.name)) is None or was.state is StageState.WAITING
                 else StageRecord(was.name, was.state, new.settings, was.start, was.end)
                 for new in stages
             ]
@@ -137,7 +142,28 @@ def plan_chain(*layers: Tree) -> Chain:
 
 def kept_settings(plan: Chain) -> Tree:
     """The settings as chain.yaml has them: without secrets, which are given anew."""
-    found: Tree = without_secrets(plan.settings)
+    stages = {stage.name: without_declared(plan.settings[STAGES][stage.name], stage.config) for stage in plan.stages}
+    found: Tree = {**plan.settings, STAGES: stages}
+    for stage in plan.stages:
+        found = without_declared(found, stage.config)
+    return found
+
+
+def without_declared(tree: Mapping[str, Any], config: RunConfig) -> Tree:
+    """Settings without what their names tell to be secret, or the configuration that is made of them declares."""
+    shown = public(config)
+
+    def kept(below: Mapping[str, Any], prefix: str) -> Tree:
+        found: Tree = {}
+        for key, value in below.items():
+            public_value = value_at(shown, f"{prefix}{key}")
+            if isinstance(value, Mapping):
+                found[key] = kept(value, f"{prefix}{key}.")
+            else:
+                found[key] = public_value if HIDDEN in str(public_value) else value
+        return found
+
+    found: Tree = kept(without_secrets(tree), "")
     return found
 
 
@@ -193,7 +219,8 @@ def _stages(path: Path, settings: Tree, record: ChainRecord | None) -> tuple[Sta
     names = tuple(settings[STAGES])
     for number, name in enumerate(names):
         try:
-            stages[name] = _stage(path, settings, name, stages, names[number:], models)
+            tree = _with_model(stage_settings(settings, name), stages, names[number:])
+            stages[name] = _stage(path, name, tree, stages, models, record)
         except AgentRLError as error:
             name_stage(error, name)
             wrong.append(error)
@@ -204,17 +231,30 @@ def _stages(path: Path, settings: Tree, record: ChainRecord | None) -> tuple[Sta
     return tuple(stages.values())
 
 
-def _stage(
-    path: Path, settings: Tree, name: str, earlier: Mapping[str, Stage], later: tuple[str, ...], models: dict[str, str]
-) -> Stage:
-    tree = stage_settings(settings, name)
+def _with_model(tree: Tree, earlier: Mapping[str, Stage], later: tuple[str, ...]) -> Tree:
+    """A stage's settings with the model that it begins with: by default the result of the last policy before it."""
     check_references(tree, earlier, later)
     before = next((each for each in reversed([*earlier.values()]) if each.policy), None)
-    if before is not None and value_at(merge({"model": {}}, tree), "model.name") is None:
-        tree = merge(tree, {"model": f"stage:{before.name}"})
-    config = setup.complete({**resolved(tree, path, models), "run_dir": str(path / name)})
+    if before is None or value_at(merge({"model": {}}, tree), "model.name") is not None:
+        return tree
+    return merge(tree, {"model": f"stage:{before.name}"})
+
+
+def _stage(
+    path: Path,
+    name: str,
+    tree: Tree,
+    earlier: Mapping[str, Stage],
+    models: dict[str, str],
+    record: ChainRecord | None,
+) -> Stage:
+    known = record.stage(name) if record else None
+    if known is not None and known.state is StageState.DONE and known.settings == settings_hash(tree):
+        config = saved_settings(path / name)  # needs no secrets, and nothing that it names
+    else:
+        config = setup.complete({**resolved(tree, path, models), "run_dir": str(path / name)})
     models.setdefault(name, f"checkpoints/step-{config.steps:06d}")
-    policy = getattr(make_algorithm(config.algo).needs, "head", None) is None
+    policy = make_algorithm(config.algo).needs.head is None
     stage = Stage(name, tree, config, config.model.name, policy)
     start = stage.model
     if start is not None and start.is_model and not earlier[start.stage].policy:
@@ -248,7 +288,7 @@ def _check(plan: Chain) -> None:
 
 
 def _as_checked(stage: Stage) -> RunConfig:
-    """A stage's configuration with models that are there in the place of other stages' results."""
+    """A stage's configuration with models that are there in the place of other stages' results, and no such rewards."""
     config = stage.config
     named = [each.setting for each in references(stage.tree)]
     policies = {
@@ -258,7 +298,8 @@ def _as_checked(stage: Stage) -> RunConfig:
         for name, own in config.policies.items()
     }
     model = config.model.model_copy(update={"name": stage.root})
-    return config.model_copy(update={"model": model, "policies": policies})
+    rewards = {name: own for name, own in config.rewards.items() if f"rewards.{name}.model" not in named}
+    return config.model_copy(update={"model": model, "policies": policies, "rewards": rewards})
 
 
 def _refuse_changes(plan: Chain, stage: Stage) -> None:
@@ -268,7 +309,7 @@ def _refuse_changes(plan: Chain, stage: Stage) -> None:
         ConfigError: there are some; the message names them.
     """
     known = plan.record.stage(stage.name) if plan.record else None
-    if known is None or known.settings == settings_hash(stage.tree):
+    if known is None or known.settings == stage.hash:
         return
     if changed := changed_settings(saved_settings(plan.path / stage.name), stage.config):
         raise ConfigError(

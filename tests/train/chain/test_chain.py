@@ -17,8 +17,9 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
+from agentrl.config import yaml_settings
 from agentrl.errors import AgentRLError, ConfigError
-from agentrl.train.chain.planning import plan_chain
+from agentrl.train.chain.planning import kept_settings, plan_chain
 from agentrl.train.driver import api
 from agentrl.train.record import chain, manifest
 from agentrl.train.record.verify import verify_chain
@@ -91,6 +92,7 @@ def test_a_chain_is_its_runs_and_the_same_after_kills_anywhere(tmp_path: Path) -
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert ended.returncode < 0, ended.stderr
     assert chain.read(killed).current.name == "reinforce"
+    assert chain.resume_command(killed / "reinforce", "").endswith(f"resume={killed}")
     with pytest.raises(ConfigError, match=r"stage imitate: steps=2 -> 5: the stage is done"):
         api.train(resume=str(killed), steps=5)
     resumed = api.train(resume=str(killed), **{"stages.reinforce.faults": None})
@@ -159,6 +161,8 @@ def test_what_is_wrong_with_any_stage_is_told_with_its_name_before_anything_is_w
         api.train(stages={**stages, **both}, run_dir=str(tmp_path / "chain"), **SMALL)
     with pytest.raises(ConfigError, match="a mapping from names to settings"):
         api.train(stages=["imitate"])
+    with pytest.raises(ConfigError, match="a mapping from names to settings"):
+        api.train(stages=None)
     assert not (tmp_path / "chain").exists()
 
 
@@ -182,7 +186,7 @@ def test_a_common_environment_or_file_gives_way_to_a_stages_own(tmp_path: Path) 
     data = rows(tmp_path / "sums.jsonl")
     stages = {
         "imitate": {"data": data, "algo": "sft"},
-        "play": {},
+        "play": None,
         "other": {"env": "castle"},
     }
     planned = plan(
@@ -191,3 +195,30 @@ def test_a_common_environment_or_file_gives_way_to_a_stages_own(tmp_path: Path) 
     assert [stage.config.env.name for stage in planned.stages] == ["data", "calculator", "castle"]
     assert [stage.config.env.kwargs for stage in planned.stages] == [{}, {"min_steps": 2}, {}]
     assert not any((tmp_path / "chain").glob("*"))
+
+
+def test_a_reward_models_result_is_no_policy_that_the_next_stage_begins_with(tmp_path: Path) -> None:
+    data = {"data": rows(tmp_path / "sums.jsonl"), "steps": 3}
+    judged = {"name": "reward_model", "model": "stage:judge"}
+    stages = {"imitate": data, "judge": {**data, "algo": "reward_model"}}
+    play = {"env": "calculator", "rewards": {"judged": judged}}
+    planned = plan(tmp_path, {"stages": {**stages, "play": play}, "warm_start": {"steps": 0}})
+    start = planned.stages[2].model
+    assert start is not None
+    assert start.stage == "imitate"
+    assert planned.stages[2].config.rewards["judged"].model.endswith("judge/checkpoints/step-000003")
+    assert any("rewards.judged.model of judge" in line for line in planned.lines())
+    with pytest.raises(ConfigError, match="stage play: model=stage:judge: that stage's result is no policy"):
+        plan(tmp_path, {"stages": {**stages, "play": {**play, "model": "stage:judge"}}})
+
+
+def test_no_secret_is_kept_and_another_one_is_no_other_setting(tmp_path: Path) -> None:
+    """A command's options are secrets by the type of their setting, not by its name."""
+    stages = {"play": {"env": "calculator", "agent": "env agent --token sk-planted-one"}}
+    common = {"rewards": {"good": {"name": "llm_judge", "url": "http://a:sk-planted-two@127.0.0.1/v1", "model": "m"}}}
+    planned = plan(tmp_path, {"stages": stages, **common})
+    text = yaml_settings.write(kept_settings(planned)) + json.dumps(planned.begun_record().stages[0].settings)
+    assert "sk-planted" not in text
+    assert "env agent --token" in text
+    again = plan(tmp_path, {"stages": {"play": {**stages["play"], "agent": "env agent --token other"}}, **common})
+    assert again.stages[0].hash == planned.stages[0].hash
