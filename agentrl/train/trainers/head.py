@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from agentrl.train.forest.distribution import NEVER, Drawn, Part, Slopes
 from agentrl.train.forest.forest import Rows
-from agentrl.train.trainers.drawn import NEVER, Drawn, Part, Slopes
 
 CHUNK_ELEMENTS = 1 << 24
 """Logits of one chunk: 64 MB in float32, several times that with what softmax keeps."""
