@@ -90,7 +90,7 @@ class Support:
         return ids if kind == _KEPT else -1 - ids
 
 
-class Recorder:
+class SupportRecorder:
     """Records the supports of a turn's tokens, while an engine draws them.
 
     Args:

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from agentrl.train.forest.distribution import NEVER, Drawn, Slopes, VocabularyPart
 from agentrl.train.forest.forest import Rows
-from agentrl.train.trainers.drawn import NEVER, Drawn, Part, Slopes
 
 CHUNK_ELEMENTS = 1 << 24
 """Logits of one chunk: 64 MB in float32, several times that with what softmax keeps."""
@@ -145,7 +145,7 @@ def _chunk(
     if drawn is None:
         logits = logits / temperature[:, None]
     else:
-        part = Part(0, logits.shape[1])
+        part = VocabularyPart(0, logits.shape[1])
         logits = drawn.hide(drawn.change(logits, part)[0] / temperature[:, None], part)
     logps = torch.log_softmax(logits, -1)
     entropy = -(logps.exp() * logps).sum(-1)
@@ -225,7 +225,7 @@ class _Head(torch.autograd.Function):
                 part = own.part(first, weight.shape[0])
                 logits, _, _ = _narrowed(own, part, states[at], matrix, temperature[at], real, shape)
             else:
-                part = Part(first, weight.shape[0])
+                part = VocabularyPart(first, weight.shape[0])
                 logits = _logits(states[at], matrix, temperature[at], real, shape)
                 if len(targets) <= rows:
                     kept = logits.clone()
@@ -241,7 +241,7 @@ class _Head(torch.autograd.Function):
         states_grad, matrix = torch.zeros_like(states), weight.to(states.dtype)
         weight_grad = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         for at in _chunks(len(targets), rows):
-            part, used, slopes = Part(first, weight.shape[0]), matrix, None
+            part, used, slopes = VocabularyPart(first, weight.shape[0]), matrix, None
             if drawn is not None:
                 own = drawn[at]
                 part = own.part(first, weight.shape[0])
@@ -287,7 +287,7 @@ def _logits(states: Tensor, weight: Tensor, temperature: Tensor, real: int, shap
 
 
 def _narrowed(
-    drawn: Drawn, part: Part, states: Tensor, matrix: Tensor, temperature: Tensor, real: int, shape: Logits
+    drawn: Drawn, part: VocabularyPart, states: Tensor, matrix: Tensor, temperature: Tensor, real: int, shape: Logits
 ) -> tuple[Tensor, Tensor | float, Slopes | None]:
     """Logits over temperatures as targets were drawn from them, and the derivatives of both changes."""
     used = matrix if part.columns is None else matrix[part.columns]
@@ -317,7 +317,7 @@ def _reduce(
     return sums[2] - log_sum, log_sum - sums[1] / sums[0], log_sum + greatest
 
 
-def _found(part: Part, targets: Tensor) -> tuple[Tensor, Tensor]:
+def _found(part: VocabularyPart, targets: Tensor) -> tuple[Tensor, Tensor]:
     """The targets' places in this rank's part, 0 where they lie outside, and 1.0 where they lie inside."""
     place, inside = part.find(targets)
     return place, inside.float()

@@ -31,7 +31,7 @@ class TrainerPlugin:
         takes_minibatches: whether its steps make an update for each of a batch's minibatches (`Forest.updates`).
         trains_adapters: whether it trains an adapter in the model's place (`lora.rank`); see `AdapterTrainer`.
         computes_supports: whether its log-probabilities are over the sets that tokens were drawn from
-            (`trainers.drawn`); else an engine records none, and only turns of full support are trained.
+            (`forest.distribution`); else an engine records none, and only turns of full support are trained.
         trains_scores: whether it trains score models (`Needs.head`).
         own_critic: whether a critic may have a trunk of its own beside the policy (`algo.value_trunk=own`).
         divergences: which divergences from a teacher it computes: none, those over the teacher's `top_k`, or also over

@@ -78,7 +78,7 @@ def test_the_recorded_set_is_an_independent_samplers_and_holds_the_drawn_token()
             top_k=dice.choice((None, 3, 20, 5000)),
             min_p=dice.choice((0.0, 0.05)),
         )
-        recorder = support.Recorder(vocabulary, 1 << 20)
+        recorder = support.SupportRecorder(vocabulary, 1 << 20)
         (token,), (logp,), _ = sample(logits, [RowSampling(own, number, 0, (), (), recorder)])
         found = support.unpack(recorder.data())
         wanted = kept_by_definition(logits[0].numpy(), own)
@@ -102,7 +102,9 @@ def test_draws_from_a_recorded_set_follow_its_log_probabilities() -> None:
     counts: Counter[int] = Counter()
     logps: dict[int, float] = {}
     for block in range(10):
-        rows = [RowSampling(own, block * 500 + i, 0, (1, 5), (7,), support.Recorder(40, 999)) for i in range(500)]
+        rows = [
+            RowSampling(own, block * 500 + i, 0, (1, 5), (7,), support.SupportRecorder(40, 999)) for i in range(500)
+        ]
         for token, logp in zip(*sample(logits, rows)[:2], strict=True):
             counts[token] += 1
             logps[token] = logp

@@ -170,7 +170,7 @@ class LocalEngine(ManagedEngine):
             ids,
             sampling,
             begins=len(ids) if begins is None else max(0, min(begins, len(ids))),
-            support=support.Recorder(self._runner.vocab_size, self._config.support_bytes) if recorded else None,
+            support=support.SupportRecorder(self._runner.vocab_size, self._config.support_bytes) if recorded else None,
             seed=sampling.seed if sampling.seed is not None else _RANDOM.getrandbits(63),
             limit=min(sampling.max_new_tokens, self._max_context - len(ids)),
             stops=frozenset(sampling.stop_token_ids),

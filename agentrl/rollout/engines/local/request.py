@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from agentrl.attachments.support import Recorder
+from agentrl.attachments.support import SupportRecorder
 from agentrl.errors import EngineError
 from agentrl.rollout.engines.local.arena import Prefix
 from agentrl.tracing import rounded
@@ -39,7 +39,7 @@ class Request:
     logprobs: list[float] = field(default_factory=list)
     versions: list[VersionSpan] = field(default_factory=list)
     attachments: dict[str, bytes] = field(default_factory=dict)
-    support: Recorder | None = None
+    support: SupportRecorder | None = None
     top_logprobs: list[TopLogprobs] = field(default_factory=list)
 
     @property

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.attachments.support import Recorder
+from agentrl.attachments.support import SupportRecorder
 from agentrl.rollout.engines.checks import most_probable
 from agentrl.types import Sampling, TopLogprobs
 
@@ -39,7 +39,7 @@ class RowSampling:
     position: int
     generated: Sequence[int]
     prompt: Sequence[int] = ()
-    support: Recorder | None = None
+    support: SupportRecorder | None = None
 
 
 def uniform(seeds: Sequence[int], positions: Sequence[int]) -> np.ndarray:

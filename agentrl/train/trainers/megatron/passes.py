@@ -23,9 +23,9 @@ from megatron.core.utils import get_attr_wrapped_model
 from torch import Tensor
 
 from agentrl.train.algorithms.divergences import Divergence
+from agentrl.train.forest.distribution import Drawn
 from agentrl.train.forest.forest import Rows
 from agentrl.train.trainers.critic import ValueHead
-from agentrl.train.trainers.drawn import Drawn
 from agentrl.train.trainers.head import vocabulary_logps
 from agentrl.train.trainers.megatron.attention import PLANS
 from agentrl.train.trainers.megatron.copied import copied

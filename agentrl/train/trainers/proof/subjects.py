@@ -237,8 +237,9 @@ ALWAYS = (
     "models/mixers.py",
     *_below("proof"),
     "train/trainers/reference.py",
+    "train/forest/distribution.py",
 )
-SHARED = tuple(f"train/trainers/{name}.py" for name in ("attention", "drawn", "flex", "head"))
+SHARED = tuple(f"train/trainers/{name}.py" for name in ("attention", "flex", "head"))
 
 
 TORCH = (*SHARED, "train/trainers/torch_trainer/trainer.py", "train/trainers/state_schedule.py")

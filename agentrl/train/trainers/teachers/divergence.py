@@ -21,8 +21,8 @@ from torch import Tensor
 
 from agentrl.errors import ConfigError
 from agentrl.train.algorithms.divergences import IDS, LOGPS, STATES, Divergence, outcomes, tail_of
+from agentrl.train.forest.distribution import NEVER
 from agentrl.train.forest.forest import Rows
-from agentrl.train.trainers.drawn import NEVER
 from agentrl.train.trainers.head import IDENTITY, Logits, chunk_on
 
 LEAST = -69.0

@@ -28,7 +28,7 @@ NEVER = -1e30
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class VocabularyPart:
     """A part of the vocabulary: `size` tokens from `first` on, or those `columns` of them, ascending."""
 
     first: int
@@ -131,7 +131,7 @@ class Drawn:
         logits[row[left_out], place[left_out]] = NEVER
         return logits
 
-    def part(self, first: int, size: int) -> Part:
+    def part(self, first: int, size: int) -> VocabularyPart:
         """The part of the vocabulary that these rows need of `size` tokens from `first` on.
 
         Where each row has a list of kept ids, that is the tokens of all lists; else all of them.
@@ -139,12 +139,12 @@ class Drawn:
         entry = self.kept.values
         ids = [entry[start : start + length] for start, length in _spans(self.kept)]
         if not ids or bool((self.kept.length == 0).any()) or any(bool(each[0] < 0) for each in ids):
-            return Part(first, size)
+            return VocabularyPart(first, size)
         local = torch.unique(torch.cat(ids)).long() - first
         columns = local[(local >= 0) & (local < size)]
         if 2 * len(columns) > size:
-            return Part(first, size)
-        return Part(first, size, columns if len(columns) else columns.new_zeros(1))
+            return VocabularyPart(first, size)
+        return VocabularyPart(first, size, columns if len(columns) else columns.new_zeros(1))
 
 
 def _spans(column: SharedColumn) -> list[tuple[int, int]]:
