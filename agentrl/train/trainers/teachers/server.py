@@ -149,6 +149,8 @@ class TeacherServer:
         meta = (await self._http.post("/generate", body, DEADLINE))["meta_info"]
         entries = meta["input_token_logprobs"]
         _require(len(entries) == len(ids) - start, f"{len(entries)} log-probabilities for {len(ids) - start} tokens")
+        if start and [entry[1] for entry in entries] != ids[start:]:
+            return await self._generate(ids, 0)  # places may be mixed up behind a cached prefix
         _require([entry[1] for entry in entries] == ids[start:], "log-probabilities of other tokens")
         logps = [0.0] * (start + 1) + [float(entry[0]) for entry in entries[1:]]
         top: list[list[tuple[int, float]]] = []
