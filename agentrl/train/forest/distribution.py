@@ -86,7 +86,7 @@ class Drawn:
             None if bias is None else bias[at],
         )
 
-    def change(self, logits: Tensor, part: Part) -> tuple[Tensor, Slopes | None]:
+    def change(self, logits: Tensor, part: VocabularyPart) -> tuple[Tensor, Slopes | None]:
         """Apply penalties and bias, in place where no gradient is wanted.
 
         Args:
@@ -113,7 +113,7 @@ class Drawn:
             logits = put(logits, (row[inside], place[inside]), entry[inside, 1].to(logits), accumulate=True)
         return logits, slopes
 
-    def hide(self, logits: Tensor, part: Part) -> Tensor:
+    def hide(self, logits: Tensor, part: VocabularyPart) -> Tensor:
         """Logits in which what is not in the kept sets is `NEVER`, in place where no gradient is wanted."""
         row, entry = self.kept.pairs()
         excluded = entry < 0
