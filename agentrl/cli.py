@@ -6,11 +6,9 @@ own failures end with exit code 1. Everything heavy is imported inside the comma
 
 from __future__ import annotations
 
-import platform
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +20,7 @@ from rich.table import Column, Table
 from agentrl import __version__
 from agentrl.common.terminal import err, out, print_lines
 from agentrl.common.untrusted import visible_text
+from agentrl.common.versions import version_lines
 from agentrl.config.secrets import scrub
 from agentrl.envs.builtin.search_r1.commands import app as search_r1
 from agentrl.envs.builtin.swe.commands import app as swe
@@ -147,16 +146,9 @@ class _WithServeSettings(_WithSettings):
         return ServeConfig
 
 
-REPORTED = ("torch", "transformers", "sglang", "vllm", "megatron-core", "ray", "openai", "docker")
-"""The packages whose versions a report of a bug needs, where they are installed."""
-
-
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"agentrl {__version__}")
-        print(f"Python {platform.python_version()}, {platform.platform()}")
-        installed = {each.name: each.version for each in metadata.distributions() if each.name in REPORTED}
-        print(", ".join(f"{name} {installed[name]}" for name in REPORTED if name in installed) or "no extras")
+        print(f"agentrl {__version__}", *version_lines(), sep="\n")
         raise typer.Exit
 
 

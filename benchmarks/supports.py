@@ -55,7 +55,7 @@ MOST_BYTES = 2048
 def drawn(logits_BV: Tensor, own: Mapping[str, Any]) -> tuple[list[int], bytes, float]:
     """Draw a token from each row, as the tokens of one turn; tokens, recorded supports, and seconds."""
     sampling = Sampling(**own)
-    recorder = None if sampling.full_support else support.Recorder(logits_BV.shape[1], MOST_BYTES)
+    recorder = None if sampling.full_support else support.SupportRecorder(logits_BV.shape[1], MOST_BYTES)
     prompt, tokens = tuple(range(PROMPT)), list[int]()
     began = time.process_time()
     for place in range(len(logits_BV)):

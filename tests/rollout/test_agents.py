@@ -178,6 +178,27 @@ def test_a_command_ends_with_all_its_children_when_its_run_is_killed(tmp_path: P
     until(lambda: all(_ended(int(pid)) for pid in pids.read_text().split()))
 
 
+KILLED_BEFORE_IT_KEEPS = """
+import os
+from agentrl.rollout.episodes import agents
+class Killed:
+    def keep(self, group):
+        print(group, flush=True)
+        os.kill(os.getpid(), 9)
+agents._keeper = Killed
+"""
+
+
+@pytest.mark.slow
+def test_a_command_never_begins_where_its_run_is_killed_before_it_is_kept(tmp_path: Path) -> None:
+    """On a busy machine the program went on without anybody."""
+    begun = tmp_path / "begun"
+    command = [sys.executable, "-c", KILLED_BEFORE_IT_KEEPS + OWNER, "sh", "-c", f"echo > {begun}"]
+    owner = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    until(lambda: _ended(int(owner.stdout)))
+    assert not begun.exists()
+
+
 def until(holds: Callable[[], bool]) -> None:
     end = time.monotonic() + 100
     while not holds():

@@ -130,16 +130,16 @@ def test_teachers_are_counted_where_they_are_and_what_no_longer_fits_beside_them
     for told in (on_gpu, on_cpu):
         (line,) = [each for each in told if each.startswith("memory of the teacher teacher: ")]
         assert weights < float(line.split(": ")[1].split()[0]) < weights + 8
-    assert any("GPUs 0: " in line and "teachers, " in line for line in on_gpu)
-    assert any("teachers, " in line and "GPUs" not in line for line in on_cpu)
-    assert not any("teachers, " in line for line in lines(gpus))
+    assert any("GPUs 0: " in line and "models that are asked, " in line for line in on_gpu)
+    assert any("models that are asked, " in line and "GPUs" not in line for line in on_cpu)
+    assert not any("models that are asked, " in line for line in lines(gpus))
     at_url = lines(gpus, algo="distill", policies={"teacher": "http://localhost:9/v1"})
     assert not any("memory of the teacher" in line for line in at_url)
 
 
 def test_a_teacher_takes_from_the_cache_of_engines_beside_it() -> None:
     alone = Devices("node", (0,), 80 * GIB, 0, 1)
-    beside = Devices("node", (0,), 80 * GIB, 0, 1, teachers=30 * GIB)
+    beside = Devices("node", (0,), 80 * GIB, 0, 1, models=30 * GIB)
     assert alone.cache(TRAINER, ENGINE) > beside.cache(TRAINER, ENGINE)
     assert not list(too_full([alone], TRAINER, ENGINE, SESSION))
-    assert list(too_full([Devices("node", (0,), 80 * GIB, 0, 1, teachers=70 * GIB)], TRAINER, ENGINE, SESSION))
+    assert list(too_full([Devices("node", (0,), 80 * GIB, 0, 1, models=70 * GIB)], TRAINER, ENGINE, SESSION))

@@ -53,7 +53,7 @@ def narrowed(rng: random.Random, session: Session, kept: Kept) -> None:
             logit_bias=rng.choice(((), ((7, 1.5), (9, -2.0)))),
         )
         start = node.versions[0].start
-        recorder = support.Recorder(VOCABULARY, 1000)
+        recorder = support.SupportRecorder(VOCABULARY, 1000)
         for place in range(start, len(node.token_ids)):
             size = rng.choice((1, 3, 20, 40, VOCABULARY))
             ids = {node.token_ids[place], *rng.sample(range(VOCABULARY), size)} if size > 1 else {node.token_ids[place]}
@@ -147,7 +147,7 @@ def test_a_head_with_a_bias_and_one_without_gradients_give_the_same(monkeypatch:
     hidden = torch.randn(len(forest), 8)
     with torch.no_grad():
         scored = token_logps(plain, hidden, rows)
-        monkeypatch.setattr(heads.Drawn, "part", lambda self, first, size: heads.Part(first, size))
+        monkeypatch.setattr(heads.Drawn, "part", lambda self, first, size: heads.VocabularyPart(first, size))
         whole = token_logps(plain, hidden, rows)
     learned = token_logps(biased, hidden, rows)
     for one, two, three in zip(scored, whole, learned, strict=True):
@@ -196,7 +196,7 @@ def test_tokens_are_shared_only_where_they_were_drawn_alike() -> None:
         session = linear_session(f"s{index}", [4, 5], [[8, 9]])
         node = session.nodes[1]
         node.sampling = Sampling(top_p=0.9, repetition_penalty=penalty)
-        recorder = support.Recorder(VOCABULARY, 1000)
+        recorder = support.SupportRecorder(VOCABULARY, 1000)
         for token, size in zip((8, 9), sizes, strict=True):
             recorder.add(np.arange(token, token + size), token)
         node.attachments[support.NAME] = recorder.data()
@@ -208,7 +208,7 @@ def test_tokens_are_shared_only_where_they_were_drawn_alike() -> None:
 def test_what_is_recorded_is_read_and_attempts_follow_one_another() -> None:
     rng = np.random.default_rng(0)
     for vocabulary in (2, 9, 300, 70_000):
-        sets, recorder = [], support.Recorder(vocabulary, 1 << 20)
+        sets, recorder = [], support.SupportRecorder(vocabulary, 1 << 20)
         for _ in range(12):
             ids = np.flatnonzero(rng.random(vocabulary) < rng.choice((0.001, 0.3, 0.5, 0.9, 0.9999)))
             ids = ids if len(ids) else np.array([0])
@@ -226,7 +226,7 @@ def test_what_is_recorded_is_read_and_attempts_follow_one_another() -> None:
                 assert np.array_equal(kept, ids)
     kind, parts = support.KIND, []
     for tokens in ((0, 1), (0, 1, 2), (1, 4)):
-        recorder = support.Recorder(9, 100)
+        recorder = support.SupportRecorder(9, 100)
         for token in tokens:
             recorder.add(np.array((0, 1, 2, 4)), token)
         parts.append(recorder.data())
@@ -246,7 +246,7 @@ def test_what_is_recorded_is_read_and_attempts_follow_one_another() -> None:
 
 
 def test_each_reason_for_which_a_token_is_not_trained_is_named() -> None:
-    recorder = support.Recorder(50_000, 8)
+    recorder = support.SupportRecorder(50_000, 8)
     recorder.add(np.array([3]), 3)
     recorder.add(np.arange(0, 9000, 7), 0)
     recorder.add(np.array([5, 6]), 7)

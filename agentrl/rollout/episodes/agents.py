@@ -156,6 +156,10 @@ class FunctionAgent:
             raise AgentError(words(error)) from error
 
 
+HELD = 'read -r _ && exec "$@" < /dev/null'
+"""A shell's script that becomes the program of its arguments once it gets a line."""
+
+
 @dataclass(frozen=True)
 class CommandAgent:
     """A program; its environment variables hold the addresses, its key and the task (`AGENTRL_TASK`, JSON)."""
@@ -164,11 +168,18 @@ class CommandAgent:
     cwd: str | None = None
 
     async def run(self, task: Task, address: SessionUrls) -> None:
-        """Run the program in a process group of its own, and end the whole group with it, and when we are killed."""
+        """Run the program in a process group of its own, and end the whole group with it, and when we are killed.
+
+        A shell holds the program until the keeper knows of its group, and ends without it where we are killed before.
+        """
+        where = f"agent={shlex.join(self.argv)!r} can't be started"
+        if shutil.which(os.path.join(self.cwd or "", self.argv[0]) if "/" in self.argv[0] else self.argv[0]) is None:
+            raise ConfigError(f"{where}: there is no such program")
+        keeper = _keeper()
         try:
             process = await asyncio.create_subprocess_exec(
-                *self.argv,
-                stdin=asyncio.subprocess.DEVNULL,
+                *("/bin/sh", "-c", HELD, "sh", *self.argv),
+                stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
                 env={**os.environ, **environment(task, address)},
@@ -176,15 +187,18 @@ class CommandAgent:
                 start_new_session=True,
             )
         except OSError as error:
-            raise ConfigError(f"agent={shlex.join(self.argv)!r} can't be started: {error}") from None
-        _keeper().keep(process.pid)
+            raise ConfigError(f"{where}: {error}") from None
+        keeper.keep(process.pid)
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.close()
         try:
             assert process.stderr is not None
             tail = await _tail(process.stderr)
             code = await process.wait()
         finally:
             await _end_group(process)
-            _keeper().forget(process.pid)
+            keeper.forget(process.pid)
         if code != 0:
             raise AgentError(f"{shlex.join(self.argv)} ended with exit status {code}: {tail.strip()}")
 

@@ -249,8 +249,9 @@ def _stage(
     record: ChainRecord | None,
 ) -> Stage:
     known = record.stage(name) if record else None
-    if known is not None and known.state is StageState.DONE and known.settings == settings_hash(tree):
-        config = saved_settings(path / name)  # needs no secrets, and nothing that it names
+    saved = saved_settings(path / name) if known is not None and known.state is StageState.DONE else None
+    if known is not None and saved is not None and known.settings == settings_hash(without_declared(tree, saved)):
+        config = saved  # needs no secrets, and nothing that it names
     else:
         config = setup.complete({**resolved(tree, path, models), "run_dir": str(path / name)})
     models.setdefault(name, f"checkpoints/step-{config.steps:06d}")

@@ -6,7 +6,7 @@ optimizer state there, and while it computes, a colocated engine that sleeps kee
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from agentrl.cluster.base import ClusterNode
@@ -28,8 +28,7 @@ class Devices:
         trainers: ranks of the trainer on each.
         engines: ranks of engines on each.
         sleeping: whether the engines sleep while the trainer computes.
-        rewards: bytes of the models of rewards.
-        teachers: bytes of policies that the algorithm asks.
+        models: bytes of models that are asked and not trained: teachers, and those of rewards.
     """
 
     node: str
@@ -38,8 +37,7 @@ class Devices:
     trainers: int
     engines: int
     sleeping: bool = False
-    rewards: float = 0.0
-    teachers: float = 0.0
+    models: float = 0.0
 
     @property
     def name(self) -> str:
@@ -48,17 +46,17 @@ class Devices:
 
     @property
     def overhead(self) -> float:
-        """Bytes that drivers and allocators take, and models of rewards."""
-        return (OVERHEAD if self.numbers else 0.0) + self.rewards
+        """Bytes that drivers and allocators take."""
+        return OVERHEAD if self.numbers else 0.0
 
     def kept(self, trainer: TrainerMemory) -> float:
         """Return the bytes that are taken beside engines while they generate."""
-        return self.trainers * trainer.resident + self.teachers + self.overhead
+        return self.trainers * trainer.resident + self.models + self.overhead
 
     def while_training(self, trainer: TrainerMemory, engine: EngineMemory) -> float:
         """Return the bytes that are taken while the trainer computes; without the cache of engines that don't sleep."""
         beside = SLEEPING if self.sleeping else engine.weights
-        return self.trainers * trainer.total + self.engines * beside + self.teachers + self.overhead
+        return self.trainers * trainer.total + self.engines * beside + self.models + self.overhead
 
     def cache(self, trainer: TrainerMemory, engine: EngineMemory) -> float:
         """Return the bytes left for an engine's key-value cache; the share of each of several."""
@@ -92,22 +90,27 @@ def devices_of(assignment: Assignment, nodes: Sequence[ClusterNode], here: float
     return found
 
 
-def with_rewards(devices: Sequence[Devices], on_gpu: float, on_cpu: float) -> list[Devices]:
-    """The devices with the models of rewards on this machine: on its first GPU, and in its memory.
+def with_models(devices: Sequence[Devices], models: Iterable[tuple[float, bool]], here: float) -> list[Devices]:
+    """The devices with models that are asked on them: the first GPU of the run's node, or the node's own memory.
 
     Args:
-        devices: those that something is on, this machine's first.
-        on_gpu: bytes on the GPU.
-        on_cpu: bytes in the machine's memory.
+        devices: those of trainer and engines, the run's node first.
+        models: the bytes of each, and whether it is on a GPU where there is one.
+        here: bytes of this machine's memory.
     """
-    found: list[Devices] = []
-    here = devices[0].node if devices else ""
-    for each in devices:
-        if each.node == here and each.numbers[:1] == (0,) and on_gpu:
-            found.append(replace(each, numbers=(0,), rewards=on_gpu))
-            found += [replace(each, numbers=each.numbers[1:])] if each.numbers[1:] else []
-        else:
-            found.append(replace(each, rewards=on_cpu) if each.node == here and not each.numbers else each)
+    found = list(devices)
+    node = devices[0].node
+    for taken, on_gpu in models:
+        gpus = [each for each in found if each.node == node and each.numbers] if on_gpu else []
+        if gpus:
+            first = min(gpus, key=lambda each: each.numbers[0])
+            place, rest = found.index(first), first.numbers[1:]
+            found[place] = replace(first, numbers=first.numbers[:1], models=first.models + taken)
+            found[place + 1 : place + 1] = [replace(first, numbers=rest)] if rest else []
+            continue
+        place = next((i for i, each in enumerate(found) if not each.numbers and each.node == node), len(found))
+        own = found[place] if place < len(found) else Devices(node, (), here, 0, 0)
+        found[place : place + 1] = [replace(own, models=own.models + taken)]
     return found
 
 

@@ -22,7 +22,7 @@ from agentrl.models.tiny import TinyShape
 from agentrl.rollout.engines import ENGINES
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.driver.setup import TINY
-from agentrl.train.plan.devices import Devices, devices_of, size, too_full, with_rewards
+from agentrl.train.plan.devices import Devices, devices_of, size, too_full, with_models
 from agentrl.train.plan.memory import GIB, EngineMemory, Numbers, Split, TrainerMemory, engine_memory
 from agentrl.train.plan.placing import run_demand, split_of
 from agentrl.train.plan.shapes import Shape, shape_of
@@ -39,7 +39,7 @@ from agentrl.train.plan.step import (
     publish_seconds,
     train_seconds,
 )
-from agentrl.train.plan.teachers import teacher_lines, teachers_memory, with_teachers
+from agentrl.train.plan.teachers import teacher_lines, teachers_memory
 from agentrl.train.trainers import TRAINERS
 
 USED = 0.5
@@ -63,10 +63,10 @@ def described(config: RunConfig, rates: Rates | None = None) -> Iterator[str]:
     width = 4 if config.engine.dtype == "float32" else 2
     assignment = places(config, split, nodes, trainer)
     models = reward_models(config)
-    taken = {kind: sum(each.total for each in models.values() if each.device == kind) for kind in ("cuda", "cpu")}
-    devices = with_rewards(devices_of(assignment, nodes, host_memory()), taken["cuda"], taken["cpu"])
     teachers = teachers_memory(config, shape)
-    devices = with_teachers(devices, config, teachers, host_memory())
+    asked = [(each.total, each.device == "cuda") for each in models.values()]
+    asked += [(taken, config.policies[name].engine.device != "cpu") for name, taken in teachers.items()]
+    devices = with_models(devices_of(assignment, nodes, host_memory()), asked, host_memory())
     engine = engine_of(shape, ranks, width, devices, trainer)
     by_gpu = any(each.numbers for each in devices if each.trainers)
     yield f"dry run of env={config.env.name} model={config.model.name}: nothing is started"
@@ -248,9 +248,8 @@ def _on_device(devices: Devices, trainer: TrainerMemory, engine: EngineMemory) -
     if devices.engines:
         turns = ", which sleep while it computes" if devices.sleeping else ""
         parts.append(f"{devices.engines} x engine, {size(devices.engines * engine.weights)} and their cache{turns}")
-    parts += [f"models of rewards, {size(devices.rewards)}"] if devices.rewards else []
-    if devices.teachers:
-        parts.append(f"teachers, {size(devices.teachers)}")
+    if devices.models:
+        parts.append(f"models that are asked, {size(devices.models)}")
     room = f"of {size(devices.room)}" if devices.room else "the size of its memory is not known here"
     return f"{each}{'; '.join(parts)}; {room}"
 

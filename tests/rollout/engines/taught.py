@@ -43,11 +43,17 @@ async def check_teacher(url: str, folder: Path, model: Any, tmp_path: Path, way:
         await server.start()
         assert server.way == way
         found = await PathScorer(server.read, TOP_K).score([as_group([session], "g")], 512, 0)
+        last = [5, model.config.vocab_size - 1, 6, 7]  # SGLang calls the last id 0
+        said = await server.read(last, 1.0, 1)
         with pytest.raises(EngineError, match=r"policies\.teacher"):
             await server.read([5] * 4000, 1.0, 1)  # longer than its context
     finally:
         await server.close()
     assert isinstance(found, TeacherValues)
+    with torch.no_grad():
+        logp = model(torch.tensor([last])).logits[0].float().log_softmax(-1)
+    wanted = [float(logp[place, token]) for place, token in enumerate(last[1:])]
+    np.testing.assert_allclose(said.logps[1:], wanted, atol=2e-3)
     nodes = trainable_nodes(session)
     assert len(nodes) > 3
     for node in nodes:
