@@ -304,3 +304,14 @@ def test_more_workers_than_the_machine_has_room_for_are_refused() -> None:
     scoring = complete({"env": "calculator", "dry_run": True, "cluster": {"rewards": 10_000}, "rewards": {"s": PLUGIN}})
     with pytest.raises(ConfigError, match=r"10000 CPUs in all.*What would fit: cluster\.rewards="):
         list(described(scoring))
+
+
+def test_a_run_on_data_is_planned_without_an_engine(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(
+        '{"prompt": [{"role": "user", "content": "Hi"}], "completion": [{"role": "assistant", "content": "Ho"}]}\n'
+    )
+    said = "\n".join(described(complete({"data": str(file), "model": "tiny"}), Rates()))
+    assert "memory of a trainer rank" in said
+    assert "engine" not in said
+    assert "generate" not in said

@@ -39,7 +39,7 @@ from agentrl.train.plan.step import (
     publish_seconds,
     train_seconds,
 )
-from agentrl.train.plan.teachers import teacher_lines, teachers_memory
+from agentrl.train.plan.teachers import teachers_memory
 from agentrl.train.trainers import TRAINERS
 
 USED = 0.5
@@ -62,23 +62,24 @@ def described(config: RunConfig, rates: Rates | None = None) -> Iterator[str]:
     trainer = TRAINERS.find(config.trainer.name).memory(config.trainer, make_algorithm(config.algo), shape, split)
     width = 4 if config.engine.dtype == "float32" else 2
     assignment = places(config, split, nodes, trainer)
-    models = reward_models(config)
-    teachers = teachers_memory(config, shape)
-    asked = [(each.total, each.device == "cuda") for each in models.values()]
-    asked += [(taken, config.policies[name].engine.device != "cpu") for name, taken in teachers.items()]
-    devices = with_models(devices_of(assignment, nodes, host_memory()), asked, host_memory())
+    if config.data is not None:  # it starts no engine
+        assignment = Assignment(tuple(place for place in assignment.places if place.role != "engine"))
+    asked = asked_models(config, shape)
+    devices = with_models(devices_of(assignment, nodes, host_memory()), asked.values(), host_memory())
     engine = engine_of(shape, ranks, width, devices, trainer)
     by_gpu = any(each.numbers for each in devices if each.trainers)
-    yield f"dry run of env={config.env.name} model={config.model.name}: nothing is started"
+    what = f"env={config.env.name}" if config.data is None else f"data={config.data.name}"
+    yield f"dry run of {what} model={config.model.name}: nothing is started"
     yield f"model: {shape.parameters:,} parameters, {shape.num_hidden_layers} layers of {shape.hidden_size}"
     if config.model.trust_remote_code and (code := custom_code.files(Path(config.model.name).expanduser())):
         yield f"Python code of the model's folder runs (model.trust_remote_code=true): {', '.join(code)}"
     yield from _where(assignment, nodes, config)
     yield from _memory(trainer, engine, config)
-    for name, each in models.items():
-        on = "a GPU" if each.device == "cuda" else "the CPU"
-        yield f"memory of rewards.{name} on {on}: weights {size(each.weights)}, a batch {size(each.batch)}"
-    yield from teacher_lines(teachers)
+    yield from asked
+    if config.data is not None:
+        yield from (f"memory of {each.name}: {_on_device(each, trainer, engine)}" for each in devices)
+        yield from (f"warning: {each}" for each in too_full(devices, trainer, engine, 0))
+        return
     yield from (f"memory of {each.name}: {_on_device(each, trainer, engine)}" for each in devices)
     work = work_of(config)
     if config.cluster.rewards:
@@ -102,6 +103,19 @@ def described(config: RunConfig, rates: Rates | None = None) -> Iterator[str]:
     yield f"a step: {about} (rates: {whose}; sessions of {work.length} tokens)"
     full = too_full(devices, trainer, engine, config.rollout.session_tokens, at_once(config))
     yield from (f"warning: {each}" for each in (*full, *_warnings(config, assignment, nodes, step)))
+
+
+def asked_models(config: RunConfig, shape: Shape) -> dict[str, tuple[float, bool]]:
+    """Teachers and models of rewards: of each a line, its bytes, and whether it is on a GPU where there is one."""
+    found = {}
+    for name, each in reward_models(config).items():
+        on = "a GPU" if each.device == "cuda" else "the CPU"
+        line = f"memory of rewards.{name} on {on}: weights {size(each.weights)}, a batch {size(each.batch)}"
+        found[line] = (each.total, each.device == "cuda")
+    for name, taken in teachers_memory(config, shape).items():
+        line = f"memory of the teacher {name}: {size(taken)}, from the first step on"
+        found[line] = (taken, config.policies[name].engine.device != "cpu")
+    return found
 
 
 def reward_models(config: RunConfig) -> dict[str, ModelMemory]:
@@ -232,6 +246,8 @@ def _memory(trainer: TrainerMemory, engine: EngineMemory, config: RunConfig) -> 
         f"{name.replace('_', ' ')} {size(getattr(trainer, name))}" for name in parts if getattr(trainer, name)
     )
     yield f"memory of a trainer rank: {size(trainer.total)} = {each} (forests of {config.trainer.token_budget} tokens)"
+    if config.data is not None:
+        return
     sessions = at_once(config)
     cache = sessions * config.rollout.session_tokens * engine.token
     yield (

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from agentrl.config import START, PolicyConfig, RunConfig
 from agentrl.models.registry import cache_folder
 from agentrl.rollout.engines import ENGINES
-from agentrl.train.plan.devices import size
 from agentrl.train.plan.memory import LOGITS
 from agentrl.train.plan.shapes import Shape, shape_of
 
@@ -37,9 +34,3 @@ def _bytes(own: PolicyConfig, shape: Shape, token_budget: int) -> float:
         return float(shape.parameters) * (4 if own.engine.dtype == "float32" else 2)
     logits = min(LOGITS, 12 * token_budget * shape.vocab_size)
     return 4.0 * shape.parameters + 4.0 * token_budget * (shape.layer_activations + shape.hidden_size) + logits
-
-
-def teacher_lines(memory: dict[str, float]) -> Iterator[str]:
-    """A line for each teacher."""
-    for name, count in memory.items():
-        yield f"memory of the teacher {name}: {size(count)}, from the first step on"
