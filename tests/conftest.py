@@ -93,12 +93,12 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> shared.Once:
 
 @pytest.fixture(scope="session")
 def learned(once: shared.Once) -> Path:
-    """The run of `make train`, of a quarter of its steps, with its first and last checkpoint; it is to be read only."""
+    """The run of `make train`, of a third of its steps, with its first and last checkpoint; it is to be read only."""
 
     def train(folder: Path) -> None:
         import agentrl
 
-        settings = {"steps": 14, "algo.schedule": "constant", "checkpoint_every": 100}
+        settings = {"steps": 20, "algo.schedule": "constant", "checkpoint_every": 100}
         agentrl.train("calculator", seed=0, run_dir=str(folder / "run"), **settings)
 
     return once("learned", train) / "run"

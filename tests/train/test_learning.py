@@ -22,7 +22,7 @@ def mean_reward(run: Path, step: int) -> float:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_calculator_agent_rises_from_below_half_to_eight_in_ten_on_tasks_it_never_saw(learned: Path) -> None:
-    """In a quarter of the steps that the recipe has, at a constant rate.
+    """In a third of the steps that the recipe has, at a constant rate: 0.87, where 14 steps gave 0.84.
 
     `python -m benchmarks.learning` takes all of the recipe.
     """
