@@ -123,9 +123,8 @@ class Gymnasium(Env):
         self._masks = library("agentrl.envs.adapters.masks", EXTRA)
         self.source, self.form, self.names, self.digits = source, form, tuple(map(str, actions)), digits
         self.episodes, self.idle_reward, self.return_range, self._quick = episodes, idle_reward, returns, quick
-        self._ansi, self._reuse, self._options = observe == "ansi", reuse, dict(options)
-        if self._ansi:
-            self._options["render_mode"] = "ansi"
+        self._ansi, self._reuse = observe == "ansi", reuse
+        self._options = {**options, "render_mode": "ansi"} if self._ansi else dict(options)
         self._renderer = load(renderer, f"env.renderer={renderer!r}") if renderer else None
         self._demonstrator = load(demonstrator, f"env.demonstrator={demonstrator!r}") if demonstrator else None
         self._mask_name, self._told = mask, tuple(map(str, info))

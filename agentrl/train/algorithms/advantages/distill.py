@@ -75,7 +75,7 @@ class DistillConfig(UnclippedConfig):
     the whole vocabulary (torch)."""
     privileged: str | None = None
     """A field of the task that only the teacher reads, such as the answer or a hint."""
-    privileged_text: str = "For your eyes only: {}"
+    privileged_text: str = "Additional information: {}"
     """How it stands, as a paragraph of its own, behind the last message of a user's before a path's first turn."""
 
     @model_validator(mode="after")
