@@ -26,6 +26,15 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentrl"
 
 
+def processor() -> str:
+    """Return this machine's kind of processor, in its maker's words where the system knows them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
 def compiled(sources: Sequence[Path], output: str, flags: Sequence[str], label: str, purpose: str) -> Path:
     """Compile C sources into a cache folder that is named after their content, the flags and this processor.
 

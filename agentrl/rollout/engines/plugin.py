@@ -85,6 +85,10 @@ class EnginePlugin:
             f"fleet.colocated=true needs an engine that can sleep (sglang, vllm), and engine={config.name} can't"
         )
 
+    def kernel(self, config: Any) -> str:
+        """Return the name of what its engines compute by, where there are several with bits of their own."""
+        return ""
+
     def proves(self, config: Any) -> bool:
         """Return whether it computes models itself, so that it is compared with transformers on a small one first."""
         return False

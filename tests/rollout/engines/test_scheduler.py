@@ -24,17 +24,17 @@ from tests.rollout.engines.walk import Reference, Walk
 Parts = tuple[ModelRunner, Reference]
 
 
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parts]:
-    """A runner to schedule on, and two policies to compare with, of which the runner has the first."""
+@pytest.fixture(scope="module", params=["auto", "torch"])
+def parts(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Parts]:
+    """A runner to schedule on, and two policies to compare with, of which the runner has the first; by each kernel."""
     shape = tiny.TinyShape(vocab=288, layers=2, width=32, mlp=32, context=1024)
     base = tmp_path_factory.mktemp("models")
     folders = [tiny.build(base / str(seed), TEXTS, seed=seed, shape=shape) for seed in (0, 1)]
     own = torch.get_num_threads()
     torch.set_num_threads(1)
     yield (
-        ModelRunner(folders[0], "cpu", "float32", 24, 1 << 26),
-        Reference([ModelRunner(folder, "cpu", "float32", 1, 1 << 24) for folder in folders]),
+        ModelRunner(folders[0], "cpu", "float32", 24, 1 << 26, kernel=request.param),
+        Reference([ModelRunner(folder, "cpu", "float32", 1, 1 << 24, kernel=request.param) for folder in folders]),
     )
     torch.set_num_threads(own)
 

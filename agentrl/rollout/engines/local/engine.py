@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 import random
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -44,6 +45,7 @@ _ARENA_BYTES = 4 << 30  # at most; a quarter of the memory where that is less
 _PREFILL_TOKENS = 512  # in one step: decoding requests wait for it
 _SCORE_LOGITS = 1 << 24  # logits that scoring computes in one step
 _TINY = 10_000_000  # parameters below which threads wait for each other longer than they compute
+_LOG = logging.getLogger(__name__)
 _RANDOM = random.SystemRandom()
 
 
@@ -68,7 +70,12 @@ class LocalEngine(ManagedEngine):
             memory,
             routed_experts=self._config.routed_experts,
             context=self._config.max_context,
+            kernel=getattr(self._config, "kernel", "auto"),
         )
+        if self._runner.slow:
+            _LOG.warning(
+                "engine=local computes through torch, several times slower than compiled: %s", self._runner.slow
+            )
         if self._config.routed_experts and self._runner.recorder is None:
             raise ConfigError(f"engine.routed_experts=true: model={str(path)!r} has no experts to record")
         threads = self._threads(device)
@@ -91,6 +98,7 @@ class LocalEngine(ManagedEngine):
             score=True,
             json_schema=False,
             pause_modes=frozenset(PauseMode),
+            kernel=self._runner.kernel_name,
             attachments=frozenset(
                 ([support.NAME] if self._config.support_bytes else [])
                 + ([routed_experts.NAME] if self._config.routed_experts else [])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from agentrl.config import EngineConfig
-from agentrl.errors import ConfigError, missing_extra
+from agentrl.errors import ConfigError, MissingExtra, missing_extra
 from agentrl.models.devices import torch_device
 from agentrl.rollout.engines.plugin import EnginePlugin
 from agentrl.types import Engine, Tokenizer
@@ -25,6 +25,9 @@ class LocalConfig(EngineConfig):
     process: Literal["auto", "own", "shared"] = "auto"
     """Where it computes: in the run's process (shared) or in one of its own; auto: own where training goes on while it
     generates (rollout.staleness above 0), else shared."""
+    kernel: Literal["auto", "torch"] = "auto"
+    """By what it computes. torch: transformers' modules; auto: on a CPU in float32 a small Llama, Mistral, Qwen 2 or
+    Qwen 3 by C, which the system's compiler compiles once and which is several times as fast; else torch."""
     proof: bool = True
     """Before generating, test on a small model of the architecture that it computes what transformers computes."""
 
@@ -69,6 +72,15 @@ class LocalPlugin(EnginePlugin):
             raise ConfigError(f"{setting}={url!r} is a server's address, and engine=local has none; use engine=sglang")
         if config.device == "cuda":
             torch_device(config.device, "engine.device")
+
+    def kernel(self, config: LocalConfig) -> str:
+        """Return the compiled kernel's name, or torch where that is chosen or there is no compiler."""
+        from agentrl.rollout.engines.local.kernel import name
+
+        try:
+            return name() if config.kernel == "auto" else "torch"
+        except (MissingExtra, OSError):
+            return "torch"
 
     def proves(self, config: LocalConfig) -> bool:
         """Return True unless `engine.proof=false`."""

@@ -42,6 +42,7 @@ from agentrl.rollout.engines.local.flat import (
     decode,
     prefill,
 )
+from agentrl.rollout.engines.local.kernel import Kernel, make_kernel, suits
 from agentrl.rollout.engines.local.parts import Shared, parts
 from agentrl.rollout.engines.local.states import States
 
@@ -75,6 +76,9 @@ class ModelRunner:
         parameters: how many it has, tied ones once.
         states: what its layers carry from token to token, where some do.
         recorder: notes which experts tokens go to, where that is wanted and the model has some.
+        kernel: computes steps in place of transformers, where the model suits it and there is a compiler.
+        kernel_name: its name, or torch where there is none although the model suits it; else empty.
+        slow: why there is none although the model suits it; else empty.
     """
 
     def __init__(
@@ -87,8 +91,11 @@ class ModelRunner:
         *,
         routed_experts: bool = False,
         context: int | None = None,
+        kernel: str = "auto",
     ) -> None:
         """Load the model; `routed_experts` records which experts its tokens go to, and `context` bounds its paths.
+
+        `kernel` is auto, or torch, which computes every model through transformers.
 
         Raises:
             InvalidWeights: its files don't hold the weights of its configuration.
@@ -131,6 +138,12 @@ class ModelRunner:
             experts=(self.recorder.layers, self.recorder.topk) if self.recorder is not None else None,
             slots=list(attending),
         )
+        self.kernel: Kernel | None = None
+        self.kernel_name = self.slow = ""
+        if suits(self.model, attending, self.parameters):
+            if kernel == "auto":
+                self.kernel, self.slow = make_kernel(self.model, self.max_context)
+            self.kernel_name = self.kernel.name if self.kernel is not None else "torch"
         if self.states is not None:
             self.arena.states = self.states.rows
             set_plan(self.model, self.states)
@@ -181,6 +194,8 @@ class ModelRunner:
         Returns:
             float32 logits, shape (len(keep), vocabulary).
         """
+        if self.kernel is not None:
+            return self._compiled(rows, decode, segments, segment_size, keep, shared)
         tokens, positions, layout = self._lay_out(rows, decode, segments, segment_size, shared)
         self.arena.touched = max(self.arena.touched, layout.decode_keys, layout.segment_keys)
         if self.recorder is not None:
@@ -203,12 +218,35 @@ class ModelRunner:
         logits: Tensor = output.logits[0, : len(keep)].float()
         return logits
 
+    def _compiled(
+        self,
+        rows: int,
+        decode: Sequence[tuple[int, int, int]],
+        segments: Sequence[RowSegment],
+        size: int,
+        keep: Sequence[int],
+        shared: Sequence[Shared],
+    ) -> Tensor:
+        """A step without padding, by the kernel."""
+        assert self.kernel is not None
+        row = [one for one, _, _ in decode]
+        position, token = [where for _, where, _ in decode], [what for _, _, what in decode]
+        found = {one: at for at, one in enumerate(row)}
+        for index, one in enumerate(segments):
+            base, count = rows + index * size, len(one.tokens)
+            found.update(zip(range(base, base + count), range(len(token), len(token) + count), strict=True))
+            token += one.tokens
+            position += range(one.start, one.start + count)
+            row += [one.row] * count
+        self.arena.touched = max(self.arena.touched, bucket(1 + max(position, default=0)))
+        return self.kernel.step(self.arena, (token, position, row), [found[place] for place in keep], shared)
+
     def row_invariant(self) -> bool:
         """Try on a few tokens whether this device's kernels keep what the module's docstring says.
 
         Layers that carry a state compute one token otherwise than several, so theirs do not.
         """
-        return self.states is None and self._steps_agree() and self._attention_agrees()
+        return self.states is None and self._steps_agree() and (self.kernel is not None or self._attention_agrees())
 
     def _steps_agree(self) -> bool:
         """One path as one segment, as two beside a busy batch, and token by token."""

@@ -155,8 +155,12 @@ def _by_megatron(trial: ModelTrial) -> Proof:
 
 
 def _by_engine(trial: ModelTrial) -> Proof:
-    """Prove in batches of paths: the first half of each as a prompt, the rest token by token."""
+    """Prove in batches of paths: the first half of each as a prompt, the rest token by token; by torch and compiled."""
     runner = ModelRunner(trial.folder, trial.device, trial.dtype, PATHS_PER_BATCH, 1 << 30)
+    found = trial.proof(engine_logps(runner, trial.forest))
+    if runner.kernel is None or not found.passed:
+        return found
+    runner.kernel = None
     return trial.proof(engine_logps(runner, trial.forest))
 
 

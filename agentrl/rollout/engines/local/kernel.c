@@ -1,0 +1,254 @@
+/* One forward pass of a Llama-like model over tokens of many sequences, on one CPU core in float32.
+
+   A token's numbers depend on nothing but itself and the keys and values before it: every sum runs over its inputs in
+   one order, whatever else is in the batch. `kernel.py` says what is computed here and what isn't. */
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef float v16 __attribute__((vector_size(64), aligned(4), may_alias));
+typedef float v8 __attribute__((vector_size(32)));
+typedef float v4 __attribute__((vector_size(16)));
+typedef int32_t i16 __attribute__((vector_size(64)));
+
+#define LANES 16
+#define PANEL 32 /* columns of a packed matrix that lie side by side */
+#ifdef __AVX512F__
+#define TILE 12 /* rows that are multiplied at once: as many sums as registers hold */
+#else
+#define TILE 2
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+typedef struct {
+    const float *norm_in, *qkv, *qkv_bias, *q_norm, *k_norm, *out, *norm_mlp, *gate_up, *down;
+} Layer;
+
+typedef struct {
+    int64_t layers, width, heads, kv_heads, head, mlp, vocab;
+    float eps, scale;
+    const float *embedding, *norm, *head_matrix, *cosines, *sines;
+    const Layer *layer;
+} Model;
+
+/* Tokens are in the order in which they are computed. `from_row` is where a token's first `from_length` keys lie: in its
+   own row, or in that of another sequence that begins alike. */
+typedef struct {
+    int64_t tokens, kept, row_stride, head_stride, values_offset, layer_stride;
+    const int64_t *token, *position, *row, *from_row, *from_length, *keep;
+    float *kv, *logits, *scratch;
+} Step;
+
+INLINE v16 load(const float *at) { return *(const v16 *)at; }
+INLINE void store(float *at, v16 what) { *(v16 *)at = what; }
+
+INLINE float total(v16 x) {
+    v8 low, high;
+    memcpy(&low, &x, 32);
+    memcpy(&high, (char *)&x + 32, 32);
+    v8 eight = low + high;
+    v4 first, second;
+    memcpy(&first, &eight, 16);
+    memcpy(&second, (char *)&eight + 16, 16);
+    v4 four = first + second;
+    return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
+/* e^x = 2^n e^r with |r| <= ln 2 / 2 and ln 2 in two parts (Cody and Waite, 1980), e^r by its Taylor series. */
+INLINE v16 exponential(v16 x) {
+    const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
+    v16 lowest = (v16){0} - 87.0f, highest = (v16){0} + 88.0f;
+    i16 below = x < lowest, above = x > highest;
+    x = (v16)((below & (i16)lowest) | (~below & (i16)x));
+    x = (v16)((above & (i16)highest) | (~above & (i16)x));
+    v16 n = x * 1.44269504088896341f + shift;
+    n = n - shift;
+    v16 r = x - n * 0.693359375f;
+    r = r + n * 2.12194440054690583e-4f;
+    v16 sum = r * (1.0f / 5040) + 1.0f / 720;
+    sum = sum * r + 1.0f / 120;
+    sum = sum * r + 1.0f / 24;
+    sum = sum * r + 1.0f / 6;
+    sum = sum * r + 0.5f;
+    sum = sum * r + 1.0f;
+    sum = sum * r + 1.0f;
+    i16 power = (__builtin_convertvector(n, i16) + 127) << 23;
+    return sum * (v16)power;
+}
+
+/* `rows` rows of x [*, inner] times a panel of PANEL columns. */
+INLINE void tile(const int rows, const float *x, int64_t inner, const float *panel, float *y, int64_t wide,
+                 int64_t columns, const float *bias, int add) {
+    v16 sum[TILE][2];
+    for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = (v16){0};
+    for (int64_t k = 0; k < inner; k++) {
+        v16 first = load(panel + k * PANEL), second = load(panel + k * PANEL + LANES);
+#pragma GCC unroll 12
+        for (int r = 0; r < rows; r++) {
+            float one = x[r * inner + k];
+            sum[r][0] += one * first;
+            sum[r][1] += one * second;
+        }
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < rows; r++) {
+        float *to = y + r * wide;
+        if (bias) {
+            sum[r][0] += load(bias);
+            sum[r][1] += load(bias + LANES);
+        }
+        if (columns == PANEL) {
+            if (add) {
+                sum[r][0] = load(to) + sum[r][0];
+                sum[r][1] = load(to + LANES) + sum[r][1];
+            }
+            store(to, sum[r][0]);
+            store(to + LANES, sum[r][1]);
+        } else {
+            float found[PANEL];
+            store(found, sum[r][0]);
+            store(found + LANES, sum[r][1]);
+            for (int64_t c = 0; c < columns; c++) to[c] = add ? to[c] + found[c] : found[c];
+        }
+    }
+}
+
+/* y [rows, wide] = x [rows, inner] times a matrix in panels; or y += that. */
+static void multiply(const float *x, int64_t rows, int64_t inner, const float *matrix, int64_t wide, const float *bias,
+                     float *y, int add) {
+    for (int64_t start = 0; start < wide; start += PANEL) {
+        const float *panel = matrix + start * inner, *part = bias ? bias + start : 0;
+        int64_t columns = wide - start < PANEL ? wide - start : PANEL, r = 0;
+        for (; r + TILE <= rows; r += TILE)
+            tile(TILE, x + r * inner, inner, panel, y + r * wide + start, wide, columns, part, add);
+        for (; r + 4 <= rows && TILE > 4; r += 4)
+            tile(4 < TILE ? 4 : 1, x + r * inner, inner, panel, y + r * wide + start, wide, columns, part, add);
+        for (; r < rows; r++) tile(1, x + r * inner, inner, panel, y + r * wide + start, wide, columns, part, add);
+    }
+}
+
+static void normalise(const float *x, int64_t rows, int64_t width, const float *weight, float eps, float *y) {
+    for (int64_t r = 0; r < rows; r++, x += width, y += width) {
+        v16 squares = {0};
+        for (int64_t i = 0; i < width; i += LANES) squares += load(x + i) * load(x + i);
+        float factor = 1.0f / sqrtf(total(squares) / (float)width + eps);
+        for (int64_t i = 0; i < width; i += LANES) store(y + i, load(weight + i) * (load(x + i) * factor));
+    }
+}
+
+static void rotate(float *x, int64_t head, const float *cosine, const float *sine) {
+    int64_t half = head / 2;
+    for (int64_t i = 0; i < half; i++) {
+        float first = x[i], second = x[i + half];
+        x[i] = first * cosine[i] - second * sine[i];
+        x[i + half] = second * cosine[i + half] + first * sine[i + half];
+    }
+}
+
+/* One query head of one token over keys [0, count), which lie in two places: `shared` of them in `from`. */
+static void attend(const float *query, const float *from, const float *own, int64_t shared, int64_t count,
+                   int64_t head, int64_t values, float *score, float *out) {
+    float highest = -INFINITY;
+    for (int64_t k = 0; k < count; k++) {
+        const float *key = (k < shared ? from : own) + k * head;
+        v16 sum = load(query) * load(key);
+        for (int64_t i = LANES; i < head; i += LANES) sum += load(query + i) * load(key + i);
+        score[k] = total(sum);
+        highest = score[k] > highest ? score[k] : highest;
+    }
+    int64_t padded = (count + LANES - 1) / LANES * LANES;
+    for (int64_t k = count; k < padded; k++) score[k] = -INFINITY;
+    v16 sums = {0};
+    for (int64_t k = 0; k < padded; k += LANES) {
+        v16 weight = exponential(load(score + k) - highest);
+        store(score + k, weight);
+        for (int64_t past = count; past < k + LANES; past++) score[past] = 0.0f;
+        sums += load(score + k);
+    }
+    float factor = 1.0f / total(sums);
+    for (int64_t i = 0; i < head; i += LANES) {
+        v16 sum[4] = {{0}, {0}, {0}, {0}};
+        int64_t k = 0;
+        for (; k + 4 <= count; k += 4)
+            for (int part = 0; part < 4; part++)
+                sum[part] += score[k + part] * load((k + part < shared ? from : own) + values + (k + part) * head + i);
+        for (; k < count; k++) sum[0] += score[k] * load((k < shared ? from : own) + values + k * head + i);
+        store(out + i, ((sum[0] + sum[1]) + (sum[2] + sum[3])) * factor);
+    }
+}
+
+static void activate(const float *gate_up, int64_t rows, int64_t mlp, float *out) {
+    for (int64_t r = 0; r < rows; r++, gate_up += 2 * mlp, out += mlp)
+        for (int64_t i = 0; i < mlp; i += LANES) {
+            v16 gate = load(gate_up + i);
+            store(out + i, gate / (1.0f + exponential(-gate)) * load(gate_up + mlp + i));
+        }
+}
+
+/* Queries, keys and values of all tokens: keys and values go to their places, queries stay where they are. */
+static void place(const Model *m, const Layer *layer, const Step *s, float *kv, float *qkv) {
+    int64_t queries = m->heads * m->head, own = m->kv_heads * m->head, wide = queries + 2 * own;
+    for (int64_t t = 0; t < s->tokens; t++) {
+        float *q = qkv + t * wide, *k = q + queries, *v = k + own;
+        const float *cosine = m->cosines + s->position[t] * m->head, *sine = m->sines + s->position[t] * m->head;
+        if (layer->q_norm) {
+            normalise(q, m->heads, m->head, layer->q_norm, m->eps, q);
+            normalise(k, m->kv_heads, m->head, layer->k_norm, m->eps, k);
+        }
+        for (int64_t h = 0; h < m->heads; h++) rotate(q + h * m->head, m->head, cosine, sine);
+        for (int64_t i = 0; i < queries; i++) q[i] *= m->scale;
+        for (int64_t h = 0; h < m->kv_heads; h++) {
+            float *to = kv + s->row[t] * s->row_stride + h * s->head_stride + s->position[t] * m->head;
+            rotate(k + h * m->head, m->head, cosine, sine);
+            memcpy(to, k + h * m->head, m->head * sizeof(float));
+            memcpy(to + s->values_offset, v + h * m->head, m->head * sizeof(float));
+        }
+    }
+}
+
+/* Floats that a step needs beside its results. */
+int64_t agentrl_scratch(const Model *m, int64_t tokens, int64_t longest) {
+    int64_t queries = m->heads * m->head;
+    return tokens * (2 * m->width + 2 * queries + 2 * m->kv_heads * m->head + 3 * m->mlp) + longest + 2 * LANES;
+}
+
+void agentrl_step(const Model *m, const Step *s) {
+    int64_t queries = m->heads * m->head, wide = queries + 2 * m->kv_heads * m->head, n = s->tokens;
+    int64_t group = m->heads / m->kv_heads;
+    float *hidden = s->scratch, *normed = hidden + n * m->width, *qkv = normed + n * m->width;
+    float *attended = qkv + n * wide, *gate_up = attended + n * queries, *act = gate_up + n * 2 * m->mlp;
+    float *score = act + n * m->mlp;
+    for (int64_t t = 0; t < n; t++)
+        memcpy(hidden + t * m->width, m->embedding + s->token[t] * m->width, m->width * sizeof(float));
+    for (int64_t l = 0; l < m->layers; l++) {
+        const Layer *layer = m->layer + l;
+        float *kv = s->kv + l * s->layer_stride;
+        int last = l == m->layers - 1; /* where only some tokens' logits are wanted, only they go on from here */
+        int64_t active = last ? s->kept : n;
+        normalise(hidden, n, m->width, layer->norm_in, m->eps, normed);
+        multiply(normed, n, m->width, layer->qkv, wide, layer->qkv_bias, qkv, 0);
+        place(m, layer, s, kv, qkv);
+        for (int64_t h = 0; h < m->kv_heads; h++)
+            for (int64_t a = 0; a < active; a++) {
+                int64_t t = last ? s->keep[a] : a;
+                const float *own = kv + s->row[t] * s->row_stride + h * s->head_stride;
+                const float *from = kv + s->from_row[t] * s->row_stride + h * s->head_stride;
+                for (int64_t g = h * group; g < (h + 1) * group; g++)
+                    attend(qkv + t * wide + g * m->head, from, own, s->from_length[t], s->position[t] + 1, m->head,
+                           s->values_offset, score, attended + a * queries + g * m->head);
+            }
+        if (last) {
+            for (int64_t a = 0; a < active; a++)
+                memcpy(normed + a * m->width, hidden + s->keep[a] * m->width, m->width * sizeof(float));
+            memcpy(hidden, normed, active * m->width * sizeof(float));
+        }
+        multiply(attended, active, queries, layer->out, m->width, 0, hidden, 1);
+        normalise(hidden, active, m->width, layer->norm_mlp, m->eps, normed);
+        multiply(normed, active, m->width, layer->gate_up, 2 * m->mlp, 0, gate_up, 0);
+        activate(gate_up, active, m->mlp, act);
+        multiply(act, active, m->mlp, layer->down, m->width, 0, hidden, 1);
+    }
+    normalise(hidden, s->kept, m->width, m->norm, m->eps, normed);
+    multiply(normed, s->kept, m->width, m->head_matrix, m->vocab, 0, s->logits, 0);
+}
