@@ -45,6 +45,7 @@ class Dense(agentrl.Env):
 SETTINGS: dict[str, Any] = {
     **{"rollout.groups_per_step": 2, "rollout.group_size": 3, "rollout.turn_tokens": 48, "rollout.staleness": 2},
     **{"rollout.order": "ready", "weights.mode": "abort", "algo.lr": 1e-3, "eval.tasks": 1, "steps": 4},
+    "engine.kernel": "torch",  # the slower one: turns are under way when weights come
 }
 
 
