@@ -149,7 +149,7 @@ class Retail(Env):
         return StepResult([Message(role="user", content=answer)])
 
     def state(self) -> dict[str, Any]:
-        """What has changed in the database, what was said, and where the customer is."""
+        """Changes of the database, the words said, and the customer's place in the conversation."""
         store = {
             "changed": self._store.changed,
             "transferred": self._store.transferred,
@@ -266,7 +266,7 @@ def is_write(message: Message) -> bool:
 
 
 def told(wanted: Iterable[str], text: str) -> set[str]:
-    """Which words a message tells.
+    """The words that a message tells.
 
     A number counts where it is written by itself, not as a part of another, and not among more than `MOST_NUMBERS`.
     Thousands may be separated by commas.
