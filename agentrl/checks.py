@@ -1,4 +1,4 @@
-"""What `agentrl check` and `agentrl bench` run: conformance suites by kind, benchmarks by name."""
+"""Subjects of `agentrl check` and `agentrl bench`: conformance suites by kind, benchmarks by name."""
 
 from __future__ import annotations
 

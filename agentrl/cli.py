@@ -101,7 +101,7 @@ class _WithSettings(typer.core.TyperCommand):
         return super().parse_args(ctx, args)
 
     def settings(self) -> type[BaseModel]:
-        """What the command takes."""
+        """The command's settings."""
         from agentrl.config import RunConfig
 
         return RunConfig

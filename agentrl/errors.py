@@ -46,7 +46,7 @@ from enum import StrEnum
 
 
 class Blame(StrEnum):
-    """Who caused a failure."""
+    """The cause of a failure."""
 
     USER = "user"
     AGENT = "agent"
@@ -117,7 +117,7 @@ class EnvError(AgentRLError, RuntimeError):
 
 
 class InvalidNumber(EnvError):
-    """What an environment gave is no finite number: its session is not trained on, and not played again."""
+    """An environment gave no finite number: its session is not trained on, and not played again."""
 
     blame = Blame.INFRA
 
@@ -231,7 +231,7 @@ _CAUSES = 3
 
 
 def brief(text: object, width: int = 240) -> str:
-    """What an error says in a few lines that are safe to print, whoever wrote it.
+    """Return an error's text in a few lines that are safe to print, whoever wrote it.
 
     The first line stays, and of the others the last few that name an error (a traceback's or a log's), or else the
     last ones. Lines are cut at `width`; what is not printable (a terminal's escape sequences) becomes `?`.

@@ -90,7 +90,7 @@ POINTS = {
 
 
 class Fault(Section):
-    """What happens, where and when."""
+    """A fault to inject: its kind, its point and its time."""
 
     action: Action
     """kill (SIGKILL) or stop (SIGSTOP for `seconds`) a process, delay a point, drop a reply, garble data, fail a write
@@ -270,7 +270,7 @@ class _Injector:
         return _Reached(self, name, firing)
 
     def act(self, index: int, name: str, value: Any) -> Any:
-        """What a fault does, but for a delay, which the point itself takes.
+        """Perform a fault, but for a delay, which the point itself takes.
 
         Returns:
             The value, garbled or shortened where that is what it does.

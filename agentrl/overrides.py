@@ -123,7 +123,7 @@ def _in_one_line(error: yaml.MarkedYAMLError) -> str:
 
 
 def typed(words: Sequence[str] = (), file: str | Path | None = None) -> Tree:
-    """What the user requested, file and words merged, not validated yet."""
+    """The user's settings, file and words merged, not validated yet."""
     return merge(read_yaml(file) if file else {}, parse_words(words))
 
 
@@ -181,7 +181,7 @@ def plugin_sections(model: type[BaseModel] = RunConfig, prefix: str = "") -> dic
 
 
 def value_at(tree: Mapping[str, Any], dotted: str) -> Any:
-    """What stands at `a.b.c` in a tree; None where nothing does."""
+    """Return the value at `a.b.c` in a tree; None where there is none."""
     found: Any = tree
     for key in dotted.split("."):
         found = found.get(key) if isinstance(found, Mapping) else None

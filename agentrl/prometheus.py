@@ -28,7 +28,7 @@ def page(numbers: Mapping[str, float], labels: Mapping[str, str] | None = None) 
 
 
 def metric(name: str) -> str:
-    """What a number is called in Prometheus."""
+    """Return a number's name in Prometheus."""
     return f"agentrl_{_OTHER.sub('_', name)}"
 
 

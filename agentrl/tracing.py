@@ -46,7 +46,7 @@ _destination: Destination | None = None
 
 
 class scope(AbstractContextManager[None]):
-    """What is worked on within the block, besides what is known already."""
+    """Name what is worked on within the block, besides what is known already."""
 
     def __init__(self, **names: str | int) -> None:
         self._names = names
@@ -59,7 +59,7 @@ class scope(AbstractContextManager[None]):
 
 
 def current() -> Mapping[str, str | int]:
-    """What is worked on: `session`, `turn`; nothing outside of them."""
+    """Attributes of the current work: `session`, `turn`; nothing outside of them."""
     return _scope.get()
 
 
@@ -226,7 +226,7 @@ def exported(
 
 
 def destination() -> Destination | None:
-    """Where spans are sent, for processes that this one starts; None where they are not."""
+    """Address for spans, for processes that this one starts; None where they are not sent."""
     return _destination
 
 

@@ -101,7 +101,7 @@ class Watchdog:
 
 
 class Silence:
-    """How long there has been no progress, in time in which this process ran.
+    """Time without progress, counted while this process ran.
 
     Args:
         timeout: seconds after which it has lasted long.
@@ -133,7 +133,7 @@ class Silence:
 
 
 def stacks(loop: asyncio.AbstractEventLoop | None = None) -> str:
-    """Where the process's threads, the loop's tasks and the child processes stand, as text."""
+    """Return the stacks of the process's threads, the loop's tasks and the child processes, as text."""
     parts = [f"process {os.getpid()}: {' '.join(sys.argv)}"]
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, frame in sys._current_frames().items():

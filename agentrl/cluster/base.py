@@ -316,7 +316,7 @@ class Cluster(ABC):
         """The machines, this one first."""
 
     def occupied(self, kind: str) -> Resources:
-        """What each worker of a kind occupies; nothing where none runs."""
+        """The resources that each worker of a kind occupies; nothing where none runs."""
         return Resources(cpus=0.0)
 
     def movable(self, kind: str) -> bool:

@@ -36,7 +36,7 @@ def allowed(folder: Path) -> bool:
 
 
 def granted() -> frozenset[str]:
-    """What may run in this process, to be granted to another."""
+    """The code that may run in this process, to be granted to another."""
     return frozenset(_allowed)
 
 
@@ -73,7 +73,7 @@ def digest(folder: Path) -> str:
 
 
 def refusal(folder: Path) -> str:
-    """Why a folder's code does not run here, as a clause; '' where it may run, or there is none."""
+    """Say as a clause why a folder's code does not run here; '' where it may run, or there is none."""
     named = named_in(folder)
     if not named or allowed(folder):
         return ""

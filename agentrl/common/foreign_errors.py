@@ -88,7 +88,7 @@ def words(error: BaseException) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """What an exception says, or that its `__str__` fails."""
+    """Return an exception's text, or say that its `__str__` fails."""
     try:
         return safe_text(str(error))
     except (Exception, SystemExit) as failed:

@@ -27,7 +27,7 @@ ABOUT = "CREATE TABLE IF NOT EXISTS about (agentrl TEXT NOT NULL)"
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """What is numbered.
+    """A numbered format.
 
     Attributes:
         what: its name, for messages.

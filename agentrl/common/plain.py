@@ -1,4 +1,4 @@
-"""What arithmetic and files bring (numpy, torch, pandas, Decimal, dates), as the plain values that are meant by it.
+"""Values of numpy, torch, pandas, Decimal and dates, as the plain values that are meant by them.
 
 Two functions decide: `number` for every reward, whoever gives it, and `plain` for one value that JSON does not have,
 whatever it is in (a task, a row of a file, a setting). Neither imports what it converts from.
@@ -70,7 +70,7 @@ def within(found: float, low: float, high: float) -> float:
 
 
 def plain(value: Any) -> Any:
-    """What stands for a value in JSON; the value itself where nothing does, and where it needs nothing.
+    """Return a value's plain form for JSON; the value itself where it has none or needs none.
 
     Numbers and arrays become numbers and lists, dates text (ISO 8601), durations seconds, sets sorted lists, bytes
     their text (base64 where they are no UTF-8), and missing values None. What is in a list or a mapping stays as it is.

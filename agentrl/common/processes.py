@@ -36,12 +36,12 @@ def forget_sandbox(id: str) -> None:
 
 
 def sandboxes() -> dict[str, Callable[[], object]]:
-    """What kills each of the sandboxes that run, by id."""
+    """The function that kills each running sandbox, by id."""
     return dict(_sandboxes)
 
 
 def register_cleanup(name: str, work: Callable[[], object]) -> None:
-    """What removes things that outlive this process, where it ends without its exit handlers.
+    """Register a command that removes what outlives this process, where it ends without its exit handlers.
 
     Args:
         name: one of the same name is replaced.

@@ -19,7 +19,7 @@ OF_RAY = ("address", "environment", "max_environments", "place_timeout", "resour
 
 
 class ResourcesConfig(Section):
-    """What each worker of a role reserves on its node, beside its GPUs; with cluster=ray."""
+    """Reservations of each worker of a role on its node, beside its GPUs; with cluster=ray."""
 
     cpus: NonNegativeFloat | None = None
     """CPU cores as Ray counts them, which bind nothing; None: 1 for an environment, reward or gateway worker, else
@@ -29,14 +29,14 @@ class ResourcesConfig(Section):
 
 
 class RewardResources(ResourcesConfig):
-    """What each reward worker reserves on its node; with cluster=ray."""
+    """Reservations of each reward worker on its node; with cluster=ray."""
 
     gpus: int = Field(default=0, ge=0)
     """GPUs of its own, the only ones that it sees: for rewards that are models."""
 
 
 class RoleResources(Section):
-    """What the workers of each role reserve."""
+    """Reservations of each role's workers."""
 
     trainer: ResourcesConfig = ResourcesConfig()
     """The trainer."""
@@ -51,7 +51,7 @@ class RoleResources(Section):
 
 
 class ClusterConfig(Section):
-    """Where a run's engines, environments and trainer run; see docs/cluster.md."""
+    """Places of a run's engines, environments and trainer; see docs/cluster.md."""
 
     name: Literal["local", "ray"] = "local"
     """local: this machine; ray: the nodes of a Ray cluster, where engines and trainer get processes of their own."""

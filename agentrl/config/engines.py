@@ -10,7 +10,7 @@ from agentrl.config.sections import Device, Dtype, OfPlugin, Section
 
 
 class ModelConfig(Section):
-    """Which weights a run starts from."""
+    """The weights that a run starts from."""
 
     name: str = "tiny"
     """`tiny`, a name from `agentrl models`, or a local Hugging Face folder."""
@@ -83,12 +83,12 @@ class FleetConfig(Section):
 
     @property
     def shared(self) -> int:
-        """How many engines are on the trainer's GPUs, the first ones."""
+        """The number of engines on the trainer's GPUs, the first ones."""
         return (self.colocated_engines or self.count) if self.colocated else 0
 
     @property
     def count(self) -> int:
-        """How many engines there are at the start."""
+        """The number of engines at the start."""
         return len(self.urls) or self.engines
 
     @model_validator(mode="after")
@@ -103,7 +103,7 @@ class FleetConfig(Section):
 
 
 class WeightsConfig(Section):
-    """How new weights reach the engines: what every transport has; its own settings are a subclass."""
+    """Settings of weight publication that every transport has; its own settings are a subclass."""
 
     transport: str = "auto"
     """The transport's name or import path; `agentrl plugins` lists the names, and docs/fleet.md says what each does."""

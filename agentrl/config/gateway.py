@@ -42,7 +42,7 @@ a regular expression."""
 
 
 class ForwardConfig(Section):
-    """Where requests for other models than the trained one are sent, such as embeddings."""
+    """Address for requests to other models than the trained one, such as embeddings."""
 
     url: str | None = Field(default=None, pattern=r"^https?://[^\s/]+")
     """The base URL of a server with OpenAI's API, such as http://127.0.0.1:9000/v1; None forwards nothing."""
@@ -53,7 +53,7 @@ class ForwardConfig(Section):
 
 
 class GatewayConfig(Section):
-    """Where the gateway of agent programs (`agent=`) listens.
+    """Address and limits of the gateway of agent programs (`agent=`).
 
     There is one in each process that plays sessions, or in each gateway worker (`cluster.gateways`).
     """

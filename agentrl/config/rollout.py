@@ -11,7 +11,7 @@ from agentrl.config.sections import LISTED, OfPlugin, Section
 
 
 class EnvConfig(Section):
-    """Which environment; every other key goes to its constructor."""
+    """The environment's name; every other key goes to its constructor."""
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
     name: str
@@ -24,7 +24,7 @@ class EnvConfig(Section):
 
 
 class SamplerConfig(Section):
-    """What every task sampler has; its own settings are a subclass (`Sampler.settings`)."""
+    """Settings of every task sampler; its own settings are a subclass (`Sampler.settings`)."""
 
     name: str = "shuffled"
     """shuffled (each pass over the tasks in another order), sequential, difficulty (by past success), or an import
@@ -35,7 +35,7 @@ SamplerSection = Annotated[SerializeAsAny[SamplerConfig], OfPlugin("agentrl.roll
 
 
 class BranchConfig(Section):
-    """What every fork rule has; its own settings are a subclass (`ForkRule.settings`)."""
+    """Settings of every fork rule; its own settings are a subclass (`ForkRule.settings`)."""
 
     name: str = "none"
     """none, every (k turns), entropy, value, or an import path of a rule or of a function; see docs/branching.md."""
@@ -53,7 +53,7 @@ BranchSection = Annotated[SerializeAsAny[BranchConfig], OfPlugin("agentrl.rollou
 
 
 class RolloutConfig(Section):
-    """How sessions are generated."""
+    """Settings of the generation of sessions."""
 
     renamed: ClassVar[Mapping[str, str]] = {"replay": "reuse", "replay_age": "reuse_age"}
     groups_per_step: PositiveInt = 16
@@ -162,7 +162,7 @@ class RolloutConfig(Section):
 
 
 class RewardConfig(Section):
-    """What every reward of a run has; its own settings are a subclass (`Reward.settings`).
+    """Settings of every reward of a run; its own settings are a subclass (`Reward.settings`).
 
     Attributes:
         resident: whether the reward holds a model, of which there is to be one copy on a device.
@@ -186,11 +186,11 @@ class RewardConfig(Section):
 
 
 class GroupRewardConfig(RewardConfig):
-    """What every reward has that sees all sessions of a group; `timeout` is for the group."""
+    """Settings of a reward that sees all sessions of a group; `timeout` is for the group."""
 
 
 class SandboxConfig(Section):
-    """Where sandboxes are made, and their reuse between episodes."""
+    """The provider of sandboxes, and their reuse between episodes."""
 
     name: str | None = None
     """The backend of every environment's sandboxes (`agentrl plugins`); None: each environment's own `env.sandbox`."""
@@ -287,7 +287,7 @@ class EvalConfig(Section):
 
     @property
     def label(self) -> str:
-        """What to add to an evaluation's name to say which weights it measures."""
+        """Suffix of an evaluation's name that says which weights it measures."""
         return " (averaged weights)" if self.weights == "averaged" else ""
 
     def limits(self, rollout: RolloutConfig) -> RolloutConfig:

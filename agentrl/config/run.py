@@ -34,7 +34,7 @@ DATA = "data"
 
 
 class WatchdogConfig(Section):
-    """What is done about a run that makes no progress at all."""
+    """Response to a run that makes no progress at all."""
 
     timeout: PositiveFloat | None = 1800.0
     """Seconds without any progress after which the stacks of all threads and tasks are written into the run folder

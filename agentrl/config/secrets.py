@@ -1,4 +1,4 @@
-"""Which settings are secret: they are used, and never written, shown or sent to anybody else.
+"""Secret settings: they are used, and never written, shown or sent to anybody else.
 
 A setting that may hold a secret is declared by its type: `Secret` (or pydantic's `SecretStr`), `Secrets` for headers
 and environments, whose values are secret as a whole, and `Command`, whose options lose their values. Every address
@@ -35,7 +35,7 @@ MOST = 4096
 
 
 class Hide(StrEnum):
-    """What of a declared setting is hidden."""
+    """The hidden part of a declared setting."""
 
     WHOLE = "whole"
     COMMAND = "command"
@@ -123,7 +123,7 @@ def _of_class(section: type[BaseModel]) -> Mapping[str, Callable[[Any], Any] | N
 
 
 def declaration(annotation: Any, metadata: Iterable[Any] = ()) -> Callable[[Any], Any] | None:
-    """How what a type declares to be secret is hidden; None where it declares nothing."""
+    """Return how a type's secret is hidden; None where it declares nothing."""
     marks = {*(each for each in metadata if isinstance(each, Hide)), *_marks(annotation)}
     if Hide.COMMAND in marks:
         return command

@@ -1,4 +1,4 @@
-"""What sections of the configuration are made of: frozen, typed, chosen by name, or owned by a plug-in."""
+"""Building blocks of the configuration's sections: frozen, typed, chosen by name, or owned by a plug-in."""
 
 from __future__ import annotations
 

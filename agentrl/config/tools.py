@@ -10,7 +10,7 @@ from agentrl.config.sections import OfPlugin, Section
 
 
 class ToolConfig(Section):
-    """What every source of tools has; its own settings are a subclass (`ToolSource.settings`)."""
+    """Settings of every source of tools; its own settings are a subclass (`ToolSource.settings`)."""
 
     name: str
     """mcp, openapi, or an import path of a function with type hints, a `Tool`, a LangChain tool, or a list of these."""

@@ -98,7 +98,7 @@ class CorrectionConfig(Section):
 
 
 class ShapingConfig(Section):
-    """What is added to rewards before credit; filters, evaluation and the stored sessions see rewards without it."""
+    """Additions to rewards before credit; filters, evaluation and the stored sessions see rewards without them."""
 
     overlong_tokens: PositiveInt | None = None
     """The length from which a session is punished in full (DAPO, arXiv:2503.14476, equation 13): the most sampled

@@ -74,7 +74,7 @@ for _kind, (_pattern, _first) in _SCALARS.items():
 
 
 def read(text: str) -> Any:
-    """What a text in YAML says.
+    """Read a text in YAML.
 
     Raises:
         yaml.YAMLError: it is none; a `yaml.MarkedYAMLError` says where.

@@ -1,4 +1,4 @@
-"""Whose fault it is that a call of an environment failed.
+"""Blame for a failed call of an environment.
 
 Whatever an environment's own code raises becomes an EnvError that says which method of which class it was, with the
 original as its cause; connections that fail and resources that are used up (`foreign_errors`) become an InfraError, and

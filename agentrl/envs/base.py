@@ -107,7 +107,7 @@ class Env:
         return self.chance
 
     def brief(self, task: Task) -> Task | Awaitable[Task]:
-        """What an agent program is given of the task, after `reset`; by default all of it.
+        """Return the part of the task that an agent program is given, after `reset`; by default all of it.
 
         Override it where a task's data holds what no agent may see, or where the program needs to know more, such as
         the episode's sandbox.
@@ -133,7 +133,7 @@ class Env:
         raise NotImplementedError(f"{type(self).__name__} has no expert")
 
     def demonstrate(self, messages: Sequence[Message], rng: random.Random) -> str | Message | Awaitable[str | Message]:
-        """What a warm start imitates: the expert, unless a less than perfect demonstrator is written here.
+        """Return the message that a warm start imitates: the expert's, unless a demonstrator that errs is written here.
 
         It may be written without an expert: one that is sometimes rewarded is enough. `rng` is seeded by the run, the
         demonstration and the turn, so that a task which is demonstrated again is demonstrated differently, and a run
@@ -149,7 +149,7 @@ class Env:
         return ()
 
     def critic_view(self, agent: str) -> Sequence[float] | Awaitable[Sequence[float]]:
-        """What a centralised critic sees before a turn of `agent`, besides the agent's own tokens, as numbers.
+        """Return a central critic's observation before a turn of `agent`, besides the agent's own tokens, as numbers.
 
         Optional. They may tell what the agent does not know; no agent and no engine gets them. There are as many each
         time, which is `algo.value_view`; the critic is linear in them.

@@ -178,7 +178,7 @@ def _text_only(messages: list[Message], where: str) -> list[Message]:
 
 
 async def brief(env: Env, task: Task) -> Task:
-    """What an agent program is given of the task.
+    """Ask for the part of the task that an agent program is given.
 
     Raises:
         EnvError: its code failed, or gave something else than a task.
@@ -264,7 +264,7 @@ async def demonstrate(env: Env, messages: Sequence[Message], rng: random.Random)
 
 
 async def critic_view(env: Env, agent: str) -> bytes:
-    """What a critic sees before a turn of `agent`, as an attachment of the turn.
+    """Ask for the critic's view before a turn of `agent`, as an attachment of the turn.
 
     Raises:
         EnvError: its code failed.

@@ -39,7 +39,7 @@ NO_DEADLINES = RolloutConfig(turn_timeout=1e8, timeout=1e9)
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Where an episode goes on, in place of its beginning.
+    """A place at which an episode goes on, instead of its beginning.
 
     Attributes:
         state: the environment's; None where it is restored in the instance already.
@@ -67,7 +67,7 @@ _OUT_OF_TURNS, _CUT_OFF = "turns were taken (max_turns)", "the environment cut i
 
 
 async def expert_policy(env: Env, messages: Sequence[Message]) -> Message:
-    """What the environment's own expert writes."""
+    """Act as the environment's own expert."""
     return await calls.expert(env, messages)
 
 
@@ -215,7 +215,7 @@ async def play(
 
 
 def record(session: Session) -> list[Any]:
-    """What is compared of two episodes: messages, step rewards, final rewards, status."""
+    """Return the parts by which episodes are compared: messages, step rewards, final rewards, status."""
     messages = [(node.message.model_dump(exclude_none=True), node.reward) for node in session.nodes]
     return [*messages, session.rewards, session.status.value]
 

@@ -11,7 +11,7 @@ from agentrl.types import Message, Task
 
 
 class FixtureCredit(StrEnum):
-    """How much of the reward an answer must get."""
+    """The share of the reward that an answer must get."""
 
     FULL = "full"  # the greatest score that the declared ranges allow
     PARTIAL = "partial"  # neither the greatest nor the least
@@ -20,7 +20,7 @@ class FixtureCredit(StrEnum):
 
 @dataclass(frozen=True)
 class Fixture:
-    """What an agent says in an episode of a task, and the credit that it must get.
+    """An agent's words in an episode of a task, and the credit that they must get.
 
     Attributes:
         task: the task, as `Env.tasks` gives them.

@@ -86,7 +86,7 @@ def _forget_thread() -> None:
 
 
 async def call_method(env: Env, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """What a method of an environment gives; a plain one that an author wrote runs in a thread.
+    """Call a method of an environment; a plain one that an author wrote runs in a thread.
 
     Cancelling stops the wait, not the thread, whose effects no longer count then. Under `attribution.watch` all of
     them run on the event loop, where what they do is measured.
@@ -113,7 +113,7 @@ async def call_method(env: Env, method: Callable[..., Any], /, *args: Any, **kwa
 
 
 async def compute_reward(env: Env, method: Callable[..., Any], session: Session) -> Any:
-    """What a reward's method gives; what a plain one notes in the session counts where it ends in time.
+    """Call a reward's method; what a plain one notes in the session counts where it ends in time.
 
     One that needs the main thread is computed once more on the event loop: it has changed nothing that counts.
     """

@@ -181,7 +181,7 @@ class _Game:
 
 
 def game_of(tree: Mapping[str, Any]) -> _Game:
-    """What the words `env=NAME task=0 split=train seed=0 player=… run_dir=… from=… session=…` ask for.
+    """Read the words `env=NAME task=0 split=train seed=0 player=… run_dir=… from=… session=…`.
 
     Raises:
         ConfigError: a setting is missing, unknown, or of the wrong type.

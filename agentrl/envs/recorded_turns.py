@@ -41,7 +41,7 @@ class RecordedTurns:
         return found if found is not None and found.role == "assistant" else None
 
     def differences(self, agent: str, messages: Sequence[Message], shown: int) -> Iterator[str]:
-        """What the record has in place of messages, those that were shown before left out, where that is different."""
+        """Return the record's messages that differ from those given, without the ones that were shown before."""
         path = [] if self.over else self._path(agent, messages)
         for now, then in zip(messages[shown:], path[shown:], strict=False):
             if (now.role, now.text) != (then.role, then.text):

@@ -236,7 +236,7 @@ def list_envs() -> list[EnvInfo]:
 
 
 def describe(name: str | EnvFactory) -> EnvInfo:
-    """What a user may want to know about an environment before using it."""
+    """Describe an environment to a user who considers it."""
     label = name if isinstance(name, str) else getattr(name, "__name__", "environment")
     try:
         target = ENVS.find(name) if name in ENVS.known() else find(name)

@@ -1,4 +1,4 @@
-"""What an episode's end leaves in its session: rewards, status and error, counts of tool calls, timings."""
+"""The end of an episode in its session: rewards, status and error, counts of tool calls, timings."""
 
 from __future__ import annotations
 

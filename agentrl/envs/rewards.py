@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """What a reward's model takes on a device.
+    """Memory of a reward's model on a device.
 
     Attributes:
         device: `cpu` or `cuda`.

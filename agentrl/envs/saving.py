@@ -82,7 +82,7 @@ def _refuse_unsaved_work(env: Env) -> None:
 
 
 async def state_data(env: Env) -> Any:
-    """What an environment's `state` returns, as plain data; wrappers call it of what they wrap."""
+    """Return an environment's `state` as plain data; wrappers call it of the environment that they wrap."""
     with blamed(env, "state"):
         return plain(await call_method(env, env.state), f"{type(env.unwrapped).__name__}.state")
 

@@ -101,7 +101,7 @@ class EpisodeState:
 
     @property
     def nodes(self) -> int:
-        """How many nodes the session had."""
+        """The session's number of nodes."""
         return len(self.rewards)
 
     def to_bytes(self) -> bytes:

@@ -71,7 +71,7 @@ class Player:
 
 
 def following(env: Env, order: Sequence[str], last: str | None = None) -> Sequence[str]:
-    """Whose turns come next where `StepResult.next` names nobody; `last`: who had the turn before."""
+    """The agents of the next turn where `StepResult.next` names nobody; `last`: who had the turn before."""
     if env.simultaneous:
         return order
     return (order[0 if last is None else (order.index(last) + 1) % len(order)],)

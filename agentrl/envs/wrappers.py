@@ -62,7 +62,7 @@ class Wrapper(Env):
         return self.env.tasks(split)
 
     def chance_of(self, tasks: Sequence[Task]) -> float | None:
-        """What a guess gets in the wrapped environment."""
+        """A guess's mean reward in the wrapped environment."""
         return self.env.chance_of(tasks)
 
     async def prepare(self, tasks: Sequence[Task], sessions: int) -> None:
@@ -75,7 +75,7 @@ class Wrapper(Env):
         return openings if len(self.agents) > 1 else openings[self.agents[0]]
 
     async def brief(self, task: Task) -> Task:
-        """What the wrapped environment gives an agent program."""
+        """Return the wrapped environment's brief for an agent program."""
         return await calls.brief(self.env, task)
 
     async def step(self, message: Message) -> StepResult:
@@ -110,7 +110,7 @@ class Wrapper(Env):
         return await calls.demonstrate(self.env, messages, rng)
 
     async def critic_view(self, agent: str) -> Sequence[float]:
-        """What the wrapped environment tells a critic."""
+        """Return the wrapped environment's view for a critic."""
         numbers: Sequence[float] = await resolved(self.env.critic_view(agent))
         return numbers
 

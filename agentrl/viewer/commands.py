@@ -158,7 +158,7 @@ def edit_score(
 
 @app.command()
 def diff(first: RunFolder, second: RunFolder) -> None:
-    """What differs between two runs: settings, metrics, learning curves, and tasks whose mean score changed.
+    """Show differences between two runs: settings, metrics, learning curves, and tasks whose mean score changed.
 
     Of two chains: between the stages of each name.
     """

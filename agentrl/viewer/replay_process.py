@@ -37,7 +37,7 @@ READ = 2.0
 
 
 class ReplayRequest(Section):
-    """What the page asks for: the settings of `agentrl replay`, and a deadline."""
+    """A page's request: the settings of `agentrl replay`, and a deadline."""
 
     turn: PositiveInt
     n: int = Field(default=1, ge=1, le=64)

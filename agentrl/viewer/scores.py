@@ -1,4 +1,4 @@
-"""What the page sends to change a score of an evaluation; `rollout.episodes.edits` keeps it."""
+"""A page's request to change a score of an evaluation; `rollout.episodes.edits` keeps it."""
 
 from __future__ import annotations
 

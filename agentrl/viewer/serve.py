@@ -21,7 +21,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class ViewConfig(Section):
-    """What `agentrl view` takes."""
+    """Settings of `agentrl view`."""
 
     host: str = "127.0.0.1"
     """The address to bind to; any other than loopback needs a token."""

@@ -131,3 +131,10 @@ _LOADED: dict[Path, object] = {}
 
 def _tokenizer(folder: Path):  # type: ignore[no-untyped-def]
     return _LOADED.setdefault(folder, AutoTokenizer.from_pretrained(folder))
+
+
+def test_long_conversations_get_twice_the_vocabulary_and_short_ones_the_common_shape() -> None:
+    short, long = "a question and its answer", "a policy, tools and their descriptions " * 250
+    assert tiny.shape_for([]) == tiny.shape_for([short] * 9) == tiny.TinyShape()
+    assert tiny.shape_for([long, long]).vocab == 2 * tiny.TinyShape().vocab
+    assert tiny.shape_for([long] + [short] * 9) == tiny.TinyShape(), "they are long on average"

@@ -47,7 +47,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True)
 class Described:
-    """What all instances of an environment have in common."""
+    """Properties that all instances of an environment share."""
 
     observations: Any
     actions: Any

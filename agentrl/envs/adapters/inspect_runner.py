@@ -97,7 +97,7 @@ class _Episode:
                 request.answer.set_exception(_limit())
 
     async def ask(self, messages: list[ChatMessage], tools: list[ToolInfo]) -> ModelOutput:
-        """What the episode's agent writes; called in the evaluation's thread."""
+        """Return the agent's next message; called in the evaluation's thread."""
         request = _Request(messages, tools)
         self._asked.add(request)
         if self.cut:

@@ -72,12 +72,12 @@ class EpisodeLoop(Generic[R]):
 
     @property
     def result(self) -> R:
-        """What the loop has returned."""
+        """The loop's return value."""
         assert self._task is not None, "the loop has not begun"
         return self._task.result()
 
     async def end(self, error: Exception) -> R:
-        """What the loop returns; one that waits for a turn gets an error in its place, now and whenever it asks again.
+        """End the loop and return its value; a turn that it waits for is an error, now and whenever it asks again.
 
         Raises:
             EnvError: it does not end then.

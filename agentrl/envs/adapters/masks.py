@@ -1,4 +1,4 @@
-"""Which actions of a Gymnasium environment are allowed now, and what its `info` tells beside the observation.
+"""Masks of allowed actions in Gymnasium environments, and the parts of `info` that the agent reads.
 
 A mask is what Gymnasium's own `space.sample(mask=…)` takes: for a Discrete space an array with a 1 for each action that
 is allowed, for MultiDiscrete an array for each of its parts. It is in `info`, in a Dict observation, or what a method
@@ -67,7 +67,7 @@ def check_allowed(space: spaces.Space[Any], mask: Mask, action: Any, names: Sequ
 
 
 def allowed_now(space: spaces.Space[Any], mask: Mask, names: Sequence[str]) -> str:
-    """What a mask allows, in words."""
+    """Describe the actions that a mask allows."""
     starts = np.ravel(_starts(space))
     values = [
         [names[int(place)] if names else str(int(place) + int(start)) for place in np.flatnonzero(allowed)]

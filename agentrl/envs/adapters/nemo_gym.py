@@ -114,7 +114,7 @@ class NemoGym(Env):
 
     @reward(range=(float("-inf"), float("inf")))
     async def verified(self, session: Session) -> float:
-        """What the server's verifier gives."""
+        """The reward of the server's verifier."""
         excluded = session.excluded_nodes()
         messages = [node.message for node in session.nodes if not node.spawned and node.id not in excluded]
         response = _response(messages[self._opening :], self._task[PARAMS], session.id)

@@ -48,7 +48,7 @@ def schema(space: spaces.Space[Any]) -> Schema:
 
 
 def described(space: spaces.Space[Any]) -> str:
-    """What a space allows, in words."""
+    """Describe the elements of a space."""
     match space:
         case spaces.Discrete():
             return f"a whole number from {int(space.start)} to {int(space.start + space.n) - 1}"
@@ -119,7 +119,7 @@ def text(space: spaces.Space[Any], element: Any, digits: int = 4) -> str:
 
 
 def numbers(space: spaces.Space[Any]) -> int:
-    """How many numbers an element has."""
+    """Count the numbers of an element."""
     if isinstance(space, spaces.Dict):
         return sum(map(numbers, space.spaces.values()))
     if isinstance(space, spaces.Tuple):

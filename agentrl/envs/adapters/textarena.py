@@ -85,7 +85,7 @@ class TextArena(Env):
 
     @reward(range=ANY)
     def game(self, session: Session) -> Mapping[str, float] | float | None:
-        """What the game gives each player; where a limit ended it, who did not move has lost, and nobody has won."""
+        """The game's reward of each player; where a limit ended it, who did not move has lost, and nobody has won."""
         if self._game is None:
             return None
         given = {self._player: LOST} if self._rewards is None else self._rewards

@@ -140,7 +140,7 @@ class Calculator(Env):
         return " ".join([f"{value}.", *self._task["story"][self._results :][:1]])
 
     def state(self) -> dict[str, Any]:
-        """How many results were given."""
+        """The number of results given."""
         return {"results": self._results}
 
     def restore(self, task: Task, state: dict[str, Any]) -> None:

@@ -73,7 +73,7 @@ class CastleWorld:
         return steps[::-1]
 
     def look(self) -> str:
-        """What the agent sees."""
+        """Describe the room and its contents."""
         exits = []
         for name, other in self.neighbours(self.here):
             colour = self.locked.get(frozenset((self.here, other)))
@@ -183,7 +183,7 @@ class Castle(Env):
         return f"You have the {item}."
 
     def state(self) -> dict[str, Any]:
-        """What has changed since the beginning; the map follows from the task."""
+        """Changes since the beginning; the map follows from the task."""
         world = self._world
         locked = [[sorted(edge), colour] for edge, colour in world.locked.items()]
         items = [[room, item] for room, item in world.items.items()]

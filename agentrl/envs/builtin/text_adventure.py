@@ -193,7 +193,7 @@ class TextAdventure(Env):
         return " ".join([f"You are in {place} {floor.rooms[room]}. Doors: {doors}.", *things])
 
     def state(self) -> dict[str, Any]:
-        """Where the agent is and what it has; the tower follows from the task."""
+        """The agent's place and possessions; the tower follows from the task."""
         return {"floor": self._floor, "room": self._room, "has_key": self._has_key, "has_read": self._has_read}
 
     def restore(self, task: Task, state: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ UP = "../" * 16
 
 @dataclass(frozen=True)
 class Canary:
-    """What must not come to light.
+    """Secrets in files and variables that must not come to light.
 
     Attributes:
         file: holds the word, as the variable does.
@@ -27,7 +27,7 @@ class Canary:
     mark: Path
 
     def texts(self) -> Iterator[tuple[str, str]]:
-        """What an agent writes, and how it was followed where it comes to light."""
+        """Texts for an agent to write, each with what was done where the secret comes to light."""
         file, mark = str(self.file), str(self.mark)
         python = f"__import__('pathlib').Path({mark!r}).touch()"
         yield file, "a path of this machine is read"

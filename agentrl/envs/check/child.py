@@ -48,7 +48,7 @@ EXIT = "raise an ordinary exception: a whole run would end with it"
 
 @dataclass(frozen=True)
 class CheckJob:
-    """What to check.
+    """The environment, rules and limits of a check.
 
     Attributes:
         env: a name, a class or a factory.

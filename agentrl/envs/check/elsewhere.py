@@ -33,7 +33,7 @@ def policies(seed: int, expert: bool) -> dict[str, ScriptedPolicy]:
 
 
 def written(value: Any) -> str:
-    """What stands for a value in JSON, the same in every process: sets sorted, and what has no form as its text."""
+    """Write a value as JSON, the same in every process: sets sorted, and what has no form as its text."""
     return json.dumps(value, default=lambda one: str(one) if (found := plain(one)) is one else found)
 
 

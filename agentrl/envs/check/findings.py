@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Note:
-    """What an author should know and may well want; the check passes all the same."""
+    """A remark that an author should know and may well want; the check passes all the same."""
 
     message: str
     rule: str = ""
@@ -30,7 +30,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Measured:
-    """What an environment costs.
+    """An environment's measured costs.
 
     Attributes:
         turn_ms: milliseconds of the median `step`, tools included.

@@ -145,7 +145,7 @@ class Monitor(logging.Handler):
 
     @contextmanager
     def unattributed(self) -> Iterator[None]:
-        """What changes, and how long the loop is held, is no call's own: several run at a time, or memory is traced.
+        """Changes and held time of the loop are no call's own: several run at a time, or memory is traced.
 
         The comparison of the process before and after a call allocates thousands of numbers, which are slow to trace.
         """

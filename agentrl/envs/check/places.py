@@ -47,19 +47,19 @@ def is_own(file: str) -> bool:
 
 
 def of_error(error: BaseException) -> str:
-    """Where an exception came from."""
+    """Find the line that an exception came from."""
     return own(_raised(error.__traceback__))
 
 
 def of_dump(text: str) -> str:
-    """Where a process was when faulthandler wrote its stacks; the threads that run agentrl's calls go first."""
+    """Find a process's place in faulthandler's stacks; the threads that run agentrl's calls go first."""
     stacks = [[(f, int(n), name) for f, n, name in DUMPED.findall(part)] for part in text.split("\n\n")]
     stacks.sort(key=lambda stack: not any(file.startswith(PACKAGE) for file, _, _ in stack))
     return next((place for place in map(own, stacks) if place), "")
 
 
 def of_waiting(task: asyncio.Task[Any] | None) -> str:
-    """Where a suspended call waits: in its own coroutine, in one it started, or in a tool's thread."""
+    """Find the line at which a suspended call waits: in its own coroutine, in one it started, or in a tool's thread."""
     others = sorted((one for one in asyncio.all_tasks() if one is not task), key=lambda one: one.get_name())
     stacks = [_suspended(one) for one in [*([task] if task else []), *others]]
     main = threading.get_ident()

@@ -1,4 +1,4 @@
-"""What `agentrl envs` measures: the scores of the expert and of six agents that understand nothing (`trivial`)."""
+"""Measurements of `agentrl envs`: the scores of the expert and of six agents that understand nothing (`trivial`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FEW = (RANDOM, SILENT)
 
 @dataclass(frozen=True)
 class Reference:
-    """What one scripted agent got.
+    """One scripted agent's scores.
 
     Attributes:
         agent: which.

@@ -75,7 +75,7 @@ class Episode:
 
 
 async def demonstrate(env: Env, messages: Sequence[Message]) -> Message:
-    """What the environment's own demonstrator writes."""
+    """Return the message of the environment's own demonstrator."""
     said = sum(message.role == "assistant" for message in messages)
     return await calls.demonstrate(env, messages, random.Random(f"{messages[0].text}/{said}"))
 

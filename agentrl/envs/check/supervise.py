@@ -38,7 +38,7 @@ EXIT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class CheckProgress:
-    """What a check is doing.
+    """A check's progress.
 
     Attributes:
         rule: the rule that is being checked.

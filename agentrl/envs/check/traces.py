@@ -1,4 +1,4 @@
-"""What episodes leave besides resources: files that they write, Python's warnings, exceptions that nobody catches.
+"""Traces of episodes besides resources: files that they write, Python's warnings, exceptions that nobody catches.
 
 Files are seen as they are opened for writing (an audit hook), so what other processes write meanwhile is none of it.
 """

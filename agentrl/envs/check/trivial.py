@@ -36,7 +36,7 @@ CHOICES = 0.34
 
 @dataclass
 class Known:
-    """What the expert said last in each task, by the task's id and the agent."""
+    """The expert's last words in each task, by the task's id and the agent."""
 
     last: dict[tuple[str, str], Message] = field(default_factory=dict)
 
@@ -47,7 +47,7 @@ class Known:
                 self.last[session.task.id, node.agent] = node.message
 
     def elsewhere(self, task: Task, agent: str) -> list[Message]:
-        """What the agent said in the other tasks, the most frequent first; in all of them, where answers are choices.
+        """The agent's words in the other tasks, the most frequent first; in all of them, where answers are choices.
 
         Of two choices that are right equally often, the others would be the wrong one, task by task.
         """
@@ -107,7 +107,7 @@ class Seated(ScriptedActor):
 
 
 def partner(env: Env) -> ScriptedPolicy:
-    """Who plays the other agents beside a trivial one."""
+    """Choose the policy of the other agents beside a trivial one."""
     return expert_policy if has_expert(env) else noop_policy
 
 
@@ -122,7 +122,7 @@ async def play_trivial(env: Env, task: Task, name: str, agent: str, known: Known
 
 
 def score(session: Session, agent: str) -> float:
-    """What an agent got; nothing given is 0."""
+    """An agent's score; nothing given is 0."""
     if not session.agent_rewards:
         return session.score or 0.0
     views = dict(zip(session.agent_rewards, session.by_agent(), strict=True))

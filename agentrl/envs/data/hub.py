@@ -143,7 +143,7 @@ class RangeFile(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Where the next read begins."""
+        """The offset of the next read."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:

@@ -1,4 +1,4 @@
-"""Which data a run has: the count of each split's tasks, and digests of their ids and of their content.
+"""The identity of a run's data: the count of each split's tasks, and digests of their ids and of their content.
 
 A group's task is an index into its split, so an index means another task once the data has changed. What is in memory
 is digested as a whole. Of a sequence that is read lazily, and longer than `SAMPLED`, as many tasks are, evenly spread,
@@ -38,7 +38,7 @@ FIRST = 3
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What the tasks of a split are known by.
+    """Identification of a split's tasks.
 
     Attributes:
         tasks: how many there are; None where the source has no length.
@@ -76,7 +76,7 @@ class Identity:
         return f"{self.tasks:,} task{'s' * (self.tasks != 1)} ({shown}{more}; {of}{self.content})"
 
     def difference(self, other: Identity) -> str:
-        """What changed from this to another one, in words; '' where nothing did, or nothing identifies one of them."""
+        """Describe the changes from this to another one; '' where there are none, or nothing identifies one of them."""
         if self == other or not (self.ids and other.ids):
             return ""
         if self.tasks is not None and other.tasks is not None and self.tasks != other.tasks:
@@ -145,7 +145,7 @@ def of_tasks(tasks: Sequence[Task]) -> Identity:
 
 
 def differences(before: Identities, now: Identities) -> list[str]:
-    """What changed, a sentence for each split that both have."""
+    """Describe the changes, a sentence for each split that both have."""
     changed = {split: before[split].difference(now[split]) for split in before if split in now}
     return [f"the split {split!r} had {what}" for split, what in changed.items() if what]
 
@@ -209,7 +209,7 @@ def _digested(tasks: Iterable[Task], count: int | None, data: list[bytes] | None
 
 
 def not_finite(value: Any, path: str = "") -> str:
-    """Where in a task's data is NaN or infinity; '' where there is neither."""
+    """Find NaN or infinity in a task's data; '' where there is neither."""
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, Mapping):
         items = ((f"{path}[{key!r}]" if path else str(key), item) for key, item in value.items())

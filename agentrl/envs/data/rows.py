@@ -86,7 +86,7 @@ class Row(dict[str, Any]):
 
 
 def described(where: str, count: int, what: str, layouts: Mapping[str, int], ignored: Iterable[str]) -> str:
-    """What was found in a file, in words.
+    """Describe the content of a file.
 
     Args:
         where: names the file.

@@ -198,7 +198,7 @@ class SandboxServer:
                         await self._release(client, id)
 
     def numbers(self) -> dict[str, float]:
-        """What `/metrics` shows."""
+        """Counters for `/metrics`."""
         held = [one for client in self.clients.values() for one in client.sandboxes.values()]
         counts = {**self.supplier.pool.counts, **self.counts, "held": len(held), "clients": len(self.clients)}
         return {f"sandboxes/{name}": float(value) for name, value in counts.items()}

@@ -13,7 +13,7 @@ LARGEST = {"memory_mb": 8192.0, "cpus": 8.0, "pids": 4096.0, "nofile": 65536.0, 
 
 
 class SandboxServerConfig(Section):
-    """What `agentrl sandbox serve` takes."""
+    """Settings of `agentrl sandbox serve`."""
 
     sandbox: str = "docker"
     """What makes the sandboxes (`agentrl plugins`); subprocess isolates nothing from whoever has the key."""

@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 class JudgeConfig(RewardConfig):
-    """Where a judge is, and how it is asked."""
+    """A judge's address, model and limits."""
 
     timeout: PositiveFloat = 300.0
     """Seconds that the judge may take for a session, all attempts and votes together; then it is an INFRA_ERROR."""

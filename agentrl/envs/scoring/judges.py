@@ -25,7 +25,7 @@ FILES = (".md", ".txt")
 
 
 class RubricConfig(JudgeConfig):
-    """What a judge is asked."""
+    """The rubric and question of a judge."""
 
     rubric: Annotated[tuple[str, ...], LISTED] = ()
     """What makes an answer good, in words, or a .md or .txt file with it; with a list of criteria the judge says of

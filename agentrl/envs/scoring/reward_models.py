@@ -172,7 +172,7 @@ class ScoreModelReward(Reward):
 
 
 class ScoreFormat(Protocol):
-    """How a score model's conversations are written."""
+    """A score model's way of writing conversations."""
 
     def whole(self, messages: Sequence[Message], tools: Sequence[Any]) -> ScoredText:
         """A conversation, whose score is read at its last token."""

@@ -1,4 +1,4 @@
-"""Which part of a session is scored, and what its task says of it."""
+"""The scored part of a session, and the task's words about it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TextConfig(RewardConfig):
 
 
 class ReferenceConfig(TextConfig):
-    """What an answer is compared with."""
+    """The field of the task that an answer is compared with."""
 
     reference: str = "answer"
     """The field of the task with the right answer, or a list of right ones; a.b is inside a field."""

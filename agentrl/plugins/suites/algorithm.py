@@ -33,7 +33,7 @@ class _Subject:
         return self.kind(self.config)
 
     def groups(self, algorithm: Algorithm, seed: int = 0) -> list[Group]:
-        """What the loop hands over: with greedy sessions, where the algorithm needs them."""
+        """Groups as the loop hands them over: with greedy sessions, where the algorithm needs them."""
         groups = sampled_groups(seed, size=max(4, algorithm.needs.group_size))
         for group in groups if algorithm.needs.greedy else ():
             greedy = copy.deepcopy(group.sessions[0])

@@ -1,4 +1,4 @@
-"""How a suite runs its checks, and the sessions that they are run on."""
+"""Runner of a suite's checks, and the sessions that they are run on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VOCABULARY = 64
 
 
 def find_problems(checks: Iterable[Callable[[S], None]], subject: S) -> list[ContractFinding]:
-    """What checks find wrong with a subject; a check raises where a promise is broken."""
+    """Return the problems that checks find in a subject; a check raises where a promise is broken."""
     findings = []
     for check in checks:
         try:

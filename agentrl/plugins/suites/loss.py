@@ -107,7 +107,7 @@ def _same(found: Tensor, expected: Tensor, message: str) -> None:
 
 
 def metrics_are_of_tokens(subject: _Subject) -> None:
-    """What it adds to `tokens.metrics` and `tokens.weighted` has an entry for each token."""
+    """Its additions to `tokens.metrics` and `tokens.weighted` have an entry for each token."""
     tokens = subject.tokens()
     subject.loss(tokens)
     for name, value in (tokens.metrics | tokens.weighted).items():

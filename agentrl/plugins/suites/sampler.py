@@ -33,7 +33,7 @@ class _Subject:
 
 
 def choose(sampler: Sampler, numbers: range, count: int) -> list[int]:
-    """What it chooses for some groups, each of which it sees the result of."""
+    """Let it choose tasks for some groups, each of which it sees the result of."""
     [group] = sampled_groups(groups=1)
     chosen = []
     for number in numbers:

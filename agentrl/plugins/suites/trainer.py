@@ -113,7 +113,7 @@ def a_step_makes_good_actions_more_probable(subject: _Subject) -> None:
 
 
 def a_checkpoint_goes_on_as_the_trainer_did(subject: _Subject) -> None:
-    """What `save` wrote, a new trainer loads, and its next step is the same (`deterministic`: bit for bit)."""
+    """A new trainer loads a checkpoint, and its next step is the same (`deterministic`: bit for bit)."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "deeper" / "trainer"
         with subject.started() as trainer:

@@ -167,7 +167,7 @@ class Tasks(Protocol):
         ...
 
     def state(self) -> Any:
-        """What goes on in a resumed run, as JSON."""
+        """State for a resumed run, as JSON."""
         ...
 
     def restore(self, state: Any) -> None:

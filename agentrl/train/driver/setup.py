@@ -202,7 +202,7 @@ async def build_tiny(make_env: Callable[[], Env], out: Path, seed: int) -> Path:
         except InvalidReward:  # of one episode, whose rewards don't matter here
             session = await _retried(partial(_opening, seed=seed), make_env, task)
         texts += [tiny.render(session_messages(view), own.tools.schemas()) for view in session.by_agent()]
-    return tiny.build(out, texts, seed=seed)
+    return tiny.build(out, texts, seed=seed, shape=tiny.shape_for(texts))
 
 
 async def _retried(

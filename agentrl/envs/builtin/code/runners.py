@@ -1,4 +1,4 @@
-"""Where the judge runs: a local sandbox, or a remote execution service.
+"""Places for the judge: a local sandbox, or a remote execution service.
 
 The remote API is SandboxFusion's, which verl uses as well (Bytedance's SandboxFusion,
 `sandbox/server/sandbox_api.py`): `POST <url>` with JSON
@@ -51,7 +51,7 @@ class JudgeRunner(Protocol):
     """Runs the judge's program on a standard input. Equal runners are interchangeable."""
 
     async def run(self, stdin: bytes, timeout: float) -> tuple[str, str]:
-        """What was printed, and how it ended ('' where by itself).
+        """Run the judge; return its output, and how it ended ('' where by itself).
 
         Raises:
             InfraError: the sandbox or service failed, not the program.

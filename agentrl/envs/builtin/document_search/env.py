@@ -141,7 +141,7 @@ class DocumentSearch(Env):
         return self._document.sections[section - 1]
 
     def state(self) -> dict[str, Any]:
-        """How much was said since the history's beginning, and how many calls were answered."""
+        """The count of messages since the history's beginning, and of answered calls."""
         return {"history": self._history, "done": self._done, "summarising": self._summarising}
 
     async def restore(self, task: Task, state: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ FILLERS = (
 
 @dataclass(frozen=True)
 class Relation:
-    """What the chronicle tells of one thing.
+    """A fact of the chronicle about one thing.
 
     Attributes:
         sentences: ways to say it, of a subject and a value.

@@ -1,4 +1,4 @@
-"""What the games have in common: turns, messages about what happened, and moves that are not allowed.
+"""The games' common part: turns, messages about what happened, and moves that are not allowed.
 
 An agent sees its own opening, what its opponents did, and nothing else. Moves are free text, read by each game. A text
 that is no legal move is answered with what is allowed; an agent that writes too many of them in a row forfeits: it gets
@@ -71,7 +71,7 @@ class Game(Env):
 
     @abstractmethod
     def position(self) -> dict[str, Any]:
-        """What `deal` and `move` have set, as plain data, for `resume`."""
+        """The attributes that `deal` and `move` have set, as plain data, for `resume`."""
 
     @abstractmethod
     def resume(self, position: dict[str, Any]) -> None:

@@ -88,7 +88,7 @@ class KuhnPoker(Game):
 
 
 def probability(card: str, history: str) -> float:
-    """How often the equilibrium bets or calls with a card after these moves."""
+    """The equilibrium's probability of a bet or a call with a card after these moves."""
     return {
         "": {"jack": 0.0, "queen": 0.0, "king": 0.0},
         "check": {"jack": 1 / 3, "queen": 0.0, "king": 1.0},

@@ -104,13 +104,13 @@ class Negotiation(Game):
         return dict.fromkeys(self.agents, 0.0) if self.said >= 2 * self.rounds else None
 
     def shares(self, kept: Mapping[str, int], by: str) -> dict[str, float]:
-        """What a division is worth to each agent."""
+        """The value of a division to each agent."""
         rest = {thing: self.counts[thing] - number for thing, number in kept.items()}
         has = {agent: kept if agent == by else rest for agent in self.agents}
         return {agent: worth(has[agent], own) / WORTH for agent, own in self.values.items()}
 
     def critic_view(self, agent: str) -> list[float]:
-        """What each of the things is worth to the partner, as a share of all."""
+        """The value of each thing to the partner, as a share of all."""
         partner = next(other for other in self.agents if other != agent)
         return [self.values[partner][thing] / WORTH for thing in THINGS]
 
@@ -147,7 +147,7 @@ def valuations(counts: Mapping[str, int]) -> Iterator[dict[str, int]]:
 
 
 def worth(numbers: Mapping[str, int], values: Mapping[str, int]) -> int:
-    """What so many things are worth."""
+    """The value of so many things."""
     return sum(number * values[thing] for thing, number in numbers.items())
 
 

@@ -105,7 +105,7 @@ class Questions(Env):
         return [*opening, Message(role="user", content=task["question"])]
 
     def chance_of(self, tasks: Sequence[Task]) -> float | None:
-        """What a guess gets: one of a question's choices, or of the right answers of all where these are few."""
+        """A guess's mean reward: one of a question's choices, or of the right answers of all where these are few."""
         few = _few(tasks)
         guesses = [_guess(task, few) for task in tasks]
         return fmean(guesses) if any(guesses) else None

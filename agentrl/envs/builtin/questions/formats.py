@@ -62,7 +62,7 @@ _MARKED = re.compile(r"####\s*+(.++)\Z")
 
 
 class Grading(StrEnum):
-    """How an answer is compared with the right ones."""
+    """A way of comparing an answer with the right ones."""
 
     MATH = "math"  # as mathematics: 1/2 is 0.5
     EXACT = "exact"  # as text, after SQuAD's normalisation
@@ -287,5 +287,5 @@ def _choice(text: str, row: Mapping[str, Any]) -> Question:
 
 
 def number_of_choices(text: str) -> int:
-    """How many choices a question's text lists, as `question` writes them."""
+    """Count the choices that a question's text lists, as `question` writes them."""
     return next((n for n, letter in enumerate(LETTERS) if f"\n{letter}. " not in text), len(LETTERS))

@@ -31,7 +31,7 @@ _SAID = re.compile(r"answer(?: is|:)\s*+:?\s*+(.+)", re.IGNORECASE)  # possessiv
 
 
 def boxed(text: str) -> str | None:
-    r"""What is in the last \boxed{} of a text; None where there is none that is closed."""
+    r"""The content of the last \boxed{} of a text; None where there is none that is closed."""
     start = max(text.rfind("\\boxed{"), text.rfind("\\fbox{"))
     if start < 0:
         return None

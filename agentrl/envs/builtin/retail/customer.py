@@ -101,13 +101,13 @@ class Customer:
     left: bool = False
 
     def opening(self) -> str:
-        """What it wants, without what it says only when asked."""
+        """The wish, without the parts that are told only when asked for."""
         wanted = [place for place, text in enumerate(self._sentences) if not _CONDITION.search(text)]
         number = len(_split(self.scenario["reason"]))
         return self._tell([place for place in wanted if place < number][:number]) or GREETING
 
     def answer(self, said: str) -> str | None:
-        """What it answers to an agent's message; None: it has nothing more to say, and ends the conversation."""
+        """Answer an agent's message; None: the customer has nothing more to say, and ends the conversation."""
         said = said[:MAX_READ].casefold()
         if not said.strip():
             return self._wait(WAITING)
@@ -162,7 +162,7 @@ class Customer:
         return _split(self.scenario["reason"]) + _split(self.scenario["instructions"])
 
     def state(self) -> dict[str, Any]:
-        """What has changed since the beginning."""
+        """Changes since the beginning."""
         return {"told": self.told, "identified": self.identified, "waited": self.waited, "left": self.left}
 
 

@@ -1,4 +1,4 @@
-"""What a store is made of: products, customers, orders, a policy for the agent, and tasks with their criteria.
+"""A store's parts: products, customers, orders, a policy for the agent, and tasks with their criteria.
 
 The layout is that of tau2-bench's retail domain (arXiv:2506.07982): `db.json`, `policy.md`, `tasks.json` and
 `split_tasks.json` in one folder. A task says who the customer is and what they want (`scenario`), which tool calls lead

@@ -74,8 +74,19 @@ class Retail(Env):
 
     @classmethod
     def recipe(cls, model: str) -> dict[str, Any]:
-        """The room that the tiny model needs: the policy and the tools are some 1,100 of its tokens."""
-        return {"rollout.session_tokens": 2048} if model == "tiny" else {}
+        """Settings with which the tiny model learns level 1; larger steps destroy what it copies."""
+        if model != "tiny":
+            return {}
+        return {
+            "steps": 30,
+            "warm_start.steps": 400,
+            "warm_start.batch": 16,
+            "warm_start.lr": 4e-3,
+            "algo.lr": 2e-4,
+            "algo.minibatches": 1,
+            "rollout.turn_tokens": 192,
+            "rollout.session_tokens": 2048,
+        }
 
     def __init__(
         self,
@@ -149,7 +160,7 @@ class Retail(Env):
         return StepResult([Message(role="user", content=answer)])
 
     def state(self) -> dict[str, Any]:
-        """What has changed in the database, what was said, and where the customer is."""
+        """Changes of the database, the words said, and the customer's place in the conversation."""
         store = {
             "changed": self._store.changed,
             "transferred": self._store.transferred,
@@ -266,7 +277,7 @@ def is_write(message: Message) -> bool:
 
 
 def told(wanted: Iterable[str], text: str) -> set[str]:
-    """Which words a message tells.
+    """The words that a message tells.
 
     A number counts where it is written by itself, not as a part of another, and not among more than `MOST_NUMBERS`.
     Thousands may be separated by commas.

@@ -1,4 +1,4 @@
-"""What a perfect agent does in a task of the retail world, from the task's reference actions."""
+"""A perfect agent's steps in a task of the retail world, from the task's reference actions."""
 
 from __future__ import annotations
 

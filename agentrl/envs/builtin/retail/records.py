@@ -139,7 +139,7 @@ def check_items(order: Record, item_ids: Sequence[str]) -> None:
 
 
 def difference_of(order: Record, item_ids: Sequence[str], variants: Sequence[Record]) -> float:
-    """What the new items cost more than the old ones."""
+    """The price of the new items less that of the old ones."""
     price = {item["item_id"]: item["price"] for item in order["items"]}
     return round(sum((float(new["price"] - price[old]) for old, new in zip(item_ids, variants, strict=True)), 0.0), 2)
 

@@ -106,5 +106,5 @@ def _names(split: str) -> list[str]:
 
 
 def folder_of(data: Path) -> Path:
-    """Where the indexes and the other splits are."""
+    """The folder of the indexes and the other splits."""
     return data.parent if data.is_file() else data

@@ -158,7 +158,7 @@ class SearchR1(Env):
         return _client(url, min(timeout, EARLIER * self.tools.timeout) if self.form == "tools" else timeout)
 
     def state(self) -> dict[str, Any]:
-        """How many actions there were, and what was found."""
+        """The number of actions, and the passages found."""
         return {"actions": self._actions, "valid": self._valid, "found": self._found}
 
     def restore(self, task: Task, state: dict[str, Any]) -> None:

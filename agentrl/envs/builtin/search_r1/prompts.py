@@ -1,4 +1,4 @@
-"""What `env=search_r1` tells the model, in the published words where there are some."""
+"""Prompts of `env=search_r1`, in the published words where there are some."""
 
 PROMPT = (
     "Answer the given question. "

@@ -1,4 +1,4 @@
-"""How answers are scored, on the model's own text alone.
+"""Scores of answers, from the model's own text alone.
 
 Search-R1's reward is exact match after the normalisation of SQuAD's evaluation (Rajpurkar et al., arXiv:1606.05250):
 lower case, punctuation and articles removed, white space made single. Its code scores prompt and response together and

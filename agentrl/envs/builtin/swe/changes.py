@@ -1,4 +1,4 @@
-"""What an agent changed: its working tree compared with the base commit's, file by file.
+"""An agent's changes: its working tree compared with the base commit's, file by file.
 
 The tree is read from the sandbox as a tar archive, without git: its index, configuration, attributes and history may
 all have been rewritten by the agent. So commits, stashes, rebases, a deleted `.git` or a repository inside the
@@ -110,7 +110,7 @@ def write_tar(tree: Tree, prefix: str = "") -> bytes:
 
 
 def difference(base: Tree, now: Tree) -> dict[str, File | None]:
-    """What turned one tree into the other."""
+    """Return the changes that turned one tree into the other."""
     changed: dict[str, File | None] = {path: file for path, file in now.items() if base.get(path) != file}
     changed.update(dict.fromkeys(path for path in base if path not in now and not ignored(path)))
     return changed

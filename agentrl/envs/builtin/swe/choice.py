@@ -1,4 +1,4 @@
-"""Which tasks an environment has: the built-in ones, a folder's, or a data set's rows; and how they are split."""
+"""The choice of an environment's tasks: the built-in ones, a folder's, or a data set's rows; and their splits."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ class Swe(Env):
             await building.ensure(building.context_of(str(self._chosen[0]), problem.id), problem.image)
 
     async def state(self) -> dict[str, Any]:
-        """What is used up of the limits, and the sandbox's files once a tool has used it."""
+        """The used part of the limits, and the sandbox's files once a tool has used it."""
         if self._opening is None or self._source is None:
             raise StateUnsupported("the episode is over: its sandbox has been released")
         state = {"limits": self._meter.state(), "waited": self.waited, "tools": self._toolkit.state()}

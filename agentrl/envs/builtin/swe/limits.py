@@ -48,7 +48,7 @@ class EpisodeLimits:
 
 
 class LimitMeter:
-    """What of the limits is used up."""
+    """A count of what is used up of the limits."""
 
     def __init__(self, limits: EpisodeLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits, self._clock = limits, clock
@@ -61,7 +61,7 @@ class LimitMeter:
             self._bytes += len(message.text.encode("utf-8", "replace")) + calls
 
     def state(self) -> dict[str, float]:
-        """What is used up, as plain data."""
+        """The used amounts, as plain data."""
         return {"steps": self.steps, "bytes": self._bytes, "seconds": self._clock() - self._began}
 
     def restore(self, state: dict[str, float]) -> None:
@@ -81,7 +81,7 @@ class LimitMeter:
 
     @property
     def spent(self) -> str | None:
-        """Which limit is reached, if one is."""
+        """The limit that is reached, if one is."""
         if self.steps >= self.limits.steps:
             return "steps"
         if self.seconds_left <= 0:
@@ -89,7 +89,7 @@ class LimitMeter:
         return "tokens" if self.tokens_left <= 0 else None
 
     def notice(self) -> str:
-        """What is nearly used up, in words; '' where there is plenty of everything."""
+        """Describe what is nearly used up; '' where there is plenty of everything."""
         steps = self.limits.steps - self.steps
         parts = []
         if steps <= LAST_STEPS:

@@ -1,4 +1,4 @@
-"""What a test runner's log says of each test, read as SWE-bench's harness reads it.
+"""Results of tests from a test runner's log, read as SWE-bench's harness reads it.
 
 The test names in `FAIL_TO_PASS` and `PASS_TO_PASS` of a SWE-bench row are whatever the harness's parser made of a log:
 cut at a blank, without a parameter's directory, or a docstring's first line in place of a test's name. A parser that
@@ -22,7 +22,7 @@ from agentrl.errors import unknown_name
 
 
 class TestStatus(StrEnum):
-    """How a test ended, in the harness's words."""
+    """A test's result, in the harness's words."""
 
     __test__ = False  # not a class of tests, whatever its name says to pytest
 

@@ -157,7 +157,7 @@ _HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 
 
 def read_patch(base: Tree, text: bytes) -> dict[str, File | None]:
-    """What a patch of text files changes in the tree that it was made from; every hunk must fit exactly.
+    """Return a text patch's changes of the tree that it was made from; every hunk must fit exactly.
 
     Raises:
         InvalidInput: it does not fit, is binary, or is no patch in git's format.

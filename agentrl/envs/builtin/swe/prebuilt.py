@@ -121,7 +121,7 @@ async def manifest(sandbox: Sandbox) -> Manifest:
 
 
 async def changes(sandbox: Sandbox, before: Manifest) -> Changes:
-    """What became of the tree since `before`.
+    """Return the tree's changes since `before`.
 
     Raises:
         PatchRefused: it can't be read, or is too large.

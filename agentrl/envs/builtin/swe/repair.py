@@ -121,7 +121,7 @@ class Repair(Env):
         await self._supplier.check(SPEC)
 
     async def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:
-        """What the program is to do, and the program."""
+        """Open with the program's specification, and the program."""
         self._task = task
         self._lines = [(sign, number) for sign, number in task["program"]]
         await self._supplier.check(SPEC)

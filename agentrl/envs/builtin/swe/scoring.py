@@ -29,7 +29,7 @@ PROTECTED_ENDINGS = (".pth", ".egg-link")
 
 @dataclass(frozen=True, slots=True)
 class Exam:
-    """What a solution is scored by.
+    """A solution's tests and their key.
 
     Attributes:
         base: the repository at the base commit.
@@ -66,7 +66,7 @@ class Exam:
 
     @property
     def suite(self) -> TaskSuite:
-        """How its tests are run."""
+        """The suite of its tests."""
         return TaskSuite(
             files=sorted({test.partition("::")[0] for test in self.required}),
             paths=self.paths,

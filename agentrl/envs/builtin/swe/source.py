@@ -20,7 +20,7 @@ from agentrl.tools.sandbox.local import SubprocessSandbox
 
 
 class RepositorySource(Protocol):
-    """What an episode does with its sandboxes."""
+    """An episode's operations on its sandboxes."""
 
     spec: SandboxSpec
     in_place: bool
@@ -35,7 +35,7 @@ class RepositorySource(Protocol):
         ...
 
     async def changes(self, sandbox: Sandbox) -> Changes:
-        """What the agent changed; PatchRefused where that can't be read."""
+        """Return the agent's changes; PatchRefused where they can't be read."""
         ...
 
     async def judge(self, changes: Changes, sandbox: Sandbox) -> ScoringResult:
@@ -47,7 +47,7 @@ class RepositorySource(Protocol):
         ...
 
     def state(self) -> Any:
-        """What `changes` needs from `open`, as plain data."""
+        """The data that `changes` needs from `open`, as plain data."""
         ...
 
     def restore(self, state: Any) -> None:

@@ -176,7 +176,7 @@ class SweTask(BaseModel):
 
 
 def explain(error: ValidationError) -> str:
-    """What pydantic found wrong, a clause for each field: its name, what is allowed, and what it is."""
+    """Explain pydantic's findings, a clause for each field: its name, what is allowed, and what it is."""
     clauses = []
     for problem in error.errors(include_url=False):
         name = ".".join(str(part) for part in problem["loc"])

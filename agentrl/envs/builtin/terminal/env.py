@@ -63,7 +63,7 @@ class Terminal(Env):
         await pool.prepare(self._spec, sessions)
 
     async def reset(self, task: Task, *, seed: int | None = None) -> str:
-        """What is asked for; the sandbox is made when a tool first needs it.
+        """Open with the task's text; the sandbox is made when a tool first needs it.
 
         Raises:
             ConfigError: there can be none here.
@@ -103,7 +103,7 @@ class Terminal(Env):
             await self._lease.get(lambda sandbox: sandbox.restore(files))
 
     def brief(self, task: Task) -> Task:
-        """What is asked for."""
+        """The task's text."""
         return Task(id=task.id, data={"words": task["words"]})
 
     @reward

@@ -42,7 +42,7 @@ print(json.dumps(found))
 
 
 async def passed(sandbox: Sandbox, checks: Sequence[Mapping[str, Any]], programs: Mapping[str, Process]) -> list[bool]:
-    """Which checks hold.
+    """The checks that hold.
 
     Args:
         sandbox: after the agent's last command.

@@ -101,7 +101,7 @@ class Browser(ABC):
         return enter
 
     def state(self) -> dict[str, Any]:
-        """Where it is, and what was typed there and not sent."""
+        """The page, and the text typed there and not sent."""
         fields = [[element.value, element.on] for element in self.page.elements]
         return {"visited": list(self._visited), "fields": fields}
 

@@ -1,4 +1,4 @@
-"""What environments on a site have in common: the browser's tools, and a session of the site for each episode."""
+"""The common part of environments on a site: the browser's tools, and a session of the site for each episode."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class WebEnv(Env, Generic[S]):
         raise NotImplementedError(f"{type(self).__name__} has no new_site(task)")
 
     async def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:
-        """What is asked for, and the site's first page."""
+        """Open with the task's text and the site's first page."""
         await self._begin(task)
         await self.browser.open("/")
         opening = f"{task['words']}\n\n{self.browser.page.text()}"
@@ -104,7 +104,7 @@ class WebEnv(Env, Generic[S]):
         await self.browser.restore(state["browser"])
 
     def brief(self, task: Task) -> Task:
-        """What is asked for."""
+        """The task's text."""
         return Task(id=task.id, data={"words": task["words"]})
 
     async def close(self) -> None:

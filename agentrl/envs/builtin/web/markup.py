@@ -67,5 +67,5 @@ def checkbox(name: str, label: str, on: bool) -> str:
 
 
 def button(words: str) -> str:
-    """What sends the form."""
+    """A button that sends the form."""
     return f'<button type="submit">{escape(words)}</button>'

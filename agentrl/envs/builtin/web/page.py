@@ -59,7 +59,7 @@ class Element:
 
 @dataclass
 class PageForm:
-    """Where a form is sent, and how; `hidden` are the values that nobody sees."""
+    """A form's address, method and fields; `hidden` are the values that nobody sees."""
 
     path: str
     method: str

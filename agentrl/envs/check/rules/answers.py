@@ -92,7 +92,7 @@ async def in_tools(subject: Subject) -> AsyncIterator[str]:
 
 
 async def in_replies(subject: Subject) -> AsyncIterator[str]:
-    """What an agent is told after wrong calls and a wrong answer does not have the right one."""
+    """Replies to wrong calls and a wrong answer do not contain the right one."""
     solved = [one async for one in _solved(subject)]
     if not _differ(solved):
         return

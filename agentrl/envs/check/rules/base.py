@@ -1,4 +1,4 @@
-"""What a rule is: what it proves, how to fix a violation, and the function that checks it."""
+"""Rules: the promise that each proves, how to fix a violation, and the function that checks it."""
 
 from __future__ import annotations
 

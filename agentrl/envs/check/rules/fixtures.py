@@ -41,7 +41,7 @@ def saying(messages: Sequence[Message]) -> ScriptedPolicy:
 
 
 def problem(fixture: Fixture, session: Session, env: Env) -> str:
-    """What is wrong with the score of a fixture's session; "" where it is right."""
+    """Describe the fault of a fixture's score; "" where it is right."""
     score, credit = session.score, fixture.credit
     if score is None:
         return "got no reward; where an answer is worth nothing, return 0"

@@ -120,7 +120,7 @@ class _Replay:
             await calls.close(self.env)
 
     def difference(self, other: _Replay) -> str:
-        """How the other differs; '' where it does not."""
+        """Describe the other's difference; '' where there is none."""
         for place, (one, two) in enumerate(zip(self.results, other.results, strict=False), 1):
             if one != two:
                 return f"the result of turn {place} was {_cut(two)}, not {_cut(one)}"

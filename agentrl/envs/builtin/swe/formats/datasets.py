@@ -99,7 +99,7 @@ def task_of(
 
 
 def layout_of(row: Mapping[str, Any]) -> str:
-    """Which data set a row is from, by its fields; SWE-Gym's have the fields of SWE-bench's, but other projects."""
+    """Recognise a row's data set by its fields; SWE-Gym's have the fields of SWE-bench's, but other projects."""
     if "expected_output_json" in row:
         return "r2e"
     if "swesmith" in str(row.get("image_name", "")) or str(row.get("repo", "")).startswith("swesmith/"):

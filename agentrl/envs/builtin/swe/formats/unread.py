@@ -1,4 +1,4 @@
-"""What nothing here reads of published tasks' settings, in words; and what makes a task one that can't be played.
+"""Settings of published tasks that nothing here reads, in words; and those that make a task unplayable.
 
 The fields are those of Harbor's task.toml (schema 1.1 and later, https://www.harborframework.com/docs/tasks) and of
 Terminal-Bench's task.yaml. One that says what we do anyway, or nothing, is not told.
@@ -70,7 +70,7 @@ def fields(settings: Mapping[str, Any]) -> Iterator[str]:
 
 
 def describe_unread(folder: Path, names: Iterable[str]) -> str:
-    """Which fields of a folder's tasks nothing reads, with the number of tasks that have them; empty without any.
+    """Describe the fields of a folder's tasks that nothing reads, each with its number of tasks; empty without any.
 
     Args:
         folder: of tasks, or of one.

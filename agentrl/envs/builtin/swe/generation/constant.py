@@ -1,4 +1,4 @@
-"""Which parts of a test follow from its text alone, whatever the code under test does.
+"""Parts of a test that follow from its text alone, whatever the code under test does.
 
 Such a part can be an expectation that is kept out of the sandbox: it has the same value in every run. A name counts
 where it is bound once, to such a part (an assignment, a loop over a written-out table, `parametrize`), and nothing
@@ -211,7 +211,7 @@ def columns(rows: ast.expr, width: int) -> list[list[ast.expr]] | None:
 
 
 def parametrized(function: Function) -> Iterator[tuple[list[str], ast.expr]]:
-    """What `pytest.mark.parametrize` gives a function: names, and the table that they go through."""
+    """The arguments that `pytest.mark.parametrize` gives a function: names, and the table that they go through."""
     for mark in function.decorator_list:
         if isinstance(mark, ast.Call) and called(mark) == "parametrize" and len(mark.args) >= 2:
             given: Any = ast.literal_eval(mark.args[0]) if is_literal(mark.args[0]) else ""

@@ -1,4 +1,4 @@
-"""What a test showed, held against what it should have shown.
+"""Comparison of a test's observed values with the expected ones.
 
 This runs outside the sandbox, on what comes out of it: nothing in it is believed, and none of it costs more time than
 the expected value is large. A value that is no number, text, time or container of such is an object, of which no more
@@ -45,7 +45,7 @@ _TIME = re.compile(r"datetime\.(date|datetime|time|timedelta)\(([a-z0-9_=, -]*)\
 
 
 class Thing:
-    """What has no value that could be sent; equal to nothing but the same name, where it is a class's."""
+    """A thing without a value that could be sent; equal to nothing but the same name, where it is a class's."""
 
     def __init__(self, name: str = "") -> None:
         self.name = name

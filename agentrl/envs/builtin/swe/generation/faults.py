@@ -24,7 +24,7 @@ Edit = tuple[int, int, str]
 
 
 class FaultKind(StrEnum):
-    """What sort of mistake a fault is."""
+    """A fault's kind of mistake."""
 
     OPERATOR = "operator"
     BOUNDARY = "boundary"

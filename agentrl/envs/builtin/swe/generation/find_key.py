@@ -110,7 +110,7 @@ async def examine(task: SweTask, sandbox: Sandbox, *, python: str = "python3") -
 
 
 def guesses(task: SweTask, key: Key, broken: SuiteResult) -> list[Open]:
-    """What a patch that repairs nothing has to guess to get the task's tests passed."""
+    """The values that a patch that repairs nothing has to guess to get the task's tests passed."""
     found: list[Open] = []
     for path, file in key.files.items():
         rows = {expected.test: row for expected, row in paired(file.tests, broken.rows.get(path, []))}

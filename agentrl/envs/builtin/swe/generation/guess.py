@@ -1,4 +1,4 @@
-"""How hard it is to guess what a test should show, for one who knows what the program shows as it is.
+"""The difficulty of guessing a test's expected values, for one who knows what the program shows as it is.
 
 Expected values never enter a sandbox, so a patch that repairs nothing can only guess them. The best that one can do who
 has read all of this is to begin with what the broken program shows and with what is written in the test, and to try
@@ -97,7 +97,7 @@ class Open:
 
 
 def bits(found: Sequence[Open]) -> float:
-    """What all of them are worth together; those that one guess answers count once."""
+    """The worth of all of them together; those that one guess answers count once."""
     distinct = {one.universal or (one.site.kind, repr(one.honest), repr(one.expected)): one for one in found}
     return sum(one.bits for one in distinct.values())
 
@@ -317,7 +317,7 @@ def _hashable(value: Any) -> bool:
 
 
 def literals_of(source: str, test: str) -> list[Any]:
-    """What is written out in a test, as it is scored: constants and containers of them, shortest first."""
+    """The literals of a test, as it is scored: constants and containers of them, shortest first."""
     name = test.partition("[")[0].rpartition("::")[2]
     found: dict[str, Any] = {}
     for function in ast.walk(ast.parse(source)):

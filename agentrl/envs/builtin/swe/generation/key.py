@@ -1,4 +1,4 @@
-"""What the tests of a task should show: the key to them, which never enters a sandbox with an agent's code.
+"""The expected values of a task's tests: their key, which never enters a sandbox with an agent's code.
 
 It is found when a task is first used, by running the rewritten tests on the reference solution, where each assertion
 shows what it expects beside what it sees. The tests as they will be scored are then run on the reference solution,
@@ -32,7 +32,7 @@ class ReportRow:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a test is to show.
+    """A test's expected values.
 
     Attributes:
         test: its name.
@@ -78,7 +78,7 @@ class Key:
 
     @classmethod
     def from_json(cls, text: str) -> Key:
-        """What `to_json` wrote."""
+        """Read the output of `to_json`."""
         data = json.loads(text)
         files = {}
         for path, one in data["files"].items():

@@ -48,7 +48,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """What a trial's tests came to.
+    """The results of a trial's tests.
 
     Attributes:
         passed: whether each test that was run passed.
@@ -129,7 +129,7 @@ def solved_tree(task: SweTask) -> dict[str, File]:
 
 
 async def prove(sandbox: Sandbox, tasks: Sequence[SweTask]) -> dict[str, list[str]]:
-    """Why each task is invalid, by its id; an empty list where it is proven.
+    """Return the reasons why each task is invalid, by its id; an empty list where it is proven.
 
     Args:
         sandbox: a fresh one.

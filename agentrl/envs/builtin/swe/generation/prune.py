@@ -1,4 +1,4 @@
-"""What only held an expectation, removed from a test: constants that nothing reads any more."""
+"""Removal from a test of all that only held an expectation: constants that nothing reads any more."""
 
 from __future__ import annotations
 

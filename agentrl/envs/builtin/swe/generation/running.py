@@ -22,7 +22,7 @@ STARTUP = 30.0
 
 @dataclass(frozen=True, slots=True)
 class TaskSuite:
-    """How a task's tests are run.
+    """The command, files and limits of a task's tests.
 
     Attributes:
         files: paths of test files.
@@ -43,7 +43,7 @@ class TaskSuite:
 
 @dataclass(frozen=True, slots=True)
 class SuiteResult:
-    """What came of a tree's tests: the report's rows by file, and why they were stopped, where they were."""
+    """The results of a tree's tests: the report's rows by file, and why they were stopped, where they were."""
 
     rows: Mapping[str, Sequence[ReportRow]]
     stopped: str = ""

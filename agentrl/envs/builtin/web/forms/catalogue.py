@@ -53,7 +53,7 @@ class Field:
 
     @property
     def initial(self) -> str:
-        """What it holds before anybody has touched it."""
+        """The value before anybody has touched it."""
         return self.options[0] if self.options else NO
 
     def accepts(self, value: str) -> bool:

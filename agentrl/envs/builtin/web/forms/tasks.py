@@ -1,4 +1,4 @@
-"""What is to be filled in, in three levels, and how much of it a record has right."""
+"""Forms to be filled in, in three levels, and the credit of a record."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _sentence(field: Field, value: str) -> str:
 
 
 def credit(record: Mapping[str, Any] | None, task: Mapping[str, Any]) -> float:
-    """How much of a record is right, from 0 to 1; 0 where none was sent, or another form.
+    """The right share of a record, from 0 to 1; 0 where none was sent, or another form.
 
     It is the share of the fields that had to be changed that hold what was asked. A field that had to stay and
     did not counts as one more that is wrong.

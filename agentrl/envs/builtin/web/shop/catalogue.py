@@ -1,4 +1,4 @@
-"""What the shop sells: a catalogue that is a function of a seed."""
+"""The shop's catalogue, a function of a seed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Item:
 
     @property
     def words(self) -> str:
-        """What a search looks at."""
+        """The words that a search looks at."""
         return f"{self.name} {self.kind} {self.material} {' '.join(self.features)}".casefold()
 
 

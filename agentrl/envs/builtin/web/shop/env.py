@@ -41,7 +41,7 @@ class WebShop(WebEnv[Shop]):
 
     @reward
     def bought(self, session: Session) -> float:
-        """How much of what was asked for is right in the order; 1 is all, and 0 no order."""
+        """The share of the task that the order has right; 1 is all, and 0 no order."""
         return credit(self.site, self._task.data)
 
     @reward(weight=0.0)

@@ -21,7 +21,7 @@ DELIVERIES = {"standard": 400, "express": 1200}
 
 @dataclass(frozen=True)
 class Line:
-    """What is in the basket: an item's number, the options that were chosen, and how many."""
+    """A line of the basket: an item's number, the options that were chosen, and how many."""
 
     item: int
     options: dict[str, str]
@@ -50,7 +50,7 @@ class Shop:
 
     @property
     def total(self) -> int:
-        """What the basket costs with its delivery, in cents."""
+        """The basket's price with its delivery, in cents."""
         goods = sum(self.items[line.item].cents * line.quantity for line in self.basket)
         return goods + DELIVERIES.get(self.delivery or "", 0)
 

@@ -1,4 +1,4 @@
-"""What is to be bought, in three levels, and how much of it an order has right."""
+"""Things to be bought, in three levels, and the credit of an order."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def cheapest(wants: Sequence[Want], items: Sequence[Item]) -> list[Line]:
 
 
 def credit(shop: Shop, task: Mapping[str, Any]) -> float:
-    """How much of the task an order has right, from 0 to 1; 0 where none was placed.
+    """The share of the task that an order has right, from 0 to 1; 0 where none was placed.
 
     The mean over what is wanted, and over what else was bought, of a line's credit: half for the item, 0.3 for the
     options, 0.2 for the quantity. Above the budget, or with another delivery, it is halved.
