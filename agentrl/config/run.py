@@ -183,6 +183,11 @@ class RunConfig(Section):
                 f"rollout.branch={self.rollout.branch.name} forks sessions, and algo={self.algo.name} compares whole "
                 "ones: use an algorithm that compares turns, such as grpo, or rollout.branch=none"
             )
+        if self.algo.shaping.turns != "as_they_are" and self.rollout.branch.name != "none":
+            raise ValueError(
+                f"algo.shaping.turns={self.algo.shaping.turns} compares a session's turns in their order, and "
+                f"rollout.branch={self.rollout.branch.name} forks sessions: use branch=none"
+            )
         if needs.greedy and self.agent is not None:
             raise ValueError(f"algo={self.algo.name} needs greedy sessions, and an agent program samples as it likes")
         if self.rollout.group_size < least:
