@@ -66,7 +66,6 @@ class Loop:
     selected: dict[str, float] = field(default_factory=dict)
     left_out: int = 0
     recovery: Recovery | None = None
-    evidence: provenance.Evidence = field(default_factory=provenance.Evidence)
     past: PastVersions | None = None
     probe_bound: float = math.inf
     top_scores: frozenset[float] = frozenset()
@@ -153,12 +152,17 @@ class Loop:
     @property
     def algorithm(self) -> Algorithm:
         """The algorithm: which groups are trained on, and their credit."""
-        return self.state.algorithm
+        return self.state.main.algorithm
+
+    @property
+    def evidence(self) -> provenance.Evidence:
+        """What the run's record gets of the policy."""
+        return self.state.main.evidence
 
     @property
     def trainer(self) -> Trainer:
         """The policy's trainer."""
-        return self.state.trainer
+        return self.state.main.trainer
 
     async def generate(self, step: int) -> list[Group]:
         """The step's groups of finished, rewarded sessions."""
@@ -228,24 +232,24 @@ class Loop:
             groups = await asyncio.to_thread(self.recovery.groups, step, self.state)
             await self.train(groups, step, again=True)
         if first < done and not self.trainer.deterministic:  # engines have other weights of that version
-            self.state.published.lose()
-            self.state.averaged.lose()
+            self.state.main.published.lose()
+            self.state.main.averaged.lose()
             await self.publish()
             self.write_published(done)
         where = checkpoint.name if checkpoint else "the beginning"
         self.display.say(f"the trainer continues from {where}; steps up to {done} are trained again")
 
-    async def restore_trainer(self) -> None:
-        """Load the checkpoint that a run resumes from into its trainer."""
+    async def restore_trainers(self) -> None:
+        """Load the checkpoint that a run resumes from into its trainers."""
         assert self.folder.checkpoint is not None
-        self.state.restore_trainer(self.folder.checkpoint)
+        self.state.restore_trainers(self.folder.checkpoint)
 
     async def publish(self) -> dict[str, float]:
         """Send the new weights to the policy's engine, compare it with the trainer, and record what it has.
 
         Where the trainer dies before all of that is done, the next one's weights are sent.
         """
-        published, version, engine = self.state.published, self.trainer.version, self.engine
+        published, version, engine = self.state.main.published, self.trainer.version, self.engine
         if engine is None or published.recorded == version:
             return {}
         found, reference, parts = dict[str, float](), "", dict[str, provenance.SentPart]()
@@ -304,7 +308,7 @@ class Loop:
 
     async def publish_average(self, engine: Engine) -> None:
         """Send the average of the weights to an engine of its own, as the policy's version."""
-        averaged, version = self.state.averaged, self.trainer.version
+        averaged, version = self.state.main.averaged, self.trainer.version
         if not averaged.begin(engine, version):
             return
         if not isinstance(self.trainer, Averager):

@@ -47,7 +47,7 @@ from agentrl.train.plan.room import context
 from agentrl.train.record import provenance, recording
 from agentrl.train.record.publication import NEVER
 from agentrl.train.record.run_folder import RunFolder
-from agentrl.train.record.state import RunState
+from agentrl.train.record.state import LearnedPolicy, RunState
 from agentrl.train.trainers import Trainer
 from agentrl.train.trainers.loaded import Loaded
 from agentrl.train.trainers.teachers.teachers import Teachers
@@ -91,9 +91,9 @@ def make_loop(
     algorithm = make_algorithm(config.algo)
     recovery = Recovery(start_trainer, config.trainer.max_restarts, algorithm.snapshot(), starts=starts)
     trainer, loaded = recovery.first(start, display.warn)
-    state = RunState(trainer, algorithm, stream, store)
+    state = RunState({policy.name: LearnedPolicy(trainer, algorithm)}, stream, store)
     if config.lora.adapter is not None:  # engines start with the base alone
-        state.published.sent = NEVER
+        state.main.published.sent = NEVER
     return Loop(config, policy, state, folder, display, learner, recovery=recovery), loaded
 
 
@@ -133,7 +133,7 @@ async def prepare_reading(loop: Loop) -> int:
         recording.write_start(config, folder, loop.trainer, display, 0)
         await loop.recovering(0, partial(loop.save, 0))
         return 0
-    await loop.recovering(step_of(folder.checkpoint), loop.restore_trainer)
+    await loop.recovering(step_of(folder.checkpoint), loop.restore_trainers)
     start = await recorded_steps.resume(loop, config)
     folder.restore(start)
     recording.write_start(config, folder, loop.trainer, display, start)
@@ -159,7 +159,7 @@ async def prepare(
     config, folder, display = loop.config, loop.folder, loop.display
     start = 0
     if folder.checkpoint:
-        await loop.recovering(step_of(folder.checkpoint), loop.restore_trainer)
+        await loop.recovering(step_of(folder.checkpoint), loop.restore_trainers)
     else:
         folder.restore()
         recording.write_start(config, folder, loop.trainer, display, start)
@@ -172,7 +172,7 @@ async def prepare(
         folder.restore(start)
         recording.write_start(config, folder, loop.trainer, display, start)
         display.say(f"resuming {folder.path} after step {start}")
-    loop.evidence = provenance.Evidence(provenance.read_published(folder.path))
+    loop.evidence.known.update(provenance.read_published(folder.path))
     await loop.recovering(start, loop.publish)
     loop.write_published(start)
 
