@@ -173,6 +173,8 @@ async def _train_again(loop: Loop, recorded: RecordedSteps, start: int) -> str:
             loop.recovery.learned(step - 1, groups)
         found = orjson.loads(orjson.dumps({**metrics, "version": float(loop.trainer.version)}))
         for name, value in found.items():
-            if not name.startswith(BY_TIME) and value != recorded.rows[step].get(name):
+            policy, _, own = name.partition("/")
+            by_time = (own if policy in loop.others else name).startswith(BY_TIME)
+            if not by_time and value != recorded.rows[step].get(name):
                 return f"{name} of step {step} is {value}, and was {recorded.rows[step].get(name)}"
     return ""

@@ -26,7 +26,6 @@ from agentrl.train.record.publication import Publication
 from agentrl.train.trainers import Trainer
 from agentrl.types import MAIN, Session
 
-
 POLICIES = "policies"
 """The folder of a checkpoint with the parts of policies besides the main one, a folder each."""
 
@@ -48,11 +47,6 @@ class LearnedPolicy:
     published: Publication = field(default_factory=Publication)
     averaged: Publication = field(default_factory=Publication)
     evidence: Evidence = field(default_factory=Evidence)
-
-    def save(self, path: Path) -> None:
-        """Write model and trainer; the trainer comes last: a checkpoint that has it is whole."""
-        self.trainer.export(path)
-        self.trainer.save(path / TRAINER)
 
 
 @dataclass(frozen=True)
@@ -83,10 +77,12 @@ class RunState:
         state = orjson.dumps({**formats.CHECKPOINT.mark(), **self._stream_and_algorithms()})
 
         def write(path: Path) -> None:
-            for name, policy in self.learned.items():
-                if name != MAIN:
-                    policy.save(part(path, name))
-            self.main.trainer.export(path)
+            others = {name: policy.trainer for name, policy in self.learned.items() if name != MAIN}
+            self.main.trainer.export(path)  # first: it makes the folder
+            for name, trainer in others.items():
+                part(path, name).parent.mkdir(exist_ok=True)
+                trainer.export(part(path, name))
+                trainer.save(part(path, name) / TRAINER)
             write_atomically(path / STATE, state)
             self.main.trainer.save(path / TRAINER)  # last: a checkpoint that has it is whole
 
