@@ -1,4 +1,7 @@
-"""Policies beside the one that is trained; `agents.NAME` says which of an environment's agents they play."""
+"""Policies beside the main one; `agents.NAME` says which of an environment's agents they play.
+
+One that has a section of a trainer or of an algorithm learns, from the same sessions as the main one.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 from agentrl.config.api import URL, ApiConfig
 from agentrl.config.engines import EngineSection, ModelConfig
 from agentrl.config.sections import NAMED, Fraction, Section
+from agentrl.config.training import AlgoSection, TrainerSection
 
 START = "start"
 """The model of a frozen policy that is the run's initial model."""
@@ -33,7 +37,7 @@ class PastConfig(Section):
 
 
 class PolicyConfig(Section):
-    """A policy that plays some of an environment's agents and is never trained."""
+    """A policy that plays some of an environment's agents; it is trained where it has `trainer` or `algo`."""
 
     name: str = MODEL
     """What plays: `model` (weights that stay as they are), `past` (earlier versions of the trained policy), `expert`
@@ -48,6 +52,15 @@ class PolicyConfig(Section):
     """The engine of `model`, and of each version of `past`."""
     temperature: NonNegativeFloat = 1.0
     """Its sampling temperature, in training and evaluation."""
+    trainer: TrainerSection | None = None
+    """Its own trainer; with `algo` or without it, the policy learns."""
+    algo: AlgoSection | None = None
+    """Its own algorithm; likewise. What is not given is as the main policy's."""
+
+    @property
+    def learns(self) -> bool:
+        """Whether it is trained."""
+        return self.trainer is not None or self.algo is not None
 
     @property
     def remote(self) -> bool:
@@ -60,15 +73,12 @@ class PolicyConfig(Section):
         value = {"name": value} if isinstance(value, str) else value
         if isinstance(value, Mapping) and _is_url(value.get("model")) and "name" not in value:
             value = {**value, "name": value["model"], "model": ModelConfig(name=START)}
-        if isinstance(value, Mapping) and (learns := sorted({"algo", "trainer"} & set(value))):
-            raise ValueError(
-                f"{learns[0]} is of no use to a policy that does not learn: a run trains one, `main`; two "
-                "that have weights of their own learn in turns (docs/several_agents.md)"
-            )
         return value
 
     @model_validator(mode="after")
     def _settings_are_of_use(self) -> PolicyConfig:
+        if self.learns and self.name != MODEL:
+            raise ValueError(f"a policy that is {self.name!r} has no weights to train: remove its trainer and algo")
         used = {"model": self.name == MODEL, "past": self.name == PAST, "api": self.remote}
         for field in used:
             if not used[field] and getattr(self, field) != type(self).model_fields[field].default:

@@ -183,6 +183,11 @@ class RunConfig(Section):
                 f"rollout.branch={self.rollout.branch.name} forks sessions, and algo={self.algo.name} compares whole "
                 "ones: use an algorithm that compares turns, such as grpo, or rollout.branch=none"
             )
+        if self.algo.shaping.turns != "as_they_are" and self.rollout.branch.name != "none":
+            raise ValueError(
+                f"algo.shaping.turns={self.algo.shaping.turns} compares a session's turns in their order, and "
+                f"rollout.branch={self.rollout.branch.name} forks sessions: use branch=none"
+            )
         if needs.greedy and self.agent is not None:
             raise ValueError(f"algo={self.algo.name} needs greedy sessions, and an agent program samples as it likes")
         if self.rollout.group_size < least:
@@ -223,6 +228,7 @@ class RunConfig(Section):
         if self.weights.prove_every:
             self._delivery_can_be_proved()
         self._policies_are_played()
+        self._policies_can_learn()
         self._groups_can_be_compared(needs.greedy)
         context = self.rollout.context_tokens
         if context is not None and self.engine.max_context is not None and context > self.engine.max_context:
@@ -255,6 +261,53 @@ class RunConfig(Section):
         if unused := set(self.policies) - {*self.agents.values(), *judges.values()} - asked:
             name = min(unused)
             raise ValueError(f"policies.{name} plays no agent; set agents.NAME={name}")
+
+    @property
+    def learned(self) -> tuple[str, ...]:
+        """The policies besides the main one that are trained."""
+        return tuple(name for name, policy in self.policies.items() if policy.learns)
+
+    def of_policy(self, name: str) -> RunConfig:
+        """The configuration of a run that trains a policy of `learned` alone."""
+        own = self.policies[name]
+        alone = {"engine": own.engine, "trainer": own.trainer or self.trainer, "algo": own.algo or self.algo}
+        return self.model_copy(update=alone)
+
+    def _policies_can_learn(self) -> None:
+        """Raise a ValueError where several policies learn with what can't be done for several yet."""
+        if not self.learned:
+            return
+        lacking = {
+            f"cluster={self.cluster.name}": self.cluster.name != "local",
+            "cluster.environments, rewards, gateways or sessions": self.cluster.environments
+            or self.cluster.rewards
+            or self.cluster.gateways
+            or self.cluster.holds_sessions,
+            f"rollout.staleness={self.rollout.staleness}": self.rollout.staleness,
+            "rollout.reuse": self.rollout.reuse,
+            "fleet.colocated=true": self.fleet.shared,
+            "agent=, a program": self.agent is not None,
+            "data=": self.data is not None,
+            "rerun=": self.rerun is not None,
+            "lora": self.lora.active,
+            "record_logprobs=true": self.record_logprobs,
+            "eval.weights=averaged": self.eval.weights == "averaged",
+            "weights.prove_every": self.weights.prove_every,
+            "policies that are past": any(each.name == PAST for each in self.policies.values()),
+        }
+        for name in (MAIN, *self.learned):
+            config = self if name == MAIN else self.of_policy(name)
+            needs = ALGORITHMS.plugins().find(config.algo.name)(config.algo).needs
+            asks = needs.teacher or needs.greedy or not needs.engine
+            lacking |= {
+                f"trainer={config.trainer.name} ({name})": config.trainer.name != "torch",
+                f"engine={config.engine.name} ({name})": config.engine.name != "local",
+                f"algo={config.algo.name} ({name})": asks or getattr(config.algo, "value_view", 0),
+            }
+        if found := next((what for what, is_there in lacking.items() if is_there), None):
+            raise ValueError(
+                f"policies.{self.learned[0]} learns beside {MAIN}, and {found} is not there for several yet"
+            )
 
     def _policy_judges(self, reward: str, name: str) -> None:
         """Give a reward the address of the policy that judges for it (`rewards.NAME.policy`)."""

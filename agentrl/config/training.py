@@ -116,6 +116,14 @@ class ShapingConfig(Section):
     """Subtracted as a step reward from each turn with a tool call that can't be read."""
     scale_rewards: bool = False
     """Divide rewards by the standard deviation of all scores since the run began, before anything is added to them."""
+    turns: Literal["as_they_are", "margin", "quality"] = "as_they_are"
+    """Compare a rewarded turn with the earlier turns of all agents of its session, whose mean reward is M (MARTI, ICLR
+    2026): of its reward r it makes turn_outcome · r + turn_alpha · (r - M) by `margin`, + turn_alpha · r · M by
+    `quality`."""
+    turn_alpha: NonNegativeFloat = 0.5
+    """Weight of that comparison."""
+    turn_outcome: NonNegativeFloat = 1.0
+    """Weight of the turn's own reward beside it."""
 
     @model_validator(mode="after")
     def _buffer_below_length(self) -> ShapingConfig:
@@ -130,8 +138,8 @@ class ShapingConfig(Section):
     @property
     def active(self) -> bool:
         """Whether it changes any reward."""
-        penalties = self.length_reward or self.truncated_penalty or self.format_penalty
-        return self.overlong_tokens is not None or bool(penalties) or self.scale_rewards
+        changes = self.length_reward or self.truncated_penalty or self.format_penalty or self.turns != "as_they_are"
+        return self.overlong_tokens is not None or bool(changes) or self.scale_rewards
 
 
 class AlgoConfig(Section):

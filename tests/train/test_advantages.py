@@ -154,6 +154,7 @@ FORMULAS: dict[str, Formula] = {
     "gigpo": by_group(lambda group: [2 * a for a in standardised(rewards(group))]),  # all turns are in the same state
     "grpo": grpo,
     "gspo": grpo,
+    "magrpo": by_group(centred),
     "maxrl": by_group(maximum_likelihood),
     "opo": by_group(optimal),
     "pass_at_k": by_group(best_of(4)),

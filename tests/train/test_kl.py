@@ -143,8 +143,8 @@ def test_adaptive_coefficients_are_part_of_a_checkpoint(tiny_llama: Path, tmp_pa
 
     with Store(tmp_path / "sessions.db") as store:
         state, resumed = (new_state(tiny_llama, Adapting, store) for _ in range(2))
-        state.algorithm.learned({"policy/kl_reference": 1.0})
+        state.main.algorithm.learned({"policy/kl_reference": 1.0})
         state.writer()(tmp_path / "step-1")
         resumed.restore(tmp_path / "step-1")
-    assert resumed.algorithm.adaptive.kl_coef == pytest.approx(0.102)
-    assert resumed.algorithm.snapshot() == state.algorithm.snapshot()
+    assert resumed.main.algorithm.adaptive.kl_coef == pytest.approx(0.102)
+    assert resumed.main.algorithm.snapshot() == state.main.algorithm.snapshot()

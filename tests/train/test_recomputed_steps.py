@@ -58,7 +58,7 @@ TRAINING: dict[str, dict[str, Any]] = {
     "kl": {"kl_coef": 0.3, "kl_target": 0.01, "weight_decay": 0.1},
     "bonus": {"entropy_coef": 0.02, "schedule": "cosine", "warmup_steps": 1, "max_grad_norm": 0.05},
 }
-ALGORITHMS = sorted({*FORMULAS} - {"gigpo", "gspo"} | {"remax"})
+ALGORITHMS = sorted({*FORMULAS} - {"gigpo", "gspo", "magrpo"} | {"remax"})
 """Those whose turns all have their session's advantage; `gspo` is grpo with a loss."""
 RUNS: dict[str, type[NaiveRun]] = {
     **{"ppo": NaivePpo, "rae": NaiveRae, "remax": NaiveRemax},

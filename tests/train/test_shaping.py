@@ -15,18 +15,26 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from transformers import AutoModelForCausalLM
 
-from agentrl.config import AlgoConfig, ShapingConfig
+from agentrl.config import AlgoConfig, RunConfig, ShapingConfig
 from agentrl.train.algorithms import algorithm_settings, make_algorithm
 from agentrl.train.algorithms.adaptive import Adaptive
 from agentrl.train.algorithms.advantages.reinforce import Reinforce
 from agentrl.train.algorithms.credit import trainable_nodes
-from agentrl.train.algorithms.shaping import SHAPED, reference_kl, shaped_groups
+from agentrl.train.algorithms.shaping import SHAPED, compare_with_earlier, reference_kl, shaped_groups, views_of
 from agentrl.train.forest.packing import pack
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
-from agentrl.types import Group, Session, Status
+from agentrl.types import Group, Session, Status, Task
 from agentrl.types.messages import FunctionCall, Message, ToolCall
 from tests.train.backends.test_torch import CPU
-from tests.train.trees import as_group, leaves, linear_session, path, random_groups
+from tests.train.trees import (
+    as_group,
+    environment_node,
+    leaves,
+    linear_session,
+    path,
+    random_groups,
+    sampled_node,
+)
 
 
 def shaped(groups: Sequence[Group], **fields: object) -> list[Group]:
@@ -180,3 +188,39 @@ def test_gdpo_has_what_shaping_adds_as_one_more_reward() -> None:
     assert advantages(without, shaped) == pytest.approx(advantages(plain, [as_group(sessions)]))
     with pytest.raises(ValueError, match="use kl_as=loss"):
         algorithm_settings({"name": "gdpo", "kl_coef": 0.1, "kl_as": "reward"})
+
+
+MARTI = {"margin": [[1, 1, 1.125], [1, -0.5, 1.125]], "quality": [[1, 1.5, 1.375], [1, 0, 1.375]]}
+
+
+@pytest.mark.parametrize("how", MARTI)
+def test_turns_are_compared_with_all_agents_earlier_ones_as_marti_does_and_each_agent_is_credited_with_its_own(
+    how: str,
+) -> None:
+    session = Session("s", Task(id="t"), group="g", status=Status.COMPLETED, reward=0.5)
+    session.agent_rewards = {"a": 0.25, "b": 0.75}
+    leaf = {agent: environment_node(session, None, [8]).id for agent in "ab"}
+    for column in ((1.0, 1.0), (1.0, 0.0), (1.0, 1.0), (None, 0.0)):
+        for agent, reward in zip("ab", column, strict=True):
+            leaf[agent] = sampled_node(session, leaf[agent], [30], reward=reward).id
+            session.nodes[-1].agent = agent
+    session.nodes[1].agent, stored = "b", [node.reward for node in session.nodes]
+    session.nodes[0].agent = "a"
+    config = AlgoConfig(shaping=ShapingConfig.model_validate({"turns": how}))
+    views = shaped_groups(views_of([as_group([session])], config), config, Adaptive.of(config))
+    assert [view.id for view in views] == ["g/a", "g/b"]
+    for view, expected, plain, final, last in zip(views, MARTI[how], (3, 2), (0.25, 0.75), (None, 0.0), strict=True):
+        (own,) = view.sessions
+        *turns, unrewarded = [node.reward for node in own.nodes if node.sampled]
+        assert (turns, own.reward) == (expected, final)
+        assert unrewarded == last or how == "margin"  # a turn without a reward has none
+        assert own.rewards[SHAPED] == pytest.approx(sum(turns) + (unrewarded or 0.0) - plain)
+    assert [node.reward for node in session.nodes] == stored, "what is stored keeps its rewards"
+
+
+def test_a_turns_own_reward_and_its_comparison_have_weights() -> None:
+    shaping = ShapingConfig(turns="margin", turn_alpha=2.0, turn_outcome=0.0)
+    assert compare_with_earlier([[1.0, 0.5], [0.5]], shaping) == [[0.0, -0.5], [0.0]]
+    fields = {"algo": {"shaping": {"turns": "margin"}}, "rollout": {"branch": {"name": "every"}}}
+    with pytest.raises(ValidationError, match=r"algo.shaping.turns=margin compares a session's turns in their order"):
+        RunConfig.model_validate({"env": {"name": "castle"}, **fields})

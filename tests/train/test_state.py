@@ -17,10 +17,10 @@ from agentrl.train.algorithms.advantages.reinforce import Reinforce
 from agentrl.train.algorithms.advantages.rloo import Rloo
 from agentrl.train.algorithms.credit import Credit, NodeKey, ids_by_group, trainable_nodes, weigh
 from agentrl.train.forest.packing import pack
-from agentrl.train.record.state import RunState
+from agentrl.train.record.state import LearnedPolicy, RunState
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
-from agentrl.types import Group
+from agentrl.types import MAIN, Group
 from tests.rollout.test_stream import stream
 from tests.train.trees import as_group, linear_session
 
@@ -53,7 +53,7 @@ class Moving(Reinforce):
 def new_state(model: Path, algorithm: type[Algorithm], store: Store) -> RunState:
     config = AlgoConfig(name="reinforce", lr=0.05)
     trainer = TorchTrainer(model, TorchConfig(device="cpu"), config, total_steps=len(REWARDS))
-    return RunState(trainer, algorithm(config), stream(steps=len(REWARDS)), store)
+    return RunState({MAIN: LearnedPolicy(trainer, algorithm(config))}, stream(steps=len(REWARDS)), store)
 
 
 def train(state: RunState, steps: range) -> list[float]:
@@ -62,9 +62,9 @@ def train(state: RunState, steps: range) -> list[float]:
     for step in steps:
         rewards = list(enumerate(REWARDS[step]))
         sessions = [linear_session(f"{step}{i}", [8, 9], [[30 + i, 31 + step]], reward=r) for i, r in rewards]
-        for forest in pack([as_group(sessions)], state.algorithm.credit([as_group(sessions)]), 100):
+        for forest in pack([as_group(sessions)], state.main.algorithm.credit([as_group(sessions)]), 100):
             advantages += forest.advantage[forest.weight > 0].tolist()
-            state.trainer.step([forest])
+            state.main.trainer.step([forest])
     return advantages
 
 
@@ -77,9 +77,9 @@ def test_a_moving_baseline_goes_on_in_a_resumed_run_to_the_last_bit(tiny_llama: 
         resumed.restore(tmp_path / "step-2")
         found += train(resumed, range(2, 4))
     assert found == expected
-    assert resumed.algorithm.state() == straight.algorithm.state()
-    weights = dict(straight.trainer.weights())
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in resumed.trainer.weights())
+    assert resumed.main.algorithm.state() == straight.main.algorithm.state()
+    weights = dict(straight.main.trainer.weights())
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in resumed.main.trainer.weights())
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from agentrl.envs.state import resolved
 from agentrl.envs.turns import Actor
 from agentrl.errors import AgentRLError, ConfigError, unknown_name
 from agentrl.models.registry import model_folder
-from agentrl.rollout.episodes.actors import ModelActor
+from agentrl.rollout.episodes.actors import ModelActor, sampling_of
 from agentrl.rollout.episodes.past import PastVersions
 from agentrl.rollout.episodes.policies import Fixed, Opponent, Partners, Policy
 from agentrl.rollout.fleet import make_engines
@@ -91,6 +91,8 @@ async def _open(
         )
         stack.push_async_callback(versions.close)
         return versions
+    if own.learns:
+        sampling = sampling_of(config.rollout)
     model = start if own.model.name == START else model_folder(own.model)
     if model is None:
         raise ConfigError(f"policies.{name}.model={START}: policy={config.policy} has no weights to start from")
@@ -108,7 +110,7 @@ def _frozen(own: PolicyConfig, name: str, model: Path) -> Policy:
         name=name,
         model=model,
         strip_reasoning=own.model.reasoning == "strip",
-        frozen=True,
+        frozen=not own.learns,
     )
 
 

@@ -27,6 +27,6 @@ def incarnation(version: int, losses: Sequence[int]) -> int:
 def mark(nodes: Iterable[Node], losses: Sequence[int]) -> None:
     """Set the incarnation of the version spans of new turns of the trained policy."""
     for node in nodes if losses else ():
-        if node.policy == MAIN:
+        if node.policy == MAIN or any(node.trainable):
             spans = node.versions
             node.versions = [replace(span, incarnation=incarnation(span.version, losses)) for span in spans]

@@ -9,6 +9,7 @@ on trees as it does any step reward. Order: rewards are scaled, then the rest is
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,7 +19,7 @@ from agentrl.train.algorithms.credit import NodeKey, Values, ids_by_group, train
 from agentrl.train.algorithms.gae import all_steps
 from agentrl.train.algorithms.values import per_token
 from agentrl.train.trainers.base import Computing
-from agentrl.types import Group, Session, Status
+from agentrl.types import Group, Node, Session, Status
 from agentrl.types.branches import alone, branch_nodes, mean_rewards, scored
 
 SCALE_FLOOR = 1e-8
@@ -117,7 +118,7 @@ def shaped_groups(
         return named(session, forked)
 
     def named(before: Session, after: Session) -> Session:
-        added = (after.score or 0.0) - scale * (before.score or 0.0)
+        added = (after.score or 0.0) - scale * ((before.score or 0.0) - before.rewards.get(SHAPED, 0.0))
         return replace(after, rewards=after.rewards | {SHAPED: added})
 
     found = []
@@ -126,6 +127,67 @@ def shaped_groups(
         sessions = [shaped(session) if id(session) in rewarded else session for session in group.sessions]
         found.append(replace(group, sessions=sessions))
     return found
+
+
+def views_of(groups: Sequence[Group], config: AlgoConfig) -> list[Group]:
+    """The groups of each agent (`Group.by_agent`), with turns compared with earlier ones where that is configured."""
+    views = [view for group in groups for view in group.by_agent()]
+    if config.shaping.turns == "as_they_are":
+        return views
+    found = []
+    after = (view for group in groups for view in _turns_compared(group, config.shaping).by_agent())
+    for view, shaped in zip(views, after, strict=True):
+        changes = [
+            (new.score or 0.0) - (old.score or 0.0) for old, new in zip(view.sessions, shaped.sessions, strict=True)
+        ]
+        sessions = [replace(s, rewards=s.rewards | {SHAPED: x}) for s, x in zip(shaped.sessions, changes, strict=True)]
+        found.append(replace(shaped, sessions=sessions))
+    return found
+
+
+def _turns_compared(group: Group, shaping: ShapingConfig) -> Group:
+    sessions = []
+    for session in group.sessions:
+        turns: dict[str, list[Node]] = {}
+        for node in session.nodes:
+            if node.message.role == "assistant" and node.copy_of is None:
+                turns.setdefault(node.agent, []).append(node)
+        outcomes = [[node.reward for node in own] for own in turns.values()]
+        compared = compare_with_earlier(outcomes, shaping)
+        rewards = {
+            node.id: reward
+            for own, row in zip(turns.values(), compared, strict=True)
+            for node, reward in zip(own, row, strict=True)
+        }
+        nodes = [replace(node, reward=rewards.get(node.id, node.reward)) for node in session.nodes]
+        sessions.append(replace(session, nodes=nodes))
+    return replace(group, sessions=sessions)
+
+
+def compare_with_earlier(
+    outcomes: Sequence[Sequence[float | None]], shaping: ShapingConfig
+) -> list[list[float | None]]:
+    """Return the outcomes of turns compared with those of all agents' earlier turns; see `ShapingConfig.turns`.
+
+    Args:
+        outcomes: a row for each agent, a column for each of its turns in order; None where a turn was not rewarded,
+            which is neither changed nor compared with. Turns of one column are at once: none is earlier.
+        shaping: how, and the weights.
+    """
+    columns = max(map(len, outcomes), default=0)
+    earlier: list[float] = []
+    means: list[float | None] = []
+    for column in range(columns):
+        means.append(statistics.fmean(earlier) if earlier else None)
+        earlier += [r for row in outcomes if column < len(row) and (r := row[column]) is not None]
+
+    def compared(reward: float | None, mean: float | None) -> float | None:
+        if reward is None:
+            return None
+        change = 0.0 if mean is None else reward - mean if shaping.turns == "margin" else reward * mean
+        return shaping.turn_outcome * reward + shaping.turn_alpha * change
+
+    return [[compared(reward, mean) for reward, mean in zip(row, means, strict=False)] for row in outcomes]
 
 
 def final_penalty(session: Session, shaping: ShapingConfig) -> float:

@@ -108,10 +108,7 @@ async def _train(
                     done = await loop.run(start)
                 after = await measure("after training", done)
         finally:
-            loop.trainer.close()
-            await loop.learner.close()
-            if loop.reference is not None:
-                await loop.reference.close()
+            await loop.close()
     worked = loop.health.worked or after.worked
     result = TrainResult(folder.path, before, after, folder.metrics(), worked=worked)
     show(config, result, loop.top_scores, display)

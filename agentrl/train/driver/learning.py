@@ -21,7 +21,7 @@ from agentrl.rollout.stream.seeds import derive
 from agentrl.sessions.store.store import Store
 from agentrl.train.algorithms import Algorithm
 from agentrl.train.algorithms.credit import Values
-from agentrl.train.algorithms.shaping import reference_kl, shaped_groups
+from agentrl.train.algorithms.shaping import reference_kl, shaped_groups, views_of
 from agentrl.train.algorithms.values import compute_values, per_token
 from agentrl.train.driver import lost_tokens
 from agentrl.train.driver.clock import Clock
@@ -99,7 +99,7 @@ class Learning:
 
     async def learn(self, batch: Batch) -> dict[str, float]:
         """Train on a batch and return the metrics."""
-        views = [view for group in batch.groups for view in group.by_agent()]
+        views = views_of(batch.groups, batch.algorithm.config)
         batch.evidence.begin(batch.algorithm.snapshot())
         views, shaped = await self._shape(batch, views)
         values = await self._values(batch, views)

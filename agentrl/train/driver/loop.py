@@ -11,13 +11,14 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
+from statistics import fmean
 from typing import TypeVar
 
 from agentrl import faults, tracing
 from agentrl.config import RunConfig
-from agentrl.errors import AgentRLError, ConfigError, EngineError, NoSignal, brief
+from agentrl.errors import AgentRLError, ConfigError, NoSignal, brief
 from agentrl.rollout.episodes.past import PastVersions
 from agentrl.rollout.episodes.policies import Policy
 from agentrl.rollout.fleet.reference import ReferenceEngine
@@ -28,6 +29,7 @@ from agentrl.rollout.stream.outcomes import GroupOutcome
 from agentrl.rollout.stream.stream import Stream
 from agentrl.rollout.weights.buckets import Weights
 from agentrl.rollout.workers.held import sizes_of
+from agentrl.sessions.tree.perspective import group_seen_by
 from agentrl.train.algorithms import Algorithm
 from agentrl.train.algorithms.selection import chooser, select
 from agentrl.train.display.console import Display
@@ -51,7 +53,7 @@ T = TypeVar("T")
 
 @dataclass
 class Loop:
-    """The training of one policy, step by step; without an engine nothing is published."""
+    """The training of a policy, and of others beside it, step by step; without an engine nothing is published."""
 
     config: RunConfig
     policy: Policy
@@ -66,11 +68,11 @@ class Loop:
     selected: dict[str, float] = field(default_factory=dict)
     left_out: int = 0
     recovery: Recovery | None = None
-    evidence: provenance.Evidence = field(default_factory=provenance.Evidence)
     past: PastVersions | None = None
     probe_bound: float = math.inf
     top_scores: frozenset[float] = frozenset()
     reference: ReferenceEngine | None = None
+    others: Mapping[str, probe.InTraining] = field(default_factory=dict)
 
     async def run(self, start: int = 0) -> int:
         """Take the steps from `start` to `config.steps`, or to the one after which nothing is left to learn.
@@ -153,12 +155,26 @@ class Loop:
     @property
     def algorithm(self) -> Algorithm:
         """The algorithm: which groups are trained on, and their credit."""
-        return self.state.algorithm
+        return self.state.main.algorithm
+
+    @property
+    def in_training(self) -> Mapping[str, probe.InTraining]:
+        """The policies that are trained, by name, the main one first."""
+        own = probe.InTraining(self.config, self.policy, self.learner, self.probe_bound, self.reference)
+        return {self.policy.name: own, **self.others}
+
+    async def close(self) -> None:
+        """End trainers, learners and the reference."""
+        for name, each in self.in_training.items():
+            self.state.learned[name].trainer.close()
+            await each.learner.close()
+            if each.reference is not None:
+                await each.reference.close()
 
     @property
     def trainer(self) -> Trainer:
         """The policy's trainer."""
-        return self.state.trainer
+        return self.state.main.trainer
 
     async def generate(self, step: int) -> list[Group]:
         """The step's groups of finished, rewarded sessions."""
@@ -189,8 +205,15 @@ class Loop:
 
     async def train(self, groups: Sequence[Group], step: int, *, again: bool = False) -> dict[str, float]:
         """Learn from a step's groups and publish the new weights; `again`: it was published before."""
-        batch = Batch(groups, step, self.trainer, self.algorithm, self.evidence, self.clock)
-        learned = await self.learner.learn(batch)
+        learned: dict[str, float] = {}
+        for name, each in self.in_training.items():
+            own = self.state.learned[name]
+            seen = [group_seen_by(group, name, self.config.agents) for group in groups] if self.others else groups
+            batch = Batch(seen, step, own.trainer, own.algorithm, own.evidence, self.clock)
+            found = await each.learner.learn(batch)
+            scores = [session.score or 0.0 for group in seen for session in group.scored] if name in self.others else []
+            own_mean = {"reward/mean": fmean(scores)} if scores else {}
+            learned |= probe.named(name, own_mean | found)
         published = {} if again else await self.publish()
         if self.recovery is not None and not again:
             self.recovery.learned(step, groups)
@@ -228,83 +251,35 @@ class Loop:
             groups = await asyncio.to_thread(self.recovery.groups, step, self.state)
             await self.train(groups, step, again=True)
         if first < done and not self.trainer.deterministic:  # engines have other weights of that version
-            self.state.published.lose()
-            self.state.averaged.lose()
+            self.state.main.published.lose()
+            self.state.main.averaged.lose()
             await self.publish()
             self.write_published(done)
         where = checkpoint.name if checkpoint else "the beginning"
         self.display.say(f"the trainer continues from {where}; steps up to {done} are trained again")
 
-    async def restore_trainer(self) -> None:
-        """Load the checkpoint that a run resumes from into its trainer."""
+    async def restore_trainers(self) -> None:
+        """Load the checkpoint that a run resumes from into its trainers."""
         assert self.folder.checkpoint is not None
-        self.state.restore_trainer(self.folder.checkpoint)
+        self.state.restore_trainers(self.folder.checkpoint)
 
     async def publish(self) -> dict[str, float]:
-        """Send the new weights to the policy's engine, compare it with the trainer, and record what it has.
-
-        Where the trainer dies before all of that is done, the next one's weights are sent.
-        """
-        published, version, engine = self.state.published, self.trainer.version, self.engine
-        if engine is None or published.recorded == version:
-            return {}
-        found, reference, parts = dict[str, float](), "", dict[str, provenance.SentPart]()
-        if published.begin(engine, version):
-            with self.clock("publish"), self.display.part("publishing weights"):
-                await faults.async_point("weights.publish")
-                weights = Weights.of(self.trainer)
-                if self.reference is not None:  # it loads whole weights, and has their bits on the same device only
-                    weights.parts.clear()
-                await engine.publish(weights, version)
-                parts = provenance.parts_of(weights)
-                tokens = self.config.weights.probe_tokens
-                found = await probe.compare(engine, self.trainer, tokens, self.probe_bound)
-            reference = await self.reference_checksum()
-        await self.confirm(engine, found.get("probe/abs_mean"), reference, parts)
-        published.recorded = version
+        """Send each policy's new weights to its engine; see `probe.publish`."""
+        found: dict[str, float] = {}
+        for name, each in self.in_training.items():
+            learned, losses = self.state.learned[name], self.state.store.losses
+            found |= probe.named(name, await probe.publish(each, learned, losses, self.clock, self.display))
         return found
-
-    async def reference_checksum(self) -> str:
-        """The checksum of an engine that loads the trainer's weights from a folder; '' where none does."""
-        if self.reference is None:
-            return ""
-        with self.clock("prove"), self.display.part("proving that weights arrived"):
-            return await self.reference.checksum(Weights(self.trainer.weights), self.trainer.version)
-
-    async def confirm(
-        self,
-        engine: Engine,
-        probed: float | None = None,
-        reference: str = "",
-        parts: Mapping[str, provenance.SentPart] | None = None,
-    ) -> None:
-        """Record which weights the engine says that it has.
-
-        Args:
-            engine: the policy's.
-            probed: what the probe found.
-            reference: the checksum that they should have; '' where that is not known.
-            parts: the smaller parts that were sent in the whole weights' place.
-
-        Raises:
-            EngineError: an engine has other weights.
-        """
-        bound = None if probed is None else self.probe_bound
-        found = await provenance.confirm_weights(engine, self.config, self.state.store.losses, probed, bound, reference)
-        if wrong := found.undelivered:
-            raise EngineError(f"{wrong} (weights.prove_every)")
-        self.evidence.add(replace(found, parts=parts or {}))
 
     def write_published(self, step: int) -> None:
         """Add the publications that are not in the run's record yet, after `step` steps."""
-        published, self.evidence.published = self.evidence.published, []
-        lines = provenance.lines(step, published)
+        lines = b"".join(provenance.lines(step, each.evidence.take_published()) for each in self.state.learned.values())
         self.folder.seals.add(step, lines={provenance.NAME: lines})
         append(self.folder.path / provenance.NAME, lines)
 
     async def publish_average(self, engine: Engine) -> None:
         """Send the average of the weights to an engine of its own, as the policy's version."""
-        averaged, version = self.state.averaged, self.trainer.version
+        averaged, version = self.state.main.averaged, self.trainer.version
         if not averaged.begin(engine, version):
             return
         if not isinstance(self.trainer, Averager):
@@ -374,7 +349,8 @@ class Loop:
         row["throughput/sessions_per_s"] = row["sessions/count"] / seconds
         self.display.step(row, row.get("reward/mean", 0.0) if self.engine is not None else row["loss"])
         row["time/left"] = self.display.seconds_left()
-        provenance.write(self.folder.path, step, self.evidence.take())
+        for policy in self.state.learned.values():
+            provenance.write(self.folder.path, step, policy.evidence.take())
         self.folder.log(step, row, outcomes, digests, self.state.after_step(step))
         for warning in self.warnings.find(step, groups, row):
             self.display.warn(warning)

@@ -39,6 +39,7 @@ from agentrl.train.driver.engine_check import compare_engine, probe_bound
 from agentrl.train.driver.learning import Learner, Learning
 from agentrl.train.driver.loop import Loop
 from agentrl.train.driver.lost_tokens import top_scores
+from agentrl.train.driver.probe import InTraining
 from agentrl.train.driver.recovery import Recovery
 from agentrl.train.driver.resuming import step_of
 from agentrl.train.driver.session_worker import DistantLearning
@@ -47,7 +48,7 @@ from agentrl.train.plan.room import context
 from agentrl.train.record import provenance, recording
 from agentrl.train.record.publication import NEVER
 from agentrl.train.record.run_folder import RunFolder
-from agentrl.train.record.state import RunState
+from agentrl.train.record.state import LearnedPolicy, RunState
 from agentrl.train.trainers import Trainer
 from agentrl.train.trainers.loaded import Loaded
 from agentrl.train.trainers.teachers.teachers import Teachers
@@ -91,9 +92,9 @@ def make_loop(
     algorithm = make_algorithm(config.algo)
     recovery = Recovery(start_trainer, config.trainer.max_restarts, algorithm.snapshot(), starts=starts)
     trainer, loaded = recovery.first(start, display.warn)
-    state = RunState(trainer, algorithm, stream, store)
+    state = RunState({policy.name: LearnedPolicy(trainer, algorithm)}, stream, store)
     if config.lora.adapter is not None:  # engines start with the base alone
-        state.published.sent = NEVER
+        state.main.published.sent = NEVER
     return Loop(config, policy, state, folder, display, learner, recovery=recovery), loaded
 
 
@@ -115,10 +116,33 @@ def make_generating_loop(
         display.say(line)
     loop.past = next((partner for partner in rollouts.partners.values() if isinstance(partner, PastVersions)), None)
     loop.probe_bound = probe_bound(config, loaded)
+    if config.learned:
+        add_policies(loop, rollouts)
     loop.top_scores = top_scores(rollouts.make_env())
     if config.weights.prove_every:
         loop.reference = ReferenceEngine(engine_settings(config), config.fleet, config.weights, base)
     return loop, loaded
+
+
+def add_policies(loop: Loop, rollouts: Rollouts) -> None:
+    """Start the trainers of the policies that learn beside the main one, each on the model that it plays with."""
+    config, folder, display = loop.config, loop.folder, loop.display
+    players = {policy.name: policy for partner in rollouts.partners.values() for policy in partner.policies}
+    others, learned = dict[str, InTraining](), dict[str, LearnedPolicy]()
+    for name in config.learned:
+        own, policy = config.of_policy(name), players[name]
+        assert policy.model is not None
+        with display.part(f"starting the trainer of {name}"):
+            more = {"total_steps": config.steps, "seed": config.seed, "lora": own.lora, "prove": None}
+            trainer = place_trainer(own.cluster, policy.model, own.trainer, own.algo, **more)
+        learner = Learning(own, folder.path, policy.engine, display.part, Teachers(own, folder.path))
+        others[name] = InTraining(own, policy, learner)
+        learned[name] = LearnedPolicy(trainer, make_algorithm(own.algo), evidence=provenance.Evidence(policy=name))
+    loop.others = others
+    loop.state = replace(loop.state, learned={**loop.state.learned, **learned})
+    if loop.recovery is not None and loop.recovery.max_restarts:
+        loop.recovery.max_restarts = 0
+        display.say("several policies learn: a trainer that dies ends the run, which is resumed")
 
 
 async def prepare_reading(loop: Loop) -> int:
@@ -133,7 +157,7 @@ async def prepare_reading(loop: Loop) -> int:
         recording.write_start(config, folder, loop.trainer, display, 0)
         await loop.recovering(0, partial(loop.save, 0))
         return 0
-    await loop.recovering(step_of(folder.checkpoint), loop.restore_trainer)
+    await loop.recovering(step_of(folder.checkpoint), loop.restore_trainers)
     start = await recorded_steps.resume(loop, config)
     folder.restore(start)
     recording.write_start(config, folder, loop.trainer, display, start)
@@ -159,7 +183,7 @@ async def prepare(
     config, folder, display = loop.config, loop.folder, loop.display
     start = 0
     if folder.checkpoint:
-        await loop.recovering(step_of(folder.checkpoint), loop.restore_trainer)
+        await loop.recovering(step_of(folder.checkpoint), loop.restore_trainers)
     else:
         folder.restore()
         recording.write_start(config, folder, loop.trainer, display, start)
@@ -172,7 +196,8 @@ async def prepare(
         folder.restore(start)
         recording.write_start(config, folder, loop.trainer, display, start)
         display.say(f"resuming {folder.path} after step {start}")
-    loop.evidence = provenance.Evidence(provenance.read_published(folder.path))
+    for name, policy in loop.state.learned.items():
+        policy.evidence.known.update(provenance.read_published(folder.path, name))
     await loop.recovering(start, loop.publish)
     loop.write_published(start)
 
@@ -228,6 +253,7 @@ def _threads(config: RunConfig, base: Path, trainer: Trainer) -> str | None:
 async def _imitate(config: RunConfig, rollouts: Rollouts, make_env: Callable[[], Env], base: Path, loop: Loop) -> None:
     """The warm start, where there is one, and the checkpoint that reinforcement learning begins from."""
     warm, saved = config.warm_start, loop.folder.warm_start
+    places = {name: saved.with_name(f"{saved.name}-{name}") for name in loop.others} | {loop.policy.name: saved}
     if warm.steps:
         env = make_env()
         tasks = TaskStream(env, setup.demonstration_split(env), config.seed)
@@ -240,15 +266,18 @@ async def _imitate(config: RunConfig, rollouts: Rollouts, make_env: Callable[[],
             every, began = config.checkpoint_every, time.time()
             warmstart.note_times(loop.folder.path, began, None)
             whole = config.lora.active
-            await warmstart.warm_start(
-                loop.trainer, demos, warm, budget, config.seed, loop.display, saved, every, whole=whole
-            )
+            for name, each in loop.in_training.items():
+                trainer, place = loop.state.learned[name].trainer, places[name]
+                await warmstart.warm_start(
+                    trainer, demos, warm, budget, config.seed, loop.display, place, every, whole=whole
+                )
+                trainer.begin(each.config.algo, config.steps)
             warmstart.note_times(loop.folder.path, began, time.time())
-            loop.trainer.begin(config.algo, config.steps)
 
         loop.folder.seals.add(0, sessions=await loop.learner.digests(phase="demo"))
         await loop.recovering(0, imitate)
         assert loop.recovery is not None
         loop.recovery.imitate = imitate
     await loop.recovering(0, partial(loop.save, 0))
-    shutil.rmtree(saved, ignore_errors=True)
+    for place in places.values():
+        shutil.rmtree(place, ignore_errors=True)

@@ -95,18 +95,18 @@ async def resume(loop: Loop, config: RunConfig) -> int:
     if recorded is None and done > start:
         loop.display.warn(f"steps {start + 1} to {done} are lost, and learned again: {STREAM} or metrics lack them")
     if recorded is not None:
-        again = state.trainer.deterministic
+        again = loop.trainer.deterministic
         why = _changed(config, folder.saved) if again else f"trainer={config.trainer.name} is not deterministic here"
         if not why and not (why := await loop.recovering(start, partial(_train_again, loop, recorded, start))):
             last = recorded.last
             loop.display.say(f"steps {start + 1} to {last} were trained again as they are recorded")
         else:
             loop.display.warn(f"steps {start + 1} to {recorded.last} are lost, and learned again: {why}")
-            await loop.recovering(start, loop.restore_trainer)
+            await loop.recovering(start, loop.restore_trainers)
     folder.drop_after(last)  # before anything else is sealed: seals are in the order of steps
     if recorded is not None and last > start:
         state.restore_stream(recorded.state["stream"])
-        state.algorithm.load_snapshot(recorded.state["algorithm"])
+        state.restore_algorithms(recorded.state)
     else:
         state.restore_stream(saved(folder.checkpoint)["stream"])
     survived, reproducible = loop.trainer.version, _reproducible(loop, config)
@@ -173,6 +173,8 @@ async def _train_again(loop: Loop, recorded: RecordedSteps, start: int) -> str:
             loop.recovery.learned(step - 1, groups)
         found = orjson.loads(orjson.dumps({**metrics, "version": float(loop.trainer.version)}))
         for name, value in found.items():
-            if not name.startswith(BY_TIME) and value != recorded.rows[step].get(name):
+            policy, _, own = name.partition("/")
+            by_time = (own if policy in loop.others else name).startswith(BY_TIME)
+            if not by_time and value != recorded.rows[step].get(name):
                 return f"{name} of step {step} is {value}, and was {recorded.rows[step].get(name)}"
     return ""

@@ -81,12 +81,12 @@ class Recovery:
     def restart(self, state: RunState, checkpoint: Path | None) -> RunState:
         """The state with another trainer, at a checkpoint or as it began; the old trainer is closed."""
         self.restarts += 1
-        state.trainer.close()
-        again = replace(state, trainer=self.start())
+        state.main.trainer.close()
+        again = state.with_trainer(self.start())
         if checkpoint is None:
-            again.algorithm.load_snapshot(self.beginning)
+            again.main.algorithm.load_snapshot(self.beginning)
         else:
-            again.restore_trainer(checkpoint)
+            again.restore_trainers(checkpoint)
         return again
 
     def groups(self, step: int, state: RunState) -> list[Group]:

@@ -72,6 +72,7 @@ class Published:
         reference: the checksum of an engine that loaded the same weights from a folder (`weights.prove_every`); ''
             where none did.
         parts: the smaller parts that engines took in the whole weights' place, by kind; not in the file where none is.
+        policy: whose weights they are; not in the file where that is the main one. So it is for `Trained`.
     """
 
     version: int
@@ -83,6 +84,7 @@ class Published:
     probe_bound: float | None = None
     reference: str = ""
     parts: Mapping[str, SentPart] = field(default_factory=dict)
+    policy: str = MAIN
 
     @property
     def undelivered(self) -> str:
@@ -123,6 +125,7 @@ class Trained:
     credit: Mapping[str, Mapping[str, Sequence[Share]]]
     forests: str
     algorithm: Mapping[str, Any]
+    policy: str = MAIN
 
 
 @dataclass(slots=True)
@@ -134,12 +137,14 @@ class Evidence:
         published: those that are not in the file yet.
         algorithm: what the algorithm carried into the step.
         trained: what the step trains on; it is set anew where a step is trained again.
+        policy: whose record it is.
     """
 
     known: dict[tuple[int, int], Published] = field(default_factory=dict)
     published: list[Published] = field(default_factory=list)
     algorithm: Mapping[str, Any] = field(default_factory=dict)
     trained: Trained | None = None
+    policy: str = MAIN
 
     def add(self, published: Published) -> None:
         """Add a publication of new weights."""
@@ -167,7 +172,7 @@ class Evidence:
         """
         shares = shares_of(credit)
         scores = {session.id: session.score for session in counted(groups)}
-        self.trained = Trained(version, scores, shares, forest_hash(forests), self.algorithm)
+        self.trained = Trained(version, scores, shares, forest_hash(forests), self.algorithm, self.policy)
         for session in (session for group in groups if require for session in group.sessions):
             for node in (session.nodes[int(number)] for number in shares.get(session.id, ())):
                 if why := self._doubt(session, node):
@@ -175,11 +180,15 @@ class Evidence:
                         f"session {session.id}, turn {node.id} can't be trained on: {why} (require_provenance=true)"
                     )
 
+    def take_published(self) -> list[Published]:
+        """Return the publications since the last call."""
+        found, self.published = self.published, []
+        return found
+
     def take(self) -> list[Published | Trained]:
         """Return what was added since the last call."""
-        found: list[Published | Trained] = [*([self.trained] if self.trained else []), *self.published]
-        self.published, self.trained = [], None
-        return found
+        trained, self.trained = self.trained, None
+        return [*([trained] if trained else []), *self.take_published()]
 
     def _doubt(self, session: Session, node: Node) -> str:
         if session.status is Status.INFRA_ERROR:
@@ -275,6 +284,8 @@ def _line(step: int, found: Published | Trained) -> bytes:
     row = asdict(found)
     if not row.get("parts", True):
         del row["parts"]
+    if found.policy == MAIN:
+        del row["policy"]
     return orjson.dumps({"step": step, kind: row}) + b"\n"
 
 
@@ -300,9 +311,10 @@ def read(run: Path) -> Iterator[tuple[int, Published | Trained]]:
             yield step, found
 
 
-def read_published(run: Path) -> dict[tuple[int, int], Published]:
-    """The weights that a run's engines had so far, by version and incarnation."""
-    return {(each.version, each.incarnation): each for _, each in read(run) if isinstance(each, Published)}
+def read_published(run: Path, policy: str = MAIN) -> dict[tuple[int, int], Published]:
+    """The weights that a policy's engines had so far in a run, by version and incarnation."""
+    found = (each for _, each in read(run) if isinstance(each, Published))
+    return {(each.version, each.incarnation): each for each in found if each.policy == policy}
 
 
 def drop_after(run: Path, step: int) -> None:

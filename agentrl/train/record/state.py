@@ -1,9 +1,12 @@
-"""A run's state: everything that a resumed run needs, saved and restored together."""
+"""A run's state: everything that a resumed run needs, saved and restored together.
+
+Each policy that learns has a part of its own: trainer, algorithm, publications. A run of one policy has one part.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,47 +20,77 @@ from agentrl.sessions.store.store import Store
 from agentrl.train.algorithms import Algorithm
 from agentrl.train.driver.resuming import STATE
 from agentrl.train.record.files import write_atomically
+from agentrl.train.record.manifest import TRAINER
+from agentrl.train.record.provenance import Evidence
 from agentrl.train.record.publication import Publication
 from agentrl.train.trainers import Trainer
-from agentrl.types import Session
+from agentrl.types import MAIN, Session
+
+POLICIES = "policies"
+"""The folder of a checkpoint with the parts of policies besides the main one, a folder each."""
 
 
 @dataclass(frozen=True)
-class RunState:
-    """The trainer, the algorithm, and the stream that groups come from.
+class LearnedPolicy:
+    """What a run has of a policy that it trains.
 
     Attributes:
         trainer: weights, optimizer, schedule, policy version.
         algorithm: what it carries from step to step: a moving baseline, adaptive coefficients.
-        stream: the next group's number, what is under way, what is finished and not trained on yet.
-        store: has the sessions of finished groups.
         published: what the policy's engine was sent.
         averaged: what the engine of averaged weights was sent, where there is one.
+        evidence: what the run's record gets of the policy.
     """
 
     trainer: Trainer
     algorithm: Algorithm
-    stream: Stream
-    store: Store
     published: Publication = field(default_factory=Publication)
     averaged: Publication = field(default_factory=Publication)
+    evidence: Evidence = field(default_factory=Evidence)
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The policies that learn, and the stream that groups come from.
+
+    Attributes:
+        learned: by name, the main one among them.
+        stream: the next group's number, what is under way, what is finished and not trained on yet.
+        store: has the sessions of finished groups.
+    """
+
+    learned: Mapping[str, LearnedPolicy]
+    stream: Stream
+    store: Store
+
+    @property
+    def main(self) -> LearnedPolicy:
+        """The main policy."""
+        return self.learned[MAIN]
+
+    def with_trainer(self, trainer: Trainer) -> RunState:
+        """The state with another trainer of the main policy."""
+        return replace(self, learned={**self.learned, MAIN: replace(self.main, trainer=trainer)})
 
     def writer(self) -> Callable[[Path], None]:
         """Return a writer of the state as it is now into a checkpoint's folder, for any thread, while groups go on."""
-        state = orjson.dumps(
-            {**formats.CHECKPOINT.mark(), "stream": self.stream.state(), "algorithm": self.algorithm.snapshot()}
-        )
+        state = orjson.dumps({**formats.CHECKPOINT.mark(), **self._stream_and_algorithms()})
 
         def write(path: Path) -> None:
-            self.trainer.export(path)
+            others = {name: policy.trainer for name, policy in self.learned.items() if name != MAIN}
+            self.main.trainer.export(path)  # first: it makes the folder
+            for name, trainer in others.items():
+                part(path, name).parent.mkdir(exist_ok=True)
+                trainer.export(part(path, name))
+                trainer.save(part(path, name) / TRAINER)
             write_atomically(path / STATE, state)
-            self.trainer.save(path / "trainer")  # last: a checkpoint that has it is whole
+            self.main.trainer.save(path / TRAINER)  # last: a checkpoint that has it is whole
 
         return write
 
     def after_step(self, step: int) -> bytes:
-        """The state of stream and algorithm after a step, for `stream.json`, the last of the step's files."""
-        return orjson.dumps({"step": step, "stream": self.stream.state(), "algorithm": self.algorithm.snapshot()})
+        """The state of stream and algorithms after a step, for `stream.json`, the last of the step's files."""
+        return orjson.dumps({"step": step, **self._stream_and_algorithms()})
 
     def restore(self, path: Path) -> None:
         """Load a checkpoint.
@@ -66,21 +99,44 @@ class RunState:
             ConfigError: it is one of an older version of agentrl.
         """
         self.restore_stream(saved(path)["stream"])
-        self.restore_trainer(path)
+        self.restore_trainers(path)
 
     def restore_stream(self, state: Mapping[str, Any]) -> None:
         """Continue from the saved state of a stream."""
         self.stream.restore(state, partial(last_attempts, self.store))
 
-    def restore_trainer(self, path: Path) -> None:
-        """Load of a checkpoint what learns, the trainer and the algorithm, and leave the stream as it is.
+    def restore_algorithms(self, state: Mapping[str, Any]) -> None:
+        """Continue from the saved state of the algorithms, in a checkpoint or after a step.
 
         Raises:
-            ConfigError: it is one of an older version of agentrl.
+            ConfigError: it is of other policies.
         """
-        algorithm = saved(path)["algorithm"]
-        self.trainer.load(path / "trainer")
-        self.algorithm.load_snapshot(algorithm)
+        snapshots = {MAIN: state["algorithm"], **state.get(POLICIES, {})}
+        if odd := sorted(snapshots.keys() ^ self.learned.keys()):
+            raise ConfigError(f"policies.{odd[0]} learns in the run or in the checkpoint, and not in both")
+        for name, policy in self.learned.items():
+            policy.algorithm.load_snapshot(snapshots[name])
+
+    def restore_trainers(self, path: Path) -> None:
+        """Load of a checkpoint what learns, trainers and algorithms, and leave the stream as it is.
+
+        Raises:
+            ConfigError: it is one of an older version of agentrl, or of other policies.
+        """
+        state = saved(path)
+        for name, policy in self.learned.items():
+            policy.trainer.load(part(path, name) / TRAINER)
+        self.restore_algorithms(state)
+
+    def _stream_and_algorithms(self) -> dict[str, Any]:
+        others = {name: policy.algorithm.snapshot() for name, policy in self.learned.items() if name != MAIN}
+        own = {"stream": self.stream.state(), "algorithm": self.main.algorithm.snapshot()}
+        return own | ({POLICIES: others} if others else {})
+
+
+def part(checkpoint: Path, policy: str) -> Path:
+    """The part of a checkpoint with a policy's model and trainer: the checkpoint itself for the main one."""
+    return checkpoint if policy == MAIN else checkpoint / POLICIES / policy
 
 
 def saved(path: Path) -> dict[str, Any]:

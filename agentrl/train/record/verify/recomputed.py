@@ -10,7 +10,7 @@ from agentrl.errors import AgentRLError, brief
 from agentrl.rollout.stream.seeds import derive
 from agentrl.train.algorithms import Algorithm, Needs, make_algorithm
 from agentrl.train.algorithms.credit import Credit
-from agentrl.train.algorithms.shaping import shaped_groups
+from agentrl.train.algorithms.shaping import shaped_groups, views_of
 from agentrl.train.forest.forest import Forest
 from agentrl.train.forest.packing import pack_credited
 from agentrl.train.record.provenance import Share, Trained, counted, forest_hash, shares_of
@@ -37,7 +37,7 @@ def repacked(step: Step, trained: Trained) -> Repacked | str:
         algorithm.load_snapshot(trained.algorithm)
         if why := _lacking(algorithm.needs, algorithm.config):
             return why
-        views = [view for group in step.groups for view in group.by_agent()]
+        views = views_of(step.groups, algorithm.config)
         groups = shaped_groups(views, algorithm.config, algorithm.adaptive)
         seed = derive(config.seed, "pack", step.number - 1)
         credit, forests = pack_credited(algorithm, groups, None, config.trainer.token_budget, seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,14 @@ from agentrl.errors import ConfigError, StoreError
 from agentrl.overrides import validate
 from agentrl.rollout.stream.outcomes import REPLAYED, TRAINED, GroupOutcome
 from agentrl.sessions.store.store import Store
+from agentrl.sessions.tree.perspective import group_seen_by
 from agentrl.train.driver.resuming import as_read_today, check_formats
 from agentrl.train.record import kept_code, ledger, provenance
 from agentrl.train.record.data_identity import STARTS
 from agentrl.train.record.ledger import Entry
 from agentrl.train.record.provenance import Published, Trained
 from agentrl.train.record.state import last_attempts
-from agentrl.types import Group, Task
+from agentrl.types import MAIN, Group, Task
 
 Row = dict[str, Any]
 
@@ -45,6 +46,8 @@ class Recorded:
         sealed: whether each of these sealed what it wrote (`train.record.seals`).
         secrets: the names of settings that are not recorded; in `starts` they have their defaults.
         weights: what engines were given, by version and incarnation.
+        policy: whose publications and steps they are.
+        others: the record of each policy that learned beside the main one.
     """
 
     run: Path
@@ -58,6 +61,8 @@ class Recorded:
     sealed: list[bool]
     secrets: frozenset[str]
     weights: dict[tuple[int, int], Published] = field(default_factory=dict)
+    policy: str = MAIN
+    others: tuple[Recorded, ...] = ()
 
     @classmethod
     def read(cls, run: Path) -> Recorded:
@@ -88,8 +93,23 @@ class Recorded:
         sealed = [bool(line.get("sealed")) for line in lines]
         secrets = frozenset(name for _, tree in settings for name in hidden(tree))
         starts = [(step, _validated(kept_code.usable(run, tree))) for step, tree in settings]
+        whole = cls(run, rows, entries, published, trained, starts, data, code, sealed, secrets)
+        others = (whole._of_policy(name) for name in starts[-1][1].learned)
+        return replace(whole._of_policy(MAIN), others=tuple(others))
+
+    def _of_policy(self, name: str) -> Recorded:
+        published = [(step, each) for step, each in self.published if each.policy == name]
+        trained = [(step, each) for step, each in self.trained if each.policy == name]
+        rows = self.rows
+        if name != MAIN:
+            own = f"{name}/"
+            rows = [
+                {"step": row["step"], "version": row["version"]}
+                | {metric.removeprefix(own): value for metric, value in row.items() if metric.startswith(own)}
+                for row in rows
+            ]
         weights = {(each.version, each.incarnation): each for _, each in published}
-        return cls(run, rows, entries, published, trained, starts, data, code, sealed, secrets, weights)
+        return replace(self, rows=rows, published=published, trained=trained, weights=weights, policy=name)
 
     @property
     def last(self) -> int:
@@ -98,7 +118,8 @@ class Recorded:
 
     def settings(self, step: int) -> RunConfig:
         """Return the settings that a step (from 1) was taken with."""
-        return next((config for after, config in reversed(self.starts) if after < step), self.starts[0][1])
+        found = next((config for after, config in reversed(self.starts) if after < step), self.starts[0][1])
+        return found if self.policy == MAIN else found.of_policy(self.policy)
 
     def is_sealed(self, step: int) -> bool:
         """Return whether the process that took a step (from 1) sealed what it wrote."""
@@ -121,9 +142,10 @@ class Recorded:
                     groups.append(group_of(outcome, store))
                 except StoreError:
                     damaged += 1
-            yield Step(
-                number, self, self.settings(number), used, groups, damaged, rows.get(number), trained.get(number)
-            )
+            config, row, seen = self.settings(number), rows.get(number), groups
+            if config.learned:
+                seen = [group_seen_by(group, self.policy, config.agents) for group in groups]
+            yield Step(number, self, config, used, seen, damaged, row, trained.get(number), groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +161,7 @@ class Step:
         damaged: how many more groups it has, whose sessions can't be read.
         row: of metrics; None where it is missing.
         trained: what provenance says; None where it is missing.
+        stored: the groups as they are stored; `groups` are as the record's policy sees them.
     """
 
     number: int
@@ -149,6 +172,7 @@ class Step:
     damaged: int
     row: Row | None
     trained: Trained | None
+    stored: list[Group]
 
     @property
     def where(self) -> str:

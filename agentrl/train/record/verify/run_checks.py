@@ -73,6 +73,11 @@ def _verify(run: Path, weights: bool, trust: bool) -> Report:
             seal_checks.check_sessions(sealed, stored.digests(), evaluated, written)
         check_data(recorded, tasks, data)
         _check_groups(recorded, groups)
+        for policy in recorded.others:
+            _check_weights(policy, weight)
+            for step in policy.steps(stored):
+                step_checks.check_versions(step, versions)
+                recomputed.compare(step, rewards, credit, tokens)
         for step in recorded.steps(stored):
             step_checks.check_sessions(step, sessions, first)
             step_checks.check_versions(step, versions)
@@ -104,7 +109,7 @@ def _check_files(recorded: Recorded, folders: Sequence[Path], check: Check) -> N
         check.faults.append(Discrepancy(provenance.NAME, "missing: an older agentrl wrote this run, or it was removed"))
     for name, steps in (
         ("metrics.jsonl", [int(row["step"]) for row in recorded.rows]),
-        (provenance.NAME, [step for step, _ in recorded.trained]),
+        *((provenance.NAME, [step for step, _ in each.trained]) for each in (recorded, *recorded.others)),
     ):
         if steps != list(range(1, last + 1)):
             odd = next(step for step in range(1, last + 2) if steps.count(step) != 1 or steps[step - 1] != step)

@@ -126,7 +126,7 @@ def check_metrics(step: Step, check: Check) -> None:
         return
     check.examined["steps"] += 1
     replayed = {outcome.group for outcome in step.outcomes if outcome.outcome == REPLAYED}
-    for name, value in rollout_metrics([group for group in step.groups if group.id not in replayed]).items():
+    for name, value in rollout_metrics([group for group in step.stored if group.id not in replayed]).items():
         if step.row.get(name) != value:
             check.faults.append(
                 Discrepancy(f"{step.where}, {name}", f"logged {step.row.get(name)}, and the sessions give {value}")
