@@ -11,9 +11,13 @@ can be read without the plug-in's heavy libraries, since the configuration is bu
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from functools import lru_cache
+from importlib import metadata
+from importlib.metadata import EntryPoint
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
@@ -182,6 +186,26 @@ class Registry(Generic[T]):
             there = ", ".join(found) or "none"
             raise UnknownName(f"{self.setting}={path!r}: name one {self.kind}, as in file.py:NAME (there: {there})")
         return next(iter(found.values()))
+
+
+def entry_points(group: str) -> tuple[EntryPoint, ...]:
+    """Those of a group that packages have which are installed now.
+
+    A run asks some twenty times, and a file of each package is read to answer; what is installed changes a folder.
+    """
+    return _read(group, tuple((folder, _changed(folder)) for folder in sys.path))
+
+
+@lru_cache(maxsize=256)
+def _read(group: str, folders: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
+    return tuple(metadata.entry_points(group=group))
+
+
+def _changed(folder: str) -> int:
+    try:
+        return os.stat(folder or ".").st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _source(target: object) -> str:

@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     pairs.whole = config.getoption("--whole-matrices")
     workers, is_worker = config.getoption("numprocesses", None), hasattr(config, "workerinput")
     if not is_worker:
-        bytecode.keep()
+        bytecode.keep(config)
     if config.getoption("--times") is not None and (is_worker or not workers):
         times.install(config, config.getoption("--times"))
     config.pluginmanager.register(schedule.PartsEnd())

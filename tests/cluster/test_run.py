@@ -16,7 +16,8 @@ from agentrl import faults
 from agentrl.rollout.workers.engine_access import EngineAccess
 from agentrl.sessions.store.store import Store
 from agentrl.train.display.console import Display
-from agentrl.train.record import ledger
+from agentrl.train.driver.learning import Learning
+from agentrl.train.record import ledger, provenance
 from agentrl.train.trainers.worker import WorkerTrainer
 from tests.cluster.conftest import add_node, remove_node
 from tests.cluster.test_elastic import drain
@@ -67,22 +68,39 @@ def require_same(folder: Path, result: Any, here: tuple[Path, Any]) -> None:
     assert weights(folder) == weights(here[0]) != b""
 
 
-def through_this_process(*_: Any) -> Any:
+def trained(folder: Path) -> list[tuple[int, Any]]:
+    return [(step, found) for step, found in provenance.read(folder) if isinstance(found, provenance.Trained)]
+
+
+def through_this_process(*_: Any, **__: Any) -> Any:
     raise AssertionError("they went through the driver")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_on_two_ray_nodes_it_samples_learns_and_ends_as_in_one_process(
+def test_on_two_ray_nodes_it_samples_learns_and_ends_as_in_one_process_and_the_driver_reads_nothing_of_it(
     ray_nodes: Any, here: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(WorkerTrainer, "weights", through_this_process)  # they go from the trainer to engines
     monkeypatch.setattr(EngineAccess, "generate", through_this_process)  # prompts and tokens: from workers to engines
+    monkeypatch.setattr(Learning, "learn", through_this_process)  # here nothing is credited, packed or trained
+    read, load = list[str](), Store.load
+
+    def noted(self: Store, session_id: str) -> Any:
+        read.append(session_id)
+        return load(self, session_id)
+
+    monkeypatch.setattr(Store, "load", noted)
     cluster = {"name": "ray", "address": ray_nodes.address, "environments": 2, "place_timeout": 60.0}
     there = run(tmp_path / "ray", cluster=cluster, fleet={"engines": 2})
+    assert not [name for name in read if name.startswith("train")]
+    monkeypatch.undo()
     require_same(tmp_path / "ray", there, here)
+    assert list(ledger.faults(tmp_path / "ray")) == []
+    assert trained(tmp_path / "ray") == trained(here[0]) != []
     logs = {file.name for file in (tmp_path / "ray" / "logs").iterdir()}
     assert {"engine-0.log", "engine-1.log", "environments-0.log", "environments-1.log", "trainer-0.log"} <= logs
+    assert "sessions-0.log" in logs
 
 
 @pytest.mark.slow

@@ -188,6 +188,8 @@ async def _try_rules(job: CheckJob, make: Callable[[], Env], send: Connection, m
         if rule.name == "scores":
             _send(send, "measured", subject.scores)
         _send(send, "rule", False)
+        gc.collect()
+        gc.freeze()  # episodes that are kept to be compared: each later collection would look at all of them
         if rule.name == "failures" and all(episode.error for episode in subject.all_played()):
             return Finding(rule.name, "no episode could be played", "run the check again once that is mended")
     _send(send, "measured", subject.measured)

@@ -80,6 +80,14 @@ async def demonstrate(env: Env, messages: Sequence[Message]) -> Message:
     return await calls.demonstrate(env, messages, random.Random(f"{messages[0].text}/{said}"))
 
 
+def _copied(message: Message) -> Message:
+    """A copy that shares nothing that can be changed; `copy.deepcopy` calls `id` for all of it, which a check hears."""
+    if isinstance(message.content, list):
+        return message.model_copy(deep=True)
+    calls = [one.model_copy(update={"function": one.function.model_copy()}) for one in message.tool_calls or ()]
+    return message.model_copy(update={"tool_calls": calls} if message.tool_calls else {})
+
+
 class Subject:
     """An environment under check.
 
@@ -247,7 +255,7 @@ class Subject:
                 episode.opening = episode.opening or list(messages)
                 said = policy(env, messages)
                 message = await said if inspect.isawaitable(said) else said
-                episode.said.append(message.model_copy(deep=True))
+                episode.said.append(_copied(message))
                 self.monitor.tools = tuple(call.function.name for call in message.tool_calls or ())
                 return message
 

@@ -1,7 +1,7 @@
 """Adapters against the real libraries: the tests in `inside/` run in `.venv-adapters`, which `make adapters` makes.
 
-They want other versions of packages than `.venv` has, and some of them others than the rest (`APART`). Each file there
-is a module of tests, and is run by a process of its own.
+They want other versions of packages than `.venv` has, and some of them others than the rest (`APART`). Those of one
+environment are run by a process of their own.
 """
 
 from __future__ import annotations
@@ -35,17 +35,24 @@ def need_libraries(packages: Path) -> None:
     need(there.exists() and there.read_text() == wanted, "the adapters' libraries are not there: make adapters")
 
 
+def files_of(packages: Path) -> list[str]:
+    """The modules of tests that run in an environment."""
+    every = sorted(path.name for path in (HERE / "inside").glob("*_adapter.py"))
+    return [name for name in every if APART.get(name, PACKAGES) == packages]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 60)
-@pytest.mark.parametrize("file", sorted(path.name for path in (HERE / "inside").glob("*_adapter.py")))
-def test_the_tests_of_an_adapter_pass_beside_its_library(file: str) -> None:
-    packages = APART.get(file, PACKAGES)
+@pytest.mark.parametrize("packages", [PACKAGES, *APART.values()], ids=lambda path: path.name)
+def test_the_tests_of_adapters_pass_beside_their_libraries(packages: Path) -> None:
+    """Those that share an environment share a process: its start and torch's were a third of their time."""
+    files = files_of(packages)
     need_libraries(packages)
-    if file == "openenv_adapter.py":
+    if "openenv_adapter.py" in files:
         need_libraries(ROOT / ".venv-adapters-openenv")
-    if file == "nemo_gym_adapter.py" and not (ROOT / ".venv-adapters-nemo_gym" / "installed").exists():
-        pytest.skip("NeMo Gym needs Python 3.12: make adapters installs it where there is one")
-    command = [packages / "bin" / "python", "-m", "pytest", "-q", "--noconftest", "-c", "pytest.ini", file]
+    if "nemo_gym_adapter.py" in files and not (ROOT / ".venv-adapters-nemo_gym" / "installed").exists():
+        files.remove("nemo_gym_adapter.py")  # it needs Python 3.12: `make adapters` installs it where there is one
+    command = [packages / "bin" / "python", "-m", "pytest", "-q", "--noconftest", "-c", "pytest.ini", *files]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""}
     done = subprocess.run(
         command, cwd=HERE / "inside", env=environment, capture_output=True, text=True, timeout=SECONDS, check=False

@@ -16,7 +16,7 @@ from tests.conftest import need
 from tests.suite.schedule import kept
 
 ROOT = Path(__file__).resolve().parents[3]
-FORKED = Path(__file__).parent / "forked" / "sglang_python.sh"
+FORKED = Path(__file__).parent / "forked"
 START_SECONDS = 900.0
 """A loaded machine of two cores takes minutes for what a quiet one does in 40 s."""
 ATTACHED = {
@@ -34,12 +34,12 @@ def python(name: str) -> str:
 
 
 def forking_python(name: str) -> str:
-    """The same, in which SGLang forks its processes: it starts with half the CPU seconds and two thirds of the memory.
+    """The same, in which an engine forks its processes: it starts with half the CPU seconds and a fourth less memory.
 
-    Those of `tests/cluster/test_servers.py` and `test_sglang_experts.py` start as users' do.
+    Those of `tests/cluster/test_servers.py` start as users' do.
     """
-    plain = python(name)
-    return str(FORKED) if name == "sglang" else plain
+    python(name)  # which says where there is none
+    return str(FORKED / f"{name}_python.sh")
 
 
 def config(name: str, **settings: Any) -> EngineConfig:

@@ -47,7 +47,7 @@ def moe_url(moe: Path) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         unpinned = str(Path(__file__).parent / "unpinned")
         patch.setenv("PYTHONPATH", ":".join(filter(None, (unpinned, os.environ.get("PYTHONPATH")))))
-        yield from servers.served("sglang", moe, server=RECORDING, python=servers.python("sglang"))
+        yield from servers.served("sglang", moe, server=RECORDING)
 
 
 @pytest.fixture

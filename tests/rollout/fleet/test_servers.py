@@ -163,12 +163,13 @@ async def test_engines_and_trainer_agree_after_two_publications_by(
     assert {span.version for span in (await turn(fleet, "after/0", 4)).versions} == {policy.version}
 
 
-async def test_a_broadcast_whose_receiver_dies_half_way_is_sent_again_to_the_others(
+async def test_where_a_server_is_killed_amid_turns_and_a_broadcast_both_go_on_and_it_comes_back_up_to_date(
     fleet: Fleet, folder: Path, policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One server is killed when it is asked to take its second bucket: the group breaks, the other rolls forward."""
+    """kill -9 of a whole server when it is asked for its second bucket: the group breaks, the other rolls forward."""
     await until_ready(fleet)
-    await publish(fleet, folder, policy, transport="distributed", backend="gloo")
+    await publish(fleet, folder, policy, mode="retract", **BROADCAST)
+    old, lost = fleet.version(), fleet.lost
     name, victim = next(iter(fleet.engines.items()))
     receive, asked = victim.receiver.receive, 0
 
@@ -177,19 +178,24 @@ async def test_a_broadcast_whose_receiver_dies_half_way_is_sent_again_to_the_oth
         asked += 1
         if asked == 2:
             server: Any = victim.engine
-            await asyncio.to_thread(server.server.kill)
+            os.killpg(server.server.pid, signal.SIGKILL)
         await receive(bucket, commit)
 
     monkeypatch.setattr(victim.receiver, "receive", dying)
+    running = await turns_under_way(fleet, "killed", 16, 200, lambda: all(map(drawing, fleet.engines.values())))
     policy.step()
     await fleet.publish(policy, policy.version)
     assert fleet.outcome is not None
     assert set(fleet.outcome.broken) == {name}
+    turns = await asyncio.wait_for(asyncio.gather(*running), PATIENCE)
+    assert all(len(one.token_ids) == 200 for one in turns)
+    assert {span.version for one in turns for span in one.versions} <= {old, policy.version}
+    assert fleet.lost > lost
     assert await policy.difference(fleet) < 1e-4
     assert {span.version for span in (await turn(fleet, "half/0", 4)).versions} == {policy.version}
     await until_ready(fleet)
     assert await policy.difference(fleet) < 1e-4
-    assert victim.engine.version() == policy.version
+    assert {member.engine.version() for member in fleet.engines.values()} == {policy.version}
 
 
 @pytest.mark.parametrize("fault", [Fault.DROP, Fault.DELAY, Fault.TRUNCATE, Fault.GARBLE])
@@ -222,36 +228,17 @@ async def test_turns_end_whole_though_the_way_to_an_engine_fails(fleet: Fleet, f
         await proxy.close()
 
 
-async def test_scheduling_continues_while_an_engine_is_killed_and_restarted(
-    fleet: Fleet, folder: Path, policy: Policy
-) -> None:
-    """kill -9 of a whole server: its turns go on elsewhere with what they had, and it comes back up to date."""
-    await until_ready(fleet)
-    await publish(fleet, folder, policy)
-    turns = await in_trouble(fleet, lambda pid: os.killpg(pid, signal.SIGKILL), "killed")
-    assert all({span.version for span in one.versions} == {policy.version} for one in turns)
-    await until_ready(fleet)
-    assert await policy.difference(fleet) < 1e-4
-    assert {m.engine.version() for m in fleet.engines.values()} == {policy.version}
-
-
 async def test_a_stopped_model_process_is_noticed_though_its_front_still_answers(fleet: Fleet) -> None:
     """SIGSTOP of everything but the HTTP front: no token comes, while /model_info answers as ever."""
     await until_ready(fleet)
-    await in_trouble(fleet, stop_behind_the_front, "stopped")
-    assert "fleet.stall_timeout" in fleet.engines["engine-0"].reason
-
-
-async def in_trouble(fleet: Fleet, trouble: Any, name: str) -> list[Turn]:
-    """Sixteen turns under way, then trouble for an engine that draws some of them; all end whole."""
-    running = await turns_under_way(fleet, name, 16, 200, lambda: all(map(drawing, fleet.engines.values())))
+    running = await turns_under_way(fleet, "stopped", 16, 200, lambda: all(map(drawing, fleet.engines.values())))
     lost = fleet.lost
     victim: Any = fleet.engines["engine-0"].engine
-    trouble(victim.server.pid)
+    stop_behind_the_front(victim.server.pid)
     turns = await asyncio.wait_for(asyncio.gather(*running), PATIENCE)
     assert all(len(one.token_ids) == 200 for one in turns)
     assert fleet.lost > lost
-    return turns
+    assert "fleet.stall_timeout" in fleet.engines["engine-0"].reason
 
 
 def stop_behind_the_front(pid: int) -> None:

@@ -1,7 +1,7 @@
 """Lets SGLang's recorder of routes start on a machine without CUDA: its host memory stays unpinned there.
 
-Python runs a module of this name at its start; the folder is on the path of the test's server only. Pinning makes
-copies from a GPU faster and changes no value, so what is tested is the server's own recording.
+The `sitecustomize` of `forked/` imports it where its folder is on the path: that of the test's server only. Pinning
+makes copies from a GPU faster and changes no value, so what is tested is the server's own recording.
 """
 
 import importlib.abc
