@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import functional
 
 from agentrl.config import LoraConfig
@@ -64,6 +65,11 @@ class Lora:
         self.attached = self.changed = False
         self._names: frozenset[str] | None = None  # of the tensors in the base's files
 
+    @property
+    def holds_base(self) -> bool:
+        """Whether a checkpoint needs the base's tensors: its folder does not have them, or has others."""
+        return self.changed or not self.attached
+
     def begin(self, model: nn.Module, *, whole: bool) -> None:
         """Merge the adapter, for a phase that trains the whole model; or see to it that there is one."""
         if whole:
@@ -72,24 +78,18 @@ class Lora:
         elif not self.attached:
             self.attach(model)
 
-    def attach(self, model: nn.Module, saved: Mapping[str, Tensor] | None = None) -> None:
-        """Give the model the adapter: that which was saved, or the folder's, or a new one.
+    def attach(self, model: nn.Module) -> None:
+        """Give a model that has none the adapter: the folder's, or a new one.
 
-        Args:
-            model: without one.
-            saved: the adapter's parameters by name.
+        Where the layers' weights are shards, each rank has the whole adapter: it is small, and only its gradients are
+        exchanged.
 
         Raises:
             ConfigError: a pattern matches no linear layer.
             InvalidWeights: the folder's adapter is on layers that the model lacks.
         """
         layers = linear_layers(model)
-        if saved is not None:
-            matrices = {n[: -len(A) - 1]: (saved[n], saved[layer_name(n, B)]) for n in saved if n.endswith(f".{A}")}
-        elif self.start is not None:
-            matrices = dict(self.start.matrices)
-        else:
-            matrices = self._new(layers)
+        matrices = self._new(layers) if self.start is None else dict(self.start.matrices)
         for name, (a, b) in matrices.items():
             layer = layers.get(name)
             check_fits(name, None if layer is None else layer.weight, a, b)
@@ -116,37 +116,48 @@ class Lora:
 
     def state(self, model: nn.Module) -> dict[str, Tensor]:
         """Return a checkpoint's tensors: the adapter's, and the base's where its folder does not have them."""
-        whole = self.changed or not self.attached
-        return {name: tensor for name, tensor in model.state_dict().items() if whole or is_adapter(name)}
+        return {name: tensor for name, tensor in model.state_dict().items() if self.holds_base or is_adapter(name)}
 
-    def restore(self, model: nn.Module, state: Mapping[str, Tensor], source: Callable[[], nn.Module]) -> None:
-        """Make the model what it was when `state` was taken.
+    def prepare(self, model: nn.Module, source: Callable[[], nn.Module], *, adapter: bool, base: bool) -> None:
+        """Give the model the tensors that `state` had; the caller loads their contents.
 
         Args:
             model: with the adapter or without.
-            state: what was taken.
             source: loads the base of the trainer's folder.
+            adapter: the state had the adapter's.
+            base: the state had the base's.
         """
         for _, layer in adapted(model):
             _remove(layer)
-        adapter = {name: tensor for name, tensor in state.items() if is_adapter(name)}
-        base = {name: tensor for name, tensor in state.items() if not is_adapter(name)}
-        if base or self.changed:
-            model.load_state_dict(base or source().state_dict())
-        self.attached, self.changed = False, bool(base)
+        if self.changed and not base:
+            model.load_state_dict(source().state_dict())
+        self.attached, self.changed = False, base
         if adapter:
-            self.attach(model, adapter)
+            self.attach(model)
 
-    def write(self, model: nn.Module, folder: Path, source: Path, side_files: Mapping[str, bytes]) -> None:
+    def restore(self, model: nn.Module, state: Mapping[str, Tensor], source: Callable[[], nn.Module]) -> None:
+        """Make the model what it was when `state` was taken; see `prepare`."""
+        adapter = any(map(is_adapter, state))
+        self.prepare(model, source, adapter=adapter, base=not all(map(is_adapter, state)))
+        model.load_state_dict({**model.state_dict(), **state})
+
+    def write(
+        self,
+        model: nn.Module,
+        state: Mapping[str, Tensor],
+        folder: Path,
+        source: Path,
+        side_files: Mapping[str, bytes],
+    ) -> None:
         """Write the model with its adapter merged, and beside it, in folders, the adapter and a base of its own.
 
         Args:
             model: has the adapter.
+            state: all its tensors, whole.
             folder: an empty one.
             source: the base's folder.
             side_files: the files beside the base's weights.
         """
-        state = model.state_dict()
         model.save_pretrained(folder, state_dict=dict(merged(state, self.shape.scale)))  # type: ignore[operator]
         inner = folder / "adapter"
         inner.mkdir()
@@ -218,6 +229,8 @@ def merge(model: nn.Module) -> nn.Module:
     """Add adapters to the weights of their layers, and remove them; a model without any stays as it is."""
     for _, layer in adapted(model):
         weight, product = layer.weight, merged_product(layer.lora_A, layer.lora_B, cast(float, layer.lora_scale))
+        if isinstance(weight, DTensor):
+            product = distribute_tensor(product, weight.device_mesh, weight.placements, src_data_rank=None)
         weight.copy_(torch.where(product == 0, weight, weight + product))  # what adds nothing changes no bit
         _remove(layer)
     return model
@@ -230,9 +243,14 @@ def merged(state: Mapping[str, Tensor], scale: float) -> Iterator[tuple[str, Ten
         state: the model's tensors by name; they stay as they are.
         scale: the adapter's.
     """
-    matrices = {n[: -len(A) - 1]: (state[n], state[layer_name(n, B)]) for n in state if n.endswith(f".{A}")}
     base = ((name, tensor) for name, tensor in state.items() if not is_adapter(name))
-    yield from with_products(base, SavedAdapter(AdapterShape(1, scale), matrices))
+    yield from with_products(base, adapter_in(state, scale))
+
+
+def adapter_in(state: Mapping[str, Tensor], scale: float) -> SavedAdapter:
+    """Return the adapter among a model's tensors by name, with the scale of its products."""
+    matrices = {n[: -len(A) - 1]: (state[n], state[layer_name(n, B)]) for n in state if n.endswith(f".{A}")}
+    return SavedAdapter(AdapterShape(1, scale), matrices)
 
 
 def refuse_state_of_adapter(path: Path, state: Mapping[str, Tensor]) -> None:
@@ -249,6 +267,11 @@ def _remove(layer: Any) -> None:
 
 def _add_product(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     """Add scale · (x A') B' to a layer's output."""
-    inner = functional.linear(inputs[0], layer.lora_A)
-    added: Tensor = output + functional.linear(inner, layer.lora_B) * layer.lora_scale
+    a, b = layer.lora_A, layer.lora_B
+    if output.dtype != a.dtype and not torch.is_autocast_enabled(output.device.type):
+        a, b = (
+            a.to(output.dtype),
+            b.to(output.dtype),
+        )  # what FSDP gathered has the precision of the pass
+    added: Tensor = output + functional.linear(functional.linear(inputs[0], a), b) * layer.lora_scale
     return added

@@ -20,7 +20,7 @@ from agentrl.overrides import validate
 from agentrl.train.algorithms import algorithm_settings
 from agentrl.train.driver.setup import complete
 from agentrl.train.trainers import check_trainer
-from agentrl.train.trainers.fsdp.settings import FsdpConfig
+from agentrl.train.trainers.megatron.settings import MegatronConfig
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from tests.conftest import need
@@ -182,8 +182,8 @@ def test_settings_that_can_not_hold_are_refused(settings: dict[str, Any], words:
 
 
 def test_trainers_without_adapters_say_which_have_them() -> None:
-    with pytest.raises(ConfigError, match=r"trainer=fsdp trains no adapters yet; those that do: torch"):
-        check_trainer(FsdpConfig(), ALGO, LoraConfig(rank=4))
+    with pytest.raises(ConfigError, match=r"trainer=megatron trains no adapters yet; those that do: fsdp, torch"):
+        check_trainer(MegatronConfig(), ALGO, LoraConfig(rank=4))
     with pytest.raises(ConfigError, match="optimizer=muon"):
         check_trainer(TorchConfig(optimizer="muon"), ALGO, LoraConfig(rank=4))
 

@@ -71,7 +71,7 @@ class TorchTrainer(Distilling, StepLearner[TorchBatch]):
     processes = 1
     """The number of processes that share this machine's cores in computing the same steps."""
     reduce: Callable[[Sequence[Tensor]], None] | None = None
-    """Sums the gradients of a critic's head over them; see `ValueModel`."""
+    """Sums over them the gradients of what each of them has whole: an adapter, a critic's head (`ValueModel`)."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class TorchTrainer(Distilling, StepLearner[TorchBatch]):
         self.reward_model = RewardModel(self.model, reward, total_steps) if reward else None
         self.critic = self._new_critic(total_steps) if self.algorithm.needs.critic else None
         weights, offload = trained_parameters(self.model, self.config), self.config.offload_optimizer
-        self.optimizer: Optimizer = Optimizer(weights, algo, total_steps, offload=offload)
+        self.optimizer: Optimizer = Optimizer(weights, algo, total_steps, offload=offload, reduce=self.reduce)
         self.reference = WeightCopy(self.model) if self.keeps_reference else None
         self.average = WeightCopy(self.model) if self.config.average_decay is not None else None
 
@@ -377,10 +377,14 @@ class TorchTrainer(Distilling, StepLearner[TorchBatch]):
 
     def write(self, folder: Path) -> None:
         """Write the weights as transformers does, and what the source's files hold beside them."""
+        self.write_state(folder, self.model.state_dict())
+
+    def write_state(self, folder: Path, state: Mapping[str, Tensor]) -> None:
+        """Write a folder of the model's whole tensors."""
         if self.lora is not None and self.lora.attached:
-            self.lora.write(self.model, folder, self.source, self._side_files)
+            self.lora.write(self.model, state, folder, self.source, self._side_files)
         else:
-            self.model.save_pretrained(folder)  # type: ignore[operator]
+            self.model.save_pretrained(folder, state_dict=dict(state))  # type: ignore[operator]
         self._untrained.write(folder, self._side_files)
 
     def release(self) -> None:
