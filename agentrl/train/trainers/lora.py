@@ -70,19 +70,23 @@ class Lora:
         """Whether a checkpoint needs the base's tensors: its folder does not have them, or has others."""
         return self.changed or not self.attached
 
-    def begin(self, model: nn.Module, *, whole: bool) -> None:
+    def begin(self, model: nn.Module, *, whole: bool, device: torch.device | None = None) -> None:
         """Merge the adapter, for a phase that trains the whole model; or see to it that there is one."""
         if whole:
             merge(model)
             self.attached, self.changed = False, True
         elif not self.attached:
-            self.attach(model)
+            self.attach(model, device)
 
-    def attach(self, model: nn.Module) -> None:
+    def attach(self, model: nn.Module, device: torch.device | None = None) -> None:
         """Give a model that has none the adapter: the folder's, or a new one.
 
         Where the layers' weights are shards, each rank has the whole adapter: it is small, and only its gradients are
         exchanged.
+
+        Args:
+            model: the model.
+            device: where the matrices are; None: where their layers are.
 
         Raises:
             ConfigError: a pattern matches no linear layer.
@@ -95,7 +99,7 @@ class Lora:
             check_fits(name, None if layer is None else layer.weight, a, b)
             assert layer is not None
             for own, tensor in ((A, a), (B, b)):
-                value = tensor.to(layer.weight.device, torch.float32, copy=True)
+                value = tensor.to(device or layer.weight.device, torch.float32, copy=True)
                 layer.register_parameter(own, nn.Parameter(value))
             layer.lora_scale = self.shape.scale  # type: ignore[assignment]
             layer.register_forward_hook(_add_product)
@@ -106,7 +110,7 @@ class Lora:
         found = {}
         for name in chosen(layers, self.config.targets):
             rows, columns = layers[name].weight.shape
-            a = torch.empty(self.shape.rank, columns)
+            a = torch.empty(self.shape.rank, columns, device="cpu")
             if self.config.init == "gaussian":
                 a.normal_(std=1 / self.shape.rank, generator=generator)
             else:
@@ -118,7 +122,15 @@ class Lora:
         """Return a checkpoint's tensors: the adapter's, and the base's where its folder does not have them."""
         return {name: tensor for name, tensor in model.state_dict().items() if self.holds_base or is_adapter(name)}
 
-    def prepare(self, model: nn.Module, source: Callable[[], nn.Module], *, adapter: bool, base: bool) -> None:
+    def prepare(
+        self,
+        model: nn.Module,
+        source: Callable[[], nn.Module],
+        *,
+        adapter: bool,
+        base: bool,
+        device: torch.device | None = None,
+    ) -> None:
         """Give the model the tensors that `state` had; the caller loads their contents.
 
         Args:
@@ -126,14 +138,15 @@ class Lora:
             source: loads the base of the trainer's folder.
             adapter: the state had the adapter's.
             base: the state had the base's.
+            device: see `attach`.
         """
-        for _, layer in adapted(model):
-            _remove(layer)
+        for _, layer in list(adapted(model)):
+            remove(layer)
         if self.changed and not base:
             model.load_state_dict(source().state_dict())
         self.attached, self.changed = False, base
         if adapter:
-            self.attach(model)
+            self.attach(model, device)
 
     def restore(self, model: nn.Module, state: Mapping[str, Tensor], source: Callable[[], nn.Module]) -> None:
         """Make the model what it was when `state` was taken; see `prepare`."""
@@ -227,12 +240,13 @@ def adapted(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
 @torch.no_grad()
 def merge(model: nn.Module) -> nn.Module:
     """Add adapters to the weights of their layers, and remove them; a model without any stays as it is."""
-    for _, layer in adapted(model):
+    for _, layer in list(adapted(model)):
         weight, product = layer.weight, merged_product(layer.lora_A, layer.lora_B, cast(float, layer.lora_scale))
         if isinstance(weight, DTensor):
             product = distribute_tensor(product, weight.device_mesh, weight.placements, src_data_rank=None)
-        weight.copy_(torch.where(product == 0, weight, weight + product))  # what adds nothing changes no bit
-        _remove(layer)
+        if not weight.is_meta:  # else it is a layer's description
+            weight.copy_(torch.where(product == 0, weight, weight + product))  # what adds nothing changes no bit
+        remove(layer)
     return model
 
 
@@ -259,7 +273,8 @@ def refuse_state_of_adapter(path: Path, state: Mapping[str, Tensor]) -> None:
         raise ConfigError(f"{path} was saved with an adapter: resume with its lora settings")
 
 
-def _remove(layer: Any) -> None:
+def remove(layer: Any) -> None:
+    """Take a layer's adapter away; its weight stays as it is."""
     del layer._parameters[A], layer._parameters[B]
     for hook in [key for key, function in layer._forward_hooks.items() if function is _add_product]:
         del layer._forward_hooks[hook]

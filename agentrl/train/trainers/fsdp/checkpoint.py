@@ -53,7 +53,7 @@ def load(rank: FsdpRank, path: Path) -> None:
     numbers = torch.load(path / "numbers.pt", map_location="cpu", weights_only=True)
     if rank.lora is not None:
         rank.lora.prepare(
-            rank.model, lambda: rank.sharded().model, **(numbers["lora"] or {"adapter": False, "base": True})
+            rank.model, lambda: rank.sharded().model, **(numbers.get("lora") or {"adapter": False, "base": True})
         )
     _read(path, {"model": _model(rank)}, rank)
     whole = rank.lora is not None and not rank.lora.attached

@@ -106,9 +106,9 @@ class RankTrainer(RankComputing):
         self, folder: Path, config: TrainerConfig, algo: AlgoConfig, total_steps: int, lora: LoraConfig | None = None
     ) -> None:
         """Have the ranks build a model; an earlier one is freed."""
-        adapter = () if lora is None else (lora,)
+        adapter = () if lora is None or not lora.active else (lora,)
         self.ranks.call("build", str(folder), config, algo.model_dump(), total_steps, *adapter)
-        self._lora = lora
+        self._lora = lora if lora is not None and lora.active else None
         self._division = self.ranks.call("division")
         self._algorithm = make_algorithm(algo)
 
