@@ -225,6 +225,11 @@ def _threads(config: RunConfig, base: Path, trainer: Trainer) -> str | None:
     )
 
 
+def _stays_here(config: RunConfig) -> bool:
+    """Whether all that reads the run's folder is on this machine, and reads it where it is."""
+    return config.cluster.name == "local" and config.checkpoint_url is None
+
+
 async def _imitate(config: RunConfig, rollouts: Rollouts, make_env: Callable[[], Env], base: Path, loop: Loop) -> None:
     """The warm start, where there is one, and the checkpoint that reinforcement learning begins from."""
     warm, saved = config.warm_start, loop.folder.warm_start
@@ -244,6 +249,8 @@ async def _imitate(config: RunConfig, rollouts: Rollouts, make_env: Callable[[],
                 loop.trainer, demos, warm, budget, config.seed, loop.display, saved, every, whole=whole
             )
             warmstart.note_times(loop.folder.path, began, time.time())
+            if whole and hasattr(loop.trainer, "set_base") and _stays_here(config):
+                await asyncio.to_thread(warmstart.keep_base, loop.trainer, saved.with_name("base"))
             loop.trainer.begin(config.algo, config.steps)
 
         loop.folder.seals.add(0, sessions=await loop.learner.digests(phase="demo"))

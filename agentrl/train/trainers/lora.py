@@ -7,7 +7,9 @@ weights gets them merged, in float32; see `merged`.
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -20,7 +22,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import functional
 
 from agentrl.config import LoraConfig
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, InvalidInput
 from agentrl.models.adapters import (
     AdapterShape,
     SavedAdapter,
@@ -52,14 +54,18 @@ class Lora:
     Args:
         config: rank, scale, layers; active.
         seed: of the matrices that begin at random.
+        source: the base's folder.
 
     Attributes:
+        source: the same, or the one that holds the base since a warm start.
         attached: whether the model has it.
-        changed: whether the base may be another than in the trainer's folder: the whole model has been trained.
+        changed: whether the base may be another than in its folder: the whole model has been trained.
     """
 
-    def __init__(self, config: LoraConfig, seed: int) -> None:
+    def __init__(self, config: LoraConfig, seed: int, source: Path) -> None:
         self.config, self.seed = config, seed
+        self.origin = self.source = source
+        self._digest = ""  # of the source's weights, where it is not the origin
         self.start = read_adapter(Path(config.adapter)) if config.adapter is not None else None
         self.shape = self.start.shape if self.start else AdapterShape(config.rank, config.alpha, config.rslora)
         self.attached = self.changed = False
@@ -154,12 +160,35 @@ class Lora:
         self.prepare(model, source, adapter=adapter, base=not all(map(is_adapter, state)))
         model.load_state_dict({**model.state_dict(), **state})
 
+    def set_source(self, folder: Path) -> None:
+        """Note that this folder holds the base as it is now."""
+        self.source, self.changed, self._names = folder, False, None
+        self._digest = "" if folder == self.origin else weights_digest(folder)
+
+    def kept_base(self, checkpoint: Path) -> dict[str, str] | None:
+        """Return where a checkpoint's base is, from the folder that it is in; None: in itself, or in the origin."""
+        if self.holds_base or self.source == self.origin:
+            return None
+        return {"folder": os.path.relpath(self.source, checkpoint.parent), "digest": self._digest}
+
+    def find_base(self, kept: Mapping[str, str] | None, checkpoint: Path) -> None:
+        """Go by the folder that a checkpoint's base is in; `prepare` loads it.
+
+        Raises:
+            InvalidInput: it is not there, or holds other weights.
+        """
+        folder = self.origin if kept is None else Path(os.path.abspath(checkpoint.parent / kept["folder"]))
+        if kept is not None and (not folder.is_dir() or weights_digest(folder) != kept["digest"]):
+            raise InvalidInput(f"{checkpoint}: the base that its adapter belongs to is not in {folder}, or is another")
+        if folder != self.source:
+            self.set_source(folder)
+            self.changed = True
+
     def write(
         self,
         model: nn.Module,
         state: Mapping[str, Tensor],
         folder: Path,
-        source: Path,
         side_files: Mapping[str, bytes],
     ) -> None:
         """Write the model with its adapter merged, and beside it, in folders, the adapter and a base of its own.
@@ -168,37 +197,40 @@ class Lora:
             model: has the adapter.
             state: all its tensors, whole.
             folder: an empty one.
-            source: the base's folder.
             side_files: the files beside the base's weights.
         """
         model.save_pretrained(folder, state_dict=dict(merged(state, self.shape.scale)))  # type: ignore[operator]
         inner = folder / "adapter"
         inner.mkdir()
-        base = "base" if self.changed else str(source.absolute())
+        base = "base" if self.changed else str(self.source.absolute())
         write_adapter(inner, self.saved(model, base), linear_layers(model))
         if self.changed:
             own = {name: tensor for name, tensor in state.items() if not is_adapter(name)}
             model.save_pretrained(inner / "base", state_dict=own)  # type: ignore[operator]
             write_side_files(side_files, inner / "base")
 
-    def part(self, model: nn.Module, source: Path) -> SavedAdapter | None:
-        """Return the adapter for engines that have its base; None where the base's folder is not what it belongs to.
-
-        Args:
-            model: the trained one.
-            source: the base's folder.
-        """
+    def part(self, model: nn.Module) -> SavedAdapter | None:
+        """Return a model's adapter for engines that have its base; None where no folder holds that."""
         if not self.attached or self.changed:
             return None
-        found = self.saved(model, str(source.absolute()))
+        found = self.saved(model, str(self.source.absolute()))
         if self._names is None:
-            self._names = frozenset(tensors(source))
+            self._names = frozenset(tensors(self.source))
         return found if all(f"{name}.weight" in self._names for name in found.matrices) else None
 
     def saved(self, model: nn.Module, base: str) -> SavedAdapter:
         """Return a model's adapter as files hold it, with its base's name."""
         matrices = {name: (layer.lora_A, layer.lora_B) for name, layer in adapted(model)}
         return SavedAdapter(replace(self.shape, base=base), cast(dict[str, tuple[Tensor, Tensor]], matrices))
+
+
+def weights_digest(folder: Path) -> str:
+    """Return a digest of a folder's weight files, 32 hexadecimal digits."""
+    digest = hashlib.blake2b(digest_size=16)
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as opened:
+            digest.update(file.name.encode() + hashlib.file_digest(opened, "sha256").digest())
+    return digest.hexdigest()
 
 
 def layer_name(name: str, kind: str) -> str:

@@ -32,7 +32,7 @@ def save(rank: FsdpRank, path: Path) -> None:
     if rank.rank == 0:
         shutil.rmtree(beside, ignore_errors=True)
         (beside / "tensors").mkdir(parents=True)
-        torch.save(_numbers(rank), beside / "numbers.pt")
+        torch.save(_numbers(rank, path), beside / "numbers.pt")
     dist.barrier(rank.control)
     state_dict_saver.save(_tensors(rank), checkpoint_id=beside / "tensors", process_group=rank.control)
     weights = {"policy": contents.sums(rank.weights())}
@@ -52,6 +52,7 @@ def load(rank: FsdpRank, path: Path) -> None:
     held = contents.read(path, _settings(rank), rank.all_gather, rank.rank)
     numbers = torch.load(path / "numbers.pt", map_location="cpu", weights_only=True)
     if rank.lora is not None:
+        rank.lora.find_base(numbers.get("base"), path)
         rank.lora.prepare(
             rank.model, lambda: rank.sharded().model, **(numbers.get("lora") or {"adapter": False, "base": True})
         )
@@ -101,9 +102,10 @@ def _tensors(rank: FsdpRank) -> dict[str, Any]:
     }
 
 
-def _numbers(rank: FsdpRank) -> dict[str, Any]:
+def _numbers(rank: FsdpRank, path: Path) -> dict[str, Any]:
     copies = {"reference": rank.reference, "average": rank.average}
     return {
+        "base": None if rank.lora is None else rank.lora.kept_base(path),
         "lora": None if rank.lora is None else {"adapter": rank.lora.attached, "base": rank.lora.holds_base},
         "steps": rank.optimizer.steps,
         "skipped": rank.optimizer.skipped,

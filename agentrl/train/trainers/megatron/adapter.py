@@ -64,7 +64,7 @@ class RankAdapter:
     def __init__(
         self, config: LoraConfig, seed: int, folder: Path, models: Sequence[Any], family: Family, control: Any
     ) -> None:
-        self.lora, self.source, self.control = Lora(config, seed), folder, control
+        self.lora, self.control = Lora(config, seed, folder), control
         self.models, self.family = models, family
         with torch.device("meta"):
             self.skeleton: nn.Module = new_causal_lm(read_config(folder), torch.float32, "eager")
@@ -132,20 +132,23 @@ class RankAdapter:
 
     def parts(self) -> dict[str, SavedAdapter]:
         """Return the smaller parts that are the same weights, on rank 0 and in the CPU's memory."""
-        part = self.lora.part(self.skeleton, self.source) if dist.get_rank() == 0 else None
+        part = self.lora.part(self.skeleton) if dist.get_rank() == 0 else None
         return {} if part is None else {ADAPTER: part.copied()}
 
     def saved(self) -> SavedAdapter:
         """Return it as files hold it, with the scale of its products."""
-        return self.lora.saved(self.skeleton, "base" if self.lora.changed else str(self.source.absolute()))
+        return self.lora.saved(self.skeleton, "base" if self.lora.changed else str(self.lora.source.absolute()))
 
     def merged(self, base: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Return the base's tensors, which rank 0 gets, with the products added there."""
         return base if dist.get_rank() or not self.attached else with_products(base, self.saved())
 
     def write(self, folder: Path) -> bool:
-        """Write a folder in PEFT's format on rank 0; returns whether its base is another than the trainer's folder."""
+        """Write a folder in PEFT's format on rank 0, where it is attached; returns whether no folder holds its base."""
+        if not self.attached:
+            return False
         if dist.get_rank() == 0:
+            folder.mkdir()
             write_adapter(folder, self.saved(), linear_layers(self.skeleton))
         return self.lora.changed
 
@@ -165,7 +168,7 @@ class RankAdapter:
         """Make it that of a checkpoint, whose base the caller loads where there is one."""
 
         def source() -> nn.Module:
-            load(self.models, self.source, self.family)
+            load(self.models, self.lora.source, self.family)
             return self.skeleton
 
         self.lora.prepare(self.skeleton, source, adapter=state["adapter"], base=state["base"], device=device())

@@ -65,7 +65,7 @@ class Checkpoints:
     def save(self, path: Path) -> None:
         """Write a folder, or begin to (`async_save`)."""
         self.finish()
-        rank = self.rank
+        rank, given = self.rank, path
         self._around = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         path = Path(f"/proc/self/fd/{self._around}") / path.name
         beside = path.with_name(path.name + ".partial")
@@ -81,7 +81,10 @@ class Checkpoints:
             with copy.exchanged():
                 weights[name] = self._sums()
                 dist_checkpointing.save(self._models(), str(beside / name))
-        state = {**self._models(), **self._states(), "numbers": self._numbers()}
+        numbers = self._numbers()
+        if rank.adapter is not None:
+            numbers["base"] = rank.adapter.lora.kept_base(given)
+        state = {**self._models(), **self._states(), "numbers": numbers}
 
         def finalise() -> None:
             dist.barrier()
@@ -112,6 +115,7 @@ class Checkpoints:
         numbers = dist_checkpointing.load_common_state_dict(str(policy))["numbers"]
         adapter = numbers.get("adapter") or WITHOUT
         if rank.adapter is not None:
+            rank.adapter.lora.find_base(numbers.get("base"), path)
             rank.adapter.prepare(adapter)
         self._check_shapes(path)
         whole = rank.adapter is not None and not adapter["adapter"]

@@ -307,6 +307,11 @@ class Rank(StepLearner[Micro]):
         """Yield the weights without an adapter's products, on rank 0."""
         return export(self.models, self.family, to=0)
 
+    def set_base(self, folder: str) -> None:
+        """See `AdapterTrainer`."""
+        assert self.adapter is not None
+        self.adapter.lora.set_source(Path(folder))
+
     def write_adapter(self, folder: str) -> bool:
         """Write an adapter's folder on rank 0; returns whether its base is another than the trainer's folder."""
         assert self.adapter is not None

@@ -128,7 +128,6 @@ class MegatronTrainer(RankTrainer):
                     self._write(inner, "averaged_weights")
 
     def _write_adapter(self, folder: Path) -> None:
-        folder.mkdir()
         if self.ranks.call("write_adapter", str(folder)):
             (folder / "base").mkdir()
             self._write(folder / "base", "base_weights")

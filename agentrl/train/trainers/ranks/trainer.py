@@ -138,6 +138,10 @@ class RankTrainer(RankComputing):
         """(Hugging Face name, tensor) pairs, one at a time."""
         return self.ranks.stream("weights")
 
+    def set_base(self, folder: Path) -> None:
+        """See `AdapterTrainer`."""
+        self.ranks.call("set_base", str(Path(folder).absolute()))
+
     def parts(self) -> dict[str, SavedAdapter]:
         """Return the smaller parts by their kind; see `Trainer.weights`."""
         parts: dict[str, SavedAdapter] = {} if self._lora is None else self.ranks.call("parts")

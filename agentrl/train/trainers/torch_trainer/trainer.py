@@ -84,7 +84,7 @@ class TorchTrainer(Distilling, StepLearner[TorchBatch]):
         lora: LoraConfig | None = None,
     ) -> None:
         self.config = config or TorchConfig()
-        self.lora = Lora(lora, seed) if lora is not None and lora.active else None
+        self.lora = Lora(lora, seed, Path(path)) if lora is not None and lora.active else None
         self.source = Path(path)
         self._side_files = read_side_files(self.source)  # now: the folder may be gone by the time of an export
         self._untrained = Untrained(self.source)
@@ -107,7 +107,7 @@ class TorchTrainer(Distilling, StepLearner[TorchBatch]):
 
     def load_model(self) -> nn.Module:
         """The folder's model in float32, its attention following forests."""
-        return load_network(self.source, self.head, self.seed)
+        return load_network(self.lora.source if self.lora else self.source, self.head, self.seed)
 
     # ------------------------------------------------------------------------------------ learning
 
@@ -339,8 +339,13 @@ class TorchTrainer(Distilling, StepLearner[TorchBatch]):
 
     def parts(self) -> dict[str, SavedAdapter]:
         """Return the smaller parts by their kind that, on the source folder's base, are the same weights."""
-        adapter = self.lora.part(self.model, self.source) if self.lora else None
+        adapter = self.lora.part(self.model) if self.lora else None
         return {} if adapter is None else {ADAPTER: adapter}
+
+    def set_base(self, folder: Path) -> None:
+        """See `AdapterTrainer`."""
+        assert self.lora is not None
+        self.lora.set_source(Path(folder))
 
     def averaged_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the averaged weights."""
@@ -382,7 +387,7 @@ class TorchTrainer(Distilling, StepLearner[TorchBatch]):
     def write_state(self, folder: Path, state: Mapping[str, Tensor]) -> None:
         """Write a folder of the model's whole tensors."""
         if self.lora is not None and self.lora.attached:
-            self.lora.write(self.model, state, folder, self.source, self._side_files)
+            self.lora.write(self.model, state, folder, self._side_files)
         else:
             self.model.save_pretrained(folder, state_dict=dict(state))  # type: ignore[operator]
         self._untrained.write(folder, self._side_files)
