@@ -42,7 +42,6 @@ from agentrl.train.trainers.ranks.joined import sum_over_ranks
 
 if TYPE_CHECKING:
     from agentrl.config import AlgoConfig
-    from agentrl.train.trainers.megatron.rank import Rank
     from agentrl.train.trainers.megatron.settings import MegatronConfig
 
 Cut = tuple[str, int, int, int]
@@ -152,16 +151,20 @@ class RankAdapter:
             write_adapter(folder, self.saved(), linear_layers(self.skeleton))
         return self.lora.changed
 
-    def state(self, rank: Rank) -> dict[str, Any]:
-        """Return what a checkpoint holds of it, beside a base that the trainer's folder does not hold."""
+    def state(self, optimizer: object, copies: Mapping[str, object]) -> dict[str, Any]:
+        """Return what a checkpoint holds of it, beside a base that no folder holds.
+
+        Args:
+            optimizer: of the phase.
+            copies: the reference and the average, where they are kept.
+        """
         matrices = {name: tensor for name, tensor in self.skeleton.state_dict().items() if is_adapter(name)}
-        copies = {"reference": rank.reference, "average": rank.average}
         return {
             "adapter": self.attached,
             "base": self.lora.holds_base,
             "matrices": to_cpu(matrices),
             "copies": {n: to_cpu(copy.state_dict()) for n, copy in copies.items() if isinstance(copy, WeightCopy)},
-            "optimizer": rank.optimizer.state() if isinstance(rank.optimizer, Optimizer) else None,
+            "optimizer": optimizer.state() if isinstance(optimizer, Optimizer) else None,
         }
 
     def prepare(self, state: Mapping[str, Any]) -> None:
@@ -178,11 +181,11 @@ class RankAdapter:
                 if is_adapter(name):
                     parameter.copy_(state["matrices"][name])
 
-    def restore(self, rank: Rank, state: Mapping[str, Any]) -> None:
-        """Load the rest of a checkpoint's state, once the phase has begun."""
-        if isinstance(rank.optimizer, Optimizer):
-            rank.optimizer.restore(dict(state["optimizer"]))
-        for name, copy in (("reference", rank.reference), ("average", rank.average)):
+    def restore(self, optimizer: object, copies: Mapping[str, object], state: Mapping[str, Any]) -> None:
+        """Load the rest of a checkpoint's state, once the phase has begun; see `state`."""
+        if isinstance(optimizer, Optimizer):
+            optimizer.restore(dict(state["optimizer"]))
+        for name, copy in copies.items():
             if isinstance(copy, WeightCopy) and name in state["copies"]:
                 copy.load_state_dict(state["copies"][name])
 

@@ -34,7 +34,6 @@ from agentrl.train.trainers.megatron.micro import Micro
 from agentrl.train.trainers.teachers.divergence import VocabularyHead, row_divergences
 
 if TYPE_CHECKING:
-    from agentrl.train.trainers.megatron.rank import Rank
     from agentrl.train.trainers.ranks.balance import Share
 
 Use = Callable[[Micro, "Heads"], Tensor]
@@ -182,7 +181,7 @@ def head_weight(model: Any) -> Tensor:
     return weight
 
 
-def layer_outputs(rank: Rank, share: Share, tokens: int) -> list[Tensor] | None:
+def layer_outputs(rank: Any, share: Share, tokens: int) -> list[Tensor] | None:
     """Each decoder layer's output for a batch of one forest, on rank 0: [T, d] each, float32, on the CPU.
 
     Ranks of a context or sequence hold some tokens each, of a pipeline some layers; tensor ranks write the same.
