@@ -146,6 +146,10 @@ class ServerPlugin(EngineFactoryPlugin):
         if not urls:
             options.check_version(options.interpreter(config), self.packages, *self.supported)
 
+    def takes(self, config: ServerConfig) -> frozenset[str]:
+        """Adapters, where `engine.adapter_rank` says so."""
+        return frozenset({"adapter"} if config.adapter_rank else ())
+
     def ranks(self, config: ServerConfig) -> int:
         """Return the ranks in the server's own options."""
         found = 1

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from agentrl.errors import EngineError
 from agentrl.models.adapters import SETTINGS, SavedAdapter, read_adapter, with_products, write_adapter
+from agentrl.rollout.engines.folder import tensors
 from agentrl.rollout.weights.buckets import ADAPTER, Bucket, Named, Shapes, Weights, buckets, prefetch, take_part
 
 DTYPES = {
@@ -151,12 +152,22 @@ def whole_of(adapter: SavedAdapter, base: Path | None = None) -> Iterator[Named]
 
 
 def merged_on(base: Path, weights: Iterable[Named]) -> Iterable[Named]:
-    """Return weights that take no more from the trainer than their adapter, where that is on this base's folder."""
+    """Return weights that take no more from the trainer than their adapter, where an engine with this base may.
+
+    That is on the same folder, or on one with the same tensors, such as a warm start's.
+    """
     adapter = weights.parts.get(ADAPTER) if isinstance(weights, Weights) else None
-    if adapter is None or Path(adapter.shape.base or "").resolve() != base.resolve():
+    if adapter is None or not is_like(base, adapter.shape.base):
         return weights
     take_part(weights, ADAPTER)
-    return whole_of(adapter, base)
+    return whole_of(adapter)
+
+
+def is_like(base: Path, other: str | None) -> bool:
+    """Return whether another folder is a base's, or has tensors of the same names and shapes."""
+    if other is None or not Path(other).is_dir():
+        return False
+    return Path(other).resolve() == base.resolve() or tensors(Path(other)) == tensors(base)
 
 
 def read_header(path: Path) -> dict[str, tuple[str, tuple[int, ...], int, int]]:

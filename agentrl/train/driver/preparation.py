@@ -250,6 +250,11 @@ def _threads(config: RunConfig, base: Path, trainer: Trainer) -> str | None:
     )
 
 
+def _stays_here(config: RunConfig) -> bool:
+    """Whether all that reads the run's folder is on this machine, and reads it where it is."""
+    return config.cluster.name == "local" and config.checkpoint_url is None
+
+
 async def _imitate(config: RunConfig, rollouts: Rollouts, make_env: Callable[[], Env], base: Path, loop: Loop) -> None:
     """The warm start, where there is one, and the checkpoint that reinforcement learning begins from."""
     warm, saved = config.warm_start, loop.folder.warm_start
@@ -265,12 +270,14 @@ async def _imitate(config: RunConfig, rollouts: Rollouts, make_env: Callable[[],
             budget = config.trainer.token_budget
             every, began = config.checkpoint_every, time.time()
             warmstart.note_times(loop.folder.path, began, None)
-            whole = config.lora.active
             for name, each in loop.in_training.items():
-                trainer, place = loop.state.learned[name].trainer, places[name]
+                trainer, place, whole = loop.state.learned[name].trainer, places[name], each.config.lora.active
                 await warmstart.warm_start(
                     trainer, demos, warm, budget, config.seed, loop.display, place, every, whole=whole
                 )
+                if whole and hasattr(trainer, "set_base") and _stays_here(config):
+                    kept = place.with_name(f"base{place.name.removeprefix(saved.name)}")
+                    await asyncio.to_thread(warmstart.keep_base, trainer, kept)
                 trainer.begin(each.config.algo, config.steps)
             warmstart.note_times(loop.folder.path, began, time.time())
 

@@ -171,6 +171,20 @@ async def warm_start(
             await asyncio.to_thread(_save, trainer, folder, step + 1)
 
 
+def keep_base(trainer: Trainer, folder: Path) -> None:
+    """Have an adapter's trainer export the model that a warm start left, as the base of all that follows.
+
+    It is written once, in place of a copy in each checkpoint, and engines get the adapter alone.
+
+    Args:
+        trainer: the whole model of which has been trained.
+        folder: where; it must stay there.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    trainer.export(folder)
+    cast(AdapterTrainer, trainer).set_base(folder)
+
+
 def note_times(run: Path, began: float, ended: float | None) -> None:
     """Write when a warm start went on, for the viewer's timeline: it has no rows among the metrics.
 

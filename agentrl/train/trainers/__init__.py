@@ -117,11 +117,8 @@ def _suitable(config: TrainerConfig, algo: AlgoConfig, lora: LoraConfig | None) 
         if not plugin.trains_adapters:
             names = ", ".join(name for name, one in TRAINERS.available().items() if one.trains_adapters)
             raise ConfigError(f"lora: trainer={config.name} trains no adapters yet; those that do: {names}")
-        if getattr(config, "optimizer", "adamw") != "adamw":
-            raise ConfigError(
-                f"lora: trainer.optimizer={getattr(config, 'optimizer', '')} is for whole matrices; use "
-                "trainer.optimizer=adamw"
-            )
+        if (optimizer := getattr(config, "optimizer", "adamw")) not in ("adamw", "adam"):
+            raise ConfigError(f"lora: trainer.optimizer={optimizer}: an adapter is trained by AdamW alone")
     return plugin
 
 

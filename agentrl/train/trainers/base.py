@@ -123,6 +123,14 @@ class AdapterTrainer(Trainer, Protocol):
         """
         ...
 
+    def set_base(self, folder: Path) -> None:
+        """Note that a folder holds the base as it is now, which the trainer exported before its adapter began.
+
+        Checkpoints then say where it is, from the folder that they are in, and hold the adapter alone. The folder must
+        stay there.
+        """
+        ...
+
 
 @runtime_checkable
 class MemoryReleasing(Trainer, Protocol):

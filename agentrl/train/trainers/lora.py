@@ -7,7 +7,9 @@ weights gets them merged, in float32; see `merged`.
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -16,10 +18,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import functional
 
 from agentrl.config import LoraConfig
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, InvalidInput
 from agentrl.models.adapters import (
     AdapterShape,
     SavedAdapter,
@@ -51,51 +54,58 @@ class Lora:
     Args:
         config: rank, scale, layers; active.
         seed: of the matrices that begin at random.
+        source: the base's folder.
 
     Attributes:
+        source: the same, or the one that holds the base since a warm start.
         attached: whether the model has it.
-        changed: whether the base may be another than in the trainer's folder: the whole model has been trained.
+        changed: whether the base may be another than in its folder: the whole model has been trained.
     """
 
-    def __init__(self, config: LoraConfig, seed: int) -> None:
+    def __init__(self, config: LoraConfig, seed: int, source: Path) -> None:
         self.config, self.seed = config, seed
+        self.origin = self.source = source
+        self._digest = ""  # of the source's weights, where it is not the origin
         self.start = read_adapter(Path(config.adapter)) if config.adapter is not None else None
         self.shape = self.start.shape if self.start else AdapterShape(config.rank, config.alpha, config.rslora)
         self.attached = self.changed = False
         self._names: frozenset[str] | None = None  # of the tensors in the base's files
 
-    def begin(self, model: nn.Module, *, whole: bool) -> None:
+    @property
+    def holds_base(self) -> bool:
+        """Whether a checkpoint needs the base's tensors: its folder does not have them, or has others."""
+        return self.changed or not self.attached
+
+    def begin(self, model: nn.Module, *, whole: bool, device: torch.device | None = None) -> None:
         """Merge the adapter, for a phase that trains the whole model; or see to it that there is one."""
         if whole:
             merge(model)
             self.attached, self.changed = False, True
         elif not self.attached:
-            self.attach(model)
+            self.attach(model, device)
 
-    def attach(self, model: nn.Module, saved: Mapping[str, Tensor] | None = None) -> None:
-        """Give the model the adapter: that which was saved, or the folder's, or a new one.
+    def attach(self, model: nn.Module, device: torch.device | None = None) -> None:
+        """Give a model that has none the adapter: the folder's, or a new one.
+
+        Where the layers' weights are shards, each rank has the whole adapter: it is small, and only its gradients are
+        exchanged.
 
         Args:
-            model: without one.
-            saved: the adapter's parameters by name.
+            model: the model.
+            device: where the matrices are; None: where their layers are.
 
         Raises:
             ConfigError: a pattern matches no linear layer.
             InvalidWeights: the folder's adapter is on layers that the model lacks.
         """
         layers = linear_layers(model)
-        if saved is not None:
-            matrices = {n[: -len(A) - 1]: (saved[n], saved[layer_name(n, B)]) for n in saved if n.endswith(f".{A}")}
-        elif self.start is not None:
-            matrices = dict(self.start.matrices)
-        else:
-            matrices = self._new(layers)
+        matrices = self._new(layers) if self.start is None else dict(self.start.matrices)
         for name, (a, b) in matrices.items():
             layer = layers.get(name)
             check_fits(name, None if layer is None else layer.weight, a, b)
             assert layer is not None
             for own, tensor in ((A, a), (B, b)):
-                value = tensor.to(layer.weight.device, torch.float32, copy=True)
+                value = tensor.to(device or layer.weight.device, torch.float32, copy=True)
                 layer.register_parameter(own, nn.Parameter(value))
             layer.lora_scale = self.shape.scale  # type: ignore[assignment]
             layer.register_forward_hook(_add_product)
@@ -106,7 +116,7 @@ class Lora:
         found = {}
         for name in chosen(layers, self.config.targets):
             rows, columns = layers[name].weight.shape
-            a = torch.empty(self.shape.rank, columns)
+            a = torch.empty(self.shape.rank, columns, device="cpu")
             if self.config.init == "gaussian":
                 a.normal_(std=1 / self.shape.rank, generator=generator)
             else:
@@ -116,65 +126,111 @@ class Lora:
 
     def state(self, model: nn.Module) -> dict[str, Tensor]:
         """Return a checkpoint's tensors: the adapter's, and the base's where its folder does not have them."""
-        whole = self.changed or not self.attached
-        return {name: tensor for name, tensor in model.state_dict().items() if whole or is_adapter(name)}
+        return {name: tensor for name, tensor in model.state_dict().items() if self.holds_base or is_adapter(name)}
 
-    def restore(self, model: nn.Module, state: Mapping[str, Tensor], source: Callable[[], nn.Module]) -> None:
-        """Make the model what it was when `state` was taken.
+    def prepare(
+        self,
+        model: nn.Module,
+        source: Callable[[], nn.Module],
+        *,
+        adapter: bool,
+        base: bool,
+        device: torch.device | None = None,
+    ) -> None:
+        """Give the model the tensors that `state` had; the caller loads their contents.
 
         Args:
             model: with the adapter or without.
-            state: what was taken.
             source: loads the base of the trainer's folder.
+            adapter: the state had the adapter's.
+            base: the state had the base's.
+            device: see `attach`.
         """
-        for _, layer in adapted(model):
-            _remove(layer)
-        adapter = {name: tensor for name, tensor in state.items() if is_adapter(name)}
-        base = {name: tensor for name, tensor in state.items() if not is_adapter(name)}
-        if base or self.changed:
-            model.load_state_dict(base or source().state_dict())
-        self.attached, self.changed = False, bool(base)
+        for _, layer in list(adapted(model)):
+            remove(layer)
+        if self.changed and not base:
+            model.load_state_dict(source().state_dict())
+        self.attached, self.changed = False, base
         if adapter:
-            self.attach(model, adapter)
+            self.attach(model, device)
 
-    def write(self, model: nn.Module, folder: Path, source: Path, side_files: Mapping[str, bytes]) -> None:
+    def restore(self, model: nn.Module, state: Mapping[str, Tensor], source: Callable[[], nn.Module]) -> None:
+        """Make the model what it was when `state` was taken; see `prepare`."""
+        adapter = any(map(is_adapter, state))
+        self.prepare(model, source, adapter=adapter, base=not all(map(is_adapter, state)))
+        model.load_state_dict({**model.state_dict(), **state})
+
+    def set_source(self, folder: Path) -> None:
+        """Note that this folder holds the base as it is now."""
+        self.source, self.changed, self._names = folder, False, None
+        self._digest = "" if folder == self.origin else weights_digest(folder)
+
+    def kept_base(self, checkpoint: Path) -> dict[str, str] | None:
+        """Return where a checkpoint's base is, from the folder that it is in; None: in itself, or in the origin."""
+        if self.holds_base or self.source == self.origin:
+            return None
+        return {"folder": os.path.relpath(self.source, checkpoint.parent), "digest": self._digest}
+
+    def find_base(self, kept: Mapping[str, str] | None, checkpoint: Path) -> None:
+        """Go by the folder that a checkpoint's base is in; `prepare` loads it.
+
+        Raises:
+            InvalidInput: it is not there, or holds other weights.
+        """
+        folder = self.origin if kept is None else Path(os.path.abspath(checkpoint.parent / kept["folder"]))
+        if kept is not None and (not folder.is_dir() or weights_digest(folder) != kept["digest"]):
+            raise InvalidInput(f"{checkpoint}: the base that its adapter belongs to is not in {folder}, or is another")
+        if folder != self.source:
+            self.set_source(folder)
+            self.changed = True
+
+    def write(
+        self,
+        model: nn.Module,
+        state: Mapping[str, Tensor],
+        folder: Path,
+        side_files: Mapping[str, bytes],
+    ) -> None:
         """Write the model with its adapter merged, and beside it, in folders, the adapter and a base of its own.
 
         Args:
             model: has the adapter.
+            state: all its tensors, whole.
             folder: an empty one.
-            source: the base's folder.
             side_files: the files beside the base's weights.
         """
-        state = model.state_dict()
         model.save_pretrained(folder, state_dict=dict(merged(state, self.shape.scale)))  # type: ignore[operator]
         inner = folder / "adapter"
         inner.mkdir()
-        base = "base" if self.changed else str(source.absolute())
+        base = "base" if self.changed else str(self.source.absolute())
         write_adapter(inner, self.saved(model, base), linear_layers(model))
         if self.changed:
             own = {name: tensor for name, tensor in state.items() if not is_adapter(name)}
             model.save_pretrained(inner / "base", state_dict=own)  # type: ignore[operator]
             write_side_files(side_files, inner / "base")
 
-    def part(self, model: nn.Module, source: Path) -> SavedAdapter | None:
-        """Return the adapter for engines that have its base; None where the base's folder is not what it belongs to.
-
-        Args:
-            model: the trained one.
-            source: the base's folder.
-        """
+    def part(self, model: nn.Module) -> SavedAdapter | None:
+        """Return a model's adapter for engines that have its base; None where no folder holds that."""
         if not self.attached or self.changed:
             return None
-        found = self.saved(model, str(source.absolute()))
+        found = self.saved(model, str(self.source.absolute()))
         if self._names is None:
-            self._names = frozenset(tensors(source))
+            self._names = frozenset(tensors(self.source))
         return found if all(f"{name}.weight" in self._names for name in found.matrices) else None
 
     def saved(self, model: nn.Module, base: str) -> SavedAdapter:
         """Return a model's adapter as files hold it, with its base's name."""
         matrices = {name: (layer.lora_A, layer.lora_B) for name, layer in adapted(model)}
         return SavedAdapter(replace(self.shape, base=base), cast(dict[str, tuple[Tensor, Tensor]], matrices))
+
+
+def weights_digest(folder: Path) -> str:
+    """Return a digest of a folder's weight files, 32 hexadecimal digits."""
+    digest = hashlib.blake2b(digest_size=16)
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as opened:
+            digest.update(file.name.encode() + hashlib.file_digest(opened, "sha256").digest())
+    return digest.hexdigest()
 
 
 def layer_name(name: str, kind: str) -> str:
@@ -216,10 +272,13 @@ def adapted(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
 @torch.no_grad()
 def merge(model: nn.Module) -> nn.Module:
     """Add adapters to the weights of their layers, and remove them; a model without any stays as it is."""
-    for _, layer in adapted(model):
+    for _, layer in list(adapted(model)):
         weight, product = layer.weight, merged_product(layer.lora_A, layer.lora_B, cast(float, layer.lora_scale))
-        weight.copy_(torch.where(product == 0, weight, weight + product))  # what adds nothing changes no bit
-        _remove(layer)
+        if isinstance(weight, DTensor):
+            product = distribute_tensor(product, weight.device_mesh, weight.placements, src_data_rank=None)
+        if not weight.is_meta:  # else it is a layer's description
+            weight.copy_(torch.where(product == 0, weight, weight + product))  # what adds nothing changes no bit
+        remove(layer)
     return model
 
 
@@ -230,9 +289,14 @@ def merged(state: Mapping[str, Tensor], scale: float) -> Iterator[tuple[str, Ten
         state: the model's tensors by name; they stay as they are.
         scale: the adapter's.
     """
-    matrices = {n[: -len(A) - 1]: (state[n], state[layer_name(n, B)]) for n in state if n.endswith(f".{A}")}
     base = ((name, tensor) for name, tensor in state.items() if not is_adapter(name))
-    yield from with_products(base, SavedAdapter(AdapterShape(1, scale), matrices))
+    yield from with_products(base, adapter_in(state, scale))
+
+
+def adapter_in(state: Mapping[str, Tensor], scale: float) -> SavedAdapter:
+    """Return the adapter among a model's tensors by name, with the scale of its products."""
+    matrices = {n[: -len(A) - 1]: (state[n], state[layer_name(n, B)]) for n in state if n.endswith(f".{A}")}
+    return SavedAdapter(AdapterShape(1, scale), matrices)
 
 
 def refuse_state_of_adapter(path: Path, state: Mapping[str, Tensor]) -> None:
@@ -241,7 +305,8 @@ def refuse_state_of_adapter(path: Path, state: Mapping[str, Tensor]) -> None:
         raise ConfigError(f"{path} was saved with an adapter: resume with its lora settings")
 
 
-def _remove(layer: Any) -> None:
+def remove(layer: Any) -> None:
+    """Take a layer's adapter away; its weight stays as it is."""
     del layer._parameters[A], layer._parameters[B]
     for hook in [key for key, function in layer._forward_hooks.items() if function is _add_product]:
         del layer._forward_hooks[hook]
@@ -249,6 +314,11 @@ def _remove(layer: Any) -> None:
 
 def _add_product(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     """Add scale · (x A') B' to a layer's output."""
-    inner = functional.linear(inputs[0], layer.lora_A)
-    added: Tensor = output + functional.linear(inner, layer.lora_B) * layer.lora_scale
+    a, b = layer.lora_A, layer.lora_B
+    if output.dtype != a.dtype and not torch.is_autocast_enabled(output.device.type):
+        a, b = (
+            a.to(output.dtype),
+            b.to(output.dtype),
+        )  # what FSDP gathered has the precision of the pass
+    added: Tensor = output + functional.linear(functional.linear(inputs[0], a), b) * layer.lora_scale
     return added

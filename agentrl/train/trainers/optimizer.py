@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -30,6 +30,7 @@ class Optimizer:
         algo: rates, decay and clipping.
         total_steps: the phase's length in training steps, for the schedule.
         offload: whether the moments are in the CPU's memory but during updates.
+        reduce: sums over ranks, in place, the gradients of parameters that are not sharded, where there are several.
     """
 
     def __init__(
@@ -39,7 +40,9 @@ class Optimizer:
         total_steps: int,
         *,
         offload: bool = False,
+        reduce: Callable[[Sequence[Tensor]], None] | None = None,
     ) -> None:
+        self.reduce = reduce
         self.algo, self.total_steps, self.offload = algo, total_steps, offload
         self.steps = 0
         self.skipped = 0
@@ -73,6 +76,7 @@ class Optimizer:
         A norm that is not finite skips the update (and counts it). Where it is 0 the batch taught nothing (all of it
         may be masked), and no weight moves: moments and decay would move them. The trainer counts `steps`.
         """
+        self._reduce()
         norm = self._clip()
         finite = math.isfinite(norm)
         moves = finite and norm > 0
@@ -87,6 +91,13 @@ class Optimizer:
         self._move(away=True)
         self.skipped += not finite
         return norm
+
+    def _reduce(self) -> None:
+        held = [p for p in self.parameters if not hasattr(p, "full_tensor")] if self.reduce is not None else []
+        if held and self.reduce is not None:
+            for parameter in held:  # of a rank without rows
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            self.reduce([parameter.grad for parameter in held if parameter.grad is not None])
 
     def _clip(self) -> float:
         """Clip the gradients to the global norm, of all ranks' shards where they are sharded; returns the norm."""

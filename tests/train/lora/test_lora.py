@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from agentrl.config import AlgoConfig, LoraConfig
+from agentrl.config import AlgoConfig, LoraConfig, TrainerConfig
 from agentrl.errors import ConfigError, InvalidInput, InvalidWeights
 from agentrl.models.adapters import merge_adapter, read_adapter
 from agentrl.overrides import validate
 from agentrl.train.algorithms import algorithm_settings
 from agentrl.train.driver.setup import complete
 from agentrl.train.trainers import check_trainer
-from agentrl.train.trainers.fsdp.settings import FsdpConfig
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from tests.conftest import need
@@ -181,9 +180,13 @@ def test_settings_that_can_not_hold_are_refused(settings: dict[str, Any], words:
         validate({"rank": 4, **settings} if "adapter" not in settings else settings, LoraConfig)
 
 
+def own_trainer(*_: Any, **__: Any) -> Any:
+    """A trainer of somebody's own, which says nothing of adapters."""
+
+
 def test_trainers_without_adapters_say_which_have_them() -> None:
-    with pytest.raises(ConfigError, match=r"trainer=fsdp trains no adapters yet; those that do: torch"):
-        check_trainer(FsdpConfig(), ALGO, LoraConfig(rank=4))
+    with pytest.raises(ConfigError, match=r"trains no adapters yet; those that do: fsdp, torch, megatron"):
+        check_trainer(TrainerConfig(name=f"{__name__}:own_trainer"), ALGO, LoraConfig(rank=4))
     with pytest.raises(ConfigError, match="optimizer=muon"):
         check_trainer(TorchConfig(optimizer="muon"), ALGO, LoraConfig(rank=4))
 

@@ -30,6 +30,7 @@ class OpenRequest:
     sampling: Sampling
     limit: int
     version: int
+    adapter: str | None = None
     inbox: asyncio.Queue[Item] = field(default_factory=asyncio.Queue)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)

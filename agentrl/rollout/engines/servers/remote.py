@@ -108,6 +108,14 @@ class RemoteEngine(ManagedEngine, ABC):
     async def _scored(self, ids: list[int], temperature: float) -> list[float]:
         """Log-probability of each token but the first; EngineError where one is not finite."""
 
+    async def load_folder(self, folder: Path, version: int) -> None:
+        """Let the paused server load what a folder brings."""
+        await self._load(folder, version)
+
+    def _adapter(self) -> str | None:
+        """The server's name of the adapter that requests have from now on; None for none."""
+        return None
+
     # ---------------------------------------------------------------------------------------- starting
 
     @property
@@ -172,7 +180,7 @@ class RemoteEngine(ManagedEngine, ABC):
         if not self._admits:
             await self._admitted_before(deadline, request_id)
         limit = min(sampling.max_new_tokens, limits.max_context - len(ids))
-        request = OpenRequest(request_id, ids, sampling, limit, self._version)
+        request = OpenRequest(request_id, ids, sampling, limit, self._version, self._adapter())
         self._open.add(request)
         request.task = asyncio.create_task(self._run(request))
         ended = False
@@ -311,15 +319,18 @@ class RemoteEngine(ManagedEngine, ABC):
         from agentrl.rollout.engines.servers.reload import written
 
         with written(self.facts, weights) as folder:
-            await self.start()
-            ours = self._paused is None
+            await self._bring(folder, version)
+
+    async def _bring(self, folder: Path, version: int) -> None:
+        await self.start()
+        ours = self._paused is None
+        if ours:
+            await self.pause(PauseMode.RETRACT)
+        try:
+            await self.load_folder(folder, version)
+        finally:
             if ours:
-                await self.pause(PauseMode.RETRACT)
-            try:
-                await self._load(folder, version)
-            finally:
-                if ours:
-                    await self.resume()
+                await self.resume()
 
     # ------------------------------------------------------------------------------------------ its state
 

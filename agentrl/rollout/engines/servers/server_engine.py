@@ -7,10 +7,11 @@ what it says about itself, and how it generates, scores, pauses and loads.
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import uuid
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -19,13 +20,17 @@ from urllib.parse import urlsplit
 from agentrl import cluster
 from agentrl.attachments import routed_experts
 from agentrl.cluster.server import ServerProcess, free_port
+from agentrl.common.scratch import ScratchFolder
 from agentrl.config.gateway import is_loopback
 from agentrl.errors import ConfigError, EngineError
+from agentrl.models.adapters import SETTINGS
 from agentrl.rollout.engines.checks import check_sampled
 from agentrl.rollout.engines.reach import EngineAddress, EngineClient
 from agentrl.rollout.engines.servers import options
+from agentrl.rollout.engines.servers.adapters import ServedAdapters
+from agentrl.rollout.engines.servers.open_request import OpenRequest
 from agentrl.rollout.engines.servers.placed_server import PlacedServer, on_nodes
-from agentrl.rollout.engines.servers.remote import RemoteEngine, logger
+from agentrl.rollout.engines.servers.remote import ABORT_SECONDS, RemoteEngine, logger
 from agentrl.rollout.engines.servers.server_settings import OptionValue, ServerConfig
 from agentrl.types import Capabilities, PauseMode, Tokenizer
 
@@ -144,6 +149,9 @@ class ServerEngine(RemoteEngine):
             cache_block=self._cache_block(),
         )
         self._id, self._count = uuid.uuid4().hex[:12], 0
+        self.adapters: ServedAdapters | None = None
+        if self.config.adapter_rank:
+            self.adapters = ServedAdapters(self.client, self.path, self._reload, self._adapters_in_use)
 
     @property
     def node(self) -> str:  # type: ignore[override]
@@ -152,10 +160,13 @@ class ServerEngine(RemoteEngine):
 
     @property
     def reach(self) -> EngineAddress | None:
-        """The server's address, unless that is this machine's alone and other processes are on others."""
+        """The server's address, unless that is this machine's alone and other processes are on others.
+
+        There is none of a server with adapters: which of them are in use is known where all turns begin.
+        """
         url, server = self.client.url, self.server
         alone = is_loopback(urlsplit(url).hostname or "") and self.config.url is not None
-        if self.info is None or (alone and cluster.current().name != "local"):
+        if self.info is None or self.adapters is not None or (alone and cluster.current().name != "local"):
             return None
         key = server.key if isinstance(server, PlacedServer) else self.config.api_key
         found = {"url": url, "api_key": key, "device": "cpu" if self.platform == "cpu" else "cuda"}
@@ -244,6 +255,51 @@ class ServerEngine(RemoteEngine):
 
     async def _close_client(self) -> None:
         await self.client.close()
+
+    # ---------------------------------------------------------------------------------------- adapters
+
+    async def publish(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
+        """Load the weights' adapter, where the server takes it; else see `RemoteEngine.publish`."""
+        from agentrl.rollout.weights.buckets import ADAPTER, Weights, take_part
+        from agentrl.rollout.weights.snapshot import is_like, write_part
+
+        part = weights.parts.get(ADAPTER) if isinstance(weights, Weights) and self.adapters is not None else None
+        if part is None or not is_like(self.path, part.shape.base):
+            await super().publish(weights, version)
+            return
+        take_part(weights, ADAPTER)
+        with ScratchFolder() as scratch:
+            await self._bring(await asyncio.to_thread(write_part, part, scratch / "adapter"), version)
+
+    async def load_folder(self, folder: Path, version: int) -> None:
+        """Let the paused server load what a folder brings: an adapter beside the base, or whole weights."""
+        if self.adapters is None:
+            await self._load(folder, version)
+        elif (folder / SETTINGS).exists():
+            base = json.loads((folder / SETTINGS).read_text())["base_model_name_or_path"]
+            await self.adapters.add(folder, Path(base), version)
+        else:
+            await self.adapters.replace_base(folder)
+        if self.adapters is not None:
+            await self.client.set_version(version)
+            self._version = version
+
+    async def _reload(self, folder: Path) -> None:
+        """Replace the base, once the turns that it would change have ended."""
+        if self._open:
+            await self._pause(PauseMode.ABORT)
+            await self._idle(ABORT_SECONDS)
+        await self._load(folder, self._version)
+
+    def _adapters_in_use(self) -> set[str | None]:
+        return {request.adapter for request in self._open}
+
+    def _adapter(self) -> str | None:
+        return None if self.adapters is None else self.adapters.current
+
+    def _made_by(self, request: OpenRequest, noted: int) -> int:
+        """The version of tokens that have just come: with adapters, that which the turn began with."""
+        return noted if self.adapters is None else request.version
 
     # -------------------------------------------------------------------------------------- generating
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from agentrl.config import EngineConfig
 from agentrl.config.secrets import Secret
@@ -32,5 +32,7 @@ class ServerConfig(EngineConfig):
     """Seconds in which a server must have loaded its model."""
     stream_tokens: PositiveInt = 8
     """Tokens that a server sends at a time; fewer arrive more evenly, more cost less."""
+    adapter_rank: NonNegativeInt = 0
+    """The largest rank of adapters that it computes beside its base (`lora`); 0: it gets merged weights."""
     colocated: bool = False
     """It takes turns with the trainer on the trainer's GPUs; fleet.colocated sets it."""

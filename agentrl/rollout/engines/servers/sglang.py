@@ -39,6 +39,7 @@ from agentrl.rollout.engines.servers.sglang_receiver import SGLangReceiver
 from agentrl.rollout.weights.receiver import Receiver
 from agentrl.types import FinishReason, PauseMode, Sampling, Turn, VersionSpan
 
+_EXTENSION = Path(__file__).with_name("sglang_extension")
 _SCORE_BATCH = 256  # places of a path that are scored in one call
 
 
@@ -58,10 +59,12 @@ class SGLangEngine(ServerEngine):
         return SGLangClient(url, api_key)
 
     def _command(self) -> list[str]:
-        return ["sglang.launch_server"]
+        return ["agentrl_sglang" if self.config.adapter_rank and self.platform == "cpu" else "sglang.launch_server"]
 
     def _environment(self) -> dict[str, str]:
         env = {"SGLANG_USE_CPU_ENGINE": "1", **driver_environment()} if self.platform == "cpu" else {}
+        if self.config.adapter_rank and self.platform == "cpu":
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_EXTENSION), os.environ.get("PYTHONPATH")]))
         env["SGLANG_TIMEOUT_KEEP_ALIVE"] = os.environ.get("SGLANG_TIMEOUT_KEEP_ALIVE", KEEP_ALIVE)
         if self.platform == "cpu" and self.config.cores:
             env["SGLANG_CPU_OMP_THREADS_BIND"] = os.environ.get("SGLANG_CPU_OMP_THREADS_BIND", self.config.cores)
@@ -141,9 +144,11 @@ class SGLangEngine(ServerEngine):
                 logprobs = [entry[0] for entry in sampled]
                 self._check_output(new, logprobs)
                 candidates = [[(token, logp) for logp, token, *_ in place] for place in best]
-                request.take(new, logprobs, int(meta.get("weight_version") or 0), candidates)
+                version = self._made_by(request, int(meta.get("weight_version") or 0))
+                request.take(new, logprobs, version, candidates)
                 if meta.get("finish_reason"):
-                    self._set_versions(request, before, meta)
+                    if self.adapters is None:
+                        self._set_versions(request, before, meta)
                     self._add_experts(request, start, meta)
                     ended = meta["finish_reason"]
         if ended is None:
@@ -187,6 +192,7 @@ class SGLangEngine(ServerEngine):
             "return_logprob": True,
             "top_logprobs_num": request.sampling.top_logprobs,
             "extra_key": str(request.version),
+            "lora_path": request.adapter,
             **({"return_routed_experts": True, "routed_experts_start_len": start} if routed else {}),
         }
 
@@ -201,7 +207,8 @@ class SGLangEngine(ServerEngine):
 
     async def _score(self, ids: list[int]) -> list[float]:
         body = {"sampling_params": {"max_new_tokens": 0}, "return_logprob": True, "logprob_start_len": 0}
-        answer = await self.client.generate_whole({"input_ids": ids, "extra_key": str(self._version), **body})
+        key = {"extra_key": str(self._version), "lora_path": self._adapter()}
+        answer = await self.client.generate_whole({"input_ids": ids, **key, **body})
         return [entry[0] for entry in answer["meta_info"]["input_token_logprobs"][1:]]
 
     async def _score_hot(self, ids: list[int], temperature: float) -> list[float]:
@@ -214,6 +221,7 @@ class SGLangEngine(ServerEngine):
                 "sampling_params": {"max_new_tokens": 1, "temperature": temperature, "ignore_eos": True},
                 "return_logprob": True,
                 "extra_key": str(self._version),
+                "lora_path": self._adapter(),
             }
             answers = await self.client.generate_whole(body)
             found += [answer["meta_info"]["output_token_ids_logprobs"][0][0][0] for answer in answers]
@@ -251,7 +259,7 @@ class SGLangEngine(ServerEngine):
     @property
     def receiver(self) -> Receiver:
         """The receiver by SGLang's own calls."""
-        return SGLangReceiver(self.client)
+        return SGLangReceiver(self.client, load=None if self.adapters is None else self.load_folder)
 
 
 ENGINE = ServerPlugin(

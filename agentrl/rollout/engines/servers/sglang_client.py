@@ -165,6 +165,14 @@ class SGLangClient(Http):
             },
         )
 
+    async def load_adapter(self, name: str, folder: str) -> None:
+        """Load an adapter in PEFT's format, beside those that are there."""
+        await self.do("/load_lora_adapter", {"lora_name": name, "lora_path": folder})
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget an adapter; answers when no request uses it."""
+        await self.do("/unload_lora_adapter", {"lora_name": name})
+
     async def set_version(self, version: int) -> None:
         """Call the weights as they are `version`; running requests go on."""
         await self.do("/update_weight_version", {"new_version": str(version), "abort_all_requests": False})

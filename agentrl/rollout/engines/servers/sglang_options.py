@@ -7,6 +7,7 @@ from typing import Any
 
 from agentrl.common import custom_code
 from agentrl.rollout.engines.folder import ModelFacts
+from agentrl.rollout.engines.servers.adapters import TOGETHER, target_modules
 from agentrl.rollout.engines.servers.options import Platform
 from agentrl.rollout.engines.servers.server_settings import OptionValue, ServerConfig
 from agentrl.types import Sampling
@@ -17,6 +18,8 @@ KEPT = 6
 """Places of the context that the server does not give to a prompt."""
 _KV_BYTES = 2 << 30  # of a CPU's memory, at most; an eighth of it where that is less
 OWNED = {
+    "enable_lora": "engine.adapter_rank",
+    "max_lora_rank": "engine.adapter_rank",
     "model_path": "model",
     "model": "model",
     "host": "agentrl itself",
@@ -68,6 +71,18 @@ def sampling_params(sampling: Sampling, limit: int, interval: int) -> dict[str, 
     return found
 
 
+def _adapters(config: ServerConfig, facts: ModelFacts, platform: Platform) -> dict[str, OptionValue]:
+    if not config.adapter_rank:
+        return {}
+    found: dict[str, OptionValue] = {
+        "enable_lora": True,
+        "max_lora_rank": config.adapter_rank,
+        "max_loras_per_batch": TOGETHER,
+        "lora_target_modules": target_modules(facts.path),
+    }
+    return found | ({"lora_backend": "torch_native"} if platform == "cpu" else {})
+
+
 def launch_options(config: ServerConfig, facts: ModelFacts, platform: Platform) -> dict[str, OptionValue]:
     """Return the options of a server of ours, by device; `engine.server.*` goes above them."""
     found: dict[str, OptionValue] = {
@@ -80,6 +95,7 @@ def launch_options(config: ServerConfig, facts: ModelFacts, platform: Platform) 
         "api_key": config.api_key,
         "enable_return_routed_experts": config.routed_experts or None,
         "trust_remote_code": custom_code.allowed(facts.path) or None,
+        **_adapters(config, facts, platform),
     }
     context = facts.context
     if config.max_context is not None and config.max_context + KEPT < context:

@@ -7,7 +7,7 @@ are in.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from agentrl.rollout.weights.receiver import LoadCommit
 if TYPE_CHECKING:
     from agentrl.rollout.weights.buckets import Bucket
 
+LoadFolder = Callable[[Path, int], Awaitable[None]]
 PING_SECONDS = 30.0
 """Seconds that a scheduler that is not computing may take to answer on a busy machine."""
 
@@ -28,12 +29,15 @@ class SGLangReceiver:
     Args:
         client: the server's routes.
         ping_seconds: how long the scheduler may take to answer.
+        load: loads what a folder brings, where that may be an adapter; None: it is whole weights.
     """
 
     atomic = False
 
-    def __init__(self, client: SGLangClient, ping_seconds: float = PING_SECONDS) -> None:
-        self.client, self.ping_seconds = client, ping_seconds
+    def __init__(
+        self, client: SGLangClient, ping_seconds: float = PING_SECONDS, load: LoadFolder | None = None
+    ) -> None:
+        self.client, self.ping_seconds, self.load = client, ping_seconds, load
 
     async def begin(self) -> None:
         """`/begin_weight_update`; a session that an earlier, broken update left open is taken over."""
@@ -44,7 +48,10 @@ class SGLangReceiver:
                 raise
 
     async def load_folder(self, folder: Path, commit: LoadCommit) -> None:
-        """Call `/update_weights_from_disk`."""
+        """Call `/update_weights_from_disk`, or `/load_lora_adapter`."""
+        if self.load is not None:
+            await self.load(folder, commit.version)
+            return
         await self.client.update_from_disk(str(folder), commit.version, flush=commit.flush)
 
     async def load_tensors(self, weights: Iterable[tuple[str, Any]], commit: LoadCommit) -> None:
@@ -53,10 +60,18 @@ class SGLangReceiver:
 
     async def load_bucket(self, payloads: Sequence[str], commit: LoadCommit | None) -> None:
         """`/update_weights_from_tensor`, one payload for each tensor-parallel rank."""
+        self._require_whole("ipc")
         await self.client.update_from_tensor(payloads, **_ending(commit))
+
+    def _require_whole(self, transport: str) -> None:
+        if self.load is not None:
+            raise ConfigError(
+                f"engine.adapter_rank: adapters come as folders, not by weights.transport={transport}; allowed: disk"
+            )
 
     async def join(self, host: str, port: int, rank: int, world: int, backend: str, name: str) -> None:
         """Call `/init_weights_update_group`."""
+        self._require_whole("distributed")
         await self.client.init_group(host, port, rank, world, backend, name)
 
     async def receive(self, bucket: Bucket, commit: LoadCommit | None) -> None:

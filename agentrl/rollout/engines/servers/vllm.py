@@ -27,7 +27,7 @@ import contextlib
 import io
 import logging
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,7 +40,7 @@ from agentrl.rollout.engines.servers.server_engine import ServerEngine, ServerIn
 from agentrl.rollout.engines.servers.server_settings import OptionValue
 from agentrl.rollout.engines.servers.vllm_client import VLLMClient
 from agentrl.rollout.engines.servers.vllm_options import OWNED, SUPPORTED, launch_options, narrows, sampling_params
-from agentrl.rollout.weights.receiver import EngineReceiver, Receiver
+from agentrl.rollout.weights.receiver import EngineReceiver, LoadCommit, Receiver
 from agentrl.types import Engine, FinishReason, PauseMode, Turn, VersionSpan
 
 logger = logging.getLogger(__name__)
@@ -71,6 +71,8 @@ class VLLMEngine(ServerEngine):
 
     def _environment(self) -> dict[str, str]:
         env = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        if self.config.adapter_rank:
+            env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
         env["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] = os.environ.get("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", KEEP_ALIVE)
         if self.platform == "cpu":
             env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_EXTENSION), os.environ.get("PYTHONPATH")]))
@@ -124,14 +126,16 @@ class VLLMEngine(ServerEngine):
                         held += ids
                     else:
                         wanted = places if request.sampling.top_logprobs else []
-                        request.take(ids, logprobs, self._version, [_candidates(place) for place in wanted])
+                        version = self._made_by(request, self._version)
+                        request.take(ids, logprobs, version, [_candidates(place) for place in wanted])
                     if choice.get("finish_reason"):
                         ended = choice
         if ended is None:
             raise EngineError(f"vllm ended request {request.id!r} without a reason")
         if narrowed:
             await self._take_scored(request, held)
-        self._set_versions(request, ended)
+        if self.adapters is None:
+            self._set_versions(request, ended)
         self._add_experts(request, ended)
         return _turn(request, ended)
 
@@ -140,12 +144,14 @@ class VLLMEngine(ServerEngine):
         if sampled:
             temperature = request.sampling.temperature or 1.0
             path, start = [*request.ids, *sampled], len(request.ids)
-            found = await self._scored(path, temperature, start)
+            under = self._under(request.version, request.adapter)
+            found = await self._scored(path, temperature, start, under)
             count, best = request.sampling.top_logprobs, list[list[tuple[int, float]]]()
             if count:
                 params = {"temperature": temperature, "logprobs": count + 1}
-                best = await self._at_each(range(start, len(path)), lambda place: self._next(path[:place], params))
-            request.take(sampled, found, self._version, best)
+                places = range(start, len(path))
+                best = await self._at_each(places, lambda place: self._next(path[:place], params, under))
+            request.take(sampled, found, self._made_by(request, self._version), best)
 
     @staticmethod
     def _set_versions(request: OpenRequest, ended: dict[str, Any]) -> None:
@@ -179,19 +185,29 @@ class VLLMEngine(ServerEngine):
             "request_id": request.rid,
             "token_ids": request.ids,
             "sampling_params": params,
-            "cache_salt": f"version-{request.version}",
+            **self._under(request.version, request.adapter),
         }
+
+    @staticmethod
+    def _under(version: int, adapter: str | None) -> dict[str, Any]:
+        """The fields by which a request is computed by a version, and by cached prefixes of that one alone."""
+        return {"cache_salt": f"version-{version}"} | ({} if adapter is None else {"model": adapter})
 
     async def _abort(self, request: OpenRequest) -> None:
         if request.rid:
             await self.client.abort([request.rid])
 
-    async def _scored(self, ids: list[int], temperature: float, start: int = 1) -> list[float]:
+    async def _scored(
+        self, ids: list[int], temperature: float, start: int = 1, under: Mapping[str, Any] | None = None
+    ) -> list[float]:
+        under = self._under(self._version, self._adapter()) if under is None else under
         if temperature == 1.0 and len(ids) < self.capabilities.max_context:
-            found = (await self._score(ids))[start - 1 :]
+            found = (await self._score(ids, under))[start - 1 :]
         else:
             places = range(start, len(ids))
-            found = await self._at_each(places, lambda place: self._score_one(ids[:place], ids[place], temperature))
+            found = await self._at_each(
+                places, lambda place: self._score_one(ids[:place], ids[place], temperature, under)
+            )
         self._check_finite(found)
         return found
 
@@ -206,26 +222,24 @@ class VLLMEngine(ServerEngine):
 
         return await asyncio.gather(*map(one, places))
 
-    async def _score(self, ids: list[int]) -> list[float]:
+    async def _score(self, ids: list[int], under: Mapping[str, Any]) -> list[float]:
         params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "ignore_eos": True, "detokenize": False}
-        salt = f"version-{self._version}"
-        answer = await self.client.generate_whole({"token_ids": ids, "sampling_params": params, "cache_salt": salt})
+        answer = await self.client.generate_whole({"token_ids": ids, "sampling_params": params, **under})
         rows = answer["prompt_logprobs"][1:]
         return [row[str(token)]["logprob"] for row, token in zip(rows, ids[1:], strict=True)]
 
-    async def _score_one(self, ids: list[int], token: int, temperature: float) -> float:
+    async def _score_one(self, ids: list[int], token: int, temperature: float, under: Mapping[str, Any]) -> float:
         beside = (token + 1) % self.capabilities.vocab_size  # of n requested, n come, and the sampled one is among them
         params = {"temperature": temperature, "logprob_token_ids": [token, beside], "logprobs": 2}
-        for candidate, logp in await self._next(ids, params):
+        for candidate, logp in await self._next(ids, params, under):
             if candidate == token:
                 return logp
         raise EngineError(f"vllm gave no log-probability of token {token}")
 
-    async def _next(self, ids: list[int], params: dict[str, Any]) -> list[tuple[int, float]]:
+    async def _next(self, ids: list[int], params: dict[str, Any], under: Mapping[str, Any]) -> list[tuple[int, float]]:
         """Tokens that may follow a path, with their log-probabilities."""
         params = {"max_tokens": 1, "ignore_eos": True, "detokenize": False, **params}
-        salt = f"version-{self._version}"
-        answer = await self.client.generate_whole({"token_ids": ids, "sampling_params": params, "cache_salt": salt})
+        answer = await self.client.generate_whole({"token_ids": ids, "sampling_params": params, **under})
         return _candidates(answer["choices"][0]["logprobs"]["content"][0])
 
     # ------------------------------------------------------------------------------- pausing and weights
@@ -261,7 +275,7 @@ class VLLMEngine(ServerEngine):
     @property
     def receiver(self) -> Receiver:
         """The receiver by vLLM's own reload, checksums and sleep mode."""
-        return VLLMReceiver(self, self.client)
+        return VLLMReceiver(self, self.client, load=None if self.adapters is None else self.load_folder)
 
 
 class VLLMReceiver(EngineReceiver):
@@ -270,11 +284,21 @@ class VLLMReceiver(EngineReceiver):
     Args:
         engine: a vLLM server.
         client: its routes.
+        load: loads what a folder brings, where that may be an adapter; None: it is whole weights.
     """
 
-    def __init__(self, engine: Engine, client: VLLMClient) -> None:
+    def __init__(
+        self, engine: Engine, client: VLLMClient, load: Callable[[Path, int], Awaitable[None]] | None = None
+    ) -> None:
         super().__init__(engine, client.weights_checksum, atomic=False)
-        self.client = client
+        self.client, self.load = client, load
+
+    async def load_folder(self, folder: Path, commit: LoadCommit) -> None:
+        """Publish what the folder brings."""
+        if self.load is None:
+            await super().load_folder(folder, commit)
+        else:
+            await self.load(folder, commit.version)
 
     async def sleep(self, tags: Sequence[str]) -> None:
         """`/sleep`: caches go either way; weights go for good (level 2), or to the host's memory (level 1)."""

@@ -88,6 +88,14 @@ class VLLMClient(Http):
         """Have a server on a CPU use the loaded weights in every layer; EngineError without agentrl's extension."""
         await self.do("/collective_rpc", {"method": "pack_weights_again"})
 
+    async def load_adapter(self, name: str, folder: str) -> None:
+        """Load an adapter in PEFT's format, beside those that are there."""
+        await self.do("/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder})
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget an adapter, whether requests use it or not."""
+        await self.do("/v1/unload_lora_adapter", {"lora_name": name})
+
     async def set_version(self, version: int) -> None:
         """Call the weights as they are `version`."""
         await self.do("/update_weight_version", {"new_version": str(version)})

@@ -5,14 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from agentrl.common import custom_code
+from agentrl.errors import ConfigError
 from agentrl.rollout.engines.folder import ModelFacts
+from agentrl.rollout.engines.servers.adapters import TOGETHER, target_modules
 from agentrl.rollout.engines.servers.options import Platform
 from agentrl.rollout.engines.servers.server_settings import OptionValue, ServerConfig
 from agentrl.types import MOST_PROBABLE, Sampling
 
 SUPPORTED = ((0, 32), (0, 33))
 """The versions that this was read against: from the first on, below the second."""
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The values of its option for the largest rank."""
+HELD = 16
+"""Adapters that it holds; the least recently used go for others."""
 OWNED = {
+    "enable_lora": "engine.adapter_rank",
+    "max_lora_rank": "engine.adapter_rank",
     "model": "model",
     "host": "agentrl itself",
     "port": "agentrl itself (engine.url attaches to a server of yours)",
@@ -80,4 +88,20 @@ def launch_options(config: ServerConfig, facts: ModelFacts, platform: Platform) 
         "trust_remote_code": custom_code.allowed(facts.path) or None,
         "enforce_eager": True if platform == "cpu" else None,
         "worker_extension_cls": "agentrl_vllm.WorkerExtension" if platform == "cpu" else None,
+        **_adapters(config.adapter_rank, facts),
+    }
+
+
+def _adapters(rank: int, facts: ModelFacts) -> dict[str, OptionValue]:
+    if not rank:
+        return {}
+    least = next((each for each in ADAPTER_RANKS if each >= rank), None)
+    if least is None:
+        raise ConfigError(f"engine.adapter_rank={rank}: vllm computes ranks up to {ADAPTER_RANKS[-1]}")
+    return {
+        "enable_lora": True,
+        "max_lora_rank": least,
+        "max_loras": TOGETHER,
+        "max_cpu_loras": HELD,
+        "lora_target_modules": target_modules(facts.path),
     }

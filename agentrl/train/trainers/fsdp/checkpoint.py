@@ -32,7 +32,7 @@ def save(rank: FsdpRank, path: Path) -> None:
     if rank.rank == 0:
         shutil.rmtree(beside, ignore_errors=True)
         (beside / "tensors").mkdir(parents=True)
-        torch.save(_numbers(rank), beside / "numbers.pt")
+        torch.save(_numbers(rank, path), beside / "numbers.pt")
     dist.barrier(rank.control)
     state_dict_saver.save(_tensors(rank), checkpoint_id=beside / "tensors", process_group=rank.control)
     weights = {"policy": contents.sums(rank.weights())}
@@ -51,8 +51,14 @@ def load(rank: FsdpRank, path: Path) -> None:
     """
     held = contents.read(path, _settings(rank), rank.all_gather, rank.rank)
     numbers = torch.load(path / "numbers.pt", map_location="cpu", weights_only=True)
-    _read(path, {"model": rank.model.state_dict()}, rank)
-    rank.begin(rank.algo, rank.optimizer.total_steps)  # copies, where none were saved, are of the loaded policy
+    if rank.lora is not None:
+        rank.lora.find_base(numbers.get("base"), path)
+        rank.lora.prepare(
+            rank.model, lambda: rank.sharded().model, **(numbers.get("lora") or {"adapter": False, "base": True})
+        )
+    _read(path, {"model": _model(rank)}, rank)
+    whole = rank.lora is not None and not rank.lora.attached
+    rank.begin(rank.algo, rank.optimizer.total_steps, whole=whole)  # copies that were not saved are of this policy
     wanted = _tensors(rank)
     copies = {name for name in ("reference", "average") if name in wanted and name not in numbers["copies"]}
     _read(path, {name: part for name, part in wanted.items() if name not in copies}, rank)
@@ -67,7 +73,13 @@ def load(rank: FsdpRank, path: Path) -> None:
 
 
 def _settings(rank: FsdpRank) -> dict[str, str]:
-    return {"trainer.optimizer": rank.config.optimizer}
+    adapter = {} if rank.lora is None else {"lora.rank": str(rank.lora.shape.rank)}
+    return {"trainer.optimizer": rank.config.optimizer, **adapter}
+
+
+def _model(rank: FsdpRank) -> dict[str, Any]:
+    """The model's state; with an adapter, without a base that the trainer's folder holds."""
+    return rank.model.state_dict() if rank.lora is None else rank.lora.state(rank.model)
 
 
 def _read(path: Path, state: dict[str, Any], rank: FsdpRank) -> None:
@@ -84,15 +96,17 @@ def _tensors(rank: FsdpRank) -> dict[str, Any]:
     states = {names[parameter]: state for parameter, state in rank.optimizer.moments().items()}
     copies = {"reference": rank.reference, "average": rank.average}
     return {
-        "model": rank.model.state_dict(),
+        "model": _model(rank),
         "optimizer": states,
         **{name: copy.state_dict() for name, copy in copies.items() if copy is not None},
     }
 
 
-def _numbers(rank: FsdpRank) -> dict[str, Any]:
+def _numbers(rank: FsdpRank, path: Path) -> dict[str, Any]:
     copies = {"reference": rank.reference, "average": rank.average}
     return {
+        "base": None if rank.lora is None else rank.lora.kept_base(path),
+        "lora": None if rank.lora is None else {"adapter": rank.lora.attached, "base": rank.lora.holds_base},
         "steps": rank.optimizer.steps,
         "skipped": rank.optimizer.skipped,
         "copies": [name for name, copy in copies.items() if copy is not None],

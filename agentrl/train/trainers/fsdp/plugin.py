@@ -20,7 +20,6 @@ class FsdpPlugin(TorchPlugin):
     settings = FsdpConfig
     has_ranks = True
     own_critic = False
-    trains_adapters = False
 
     def factory(self) -> TrainerFactory:
         """Import torch; transformers is imported by the ranks."""

@@ -20,13 +20,15 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from transformers.utils import logging
 
-from agentrl.config import AlgoConfig
+from agentrl.config import AlgoConfig, LoraConfig
+from agentrl.models.adapters import SavedAdapter, with_products
 from agentrl.rollout.engines.local.weights import single_experts
 from agentrl.train.algorithms import algorithm_settings
 from agentrl.train.trainers.fsdp import checkpoint
 from agentrl.train.trainers.fsdp.settings import FsdpConfig
 from agentrl.train.trainers.fsdp.sharding import Gathered, shard_model
 from agentrl.train.trainers.learner import RankStepResult
+from agentrl.train.trainers.lora import adapter_in, is_adapter
 from agentrl.train.trainers.ranks.balance import Division, Share
 from agentrl.train.trainers.ranks.joined import Entry, join_results, sum_over_ranks
 from agentrl.train.trainers.ranks.worker import Builder, RankSettings, join
@@ -45,25 +47,32 @@ class FsdpRank(TorchTrainer):
         algo: the first phase's algorithm.
         total_steps: the first phase's length, for the schedule.
         seed: of torch's generator, the same on all ranks.
+        lora: the adapter that is trained in the model's place, which every rank has whole.
     """
 
     config: FsdpConfig
 
-    def __init__(self, path: str, config: FsdpConfig, algo: AlgoConfig, total_steps: int, seed: int) -> None:
+    def __init__(
+        self, path: str, config: FsdpConfig, algo: AlgoConfig, total_steps: int, seed: int, lora: LoraConfig | None
+    ) -> None:
         self.rank, self.processes = dist.get_rank(), dist.get_world_size()
         self.control = dist.new_group(backend="gloo")
         self.reduce = functools.partial(sum_over_ranks, group=self.control)
-        super().__init__(path, config, algo, total_steps=total_steps, seed=seed)
+        super().__init__(path, config, algo, total_steps=total_steps, seed=seed, lora=lora)
 
     def load_model(self) -> nn.Module:
         """The model with this rank's shards; one rank after another has the whole model in the CPU's memory."""
+        self._gathered = self.sharded()
+        return self._gathered.model
+
+    def sharded(self) -> Gathered:
+        """The folder's model, sharded; see `load_model`."""
         mesh = init_device_mesh(self.device.type, (self.processes,))
         for turn in range(self.processes):
             if turn == self.rank:
-                model = super().load_model()
-                self._gathered: Gathered = shard_model(model, mesh, self.config.dtype)
+                gathered = shard_model(super().load_model(), mesh, self.config.dtype)
             dist.barrier(self.control)
-        return self._gathered.model
+        return gathered
 
     # ------------------------------------------------------------------------------------ learning
 
@@ -132,18 +141,22 @@ class FsdpRank(TorchTrainer):
         return self._named_weights({})
 
     def _named_weights(self, instead: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in self._whole_tensors(instead):
+        state = self.model.state_dict() | dict(instead)
+        found: Any = self._whole_tensors({name: tensor for name, tensor in state.items() if not is_adapter(name)})
+        if self.rank == 0 and self.lora is not None:
+            found = with_products(found, adapter_in(state, self.lora.shape.scale))
+        for name, tensor in found:
             if tensor is not None:
                 yield from single_experts(self.model, name, tensor).items() or [(name, tensor)]
 
-    def _whole_tensors(self, instead: Mapping[str, Tensor] | None = None) -> Iterator[tuple[str, Tensor | None]]:
-        """Every tensor of the model but tied ones, gathered one at a time; None on other ranks than 0.
+    def parts(self) -> dict[str, SavedAdapter]:
+        """Return the smaller parts, in the CPU's memory."""
+        return {kind: part.copied() for kind, part in super().parts().items()} if self.rank == 0 else {}
 
-        Args:
-            instead: other tensors of the same parameters, sharded alike.
-        """
+    def _whole_tensors(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor | None]]:
+        """Every tensor of the model's state but tied ones, gathered one at a time; None on other ranks than 0."""
         tied = set(getattr(self.model, "all_tied_weights_keys", None) or {})
-        for name, tensor in (self.model.state_dict() | dict(instead or {})).items():
+        for name, tensor in state.items():
             if name not in tied:
                 found = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
                 yield name, found.detach() if self.rank == 0 else None
@@ -160,14 +173,15 @@ class FsdpRank(TorchTrainer):
 
     def write(self, folder: Path) -> None:
         """Write the weights as transformers does, on rank 0, where they are gathered in the CPU's memory."""
-        held = {name: None if tensor is None else tensor.cpu() for name, tensor in self._whole_tensors()}
+        whole = self._whole_tensors(self.model.state_dict())
+        held = {name: tensor.cpu() for name, tensor in whole if tensor is not None}
         if self.rank == 0:
-            self.model.save_pretrained(folder, state_dict=held)  # type: ignore[operator]
-            self._untrained.write(folder, self._side_files)
+            self.write_state(folder, held)
 
-    def begin(self, algo: AlgoConfig | Mapping[str, Any], total_steps: int) -> None:  # type: ignore[override]
+    def begin(self, algo: AlgoConfig | Mapping[str, Any], total_steps: int, whole: bool = False) -> None:
         """Begin a phase; settings may come as fields, where their class is unknown in this process."""
-        super().begin(algo if isinstance(algo, AlgoConfig) else algorithm_settings(algo), total_steps)
+        given = algo if isinstance(algo, AlgoConfig) else algorithm_settings(algo)
+        super().begin(given, total_steps, whole=whole)
 
     def save(self, path: Path) -> None:
         """Write a checkpoint, all ranks together."""
@@ -191,7 +205,14 @@ class FsdpBuilder(Builder):
         join(role, gpus=torch.cuda.is_available())
         logging.disable_progress_bar()  # a rank's output is a log
 
-    def build(self, folder: str, config: FsdpConfig, algo: Mapping[str, Any], total_steps: int) -> FsdpRank:
+    def build(
+        self,
+        folder: str,
+        config: FsdpConfig,
+        algo: Mapping[str, Any],
+        total_steps: int,
+        lora: LoraConfig | None = None,
+    ) -> FsdpRank:
         """Build this rank's part of a model."""
         gc.collect()  # models are in reference cycles
-        return FsdpRank(folder, config, algorithm_settings(algo), total_steps, self.role.seed)
+        return FsdpRank(folder, config, algorithm_settings(algo), total_steps, self.role.seed, lora)

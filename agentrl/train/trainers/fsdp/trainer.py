@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch.distributed.fsdp import FSDPModule
 
-from agentrl.config import AlgoConfig
+from agentrl.config import AlgoConfig, LoraConfig
 from agentrl.errors import ConfigError
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.trainers.fsdp.settings import FsdpConfig, ranks_of
@@ -25,6 +25,7 @@ class FsdpTrainer(RankTrainer):
         algo: the first phase's algorithm.
         total_steps: the first phase's length, for the schedule.
         seed: of the ranks' generators.
+        lora: the adapter that is trained in the model's place; None: there is none.
 
     Raises:
         ConfigError: a setting can't be had with sharded weights, or there are too few GPUs; the message names it.
@@ -38,6 +39,7 @@ class FsdpTrainer(RankTrainer):
         *,
         total_steps: int = 1,
         seed: int = 0,
+        lora: LoraConfig | None = None,
     ) -> None:
         self.config = config or FsdpConfig()
         if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
@@ -52,6 +54,7 @@ class FsdpTrainer(RankTrainer):
             loaded="agentrl.train.trainers.fsdp.rank",
             count=ranks_of(self.config, gpus_of(self.config)),
             timeout=self.config.timeout,
+            lora=lora,
         )
 
     def allowed(self, algo: AlgoConfig) -> AlgoConfig:

@@ -9,6 +9,7 @@ micro.py       a micro-batch of a rank's forest
 table.py       a forest's attention table; attention.py reads it
 passes.py      forward and backward by Megatron's schedules; the head that ends them is backends/head.py
 moe.py         mixtures of experts: balance, drops, replay of routed experts
+adapter.py     an adapter on the layers of every layout, the same tensors as on other trainers
 update.py      the optimizer; checkpoint.py saves it with the weights
 cpu.py         redirects CUDA calls to the CPU without a GPU
 models/        load and export Hugging Face models, a table for each family

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from agentrl.config import LoraConfig
 from agentrl.train.trainers.megatron.settings import MegatronConfig
 from agentrl.train.trainers.ranks.worker import Builder, RankSettings, join
 
@@ -34,7 +35,14 @@ class MegatronBuilder(Builder):
             expert_tensor_parallel_size=1 if layout.expert > 1 else None,
         )
 
-    def build(self, folder: str, config: MegatronConfig, algo: Mapping[str, Any], total_steps: int) -> Rank:
+    def build(
+        self,
+        folder: str,
+        config: MegatronConfig,
+        algo: Mapping[str, Any],
+        total_steps: int,
+        lora: LoraConfig | None = None,
+    ) -> Rank:
         """Build this rank's part of a model, from the same generators whatever was built before."""
         import torch
         from megatron.core import tensor_parallel
@@ -46,4 +54,4 @@ class MegatronBuilder(Builder):
             torch.cuda.empty_cache()
         torch.manual_seed(self.role.seed)
         tensor_parallel.model_parallel_cuda_manual_seed(self.role.seed, force_reset_rng=True)
-        return Rank(folder, config, self.role.layout, algo, total_steps)
+        return Rank(folder, config, self.role.layout, algo, total_steps, seed=self.role.seed, lora=lora)

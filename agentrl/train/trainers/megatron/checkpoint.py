@@ -43,10 +43,15 @@ from torch import Tensor
 
 from agentrl.errors import InvalidInput
 from agentrl.train.trainers.megatron.copies import RankWeightCopy
+from agentrl.train.trainers.megatron.update import Update
 from agentrl.train.trainers.ranks import contents
 
 if TYPE_CHECKING:
     from agentrl.train.trainers.megatron.rank import Rank
+
+
+WITHOUT = {"adapter": False, "base": True, "matrices": {}, "copies": {}}
+"""The adapter of a checkpoint whose whole model was trained."""
 
 
 class Checkpoints:
@@ -60,7 +65,7 @@ class Checkpoints:
     def save(self, path: Path) -> None:
         """Write a folder, or begin to (`async_save`)."""
         self.finish()
-        rank = self.rank
+        rank, given = self.rank, path
         self._around = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         path = Path(f"/proc/self/fd/{self._around}") / path.name
         beside = path.with_name(path.name + ".partial")
@@ -76,7 +81,10 @@ class Checkpoints:
             with copy.exchanged():
                 weights[name] = self._sums()
                 dist_checkpointing.save(self._models(), str(beside / name))
-        state = {**self._models(), **self._states(), "numbers": self._numbers()}
+        numbers = self._numbers()
+        if rank.adapter is not None:
+            numbers["base"] = rank.adapter.lora.kept_base(given)
+        state = {**self._models(), **self._states(), "numbers": numbers}
 
         def finalise() -> None:
             dist.barrier()
@@ -104,18 +112,27 @@ class Checkpoints:
         self.finish()
         rank, policy = self.rank, path / "policy"
         held = contents.read(path, self._settings(), rank.all_gather, dist.get_rank())
-        self._check_shapes(path)
         numbers = dist_checkpointing.load_common_state_dict(str(policy))["numbers"]
-        rank.begin(rank.algo, rank.optimizer.total_steps)
+        adapter = numbers.get("adapter") or WITHOUT
+        if rank.adapter is not None:
+            rank.adapter.lora.find_base(numbers.get("base"), path)
+            rank.adapter.prepare(adapter)
+        self._check_shapes(path)
+        whole = rank.adapter is not None and not adapter["adapter"]
+        rank.begin(rank.algo, rank.optimizer.total_steps, whole=whole)
         for name, copy in self._copies().items():
             if name in held["weights"]:
                 self._fill(dist_checkpointing.load(self._models(), str(path / name)))
                 self._compare(path / name, held["weights"][name])
                 copy.renew()
-        rank.optimizer.steps, rank.optimizer.updates = numbers["steps"], numbers["updates"]
-        rank.optimizer.skipped = numbers["skipped"]
-        self._fill(dist_checkpointing.load(self._models(), str(policy)))
-        self._restore(policy)
+        rank.optimizer.steps, rank.optimizer.skipped = numbers["steps"], numbers["skipped"]
+        if models := self._models():
+            self._fill(dist_checkpointing.load(models, str(policy)))
+        if isinstance(rank.optimizer, Update):
+            rank.optimizer.updates = numbers["updates"]
+            self._restore(policy, rank.optimizer)
+        if rank.adapter is not None:
+            rank.adapter.restore(rank.optimizer, self._kept(), adapter)
         self._compare(policy, held["weights"]["policy"])
         if rank.critic is not None:
             rank.critic.restore(numbers["critic"])
@@ -127,8 +144,11 @@ class Checkpoints:
 
     def _copies(self) -> dict[str, RankWeightCopy]:
         """The sets of weights beside the policy's, by their folders' names."""
-        copies = {"reference": self.rank.reference, "average": self.rank.average}
-        return {name: copy for name, copy in copies.items() if copy is not None}
+        return {name: copy for name, copy in self._kept().items() if isinstance(copy, RankWeightCopy)}
+
+    def _kept(self) -> dict[str, object]:
+        """The same, with those of an adapter alone, and None for none."""
+        return {"reference": self.rank.reference, "average": self.rank.average}
 
     def finish(self) -> None:
         """Wait for a folder that is still being written."""
@@ -144,19 +164,23 @@ class Checkpoints:
     def _settings(self) -> dict[str, str]:
         config = self.rank.config
         frozen = {"trainer.freeze": ", ".join(config.freeze)} if config.freeze else {}
-        return {"trainer.dtype": config.dtype, "trainer.optimizer": config.optimizer, **frozen}
+        adapter = {} if self.rank.adapter is None else {"lora.rank": str(self.rank.adapter.lora.shape.rank)}
+        return {"trainer.dtype": config.dtype, "trainer.optimizer": config.optimizer, **frozen, **adapter}
 
     def _numbers(self) -> dict[str, Any]:
         rank = self.rank
         return {
             "steps": rank.optimizer.steps,
-            "updates": rank.optimizer.updates,
+            "updates": rank.optimizer.updates if isinstance(rank.optimizer, Update) else 0,
+            "adapter": None if rank.adapter is None else rank.adapter.state(rank.optimizer, self._kept()),
             "skipped": rank.optimizer.skipped,
             "version": rank.version,
             "critic": None if rank.critic is None else rank.critic.state(),
         }
 
     def _models(self) -> dict[str, Any]:
+        if self.rank.adapter is not None and not self.rank.adapter.lora.holds_base:
+            return {}
         return {f"model{i}": model.sharded_state_dict(metadata={}) for i, model in enumerate(self.rank.models)}
 
     def _fill(self, state: dict[str, Any]) -> None:
@@ -166,7 +190,7 @@ class Checkpoints:
 
     def _states(self) -> dict[str, ShardedBase]:
         """The optimizer's state in the shape of the weights, as far as this rank writes it, under numbered names."""
-        whole = self.rank.optimizer.states()
+        whole = self.rank.optimizer.states() if isinstance(self.rank.optimizer, Update) else {}
         wanted: dict[str, ShardedBase] = {}
         for sharded in nested_values(self._models()):
             if isinstance(sharded, ShardedTensor | ShardedTensorFactory) and is_main_replica(sharded.replica_id):
@@ -174,8 +198,8 @@ class Checkpoints:
                     wanted[f"optimizer.{len(wanted)}"] = _like(sharded, kind, tensor)
         return wanted
 
-    def _restore(self, policy: Path) -> None:
-        kinds = self.rank.optimizer.kinds()
+    def _restore(self, policy: Path, optimizer: Update) -> None:
+        kinds = optimizer.kinds()
         wanted: dict[str, ShardedBase] = {}
         places: list[tuple[torch.nn.Parameter, str]] = []
         for sharded in nested_values(self._models()):
@@ -188,7 +212,7 @@ class Checkpoints:
         states: dict[torch.nn.Parameter, dict[str, Tensor]] = {parameter: {} for parameter in kinds}
         for i, (parameter, kind) in enumerate(places):
             states[parameter][kind] = loaded[str(i)]
-        self.rank.optimizer.restore(states)
+        optimizer.restore(states)
 
     def _check_shapes(self, path: Path) -> None:
         """Raise on every rank where the weights are not of this model's shapes."""

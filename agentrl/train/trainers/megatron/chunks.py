@@ -50,13 +50,27 @@ def megatron_settings(hf: Any, family: Family, config: MegatronConfig, layout: P
 def wrap_chunk(model: Any, config: MegatronConfig, layout: ParallelLayout) -> DistributedDataParallel:
     """The chunk with its gradients in one buffer, reduced over data-parallel ranks."""
     model.config.finalize_model_grads_func = finalize_model_grads
-    # Megatron refuses it with `allgather`, whose ranks need equal lengths; ours are (see `micro.lengths`), but they
-    # change from one micro-batch to the next.
-    model.config.variable_seq_lengths = layout.pipeline > 1 and layout.interleave == 1
+    _allow_lengths(model, layout)
     sharing = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True, use_distributed_optimizer=config.shares_state, overlap_grad_reduce=False
     )
     return DistributedDataParallel(model.config, sharing, model)
+
+
+def wrap_frozen(model: Any, layout: ParallelLayout) -> Any:
+    """The chunk without gradients of its own: those of an adapter are its caller's to reduce."""
+    model.requires_grad_(False)
+    model.config.finalize_model_grads_func = None
+    _allow_lengths(model, layout)
+    for parameter in model.parameters():
+        parameter.grad = parameter.main_grad = None
+    return model
+
+
+def _allow_lengths(model: Any, layout: ParallelLayout) -> None:
+    # Megatron refuses it with `allgather`, whose ranks need equal lengths; ours are (see `micro.lengths`), but they
+    # change from one micro-batch to the next.
+    model.config.variable_seq_lengths = layout.pipeline > 1 and layout.interleave == 1
 
 
 def sparse_layers(config: Any) -> list[int]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from megatron.core import parallel_state
@@ -32,6 +32,9 @@ from agentrl.train.trainers.megatron.copied import copied
 from agentrl.train.trainers.megatron.critic import own_rows
 from agentrl.train.trainers.megatron.micro import Micro
 from agentrl.train.trainers.teachers.divergence import VocabularyHead, row_divergences
+
+if TYPE_CHECKING:
+    from agentrl.train.trainers.ranks.balance import Share
 
 Use = Callable[[Micro, "Heads"], Tensor]
 """(micro-batch, its heads) -> loss."""
@@ -176,3 +179,46 @@ def head_weight(model: Any) -> Tensor:
         return shared
     weight: Tensor = model.output_layer.weight
     return weight
+
+
+def layer_outputs(rank: Any, share: Share, tokens: int) -> list[Tensor] | None:
+    """Each decoder layer's output for a batch of one forest, on rank 0: [T, d] each, float32, on the CPU.
+
+    Ranks of a context or sequence hold some tokens each, of a pipeline some layers; tensor ranks write the same.
+    """
+    micros = rank.prepare(share)
+    found: list[tuple[int, Tensor, Tensor]] = []
+    now = list[Micro]()
+
+    def before(micro: Micro, model: Any) -> None:
+        now[:] = [micro]
+        rank.routers.before(micro, model)
+
+    def keep(layer: Any, _: Any, output: Any) -> None:
+        (micro,) = now
+        hidden = (output[0] if isinstance(output, tuple) else output).detach().squeeze(1).float().cpu()
+        if micro.work.origin >= 0:
+            found.append((layer.layer_number - 1, *_own_tokens(micro, hidden)))
+
+    hooks = [layer.register_forward_hook(keep) for model in rank.models for layer in model.decoder.layers]
+    try:
+        run(rank.chunks, micros, lambda _, heads: heads.out.sum(), learn=False, before=before)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    everyone = rank.gather(found)
+    if everyone is None:
+        return None
+    outputs = [torch.zeros(tokens, rank.width) for _ in range(rank.models[0].config.num_layers)]
+    for number, where, hidden in (entry for each in everyone for entry in each):
+        outputs[number][where] = hidden
+    return outputs
+
+
+def _own_tokens(micro: Micro, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """The indices of this rank's tokens in a forest, and their hidden states, without padding."""
+    held = micro.share.mine
+    if len(hidden) < len(held):  # under sequence parallelism
+        held = held.chunk(len(held) // len(hidden))[parallel_state.get_tensor_model_parallel_rank()]
+    real = held < len(micro.work.forest)
+    return held[real] + micro.work.offset, hidden[real]

@@ -20,6 +20,7 @@ class MegatronPlugin(TrainerPlugin):
 
     settings = MegatronConfig
     takes_minibatches = True
+    trains_adapters = True
     has_ranks = True
     computes_supports = True
     own_critic = False

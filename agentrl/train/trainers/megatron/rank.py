@@ -22,37 +22,32 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from agentrl.config import AlgoConfig
+from agentrl.config import AlgoConfig, LoraConfig
 from agentrl.errors import InvalidInput
+from agentrl.models.adapters import SavedAdapter
 from agentrl.train.algorithms import algorithm_settings
 from agentrl.train.algorithms.objective import Meter, add_sums
 from agentrl.train.forest.forest import Rows
+from agentrl.train.trainers.copies import WeightCopy
 from agentrl.train.trainers.critic import ValueModel
 from agentrl.train.trainers.learner import StepLearner
 from agentrl.train.trainers.megatron import passes
+from agentrl.train.trainers.megatron.adapter import RankAdapter
 from agentrl.train.trainers.megatron.checkpoint import Checkpoints
-from agentrl.train.trainers.megatron.chunks import chunks_of, sparse_layers, wrap_chunk
+from agentrl.train.trainers.megatron.chunks import chunks_of, sparse_layers, wrap_chunk, wrap_frozen
 from agentrl.train.trainers.megatron.copies import RankWeightCopy
-from agentrl.train.trainers.megatron.folder import write_weights
 from agentrl.train.trainers.megatron.layout import ParallelLayout
 from agentrl.train.trainers.megatron.micro import Micro, lengths, micro_batch
 from agentrl.train.trainers.megatron.models import export, family_of, read_config
+from agentrl.train.trainers.megatron.models.folder import write_weights
 from agentrl.train.trainers.megatron.moe import Routers, metrics, recorded_experts
 from agentrl.train.trainers.megatron.muon import Muon
 from agentrl.train.trainers.megatron.parameters import rate_factors
 from agentrl.train.trainers.megatron.settings import MegatronConfig
 from agentrl.train.trainers.megatron.update import Update, device
+from agentrl.train.trainers.optimizer import Optimizer
 from agentrl.train.trainers.ranks.balance import Division, Share
 from agentrl.train.trainers.ranks.joined import Entry, join_results, sum_over_ranks
-
-
-def _own_tokens(micro: Micro, hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """The indices of this rank's tokens in a forest, and their hidden states, without padding."""
-    held = micro.share.mine
-    if len(hidden) < len(held):  # under sequence parallelism
-        held = held.chunk(len(held) // len(hidden))[parallel_state.get_tensor_model_parallel_rank()]
-    real = held < len(micro.work.forest)
-    return held[real] + micro.work.offset, hidden[real]
 
 
 class Rank(StepLearner[Micro]):
@@ -64,6 +59,8 @@ class Rank(StepLearner[Micro]):
         layout: what `layout_of` made of them.
         algo: the first phase's algorithm.
         total_steps: the first phase's length.
+        seed: of a new adapter.
+        lora: the adapter that is trained in the model's place; None: there is none.
     """
 
     def __init__(
@@ -73,43 +70,70 @@ class Rank(StepLearner[Micro]):
         layout: ParallelLayout,
         algo: AlgoConfig | Mapping[str, Any],
         total_steps: int = 1,
+        *,
+        seed: int = 0,
+        lora: LoraConfig | None = None,
     ) -> None:
         self.config, self.layout = config, layout
         hf = read_config(folder, config.family)
         self.family, self.width = family_of(hf, config.family), int(hf.hidden_size)
         self.models = chunks_of(folder, hf, self.family, config, layout)
-        self.factors = rate_factors(self.models, self.family, config)
-        self.chunks = [wrap_chunk(model, config, layout) for model in self.models]
         self.routers = Routers(self.models, config.moe, recompute=config.recompute == "full")
         self.sparse_layers = sparse_layers(self.models[0].config)
         self.control = dist.new_group(backend="gloo")
+        self.adapter: RankAdapter | None = None
+        if lora is not None and lora.active:
+            self.adapter = RankAdapter(lora, seed, Path(folder), self.models, self.family, self.control)
+        else:
+            self._train_whole()
         self.checkpoints = Checkpoints(self)
         self.version = 0
-        self.reference: RankWeightCopy | None = None
-        self.average: RankWeightCopy | None = None
+        self.reference: RankWeightCopy | WeightCopy | None = None
+        self.average: RankWeightCopy | WeightCopy | None = None
         self.begin(algo, total_steps)
 
     # ------------------------------------------------------------------------------------ learning
 
-    def begin(self, algo: AlgoConfig | Mapping[str, Any], total_steps: int) -> None:
+    def _train_whole(self) -> None:
+        for parameter in (p for model in self.models for p in model.parameters()):
+            parameter.requires_grad_(True)
+        self.factors = rate_factors(self.models, self.family, self.config)
+        self.chunks = [wrap_chunk(model, self.config, self.layout) for model in self.models]
+
+    def begin(self, algo: AlgoConfig | Mapping[str, Any], total_steps: int, whole: bool = False) -> None:
         """Begin a phase; see `Trainer.begin`. A critic is reset.
 
         Args:
             algo: the settings, or their fields where their class may be unknown in this process.
             total_steps: the phase's length, for the schedule.
+            whole: see `AdapterTrainer`.
         """
         self.start_phase(algo if isinstance(algo, AlgoConfig) else algorithm_settings(algo))
         reduce = functools.partial(sum_over_ranks, group=self.control)
         self.critic = None
         if self.algorithm.needs.critic:
             self.critic = ValueModel(self.width, self.algorithm.critic_config, total_steps, device(), reduce=reduce)
-        muon = Muon(self.models, self.family, self.factors) if self.config.optimizer == "muon" else None
-        self.optimizer: Update = Update(self.chunks, self.config, self.algo, total_steps, self.factors, muon)
-        self.optimizer.clear()
+        self.optimizer: Update | Optimizer = self._optimizer(total_steps, whole=whole)
+        averages = self.config.average_decay is not None
+        if self.adapter is not None and self.adapter.attached:
+            self.reference = WeightCopy(self.adapter.skeleton) if self.keeps_reference else None
+            self.average = WeightCopy(self.adapter.skeleton) if averages else None
+            return
         on_device = self.config.reference == "copy"
         self.reference = RankWeightCopy(self.models, on_device=on_device) if self.keeps_reference else None
-        averages = self.config.average_decay is not None
         self.average = RankWeightCopy(self.models, on_device=False) if averages else None
+
+    def _optimizer(self, total_steps: int, *, whole: bool) -> Update | Optimizer:
+        if self.adapter is not None:
+            self.adapter.begin(whole=whole)
+            if not whole:
+                self.chunks = [wrap_frozen(model, self.layout) for model in self.models]
+                return self.adapter.optimizer(self.config, self.algo, total_steps)
+            self._train_whole()
+        muon = Muon(self.models, self.family, self.factors) if self.config.optimizer == "muon" else None
+        update = Update(self.chunks, self.config, self.algo, total_steps, self.factors, muon)
+        update.clear()
+        return update
 
     def step(self, share: Share, state: Mapping[str, Any] | None = None) -> dict[str, float] | None:
         """Learn from a batch; see `Trainer.step`. The sizes of the batch are not among the metrics."""
@@ -243,37 +267,8 @@ class Rank(StepLearner[Micro]):
         return self._entries(micros, "value")
 
     def layer_outputs(self, share: Share, tokens: int) -> list[Tensor] | None:
-        """Each decoder layer's output for a batch of one forest, on rank 0: [T, d] each, float32, on the CPU.
-
-        Ranks of a context or sequence hold some tokens each, of a pipeline some layers; tensor ranks write the same.
-        """
-        micros = self.prepare(share)
-        found: list[tuple[int, Tensor, Tensor]] = []
-        now = list[Micro]()
-
-        def before(micro: Micro, model: Any) -> None:
-            now[:] = [micro]
-            self.routers.before(micro, model)
-
-        def keep(layer: Any, _: Any, output: Any) -> None:
-            (micro,) = now
-            hidden = (output[0] if isinstance(output, tuple) else output).detach().squeeze(1).float().cpu()
-            if micro.work.origin >= 0:
-                found.append((layer.layer_number - 1, *_own_tokens(micro, hidden)))
-
-        hooks = [layer.register_forward_hook(keep) for model in self.models for layer in model.decoder.layers]
-        try:
-            passes.run(self.chunks, micros, lambda _, heads: heads.out.sum(), learn=False, before=before)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        everyone = self.gather(found)
-        if everyone is None:
-            return None
-        outputs = [torch.zeros(tokens, self.width) for _ in range(self.models[0].config.num_layers)]
-        for number, where, hidden in (entry for rank in everyone for entry in rank):
-            outputs[number][where] = hidden
-        return outputs
+        """See `passes.layer_outputs`."""
+        return passes.layer_outputs(self, share, tokens)
 
     def _score(self, micros: Sequence[Micro], into: Literal["ref_logp", "value"]) -> None:
         def use(micro: Micro, heads: passes.Heads) -> Tensor:
@@ -301,7 +296,26 @@ class Rank(StepLearner[Micro]):
 
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, tensor) pairs on rank 0; every rank must go through to the end."""
-        return export(self.models, self.family, to=0, dtype=dtype)
+        base = export(self.models, self.family, to=0, dtype=dtype)
+        return base if self.adapter is None else self.adapter.merged(base)
+
+    def parts(self) -> dict[str, SavedAdapter]:
+        """Return the smaller parts, on rank 0; see `Trainer.weights`."""
+        return {} if self.adapter is None else self.adapter.parts()
+
+    def base_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the weights without an adapter's products, on rank 0."""
+        return export(self.models, self.family, to=0)
+
+    def set_base(self, folder: str) -> None:
+        """See `AdapterTrainer`."""
+        assert self.adapter is not None
+        self.adapter.lora.set_source(Path(folder))
+
+    def write_adapter(self, folder: str) -> bool:
+        """Write an adapter's folder on rank 0; returns whether its base is another than the trainer's folder."""
+        assert self.adapter is not None
+        return self.adapter.write(Path(folder))
 
     def averaged_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the averaged weights; the policy has its weights back at the end."""
@@ -345,6 +359,9 @@ class Rank(StepLearner[Micro]):
 
         Under the distributed optimizer each rank has the sum of its own part only: turn that off.
         """
+        if isinstance(self.optimizer, Optimizer):
+            assert self.adapter is not None
+            return self.adapter.gradients()
         self.optimizer.inner.prepare_grads()
         return dict(export(self.models, self.family, to=0, read=lambda p: getattr(p, "main_grad", None))) or None
 

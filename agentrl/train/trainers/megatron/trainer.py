@@ -15,9 +15,9 @@ from typing import Any
 
 from torch import Tensor
 
-from agentrl.config import AlgoConfig
+from agentrl.config import AlgoConfig, LoraConfig
 from agentrl.errors import ConfigError, InvalidInput, missing_extra
-from agentrl.models.folders import exported, read_side_files
+from agentrl.models.folders import exported, read_side_files, write_side_files
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.forest.forest import Forest
 from agentrl.train.trainers.megatron.layout import layout_of
@@ -35,6 +35,7 @@ class MegatronTrainer(RankTrainer):
         total_steps: the first phase's length, for the schedule.
         seed: of the ranks' generators.
         first: called once the ranks have started, before they build the model; it may `attempt` small ones.
+        lora: the adapter that is trained in the model's place; None: there is none.
 
     Raises:
         ConfigError: the layout breaks a rule, or does not fit the model; the message names it.
@@ -50,6 +51,7 @@ class MegatronTrainer(RankTrainer):
         total_steps: int = 1,
         seed: int = 0,
         first: Callable[[MegatronTrainer], None] | None = None,
+        lora: LoraConfig | None = None,
     ) -> None:
         self.config = config or MegatronConfig()
         algo = self.allowed(algo or AlgoConfig())
@@ -71,6 +73,7 @@ class MegatronTrainer(RankTrainer):
             together=self.layout.tensor,
             environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},  # collectives start in the order of the kernels
             first=None if first is None else functools.partial(first, self),
+            lora=lora,
         )
 
     def attempt(self, folder: Path, config: MegatronConfig, forest: Forest) -> tuple[Tensor, float]:
@@ -118,9 +121,17 @@ class MegatronTrainer(RankTrainer):
         """
         with exported(Path(path).absolute(), self._side_files) as folder:
             self._write(folder, "weights")
+            if self._lora is not None:
+                self._write_adapter(folder / "adapter")
             if self.config.average_decay is not None:
                 with exported(folder / "averaged", self._side_files) as inner:
                     self._write(inner, "averaged_weights")
+
+    def _write_adapter(self, folder: Path) -> None:
+        if self.ranks.call("write_adapter", str(folder)):
+            (folder / "base").mkdir()
+            self._write(folder / "base", "base_weights")
+            write_side_files(self._side_files, folder / "base")
 
     def _write(self, folder: Path, method: str) -> None:
         """Have rank 0 write what `method` yields, and write the model's configuration."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from agentrl import cluster
 from agentrl.cluster.placement.inventory import on_gpus
 from agentrl.common import cores
-from agentrl.config import AlgoConfig, TrainerConfig
+from agentrl.config import AlgoConfig, LoraConfig, TrainerConfig
 from agentrl.errors import ConfigError
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.forest.forest import Forest
@@ -27,6 +27,7 @@ from agentrl.train.trainers.ranks.placed import PlacedRanks
 from agentrl.train.trainers.ranks.worker import RankSettings
 
 if TYPE_CHECKING:
+    from agentrl.models.adapters import SavedAdapter
     from agentrl.rollout.weights.buckets import Convert, Save, Shapes
 
 
@@ -48,6 +49,7 @@ class RankTrainer(RankComputing):
         environment: variables of the ranks beside this process's.
         together: how many consecutive ranks have to be on one node of a cluster.
         first: called once the ranks have started, before they build the model.
+        lora: the adapter that is trained in the model's place; None: there is none.
 
     Attributes:
         device: what the ranks compute on, "cuda" or "cpu"; this process may have another.
@@ -74,6 +76,7 @@ class RankTrainer(RankComputing):
         environment: Mapping[str, str] | None = None,
         together: int = 1,
         first: Callable[[], None] | None = None,
+        lora: LoraConfig | None = None,
     ) -> None:
         self.source, self.version = path, 0
         on_gpus = gpus_of(config) > 0
@@ -94,14 +97,18 @@ class RankTrainer(RankComputing):
         try:
             if first is not None:
                 first()
-            self.build(path, config, algo, total_steps)
+            self.build(path, config, algo, total_steps, lora)
         except BaseException:
             self.ranks.close()
             raise
 
-    def build(self, folder: Path, config: TrainerConfig, algo: AlgoConfig, total_steps: int) -> None:
+    def build(
+        self, folder: Path, config: TrainerConfig, algo: AlgoConfig, total_steps: int, lora: LoraConfig | None = None
+    ) -> None:
         """Have the ranks build a model; an earlier one is freed."""
-        self.ranks.call("build", str(folder), config, algo.model_dump(), total_steps)
+        adapter = () if lora is None or not lora.active else (lora,)
+        self.ranks.call("build", str(folder), config, algo.model_dump(), total_steps, *adapter)
+        self._lora = lora if lora is not None and lora.active else None
         self._division = self.ranks.call("division")
         self._algorithm = make_algorithm(algo)
 
@@ -113,9 +120,13 @@ class RankTrainer(RankComputing):
         """
         return algo
 
-    def begin(self, algo: AlgoConfig, total_steps: int) -> None:
-        """Begin a phase: a fresh optimizer and schedule; with a KL penalty, the current weights are its reference."""
-        self.ranks.call("begin", self.allowed(algo).model_dump(), total_steps)
+    def begin(self, algo: AlgoConfig, total_steps: int, *, whole: bool = False) -> None:
+        """Begin a phase: a fresh optimizer and schedule; with a KL penalty, the current weights are its reference.
+
+        See also `AdapterTrainer`.
+        """
+        adapter = () if self._lora is None else (whole,)
+        self.ranks.call("begin", self.allowed(algo).model_dump(), total_steps, *adapter)
         self._algorithm = make_algorithm(algo)
 
     def layer_outputs(self, forest: Forest) -> list[Tensor]:
@@ -126,6 +137,15 @@ class RankTrainer(RankComputing):
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, tensor) pairs, one at a time."""
         return self.ranks.stream("weights")
+
+    def set_base(self, folder: Path) -> None:
+        """See `AdapterTrainer`."""
+        self.ranks.call("set_base", str(Path(folder).absolute()))
+
+    def parts(self) -> dict[str, SavedAdapter]:
+        """Return the smaller parts by their kind; see `Trainer.weights`."""
+        parts: dict[str, SavedAdapter] = {} if self._lora is None else self.ranks.call("parts")
+        return parts
 
     def averaged_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the averaged weights; see `Averager.averaged_weights`."""

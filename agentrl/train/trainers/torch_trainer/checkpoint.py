@@ -20,6 +20,7 @@ def save(trainer: TorchTrainer, path: Path) -> None:
     """Write model, reference, average, critic, reward model, optimizer, generators and version."""
     state = {
         "model": to_cpu(trainer.lora.state(trainer.model) if trainer.lora else trainer.model.state_dict()),
+        "base": None if trainer.lora is None else trainer.lora.kept_base(path),
         "reference": None if trainer.reference is None else to_cpu(trainer.reference.state_dict()),
         "average": None if trainer.average is None else to_cpu(trainer.average.state_dict()),
         "critic": None if trainer.critic is None else trainer.critic.state(),
@@ -47,6 +48,7 @@ def load(trainer: TorchTrainer, path: Path) -> None:
         refuse_state_of_adapter(path, state["model"])
         trainer.model.load_state_dict(state["model"])
     else:
+        trainer.lora.find_base(state.get("base"), path)
         trainer.lora.restore(trainer.model, state["model"], trainer.load_model)
     whole = trainer.lora is not None and not trainer.lora.attached
     trainer.begin(trainer.algo, trainer.optimizer.total_steps, whole=whole)

@@ -71,7 +71,7 @@ class TorchTrainer(Distilling, StepLearner[TorchBatch]):
     processes = 1
     """The number of processes that share this machine's cores in computing the same steps."""
     reduce: Callable[[Sequence[Tensor]], None] | None = None
-    """Sums the gradients of a critic's head over them; see `ValueModel`."""
+    """Sums over them the gradients of what each of them has whole: an adapter, a critic's head (`ValueModel`)."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class TorchTrainer(Distilling, StepLearner[TorchBatch]):
         lora: LoraConfig | None = None,
     ) -> None:
         self.config = config or TorchConfig()
-        self.lora = Lora(lora, seed) if lora is not None and lora.active else None
+        self.lora = Lora(lora, seed, Path(path)) if lora is not None and lora.active else None
         self.source = Path(path)
         self._side_files = read_side_files(self.source)  # now: the folder may be gone by the time of an export
         self._untrained = Untrained(self.source)
@@ -107,7 +107,7 @@ class TorchTrainer(Distilling, StepLearner[TorchBatch]):
 
     def load_model(self) -> nn.Module:
         """The folder's model in float32, its attention following forests."""
-        return load_network(self.source, self.head, self.seed)
+        return load_network(self.lora.source if self.lora else self.source, self.head, self.seed)
 
     # ------------------------------------------------------------------------------------ learning
 
@@ -125,7 +125,7 @@ class TorchTrainer(Distilling, StepLearner[TorchBatch]):
         self.reward_model = RewardModel(self.model, reward, total_steps) if reward else None
         self.critic = self._new_critic(total_steps) if self.algorithm.needs.critic else None
         weights, offload = trained_parameters(self.model, self.config), self.config.offload_optimizer
-        self.optimizer: Optimizer = Optimizer(weights, algo, total_steps, offload=offload)
+        self.optimizer: Optimizer = Optimizer(weights, algo, total_steps, offload=offload, reduce=self.reduce)
         self.reference = WeightCopy(self.model) if self.keeps_reference else None
         self.average = WeightCopy(self.model) if self.config.average_decay is not None else None
 
@@ -339,8 +339,13 @@ class TorchTrainer(Distilling, StepLearner[TorchBatch]):
 
     def parts(self) -> dict[str, SavedAdapter]:
         """Return the smaller parts by their kind that, on the source folder's base, are the same weights."""
-        adapter = self.lora.part(self.model, self.source) if self.lora else None
+        adapter = self.lora.part(self.model) if self.lora else None
         return {} if adapter is None else {ADAPTER: adapter}
+
+    def set_base(self, folder: Path) -> None:
+        """See `AdapterTrainer`."""
+        assert self.lora is not None
+        self.lora.set_source(Path(folder))
 
     def averaged_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the averaged weights."""
@@ -377,10 +382,14 @@ class TorchTrainer(Distilling, StepLearner[TorchBatch]):
 
     def write(self, folder: Path) -> None:
         """Write the weights as transformers does, and what the source's files hold beside them."""
+        self.write_state(folder, self.model.state_dict())
+
+    def write_state(self, folder: Path, state: Mapping[str, Tensor]) -> None:
+        """Write a folder of the model's whole tensors."""
         if self.lora is not None and self.lora.attached:
-            self.lora.write(self.model, folder, self.source, self._side_files)
+            self.lora.write(self.model, state, folder, self._side_files)
         else:
-            self.model.save_pretrained(folder)  # type: ignore[operator]
+            self.model.save_pretrained(folder, state_dict=dict(state))  # type: ignore[operator]
         self._untrained.write(folder, self._side_files)
 
     def release(self) -> None:

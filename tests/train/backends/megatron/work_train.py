@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from agentrl.config import AlgoConfig, TrainerConfig
+from agentrl.config import AlgoConfig, LoraConfig, TrainerConfig
 from agentrl.errors import InvalidInput
 from agentrl.train.algorithms.objective import empty_sums
 from agentrl.train.forest.forest import Forest, sequence_count, token_counts
@@ -72,6 +72,26 @@ def gradients(
     loss = rank.backward(micros)
     counted = total(loss if rank.is_reporting_rank else 0.0)
     return answer({"loss": counted, "gradients": rank.gradients(), "logps": logps})
+
+
+def adapter(
+    folder: str,
+    forests: Sequence[Forest],
+    lora: LoraConfig,
+    config: TrainerConfig,
+    layout: ParallelLayout,
+    algo: AlgoConfig,
+) -> Answer:
+    """Loss, log-probabilities and an adapter's gradients of a batch; and what a rank hands out, new and merged."""
+    new = Rank(folder, config, layout, algo, lora=LoraConfig(rank=3)).parts()
+    rank = Rank(folder, config, layout, algo, lora=lora)
+    weights = {name: tensor.clone() for name, tensor in rank.weights()}
+    logps = logprobs(rank, forests)
+    loss = rank.backward(rank.prepare(share(rank, forests)))
+    counted = total(loss if rank.is_reporting_rank else 0.0)
+    found = {"loss": counted, "logps": logps, "gradients": rank.gradients(), "weights": weights, "new": new}
+    rank.begin(algo, 1, whole=True)  # merged in the ranks' own shards
+    return answer(found | {"merged": {name: tensor.clone() for name, tensor in rank.weights()}})
 
 
 def family(

@@ -1,0 +1,1 @@
+"""What SGLang gets on its own import path; nothing here imports agentrl."""
