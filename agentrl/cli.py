@@ -194,13 +194,12 @@ def train(words: Words = None, config: File = None) -> None:
 
 
 @app.command()
-def plan(words: Words = None) -> None:
-    """Rank the layouts of a model on a cluster: agentrl plan model=qwen3-8b nodes=4 gpus=8 memory=80."""
-    from agentrl.overrides import parse_words, validate
-    from agentrl.train.plan.layouts import PlanConfig
-    from agentrl.train.plan.report import planned
+def plan(words: Words = None, config: File = None) -> None:
+    """Rank the layouts of a model on a cluster, or plan a run (-c): agentrl plan model=qwen3-8b nodes=4 gpus=8."""
+    from agentrl.overrides import parse_words, read_yaml
+    from agentrl.train.plan.report import plan_lines
 
-    print_lines(planned(validate(parse_words(words or ()), PlanConfig)))
+    print_lines(plan_lines(parse_words(words or ()), read_yaml(config) if config else None))
 
 
 @app.command()

@@ -331,6 +331,10 @@ _SCORES = Elsewhere(
 )
 _LORA = "tests/train/lora/test_lora.py::test_"
 PAGES_OF_OTHERS = {
+    ("recipes.md", "agentrl train -c recipes/calculator-laptop.yaml"): COMMANDS["make train"],
+    ("recipes.md", "agentrl plan -c recipes/maths-8b-node.yaml"): Elsewhere(
+        "tests/docs/test_recipes.py::test_a_recipe_is_planned_and_takes_the_memory_that_its_head_says"
+    ),
     ("offline.md", "printf"): Left("it writes the file that the next command reads"),
     ("offline.md", "agentrl train algo=sft data=sums.jsonl"): _SUPERVISED,
     ("offline.md", "agentrl verify runs/sums"): _SUPERVISED,
