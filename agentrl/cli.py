@@ -29,6 +29,7 @@ from agentrl.errors import AgentRLError, Blame, ConfigError, missing_extra, unkn
 from agentrl.retrieval.commands import app as retrieval
 from agentrl.tools.sandbox.commands import app as sandbox
 from agentrl.train.evaluation.suite.commands import app as suites
+from agentrl.train.migration.commands import app as migration
 from agentrl.train.plan.model_commands import app as models
 from agentrl.train.record.commands import app as records
 from agentrl.viewer.commands import app as looking
@@ -45,6 +46,7 @@ app.add_typer(suites)  # compare
 app.add_typer(environments)  # envs, init, play, decontaminate
 app.add_typer(looking)  # view, top, sessions, diff, report
 app.add_typer(models, name="models")
+app.add_typer(migration, name="convert")
 app.add_typer(sandbox, name="sandbox")
 app.add_typer(swe, name="swe")
 app.add_typer(retrieval, name="retrieval")

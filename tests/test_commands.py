@@ -330,7 +330,14 @@ _SCORES = Elsewhere(
     "tests/train/offline/test_score_runs.py::test_a_policy_that_is_trained_against_a_learned_reward_gains_the_true_one"
 )
 _LORA = "tests/train/lora/test_lora.py::test_"
+_MIGRATION = "tests/train/migration/test_"
 PAGES_OF_OTHERS = {
+    ("migration.md", "agentrl convert data"): Elsewhere(
+        f"{_MIGRATION}data.py::test_the_command_says_what_it_left_out_and_ends_with_1_where_nothing_is_carried"
+    ),
+    ("migration.md", "agentrl convert settings run.sh"): Elsewhere(
+        f"{_MIGRATION}settings.py::test_a_script_of_slimes_becomes_a_command_that_is_valid"
+    ),
     ("recipes.md", "agentrl train -c recipes/calculator-laptop.yaml"): COMMANDS["make train"],
     ("recipes.md", "agentrl plan -c recipes/maths-8b-node.yaml"): Elsewhere(
         "tests/docs/test_recipes.py::test_a_recipe_is_planned_and_takes_the_memory_that_its_head_says"
