@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.train.migration.rules import Framework, Counterpart, Settings, number, ratio, whole
+from agentrl.train.migration.rules import Counterpart, Framework, Settings, number, ratio, whole
 
 BUILT_IN = "it is always so"
 ENVIRONMENT = "write an environment, whose rewards and tools it becomes: docs/environments.md"

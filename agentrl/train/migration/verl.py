@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.train.migration.rules import Framework, Counterpart, Settings, number, ratio, whole
+from agentrl.train.migration.rules import Counterpart, Framework, Settings, number, ratio, whole
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 BUILT_IN = "it is always so"

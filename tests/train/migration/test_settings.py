@@ -43,7 +43,8 @@ VERL_SCRIPT = """
 python3 -m verl.trainer.main_ppo algorithm.adv_estimator=rloo data.train_files=$HOME/train.parquet \\
     data.train_batch_size=256 data.max_response_length=1024 actor_rollout_ref.model.path=Qwen/Qwen3-4B \\
     actor_rollout_ref.actor.ppo_mini_batch_size=64 actor_rollout_ref.actor.use_kl_loss=True \\
-    actor_rollout_ref.actor.kl_loss_coef=0.002 actor_rollout_ref.rollout.n=8 actor_rollout_ref.actor.clip_ratio=0.3 algorithm.lam=0.9 \\
+    actor_rollout_ref.actor.kl_loss_coef=0.002 actor_rollout_ref.rollout.n=8 \\
+    actor_rollout_ref.actor.clip_ratio=0.3 algorithm.lam=0.9 \\
     actor_rollout_ref.rollout.name=sglang actor_rollout_ref.rollout.tensor_model_parallel_size=4 \\
     actor_rollout_ref.rollout.gpu_memory_utilization=0.6 'trainer.logger=["console"]' +data.mine=1 $@
 """
