@@ -338,6 +338,9 @@ PAGES_OF_OTHERS = {
     ("migration.md", "agentrl convert settings run.sh"): Elsewhere(
         f"{_MIGRATION}settings.py::test_a_script_of_slimes_becomes_a_command_that_is_valid"
     ),
+    ("first_minutes.md", "agentrl eval env=questions env.path=questions.csv"): Run(slow=False),
+    ("first_minutes.md", "agentrl train env=questions env.path=questions.csv"): Run(TRAINED + "steps=1"),
+    ("first_minutes.md", "agentrl doctor"): Run(slow=False),
     ("recipes.md", "agentrl train -c recipes/calculator-laptop.yaml"): COMMANDS["make train"],
     ("recipes.md", "agentrl plan -c recipes/maths-8b-node.yaml"): Elsewhere(
         "tests/docs/test_recipes.py::test_a_recipe_is_planned_and_takes_the_memory_that_its_head_says"
@@ -407,6 +410,7 @@ def folder(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
         for n in range(100, 140)
     ]
     (tmp_path / "problems.jsonl").write_text("".join(lines))
+    (tmp_path / "questions.csv").write_text("prompt,target\n" + "".join(f"Who is {n}?,N{n}\n" for n in range(40)))
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "oracle.py").symlink_to(ROOT / "examples" / "environments" / "oracle.py")
     (tmp_path / "model").symlink_to(cache / "agentrl" / "models" / "smollm2-135m")
