@@ -339,7 +339,10 @@ PAGES_OF_OTHERS = {
         f"{_MIGRATION}settings.py::test_a_script_of_slimes_becomes_a_command_that_is_valid"
     ),
     ("first_minutes.md", "agentrl eval env=questions env.path=questions.csv"): Run(slow=False),
-    ("first_minutes.md", "agentrl train env=questions env.path=questions.csv"): Run(TRAINED + "steps=1"),
+    ("first_minutes.md", "agentrl train env=questions env.path=questions.csv"): Elsewhere(
+        "tests/envs/test_projects.py::test_the_project_of_an_agent_trains"
+    ),
+    ("first_minutes.md", "agentrl init my-questions"): Run(slow=False),
     ("first_minutes.md", "agentrl doctor"): Run(slow=False),
     ("recipes.md", "agentrl train -c recipes/calculator-laptop.yaml"): COMMANDS["make train"],
     ("recipes.md", "agentrl plan -c recipes/maths-8b-node.yaml"): Elsewhere(
