@@ -100,7 +100,7 @@ def init(
     """
     from dataclasses import replace
 
-    from agentrl.envs.projects import Project, ask_for, in_terminal, kind_of, write_project
+    from agentrl.envs.init.project import Project, ask_for, in_terminal, kind_of, write_project
     from agentrl.overrides import parse_words
 
     given = {"kind": kind, "data": data, "model": model}

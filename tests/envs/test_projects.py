@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.cli import main
 from agentrl.config import RunConfig
-from agentrl.envs.projects import Project, ProjectKind, write_project
+from agentrl.envs.init.project import Project, ProjectKind, write_project
 from agentrl.errors import ConfigError
 from agentrl.overrides import parse_words, typed
 from agentrl.train.driver.setup import complete

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from agentrl.envs.init import check_project_name, init_package
+from agentrl.envs.init.package import check_project_name, init_package
 from agentrl.envs.registry import make
 from agentrl.errors import ConfigError
 
