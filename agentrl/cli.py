@@ -21,6 +21,7 @@ from agentrl import __version__
 from agentrl.common.terminal import err, out, print_lines
 from agentrl.common.untrusted import visible_text
 from agentrl.common.versions import version_lines
+from agentrl.completion import SETTINGS
 from agentrl.config.secrets import scrub
 from agentrl.envs.builtin.search_r1.commands import app as search_r1
 from agentrl.envs.builtin.swe.commands import app as swe
@@ -38,7 +39,6 @@ app = typer.Typer(
     name="agentrl",
     help="Reinforcement learning for language-model agents on multi-turn, tool-using tasks.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.add_typer(records)  # verify, replay
@@ -86,7 +86,7 @@ PLUGINS = (
 )
 """The kinds of plug-ins that `agentrl plugins` lists, each by its `Registry`."""
 
-Words = Annotated[list[str] | None, typer.Argument(help="Settings as key=value.", show_default=False)]
+Words = Annotated[list[str] | None, SETTINGS]
 File = Annotated[Path | None, typer.Option("-c", "--config", help="A YAML file of settings; words on the line win.")]
 
 

@@ -77,6 +77,8 @@ class Converted:
     def command(self, kind: Kind) -> str:
         """The command that trains on what was written."""
         words = COMMANDS[kind].format(out=shlex.quote(str(self.out)))
+        if kind is Kind.QUESTIONS and self.reader.grading is not None:
+            words += f" env.grading={self.reader.grading}"
         if kind is Kind.QUESTIONS and self.reader.system is not None:
             words += f" {shlex.quote(f'env.instructions={self.reader.system}')}"
         return words + (f" data.strings={self.reader.strings}" if self.reader.strings and "data=" in words else "")

@@ -7,8 +7,6 @@ from typing import Any
 
 from agentrl.cluster.base import ClusterNode
 from agentrl.overrides import merge, validate
-from agentrl.train.driver.setup import complete
-from agentrl.train.plan.dry_run import described
 from agentrl.train.plan.layouts import Candidate, PlanConfig, rank_layouts
 from agentrl.train.plan.memory import GIB
 from agentrl.train.plan.shapes import shape_of
@@ -33,6 +31,9 @@ def plan_lines(words: Mapping[str, Any], settings: Mapping[str, Any] | None) -> 
     """
     if settings is None:
         return planned(validate(words, PlanConfig))
+    from agentrl.train.driver.setup import complete
+    from agentrl.train.plan.dry_run import described
+
     described_by = {name: words[name] for name in (*NODES, *RATES) if name in words}
     run = complete(merge(settings, {name: value for name, value in words.items() if name not in described_by}))
     nodes = validate({"model": run.model.name, **described_by}, PlanConfig)

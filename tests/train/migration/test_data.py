@@ -160,6 +160,10 @@ def test_the_command_that_is_printed_asks_what_the_rows_asked(tmp_path: Path) ->
     again = convert_file(written(tmp_path, CASES["verl"][0]), tmp_path / "other.jsonl", RowReader())
     settings = parse_words(shlex.split(again.command(Kind.QUESTIONS))[2:])
     assert settings["env"]["instructions"] == ""
+    (sums := tmp_path / "sums.csv").write_text("question,answer\n2 + 2?,4\n")
+    graded = convert_file(str(sums), tmp_path / "sums.jsonl", RowReader(grading=Grading.MATH))
+    settings = parse_words(shlex.split(graded.command(Kind.QUESTIONS))[2:])["env"]
+    assert len(make(settings.pop("name"), **{"eval_path": settings["path"], **settings}).tasks()) == 1
 
 
 def test_the_command_says_what_it_left_out_and_ends_with_1_where_nothing_is_carried(
