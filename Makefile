@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest --numprocesses 3
 COVERAGE := --rcfile=tests/suite/coverage.ini
 
-.PHONY: train test check lint quick times stress coverage planted installed uv clients clients-all adapters engines gpu format clean
+.PHONY: train test check lint quick times stress coverage planted installed uv clients clients-all adapters engines docs gpu format clean
 
 train: .venv/installed
 	$(BIN)/agentrl train env=calculator
@@ -96,6 +96,16 @@ adapters: .venv/installed uv
 engines: .venv/installed uv
 	tests/engines_env/install.sh
 
+# The documentation as a site, in build/site; open build/site/index.html.
+docs: .venv-site/installed
+	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --quiet
+
+.venv-site/installed: tests/docs/requirements.txt
+	rm -rf .venv-site
+	$(PYTHON) -m venv .venv-site
+	.venv-site/bin/pip install --quiet --requirement $<
+	touch $@
+
 # What only an NVIDIA GPU can show, in under nine minutes: with .venv where it is there, else with this machine's Python.
 gpu:
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu $(GPU)
@@ -111,4 +121,4 @@ format: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv .venv-clients* .venv-adapters* .venv-sglang .venv-vllm .venv-uv .venv-trl .venv-trl-functions .venv-peft .venv-verl .venv-router .mypy_cache .ruff_cache .pytest_cache .times .stress .coverage .hypothesis build *.egg-info
+	rm -rf .venv .venv-clients* .venv-adapters* .venv-sglang .venv-vllm .venv-uv .venv-site .venv-trl .venv-trl-functions .venv-peft .venv-verl .venv-router .mypy_cache .ruff_cache .pytest_cache .times .stress .coverage .hypothesis build *.egg-info

@@ -64,14 +64,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "train":
-        return importlib.import_module("agentrl.train")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'agentrl' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # to a type checker every name would be there
+
+    def __getattr__(name: str) -> Any:
+        if name == "train":
+            return importlib.import_module("agentrl.train")
+        if name not in _HOMES:
+            raise AttributeError(f"module 'agentrl' has no attribute {name!r}")
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -21,6 +21,7 @@ from agentrl import __version__
 from agentrl.common.terminal import err, out, print_lines
 from agentrl.common.untrusted import visible_text
 from agentrl.common.versions import version_lines
+from agentrl.completion import SETTINGS
 from agentrl.config.secrets import scrub
 from agentrl.envs.builtin.search_r1.commands import app as search_r1
 from agentrl.envs.builtin.swe.commands import app as swe
@@ -29,6 +30,7 @@ from agentrl.errors import AgentRLError, Blame, ConfigError, missing_extra, unkn
 from agentrl.retrieval.commands import app as retrieval
 from agentrl.tools.sandbox.commands import app as sandbox
 from agentrl.train.evaluation.suite.commands import app as suites
+from agentrl.train.migration.commands import app as migration
 from agentrl.train.plan.model_commands import app as models
 from agentrl.train.record.commands import app as records
 from agentrl.viewer.commands import app as looking
@@ -37,7 +39,6 @@ app = typer.Typer(
     name="agentrl",
     help="Reinforcement learning for language-model agents on multi-turn, tool-using tasks.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.add_typer(records)  # verify, replay
@@ -45,6 +46,7 @@ app.add_typer(suites)  # compare
 app.add_typer(environments)  # envs, init, play, decontaminate
 app.add_typer(looking)  # view, top, sessions, diff, report
 app.add_typer(models, name="models")
+app.add_typer(migration, name="convert")
 app.add_typer(sandbox, name="sandbox")
 app.add_typer(swe, name="swe")
 app.add_typer(retrieval, name="retrieval")
@@ -84,7 +86,7 @@ PLUGINS = (
 )
 """The kinds of plug-ins that `agentrl plugins` lists, each by its `Registry`."""
 
-Words = Annotated[list[str] | None, typer.Argument(help="Settings as key=value.", show_default=False)]
+Words = Annotated[list[str] | None, SETTINGS]
 File = Annotated[Path | None, typer.Option("-c", "--config", help="A YAML file of settings; words on the line win.")]
 
 
@@ -194,13 +196,12 @@ def train(words: Words = None, config: File = None) -> None:
 
 
 @app.command()
-def plan(words: Words = None) -> None:
-    """Rank the layouts of a model on a cluster: agentrl plan model=qwen3-8b nodes=4 gpus=8 memory=80."""
-    from agentrl.overrides import parse_words, validate
-    from agentrl.train.plan.layouts import PlanConfig
-    from agentrl.train.plan.report import planned
+def plan(words: Words = None, config: File = None) -> None:
+    """Rank the layouts of a model on a cluster, or plan a run (-c): agentrl plan model=qwen3-8b nodes=4 gpus=8."""
+    from agentrl.overrides import parse_words, read_yaml
+    from agentrl.train.plan.report import plan_lines
 
-    print_lines(planned(validate(parse_words(words or ()), PlanConfig)))
+    print_lines(plan_lines(parse_words(words or ()), read_yaml(config) if config else None))
 
 
 @app.command()

@@ -330,7 +330,24 @@ _SCORES = Elsewhere(
     "tests/train/offline/test_score_runs.py::test_a_policy_that_is_trained_against_a_learned_reward_gains_the_true_one"
 )
 _LORA = "tests/train/lora/test_lora.py::test_"
+_MIGRATION = "tests/train/migration/test_"
 PAGES_OF_OTHERS = {
+    ("migration.md", "agentrl convert data"): Elsewhere(
+        f"{_MIGRATION}data.py::test_the_command_says_what_it_left_out_and_ends_with_1_where_nothing_is_carried"
+    ),
+    ("migration.md", "agentrl convert settings run.sh"): Elsewhere(
+        f"{_MIGRATION}settings.py::test_a_script_of_slimes_becomes_a_command_that_is_valid"
+    ),
+    ("first_minutes.md", "agentrl eval env=questions env.path=questions.csv"): Run(slow=False),
+    ("first_minutes.md", "agentrl train env=questions env.path=questions.csv"): Elsewhere(
+        "tests/envs/test_projects.py::test_the_project_of_an_agent_trains"
+    ),
+    ("first_minutes.md", "agentrl init my-questions"): Run(slow=False),
+    ("first_minutes.md", "agentrl doctor"): Run(slow=False),
+    ("recipes.md", "agentrl train -c recipes/calculator-laptop.yaml"): COMMANDS["make train"],
+    ("recipes.md", "agentrl plan -c recipes/maths-8b-node.yaml"): Elsewhere(
+        "tests/docs/test_recipes.py::test_a_recipe_is_planned_and_takes_the_memory_that_its_head_says"
+    ),
     ("offline.md", "printf"): Left("it writes the file that the next command reads"),
     ("offline.md", "agentrl train algo=sft data=sums.jsonl"): _SUPERVISED,
     ("offline.md", "agentrl verify runs/sums"): _SUPERVISED,
@@ -396,6 +413,7 @@ def folder(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
         for n in range(100, 140)
     ]
     (tmp_path / "problems.jsonl").write_text("".join(lines))
+    (tmp_path / "questions.csv").write_text("prompt,target\n" + "".join(f"Who is {n}?,N{n}\n" for n in range(40)))
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "oracle.py").symlink_to(ROOT / "examples" / "environments" / "oracle.py")
     (tmp_path / "model").symlink_to(cache / "agentrl" / "models" / "smollm2-135m")

@@ -34,7 +34,7 @@ LAYERS = (
     {"rollout"},
     {"train"},
     {"viewer"},
-    {"checks", "cli", "__main__", ""},
+    {"checks", "completion", "cli", "__main__", ""},
     {"plugins"},
 )
 """The lowest first; modules and packages of one layer that stand beside each other know nothing of each other."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -9,19 +10,65 @@ from pathlib import Path
 
 import pytest
 
+import agentrl
+from tests.conftest import need
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.mark.slow
-def test_a_wheel_carries_the_sandbox_runner_its_seccomp_profile_and_every_data_file(tmp_path: Path) -> None:
-    """Installed from a wheel, sandboxes could once not be built: their sources stayed behind in the checkout."""
-    source = tmp_path / "source"
-    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(source)], check=True)
+INSTALL = """
+set -e
+. tests/engines_env/uv.sh
+find_uv
+"$UV" venv --quiet "$2"
+"$UV" pip install --quiet --python "$2/bin/python" "$1"
+"""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone of this checkout, with its wheel beside it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder / "source")], check=True)
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*build, "--wheel-dir", str(tmp_path), str(source)], check=True, timeout=150)
-    (wheel,) = tmp_path.glob("agentrl_platform-*.whl")
+    subprocess.run([*build, "--wheel-dir", str(folder), str(folder / "source")], check=True, timeout=150)
+    return folder / "source"
+
+
+@pytest.mark.slow
+def test_a_wheel_carries_the_sandbox_runner_its_seccomp_profile_and_every_data_file(source: Path) -> None:
+    """Installed from a wheel, sandboxes could once not be built: their sources stayed behind in the checkout."""
+    (wheel,) = source.parent.glob("agentrl_platform-*.whl")
     carried = set(zipfile.ZipFile(wheel).namelist())
     for folder, inside in ((source / "sandboxes", "agentrl/_sandboxes"), (source / "agentrl", "agentrl")):
         files = {f"{inside}/{p.relative_to(folder)}" for p in folder.rglob("*") if p.is_file()}
         left = {name for name in files - carried if "__pycache__" not in name}
         assert not left, f"the wheel lacks {sorted(left)[:5]}"
+
+
+@pytest.mark.slow
+def test_the_wheel_alone_installs_in_an_empty_environment_and_is_of_use(source: Path, tmp_path: Path) -> None:
+    (wheel,) = source.parent.glob("agentrl_platform-*.whl")
+    made = subprocess.run(
+        ["bash", "-c", INSTALL, "bash", wheel, tmp_path / "env"], cwd=ROOT, capture_output=True, text=True
+    )
+    need(made.returncode == 0, f"the requirements can't be installed: {made.stderr[-300:]}")
+    packages = next((tmp_path / "env").glob("lib/*/site-packages"))
+    size = sum(file.stat().st_size for file in packages.rglob("*") if file.is_file() and file.suffix != ".pyc")
+    assert size < 60e6
+    assert not any((packages / heavy).exists() for heavy in ("torch", "numpy", "transformers", "docker", "ray"))
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        command = [tmp_path / "env/bin/agentrl", *words]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+
+    assert f"agentrl {agentrl.__version__}" in run("--version").stdout
+    assert run("init", "sums", "--kind", "questions").returncode == 0
+    assert (
+        "64 carried as questions"
+        in run("convert", "data", "sums/questions.csv", "out.jsonl", "--grading", "math").stdout
+    )
+    assert "the first: trainer=megatron" in run("plan", "model=qwen3-8b").stdout
+    trained = run("train", "env=calculator")
+    assert (trained.returncode, "agentrl-platform[train]" in trained.stderr) == (2, True)

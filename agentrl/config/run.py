@@ -111,6 +111,9 @@ class RunConfig(Section):
     """Steps between checkpoints; the last step always has one."""
     keep_checkpoints: PositiveInt = 2
     """How many checkpoints are kept."""
+    keep_best: str | None = None
+    """A metric of evaluations, eval/mean for example: the checkpoint with its highest value is kept besides the newest;
+    -eval/loss: with its lowest."""
     checkpoint_url: str | None = None
     """Object storage that checkpoints are copied to (fsspec: s3://bucket/runs/name, gs://…, file://…), each with what a
     run needs to be resumed from there on another machine; see docs/runs.md."""
@@ -204,6 +207,8 @@ class RunConfig(Section):
         if self.rollout.temperature == 0:
             raise ValueError("rollout.temperature=0 can't be trained on; 0 is for evaluation (eval.temperature)")
         self.eval.limits(self.rollout)
+        if self.keep_best is not None:
+            self._best_can_be_known()
         if self.eval.weights == "averaged":
             self._averages_can_be_evaluated()
         if self.trainer.token_budget < self.rollout.turn_tokens:
@@ -378,6 +383,13 @@ class RunConfig(Section):
                 f"{every} starts another engine on this machine, which {wrong} has no place for; "
                 "`agentrl verify RUN --weights` compares with checkpoints later"
             )
+
+    def _best_can_be_known(self) -> None:
+        """Raise a ValueError where no checkpoint but the last is measured, or by no evaluation."""
+        if not str(self.keep_best).removeprefix("-").startswith("eval/"):
+            raise ValueError(f"keep_best={self.keep_best}: a metric of evaluations is expected, such as eval/mean")
+        if self.eval.every is None:
+            raise ValueError(f"keep_best={self.keep_best} needs eval.every, as often as checkpoint_every")
 
     def _averages_can_be_evaluated(self) -> None:
         """Raise a ValueError where the run keeps no average, or can't start another engine for it."""

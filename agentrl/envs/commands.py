@@ -84,21 +84,33 @@ def _measure_environment(name: str, options: dict[str, Any], n: int) -> None:
 
 @app.command()
 def init(
-    name: Annotated[str, typer.Argument(help="The package's name, such as my-env.")],
+    name: Annotated[str, typer.Argument(help="The project's name, such as my-env.")],
+    words: Words = None,
     parent: Annotated[Path, typer.Option("--in", help="The folder to make it in.")] = Path(),
+    kind: Annotated[
+        str | None, typer.Option(help="What you have: environment, questions, conversations or agent.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Your file or folder, or hf://OWNER/NAME; else an example.")] = None,
+    model: Annotated[str | None, typer.Option(help="What is trained: tiny, a known name, or a folder.")] = None,
 ) -> None:
-    """Make an installable package with an environment, its tests, data and CI file: agentrl init my-env."""
-    from agentrl.envs.init import init_package
+    """Make a project that trains, by three questions or by options: agentrl init my-env.
 
-    folder = init_package(name, parent)
-    print_lines(
-        [
-            f"{folder} has an environment that works; change it in {folder / name.replace('-', '_') / 'env.py'}. Next:",
-            f"pip install -e {shlex.quote(f'{folder}[test]')}",
-            f"agentrl check env={name}",
-            f"agentrl play env={name}",
-        ]
-    )
+    kind=environment, the default where nobody can be asked, is an installable package with tests, data and a CI file.
+    Other kinds get a file of settings, into which further words (key=value) go.
+    """
+    from dataclasses import replace
+
+    from agentrl.envs.init.project import Project, ask_for, in_terminal, kind_of, write_project
+    from agentrl.overrides import parse_words
+
+    given = {"kind": kind, "data": data, "model": model}
+    if in_terminal() and None in given.values():
+        project = ask_for(
+            name, given, lambda question, default: typer.prompt(question, default, show_default=bool(default))
+        )
+    else:
+        project = Project(name, kind_of(kind or "environment"), data or "", model or "tiny")
+    print_lines(write_project(replace(project, settings=parse_words(words or ())), parent))
 
 
 @app.command()

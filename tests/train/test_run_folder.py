@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError, StoreError
@@ -149,3 +154,38 @@ def scalars(folder: Path) -> dict[tuple[str, int], float]:
     events.Reload()
     names = events.Tags()["tensors"]
     return {(n, e.step): float(e.tensor_proto.float_val[0]) for n in names for e in events.Tensors(n)}
+
+
+@pytest.mark.parametrize("metric", ["eval/mean", "-eval/loss"])
+@given(values=st.lists(st.one_of(st.none(), st.integers(0, 3)), min_size=1, max_size=6), keep=st.integers(1, 3))
+@settings(max_examples=8)
+def test_the_best_checkpoint_so_far_is_always_kept_besides_the_newest(
+    metric: str, values: list[int | None], keep: int
+) -> None:
+    sign, name = (-1, metric[1:]) if metric.startswith("-") else (1, metric)
+    with tempfile.TemporaryDirectory() as place:
+        folder, measured = RunFolder(Path(place)), dict[int, int]()
+        for step, value in enumerate(values, 1):
+            folder.log(step, {} if value is None else {name: float(value)})
+            measured |= {} if value is None else {step: value}
+            folder.save_checkpoint(step, lambda path: (path / "trainer").touch(), keep, metric)
+            kept = {step_of(path) for path in folder.checkpoints()}
+            newest = set(range(max(step - keep, 0) + 1, step + 1))
+            best = max(measured, key=lambda each: (sign * measured[each], each), default=step)
+            assert kept == newest | {best}
+            if measured:
+                said = json.loads((Path(place) / "best.json").read_text())
+                assert said == {"checkpoint": f"step-{best:06d}", "metric": name, "value": measured[best]}
+        folder.close()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "words"),
+    [
+        ({"keep_best": "reward/mean", "eval": {"every": 5}}, "a metric of evaluations is expected"),
+        ({"keep_best": "eval/mean"}, r"needs eval\.every"),
+    ],
+)
+def test_a_best_checkpoint_that_nothing_could_tell_is_refused(chosen: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        validate({"env": "calculator", **chosen}, RunConfig)

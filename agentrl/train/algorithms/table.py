@@ -90,7 +90,9 @@ def _own(config: BaseModel, base: type[BaseModel]) -> Iterator[tuple[str, object
 
 
 def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool | None) else "{}" if value == {} else str(value)
+    if isinstance(value, bool | None):
+        return str(value).lower()
+    return "{}" if value == {} else str(value).replace("\n", "\\n")
 
 
 def updated(page: str) -> str:

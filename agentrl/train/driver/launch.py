@@ -50,6 +50,7 @@ from agentrl.train.plan.model_checks import engine_settings, prove_architecture,
 from agentrl.train.plan.placing import reserve
 from agentrl.train.plan.room import check_room
 from agentrl.train.record import data_identity, recording
+from agentrl.train.record.best import describe_best
 from agentrl.train.record.run_folder import RunFolder
 from agentrl.train.trainers.teachers.teachers import check_teachers
 from agentrl.types import Engine, Task
@@ -112,6 +113,9 @@ async def _train(
     worked = loop.health.worked or after.worked
     result = TrainResult(folder.path, before, after, folder.metrics(), worked=worked)
     show(config, result, loop.top_scores, display)
+    last = {"step": done, "eval/mean": after.mean, **{f"eval/{name}": value for name, value in after.metrics.items()}}
+    for line in describe_best(folder.path, folder.checkpoints(), result.metrics, config.keep_best, last):
+        display.say(line)
     return result
 
 

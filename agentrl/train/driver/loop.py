@@ -368,6 +368,6 @@ class Loop:
     async def save(self, step: int) -> None:
         """Write the checkpoint after `step` steps."""
         write, keep = self.state.writer(), self.config.keep_checkpoints
-        await asyncio.to_thread(self.folder.save_checkpoint, step, write, keep)
+        await asyncio.to_thread(self.folder.save_checkpoint, step, write, keep, self.config.keep_best)
         if self.recovery is not None:
             self.recovery.saved(self.folder.checkpoints())

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 UNUSED = (
     *("warm_start", "eval", "resume", "rerun", "rerun_answers", "policy"),
     *("checkpoint_every", "keep_checkpoints", "checkpoint_url", "checkpoint_url_timeout", "grace", "mismatch_bound"),
-    *("require_provenance", "record_logprobs"),
+    *("require_provenance", "record_logprobs", "keep_best"),
 )
 """Settings of `agentrl.train` that have no meaning where a script is the trainer."""
 

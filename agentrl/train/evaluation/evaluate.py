@@ -73,7 +73,7 @@ SHOWN = 6
 IGNORED = {
     **dict.fromkeys(("trainer", "algo", "weights", "warm_start", "steps", "resume", "rerun", "rerun_answers"), ""),
     **dict.fromkeys(("checkpoint_every", "keep_checkpoints", "mismatch_bound", "faults", "watchdog"), ""),
-    **dict.fromkeys(("checkpoint_url", "checkpoint_url_timeout"), ""),
+    **dict.fromkeys(("checkpoint_url", "checkpoint_url_timeout", "keep_best"), ""),
     "eval.weights": "model=CHECKPOINT/averaged",
     "rollout.groups_per_step": "eval.tasks",
     "rollout.group_size": "eval.n",

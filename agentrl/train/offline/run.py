@@ -37,6 +37,7 @@ from agentrl.train.offline import held_out, scores
 from agentrl.train.offline.source import ReadData, prepare_data, read_data
 from agentrl.train.plan.model_checks import prove_architecture
 from agentrl.train.record import data_identity
+from agentrl.train.record.best import describe_best
 from agentrl.train.record.run_folder import RunFolder
 from agentrl.train.trainers.teachers.teachers import Teachers, check_teachers
 
@@ -93,6 +94,9 @@ async def _train(
         await learner.close()
     if before is not None:
         display.say(f"held-out {_measured(loop)} {_described(before)} before training, {_described(after)} after it")
+    last = {"step": done, **{f"eval/{name}": value for name, value in after.metrics.items()}}
+    for line in describe_best(folder.path, folder.checkpoints(), folder.metrics(), config.keep_best, last):
+        display.say(line)
     kind = "recorded" if isinstance(data, RecordedRun) else "trainable"
     return TrainResult(folder.path, before, after, folder.metrics(), worked=after.worked, kind=kind)
 

@@ -46,17 +46,19 @@ USED = 0.5
 """The part of `rollout.session_tokens` that a session is expected to have, half of it sampled; an assumption."""
 
 
-def described(config: RunConfig, rates: Rates | None = None) -> Iterator[str]:
+def described(config: RunConfig, rates: Rates | None = None, on: Sequence[ClusterNode] | None = None) -> Iterator[str]:
     """The lines of a dry run.
 
     Args:
         config: the run.
         rates: of its devices; None are measured on a CPU, and an H100's on GPUs.
+        on: the nodes; None are those that the run itself would have.
 
     Raises:
         ConfigError, InvalidInput: the model can't be planned, or the parts don't fit on the nodes.
     """
-    shape, nodes = model_shape(config), nodes_of(config)
+    shape, nodes = model_shape(config), nodes_of(config) if on is None else on
+    memory = host_memory() if on is None else 0.0  # that of described nodes is not known
     split = split_of(config, shape, nodes)
     ranks = ENGINES.find(config.engine.name).ranks(config.engine)
     trainer = TRAINERS.find(config.trainer.name).memory(config.trainer, make_algorithm(config.algo), shape, split)
@@ -65,7 +67,7 @@ def described(config: RunConfig, rates: Rates | None = None) -> Iterator[str]:
     if config.data is not None:  # it starts no engine
         assignment = Assignment(tuple(place for place in assignment.places if place.role != "engine"))
     asked = asked_models(config, shape)
-    devices = with_models(devices_of(assignment, nodes, host_memory()), asked.values(), host_memory())
+    devices = with_models(devices_of(assignment, nodes, memory), asked.values(), memory)
     engine = engine_of(shape, ranks, width, devices, trainer)
     by_gpu = any(each.numbers for each in devices if each.trainers)
     what = f"env={config.env.name}" if config.data is None else f"data={config.data.name}"
@@ -154,6 +156,8 @@ def places(config: RunConfig, split: Split, nodes: Sequence[ClusterNode], traine
     run = run_demand(config, split, nodes)
     if config.cluster.name == "ray":
         return place(nodes, run.wanted(trainer.total / GIB))
+    if len(nodes) > 1:
+        raise ConfigError(f"cluster={config.cluster.name} has one machine, not {len(nodes)}: cluster=ray has several")
     (here,) = nodes
     ranks = ENGINES.find(config.engine.name).ranks(config.engine) if run.units["engine"] else 0
     wide = {

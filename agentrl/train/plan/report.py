@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from agentrl.cluster.base import ClusterNode
+from agentrl.overrides import merge, validate
 from agentrl.train.plan.layouts import Candidate, PlanConfig, rank_layouts
 from agentrl.train.plan.memory import GIB
 from agentrl.train.plan.shapes import shape_of
 
+NODES = ("nodes", "gpus", "memory", "cpus")
+RATES = ("tflops", "bandwidth", "link", "network")
 HEAD = (
     "| layout | trainer ranks (tensor x pipeline x context, experts) | recompute | engines x GPUs | trainer GiB "
     "| cache, tokens | generate s | train s | publish s | step s |"
 )
+
+
+def plan_lines(words: Mapping[str, Any], settings: Mapping[str, Any] | None) -> Iterator[str]:
+    """The lines of `agentrl plan`.
+
+    Args:
+        words: of the command line.
+        settings: a run's, planned as it is on the nodes that the words describe; None ranks the layouts of a model.
+
+    Raises:
+        ConfigError, InvalidInput: a setting is wrong, or nothing fits.
+    """
+    if settings is None:
+        return planned(validate(words, PlanConfig))
+    from agentrl.train.driver.setup import complete
+    from agentrl.train.plan.dry_run import described
+
+    described_by = {name: words[name] for name in (*NODES, *RATES) if name in words}
+    run = complete(merge(settings, {name: value for name, value in words.items() if name not in described_by}))
+    nodes = validate({"model": run.model.name, **described_by}, PlanConfig)
+    return described(run, nodes.rates, nodes.described)
 
 
 def planned(config: PlanConfig) -> Iterator[str]:

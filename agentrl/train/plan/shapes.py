@@ -110,7 +110,10 @@ def _qwen3(hidden: int, layers: int, heads: int, kv_heads: int, wide: int, **mor
 
 _OF_128 = {"num_experts": 128, "num_experts_per_tok": 8}
 KNOWN: Mapping[str, Shape] = {
+    "smollm2-135m": Shape("llama", 576, 30, 9, 3, 64, 1536, 49152, True),
+    "qwen2.5-0.5b": Shape("qwen2", 896, 24, 14, 2, 64, 4864, 151936, True),
     "qwen3-0.6b": _qwen3(1024, 28, 16, 8, 3072, tied=True),
+    "qwen3-1.7b": _qwen3(2048, 28, 16, 8, 6144, tied=True),
     "qwen3-8b": _qwen3(4096, 36, 32, 8, 12288),
     "qwen3-30b-a3b": _qwen3(2048, 48, 32, 4, 6144, moe_intermediate_size=768, **_OF_128),
     "qwen3-235b-a22b": _qwen3(4096, 94, 64, 4, 12288, moe_intermediate_size=1536, **_OF_128),

@@ -52,6 +52,7 @@ from agentrl.rollout.stream.outcomes import GroupOutcome
 from agentrl.train.driver import resuming
 from agentrl.train.driver.resuming import saved_steps, step_of
 from agentrl.train.record import kept_code, ledger, manifest, provenance, ratings, records, seals, trainer_logprobs
+from agentrl.train.record.best import remove_superseded
 from agentrl.train.record.chain import resume_command
 from agentrl.train.record.data_identity import STARTS
 from agentrl.train.record.files import append, keep_lines, remove, write_atomically
@@ -315,8 +316,8 @@ class RunFolder:
         manifest.write(folder)
         self.seals.add(step, files={folder.relative_to(self.path).as_posix(): manifest.digests(folder)[0]})
 
-    def save_checkpoint(self, step: int, write: Callable[[Path], None], keep: int) -> Path:
-        """Write a checkpoint of the state after `step` steps, and remove all but the newest `keep`.
+    def save_checkpoint(self, step: int, write: Callable[[Path], None], keep: int, best: str | None = None) -> Path:
+        """Write a checkpoint of the state after `step` steps, and remove all but the newest `keep` and the `best`.
 
         Raises:
             StoreError: it can't be written (the disk is full); those before it stay.
@@ -343,8 +344,7 @@ class RunFolder:
         self._seal_late_ones()
         if self.uploads is not None:
             self.uploads.add_newest()
-        for old in self.checkpoints()[:-keep]:
-            remove(old)
+        remove_superseded(self.path, self.checkpoints(), keep, best, self.metrics)
         return final
 
     def checkpoints(self) -> list[Path]:

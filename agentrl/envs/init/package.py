@@ -52,11 +52,20 @@ def init_package(name: str, parent: Path) -> Path:
     return folder
 
 
-def _check_name(name: str) -> None:
-    module = name.replace("-", "_")
+def check_project_name(name: str) -> None:
+    """Refuse a name that no project's folder can have.
+
+    Raises:
+        ConfigError: it is one.
+    """
     if not NAME.fullmatch(name) or len(name) > LONGEST:
         words = f"lower-case letters and digits with single - between, at most {LONGEST} characters, as in my-env"
         raise ConfigError(f"name = {name!r}: allowed are {words}")
+
+
+def _check_name(name: str) -> None:
+    check_project_name(name)
+    module = name.replace("-", "_")
     if VERSION.fullmatch(name):
         raise ConfigError(f"name = {name!r}: leave out the version; it begins as {name.rpartition('-')[0]}-v1")
     if keyword.iskeyword(module) or module in sys.stdlib_module_names or module in ("agentrl", "tests"):

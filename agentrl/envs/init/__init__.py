@@ -1,0 +1,1 @@
+"""`agentrl init`: a project that trains, of the files in `template` or of settings."""

@@ -1,0 +1,32 @@
+"""The pages for mkdocs: they are written to be read in the repository, and are read there as they are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+LINK = re.compile(r"\[([^\]]+)\]\(([^)#:]+)(?:#[^)]*)?\)")
+PAGES = Path(__file__).parent
+MARKER = re.compile(r"(?<=-->)\n(?=[-|])")
+NESTED = re.compile(r"^( +)(?=- |\d+\. )", re.MULTILINE)
+FENCE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Name files outside of the pages instead of linking to them, and indent lists as Python's Markdown wants them."""
+    folder = (PAGES / page.file.src_uri).parent
+    parts = FENCE.split(markdown)
+    for place in range(0, len(parts), 2):
+        parts[place] = LINK.sub(lambda found: _kept(found, folder), parts[place])
+        parts[place] = MARKER.sub("\n\n", parts[place])
+        parts[place] = NESTED.sub(lambda found: found[1] * 2 if len(found[1]) % 4 else found[1], parts[place])
+    return "".join(parts)
+
+
+def _kept(found: re.Match[str], folder: Path) -> str:
+    """A link to a page or a picture as it is; of any other file or folder its name."""
+    target = (folder / found[2]).resolve()
+    if target.is_relative_to(PAGES) and target.is_file():
+        return found[0]
+    return f"{found[1]} (`{target.relative_to(PAGES.parent)}`)" if target.exists() else found[0]
