@@ -87,7 +87,7 @@ async def rates(engine: LocalEngine, model: Any, batch: int, rounds: int, turns:
 
 def padding_cost(path: Path, batch: int, rounds: int) -> float:
     """CPU time of a decoding step with padded shapes over that of one without (medians, interleaved)."""
-    model = runner.ModelRunner(path, "cpu", "float32", batch, 1 << 30)
+    model = runner.ModelRunner(path, "cpu", "float32", batch, 1 << 30, kernel="torch")
     decode = [(row, 150, 5) for row in range(batch)]
     padded = (runner.QUANTUM, parts.DECODE_ROWS, flat.BLOCK)
     times: dict[bool, list[float]] = {True: [], False: []}

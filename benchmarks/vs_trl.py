@@ -41,6 +41,7 @@ STEPS, GROUPS, SAMPLES, TOKENS, RATE = 8, 8, 8, 32, 3e-4
 EXAMPLES = (0, 12)
 """How many examples a prompt shows; 12 make it about 800 tokens."""
 AIM, GOAL = 4.0, 0.9
+GENERATION = "<|im_start|>assistant\n"
 ALGO = {"lr": RATE, "betas": (0.9, 0.95), "normalize": "rollout"}
 
 
@@ -57,13 +58,13 @@ def share_of_digits(text: str) -> float:
 
 
 def build_model(path: Path, examples: int) -> int:
-    """The model that both sides begin with, a Hugging Face folder with a ChatML tokenizer; a prompt's tokens."""
+    """The model that both sides begin with, a folder with a ChatML tokenizer; a prompt's tokens, its template's too."""
     from agentrl.models.tiny import TinyShape, build, render
     from agentrl.models.tokenizers import load_tokenizer
 
     texts = [render([{"role": "user", "content": question(i, examples)}]) for i in range(50)]
     build(path, texts, shape=TinyShape(layers=8, width=256, heads=8, kv_heads=8, mlp=640))
-    return len(load_tokenizer(path).encode(question(0, examples)))
+    return len(load_tokenizer(path).encode_markup(f"{texts[0]}{GENERATION}"))
 
 
 def ours(model: str, steps: int, examples: int, seed: int, device: str = "cpu") -> dict[str, Any]:
@@ -209,7 +210,7 @@ def update_difference(model: Path, found: dict[str, Any]) -> float:
     algo = AlgoConfig.model_validate(ALGO)
     trainer = TorchTrainer(model, algo=algo)
     batch = list(groups.values())
-    trainer.step(pack(batch, group_relative(batch, algo), trainer.config.token_budget))
+    trainer.step(pack(batch, group_relative(batch, algo, scale=True), trainer.config.token_budget))
     before = load_file(model / "model.safetensors")
     after = load_file(Path(found["after_first"]) / "model.safetensors")
     ours = dict(trainer.weights())
