@@ -11,9 +11,14 @@ import pytest
 import torch
 
 import agentrl
-from agentrl.config import AlgoConfig
+from agentrl.config import AlgoConfig, LoraConfig, TrainerConfig
 from agentrl.errors import InvalidInput
 from agentrl.train.record.verify import verify
+from agentrl.train.trainers import AdapterTrainer, make_trainer
+from agentrl.train.trainers.fsdp.settings import FsdpConfig
+from agentrl.train.trainers.megatron.settings import MegatronConfig
+from tests.train.backends.megatron import zoo
+from tests.train.backends.megatron.batches import random_forests
 from tests.train.lora.test_lora import learn, same, trainer_on, weights
 
 SMALL: dict[str, Any] = {
@@ -47,6 +52,30 @@ def test_a_trainer_goes_on_from_the_adapter_and_the_base_that_lies_beside_it(tin
     shutil.copy(tiny_llama / "model.safetensors", tmp_path / "moved" / "base" / "model.safetensors")
     with pytest.raises(InvalidInput, match=r"is not in .*moved/base, or is another"):
         again.load(tmp_path / "moved" / "step" / "trainer")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [FsdpConfig(ranks=1), MegatronConfig()], ids=lambda each: each.name)
+def test_ranks_go_on_from_the_base_beside_their_checkpoint_too(config: TrainerConfig, tmp_path: Path) -> None:
+    if config.name == "megatron":
+        pytest.importorskip("megatron.core")
+    folder, algo = zoo.write("smollm2", tmp_path / "model"), AlgoConfig(lr=1e-2)
+    first, again = (make_trainer(folder, config, algo, total_steps=4, lora=LoraConfig(rank=2)) for _ in range(2))
+    try:
+        assert isinstance(first, AdapterTrainer)
+        first.begin(AlgoConfig(name="sft", lr=1e-2), 2, whole=True)
+        first.step(random_forests(1, old=False))
+        first.export(tmp_path / "run" / "base")
+        first.set_base(tmp_path / "run" / "base")
+        first.begin(algo, 4)
+        first.step(random_forests(2, old=False))
+        first.save(tmp_path / "run" / "step" / "trainer")
+        (tmp_path / "run").rename(tmp_path / "moved")
+        again.load(tmp_path / "moved" / "step" / "trainer")
+        assert same(dict(again.weights()), dict(first.weights()))
+    finally:
+        first.close()
+        again.close()
 
 
 def test_a_run_publishes_adapters_also_after_its_warm_start_and_resumes_with_the_base_that_it_kept(
