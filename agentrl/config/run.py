@@ -83,7 +83,8 @@ class RunConfig(Section):
     gateway: GatewayConfig = GatewayConfig()
     """Where such programs reach the model."""
     policies: dict[str, PolicyConfig] = Field({})
-    """Policies by name that are not trained: opponents, user simulators, past versions; see docs/several_agents.md."""
+    """Policies by name beside the main one: opponents, user simulators, past versions, others that learn; see
+    docs/several_agents.md."""
     agents: dict[str, str] = Field({})
     """Which policy plays which of an environment's agents; `main`, which is trained, plays those not named here."""
     rewards: RewardSections = Field({})
@@ -282,12 +283,11 @@ class RunConfig(Section):
         """Raise a ValueError where several policies learn with what can't be done for several yet."""
         if not self.learned:
             return
+        cluster = self.cluster
+        beside = cluster.environments or cluster.rewards or cluster.gateways or cluster.holds_sessions
         lacking = {
-            f"cluster={self.cluster.name}": self.cluster.name != "local",
-            "cluster.environments, rewards, gateways or sessions": self.cluster.environments
-            or self.cluster.rewards
-            or self.cluster.gateways
-            or self.cluster.holds_sessions,
+            f"cluster={cluster.name}": cluster.name != "local",
+            "cluster.environments, rewards, gateways or sessions": beside,
             f"rollout.staleness={self.rollout.staleness}": self.rollout.staleness,
             "rollout.reuse": self.rollout.reuse,
             "fleet.colocated=true": self.fleet.shared,

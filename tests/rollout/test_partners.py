@@ -191,13 +191,6 @@ def test_a_policy_that_can_not_play_is_refused_before_the_run(words: list[str], 
     assert told in str(caught.value)
 
 
-@pytest.mark.parametrize("setting", ["trainer=torch", "algo.lr=1e-3"])
-def test_a_second_policy_that_learns_is_refused_by_the_name_of_its_setting(setting: str) -> None:
-    told = rf"policies\.other: {setting[:4]}.* is of no use to a policy that does not learn: a run trains one, `main`"
-    with pytest.raises(ConfigError, match=told):
-        configured("policies.other.name=model", f"policies.other.{setting}")
-
-
 def test_settings_that_a_policy_does_not_use_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"policies\.other: api\.\* is of no use to a policy that is 'noop'"):
         configured("policies.other=noop", "policies.other.api.model=x")

@@ -1,7 +1,7 @@
 """Policies that play agents in the trained one's place: models, earlier versions of it, rules, and APIs.
 
-`policies.NAME` says what a policy is, `agents.AGENT=NAME` whom it plays. Nothing that it writes is trained on: what a
-model generated is stored untrainable, and messages of rules and APIs have no tokens at all.
+`policies.NAME` says what a policy is, `agents.AGENT=NAME` whom it plays. Nothing that it writes is trained on unless it
+learns itself: what a frozen model generated is stored untrainable, and messages of rules and APIs have no tokens.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ async def _open(
 
 
 def _frozen(own: PolicyConfig, name: str, model: Path) -> Policy:
-    """A policy of a model's folder, with an engine of its own."""
+    """A policy of a model's folder, with an engine of its own; frozen unless it learns."""
     return Policy(
         get_renderer(model, own.model.renderer, own.model.stop),
         make_engines(own.engine, FleetConfig(), WeightsConfig(), model),

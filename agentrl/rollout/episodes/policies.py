@@ -1,9 +1,10 @@
 """Policies: what generates the turns of an environment's agents.
 
-A run trains (or evaluates) one policy, `main`, which plays every agent unless `agents.NAME=POLICY` says otherwise; then
-a partner plays it (`rollout.episodes.opponents`). A frozen policy has a model and an engine of its own, to which no
-weights are published: its version stays 0. Nothing that it generated is trained on. The trainer of a policy that learns
-is part of the run's state (`agentrl.train.record.state`), where weights, optimizer and stream are saved together.
+A run trains (or evaluates) the policy `main`, which plays every agent unless `agents.NAME=POLICY` says otherwise; then
+a partner plays it (`rollout.episodes.opponents`), which may learn as well. A frozen policy has a model and an engine of
+its own, to which no weights are published: its version stays 0. Nothing that it generated is trained on. The trainer of
+a policy that learns is part of the run's state (`agentrl.train.record.state`), where weights, optimizer and stream are
+saved together.
 """
 
 from __future__ import annotations

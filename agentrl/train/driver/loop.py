@@ -103,7 +103,7 @@ class Loop:
         Raises:
             NoSignal: nothing can be learned; likewise.
         """
-        found = lost_tokens.ending(rows, self.top_scores)
+        found = None if self.others else lost_tokens.ending(rows, self.top_scores)  # another may still learn
         if found is None:
             return False
         if self.config.allow_no_signal:

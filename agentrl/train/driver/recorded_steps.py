@@ -95,7 +95,7 @@ async def resume(loop: Loop, config: RunConfig) -> int:
     if recorded is None and done > start:
         loop.display.warn(f"steps {start + 1} to {done} are lost, and learned again: {STREAM} or metrics lack them")
     if recorded is not None:
-        again = loop.trainer.deterministic
+        again = all(policy.trainer.deterministic for policy in state.learned.values())
         why = _changed(config, folder.saved) if again else f"trainer={config.trainer.name} is not deterministic here"
         if not why and not (why := await loop.recovering(start, partial(_train_again, loop, recorded, start))):
             last = recorded.last
@@ -152,13 +152,17 @@ def _reproducible(loop: Loop, config: RunConfig) -> bool:
     """True where steps that are taken again have the same groups, tokens and weights."""
     assert loop.folder.saved is not None
     same = not _changed(config, loop.folder.saved) and config.rollout == loop.folder.saved.rollout
-    exact = loop.trainer.deterministic and (loop.engine is None or loop.engine.capabilities.deterministic)
+    exact = all(policy.trainer.deterministic for policy in loop.state.learned.values()) and (
+        loop.engine is None or loop.engine.capabilities.deterministic
+    )
     return same and exact and not config.rollout.staleness
 
 
 def _changed(config: RunConfig, before: RunConfig) -> str:
     """The settings because of which the steps would come out otherwise; empty where there are none."""
-    changed = [name for name in ("algo", "trainer", "steps") if getattr(config, name) != getattr(before, name)]
+    changed = [
+        name for name in ("algo", "trainer", "steps", "policies") if getattr(config, name) != getattr(before, name)
+    ]
     return f"{' and '.join(changed)} changed" if changed else ""
 
 

@@ -1,0 +1,126 @@
+"""Several policies learn in one run: each as its own run would from the same sessions, and all resume as one."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import torch
+from pydantic import ValidationError
+from safetensors.torch import load_file
+
+import agentrl
+from agentrl.config import RunConfig
+from agentrl.sessions.store.store import Store
+from agentrl.sessions.tree.perspective import seen_by
+from agentrl.train.algorithms import make_algorithm
+from agentrl.train.driver.learning import Batch, Learning
+from agentrl.train.record.state import TRAINER, part
+from agentrl.train.record.verify import verify
+from agentrl.train.record.verify.recorded import Recorded
+from agentrl.train.trainers.teachers.teachers import Teachers
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
+from agentrl.types import Session, Status, Task
+from tests.train.test_resume import end, start, words
+from tests.train.trees import environment_node, sampled_node
+
+DEMAND = "examples/several_agents/demand.py:Demand"
+BOTH: dict[str, Any] = {
+    **{"env": DEMAND, "agents.right": "other", "algo.lr": 1e-3, "warm_start.steps": 30, "warm_start.demos": 64},
+    **{"policies.other.algo": "magrpo", "policies.other.algo.lr": 3e-3, "policies.other.algo.minibatches": 1},
+    **{"rollout.groups_per_step": 3, "rollout.group_size": 4, "eval.tasks": 2, "eval.n": 1, "steps": 3, "seed": 5},
+    **{"checkpoint_every": 3},
+}
+
+
+def weights(run: Path, policy: str, step: int) -> dict[str, torch.Tensor]:
+    return load_file(part(run / "checkpoints" / f"step-{step:06d}", policy) / "model.safetensors")
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_each_policy_learns_what_its_own_run_would_and_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    agentrl.train(run_dir=str(straight), **BOTH)
+    assert verify(straight).passed
+    for policy in ("main", "other"):
+        first, last = weights(straight, policy, 0), weights(straight, policy, 3)
+        assert not same(first, last), f"{policy} learns"
+        assert same(alone(straight, policy, tmp_path / policy), last)
+    assert same(weights(straight, "main", 0), weights(straight, "other", 0))
+    process = start(*words(BOTH), f"run_dir={killed}")
+    rows = killed / "metrics.jsonl"
+    end(process, signal.SIGKILL, lambda: rows.exists() and rows.read_bytes().count(b"\n") >= 2)
+    agentrl.train(resume=str(killed))
+    assert verify(killed).passed
+    assert all(same(weights(straight, policy, 3), weights(killed, policy, 3)) for policy in ("main", "other"))
+
+
+def alone(run: Path, policy: str, scratch: Path) -> dict[str, torch.Tensor]:
+    """The weights of a policy whose own trainer is given the recorded sessions, step by step."""
+    recorded = Recorded.read(run)
+    whole = recorded.starts[-1][1]
+    config = whole if policy == "main" else whole.of_policy(policy)
+    trainer = TorchTrainer(run / "model", config.trainer, config.algo, total_steps=config.steps, seed=config.seed)
+    trainer.load(part(run / "checkpoints" / "step-000000", policy) / TRAINER)
+    learner = Learning(config, run, None, lambda _: nullcontext(), Teachers(config, run))
+    algorithm = make_algorithm(config.algo)
+    record = next(each for each in (recorded, *recorded.others) if each.policy == policy)
+    with Store(run / "sessions.db", read_only=True) as store:
+        for step in record.steps(store):
+            asyncio.run(learner.learn(Batch(step.groups, step.number - 1, trainer, algorithm)))
+    trainer.export(scratch)
+    return load_file(scratch / "model.safetensors")
+
+
+def test_a_policy_sees_the_others_turns_as_those_of_frozen_partners() -> None:
+    session = Session("s", Task(id="t"), group="g", status=Status.COMPLETED, reward=0.5)
+    session.agent_rewards, session.partner_rewards = {"a": 0.25, "b": 0.75}, {"c": 1.0}
+    for agent, policy in (("a", "main"), ("b", "other"), ("c", "frozen")):
+        environment_node(session, None, [8]).agent = agent
+        node = sampled_node(session, len(session.nodes) - 1, [30, 31])
+        node.agent, node.policy = agent, policy
+        if policy == "frozen":
+            node.trainable = [False] * len(node.trainable)
+    before = orjson.dumps([node.trainable for node in session.nodes])
+    players = {"b": "other", "c": "frozen"}
+    for policy, agent, reward, names in (
+        ("main", "a", 0.25, ["main", "other", "frozen"]),
+        ("other", "b", 0.75, ["other", "main", "frozen"]),
+    ):
+        seen = seen_by(session, policy, players)
+        assert [node.policy for node in seen.nodes if node.sampled] == names
+        assert [node.agent for node in seen.nodes if any(node.trainable)] == [agent]
+        assert (seen.agent_rewards, seen.reward) == ({agent: reward}, reward)
+        assert {**seen.agent_rewards, **seen.partner_rewards} == {"a": 0.25, "b": 0.75, "c": 1.0}
+        assert [view.id for view in seen.by_agent()] == [f"s/{agent}"]
+    assert orjson.dumps([node.trainable for node in session.nodes]) == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"rollout": {"staleness": 1}}, "rollout.staleness=1"),
+        ({"trainer": {"name": "fsdp"}}, r"trainer=fsdp \(main\)"),
+        ({"policies": {"other": {"trainer": {"name": "megatron"}}}}, r"trainer=megatron \(other\)"),
+        ({"policies": {"other": {"algo": {"name": "remax"}}}}, r"algo=remax \(other\)"),
+        ({"lora": {"rank": 4}}, "lora"),
+        ({"eval": {"weights": "averaged"}, "trainer": {"name": "torch", "average_decay": 0.9}}, "averaged"),
+    ],
+)
+def test_what_several_learners_lack_is_refused_by_name(settings: dict[str, Any], named: str) -> None:
+    both = {"env": {"name": DEMAND}, "agents": {"right": "other"}, "policies": {"other": {"trainer": "torch"}}}
+    with pytest.raises(ValidationError, match=rf"policies.other learns beside main, and .*{named}"):
+        RunConfig.model_validate(both | settings)
+
+
+def test_a_policy_without_weights_can_not_learn() -> None:
+    with pytest.raises(ValidationError, match="a policy that is 'expert' has no weights to train"):
+        RunConfig.model_validate({"env": {"name": DEMAND}, "policies": {"other": {"name": "expert", "algo": "grpo"}}})
