@@ -32,7 +32,8 @@ from agentrl.train.chain.planning import plan_chain
 from agentrl.train.driver.setup import complete
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+SKILLS = sorted((ROOT / "skills").glob("*/SKILL.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *SKILLS, *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 OTHERS = {"environments.md", "adapters.md"}
 """Pages whose Python is tested by a module of its own."""
@@ -457,7 +458,7 @@ def test_every_shell_command_of_the_docs_is_in_the_table_and_every_entry_in_the_
     assert set(COMMANDS) - set(found) == set(), "nobody is told to type this any more"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_block_of_commands_says_that_it_is_one(page: Path) -> None:
     blocks = BLOCK.findall(page.read_text())
     assert {language for language, _ in blocks} <= {"sh", "python", "toml", "yaml", "json", ""}
