@@ -7,7 +7,7 @@ gets the same ones as without the abort.
 Log-probabilities are those of the whole vocabulary at the sampling temperature (of temperature 1 where it is 0), before
 top-p, top-k, min-p, penalties and biases; `Sampling.full_support` is true where that is also what the token was sampled
 from. Of a row whose support is recorded they are of the distribution that the token was sampled from, by the rule
-`support.LOCAL`: penalties and biases, temperature, top-k, top-p, min-p, which is vLLM's order of filters.
+`support.LOCAL`: grammar, penalties and biases, temperature, top-k, top-p, min-p, which is vLLM's order of filters.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
-    """A row's sampling: parameters, seed, position, tokens of turn and prompt (for penalties), and its supports."""
+    """A row's sampling: parameters, seed, position, tokens of turn and prompt (for penalties), and its supports.
+
+    `allowed` says of each token whether the row's grammar allows it; None where there is no grammar.
+    """
 
     sampling: Sampling
     seed: int
@@ -40,6 +43,7 @@ class RowSampling:
     generated: Sequence[int]
     prompt: Sequence[int] = ()
     support: SupportRecorder | None = None
+    allowed: np.ndarray | None = None
 
 
 def uniform(seeds: Sequence[int], positions: Sequence[int]) -> np.ndarray:
@@ -125,7 +129,7 @@ def _narrowed(logits_BV: Tensor, logp_BV: Tensor, rows: Sequence[RowSampling]) -
     sampled_BV = logp_BV.clone()
     for index, row in enumerate(rows):
         sampling = row.sampling
-        if _reweighted(sampling):
+        if _reweighted(sampling) or row.allowed is not None:
             temperature = sampling.temperature or 1.0
             sampled_BV[index] = torch.log_softmax(_reweigh(logits_BV[index], row) / temperature, dim=-1)
         if sampling.temperature > 0:
@@ -136,6 +140,8 @@ def _narrowed(logits_BV: Tensor, logp_BV: Tensor, rows: Sequence[RowSampling]) -
 def _reweigh(logits_V: Tensor, row: RowSampling) -> Tensor:
     logits_V = logits_V.clone()
     sampling = row.sampling
+    if row.allowed is not None:
+        logits_V[torch.from_numpy(~row.allowed).to(logits_V.device)] = -torch.inf
     if sampling.repetition_penalty != 1:
         seen = torch.tensor(sorted({*row.prompt, *row.generated}), device=logits_V.device)
         found = logits_V[seen]

@@ -116,7 +116,7 @@ class SGLangEngine(ServerEngine):
     @staticmethod
     def _wanted(sampling: Sampling, matched: Any) -> bool:
         """True where a stop was requested; a grammar ends with the tokenizer's end token."""
-        return matched in sampling.stop_token_ids or matched in sampling.stop or sampling.json_schema is not None
+        return matched in sampling.stop_token_ids or matched in sampling.stop or sampling.grammar
 
     async def _stream(self, request: OpenRequest) -> dict[str, Any]:
         """One call of `/generate`: yield what comes, and return why it ended."""

@@ -46,7 +46,7 @@ def sampling_params(sampling: Sampling, limit: int, interval: int) -> dict[str, 
         "min_p": sampling.min_p,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
-        "ignore_eos": not sampling.stop_token_ids and sampling.json_schema is None,
+        "ignore_eos": not sampling.stop_token_ids and not sampling.grammar,
         "no_stop_trim": True,
         "skip_special_tokens": False,
         "stream_interval": interval,
@@ -65,6 +65,8 @@ def sampling_params(sampling: Sampling, limit: int, interval: int) -> dict[str, 
         found["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
     if sampling.json_schema is not None:
         found["json_schema"] = sampling.json_schema
+    elif sampling.regex is not None:
+        found["regex"] = sampling.regex
     return found
 
 

@@ -42,7 +42,7 @@ def sampling_params(sampling: Sampling, limit: int, interval: int) -> dict[str, 
         "min_p": sampling.min_p,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
-        "ignore_eos": sampling.json_schema is None,
+        "ignore_eos": not sampling.grammar,
         "logprobs": sampling.top_logprobs + 1 if sampling.top_logprobs else 0,  # the sampled token is one of them
         "stop_token_ids": list(sampling.stop_token_ids),
         "stop": list(sampling.stop),
@@ -61,6 +61,8 @@ def sampling_params(sampling: Sampling, limit: int, interval: int) -> dict[str, 
         found["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
     if sampling.json_schema is not None:
         found["structured_outputs"] = {"json": sampling.json_schema}
+    elif sampling.regex is not None:
+        found["structured_outputs"] = {"regex": sampling.regex}
     return found
 
 
