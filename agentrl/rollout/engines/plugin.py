@@ -117,6 +117,7 @@ class ServerPlugin(EngineFactoryPlugin):
         ranks: Sequence[Sequence[str]] = (),
         sleep_option: str | None = None,
         scheduler_cores: int = 0,
+        records_supports: bool = False,
     ) -> None:
         """Build a plug-in.
 
@@ -127,8 +128,10 @@ class ServerPlugin(EngineFactoryPlugin):
             ranks: the server's options whose product is its number of worker ranks, each with its other names.
             sleep_option: the server's option with which it can give its memory back; None: it can't.
             scheduler_cores: see `EnginePlugin`.
+            records_supports: see `EnginePlugin`.
         """
         super().__init__(factory)
+        self.records_supports = records_supports
         self.settings = getattr(factory, "settings", ServerConfig)
         self.packages, self.supported = packages, supported
         self.rank_options, self.sleep_option, self.scheduler_cores = ranks, sleep_option, scheduler_cores
