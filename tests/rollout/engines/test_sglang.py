@@ -22,10 +22,10 @@ from agentrl.sessions.tree import trainability, tree
 from agentrl.train.driver.fidelity import agreement, random_sessions
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import FinishReason, Node, PauseMode, Sampling, collect
+from benchmarks.supports import kept_by_definition
 from tests.rollout.engines import servers
 from tests.rollout.engines.conftest import reference
 from tests.rollout.engines.taught import check_teacher
-from tests.rollout.engines.test_support import kept_by_definition
 from tests.rollout.engines.verified import attached, check_run, check_stale_tensor
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]

@@ -165,7 +165,7 @@ def _reweigh(logits_V: Tensor, row: RowSampling) -> Tensor:
         penalty = sampling.repetition_penalty
         logits_V[seen] = torch.where(found > 0, found / penalty, found * penalty)
     if row.generated and (sampling.presence_penalty or sampling.frequency_penalty):
-        token_N, count_N = torch.tensor(row.generated, device=logits_V.device).unique(return_counts=True)
+        token_N, count_N = torch.unique(torch.tensor(row.generated, device=logits_V.device), return_counts=True)
         logits_V[token_N] -= sampling.presence_penalty + sampling.frequency_penalty * count_N
     for token, bias in sampling.logit_bias:
         logits_V[token] += bias
