@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,14 +90,19 @@ async def test_narrowed_turns_and_those_under_a_grammar_bring_the_set_that_the_s
 
 
 def kept_is_by_definition(node: Node, path: list[int], model: Any) -> None:
-    """Where a turn's first token was drawn from: by plain log-probabilities, sorted, but for rounding at the border."""
+    """Where a turn's first token was drawn from, by plain logits, but for rounding at the border.
+
+    Its sampler takes each filter by itself: top-p is a part of the whole vocabulary's mass, whatever top-k leaves.
+    """
     found = support.unpack(node.attachments[support.NAME])
     before = path[: len(path) - len(node.token_ids)]
     logits = model(torch.tensor([before])).logits[0, -1].detach().numpy()
-    wanted = kept_by_definition(logits, node.sampling)
+    alone = Sampling(temperature=node.sampling.temperature)
+    filters = ({name: getattr(node.sampling, name)} for name in ("top_k", "top_p", "min_p"))
+    wanted = set.intersection(*(set(kept_by_definition(logits, replace(alone, **one))) for one in filters))
     read = found.ids(found.codes[0]) if found.codes[0] >= support.SETS else np.array(node.token_ids[:1])
     kept = read if read[0] >= 0 else np.setdiff1d(np.arange(found.vocabulary), -1 - read)
-    assert len(set(kept.tolist()) ^ set(wanted)) <= 1
+    assert len(set(kept.tolist()) ^ wanted) <= 1
 
 
 async def test_the_models_end_token_ends_no_turn_unless_it_is_a_stop_token(sglang: SGLangEngine, model: Any) -> None:
