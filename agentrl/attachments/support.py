@@ -27,14 +27,26 @@ if TYPE_CHECKING:
 
 NAME = "support"
 UNKNOWN, OVERSIZE, OUTSIDE, FULL, ONE, SETS = range(6)
-LOCAL = "agentrl-1"
+LOCAL, SGLANG, VLLM = "agentrl-1", "sglang-1", "vllm-1"
 RULES = {
-    LOCAL: "repetition penalty on the tokens of prompt and turn; then presence and frequency penalties on the turn's "
-    "own, and the logit bias, are added; divided by the temperature; top-k, top-p, min-p"
+    LOCAL: "tokens that a grammar forbids are left out; repetition penalty on the tokens of prompt and turn; then "
+    "presence and frequency penalties on the turn's own, and the logit bias, are added; divided by the temperature; "
+    "top-k, top-p, min-p",
+    SGLANG: "no penalties; the logit bias is added; divided by the temperature; the set is the server's own mask",
+    VLLM: "no penalties; the logit bias is added; divided by the temperature; the set is what the server gives a "
+    "log-probability",
 }
-"""Rules by which logits become the distribution that a token is drawn from, by name and version."""
+"""Rules by which logits become the distribution that a token is drawn from, by name and version.
+
+Behind a rule's name and a plus a turn may name the library that said what its grammar forbids, with its version.
+"""
 _FORMAT = b"S"
 _KEPT, _EXCLUDED, _BITS = range(3)
+
+
+def is_known(rule: str) -> bool:
+    """Return whether log-probabilities can be computed by a rule, whichever library its grammar was kept to with."""
+    return rule.partition("+")[0] in RULES
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +107,8 @@ class SupportRecorder:
 
     Args:
         vocabulary: its size.
-        limit: the most stored bytes of a set for each token that is drawn from it; others are `OVERSIZE`.
+        limit: the most stored bytes of a turn's sets for each of its tokens. Where they take more, those that take
+            most for each token drawn from them are left out, and such tokens are `OVERSIZE`.
         rule: see `Support`.
     """
 
@@ -116,10 +129,24 @@ class SupportRecorder:
             stored = _stored(kept, self.vocabulary)
             self._codes.append(self._number.setdefault(stored, SETS + len(self._number)))
 
+    def add_ids(self, kept: Sequence[int] | None, drawn: int) -> None:
+        """Record what a token was drawn from as a server lists it, in any order; None: it does not list all."""
+        import numpy as np
+
+        if kept is None:
+            self._codes.append(UNKNOWN)
+        else:
+            self.add(np.unique(np.asarray(kept, dtype=np.int64)), drawn)
+
     def data(self) -> bytes:
         """What was recorded so far."""
         sets, uses = tuple(self._number), Counter(self._codes)
-        long = {SETS + i for i, stored in enumerate(sets) if len(stored) > self.limit * uses[SETS + i]}
+        each = {SETS + place: len(stored) / uses[SETS + place] for place, stored in enumerate(sets)}
+        left, long = self.limit * len(self._codes), set()
+        for code in sorted(each, key=lambda code: each[code]):
+            left -= len(sets[code - SETS])
+            if left < 0:
+                long.add(code)
         codes = tuple(OVERSIZE if code in long else code for code in self._codes)
         return Support(self.rule, self.vocabulary, sets, codes).pack()
 

@@ -47,8 +47,8 @@ class EngineConfig(Section):
     routed_experts: bool = False
     """Record which experts each token was routed to; set where the trainer replays them."""
     support_bytes: NonNegativeInt = 2048
-    """The most stored bytes for the set that a token was drawn from (top-p, top-k, min-p), divided among the turn's
-    tokens that were drawn from the same set; a token with a longer one is not trained. 0 records none."""
+    """The most stored bytes, for each token of a turn, of the sets that they were drawn from (top-p, top-k, min-p, a
+    grammar); tokens of the sets beyond it, the longest, are not trained. 0 records none."""
 
 
 class FleetConfig(Section):

@@ -44,6 +44,7 @@ class Sampling:
     record: tuple[tuple[str, int], ...] = ()
     top_logprobs: int = 0
     repetition_penalty: float = 1.0
+    regex: str | None = None
 
     def record_from(self, kind: str) -> int | None:
         """The path's token from which on attachments of a kind are wanted; None where they are not."""
@@ -55,6 +56,11 @@ class Sampling:
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
     @property
+    def grammar(self) -> bool:
+        """True if the text has to fit a JSON schema or a regular expression."""
+        return self.json_schema is not None or self.regex is not None
+
+    @property
     def full_support(self) -> bool:
         """True if tokens are drawn from the softmax of the logits over the temperature, over the whole vocabulary."""
         return (
@@ -64,7 +70,7 @@ class Sampling:
             and self.min_p <= 0
             and not self.penalised
             and not self.logit_bias
-            and self.json_schema is None
+            and not self.grammar
         )
 
 
@@ -165,7 +171,7 @@ class Capabilities:
     vocab_size: int
     deterministic: bool = False
     score: bool = True
-    json_schema: bool = False
+    json_schema: bool = False  # and regular expressions
     pause_modes: frozenset[PauseMode] = frozenset({PauseMode.DRAIN})
     cache_block: int = 1  # prefixes are cached in whole blocks of so many tokens
     attachments: frozenset[str] = frozenset()  # kinds that turns carry where sampling.record asks for them

@@ -15,6 +15,7 @@ SAMPLINGS = st.sampled_from(
         Sampling(temperature=0.7, seed=3, stop=("\n",), stop_token_ids=(5,)),
         Sampling(top_p=0.9),
         Sampling(logit_bias=((4, 1.5),), json_schema="{}"),
+        Sampling(regex="[a-z]+", repetition_penalty=1.2),
     ]
 )
 

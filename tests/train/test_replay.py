@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from agentrl.attachments import support
 from agentrl.cli import app
 from agentrl.errors import ConfigError
 from agentrl.sessions.store.store import Store
@@ -27,6 +28,7 @@ from tests.train.test_rerun import WORLD, train
 SMALL: dict[str, Any] = {
     **{"rollout.groups_per_step": 2, "rollout.group_size": 4, "rollout.turn_tokens": 48, "eval.tasks": 1},
     **{"algo.lr": 1e-3, "checkpoint_every": 1, "keep_checkpoints": 2, "steps": 3},
+    **{"rollout.top_k": 200, "rollout.min_p": 0.001},  # so that supports are recorded
 }
 ANSWER = 'content=os.environ.get("REPLAYED_ANSWER", "More.")'
 
@@ -37,6 +39,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("replayed")
     (folder / "world.py").write_text("import os\n" + WORLD.replace('content="More."', ANSWER))
     train(env=f"{folder / 'world.py'}:Dense", **SMALL, run_dir=str(folder / "run"))
+    with Store(folder / "run" / "sessions.db", read_only=True) as store:
+        nodes = [node for session in store.sessions(phase="train") for node in session.nodes if node.sampled]
+    assert all(support.NAME in node.attachments for node in nodes)
     assert [path.name for path in RunFolder(folder / "run").checkpoints()] == ["step-000002", "step-000003"]
     return folder / "run"
 

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 import agentrl
+from agentrl.attachments import support
 from agentrl.errors import ConfigError, Diverged
 from agentrl.rollout.episodes.groups import TRAIN
 from agentrl.rollout.rerun.divergence import answer_hash, compare, same, same_prompt
@@ -46,6 +47,7 @@ SETTINGS: dict[str, Any] = {
     **{"rollout.groups_per_step": 2, "rollout.group_size": 3, "rollout.turn_tokens": 48, "rollout.staleness": 2},
     **{"rollout.order": "ready", "weights.mode": "abort", "algo.lr": 1e-3, "eval.tasks": 1, "steps": 4},
     "engine.kernel": "torch",  # the slower one: turns are under way when weights come
+    **{"rollout.top_p": 0.97, "rollout.repetition_penalty": 1.1},  # so that supports are recorded, and tokens counted
 }
 
 
@@ -62,8 +64,10 @@ def test_an_asynchronous_run_is_run_again_bit_for_bit_and_a_departure_is_named(t
     done, _ = train(env=f"{world}:Dense", **SETTINGS, run_dir=str(run))
     assert all(row["grad_norm"] > 0 for row in done.metrics), "no new version, so nothing was asynchronous"
     with Store(run / "sessions.db", read_only=True) as store:
-        spans = [len(node.versions) for session in store.sessions(phase=TRAIN) for node in session.nodes]
+        nodes = [node for session in store.sessions(phase=TRAIN) for node in session.nodes]
+    spans = [len(node.versions) for node in nodes]
     assert max(spans) > 1, "no turn was cut and continued under the next version"
+    assert all(support.NAME in node.attachments for node in nodes if node.sampled)
     _, shown = train(rerun=str(run))
     assert "step-000004" in shown
     trained = [

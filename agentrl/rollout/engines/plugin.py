@@ -23,11 +23,13 @@ class EnginePlugin:
     Attributes:
         settings: the class of its section of the configuration (`engine.*`).
         records_supports: whether its turns bring what their tokens were drawn from (`attachments.support`).
+        records_penalties: whether those do that were drawn with penalties on the tokens so far.
         scheduler_cores: CPU cores that each engine keeps busy beside its `settings.threads`.
     """
 
     settings: type[EngineConfig] = EngineConfig
     records_supports: bool = False
+    records_penalties: bool = False
     scheduler_cores: int = 0
 
     def make(self, path: Path, config: Any, tokenizer: Tokenizer | None = None) -> Engine:
@@ -121,6 +123,7 @@ class ServerPlugin(EngineFactoryPlugin):
         ranks: Sequence[Sequence[str]] = (),
         sleep_option: str | None = None,
         scheduler_cores: int = 0,
+        records_supports: bool = False,
     ) -> None:
         """Build a plug-in.
 
@@ -131,8 +134,10 @@ class ServerPlugin(EngineFactoryPlugin):
             ranks: the server's options whose product is its number of worker ranks, each with its other names.
             sleep_option: the server's option with which it can give its memory back; None: it can't.
             scheduler_cores: see `EnginePlugin`.
+            records_supports: see `EnginePlugin`.
         """
         super().__init__(factory)
+        self.records_supports = records_supports
         self.settings = getattr(factory, "settings", ServerConfig)
         self.packages, self.supported = packages, supported
         self.rank_options, self.sleep_option, self.scheduler_cores = ranks, sleep_option, scheduler_cores

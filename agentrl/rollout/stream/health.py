@@ -139,8 +139,8 @@ def sampling_notes(sessions: Sequence[Session], *, trained: bool) -> list[str]:
         )
     if trained and "untrainable/grammar" in counted:
         notes.append(
-            "turns whose text has to fit a schema (response_format) are not trained on: the support that they were "
-            "drawn from is not recorded (count/untrainable/grammar)"
+            "turns whose text has to fit a schema (response_format) are not trained on: this engine does not record "
+            "the support that they were drawn from, as engine=local does (count/untrainable/grammar)"
         )
     return notes
 

@@ -353,8 +353,6 @@ def _same_sampling(stored: Sampling | None, wanted: Sampling) -> bool:
     """True if two sets of parameters are the same, apart from the length."""
     names = (
         *("temperature", "seed", "stop", "top_p", "top_k", "min_p"),
-        *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+        *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "json_schema", "regex"),
     )
-    if stored is None or any(getattr(stored, name) != getattr(wanted, name) for name in names):
-        return False
-    return stored.logit_bias == wanted.logit_bias and stored.json_schema == wanted.json_schema
+    return stored is not None and all(getattr(stored, name) == getattr(wanted, name) for name in names)

@@ -284,10 +284,10 @@ def _turn(node: Node) -> str | None:
 
 def _stored(sampling: Sampling) -> Any:
     """A turn's sampling, without what came later and has its default."""
-    if sampling.repetition_penalty != 1:
-        return sampling
     found = asdict(sampling)
-    del found["repetition_penalty"]
+    for name, default in (("repetition_penalty", 1), ("regex", None)):
+        if found[name] == default:
+            del found[name]
     return found
 
 

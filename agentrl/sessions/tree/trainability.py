@@ -20,7 +20,7 @@ class Untrainable(StrEnum):
 
     FROZEN = "frozen"  # its policy is not trained
     GREEDY = "greedy"  # temperature 0: there is no distribution
-    GRAMMAR = "grammar"  # drawn under a schema, and the support is not recorded
+    GRAMMAR = "grammar"  # drawn under a schema or a regular expression, and the support is not recorded
     UNRECORDED = "sampling"  # drawn by truncation, penalties or a bias, and the support is not recorded
     OVERSIZE = "oversize"  # the support takes more bytes than engine.support_bytes
     OUTSIDE = "outside"  # the recorded support lacks the token, by rounding at its border
@@ -49,10 +49,10 @@ def reasons(sampling: Sampling, attached: Mapping[str, bytes], sampled: int, *, 
         return [None] * sampled
     if sampling.temperature == 0:
         return [Untrainable.GREEDY] * sampled
-    unrecorded = Untrainable.UNRECORDED if sampling.json_schema is None else Untrainable.GRAMMAR
+    unrecorded = Untrainable.GRAMMAR if sampling.grammar else Untrainable.UNRECORDED
     data = attached.get(support.NAME)
     found = None if data is None else support.unpack(data)
-    if found is None or found.rule not in support.RULES:
+    if found is None or not support.is_known(found.rule):
         return [unrecorded] * sampled
     codes = found.codes[-sampled:]
     known = [None if code >= support.FULL else _BY_CODE.get(code, unrecorded) for code in codes]

@@ -212,7 +212,8 @@ class TurnGenerator:
         engine = self.require_engine()
         kinds = engine.capabilities.attachments - {support.NAME}
         record = tree.unrecorded(session, prompt.parent, kinds) if kinds else ()
-        if support.NAME in engine.capabilities.attachments and not sampling.full_support:
+        recorded = support.NAME in engine.capabilities.attachments and not sampling.full_support
+        if recorded or sampling.grammar:  # which a continued turn has to follow from its first token on
             record = (*record, (support.NAME, len(prompt.token_ids)))
         if record:
             sampling = replace(sampling, record=record)

@@ -78,11 +78,11 @@ STRUCTURAL = frozenset(
 )
 """Causes that lie in the settings, the environment or the agent's program: another step does not change them."""
 ADVICE: Mapping[Cause, str] = {
-    Cause.SAMPLING: "turns were sampled with top-p, top-k, min-p, penalties or a logit bias on an engine that does not "
+    Cause.SAMPLING: "turns were sampled with top-p, top-k, min-p, penalties or a logit bias where the engine does not "
     "record what was left of the vocabulary: leave these away (rollout.top_p=1), or use engine=local, which does",
     Cause.GREEDY: "turns were sampled at temperature 0, which leaves nothing to learn from: raise rollout.temperature",
-    Cause.GRAMMAR: "turns were sampled under a schema, and what it left of the vocabulary is not recorded: the agent's "
-    "program must not ask for one (response_format)",
+    Cause.GRAMMAR: "turns were sampled under a schema on an engine that does not record what it left of the "
+    "vocabulary: use engine=local, which does, or the agent's program must not ask for one (response_format)",
     Cause.OVERSIZE: "what was left of the vocabulary takes too many bytes: raise engine.support_bytes, or narrow less",
     Cause.OUTSIDE: "by rounding, tokens are outside of what was left of the vocabulary: nothing is to be done",
     Cause.SEED: "all sessions of a group were sampled with one seed, so they are alike: the agent's program must not "

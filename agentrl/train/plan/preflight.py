@@ -205,13 +205,16 @@ def _check_sampling(config: RunConfig) -> None:
     narrowed = config.rollout.narrowed
     if not narrowed or config.allow_no_signal:
         return
-    engine, trainer = config.engine, config.trainer
-    recorded, computed = ENGINES.find(engine.name).records_supports, TRAINERS.find(trainer.name).computes_supports
+    engine, trainer, plugin = config.engine, config.trainer, ENGINES.find(config.engine.name)
+    recorded, computed = plugin.records_supports, TRAINERS.find(trainer.name).computes_supports
+    if recorded and config.rollout.repetition_penalty != 1 and not plugin.records_penalties:
+        recorded, narrowed = False, f"repetition_penalty={config.rollout.repetition_penalty:g}"
     if recorded and computed and engine.support_bytes:
         return
     why = f"trainer={trainer.name} computes log-probabilities over the whole vocabulary alone"
     if not recorded:
-        why = f"engine={engine.name} does not record what is left of the vocabulary, as engine=local does"
+        what = "what penalties change" if plugin.records_supports else "what is left of the vocabulary"
+        why = f"engine={engine.name} does not record {what}, as engine=local does"
     elif computed:
         why = "engine.support_bytes=0 records nothing of what is left of the vocabulary"
     raise ConfigError(

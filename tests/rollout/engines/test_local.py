@@ -119,11 +119,6 @@ async def test_a_wrong_sampling_parameter_is_named(engine: LocalEngine, wrong: d
         await collect(engine.generate("s/0", [1], Sampling(**wrong)))
 
 
-async def test_a_grammar_is_refused_since_there_is_none(engine: LocalEngine) -> None:
-    with pytest.raises(InvalidInput, match="json_schema"):
-        await collect(engine.generate("s/0", [1], Sampling(json_schema="{}")))
-
-
 async def test_penalties_keep_a_token_from_coming_again(engine: LocalEngine) -> None:
     sampling = Sampling(temperature=0.0, max_new_tokens=30, presence_penalty=1000.0)
     turn = await collect(engine.generate("s/0", [5, 6, 7], sampling))

@@ -6,16 +6,24 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from agentrl.attachments import support
 from agentrl.errors import DeadlineExceeded
 from agentrl.models.tokenizers import load_tokenizer
 from agentrl.rollout.engines.contract import CHECKS, EngineSubject
 from agentrl.rollout.engines.servers.sglang import SGLangEngine
-from agentrl.types import FinishReason, PauseMode, Sampling, collect
+from agentrl.sessions.tree import trainability, tree
+from agentrl.train.driver.fidelity import agreement, random_sessions
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
+from agentrl.types import FinishReason, Node, PauseMode, Sampling, collect
+from benchmarks.supports import kept_by_definition
 from tests.rollout.engines import servers
 from tests.rollout.engines.conftest import reference
 from tests.rollout.engines.taught import check_teacher
@@ -53,6 +61,48 @@ async def test_a_turn_keeps_to_its_json_schema_and_ends_with_it(sglang: SGLangEn
         assert json.loads(text.partition("<|im_end|>")[0])["ok"] in ("yes", "no")
     else:
         assert text.lstrip().startswith("{")
+
+
+async def test_narrowed_turns_and_those_under_a_grammar_bring_the_set_that_the_server_drew_from(
+    sglang: SGLangEngine, folder: Path, model: Any
+) -> None:
+    """The server's own mask: the trainer computes its log-probabilities, and the set is the documented rule's."""
+    await sglang.publish(model.state_dict().items(), sglang.version() + 1)
+    narrowings = (
+        {"top_p": 0.9},
+        {"top_k": 8, "logit_bias": ((9, -100.0),)},
+        {"top_k": 50, "top_p": 0.8, "min_p": 0.02},
+        {"regex": "([a-f]{2,5} ){3,20}", "top_logprobs": 3},
+    )
+    sessions = await random_sessions(sglang, 6, turns=2, narrowings=narrowings)
+    drawn = [node for session in sessions for node in session.nodes if node.sampled]
+    assert all(all(node.trainable) for node in drawn)
+    assert {support.unpack(node.attachments[support.NAME]).rule for node in drawn} == {support.SGLANG}
+    assert agreement(TorchTrainer(folder), sessions).max <= 1e-5
+    for session in sessions:
+        for node in session.nodes:
+            if node.sampled and node.sampling.top_p < 1:
+                kept_is_by_definition(node, tree.path_ids(session, node.id), model)
+    penalised = await random_sessions(sglang, 1, turns=1, narrowings=({"repetition_penalty": 1.3},))
+    lost = [reason for node in penalised[0].nodes for reason in trainability.lost(node)]
+    assert lost
+    assert set(lost) == {trainability.Untrainable.UNRECORDED}, "it counts a prompt's tokens otherwise"
+
+
+def kept_is_by_definition(node: Node, path: list[int], model: Any) -> None:
+    """Where a turn's first token was drawn from, by plain logits, but for rounding at the border.
+
+    Its sampler takes each filter by itself: top-p is a part of the whole vocabulary's mass, whatever top-k leaves.
+    """
+    found = support.unpack(node.attachments[support.NAME])
+    before = path[: len(path) - len(node.token_ids)]
+    logits = model(torch.tensor([before])).logits[0, -1].detach().numpy()
+    alone = Sampling(temperature=node.sampling.temperature)
+    filters = ({name: getattr(node.sampling, name)} for name in ("top_k", "top_p", "min_p"))
+    wanted = set.intersection(*(set(kept_by_definition(logits, replace(alone, **one))) for one in filters))
+    read = found.ids(found.codes[0]) if found.codes[0] >= support.SETS else np.array(node.token_ids[:1])
+    kept = read if read[0] >= 0 else np.setdiff1d(np.arange(found.vocabulary), -1 - read)
+    assert len(set(kept.tolist()) ^ wanted) <= 1
 
 
 async def test_the_models_end_token_ends_no_turn_unless_it_is_a_stop_token(sglang: SGLangEngine, model: Any) -> None:

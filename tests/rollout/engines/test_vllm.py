@@ -8,9 +8,14 @@ from typing import Any
 
 import pytest
 
+from agentrl.attachments import support
 from agentrl.models.tokenizers import load_tokenizer
 from agentrl.rollout.engines.contract import CHECKS, EngineSubject
+from agentrl.rollout.engines.servers.server_engine import ServerInfo
 from agentrl.rollout.engines.servers.vllm import VLLMEngine
+from agentrl.rollout.engines.servers.vllm_options import LISTED
+from agentrl.train.driver.fidelity import agreement, random_sessions
+from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from tests.rollout.engines import servers
 from tests.rollout.engines.conftest import reference
 from tests.rollout.engines.taught import check_teacher
@@ -38,6 +43,17 @@ async def test_vllm_keeps_the_contract(name: str, vllm: VLLMEngine, folder: Path
         vllm, load_tokenizer(folder), reference(model), lambda: model.state_dict().items(), samples=400, requests=8
     )
     await CHECKS[name](subject)
+
+
+async def test_narrowed_turns_bring_the_set_that_the_server_drew_from(vllm: VLLMEngine, folder: Path) -> None:
+    """What has a log-probability among the most probable tokens; the trainer computes the same distribution."""
+    vllm.info = ServerInfo(None, "0", listed=LISTED)  # a server of ours, which this one is
+    narrowings = ({"top_p": 0.9}, {"top_k": 8, "logit_bias": ((9, -100.0),)}, {"top_p": 0.8, "min_p": 0.02})
+    sessions = await random_sessions(vllm, 6, turns=2, narrowings=narrowings)
+    drawn = [node for session in sessions for node in session.nodes if node.sampled]
+    assert all(all(node.trainable) for node in drawn)
+    assert {support.unpack(node.attachments[support.NAME]).rule for node in drawn} == {support.VLLM}
+    assert agreement(TorchTrainer(folder), sessions).max <= 1e-4
 
 
 def test_a_run_on_vllm_is_verified_by_vllms_own_checksums_and_a_swapped_token_in_it_is_found(

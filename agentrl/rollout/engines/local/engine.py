@@ -18,6 +18,7 @@ import hashlib
 import logging
 import os
 import random
+import threading
 from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,10 @@ import torch
 from agentrl.attachments import routed_experts, support
 from agentrl.common import cores
 from agentrl.config import EngineConfig
-from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, EngineError, InvalidInput
+from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, EngineError
 from agentrl.models.devices import torch_device
+from agentrl.models.tokenizers import HFTokenizer, load_tokenizer
+from agentrl.rollout.engines import grammars
 from agentrl.rollout.engines.checks import check_ids, check_sampling, check_temperature
 from agentrl.rollout.engines.local.inbox import ended_by
 from agentrl.rollout.engines.local.request import Request
@@ -96,7 +99,7 @@ class LocalEngine(ManagedEngine):
             and self._config.dtype == "float32"
             and self._row_invariant(threads),
             score=True,
-            json_schema=False,
+            json_schema=grammars.available(),
             pause_modes=frozenset(PauseMode),
             kernel=self._runner.kernel_name,
             attachments=frozenset(
@@ -105,6 +108,8 @@ class LocalEngine(ManagedEngine):
             ),
         )
         self._worker = SchedulerThread(self._scheduler, threads)
+        self._grammars: grammars.Grammars | None = None
+        self._making = threading.Lock()
 
     def _threads(self, device: str) -> int | None:
         if device != "cpu":
@@ -131,6 +136,8 @@ class LocalEngine(ManagedEngine):
     ) -> AsyncIterator[Chunk | Turn]:
         """Yield chunks, then one `Turn`; see `agentrl.types.Engine.generate`."""
         request = self._request(request_id, input_ids, sampling)
+        if sampling.grammar:
+            await asyncio.to_thread(self._keep_to_grammar, request, sampling)
         async for item in self._run(request, deadline):
             if isinstance(item, Chunk | Turn):
                 yield item
@@ -164,10 +171,6 @@ class LocalEngine(ManagedEngine):
                 self._worker.cancel(request)
 
     def _request(self, request_id: str, input_ids: Sequence[int], sampling: Sampling) -> Request:
-        if sampling.json_schema is not None:
-            raise InvalidInput(
-                "sampling.json_schema is set, but engine=local has no grammars (capabilities.json_schema)"
-            )
         check_sampling(sampling, self._runner.vocab_size)
         ids = check_ids(input_ids, self._runner.vocab_size, self._max_context)
         narrowed = sampling.temperature > 0 and not sampling.full_support
@@ -185,10 +188,18 @@ class LocalEngine(ManagedEngine):
             stop_window=max((len(stop.encode()) for stop in sampling.stop), default=-1) + 1,
         )
 
+    def _keep_to_grammar(self, request: Request, sampling: Sampling) -> None:
+        """Let the request's text fit its grammar; MissingExtra where the library for that is not installed."""
+        with self._making:
+            if self._grammars is None:
+                tokenizer = self._tokenizer if isinstance(self._tokenizer, HFTokenizer) else load_tokenizer(self._path)
+                self._grammars = grammars.Grammars(tokenizer, self._runner.vocab_size)
+        request.matcher = self._grammars.matcher(sampling, request.ids[request.begins :])
+        if request.support is not None:
+            request.support.rule = f"{support.LOCAL}+{request.matcher.library}"
+
     def _decode(self, ids: Sequence[int]) -> str:
         if self._tokenizer is None:
-            from agentrl.models.tokenizers import load_tokenizer
-
             self._tokenizer = load_tokenizer(self._path)
         return self._tokenizer.decode(ids)
 

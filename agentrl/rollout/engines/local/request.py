@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from agentrl.attachments.support import SupportRecorder
 from agentrl.errors import EngineError
+from agentrl.rollout.engines.grammars import Matcher
 from agentrl.rollout.engines.local.arena import Prefix
 from agentrl.tracing import rounded
 from agentrl.types import FinishReason, Sampling, TopLogprobs, Turn, VersionSpan
@@ -40,6 +41,7 @@ class Request:
     versions: list[VersionSpan] = field(default_factory=list)
     attachments: dict[str, bytes] = field(default_factory=dict)
     support: SupportRecorder | None = None
+    matcher: Matcher | None = None
     top_logprobs: list[TopLogprobs] = field(default_factory=list)
 
     @property

@@ -7,13 +7,12 @@ gets the same ones as without the abort.
 Log-probabilities are those of the whole vocabulary at the sampling temperature (of temperature 1 where it is 0), before
 top-p, top-k, min-p, penalties and biases; `Sampling.full_support` is true where that is also what the token was sampled
 from. Of a row whose support is recorded they are of the distribution that the token was sampled from, by the rule
-`support.LOCAL`: penalties and biases, temperature, top-k, top-p, min-p, which is vLLM's order of filters.
+`support.LOCAL`: grammar, penalties and biases, temperature, top-k, top-p, min-p, which is vLLM's order of filters.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,14 +24,17 @@ from agentrl.attachments.support import SupportRecorder
 from agentrl.rollout.engines.checks import most_probable
 from agentrl.types import Sampling, TopLogprobs
 
-_FIRST = 1024
-"""The most probable tokens that top-p looks at first: sorting a whole vocabulary takes longer than a small model."""
+_NEVER = -1e30  # below every log-probability but that of what can't be drawn
+_ROUNDING = 0.01  # far above that of log-probabilities
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
-    """A row's sampling: parameters, seed, position, tokens of turn and prompt (for penalties), and its supports."""
+    """A row's sampling: parameters, seed, position, tokens of turn and prompt (for penalties), and its supports.
+
+    `allowed` says of each token whether the row's grammar allows it; None where there is no grammar.
+    """
 
     sampling: Sampling
     seed: int
@@ -40,6 +42,7 @@ class RowSampling:
     generated: Sequence[int]
     prompt: Sequence[int] = ()
     support: SupportRecorder | None = None
+    allowed: np.ndarray | None = None
 
 
 def uniform(seeds: Sequence[int], positions: Sequence[int]) -> np.ndarray:
@@ -63,33 +66,64 @@ def sample(logits_BV: Tensor, rows: Sequence[RowSampling]) -> tuple[list[int], l
     """
     temperature_B = [row.sampling.temperature for row in rows]
     logp_BV = log_probs(logits_BV, [t if t > 0 else 1.0 for t in temperature_B])
-    plain = all(row.sampling.full_support for row in rows)
-    sampled_BV = logp_BV if plain else _narrowed(logits_BV, logp_BV, rows)
     u_B = uniform([row.seed for row in rows], [row.position for row in rows])
-    cdf_BV = sampled_BV.double().exp().cumsum(-1)
+    narrowed = [at for at, row in enumerate(rows) if row.support is not None or not row.sampling.full_support]
+    plain = sorted({*range(len(rows))}.difference(narrowed))
+    tokens, best = [0] * len(rows), _most_probable(logp_BV, [row.sampling.top_logprobs for row in rows])
+    if plain:
+        drawn = _drawn(logp_BV if not narrowed else logp_BV[plain], u_B[plain])
+        for index, token in zip(plain, drawn.tolist(), strict=True):
+            tokens[index] = token
+    own: dict[int, float] = {}
+    for index in narrowed:
+        row, u = rows[index], u_B[index : index + 1]
+        tokens[index], recorded, candidates = _narrowed(logits_BV[index], logp_BV[index], row, u)
+        if recorded is not None:
+            own[index], best[index] = recorded, candidates
+    token_B1 = torch.tensor(tokens, device=logp_BV.device)[:, None]
+    logps = logp_BV.gather(1, token_B1)[:, 0].tolist()
+    return tokens, [own.get(index, logp) for index, logp in enumerate(logps)], best
+
+
+def _drawn(logp_BV: Tensor, u_B: np.ndarray) -> Tensor:
+    """A place in each row, by inverse CDF."""
+    cdf_BV = logp_BV.double().exp().cumsum(-1)
     target_B1 = torch.from_numpy(u_B).to(cdf_BV.device)[:, None] * cdf_BV[:, -1:]
-    token_B = torch.searchsorted(cdf_BV, target_B1, right=True)[:, 0].clamp_(max=logits_BV.shape[1] - 1)
-    if 0 in temperature_B:
-        greedy_B = torch.tensor([t == 0 for t in temperature_B], device=token_B.device)
-        token_B = torch.where(greedy_B, sampled_BV.argmax(-1), token_B)
-    if any(row.support is not None for row in rows):
-        logp_BV = _recorded(logp_BV, sampled_BV, token_B, rows)
-    chosen_B = logp_BV.gather(1, token_B[:, None])[:, 0]
-    return token_B.tolist(), chosen_B.tolist(), _most_probable(logp_BV, [row.sampling.top_logprobs for row in rows])
+    return torch.searchsorted(cdf_BV, target_B1, right=True)[:, 0].clamp_(max=logp_BV.shape[1] - 1)
 
 
-def _recorded(logp_BV: Tensor, sampled_BV: Tensor, token_B: Tensor, rows: Sequence[RowSampling]) -> Tensor:
-    """Record the supports of rows that want it; their log-probabilities become those that they were sampled from."""
-    logp_BV = logp_BV.clone()
-    for index, row in enumerate(rows):
-        if row.support is None:
-            continue
-        sampled_V, drawn = sampled_BV[index], int(token_B[index])
-        kept_V = sampled_V.isfinite()
-        row.support.add(kept_V.nonzero()[:, 0].cpu().numpy(), drawn)
-        if bool(kept_V[drawn]):  # else it is not trained, and its log-probability only has to be a number
-            logp_BV[index] = sampled_V - sampled_V.logsumexp(-1)
-    return logp_BV
+def _narrowed(
+    logits_V: Tensor, logp_V: Tensor, row: RowSampling, u_1: np.ndarray
+) -> tuple[int, float | None, TopLogprobs]:
+    """Draw a row's token from less than the softmax of its logits.
+
+    Args:
+        logits_V: the row's logits.
+        logp_V: their log-probabilities over the whole vocabulary.
+        row: how it is sampled.
+        u_1: its random number.
+
+    Returns:
+        The token, and, where its support is recorded, its log-probability and the most probable tokens of that set.
+    """
+    sampling = row.sampling
+    if _reweighted(sampling) or row.allowed is not None:
+        logits_V = _reweigh(logits_V, row)
+        logp_V = torch.log_softmax(logits_V / (sampling.temperature or 1.0), dim=-1)
+    if sampling.temperature == 0:
+        return int(logp_V.argmax()), None, ()
+    kept_K = _kept(logp_V, sampling)
+    left_K = logp_V if kept_K is None else logp_V[kept_K]
+    place = int(_drawn(left_K[None], u_1))
+    token = place if kept_K is None else int(kept_K[place])
+    if row.support is None:
+        return token, None, ()
+    row.support.add(None if kept_K is None else kept_K.cpu().numpy(), token)
+    if kept_K is not None:  # from the logits themselves: rounded once, as the trainer's
+        left_K = torch.log_softmax(logits_V[kept_K] / sampling.temperature, dim=-1)
+    best = _most_probable(left_K[None], [sampling.top_logprobs])[0]
+    named = best if kept_K is None else tuple((int(kept_K[at]), logp) for at, logp in best)
+    return token, float(left_K[place]), named
 
 
 def _most_probable(logp_BV: Tensor, count_B: Sequence[int]) -> list[TopLogprobs]:
@@ -120,59 +154,46 @@ def _reweighted(sampling: Sampling) -> bool:
     return bool(sampling.logit_bias or sampling.penalised)
 
 
-def _narrowed(logits_BV: Tensor, logp_BV: Tensor, rows: Sequence[RowSampling]) -> Tensor:
-    """Log-probabilities to sample from, where a row's support is narrowed or reweighted."""
-    sampled_BV = logp_BV.clone()
-    for index, row in enumerate(rows):
-        sampling = row.sampling
-        if _reweighted(sampling):
-            temperature = sampling.temperature or 1.0
-            sampled_BV[index] = torch.log_softmax(_reweigh(logits_BV[index], row) / temperature, dim=-1)
-        if sampling.temperature > 0:
-            sampled_BV[index] = _filtered(sampled_BV[index], sampling)
-    return sampled_BV
-
-
 def _reweigh(logits_V: Tensor, row: RowSampling) -> Tensor:
     logits_V = logits_V.clone()
     sampling = row.sampling
+    if row.allowed is not None:
+        logits_V[torch.from_numpy(~row.allowed).to(logits_V.device)] = -torch.inf
     if sampling.repetition_penalty != 1:
-        seen = torch.tensor(sorted({*row.prompt, *row.generated}), device=logits_V.device)
+        seen = torch.tensor(list({*row.prompt, *row.generated}), device=logits_V.device)
         found = logits_V[seen]
         penalty = sampling.repetition_penalty
         logits_V[seen] = torch.where(found > 0, found / penalty, found * penalty)
-    for token, count in Counter(row.generated).items():
-        logits_V[token] -= sampling.presence_penalty + sampling.frequency_penalty * count
+    if row.generated and (sampling.presence_penalty or sampling.frequency_penalty):
+        token_N, count_N = torch.unique(torch.tensor(row.generated, device=logits_V.device), return_counts=True)
+        logits_V[token_N] -= sampling.presence_penalty + sampling.frequency_penalty * count_N
     for token, bias in sampling.logit_bias:
         logits_V[token] += bias
     return logits_V
 
 
-def _filtered(logp_V: Tensor, sampling: Sampling) -> Tensor:
-    """Log-probabilities of the tokens that top-k, top-p and min-p leave, minus infinity elsewhere."""
-    floor = -math.inf if sampling.min_p == 0 else float(logp_V.max()) + math.log(sampling.min_p)
-    if sampling.top_k is None and sampling.top_p >= 1:
-        return logp_V.masked_fill(logp_V < floor, -torch.inf)
-    size = min(len(logp_V), _FIRST if sampling.top_k is None else sampling.top_k)
-    while True:
-        ordered_N, index_N = _most_probable_first(logp_V, size)
-        keep_N = ordered_N >= floor
-        if sampling.top_p < 1:
-            total = logp_V if sampling.top_k is None else ordered_N
-            prob_N = (ordered_N - total.logsumexp(-1)).exp()
-            keep_N &= prob_N.cumsum(-1) - prob_N < sampling.top_p
-        if sampling.top_k is not None or size == len(logp_V) or not bool(keep_N[-1]):
-            break
-        size = min(8 * size, len(logp_V))
-    keep_N[0] = True
-    return torch.full_like(logp_V, -torch.inf).scatter(0, index_N[keep_N], ordered_N[keep_N])
+def _kept(logp_V: Tensor, sampling: Sampling) -> Tensor | None:
+    """The ids that grammar, top-k, top-p and min-p leave, ascending; None where that is all of them.
 
-
-def _most_probable_first(logp_V: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """The `size` most probable tokens' log-probabilities and ids, of equal ones the lower id first."""
-    if 4 * size > len(logp_V):
-        ordered_V, index_V = logp_V.sort(descending=True, stable=True)
-        return ordered_V[:size], index_V[:size]
-    candidates = (logp_V >= logp_V.topk(size).values[-1]).nonzero()[:, 0]
-    ordered_N, place_N = logp_V[candidates].sort(descending=True, stable=True)
-    return ordered_N[:size], candidates[place_N[:size]]
+    Of equally probable tokens the lower id comes first. Top-p sorts no more than it has to: tokens that have less than
+    (1 - p) / V each have less than 1 - p together, so none of them is left.
+    """
+    floor, count, mass = _NEVER, min(sampling.top_k or len(logp_V), len(logp_V)), 1.0
+    if sampling.min_p > 0:
+        floor = float(logp_V.max()) + math.log(sampling.min_p)
+    if count < len(logp_V):
+        best_K = logp_V.topk(count).values
+        floor, mass = max(floor, float(best_K[-1])), float(best_K.exp().sum())
+    elif sampling.top_p < 1:
+        floor = max(floor, min(float(logp_V.max()), math.log((1 - sampling.top_p) / len(logp_V)) - _ROUNDING))
+    kept_N = (logp_V >= floor).nonzero()[:, 0]
+    if sampling.top_p >= 1 and len(kept_N) <= count:
+        return None if len(kept_N) in (0, len(logp_V)) else kept_N
+    ordered_N, place_N = logp_V[kept_N].sort(descending=True, stable=True)
+    ordered_N, place_N = ordered_N[:count], place_N[:count]
+    if sampling.top_p < 1:
+        prob_N = ordered_N.exp()
+        within_N = prob_N.cumsum(-1) - prob_N < sampling.top_p * mass
+        within_N[:1] = True
+        place_N = place_N[within_N]
+    return kept_N[place_N.sort().values] if len(place_N) else None

@@ -277,7 +277,14 @@ class Scheduler:
 
     def _sample(self, logits_BV: Tensor, sampled: list[Request]) -> list[Finished]:
         rows = [
-            RowSampling(r.sampling, r.seed, len(r.ids), *_counted(r, r.sampling), r.support)
+            RowSampling(
+                r.sampling,
+                r.seed,
+                len(r.ids),
+                *_counted(r, r.sampling),
+                support=r.support,
+                allowed=None if r.matcher is None else r.matcher.allowed(),
+            )
             for r in sampled
             if r.sampling is not None
         ]
@@ -313,6 +320,10 @@ class Scheduler:
     def _stopped(self, request: Request, token: int) -> Turn | None:
         if token in request.stops:
             return self._turn(request, FinishReason.STOP, token)
+        if request.matcher is not None:
+            request.matcher.accept(token)
+            if request.matcher.ended:
+                return self._turn(request, FinishReason.STOP, request.matcher.end)
         if request.stop_window and self.decode is not None and request.sampling is not None:
             tail = self.decode(request.ids[max(request.prompt, len(request.ids) - request.stop_window) :])
             found = [(tail.find(stop), stop) for stop in request.sampling.stop if stop in tail]

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from agentrl import attachments
-from agentrl.attachments import routed_experts
+from agentrl.attachments import routed_experts, support
+from agentrl.attachments.support import SupportRecorder
 from agentrl.errors import AgentRLError, EngineError
 from agentrl.rollout.engines.checks import most_probable
 from agentrl.rollout.engines.folder import Experts
@@ -42,6 +43,7 @@ class OpenRequest:
     attachments: dict[str, bytes] = field(default_factory=dict)
     attachments_end: int = 0
     top_logprobs: list[TopLogprobs] = field(default_factory=list)
+    support: SupportRecorder | None = None
 
     @property
     def length(self) -> int:
@@ -81,6 +83,7 @@ class OpenRequest:
         logprobs: Sequence[float],
         version: int,
         candidates: Sequence[Iterable[tuple[int, float]]] = (),
+        kept: Sequence[Sequence[int] | None] = (),
     ) -> None:
         """Add tokens and pass them to the client.
 
@@ -89,12 +92,16 @@ class OpenRequest:
             logprobs: one for each.
             version: of the policy.
             candidates: for each, some of the tokens in its place, the most probable ones among them.
+            kept: where supports are recorded, for each the tokens that it was drawn from; None: not known.
 
         Raises:
             EngineError: the most probable tokens were requested, and don't come for each.
         """
         if not token_ids:
             return
+        if self.support is not None:
+            for token, ids in zip(token_ids, kept, strict=True):
+                self.support.add_ids(ids, token)
         start, end = len(self.token_ids), len(self.token_ids) + len(token_ids)
         self.token_ids.extend(token_ids)
         self.logprobs.extend(logprobs)
@@ -130,6 +137,9 @@ class OpenRequest:
 
     def turn(self, reason: FinishReason, stopped_by: int | str | None = None) -> Turn:
         """The tokens so far, as a turn."""
+        attached = attachments.join(self.attachments, {}, self.length - self.attachments_end)
+        if self.support is not None:
+            attached[support.NAME] = self.support.data()
         return Turn(
             tuple(self.token_ids),
             tuple(self.logprobs),
@@ -137,7 +147,7 @@ class OpenRequest:
             reason,
             stopped_by=stopped_by,
             cached_tokens=self.cached or 0,
-            attachments=attachments.join(self.attachments, {}, self.length - self.attachments_end),
+            attachments=attached,
             timings={} if self.queued is None else {"queue": rounded(self.queued)},
             top_logprobs=tuple(self.top_logprobs),
         )

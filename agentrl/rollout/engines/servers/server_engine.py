@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Protocol
 from urllib.parse import urlsplit
 
 from agentrl import cluster
-from agentrl.attachments import routed_experts
+from agentrl.attachments import routed_experts, support
 from agentrl.cluster.server import ServerProcess, free_port
 from agentrl.common.scratch import ScratchFolder
 from agentrl.config.gateway import is_loopback
@@ -32,7 +32,7 @@ from agentrl.rollout.engines.servers.open_request import OpenRequest
 from agentrl.rollout.engines.servers.placed_server import PlacedServer, on_nodes
 from agentrl.rollout.engines.servers.remote import ABORT_SECONDS, RemoteEngine, logger
 from agentrl.rollout.engines.servers.server_settings import OptionValue, ServerConfig
-from agentrl.types import Capabilities, PauseMode, Tokenizer
+from agentrl.types import Capabilities, PauseMode, Sampling, Tokenizer
 
 HOST = "127.0.0.1"
 _ROUNDING = 1e-2
@@ -47,11 +47,13 @@ class ServerInfo:
         max_context: tokens of its longest path; None: it does not say.
         weights: what its weights are called; not a number for weights that agentrl did not load.
         incremental: each event of a stream has only what is new.
+        listed: how many of the tokens that one was drawn from it can list.
     """
 
     max_context: int | None
     weights: str
     incremental: bool = True
+    listed: int = 0
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,10 @@ class ServerEngine(RemoteEngine):
             deterministic=self.config.deterministic and self.config.url is None and self._deterministic(),
             json_schema=True,
             pause_modes=frozenset(PauseMode),
-            attachments=frozenset({routed_experts.NAME} if self.config.routed_experts else ()),
+            attachments=frozenset(
+                ([routed_experts.NAME] if self.config.routed_experts else [])
+                + ([support.NAME] if self.config.support_bytes else [])
+            ),
             cache_block=self._cache_block(),
         )
         self._id, self._count = uuid.uuid4().hex[:12], 0
@@ -308,12 +313,29 @@ class ServerEngine(RemoteEngine):
         self._count += 1
         return f"{self._id}{self._count:012x}"
 
+    def _recorder(self, sampling: Sampling, rule: str) -> support.SupportRecorder | None:
+        """What records a request's supports; None where it wants none, or its tokens follow no rule that is known.
+
+        Servers count a turn's own tokens anew where it is continued, so penalties are left out.
+        """
+        wanted = sampling.record_from(support.NAME) is not None and self.config.support_bytes > 0
+        if not wanted or sampling.temperature == 0 or sampling.full_support or sampling.penalised:
+            return None
+        return support.SupportRecorder(self.facts.vocab_size, self.config.support_bytes, rule)
+
     def _check_output(self, ids: Sequence[int], logprobs: Sequence[float | None]) -> None:
         """Refuse a piece of a turn without tokens of the vocabulary, and one finite log-probability for each."""
         check_sampled(ids, self.facts.vocab_size)
         if len(ids) != len(logprobs):
             raise EngineError(f"{self.name} sent {len(ids)} tokens with {len(logprobs)} log-probabilities")
         self._check_finite(logprobs)
+
+    def _check_kept(self, ids: Sequence[int], kept: Sequence[Sequence[int]]) -> None:
+        """Refuse a piece of a turn that lacks what each token was drawn from, or where that is of no token."""
+        if len(ids) != len(kept):
+            raise EngineError(f"{self.name} sent {len(ids)} tokens with {len(kept)} sets that they were drawn from")
+        for one in kept:
+            check_sampled(list(one), self.facts.vocab_size)
 
     def _check_finite(self, logprobs: Sequence[float | None]) -> None:
         """Refuse log-probabilities that are none; servers write -9999 where JSON has no infinity."""

@@ -26,6 +26,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from agentrl.attachments import support
 from agentrl.errors import AgentRLError, ConfigError, EngineError
 from agentrl.rollout.engines.plugin import ServerPlugin
 from agentrl.rollout.engines.servers.driver import driver_environment
@@ -95,11 +96,15 @@ class SGLangEngine(ServerEngine):
         longest = info.get("max_req_input_len")
         version = str((await self.client.model_info()).get("weight_version"))
         incremental = bool(info.get("incremental_streaming_output"))
-        return ServerInfo(None if longest is None else int(longest), version, incremental)
+        listed = int(info.get("sampling_mask_max_tokens") or 0)
+        return ServerInfo(None if longest is None else int(longest), version, incremental, listed)
 
     # -------------------------------------------------------------------------------------- generating
 
     async def _pump(self, request: OpenRequest) -> Turn:
+        request.support = self._recorder(request.sampling, support.SGLANG)
+        if (request.sampling.top_k or self.facts.vocab_size) > (0 if self.info is None else self.info.listed):
+            request.support = None
         while True:
             ended = await self._stream(request)
             reason = str(ended.get("type"))
@@ -119,7 +124,7 @@ class SGLangEngine(ServerEngine):
     @staticmethod
     def _wanted(sampling: Sampling, matched: Any) -> bool:
         """True where a stop was requested; a grammar ends with the tokenizer's end token."""
-        return matched in sampling.stop_token_ids or matched in sampling.stop or sampling.json_schema is not None
+        return matched in sampling.stop_token_ids or matched in sampling.stop or sampling.grammar
 
     async def _stream(self, request: OpenRequest) -> dict[str, Any]:
         """One call of `/generate`: yield what comes, and return why it ended."""
@@ -137,15 +142,24 @@ class SGLangEngine(ServerEngine):
                 if "forward_entry_time" in meta:  # with engine.server.enable_metrics=true; else queue_time is 0
                     request.queued = float(meta["queue_time"])
                 new = event.get("output_ids") or []
-                sampled, best = meta.get("output_token_logprobs") or [], meta.get("output_top_logprobs") or []
+                names = ("output_token_logprobs", "output_top_logprobs", "output_token_sampling_mask")
+                sampled, best, kept = (meta.get(name) or [] for name in names)
+                drawn = meta.get("output_token_sampling_logprobs") or []
                 if not incremental:
                     had = len(request.token_ids) - before
-                    new, sampled, best = new[had:], sampled[had:], best[had:]
+                    new, sampled, best, kept, drawn = (one[had:] for one in (new, sampled, best, kept, drawn))
                 logprobs = [entry[0] for entry in sampled]
-                self._check_output(new, logprobs)
                 candidates = [[(token, logp) for logp, token, *_ in place] for place in best]
+                if request.support is not None:
+                    candidates = [
+                        [(token, logp - one + own) for token, logp in place if token in set(ids)]
+                        for place, ids, one, own in zip(candidates, kept, logprobs, drawn, strict=False)
+                    ]
+                    logprobs = list(drawn)
+                    self._check_kept(new, kept)
+                self._check_output(new, logprobs)
                 version = self._made_by(request, int(meta.get("weight_version") or 0))
-                request.take(new, logprobs, version, candidates)
+                request.take(new, logprobs, version, candidates, kept)
                 if meta.get("finish_reason"):
                     if self.adapters is None:
                         self._set_versions(request, before, meta)
@@ -185,14 +199,18 @@ class SGLangEngine(ServerEngine):
     def _body(self, request: OpenRequest) -> dict[str, Any]:
         limit, start = request.limit - len(request.token_ids), request.experts_from
         routed = self.config.routed_experts and start is not None
+        params = sampling_params(request.sampling, limit, self.config.stream_tokens)
+        if masked := request.support is not None:
+            params.setdefault("top_k", self.facts.vocab_size)  # it lists what is left of so many at most
         return {
             "rid": request.rid,
             "input_ids": [*request.ids, *request.token_ids],
-            "sampling_params": sampling_params(request.sampling, limit, self.config.stream_tokens),
+            "sampling_params": params,
             "return_logprob": True,
             "top_logprobs_num": request.sampling.top_logprobs,
             "extra_key": str(request.version),
             "lora_path": request.adapter,
+            **({"return_sampling_mask": True} if masked else {}),
             **({"return_routed_experts": True, "routed_experts_start_len": start} if routed else {}),
         }
 
@@ -268,4 +286,5 @@ ENGINE = ServerPlugin(
     SUPPORTED,
     ranks=(("tp_size", "tp", "tensor_parallel_size"), ("pp_size", "pp", "pipeline_parallel_size")),
     sleep_option="enable_memory_saver",
+    records_supports=True,
 )

@@ -193,7 +193,10 @@ class SGLangClient(Http):
         await self.do("/resume_memory_occupation", {"tags": list(tags) if tags else None})
 
 
-_BY_TOKEN = ("output_token_logprobs", "output_top_logprobs")
+_BY_TOKEN = (
+    *("output_token_logprobs", "output_top_logprobs"),
+    *("output_token_sampling_mask", "output_token_sampling_logprobs"),
+)
 """What an event tells of each of its tokens, besides their ids."""
 
 
@@ -221,9 +224,9 @@ def _version(event: Any) -> Any:
 def _is_whole(event: Any) -> bool:
     if not isinstance(event.get("meta_info"), dict):
         return False
-    logprobs, best = (event["meta_info"].get(name) or () for name in _BY_TOKEN)
+    logprobs, *others = (event["meta_info"].get(name) or () for name in _BY_TOKEN)
     count = len(event.get("output_ids") or ())
-    return len(logprobs) == count and len(best) in (0, count)
+    return len(logprobs) == count and all(len(each) in (0, count) for each in others)
 
 
 def _mapping(answer: Any, path: str) -> dict[str, Any]:

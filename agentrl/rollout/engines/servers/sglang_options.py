@@ -49,7 +49,7 @@ def sampling_params(sampling: Sampling, limit: int, interval: int) -> dict[str, 
         "min_p": sampling.min_p,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
-        "ignore_eos": not sampling.stop_token_ids and sampling.json_schema is None,
+        "ignore_eos": not sampling.stop_token_ids and not sampling.grammar,
         "no_stop_trim": True,
         "skip_special_tokens": False,
         "stream_interval": interval,
@@ -68,6 +68,8 @@ def sampling_params(sampling: Sampling, limit: int, interval: int) -> dict[str, 
         found["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
     if sampling.json_schema is not None:
         found["json_schema"] = sampling.json_schema
+    elif sampling.regex is not None:
+        found["regex"] = sampling.regex
     return found
 
 
@@ -94,6 +96,7 @@ def launch_options(config: ServerConfig, facts: ModelFacts, platform: Platform) 
         "log_level_http": "warning",
         "api_key": config.api_key,
         "enable_return_routed_experts": config.routed_experts or None,
+        "sampling_mask_max_tokens": facts.vocab_size if config.support_bytes else None,
         "trust_remote_code": custom_code.allowed(facts.path) or None,
         **_adapters(config, facts, platform),
     }

@@ -3,8 +3,9 @@
 What its answers mean, read in 0.32.0 and held by the contract suite against a running server:
 
 - With `--logprobs-mode processed_logprobs` the log-probabilities of sampled tokens are at the sampling temperature,
-  but after top-k, top-p and min-p. Ours are over the whole vocabulary: a turn that was sampled from less is scored
-  again when it is done (and comes as one chunk), which costs a prefill. Training turns never need it.
+  but after top-k, top-p and min-p. Where supports are recorded these are ours as well, and what was left of the
+  vocabulary is what has a log-probability among the most probable tokens, if those are not all. Else ours are over the
+  whole vocabulary: a turn that was sampled from less is scored again when it is done (and comes as one chunk).
 - Those of given tokens are at temperature 1 whatever was requested, so scoring at another temperature asks for one
   token at each place of the path.
 - Stop strings end a turn with the token that completes them; stop tokens and its own end token are apart, so the
@@ -26,11 +27,13 @@ import base64
 import contextlib
 import io
 import logging
+import math
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from agentrl.attachments import support
 from agentrl.common import cores
 from agentrl.errors import ConfigError, EngineError
 from agentrl.rollout.engines.plugin import ServerPlugin
@@ -39,7 +42,15 @@ from agentrl.rollout.engines.servers.open_request import OpenRequest, routing
 from agentrl.rollout.engines.servers.server_engine import ServerEngine, ServerInfo
 from agentrl.rollout.engines.servers.server_settings import OptionValue
 from agentrl.rollout.engines.servers.vllm_client import VLLMClient
-from agentrl.rollout.engines.servers.vllm_options import OWNED, SUPPORTED, launch_options, narrows, sampling_params
+from agentrl.rollout.engines.servers.vllm_options import (
+    LISTED,
+    OWNED,
+    SUPPORTED,
+    launch_options,
+    listed,
+    narrows,
+    sampling_params,
+)
 from agentrl.rollout.weights.receiver import EngineReceiver, LoadCommit, Receiver
 from agentrl.types import Engine, FinishReason, PauseMode, Turn, VersionSpan
 
@@ -102,13 +113,17 @@ class VLLMEngine(ServerEngine):
     async def _info(self) -> ServerInfo:
         longest = (await self.client.model()).get("max_model_len")
         version = await self.client.weight_version()
-        return ServerInfo(None if longest is None else int(longest), version)
+        most = {**self.config.server, **self.launched}.get("max_logprobs", 0 if self.config.url else LISTED)
+        return ServerInfo(None if longest is None else int(longest), version, listed=max(0, int(str(most))))
 
     # -------------------------------------------------------------------------------------- generating
 
     async def _pump(self, request: OpenRequest) -> Turn:
         request.rid = self._next_id()
-        narrowed = narrows(request.sampling)
+        most = 0 if self.info is None else self.info.listed
+        request.support = self._recorder(request.sampling, support.VLLM) if most else None
+        count = listed(request.sampling, min(most, self.facts.vocab_size))
+        narrowed = narrows(request.sampling) and request.support is None
         held: list[int] = []
         ended: dict[str, Any] | None = None
         async with contextlib.aclosing(self.client.generate(self._body(request), routing(request))) as pieces:
@@ -124,6 +139,10 @@ class VLLMEngine(ServerEngine):
                     self._check_output(ids, logprobs)
                     if narrowed:
                         held += ids
+                    elif request.support is not None:
+                        found = [_candidates(place) for place in places]
+                        kept = [_left(one, count, self.facts.vocab_size) for one in found]
+                        request.take(ids, logprobs, self._made_by(request, self._version), found, kept)
                     else:
                         wanted = places if request.sampling.top_logprobs else []
                         version = self._made_by(request, self._version)
@@ -179,6 +198,8 @@ class VLLMEngine(ServerEngine):
 
     def _body(self, request: OpenRequest) -> dict[str, Any]:
         params = sampling_params(request.sampling, request.limit, self.config.stream_tokens)
+        if request.support is not None and self.info is not None:
+            params["logprobs"] = listed(request.sampling, min(self.info.listed, self.facts.vocab_size))
         if self.config.routed_experts and request.experts_from is not None:
             params["routed_experts_prompt_start"] = request.experts_from
         return {
@@ -315,6 +336,12 @@ def _candidates(place: dict[str, Any]) -> list[tuple[int, float]]:
     return list({entry["token_id"]: float(entry["logprob"]) for entry in entries}.items())
 
 
+def _left(candidates: list[tuple[int, float]], asked: int, vocabulary: int) -> list[int] | None:
+    """The tokens that have a chance, of the sampled and the most probable ones; None where there may be more."""
+    possible = [token for token, logp in candidates if math.isfinite(logp) and logp > -9999]
+    return possible if len(possible) < asked or asked >= vocabulary else None
+
+
 def _turn(request: OpenRequest, ended: dict[str, Any]) -> Turn:
     reason, stopped_by = ended["finish_reason"], ended.get("stop_reason")
     match reason:
@@ -334,5 +361,6 @@ ENGINE = ServerPlugin(
     SUPPORTED,
     ranks=(("tensor_parallel_size",), ("pipeline_parallel_size",)),
     sleep_option="enable_sleep_mode",
+    records_supports=True,
     scheduler_cores=1,  # vLLM sets one aside as well
 )

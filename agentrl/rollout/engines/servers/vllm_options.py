@@ -36,6 +36,18 @@ OWNED = {
 """Options that belong to a setting of ours, and which."""
 
 
+LISTED = 512
+"""Tokens that a server of ours gives log-probabilities of, at most: what a token was drawn from is read off them."""
+
+
+def listed(sampling: Sampling, most: int) -> int:
+    """Return of how many tokens log-probabilities are needed, so that what is left of the vocabulary can be told.
+
+    One more than can be left, since equally probable tokens are all left; the server gives `most`.
+    """
+    return min(most, LISTED if sampling.top_k is None else sampling.top_k + 1)
+
+
 def narrows(sampling: Sampling) -> bool:
     """Return whether vLLM's log-probability is not over the whole vocabulary."""
     return sampling.temperature > 0 and (sampling.top_k is not None or sampling.top_p < 1 or sampling.min_p > 0)
@@ -50,7 +62,7 @@ def sampling_params(sampling: Sampling, limit: int, interval: int) -> dict[str, 
         "min_p": sampling.min_p,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
-        "ignore_eos": sampling.json_schema is None,
+        "ignore_eos": not sampling.grammar,
         "logprobs": sampling.top_logprobs + 1 if sampling.top_logprobs else 0,  # the sampled token is one of them
         "stop_token_ids": list(sampling.stop_token_ids),
         "stop": list(sampling.stop),
@@ -69,6 +81,8 @@ def sampling_params(sampling: Sampling, limit: int, interval: int) -> dict[str, 
         found["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
     if sampling.json_schema is not None:
         found["structured_outputs"] = {"json": sampling.json_schema}
+    elif sampling.regex is not None:
+        found["structured_outputs"] = {"regex": sampling.regex}
     return found
 
 
@@ -79,7 +93,7 @@ def launch_options(config: ServerConfig, facts: ModelFacts, platform: Platform) 
         "max_model_len": facts.context if config.max_context is None else config.max_context,
         "max_num_seqs": config.max_batch,
         "logprobs_mode": "processed_logprobs",
-        "max_logprobs": MOST_PROBABLE + 1,
+        "max_logprobs": LISTED if config.support_bytes else MOST_PROBABLE + 1,
         "enable_scale_out": True,
         "enable_prompt_tokens_details": True,
         "disable_uvicorn_access_log": True,

@@ -120,6 +120,7 @@ def sampling_of(
         frequency_penalty=number(given, "frequency_penalty", 0.0, -2, 2),
         logit_bias=pairs,
         json_schema=schema_of(form, json_schema, form_name),
+        regex=form["regex"] if form and form.get("type") == "regex" else None,
         top_logprobs=number(given, "top_logprobs", 0, 0, MOST_PROBABLE, whole=True),
     )
 
@@ -138,8 +139,10 @@ def _form(given: Mapping[str, Any]) -> Any:
     ((name, schema),) = forms
     if name == "structured_outputs":
         wanted = object_at(schema, name)
+        if wanted.keys() == {"regex"} and isinstance(wanted["regex"], str):
+            return {"type": "regex", "regex": wanted["regex"]}
         if wanted.keys() != {"json"}:
-            raise unsupported(name, f"{', '.join(sorted(wanted))[:100]}; only json, a schema")
+            raise unsupported(name, f"{', '.join(sorted(wanted))[:100]}; only json, a schema, or regex")
         schema = wanted["json"]
     if isinstance(schema, str):
         try:
@@ -198,10 +201,13 @@ def schema_of(form: Any, can: bool, name: str = "response_format") -> str | None
     kind = form.get("type") if form else "text"
     if kind == "text":
         return None
-    if kind not in ("json_object", "json_schema"):
+    if kind not in ("json_object", "json_schema", "regex"):
         raise unsupported(name, f"{kind!r:.100}; only text, json_object and json_schema")
     if not can:
-        raise unsupported(name, f"{kind} needs an engine that can keep to a JSON schema; this one can't")
+        why = "needs an engine that can keep to one; this one can't (engine=local can with the extra 'grammars')"
+        raise unsupported(name, f"{kind} {why}")
+    if kind == "regex":
+        return None
     schema = object_at(form.get("json_schema", form), name).get("schema", {"type": "object"})
     object_at(schema, f"{name}.schema")
     return json.dumps(schema, sort_keys=True)

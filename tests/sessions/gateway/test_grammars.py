@@ -1,0 +1,89 @@
+"""Clients' grammars on the real engine: replies fit them, and every sampled token can be trained."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.attachments import support
+from agentrl.sessions.gateway.limits import Limits
+from agentrl.sessions.store.export import from_jsonl, to_jsonl
+from tests.conftest import need
+from tests.sessions.gateway.conftest import Serve
+from tests.sessions.gateway.test_chat import HI, client
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"word": {"type": "string", "pattern": "^[a-f]{2,5}$"}},
+    "required": ["word"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+FORM: Any = {"type": "json_schema", "json_schema": {"name": "word", "schema": SCHEMA}}
+FITS = re.compile(r'\{"word":"[a-f]{2,5}"\}')
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    need(importlib.util.find_spec("llguidance") is not None, "llguidance, of the extra grammars")
+    pytest.importorskip("torch")
+    from agentrl.models import tiny
+
+    text = "<|im_start|>user\nwhat is 12 + 30?<|im_end|>\n<|im_start|>assistant\n42<|im_end|>\n"
+    return tiny.build(
+        tmp_path_factory.mktemp("models") / "tiny", [text] * 20, shape=tiny.TinyShape(vocab=280, layers=1)
+    )
+
+
+async def test_replies_that_a_client_wants_in_a_form_have_it_and_all_their_tokens_are_trained(
+    serve: Serve, folder: Path, tmp_path: Path
+) -> None:
+    """Whole and streamed, after one another and beside one another, by a schema and by a regular expression."""
+    from agentrl.config import EngineConfig
+    from agentrl.rollout.engines.local.engine import LocalEngine
+    from agentrl.sessions.renderers import get_renderer
+    from agentrl.train.driver.fidelity import agreement
+    from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
+
+    engine = LocalEngine(folder, EngineConfig(max_batch=4))
+    async with serve(engine, get_renderer(folder), limits=Limits(sampling="client")) as served:
+        access = await served.open()
+        speaker = client(access)
+        first = await speaker.chat.completions.create(model="m", messages=HI, response_format=FORM, temperature=0.8)
+        said = first.choices[0].message.content
+        assert FITS.fullmatch(said)
+        after = [*HI, {"role": "assistant", "content": said}, {"role": "user", "content": "more"}]
+        for top_p in (1.0, 0.9):  # two continuations of one path
+            stream = await speaker.chat.completions.create(
+                model="m", messages=after, response_format=FORM, top_p=top_p, stream=True
+            )
+            pieces = [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
+            assert FITS.fullmatch("".join(pieces))
+        by_regex = {"structured_outputs": {"regex": "(yes|no)[!?]"}}
+        answer = await speaker.chat.completions.create(model="m", messages=HI, extra_body=by_regex)
+        assert re.fullmatch("(yes|no)[!?]", answer.choices[0].message.content)
+        with pytest.raises(Exception, match="is no grammar that can be kept to"):
+            await speaker.chat.completions.create(
+                model="m", messages=HI, extra_body={"structured_outputs": {"regex": "(("}}
+            )
+        session = served.session(access["id"])
+    sampled = [node for node in session.nodes if node.sampled]
+    assert len(sampled) == 4
+    for node in sampled:
+        assert all(node.trainable[node.versions[0].start :])
+        assert node.sampling is not None
+        assert node.sampling.grammar
+        assert support.NAME in node.attachments
+    assert not [name for name in session.counters if name.startswith("untrainable")]
+    assert agreement(TorchTrainer(folder), [session]).max <= 1e-5
+    to_jsonl([session], tmp_path / "sessions.jsonl")
+    [read] = from_jsonl(tmp_path / "sessions.jsonl")
+    assert read.nodes == session.nodes
+    assert replace(sampled[-1].sampling, regex=None) != read.nodes[sampled[-1].id].sampling
+    assert json.loads(sampled[0].sampling.json_schema) == SCHEMA
