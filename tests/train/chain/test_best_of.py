@@ -51,7 +51,7 @@ def test_the_best_sessions_are_what_the_next_stage_imitates_and_a_kill_changes_n
     assert ended.returncode == 9, ended.stderr
     assert not (killed / "best" / "best.jsonl").exists()
     assert chain.read(killed).current.state is StageState.BEGUN
-    with pytest.raises(ConfigError, match="stage best: .* has sessions of other settings"):
+    with pytest.raises(ConfigError, match=r"stage best: .* has sessions of other settings"):
         api.train(resume=str(killed), **{"stages.best.seed": 5})
     api.train(resume=str(killed), **{"stages.best.seed": SMALL.get("seed", 0)})
     assert (killed / "best" / "best.jsonl").read_bytes() == (whole / "best" / "best.jsonl").read_bytes()
@@ -79,7 +79,7 @@ def test_where_nothing_is_kept_the_chain_goes_on_with_a_lower_threshold(tmp_path
     noop = {**BEST, "policy": "noop", "reject": {"n": 1}}
     with pytest.raises(NoSignal, match="stage best: no session of 2 is kept"):
         api.train(stages={"best": {**noop, "eval.tasks": 2}}, run_dir=str(tmp_path / "chain"))
-    with pytest.raises(NoSignal, match="min_reward is 0.5"):
+    with pytest.raises(NoSignal, match=r"min_reward is 0\.5"):
         api.train(resume=str(tmp_path / "chain"), **{"stages.best.reject.min_reward": 0.5})
 
 
