@@ -20,6 +20,9 @@ def train_stages(*layers: Tree) -> bool:
     from agentrl.train.driver.api import run_chain
 
     result = run_chain(plan, owns_process=True)
-    print_lines([f"chain: {result.chain} ({', '.join(result.stages)}); its policy: {result.checkpoint}"])
+    chain = f"chain: {result.chain} ({', '.join(result.stages)})"
+    print_lines([f"{chain}; its policy: {result.checkpoint}" if result.trained else chain])
+    if not result.trained:
+        return result.worked
     out.print(result.tokens, highlight=False, markup=False, soft_wrap=True)
     return result.worked

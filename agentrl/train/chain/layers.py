@@ -10,12 +10,13 @@ a lower one, so that `seed=3` on the command line is every stage's. It leaves a 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ConfigError, unknown_name
 from agentrl.overrides import Tree, applicable, merge, put, spread, value_at
+from agentrl.train.chain import best_of
 from agentrl.train.chain.references import is_reference
 from agentrl.train.driver.resuming import flat
 from agentrl.train.record import chain
@@ -86,9 +87,15 @@ def layered(low: Tree, high: Tree) -> Tree:
     return {**found, STAGES: stages}
 
 
-def stage_settings(settings: Tree, name: str) -> Tree:
-    """A stage's settings, the common ones included; references are left as they are."""
-    stages, own = settings[STAGES], settings[STAGES][name]
+def stage_settings(settings: Tree, name: str, *, first: bool) -> Tree:
+    """A stage's settings, the common ones included; references are left as they are.
+
+    Args:
+        settings: the chain's.
+        name: the stage's.
+        first: no policy was trained before it, so that it may begin with the chain's `model`.
+    """
+    own = settings[STAGES][name]
     common = {key: value for key, value in settings.items() if key not in OF_CHAIN}
     for section, other in (NAMED, NAMED[::-1]):
         if section in own:
@@ -97,7 +104,9 @@ def stage_settings(settings: Tree, name: str) -> Tree:
                 del common[section]
     if "data" in own or ("data" in common and "env" not in own):
         common = {key: value for key, value in common.items() if key not in GENERATING}
-    if name != next(iter(stages)) and "model" in common:
+    if best_of.is_best_of(own):
+        common = without({key: value for key, value in common.items() if key != "data"}, _unused(common, own))
+    if not first and "model" in common:
         common["model"] = {k: v for k, v in _section(common["model"]).items() if k != "name"}
     tree = merge(applicable(common, own), own)
     if tree.get("model") == {}:
@@ -105,6 +114,25 @@ def stage_settings(settings: Tree, name: str) -> Tree:
     if tree.get("checkpoint_url"):
         tree["checkpoint_url"] = f"{str(tree['checkpoint_url']).rstrip('/')}/{name}"
     return tree
+
+
+def without(tree: Tree, settings: Collection[str], prefix: str = "") -> Tree:
+    """Settings without some, by their dotted names."""
+    found: Tree = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if name.removesuffix(".name") in settings and not isinstance(value, Mapping):
+            continue
+        below = without(dict(value), settings, f"{name}.") if isinstance(value, Mapping) else value
+        if below != {} or value == {}:
+            found[key] = below
+    return found
+
+
+def _unused(common: Tree, own: Tree) -> list[str]:
+    """Those of the common settings that a stage which trains nothing does not use."""
+    found = best_of.unused({**common, **({"policy": own["policy"]} if "policy" in own else {})})
+    return [name.removesuffix(".name") for name in found]
 
 
 def _overriding(common: Tree, own: Tree, *, first: bool) -> Tree:

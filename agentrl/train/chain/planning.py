@@ -18,14 +18,16 @@ from agentrl.config.secrets import HIDDEN, public, without_secrets
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.overrides import Tree, merge, read_yaml, value_at
 from agentrl.train.algorithms import make_algorithm
-from agentrl.train.chain.layers import STAGES, layered, spread_stages, stage_settings
-from agentrl.train.chain.references import StageOutput, check_references, references, resolved
+from agentrl.train.chain import best_of
+from agentrl.train.chain.layers import STAGES, layered, spread_stages, stage_settings, without
+from agentrl.train.chain.references import StageOutput, check_references, path_of, references, resolved
 from agentrl.train.driver import setup
 from agentrl.train.driver.resuming import FIXED, changed_settings, saved_settings
+from agentrl.train.evaluation.rejection import RejectConfig
 from agentrl.train.plan.dry_run import described
-from agentrl.train.plan.preflight import check_training
+from agentrl.train.plan.preflight import WrittenLater, check_evaluation, check_training
 from agentrl.train.record import chain
-from agentrl.train.record.chain import ChainRecord, StageRecord, StageState, settings_hash
+from agentrl.train.record.chain import BEST, ChainRecord, StageKind, StageRecord, StageState, settings_hash
 
 UNKNOWN = RunConfig.model_validate({"env": "unknown"})
 """The configuration of a stage of which something is wrong, for those after it to be planned."""
@@ -41,6 +43,7 @@ class Stage:
         config: its configuration, with the paths that the references will have.
         root: the model that its policy began as when the chain began.
         policy: whether its result is a policy, with which the next stage begins; a reward model is none.
+        best_of: of a stage that plays sessions and keeps the best, what is kept; None of one that trains.
     """
 
     name: str
@@ -48,6 +51,12 @@ class Stage:
     config: RunConfig
     root: str
     policy: bool
+    best_of: RejectConfig | None = None
+
+    @property
+    def kind(self) -> StageKind:
+        """What it does."""
+        return StageKind.TRAIN if self.best_of is None else StageKind.REJECT
 
     @property
     def hash(self) -> str:
@@ -86,12 +95,12 @@ class Chain:
     def begun_record(self) -> ChainRecord:
         """The manifest that it begins or goes on with."""
         old = self.record
-        stages = [StageRecord(each.name, StageState.WAITING, each.hash) for each in self.stages]
+        stages = [StageRecord(each.name, StageState.WAITING, each.hash, kind=each.kind) for each in self.stages]
         if old is not None:
             stages = [
                 new
                 if (was := old.stage(new.name)) is None or was.state is StageState.WAITING
-                else StageRecord(was.name, was.state, new.settings, was.start, was.end)
+                else StageRecord(was.name, was.state, new.settings, was.start, was.end, new.kind)
                 for new in stages
             ]
         return ChainRecord(self.path, tuple(stages))
@@ -105,7 +114,9 @@ class Chain:
             if self.state(stage.name) is StageState.DONE:
                 yield "  it is done"
                 continue
-            for line in described(_as_checked(stage)):
+            checked = _as_checked(stage)
+            lines = described(checked) if stage.best_of is None else best_of.described(checked, stage.best_of)
+            for line in lines:
                 yield f"  {line}"
 
 
@@ -169,7 +180,9 @@ def without_declared(tree: Mapping[str, Any], config: RunConfig) -> Tree:
 
 def begin_config(plan: Chain, stage: Stage, record: ChainRecord) -> RunConfig:
     """The configuration with which a stage begins, now that what earlier stages wrote is there."""
-    found: Tree = resolved(stage.tree, plan.path, _models(record))
+    found: Tree = resolved(stage.tree, plan.path, results_of(record))
+    if stage.best_of is not None:
+        return best_of.read_settings(found, plan.path / stage.name)[0]
     return setup.complete({**found, "run_dir": str(plan.path / stage.name)})
 
 
@@ -183,27 +196,24 @@ def resume_config(plan: Chain, stage: Stage, record: ChainRecord) -> RunConfig:
     start = known.start if known else None
     if start is not None and stage.model is not None and start.stage != stage.model.stage:
         raise ConfigError(f"model=stage:{stage.model.stage}: it began with the model of {start.stage or start.model}")
+    if stage.best_of is not None:
+        return begin_config(plan, stage, record)  # what it has played is compared as it goes on
     kept = [each.setting for each in references(stage.tree) if each.setting.partition(".")[0] in FIXED]
-    tree = _without(stage.tree, kept)
-    found: Tree = resolved(tree, plan.path, _models(record))
+    tree = without(stage.tree, kept)
+    found: Tree = resolved(tree, plan.path, results_of(record))
     return setup.complete({**found, "resume": str(plan.path / stage.name)})
 
 
-def _models(record: ChainRecord) -> dict[str, str]:
+def outputs_read(stage: Stage, record: ChainRecord) -> dict[str, str]:
+    """What a stage takes from others beside the model that it begins with: where it is in the chain, with digests."""
+    others = [each for each in references(stage.tree) if each.setting != "model"]
+    paths = [path_of(each, results_of(record)) for each in others]
+    return {path: chain.output_digest(record.path / path) for path in paths}
+
+
+def results_of(record: ChainRecord) -> dict[str, str]:
+    """The results of stages that are done, within their folders."""
     return {each.name: each.end.model for each in record.stages if each.end is not None}
-
-
-def _without(tree: Tree, settings: list[str], prefix: str = "") -> Tree:
-    """Settings without some, by their dotted names."""
-    found: Tree = {}
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
-        if name.removesuffix(".name") in settings and not isinstance(value, Mapping):
-            continue
-        below = _without(dict(value), settings, f"{name}.") if isinstance(value, Mapping) else value
-        if below != {} or value == {}:
-            found[key] = below
-    return found
 
 
 def name_stage(error: Exception, stage: str) -> None:
@@ -219,7 +229,8 @@ def _stages(path: Path, settings: Tree, record: ChainRecord | None) -> tuple[Sta
     names = tuple(settings[STAGES])
     for number, name in enumerate(names):
         try:
-            tree = _with_model(stage_settings(settings, name), stages, names[number:])
+            first = not any(each.policy for each in stages.values())
+            tree = _with_model(stage_settings(settings, name, first=first), stages, names[number:])
             stages[name] = _stage(path, name, tree, stages, models, record)
         except AgentRLError as error:
             name_stage(error, name)
@@ -235,6 +246,8 @@ def _with_model(tree: Tree, earlier: Mapping[str, Stage], later: tuple[str, ...]
     """A stage's settings with the model that it begins with: by default the result of the last policy before it."""
     check_references(tree, earlier, later)
     before = next((each for each in reversed([*earlier.values()]) if each.policy), None)
+    if best_of.is_best_of(tree) and tree.get("policy", "model") != "model":
+        return tree
     if before is None or value_at(merge({"model": {}}, tree), "model.name") is not None:
         return tree
     return merge(tree, {"model": f"stage:{before.name}"})
@@ -248,6 +261,12 @@ def _stage(
     models: dict[str, str],
     record: ChainRecord | None,
 ) -> Stage:
+    for each in references(tree):
+        if each.is_model and earlier[each.stage].best_of is not None:
+            where = f"data=stage:{each.stage}"
+            raise ConfigError(f"{each.setting}=stage:{each.stage}: that stage's result is no model; {where} reads it")
+    if best_of.is_best_of(tree):
+        return _best_of(path, name, tree, earlier, models)
     known = record.stage(name) if record else None
     saved = saved_settings(path / name) if known is not None and known.state is StageState.DONE else None
     if known is not None and saved is not None and known.settings == settings_hash(without_declared(tree, saved)):
@@ -261,6 +280,16 @@ def _stage(
     if start is not None and start.is_model and not earlier[start.stage].policy:
         raise ConfigError(f"model=stage:{start.stage}: that stage's result is no policy")
     return stage if start is None else Stage(name, tree, config, earlier[start.stage].root, policy)
+
+
+def _best_of(path: Path, name: str, tree: Tree, earlier: Mapping[str, Stage], models: dict[str, str]) -> Stage:
+    config, own = best_of.read_settings(resolved(tree, path, models), path / name)
+    models[name] = BEST
+    stage = Stage(name, tree, config, config.model.name, False, own)
+    start = stage.model
+    if start is not None and start.is_model and not earlier[start.stage].policy:
+        raise ConfigError(f"model=stage:{start.stage}: that stage's result is no policy")
+    return stage if start is None else Stage(name, tree, config, earlier[start.stage].root, False, own)
 
 
 def _together(wrong: list[AgentRLError]) -> AgentRLError:
@@ -279,13 +308,23 @@ def _check(plan: Chain) -> None:
             if plan.state(stage.name) is StageState.DONE:
                 _refuse_changes(plan, stage)
             elif not (plan.path / stage.name / "config.yaml").exists():  # one that has begun is checked as it resumes
-                written_later = any(each.setting == "data" for each in references(stage.tree))
-                check_training(_as_checked(stage), written_later=written_later)
+                _check_stage(plan, stage)
         except AgentRLError as error:
             name_stage(error, stage.name)
             wrong.append(error)
     if wrong:
         raise _together(wrong)
+
+
+def _check_stage(plan: Chain, stage: Stage) -> None:
+    """Look up what a stage names that is still to come."""
+    if stage.best_of is not None:
+        check_evaluation(_as_checked(stage))
+        return
+    read = next((each for each in references(stage.tree) if each.setting == "data"), None)
+    files = [each.name for each in plan.stages if each.best_of is not None]
+    later: WrittenLater = "" if read is None else "file" if read.path or read.stage in files else "run"
+    check_training(_as_checked(stage), written_later=later)
 
 
 def _as_checked(stage: Stage) -> RunConfig:
@@ -312,7 +351,11 @@ def _refuse_changes(plan: Chain, stage: Stage) -> None:
     known = plan.record.stage(stage.name) if plan.record else None
     if known is None or known.settings == stage.hash:
         return
-    if changed := changed_settings(saved_settings(plan.path / stage.name), stage.config):
+    changed = changed_settings(saved_settings(plan.path / stage.name), stage.config)
+    if stage.best_of is not None:
+        before = read_yaml(plan.path / chain.SETTINGS)[STAGES][stage.name]
+        changed += [best_of.REJECT] if before.get(best_of.REJECT) != stage.tree[best_of.REJECT] else []
+    if changed:
         raise ConfigError(
             f"{', '.join(changed)}: the stage is done, and keeps its settings; a new chain, run_dir=…, has others"
         )

@@ -1,7 +1,8 @@
 """`stage:NAME` in a stage's settings: what an earlier stage of the chain wrote.
 
 stage:NAME         the stage's result, its last checkpoint, where a model is named: `model=`,
-                   `rewards.NAME.model=`, `policies.NAME.model=`; elsewhere (`data=`) the stage's run folder
+                   `rewards.NAME.model=`, `policies.NAME.model=`; elsewhere (`data=`) the stage's run folder,
+                   or the file of conversations that a stage with `reject` writes
 stage:NAME/PATH    a file or folder in the stage's run folder
 """
 
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ConfigError, unknown_name
+from agentrl.train.record.chain import BEST
 
 _REFERENCE = re.compile(r"stage:([A-Za-z0-9][A-Za-z0-9_-]*)(?:/(.+))?")
 _MODEL = "model"
@@ -78,7 +80,7 @@ def resolved(tree: Any, folder: Path, results: Mapping[str, str], setting: str =
     Args:
         tree: the settings.
         folder: the chain's.
-        results: each stage's model, within its run folder.
+        results: each stage's model, or file of conversations, within its run folder.
         setting: the dotted name of what `tree` is.
     """
     if isinstance(tree, Mapping):
@@ -88,5 +90,11 @@ def resolved(tree: Any, folder: Path, results: Mapping[str, str], setting: str =
     if not is_reference(tree):
         return tree
     (found,) = references(tree, setting)
-    within = results[found.stage] if found.is_model else found.path
-    return str(folder / found.stage / within)
+    return str(folder / path_of(found, results))
+
+
+def path_of(output: StageOutput, results: Mapping[str, str]) -> str:
+    """Where a stage's output is, within the chain's folder."""
+    result = results.get(output.stage, "")
+    whole = output.is_model or (not output.path and result == BEST)
+    return (Path(output.stage) / (result if whole else output.path)).as_posix()

@@ -13,11 +13,20 @@ import orjson
 from agentrl.config import RunConfig, yaml_settings
 from agentrl.errors import ConfigError
 from agentrl.rollout.stream.batch_metrics import Evaluation
-from agentrl.train.chain.planning import Chain, Stage, begin_config, kept_settings, name_stage, resume_config
+from agentrl.train.chain.planning import (
+    Chain,
+    Stage,
+    begin_config,
+    kept_settings,
+    name_stage,
+    outputs_read,
+    resume_config,
+)
 from agentrl.train.display.console import Display
 from agentrl.train.driver.launch import train_run
 from agentrl.train.driver.result import TrainResult
-from agentrl.train.plan.preflight import check_training
+from agentrl.train.evaluation.rejection import RejectConfig, reject
+from agentrl.train.plan.preflight import check_evaluation, check_training
 from agentrl.train.record import chain, lock, manifest
 from agentrl.train.record.chain import ChainRecord, StageStart, StageState
 from agentrl.train.record.files import write_atomically
@@ -43,9 +52,9 @@ async def train_chain(plan: Chain, display: Display) -> ChainResult:
         AgentRLError: a stage failed; the message begins with its name.
     """
     with _opened(plan) as record:
-        display.resume_hint = lambda: f"interrupted; {chain.resume_hint(record)}"
         results: dict[str, TrainResult] = {}
         for number, stage in enumerate(plan.stages, 1):
+            display.resume_hint = lambda: f"interrupted; {chain.resume_hint(plan.begun_record())}"
             about = f"stage {stage.name} ({number} of {len(plan.stages)})"
             if plan.state(stage.name) is StageState.DONE:
                 display.say(f"== {about} is done")
@@ -63,7 +72,8 @@ async def train_chain(plan: Chain, display: Display) -> ChainResult:
             if not result.worked:
                 break
             gc.collect()  # engines and trainer are in cycles, and the next stage needs their memory
-    last = results[next(reversed(results))]
+    trained = [each for each in results.values() if each.trained]
+    last = trained[-1] if trained else results[next(reversed(results))]
     return ChainResult(last.path, last.before, last.after, last.metrics, last.worked, last.kind, plan.path, results)
 
 
@@ -75,8 +85,10 @@ async def _train_stage(
         config = resume_config(plan, stage, record)
     else:
         config = begin_config(plan, stage, record)
-        record = record.changed(stage.name, state=StageState.BEGUN, start=_start(plan, stage, config))
+        record = record.changed(stage.name, state=StageState.BEGUN, start=_start(plan, stage, config, record))
         record.write()
+    if stage.best_of is not None:
+        return await _keep_best(stage.best_of, config, record, stage.name, display)
     check_training(config)
     result = await train_run(config, display)
     if not result.worked:
@@ -87,12 +99,28 @@ async def _train_stage(
     return record, result
 
 
-def _start(plan: Chain, stage: Stage, config: RunConfig) -> StageStart:
+async def _keep_best(
+    own: RejectConfig, config: RunConfig, record: ChainRecord, name: str, display: Display
+) -> tuple[ChainRecord, TrainResult]:
+    """Play a stage's sessions, and write the best of them."""
+    check_evaluation(config)
+    folder = record.folder(name)
+    file = folder / chain.BEST
+    file.unlink(missing_ok=True)  # of a kill between it and the manifest; the sessions are there
+    found = await reject(config, own, display, folder, chain.resume_hint(record))
+    display.say("\n".join([*found.lines()][:-1]))  # the last one is a command
+    record = record.changed(name, state=StageState.DONE, end=chain.end_of_selection(folder, found.mean))
+    record.write()
+    return record, TrainResult(folder, None, None, [])
+
+
+def _start(plan: Chain, stage: Stage, config: RunConfig, record: ChainRecord) -> StageStart:
     """The model that a stage begins with; the digest is of what an earlier stage recorded."""
+    read = outputs_read(stage, record)
     if stage.model is None:
-        return StageStart(None, config.model.name, "")
+        return StageStart(None, config.model.name if config.policy == "model" else config.policy, "", read)
     folder = Path(config.model.name)
-    return StageStart(stage.model.stage, folder.relative_to(plan.path).as_posix(), manifest.weights(folder))
+    return StageStart(stage.model.stage, folder.relative_to(plan.path).as_posix(), manifest.weights(folder), read)
 
 
 @contextmanager

@@ -38,6 +38,11 @@ class TrainResult:
         return lost_tokens.describe_lost(self.metrics, self.kind)
 
     @property
+    def trained(self) -> bool:
+        """Whether there is a checkpoint."""
+        return any((self.path / "checkpoints").glob("step-*"))
+
+    @property
     def checkpoint(self) -> Path:
         """The newest checkpoint, a Hugging Face folder."""
         return max((self.path / "checkpoints").glob("step-*"))

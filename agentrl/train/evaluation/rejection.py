@@ -28,10 +28,12 @@ from agentrl.rollout.remote import is_remote
 from agentrl.sessions.store.store import Store
 from agentrl.train.display.console import Display
 from agentrl.train.driver import setup
+from agentrl.train.driver.resuming import saved_settings
 from agentrl.train.evaluation import evaluate
 from agentrl.train.evaluation.suite import content
 from agentrl.train.record.files import write_atomically
 from agentrl.train.record.run_folder import RunFolder
+from agentrl.train.record.seals import SETTINGS
 from agentrl.types import MAIN, Node, Session, Status
 
 OTHER_FORMATS = (".csv", ".tsv", ".parquet", ".gz", ".json")
@@ -59,12 +61,14 @@ class Rejection:
         folder: the evaluation whose sessions it is of.
         counts: sessions by what became of them; `rows`, the file's lines; `tasks`, those with a row.
         best: the highest reward.
+        mean: the mean reward of the sessions.
     """
 
     out: Path
     folder: Path
     counts: Counter[str] = field(default_factory=Counter)
     best: float | None = None
+    mean: float | None = None
 
     def lines(self) -> Iterator[str]:
         """What was kept, and why the others were not."""
@@ -104,22 +108,30 @@ def split_settings(tree: Tree) -> tuple[Tree, RejectConfig]:
     return merge({"eval": {"split": "train"}}, merge(rest, {"eval": {"n": own.n}})), own
 
 
-async def reject(config: RunConfig, own: RejectConfig, display: Display) -> Rejection:
+async def reject(
+    config: RunConfig, own: RejectConfig, display: Display, folder: Path | None = None, hint: str = ""
+) -> Rejection:
     """Play what is not played yet, and write the best sessions.
 
     Args:
         config: the evaluation's, from `split_settings`.
         own: what is kept.
         display: displays progress.
+        folder: where the sessions are; None: a folder of `run_dir` that is named by what decides them.
+        hint: what an interrupted one prints besides.
 
     Raises:
-        ConfigError: a setting does not fit, or the file is somebody else's.
+        ConfigError: a setting does not fit, or the file or the sessions are of other settings.
         InfraError: every session ended in an infrastructure error.
         NoSignal: no session is kept; no file is written.
     """
     sandboxes.configure(config.sandbox)
     config = evaluate.resolved(config)
-    folder, out = Path(config.run_dir or "runs") / f"reject-{_name(config)}", Path(own.out)
+    out = Path(own.out)
+    if folder is None:
+        folder = Path(config.run_dir or "runs") / f"reject-{_name(config)}"
+    elif (folder / SETTINGS).exists() and _name(evaluate.resolved(saved_settings(folder))) != _name(config):
+        raise ConfigError(f"{folder} has sessions of other settings; a new run_dir has others")
     again = _goes_on(folder, out)
     with (
         closing(RunFolder.create(folder, config, again=again)) as opened,
@@ -127,9 +139,9 @@ async def reject(config: RunConfig, own: RejectConfig, display: Display) -> Reje
         display,
     ):
         async with evaluate.loaded_policy([config], folder, display) as rollouts_of:
-            hint = "; the same command goes on from there"
-            await evaluate.measure(config, rollouts_of, opened, store, display, name="sampling", hint=hint)
-        found = Rejection(out, folder)
+            hint = f"; {hint or 'the same command goes on from there'}"
+            result, _ = await evaluate.measure(config, rollouts_of, opened, store, display, name="sampling", hint=hint)
+        found = Rejection(out, folder, mean=result.mean)
         rows = await asyncio.to_thread(choose_rows, config, own, store, found)
     if not rows:
         low = config.eval.solved_at if own.min_reward is None else own.min_reward
@@ -149,7 +161,7 @@ def _goes_on(folder: Path, out: Path) -> bool:
     Raises:
         ConfigError: there are none, and the file is there.
     """
-    again = (folder / "sessions.db").exists()
+    again = (folder / SETTINGS).exists()
     if out.exists() and not again:
         raise ConfigError(f"out={out}: there is a file already, of other sessions than those in {folder}")
     return again

@@ -7,6 +7,7 @@ starting servers, a warm start.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from agentrl import faults
 from agentrl.config import MODEL, PAST, FleetConfig, RunConfig
@@ -38,13 +39,16 @@ from agentrl.train.trackers import TRACKERS
 from agentrl.train.trainers import TRAINERS, check_trainer
 from agentrl.types import MAIN
 
+WrittenLater = Literal["", "run", "file"]
+"""Whether `data` names something that is still to come."""
 
-def check_training(config: RunConfig, *, written_later: bool = False) -> None:
+
+def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> None:
     """Look up what a training run's configuration names; a model that is known by name is fetched.
 
     Args:
         config: the run's.
-        written_later: `data` names a run that is still to come.
+        written_later: `data` names a run, or a file, that is still to come.
 
     Raises:
         UnknownName: there is none of a name; the message lists what is known.
@@ -75,7 +79,7 @@ def check_training(config: RunConfig, *, written_later: bool = False) -> None:
         _check_tasks(env, setup.demonstration_split(env))
 
 
-def _check_reading(config: RunConfig, algorithm: Algorithm, *, written_later: bool) -> None:
+def _check_reading(config: RunConfig, algorithm: Algorithm, *, written_later: WrittenLater) -> None:
     """Refuse what a run that reads its sessions can't do, and a model or a file that is not there.
 
     Raises:
@@ -83,7 +87,7 @@ def _check_reading(config: RunConfig, algorithm: Algorithm, *, written_later: bo
     """
     data = config.data
     assert data is not None
-    needs, file = algorithm.needs, not (written_later or is_run(data.name))
+    needs, file = algorithm.needs, written_later == "file" or not (written_later or is_run(data.name))
     if file and needs.engine and not (needs.pairs or needs.labels):
         raise ConfigError(
             f"data={data.name}: algo={config.algo.name} learns from rewards and log-probabilities, which only recorded "

@@ -15,7 +15,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,20 @@ from agentrl.common import formats
 from agentrl.errors import ConfigError
 from agentrl.train.record import manifest
 from agentrl.train.record.files import write_atomically
+from agentrl.train.record.seals import NAME as SEALS
 from agentrl.train.record.seals import SETTINGS as RUN_SETTINGS
 
 NAME = "chain.json"
 SETTINGS = "chain.yaml"
+BEST = "best.jsonl"
+"""The file of conversations that a stage with `reject` writes into its folder."""
+
+
+class StageKind(StrEnum):
+    """What a stage does."""
+
+    TRAIN = "train"
+    REJECT = "reject"
 
 
 class StageState(StrEnum):
@@ -46,11 +56,13 @@ class StageStart:
         stage: the stage whose model it is; None where it is no stage's.
         model: the model's folder, within the chain's where it is a stage's.
         weights: a digest of its weights (`manifest.weights`); '' where nothing recorded them.
+        read: what else it takes from other stages, within the chain's folder, with digests (`output_digest`).
     """
 
     stage: str | None
     model: str
     weights: str
+    read: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +70,10 @@ class StageEnd:
     """A stage's result.
 
     Attributes:
-        model: its last checkpoint, within the stage's folder.
-        weights: a digest of the checkpoint's weights (`manifest.weights`).
+        model: its last checkpoint, or its file of conversations, within the stage's folder.
+        weights: a digest of that (`output_digest`).
         config: SHA-256 of the config.yaml that the stage ended with.
-        steps: how many it took.
+        steps: how many it took; 0 of one that trains nothing.
         before: the measure before its first step; None where there is none, as of a resumed process.
         after: the measure after its last.
     """
@@ -84,6 +96,7 @@ class StageRecord:
         settings: a hash of its settings as they were given (`settings_hash`).
         start: what it began with, once it has begun.
         end: its result, once it is done.
+        kind: what it does.
     """
 
     name: str
@@ -91,6 +104,7 @@ class StageRecord:
     settings: str
     start: StageStart | None = None
     end: StageEnd | None = None
+    kind: StageKind = StageKind.TRAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +196,7 @@ def refuse_done_stage(run: Path) -> None:
     if found is not None and found.end is not None:
         raise ConfigError(
             f"resume={run}: stage {found.name} of the chain {whole} is done, and other stages begin with its result; "
-            f"model={run / found.end.model} begins a new run with it"
+            f"{'data' if found.kind is StageKind.REJECT else 'model'}={run / found.end.model} begins a new run with it"
         )
 
 
@@ -217,6 +231,23 @@ def end_of(run: Path, before: float | None, after: float | None) -> StageEnd:
     return StageEnd(last.relative_to(run).as_posix(), weights, config_hash(run), steps, before, after)
 
 
+def end_of_selection(run: Path, mean: float | None) -> StageEnd:
+    """The result of a stage that wrote a file of conversations; `mean` is the mean reward of its sessions."""
+    return StageEnd(BEST, output_digest(run / BEST), config_hash(run), 0, None, mean)
+
+
+def output_digest(path: Path) -> str:
+    """A digest of what a stage wrote: a file, a model's weights, a run's seals; '' where it is none of them."""
+    file = path if path.is_file() else path / SEALS
+    if found := "" if file == path else manifest.weights(path):
+        return found
+    try:
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError:
+        return ""
+
+
 def config_hash(run: Path) -> str:
     """SHA-256 of a run's config.yaml."""
     return hashlib.sha256((run / RUN_SETTINGS).read_bytes()).hexdigest()
@@ -230,4 +261,5 @@ def _stage(data: Mapping[str, Any]) -> StageRecord:
         str(data["settings"]),
         None if start is None else StageStart(**start),
         None if end is None else StageEnd(**end),
+        StageKind(data.get("kind", StageKind.TRAIN)),
     )

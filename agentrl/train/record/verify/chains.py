@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.train.record import chain, manifest
-from agentrl.train.record.chain import ChainRecord, StageEnd, StageState
+from agentrl.train.record.chain import ChainRecord, StageEnd, StageKind, StageState
 from agentrl.train.record.verify.report import Check, Discrepancy, Report
 from agentrl.train.record.verify.run_checks import verify
 
@@ -59,7 +59,7 @@ def verify_chain(path: Path, *, weights: bool = False, trust: bool = False) -> C
     begun = [each.name for each in record.stages if (record.folder(each.name) / "config.yaml").exists()]
     stages = {name: verify(record.folder(name), weights=weights, trust=trust) for name in begun}
     results = Check("results", "each stage that is done is there, with the settings and the result that it ended with")
-    starts = Check("starts", "each stage began with the weights that another one ended with")
+    starts = Check("starts", "each stage began with what other stages ended with")
     for each in record.stages:
         if each.state is StageState.DONE:
             results.examined["stages"] += 1
@@ -82,8 +82,9 @@ def _wrong_result(record: ChainRecord, name: str) -> Iterator[str]:
     end: StageEnd = found.end
     if chain.config_hash(folder) != end.config:
         yield "config.yaml is not what the stage ended with"
-    if manifest.weights(folder / end.model) != end.weights:
-        yield f"{end.model} is missing, or has other weights than the stage ended with"
+    if chain.output_digest(folder / end.model) != end.weights:
+        other = "is other" if found.kind is StageKind.REJECT else "has other weights"
+        yield f"{end.model} is missing, or {other} than the stage ended with"
 
 
 def _wrong_start(record: ChainRecord, name: str) -> Iterator[str]:
@@ -91,7 +92,12 @@ def _wrong_start(record: ChainRecord, name: str) -> Iterator[str]:
     stages = [each.name for each in record.stages]
     found = record.stage(name)
     start = found.start if found else None
-    if start is None or start.stage is None:
+    if start is None:
+        return
+    for path, digest in start.read.items():
+        if chain.output_digest(record.path / path) != digest:
+            yield f"{path} is missing, or other than when it read it"
+    if start.stage is None:
         return
     source = record.stage(start.stage)
     if source is None or source.end is None or stages.index(start.stage) >= stages.index(name):
@@ -100,5 +106,6 @@ def _wrong_start(record: ChainRecord, name: str) -> Iterator[str]:
     whole = f"{source.name}/{source.end.model}"
     if start.model == whole and start.weights != source.end.weights:
         yield f"it began with other weights than those that {source.name} ended with"
-    if manifest.weights(record.folder(name) / "model") != start.weights:
+    trains = found is not None and found.kind is StageKind.TRAIN  # any other has no copy of the model
+    if trains and manifest.weights(record.folder(name) / "model") != start.weights:
         yield f"its model/ has other weights than {start.model}, with which it began"

@@ -1,0 +1,121 @@
+"""Stages that keep the best of n sessions: their file is read by the next one, resumed, hashed and verified."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from agentrl.errors import AgentRLError, ConfigError, NoSignal
+from agentrl.overrides import spread
+from agentrl.train.chain.planning import plan_chain
+from agentrl.train.driver import api
+from agentrl.train.record import chain
+from agentrl.train.record.chain import StageKind, StageState
+from agentrl.train.record.verify import verify_chain
+from agentrl.viewer.attach import attach_all
+from agentrl.viewer.runs import Runs
+from tests.train.chain.test_chain import SMALL, rows
+
+BEST: dict[str, Any] = {"reject": {"n": 1}, "env": "calculator", "policy": "expert", "eval.tasks": 6}
+IMITATE = {"data": "stage:best", "steps": 1}
+
+
+def plan(tmp_path: Path, stages: dict[str, Any], **common: Any) -> Any:
+    return plan_chain({"stages": stages, "run_dir": str(tmp_path / "chain"), **spread(common)})
+
+
+def test_the_best_sessions_are_what_the_next_stage_imitates_and_a_kill_changes_nothing(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    stages = {"best": BEST, "imitate": IMITATE}
+    result = api.train(stages=stages, run_dir=str(whole), **SMALL)
+    assert result.checkpoint.parent.parent == whole / "imitate"
+    record = chain.read(whole)
+    assert [each.kind for each in record.stages] == [StageKind.REJECT, StageKind.TRAIN]
+    read = record.stages[1].start.read  # type: ignore[union-attr]
+    assert read == {"best/best.jsonl": record.stages[0].end.weights}  # type: ignore[union-attr]
+    assert record.stages[0].end.after == 1  # type: ignore[union-attr]
+    assert verify_chain(whole).passed
+
+    settings = {**SMALL, "stages": stages, "run_dir": str(killed)}
+    code = (
+        "import agentrl, os\nfrom agentrl.train.evaluation import rejection\n"
+        f"rejection.write_atomically = lambda *rest: os._exit(9)\nagentrl.train(**{settings!r})"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert ended.returncode == 9, ended.stderr
+    assert not (killed / "best" / "best.jsonl").exists()
+    assert chain.read(killed).current.state is StageState.BEGUN
+    with pytest.raises(ConfigError, match=r"stage best: .* has sessions of other settings"):
+        api.train(resume=str(killed), **{"stages.best.seed": 5})
+    api.train(resume=str(killed), **{"stages.best.seed": SMALL.get("seed", 0)})
+    assert (killed / "best" / "best.jsonl").read_bytes() == (whole / "best" / "best.jsonl").read_bytes()
+    assert same_bits_of_stage(whole, killed, "imitate")
+
+    with pytest.raises(ConfigError, match="stage best: reject: the stage is done"):
+        api.train(resume=str(killed), **{"stages.best.reject.max_per_task": 2})
+    shown = Runs(tmp_path).chains()
+    assert [stage["state"] for each in shown for stage in each["stages"]] == ["done"] * 4
+    assert Runs(tmp_path).get("killed/best").kind() == "evaluation"
+    drawn = Console(file=StringIO())
+    attach_all(killed, drawn, 0.01)
+    (killed / "best" / "best.jsonl").write_text("{}\n")
+    told = [*verify_chain(killed).lines()]
+    assert any("best.jsonl is missing, or is other than the stage ended with" in line for line in told), told
+    assert any("best/best.jsonl is missing, or other than when it read it" in line for line in told), told
+
+
+def same_bits_of_stage(one: Path, other: Path, name: str) -> bool:
+    ends = [chain.read(path).stage(name).end for path in (one, other)]  # type: ignore[union-attr]
+    return ends[0] is not None and ends[0].weights == ends[1].weights  # type: ignore[union-attr]
+
+
+def test_where_nothing_is_kept_the_chain_goes_on_with_a_lower_threshold(tmp_path: Path) -> None:
+    noop = {**BEST, "policy": "noop", "reject": {"n": 1}}
+    with pytest.raises(NoSignal, match="stage best: no session of 2 is kept"):
+        api.train(stages={"best": {**noop, "eval.tasks": 2}}, run_dir=str(tmp_path / "chain"))
+    with pytest.raises(NoSignal, match=r"min_reward is 0\.5"):
+        api.train(resume=str(tmp_path / "chain"), **{"stages.best.reject.min_reward": 0.5})
+
+
+def test_it_takes_the_model_that_was_trained_before_it_and_passes_that_on(tmp_path: Path) -> None:
+    sft = {"data": rows(tmp_path / "sums.jsonl"), "steps": 3}
+    own = {key: value for key, value in BEST.items() if key != "policy"}
+    planned = plan(tmp_path, {"first": sft, "best": own, "second": IMITATE}, **{"algo.lr": 1e-3, "steps": 7, "seed": 2})
+    assert [stage.kind for stage in planned.stages] == ["train", "reject", "train"]
+    first = str(tmp_path / "chain" / "first" / "checkpoints" / "step-000003")
+    assert [stage.config.model.name for stage in planned.stages[1:]] == [first] * 2
+    assert planned.stages[2].config.data.name == str(tmp_path / "chain" / "best" / "best.jsonl")
+    assert planned.stages[1].config.seed == 2
+    assert any("plays 1 sessions of each of 6 tasks of calculator by" in line for line in planned.lines())
+    planned = plan(tmp_path, {"best": own, "second": IMITATE}, model="tiny")
+    assert [stage.config.model.name for stage in planned.stages] == ["tiny", "tiny"]
+    assert not (tmp_path / "chain").exists()
+
+
+@pytest.mark.parametrize(
+    ("stage", "own", "told"),
+    [
+        ("best", {"reject": 8}, "stage best: reject=8: it is a mapping with n"),
+        ("best", {"reject": {"m": 8}}, "stage best: unknown setting 'reject.m'"),
+        ("best", {"reject": {"out": "x.jsonl"}}, r"stage best: reject.out: .* data=stage:NAME"),
+        ("best", {"n": 8}, "stage best: n is reject.n in a stage"),
+        ("best", {"steps": 8}, "stage best: steps is for training"),
+        ("best", {"env": "calculater"}, "stage best: unknown environment"),
+        ("best", {"policy": "expret"}, "stage best: unknown policy 'expret'"),
+        ("best", {"eval.n": 3}, "stage best: eval.n is n= here"),
+        ("imitate", {"algo": "grpo"}, "stage imitate: data=.*best.jsonl: algo=grpo learns from rewards"),
+        ("imitate", {"model": "stage:best"}, "stage imitate: model=stage:best: that stage's result is no model"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_is_played(
+    tmp_path: Path, stage: str, own: dict[str, Any], told: str
+) -> None:
+    stages: dict[str, Any] = {"best": BEST, "imitate": IMITATE}
+    with pytest.raises(AgentRLError, match=told):
+        plan(tmp_path, {**stages, stage: {**stages[stage], **own}})
