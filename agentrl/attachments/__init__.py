@@ -67,6 +67,7 @@ KINDS = Registry[AttachmentKind](
     "agentrl.attachments",
     {
         "critic_view": "agentrl.attachments.critic_view:KIND",
+        "images": "agentrl.attachments.images:KIND",
         "routed_experts": "agentrl.attachments.routed_experts:KIND",
         "support": "agentrl.attachments.support:KIND",
     },

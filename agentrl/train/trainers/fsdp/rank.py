@@ -21,6 +21,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers.utils import logging
 
 from agentrl.config import AlgoConfig
+from agentrl.errors import ConfigError
+from agentrl.models.vision import sees
 from agentrl.rollout.engines.local.weights import single_experts
 from agentrl.train.algorithms import algorithm_settings
 from agentrl.train.trainers.fsdp import checkpoint
@@ -57,6 +59,8 @@ class FsdpRank(TorchTrainer):
 
     def load_model(self) -> nn.Module:
         """The model with this rank's shards; one rank after another has the whole model in the CPU's memory."""
+        if sees(self.source):
+            raise ConfigError("trainer=fsdp does not train vision-language models yet; trainer=torch does")
         mesh = init_device_mesh(self.device.type, (self.processes,))
         for turn in range(self.processes):
             if turn == self.rank:
