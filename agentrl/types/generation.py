@@ -169,6 +169,7 @@ class Capabilities:
     pause_modes: frozenset[PauseMode] = frozenset({PauseMode.DRAIN})
     cache_block: int = 1  # prefixes are cached in whole blocks of so many tokens
     attachments: frozenset[str] = frozenset()  # kinds that turns carry where sampling.record asks for them
+    inputs: frozenset[str] = frozenset()  # kinds that prompts may carry: `generate(…, attached=…)`
 
 
 @dataclass(frozen=True, slots=True)
