@@ -149,7 +149,8 @@ def pack_with_spans(
         drawn = supports.fields_of(_in_order(bin_), sessions)
         forest.fields = drawn | {field.name: _column(field, declared, bin_, sessions) for field in fields}
         if stamps.pictures:
-            stamps.pictures.restore(forest)
+            forest.token_ids, seen = stamps.pictures.restore(forest.token_ids)
+            forest.fields |= seen
         yield forest, _node_spans(bin_, names)
 
 

@@ -7,7 +7,7 @@ Then the ids become the placeholder's again. Only placeholder tokens have a fram
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -18,9 +18,6 @@ from agentrl.attachments import images
 from agentrl.errors import InvalidInput
 from agentrl.train.forest.columns import Column, SharedColumn
 from agentrl.types import Node
-
-if TYPE_CHECKING:
-    from agentrl.train.forest.forest import Forest
 
 FRAMES, PLACE = "images", "image_place"
 FIRST = 1 << 28
@@ -63,25 +60,25 @@ class Pictures:
         named[at] = FIRST + (np.asarray(number)[:, None] * found.per_frame + place).ravel()
         return named
 
-    def restore(self, forest: Forest) -> None:
-        """Give a forest its placeholder tokens back, and its images as fields, where it has some."""
-        named = forest.token_ids >= FIRST
+    def restore(self, token_ids: Tensor) -> tuple[Tensor, dict[str, Column | SharedColumn]]:
+        """A forest's token ids without names of features, and its images as fields, where it has some."""
+        named = token_ids >= FIRST
         if self._kind is None or not bool(named.any()):
-            return
+            return token_ids, {}
         token, per_frame, _ = self._kind
-        feature = torch.where(named, forest.token_ids - FIRST, 0)
+        feature = torch.where(named, token_ids - FIRST, 0)
         used, start = torch.unique(feature[named] // per_frame, return_inverse=True)
         frames = torch.from_numpy(np.stack([self._frames[int(one)] for one in used]))
         starts = torch.zeros_like(feature)
         starts[named] = start
-        forest.token_ids = torch.where(named, token, forest.token_ids)
-        forest.fields[FRAMES] = SharedColumn(frames, starts, named.long())
-        forest.fields[PLACE] = Column(torch.where(named, feature % per_frame, -1), None, -1)
+        place = Column(torch.where(named, feature % per_frame, -1), None, -1)
+        fields: dict[str, Column | SharedColumn] = {FRAMES: SharedColumn(frames, starts, named.long()), PLACE: place}
+        return torch.where(named, token, token_ids), fields
 
 
-def of_forest(forest: Forest) -> tuple[Tensor, Tensor, Tensor] | None:
+def images_of(fields: Mapping[str, Column | SharedColumn]) -> tuple[Tensor, Tensor, Tensor] | None:
     """A forest's frames, and each token's frame and place in it (-1 for text); None where it has no images."""
-    frames, place = forest.fields.get(FRAMES), forest.fields.get(PLACE)
+    frames, place = fields.get(FRAMES), fields.get(PLACE)
     if not isinstance(frames, SharedColumn) or not isinstance(place, Column):
         return None
     return frames.values, torch.where(frames.length > 0, frames.start, -1), place.values

@@ -80,7 +80,7 @@ def prepare_batch(forest: Forest, device: torch.device, longest: int | None = No
     if device.type == "cuda":
         forest = forest.to(device).padded(padded_length(len(forest)))
     plan: AttentionPlan = FlexPlan(forest) if device.type == "cuda" else BlockPlan(forest)
-    found = pictures.of_forest(forest)
+    found = pictures.images_of(forest.fields)
     images = None if found is None else (found[0].to(device), found[1].to(device), found[2].to(device))
     return TorchBatch(rows, forest.token_ids[None], forest.position[None], plan, StateSchedule(forest), images)
 
