@@ -26,7 +26,7 @@ FIRST = 1 << 28
 _KEPT_BYTES = 256 << 20
 
 
-class Frame:
+class ImageFrame:
     """A frame's pixels, [4, height, width], and its features, [tokens, d], while they are those of the weights."""
 
     def __init__(self, number: int, pixels: Tensor) -> None:
@@ -50,12 +50,12 @@ class ImageStore:
         self.per_frame = int(patches // self.trunk.config.scale_factor**2)  # type: ignore[union-attr, operator]
         self.encoded = 0
         self._next = itertools.count()
-        self._by_digest: WeakValueDictionary[bytes, Frame] = WeakValueDictionary()
-        self._by_number: WeakValueDictionary[int, Frame] = WeakValueDictionary()
-        self._recent: OrderedDict[int, Frame] = OrderedDict()
+        self._by_digest: WeakValueDictionary[bytes, ImageFrame] = WeakValueDictionary()
+        self._by_number: WeakValueDictionary[int, ImageFrame] = WeakValueDictionary()
+        self._recent: OrderedDict[int, ImageFrame] = OrderedDict()
         self._bytes = 0
 
-    def named(self, ids: list[int], attached: Sequence[Placed]) -> tuple[list[int], tuple[Frame, ...]]:
+    def named(self, ids: list[int], attached: Sequence[Placed]) -> tuple[list[int], tuple[ImageFrame, ...]]:
         """The prompt's ids in which images' tokens name their features, and the frames, which the request holds.
 
         Args:
@@ -88,10 +88,10 @@ class ImageStore:
                     named[next(places)] = FIRST + frame.number * self.per_frame + place
         return named, tuple(held)
 
-    def _frame(self, digest: bytes, pixels: np.ndarray) -> Frame:
+    def _frame(self, digest: bytes, pixels: np.ndarray) -> ImageFrame:
         frame = self._by_digest.get(digest)
         if frame is None:
-            frame = Frame(next(self._next), torch.from_numpy(np.array(pixels)))
+            frame = ImageFrame(next(self._next), torch.from_numpy(np.array(pixels)))
             self._by_digest[digest] = self._by_number[frame.number] = frame
         if frame.number not in self._recent:
             self._bytes += frame.pixels.nbytes

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from agentrl.attachments.support import SupportRecorder
 from agentrl.errors import EngineError
 from agentrl.rollout.engines.local.arena import Prefix
-from agentrl.rollout.engines.local.images import FIRST, Frame
+from agentrl.rollout.engines.local.images import FIRST, ImageFrame
 from agentrl.tracing import rounded
 from agentrl.types import FinishReason, Sampling, TopLogprobs, Turn, VersionSpan
 
@@ -42,7 +42,7 @@ class Request:
     versions: list[VersionSpan] = field(default_factory=list)
     attachments: dict[str, bytes] = field(default_factory=dict)
     support: SupportRecorder | None = None
-    frames: tuple[Frame, ...] = ()
+    frames: tuple[ImageFrame, ...] = ()
     placeholder: int = 0
     top_logprobs: list[TopLogprobs] = field(default_factory=list)
 
