@@ -11,11 +11,12 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from agentrl.attachments import Placed, images
 from agentrl.errors import InvalidInput
@@ -41,13 +42,13 @@ class ImageStore:
         model: of a known vision-language family.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.trunk: nn.Module = model.base_model
-        self.token: int = self.trunk.config.image_token_id  # type: ignore[union-attr, assignment]
-        seen = self.trunk.config.vision_config  # type: ignore[union-attr]
-        self.side: int = seen.image_size  # type: ignore[union-attr, assignment]
-        patches = (self.side // seen.patch_size) ** 2  # type: ignore[union-attr, operator]
-        self.per_frame = int(patches // self.trunk.config.scale_factor**2)  # type: ignore[union-attr, operator]
+    def __init__(self, model: Any) -> None:
+        self.trunk: Any = model.base_model
+        self.token: int = self.trunk.config.image_token_id
+        seen = self.trunk.config.vision_config
+        self.side: int = seen.image_size
+        patches = (self.side // seen.patch_size) ** 2
+        self.per_frame = int(patches // self.trunk.config.scale_factor**2)
         self.encoded = 0
         self._next = itertools.count()
         self._by_digest: WeakValueDictionary[bytes, ImageFrame] = WeakValueDictionary()
@@ -112,7 +113,7 @@ class ImageStore:
         feature = tokens_N[at] - FIRST
         real = tokens_N.clone()
         real[at] = self.token
-        embedded: Tensor = self.trunk.get_input_embeddings()(real[None])  # type: ignore[operator]
+        embedded: Tensor = self.trunk.get_input_embeddings()(real[None])
         for number in torch.unique(feature // self.per_frame).tolist():
             of_frame = feature // self.per_frame == number
             embedded[0, at[of_frame]] = self._features(number)[feature[of_frame] % self.per_frame].to(embedded.dtype)
