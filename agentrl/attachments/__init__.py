@@ -18,6 +18,9 @@ from agentrl.registry import Registry
 Record = tuple[tuple[str, int], ...]
 """Kinds to record, and for each the path's token from which on it is not recorded yet."""
 
+Placed = tuple[int, str, bytes]
+"""What a node of a prompt carries: where the node begins on the path, the kind, and the data."""
+
 
 class AttachmentKind:
     """A kind of attachment and its relation to the tokens of a path. By default each node's data is complete.
@@ -67,6 +70,7 @@ KINDS = Registry[AttachmentKind](
     "agentrl.attachments",
     {
         "critic_view": "agentrl.attachments.critic_view:KIND",
+        "images": "agentrl.attachments.images:KIND",
         "routed_experts": "agentrl.attachments.routed_experts:KIND",
         "support": "agentrl.attachments.support:KIND",
     },

@@ -176,6 +176,7 @@ class Capabilities:
     cache_block: int = 1  # prefixes are cached in whole blocks of so many tokens
     attachments: frozenset[str] = frozenset()  # kinds that turns carry where sampling.record asks for them
     kernel: str = ""  # where it has a choice of kernels with bits of their own: the name of the one that computes
+    inputs: frozenset[str] = frozenset()  # kinds that prompts may carry: `generate(…, attached=…)`
 
 
 @dataclass(frozen=True, slots=True)

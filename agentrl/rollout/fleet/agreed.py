@@ -24,5 +24,6 @@ def agreed(each: Sequence[Capabilities]) -> Capabilities:
         score=all(c.score for c in each),
         json_schema=all(c.json_schema for c in each),
         attachments=frozenset.intersection(*(c.attachments for c in each)),
+        inputs=frozenset(),  # a fleet hands on token ids alone yet
         pause_modes=frozenset.intersection(*(c.pause_modes for c in each)),
     )

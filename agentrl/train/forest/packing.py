@@ -148,6 +148,9 @@ def pack_with_spans(
         forest.sequences, forest.updates = together, which
         drawn = supports.fields_of(_in_order(bin_), sessions)
         forest.fields = drawn | {field.name: _column(field, declared, bin_, sessions) for field in fields}
+        if stamps.pictures:
+            forest.token_ids, seen = stamps.pictures.restore(forest.token_ids)
+            forest.fields |= seen
         yield forest, _node_spans(bin_, names)
 
 

@@ -16,11 +16,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.attachments import critic_view
+from agentrl.attachments import critic_view, images
 from agentrl.errors import InvalidInput
 from agentrl.train.algorithms.credit import Credit, NodeAdvantage
 from agentrl.train.algorithms.fields import FieldValues
 from agentrl.train.forest.drawn import apart as drawn_by
+from agentrl.train.forest.pictures import Pictures
 from agentrl.types import Node, Session
 
 STAMP_SHIFT = 32
@@ -80,6 +81,7 @@ class Stamps:
     def __init__(self, view: int = 0, declared: FieldValues | None = None) -> None:
         self.known: dict[Stamp, int] = {}
         self.view, self.declared = view, declared or FieldValues(())
+        self.pictures = Pictures()
 
     def view_of(self, node: Node) -> tuple[float, ...]:
         """Return the critic's input before a turn; zeros where nothing was recorded, as for a sub-agent.
@@ -102,6 +104,8 @@ class Stamps:
     def keys(self, session: Session, node: Node, credited: bool, end: int | None = None) -> Keys:
         """A node's tokens as keys; those from `end` on are not trained."""
         key = np.array(node.token_ids, dtype=np.int64)
+        if images.NAME in node.attachments:
+            key = self.pictures.key(key, node)
         if not credited:
             return key
         temperature, view = node.sampling.temperature if node.sampling else 1.0, self.view_of(node)

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from agentrl.errors import ConfigError
+from agentrl.models.vision import is_fixed
 from agentrl.train.trainers.lora import is_adapter, layer_weight
 from agentrl.train.trainers.parameter_settings import ParameterConfig
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
@@ -69,13 +70,15 @@ def rate_factor(name: str, above: int, config: ParameterConfig) -> float | None:
 def _trained(model: nn.Module, config: TorchConfig) -> Iterator[TrainedParameter]:
     ends = {id(module.weight) for module in _ends(model)}
     named = list(model.named_parameters())
+    if any(is_adapter(name) for name, _ in named) and any(is_fixed(name, "frozen") for name, _ in named):
+        raise ConfigError("model.lora: adapters of vision-language models are not trained yet; train them whole")
     depth = 1 + max((int(found[1]) for name, _ in named if (found := LAYER.search(name))), default=-1)
     embedding = id(model.get_input_embeddings().weight)  # type: ignore[operator]
     adapter = any(is_adapter(name) for name, _ in named)
     for name, tensor in named:
         layer = -1 if id(tensor) == embedding else int(found[1]) if (found := LAYER.search(name)) else depth
         factor = rate_factor(layer_weight(name), depth - 1 - layer, config)
-        if adapter and not is_adapter(name):
+        if (adapter and not is_adapter(name)) or is_fixed(name, config.vision):
             factor = None
         tensor.requires_grad_(factor is not None)
         if factor is None:

@@ -25,10 +25,10 @@ from typing import Any
 
 import torch
 
-from agentrl.attachments import routed_experts, support
+from agentrl.attachments import Placed, images, routed_experts, support
 from agentrl.common import cores
 from agentrl.config import EngineConfig
-from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, EngineError
+from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, EngineError, InvalidInput
 from agentrl.models.devices import torch_device
 from agentrl.models.tokenizers import HFTokenizer, load_tokenizer
 from agentrl.rollout.engines import grammars
@@ -106,6 +106,7 @@ class LocalEngine(ManagedEngine):
                 ([support.NAME] if self._config.support_bytes else [])
                 + ([routed_experts.NAME] if self._config.routed_experts else [])
             ),
+            inputs=frozenset([] if self._runner.images is None else [images.NAME]),
         )
         self._worker = SchedulerThread(self._scheduler, threads)
         self._grammars: grammars.Grammars | None = None
@@ -132,23 +133,40 @@ class LocalEngine(ManagedEngine):
     # -------------------------------------------------------------------------------------- generating
 
     async def generate(
-        self, request_id: str, input_ids: Sequence[int], sampling: Sampling, deadline: float | None = None
+        self,
+        request_id: str,
+        input_ids: Sequence[int],
+        sampling: Sampling,
+        deadline: float | None = None,
+        attached: Sequence[Placed] = (),
     ) -> AsyncIterator[Chunk | Turn]:
         """Yield chunks, then one `Turn`; see `agentrl.types.Engine.generate`."""
-        request = self._request(request_id, input_ids, sampling)
+        request = self._see(self._request(request_id, input_ids, sampling), attached)
         if sampling.grammar:
             await asyncio.to_thread(self._keep_to_grammar, request, sampling)
         async for item in self._run(request, deadline):
             if isinstance(item, Chunk | Turn):
                 yield item
 
-    async def score(self, input_ids: Sequence[int], temperature: float = 1.0) -> list[float]:
+    def _see(self, request: Request, attached: Sequence[Placed]) -> Request:
+        store = self._runner.images
+        if not attached:
+            return request
+        if store is None:
+            raise InvalidInput(f"the prompt has images, and model={str(self._path)!r} sees none")
+        request.ids, request.frames = store.named(request.ids, attached)
+        request.placeholder = store.token
+        return request
+
+    async def score(
+        self, input_ids: Sequence[int], temperature: float = 1.0, attached: Sequence[Placed] = ()
+    ) -> list[float]:
         """Log-probability of each token given those before it, at `temperature`; the first one's is 0.0."""
         check_temperature(temperature)
         ids = check_ids(input_ids, self._runner.vocab_size, self._max_context, free=0)
         if len(ids) == 1:
             return [0.0]
-        request = Request("score", ids, None, 0, 0, temperature=temperature)
+        request = self._see(Request("score", ids, None, 0, 0, temperature=temperature), attached)
         async for item in self._run(request, None):
             if isinstance(item, list):
                 return item
@@ -221,6 +239,8 @@ class LocalEngine(ManagedEngine):
         def change() -> None:
             load_weights(self._runner.model, weights)
             self._scheduler.forget_computed()
+            if self._runner.images is not None:
+                self._runner.images.forget()
             self._scheduler.version = version
 
         await self._worker.call(change)

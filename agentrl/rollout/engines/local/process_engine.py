@@ -14,7 +14,7 @@ import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -85,7 +85,8 @@ class ProcessEngine(ManagedEngine):
             if self._loaded is None:
                 with self._engine_errors():
                     self.worker.wait_ready(START_SECONDS)
-                    self._loaded = self.worker.run("capabilities", timeout=START_SECONDS)
+                    found: Capabilities = self.worker.run("capabilities", timeout=START_SECONDS)
+                    self._loaded = replace(found, inputs=frozenset())  # images are not sent to it yet
             assert self._loaded is not None
             return self._loaded
 

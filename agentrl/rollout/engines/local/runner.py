@@ -30,6 +30,7 @@ from agentrl.models.loading import load_causal_lm
 from agentrl.models.mixers import set_plan, wrap_mixers
 from agentrl.models.rope import too_long
 from agentrl.models.sizes import longest_path
+from agentrl.models.vision import load_vision_lm, sees
 from agentrl.rollout.engines.local.arena import Arena, bucket
 from agentrl.rollout.engines.local.experts import ExpertRecorder
 from agentrl.rollout.engines.local.flat import (
@@ -42,6 +43,7 @@ from agentrl.rollout.engines.local.flat import (
     decode,
     prefill,
 )
+from agentrl.rollout.engines.local.images import ImageStore
 from agentrl.rollout.engines.local.kernel import Kernel, make_kernel, suits
 from agentrl.rollout.engines.local.parts import Shared, parts
 from agentrl.rollout.engines.local.states import States
@@ -74,6 +76,7 @@ class ModelRunner:
         max_context: tokens of the longest path that it was made for.
         vocab_size: how many logits it gives.
         parameters: how many it has, tied ones once.
+        images: the frames of its prompts, where it sees images.
         states: what its layers carry from token to token, where some do.
         recorder: notes which experts tokens go to, where that is wanted and the model has some.
         kernel: computes steps in place of transformers, where the model suits it and there is a compiler.
@@ -104,6 +107,7 @@ class ModelRunner:
         self.model = _loaded(path, dtype)
         self.model.eval().requires_grad_(False).to(device)
         self.device = torch.device(device)
+        self.images = ImageStore(self.model) if sees(path) else None
         config = self.model.config.get_text_config()
         stateful = {mixer.layer for mixer in wrap_mixers(self.model)}
         self.states = States() if stateful else None
@@ -206,8 +210,9 @@ class ModelRunner:
             ]
             self.states.begin([(row, where) for row, where, _ in decode], pieces, self.device)
         padded = list(keep) + [0] * (-len(keep) % QUANTUM)
+        seen = None if self.images is None else self.images.embed(tokens)
         output = self.model(
-            input_ids=tokens[None],
+            **({"input_ids": tokens[None]} if seen is None else {"inputs_embeds": seen}),
             position_ids=positions[None],
             use_cache=False,
             logits_to_keep=torch.tensor(padded, dtype=torch.long, device=self.device),
@@ -335,7 +340,8 @@ class ModelRunner:
 def _loaded(path: Path, dtype: str) -> Any:
     """The model of a folder; errors as of `ModelRunner`."""
     try:
-        return load_causal_lm(path, getattr(torch, dtype), ATTENTION)
+        load = load_vision_lm if sees(path) else load_causal_lm
+        return load(path, getattr(torch, dtype), ATTENTION)
     except InvalidWeights:
         raise
     except InvalidInput as error:

@@ -350,7 +350,7 @@ class Scheduler:
         base = 0
         for request, segment in scored:
             count = len(segment.tokens)
-            targets = request.ids[segment.start + 1 : segment.start + count + 1]
+            targets = request.plain(request.ids[segment.start + 1 : segment.start + count + 1])
             logp_TV = log_probs(logits_TV[base : base + len(targets)], [request.temperature] * len(targets))
             target_T1 = torch.tensor(targets, dtype=torch.long, device=logp_TV.device)[:, None]
             request.logprobs.extend(logp_TV.gather(1, target_T1)[:, 0].tolist())
@@ -365,4 +365,5 @@ def _counted(request: Request, sampling: Sampling) -> tuple[Sequence[int], Seque
     """The turn's tokens so far and its prompt's, where penalties count them."""
     if not sampling.penalised:
         return (), ()
-    return request.ids[request.begins :], request.ids[: request.begins] if sampling.repetition_penalty != 1 else ()
+    before = request.plain(request.ids[: request.begins]) if sampling.repetition_penalty != 1 else ()
+    return request.ids[request.begins :], before

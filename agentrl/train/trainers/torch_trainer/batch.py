@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from agentrl.common import cores
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, InvalidInput
+from agentrl.models import vision
+from agentrl.train.forest import pictures
 from agentrl.train.forest.forest import Forest, Rows
 from agentrl.train.trainers.attention import AttentionPlan, BlockPlan
 from agentrl.train.trainers.flex import FLEX_BLOCK, FlexPlan
@@ -33,13 +35,29 @@ def computing(method: Callable[..., T]) -> Callable[..., T]:
 
 @dataclass(slots=True)
 class TorchBatch:
-    """A forest ready to be computed: trained rows, token ids and positions [1, T], plans of attention and states."""
+    """A forest ready to be computed: trained rows, token ids and positions [1, T], plans of attention and states.
+
+    `images` are its distinct frames, and each token's frame and place in it; None where it has none.
+    """
 
     rows: Rows
     token_ids: Tensor
     position: Tensor
     plan: AttentionPlan
     states: StateSchedule
+    images: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def inputs(self, trunk: nn.Module) -> dict[str, Tensor]:
+        """The tokens that a trunk computes: their ids, or their embeddings where some are of images.
+
+        Raises:
+            InvalidInput: the batch has images, and the model sees none.
+        """
+        if self.images is None:
+            return {"input_ids": self.token_ids}
+        if not hasattr(trunk, vision.TOWER):
+            raise InvalidInput(f"the sessions hold images, and {type(trunk).__name__} sees none")
+        return {"inputs_embeds": vision.embed(trunk, self.token_ids, *self.images)}
 
 
 def prepare_batch(forest: Forest, device: torch.device, longest: int | None = None) -> TorchBatch:
@@ -62,7 +80,9 @@ def prepare_batch(forest: Forest, device: torch.device, longest: int | None = No
     if device.type == "cuda":
         forest = forest.to(device).padded(padded_length(len(forest)))
     plan: AttentionPlan = FlexPlan(forest) if device.type == "cuda" else BlockPlan(forest)
-    return TorchBatch(rows, forest.token_ids[None], forest.position[None], plan, StateSchedule(forest))
+    found = pictures.images_of(forest.fields)
+    images = None if found is None else (found[0].to(device), found[1].to(device), found[2].to(device))
+    return TorchBatch(rows, forest.token_ids[None], forest.position[None], plan, StateSchedule(forest), images)
 
 
 def trunk_of(model: nn.Module) -> nn.Module:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from agentrl.models.loading import load_causal_lm
 from agentrl.models.mixers import wrap_mixers
 from agentrl.models.scoring import HEAD, ScoreHead, load_score_model
+from agentrl.models.vision import load_vision_lm, sees
 from agentrl.train.forest.forest import Rows
 from agentrl.train.trainers.attention import NAME
 
@@ -24,7 +25,8 @@ def load_network(folder: Path, head: ScoreHead | None, seed: int) -> nn.Module:
     """
     model: nn.Module
     if head is None:
-        model = load_causal_lm(folder, torch.float32, NAME)
+        load = load_vision_lm if sees(folder) else load_causal_lm
+        model = load(folder, torch.float32, NAME)
     else:
         model = load_score_model(folder, head, torch.float32, NAME, seed)
     wrap_mixers(model)

@@ -20,6 +20,8 @@ class TorchConfig(ParameterConfig):
     """AdamW; or Muon (momentum, orthogonalised by Newton-Schulz) for the matrices of hidden layers and AdamW for
     embeddings, heads, norms and experts' stacked matrices. Muon's updates are scaled to the size of AdamW's (Moonlight,
     arXiv:2502.16982), so one `algo.lr` and `algo.weight_decay` suit both."""
+    vision: Literal["full", "projector", "frozen"] = "full"
+    """Of a vision-language model: all is trained, or all but its tower, or neither tower nor projector."""
     proof: bool = True
     """Before training, test on a small model of the architecture that packed forests train like separate sequences."""
 

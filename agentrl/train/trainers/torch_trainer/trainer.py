@@ -305,7 +305,8 @@ class TorchTrainer(Distilling, StepLearner[TorchBatch]):
     def _hidden(self, trunk: nn.Module, batch: TorchBatch) -> Tensor:
         set_plan(trunk, batch.states)
         with self._precision():
-            out = trunk(input_ids=batch.token_ids, position_ids=batch.position, use_cache=False, forest_plan=batch.plan)
+            inputs = batch.inputs(trunk)
+            out = trunk(**inputs, position_ids=batch.position, use_cache=False, forest_plan=batch.plan)
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
 
