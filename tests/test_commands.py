@@ -25,7 +25,7 @@ import pytest
 
 from agentrl.cli import app, main
 from agentrl.cluster.server import free_port
-from agentrl.overrides import read_yaml, typed, validate
+from agentrl.overrides import merge, read_yaml, typed, validate
 from agentrl.rollout.workers.serve_process import ServeConfig
 from agentrl.train.chain.layers import is_chain
 from agentrl.train.chain.planning import plan_chain
@@ -542,6 +542,7 @@ def test_a_command_in_a_sentence_or_block_names_commands_and_settings_that_exist
     elif layers and is_chain(layers[0]):
         plan_chain(*layers, tree)
     elif name in ("train", "eval") and settings:
+        tree = merge(*layers, tree) if layers else tree
         if tree.pop("resume", None) or tree.pop("rerun", None):  # of a run whose settings are in its folder
             tree = {"env": {"name": "calculator"}, **tree}
         complete(tree)
