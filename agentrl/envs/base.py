@@ -223,10 +223,9 @@ class Env:
 
     def call(self, name: str, /, **arguments: Any) -> Message:
         """An assistant message that calls one tool; experts write it."""
-        context = context_of(self)
-        context.expert_calls += 1
         function = FunctionCall(name=name, arguments=_JSON.encode(arguments))
-        return Message(role="assistant", tool_calls=[ToolCall(id=f"call_{context.expert_calls}", function=function)])
+        call = ToolCall(id=context_of(self).new_call_id(), function=function)
+        return Message(role="assistant", tool_calls=[call])
 
     async def run_tools(self, message: Message) -> StepResult:
         """Run a message's tool calls, in order and up to the one that ends the task.

@@ -7,6 +7,7 @@ episodes read and write it here, and nowhere else.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +21,8 @@ Messages = str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, A
 """What an environment may return for messages: text (a user message), a message, a dict, or a list of them."""
 RunSubAgent = Callable[[Messages, Sequence[str], int, str], Awaitable[str]]
 """Runs a sub-agent, given the arguments of `Env.spawn`, and returns its result."""
+_CALL = re.compile(r"call_(\d+)")
+"""The id of an expert's tool call."""
 KEY = "__agentrl_context__"
 """The instance attribute that holds the context."""
 
@@ -84,6 +87,16 @@ class EpisodeContext:
     def end(self) -> None:
         """Note that the step under way ends the task."""
         self.over = True
+
+    def new_call_id(self) -> str:
+        """Return the id of an expert's next tool call."""
+        self.expert_calls += 1
+        return f"call_{self.expert_calls}"
+
+    def note_expert_turn(self, message: Message) -> None:
+        """Count the calls of an expert's turn that was written before the episode was restored."""
+        written = (_CALL.fullmatch(call.id) for call in message.tool_calls or ())
+        self.expert_calls = max([self.expert_calls, *(int(match[1]) for match in written if match)])
 
     def collect(self) -> tuple[float | None, bool]:
         """Return what was earned, and whether the task was ended, since the last call."""

@@ -24,6 +24,7 @@ from agentrl import tracing
 from agentrl.config import RolloutConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env
+from agentrl.envs.context import context_of
 from agentrl.envs.results import count_tools, environment_call, give_rewards, record_failure, set_rewards, timed
 from agentrl.envs.state import EnvState, EpisodeState
 from agentrl.envs.turns import Player, answers, following, moves, note, send
@@ -285,6 +286,8 @@ async def _opened(env: Env, session: Session, players: Mapping[str, Player], mid
         elif middle.state is not None:
             await calls.restore(env, middle.state)
     if middle is not None:
+        for turn in middle.known:
+            context_of(env.unwrapped).note_expert_turn(turn.message)
         return middle
     note(send(players, openings), seconds)
     return ResumePoint(None, 0, order=list(openings))

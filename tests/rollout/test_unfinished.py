@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentrl import tool
 from agentrl.config import RolloutConfig
-from agentrl.envs.base import Env
+from agentrl.envs.base import Env, has_expert
+from agentrl.envs.episode import EXPERT
 from agentrl.rollout.episodes.actors import ModelActor
 from agentrl.rollout.episodes.groups import TRAIN, Rollouts, new_group
 from agentrl.rollout.episodes.policies import Policy
@@ -81,6 +84,24 @@ class AtOnce(Saved):
     simultaneous = True
 
 
+class Called(Saved):
+    """The same, by a tool that an expert calls."""
+
+    @tool
+    def add(self, number: int) -> int:
+        """Add a number."""
+        self.sum += number
+        return self.sum
+
+    async def step(self, message: Message) -> StepResult:
+        ran = await self.run_tools(message)
+        result = await super().step(message)
+        return replace(result, messages=ran.messages)
+
+    def expert(self, messages: Sequence[Message]) -> Message:
+        return self.call("add", number=len(messages))
+
+
 class Killed(Recorder):
     """The recorder of a process that is killed: what a cancelled session is stored as is not stored."""
 
@@ -110,7 +131,8 @@ class Run:
             if resumed is not None:
                 rollouts.left.find(self.store, 0, resumed)
             group = new_group(TRAIN, 0, TASK)
-            actor = ModelActor(Sampling(temperature=1.0, max_new_tokens=400))
+            model = ModelActor(Sampling(temperature=1.0, max_new_tokens=400))
+            actor = EXPERT if has_expert(self.env(cut)) else model
             work = asyncio.create_task(rollouts.generate(group, actor, SIZE, phase=TRAIN, step=0))
             end = asyncio.create_task(cut.now.wait())
             async with asyncio.timeout(60):
@@ -138,7 +160,10 @@ def same(one: list[Session], other: list[Session]) -> bool:
     return [seen(session) for session in one] == [seen(session) for session in other]
 
 
-@pytest.mark.parametrize(("env", "agents"), [(Saved, ("agent",)), (Saved, ("one", "two")), (AtOnce, ("one", "two"))])
+@pytest.mark.parametrize(
+    ("env", "agents"),
+    [(Saved, ("agent",)), (Called, ("agent",)), (Saved, ("one", "two")), (AtOnce, ("one", "two"))],
+)
 @pytest.mark.parametrize("killed", [True, False])
 async def test_wherever_a_run_ends_its_sessions_go_on_and_no_stored_turn_is_generated_again(
     killed: bool, env: type[Saved], agents: tuple[str, ...], tmp_path: Path
@@ -159,7 +184,7 @@ async def test_wherever_a_run_ends_its_sessions_go_on_and_no_stored_turn_is_gene
                 assert list(store.sessions()) == group.sessions
                 assert store.counts() == {"completed": SIZE}
                 assert [store.state(name) for name in store.ids()] == [None] * SIZE, "an ended session keeps no state"
-                assert stored, "nothing was stored that could be continued"
+                assert stored or env is Called, "nothing was stored that could be continued"
                 more = run.turns - turns
                 assert more <= 2 * SIZE * at_once, "at most the turns under way are generated again, by each process"
 

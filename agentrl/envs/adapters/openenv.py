@@ -126,9 +126,7 @@ class OpenEnv(Env):
         """A random action that fits its schema, of words and numbers of the conversation."""
         if self.form == "text":
             return Message(role="assistant", content=rng.choice(words_of(messages)))
-        context = context_of(self)
-        context.expert_calls += 1
-        return random_call(rng, rng.choice(list(self.tools)), messages, f"call_{context.expert_calls}")
+        return random_call(rng, rng.choice(list(self.tools)), messages, context_of(self).new_call_id())
 
     async def close(self) -> None:
         """End the server's session."""
