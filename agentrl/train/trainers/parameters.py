@@ -13,7 +13,6 @@ from agentrl.errors import ConfigError
 from agentrl.models.vision import is_fixed
 from agentrl.train.trainers.lora import is_adapter, layer_weight
 from agentrl.train.trainers.parameter_settings import ParameterConfig
-from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
@@ -27,16 +26,19 @@ class TrainedParameter:
     muon: bool = False
 
 
-def trained_parameters(model: nn.Module, config: TorchConfig) -> list[TrainedParameter]:
+def trained_parameters(
+    model: nn.Module, config: ParameterConfig, *, optimizer: str = "adamw", vision: str = "full"
+) -> list[TrainedParameter]:
     """The parameters that are trained, in the model's order; gradients of the others are turned off.
 
-    Of a model with an adapter only the adapter's are, each by the settings of its layer's weight.
+    Of a model with an adapter only the adapter's are, each by the settings of its layer's weight. `optimizer` and
+    `vision` are the torch trainer's settings.
 
     Raises:
         ConfigError: a pattern matches no parameter, or nothing is left to train.
     """
     require_matches([name for name, _ in model.named_parameters() if not is_adapter(name)], config)
-    found = list(_trained(model, config))
+    found = list(_trained(model, config, optimizer, vision))
     if not found:
         raise ConfigError(f"trainer.freeze={list(config.freeze)} leaves no parameter to train")
     return found
@@ -67,7 +69,7 @@ def rate_factor(name: str, above: int, config: ParameterConfig) -> float | None:
     return float(factor * config.layer_decay ** max(0, above))
 
 
-def _trained(model: nn.Module, config: TorchConfig) -> Iterator[TrainedParameter]:
+def _trained(model: nn.Module, config: ParameterConfig, optimizer: str, vision: str) -> Iterator[TrainedParameter]:
     ends = {id(module.weight) for module in _ends(model)}
     named = list(model.named_parameters())
     if any(is_adapter(name) for name, _ in named) and any(is_fixed(name, "frozen") for name, _ in named):
@@ -78,12 +80,12 @@ def _trained(model: nn.Module, config: TorchConfig) -> Iterator[TrainedParameter
     for name, tensor in named:
         layer = -1 if id(tensor) == embedding else int(found[1]) if (found := LAYER.search(name)) else depth
         factor = rate_factor(layer_weight(name), depth - 1 - layer, config)
-        if (adapter and not is_adapter(name)) or is_fixed(name, config.vision):
+        if (adapter and not is_adapter(name)) or is_fixed(name, vision):
             factor = None
         tensor.requires_grad_(factor is not None)
         if factor is None:
             continue
-        muon = config.optimizer == "muon" and tensor.ndim == 2 and id(tensor) not in ends
+        muon = optimizer == "muon" and tensor.ndim == 2 and id(tensor) not in ends
         yield TrainedParameter(tensor, factor, muon)
 
 

@@ -109,8 +109,7 @@ class RankAdapter:
 
     def optimizer(self, config: MegatronConfig, algo: AlgoConfig, total_steps: int) -> Optimizer:
         """The optimizer of its matrices, which takes the same steps on every rank."""
-        weights: Any = config  # the settings of parameters have the same names
-        trained = trained_parameters(self.skeleton, weights)
+        trained = trained_parameters(self.skeleton, config, optimizer=config.optimizer)
         return Optimizer(trained, algo, total_steps, offload=config.offload_optimizer, reduce=self._sum)
 
     def _sum(self, gradients: Sequence[Tensor]) -> None:

@@ -124,7 +124,8 @@ class TorchTrainer(Distilling, StepLearner[TorchBatch]):
         reward = self.algorithm.reward_config if self.algorithm.needs.reward_model else None
         self.reward_model = RewardModel(self.model, reward, total_steps) if reward else None
         self.critic = self._new_critic(total_steps) if self.algorithm.needs.critic else None
-        weights, offload = trained_parameters(self.model, self.config), self.config.offload_optimizer
+        config, offload = self.config, self.config.offload_optimizer
+        weights = trained_parameters(self.model, config, optimizer=config.optimizer, vision=config.vision)
         self.optimizer: Optimizer = Optimizer(weights, algo, total_steps, offload=offload, reduce=self.reduce)
         self.reference = WeightCopy(self.model) if self.keeps_reference else None
         self.average = WeightCopy(self.model) if self.config.average_decay is not None else None
