@@ -333,6 +333,10 @@ _SCORES = Elsewhere(
 _LORA = "tests/train/lora/test_lora.py::test_"
 _MIGRATION = "tests/train/migration/test_"
 PAGES_OF_OTHERS = {
+    ("several_agents.md", "agentrl train -c examples/several_agents/demand.yaml agents.right=rival"): Elsewhere(
+        "tests/train/test_several_learners.py::"
+        "test_each_policy_learns_what_its_own_run_would_and_a_killed_run_goes_on_bit_for_bit"
+    ),
     ("migration.md", "agentrl convert data"): Elsewhere(
         f"{_MIGRATION}data.py::test_the_command_says_what_it_left_out_and_ends_with_1_where_nothing_is_carried"
     ),

@@ -83,8 +83,7 @@ class RunConfig(Section):
     gateway: GatewayConfig = GatewayConfig()
     """Where such programs reach the model."""
     policies: dict[str, PolicyConfig] = Field({})
-    """Policies by name beside the main one: opponents, user simulators, past versions, others that learn; see
-    docs/several_agents.md."""
+    """Policies by name: opponents, user simulators, past versions, others that learn; see docs/several_agents.md."""
     agents: dict[str, str] = Field({})
     """Which policy plays which of an environment's agents; `main`, which is trained, plays those not named here."""
     rewards: RewardSections = Field({})
@@ -112,7 +111,7 @@ class RunConfig(Section):
     """Steps between checkpoints; the last step always has one."""
     keep_checkpoints: PositiveInt = 2
     """How many checkpoints are kept."""
-    keep_best: str | None = None
+    keep_best: str | None = Field(default=None, pattern=r"^-?eval/.+$")
     """A metric of evaluations, eval/mean for example: the checkpoint with its highest value is kept besides the newest;
     -eval/loss: with its lowest."""
     checkpoint_url: str | None = None
@@ -188,10 +187,8 @@ class RunConfig(Section):
                 "ones: use an algorithm that compares turns, such as grpo, or rollout.branch=none"
             )
         if self.algo.shaping.turns != "as_they_are" and self.rollout.branch.name != "none":
-            raise ValueError(
-                f"algo.shaping.turns={self.algo.shaping.turns} compares a session's turns in their order, and "
-                f"rollout.branch={self.rollout.branch.name} forks sessions: use branch=none"
-            )
+            turns, forks = self.algo.shaping.turns, self.rollout.branch.name
+            raise ValueError(f"algo.shaping.turns={turns} compares a session's turns, and branch={forks} forks them")
         if needs.greedy and self.agent is not None:
             raise ValueError(f"algo={self.algo.name} needs greedy sessions, and an agent program samples as it likes")
         if self.rollout.group_size < least:
@@ -208,8 +205,8 @@ class RunConfig(Section):
         if self.rollout.temperature == 0:
             raise ValueError("rollout.temperature=0 can't be trained on; 0 is for evaluation (eval.temperature)")
         self.eval.limits(self.rollout)
-        if self.keep_best is not None:
-            self._best_can_be_known()
+        if self.keep_best is not None and self.eval.every is None:
+            raise ValueError(f"keep_best={self.keep_best} needs eval.every, as often as checkpoint_every")
         if self.eval.weights == "averaged":
             self._averages_can_be_evaluated()
         if self.trainer.token_budget < self.rollout.turn_tokens:
@@ -283,11 +280,11 @@ class RunConfig(Section):
         """Raise a ValueError where several policies learn with what can't be done for several yet."""
         if not self.learned:
             return
-        cluster = self.cluster
-        beside = cluster.environments or cluster.rewards or cluster.gateways or cluster.holds_sessions
+        at = self.cluster
         lacking = {
-            f"cluster={cluster.name}": cluster.name != "local",
-            "cluster.environments, rewards, gateways or sessions": beside,
+            f"cluster={at.name}": at.name != "local",
+            "cluster.environments or gateways": at.environments or at.gateways,
+            "cluster.rewards or sessions": at.rewards or at.holds_sessions,
             f"rollout.staleness={self.rollout.staleness}": self.rollout.staleness,
             "rollout.reuse": self.rollout.reuse,
             "fleet.colocated=true": self.fleet.shared,
@@ -310,9 +307,7 @@ class RunConfig(Section):
                 f"algo={config.algo.name} ({name})": asks or getattr(config.algo, "value_view", 0),
             }
         if found := next((what for what, is_there in lacking.items() if is_there), None):
-            raise ValueError(
-                f"policies.{self.learned[0]} learns beside {MAIN}, and {found} is not there for several yet"
-            )
+            raise ValueError(f"policies.{self.learned[0]} learns beside {MAIN}: {found} is not there for several yet")
 
     def _policy_judges(self, reward: str, name: str) -> None:
         """Give a reward the address of the policy that judges for it (`rewards.NAME.policy`)."""
@@ -383,13 +378,6 @@ class RunConfig(Section):
                 f"{every} starts another engine on this machine, which {wrong} has no place for; "
                 "`agentrl verify RUN --weights` compares with checkpoints later"
             )
-
-    def _best_can_be_known(self) -> None:
-        """Raise a ValueError where no checkpoint but the last is measured, or by no evaluation."""
-        if not str(self.keep_best).removeprefix("-").startswith("eval/"):
-            raise ValueError(f"keep_best={self.keep_best}: a metric of evaluations is expected, such as eval/mean")
-        if self.eval.every is None:
-            raise ValueError(f"keep_best={self.keep_best} needs eval.every, as often as checkpoint_every")
 
     def _averages_can_be_evaluated(self) -> None:
         """Raise a ValueError where the run keeps no average, or can't start another engine for it."""

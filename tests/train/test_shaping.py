@@ -222,5 +222,5 @@ def test_a_turns_own_reward_and_its_comparison_have_weights() -> None:
     shaping = ShapingConfig(turns="margin", turn_alpha=2.0, turn_outcome=0.0)
     assert compare_with_earlier([[1.0, 0.5], [0.5]], shaping) == [[0.0, -0.5], [0.0]]
     fields = {"algo": {"shaping": {"turns": "margin"}}, "rollout": {"branch": {"name": "every"}}}
-    with pytest.raises(ValidationError, match=r"algo.shaping.turns=margin compares a session's turns in their order"):
+    with pytest.raises(ValidationError, match=r"algo.shaping.turns=margin compares a session's turns, and branch="):
         RunConfig.model_validate({"env": {"name": "castle"}, **fields})

@@ -124,9 +124,11 @@ class TorchTrainer(Distilling, StepLearner[TorchBatch]):
         reward = self.algorithm.reward_config if self.algorithm.needs.reward_model else None
         self.reward_model = RewardModel(self.model, reward, total_steps) if reward else None
         self.critic = self._new_critic(total_steps) if self.algorithm.needs.critic else None
-        config, offload = self.config, self.config.offload_optimizer
+        config = self.config
         weights = trained_parameters(self.model, config, optimizer=config.optimizer, vision=config.vision)
-        self.optimizer: Optimizer = Optimizer(weights, algo, total_steps, offload=offload, reduce=self.reduce)
+        self.optimizer: Optimizer = Optimizer(
+            weights, algo, total_steps, offload=config.offload_optimizer, reduce=self.reduce
+        )
         self.reference = WeightCopy(self.model) if self.keeps_reference else None
         self.average = WeightCopy(self.model) if self.config.average_decay is not None else None
 
@@ -333,10 +335,7 @@ class TorchTrainer(Distilling, StepLearner[TorchBatch]):
     # -------------------------------------------------------------------------- weights and folders
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every parameter once, by the name that files have for it; tied ones by the name they are stored by.
-
-        Where transformers has a layer's experts in one tensor, each expert is yielded by itself.
-        """
+        """Yield every parameter once, by the name that files have for it; each expert of a layer by itself."""
         return self._named_weights({})
 
     def parts(self) -> dict[str, SavedAdapter]:
@@ -372,10 +371,7 @@ class TorchTrainer(Distilling, StepLearner[TorchBatch]):
         torch_checkpoint.load(self, Path(path))
 
     def export(self, path: Path) -> None:
-        """Write a Hugging Face folder: the weights, and whatever else the source folder held when it was read.
-
-        In it there is another one, `averaged`, where an average is kept (`trainer.average_decay`).
-        """
+        """Write a Hugging Face folder, and in it another one, `averaged`, with `trainer.average_decay`."""
         with exported(Path(path), self._side_files) as folder:
             self.write(folder)
             if self.average is not None:
@@ -396,8 +392,7 @@ class TorchTrainer(Distilling, StepLearner[TorchBatch]):
 
     def release(self) -> None:
         """See `MemoryReleasing`: what torch keeps for later allocations."""
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()  # nothing without CUDA
 
     def close(self) -> None:
         """Free the weights."""
