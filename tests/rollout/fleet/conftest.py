@@ -11,8 +11,9 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from agentrl.config import WEIGHTS, EngineConfig, FleetConfig
+from agentrl.config import WEIGHTS, FleetConfig
 from agentrl.rollout.engines.local.engine import LocalEngine
+from agentrl.rollout.engines.local.plugin import LocalConfig
 from agentrl.rollout.fleet.fleet import Fleet
 from agentrl.rollout.weights import make_publisher
 from agentrl.types import Engine
@@ -20,7 +21,8 @@ from tests.rollout.engines.conftest import folder
 
 __all__ = ["folder"]
 
-LOCAL = EngineConfig(max_batch=8, device="cpu")
+LOCAL = LocalConfig(max_batch=8, device="cpu", kernel="torch")
+"""The slower kernel: faults come while turns are under way."""
 QUICK = FleetConfig(probe_every=0.2, probe_timeout=20, stall_timeout=60)
 
 

@@ -65,6 +65,7 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
     given, ignored = PARAMETERS.check(body, limits)
     if given.get("top_logprobs") and not given.get("logprobs", False):
         raise ApiError(400, "top_logprobs: needs logprobs to be true", "invalid_value", "top_logprobs")
+    form, named = _form(given)
     declared = given.get("tools", [])
     tools, force, allowed = chosen(tools_of(declared), given.get("tool_choice", "auto"))
     if custom.grammars(declared):
@@ -76,7 +77,7 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
         history=body.history,
         convert=functools.partial(convert, strict=limits.strict_fields),
         tools=tools,
-        sampling=sampling_of(given, limits, form_of(_form(given), "response_format", force, ignored), json_schema),
+        sampling=sampling_of(given, limits, form_of(form, named, force, ignored), json_schema, named),
         n=number(given, "n", 1, 1, limits.choices, whole=True),
         stream=given.get("stream", False),
         force=force,
@@ -125,8 +126,8 @@ def sampling_of(
     )
 
 
-def _form(given: Mapping[str, Any]) -> Any:
-    """The form of the text, in OpenAI's words or in those of vLLM.
+def _form(given: Mapping[str, Any]) -> tuple[Any, str]:
+    """The form of the text, in OpenAI's words or in those of vLLM, and the field that has it.
 
     Raises:
         ApiError: there are several, or one that is no schema.
@@ -135,12 +136,12 @@ def _form(given: Mapping[str, Any]) -> Any:
     if len(forms) > 1:
         raise ApiError(400, f"only one of {' and '.join(name for name, _ in forms)}", "invalid_value", forms[1][0])
     if not forms or forms[0][0] == "response_format":
-        return given.get("response_format")
+        return given.get("response_format"), "response_format"
     ((name, schema),) = forms
     if name == "structured_outputs":
         wanted = object_at(schema, name)
         if wanted.keys() == {"regex"} and isinstance(wanted["regex"], str):
-            return {"type": "regex", "regex": wanted["regex"]}
+            return {"type": "regex", "regex": wanted["regex"]}, name
         if wanted.keys() != {"json"}:
             raise unsupported(name, f"{', '.join(sorted(wanted))[:100]}; only json, a schema, or regex")
         schema = wanted["json"]
@@ -149,7 +150,7 @@ def _form(given: Mapping[str, Any]) -> Any:
             schema = json.loads(schema)
         except ValueError:
             raise ApiError(400, f"{name}: is no JSON", "invalid_value", name) from None
-    return {"type": "json_schema", "json_schema": {"schema": dict(object_at(schema, name))}}
+    return {"type": "json_schema", "json_schema": {"schema": dict(object_at(schema, name))}}, name
 
 
 def _thinking(template: Any) -> bool | None:
