@@ -17,8 +17,9 @@ from agentrl import cluster
 from agentrl.cluster import Role, Worker
 from agentrl.cluster.wire import frames
 from agentrl.cluster.wire.calls import Listener
-from agentrl.config import WEIGHTS, EngineConfig, FleetConfig
+from agentrl.config import WEIGHTS, FleetConfig
 from agentrl.errors import EngineError
+from agentrl.rollout.engines.local.plugin import LocalConfig
 from agentrl.rollout.engines.local.process_engine import ProcessEngine
 from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.rollout.episodes.policies import Policy
@@ -93,7 +94,11 @@ class Setting:
 
 
 def make(kind: str, folder: Path) -> Engine:
-    return ProcessEngine(folder, EngineConfig(max_batch=16, device="cpu")) if kind == "process" else started(folder)
+    return (
+        ProcessEngine(folder, LocalConfig(max_batch=16, device="cpu", kernel="torch"))
+        if kind == "process"
+        else started(folder)
+    )
 
 
 def pid(engine: Any) -> int:

@@ -49,6 +49,7 @@ def test_evaluations_sample_from_the_average_at_that_step_and_training_stays_the
     world = tmp_path / "world.py"
     world.write_text(WORLD)
     settings: dict[str, Any] = SETTINGS | {"rollout.staleness": 0, "rollout.order": "number", "rollout.turn_tokens": 8}
+    settings |= {"rollout.top_p": 1.0, "rollout.repetition_penalty": 1.0}  # `worst_difference` knows full support alone
     settings |= {"steps": 3, "eval.every": 1, "checkpoint_every": 1, "keep_checkpoints": 4, "keep_best": "eval/mean"}
     plain, _ = train(env=f"{world}:Dense", **settings, run_dir=str(tmp_path / "plain"))
     ours, shown = train(env=f"{world}:Dense", **settings, **AVERAGED, run_dir=str(tmp_path / "ours"))

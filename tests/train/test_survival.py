@@ -97,12 +97,12 @@ def test_a_disk_that_is_full_at_the_first_checkpoint_keeps_the_run_which_goes_on
     """The folder was removed, and with it a warm start of hours."""
     write = RunFolder.save_checkpoint
 
-    def full(self: RunFolder, step: int, write_: Any, keep: int) -> Path:
+    def full(self: RunFolder, step: int, write_: Any, *others: Any) -> Path:
         def half(path: Path) -> None:
             (path / "model.safetensors").write_bytes(b"half")
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        return write(self, step, half, keep)
+        return write(self, step, half, *others)
 
     settings = {**SMALL, "env": "own.py:Digits"}
     agentrl.train(**settings, run_dir="whole")

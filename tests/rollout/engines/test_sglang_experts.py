@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from agentrl.attachments import routed_experts
+from agentrl.attachments import routed_experts, support
 from agentrl.errors import ConfigError
 from agentrl.rollout.engines.contract import CHECKS, EngineSubject
 from agentrl.rollout.engines.servers.server_settings import ServerConfig
@@ -77,7 +77,7 @@ async def test_a_turns_experts_are_those_of_one_forward_pass_over_the_whole_path
             assert start == len(ids) - 1
             ids = [*ids, *said(5)]
 
-    assert sglang.capabilities.attachments == {routed_experts.NAME}
+    assert sglang.capabilities.attachments == {routed_experts.NAME, support.NAME}
     shared = said(40)
     await asyncio.gather(*[session(f"s{i}", [*shared, *said(1 + 5 * i)]) for i in range(4)])
 
