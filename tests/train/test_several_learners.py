@@ -117,7 +117,7 @@ def test_a_policy_sees_the_others_turns_as_those_of_frozen_partners() -> None:
 )
 def test_what_several_learners_lack_is_refused_by_name(settings: dict[str, Any], named: str) -> None:
     both = {"env": {"name": DEMAND}, "agents": {"right": "other"}, "policies": {"other": {"trainer": "torch"}}}
-    with pytest.raises(ValidationError, match=rf"policies.other learns beside main, and .*{named}"):
+    with pytest.raises(ValidationError, match=rf"policies.other learns beside main: .*{named}"):
         RunConfig.model_validate(both | settings)
 
 
