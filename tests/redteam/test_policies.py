@@ -25,6 +25,7 @@ REFUSES = "Unfortunately that is not possible. "
 LEVELS = (1, 2, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", RETAIL, ids=ids(RETAIL))
 async def test_no_customer_is_served_by(case: Attack) -> None:
     """All digits in a refusal answered every question about a number: a fifth of level 3 was solved."""
@@ -63,6 +64,7 @@ def strings(value: Any) -> Iterator[str]:
     yield from [value] if isinstance(value, str) else [text for each in inner for text in strings(each)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", WEB, ids=ids(WEB))
 @pytest.mark.parametrize("name", ["web_shop", "web_forms"])
 async def test_no_site_is_worked_by(name: str, case: Attack) -> None:

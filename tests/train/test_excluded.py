@@ -76,6 +76,7 @@ def shifted(credit: Credit) -> Credit:
     return replace(credit, shares=shares)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("seed", range(3))
 def test_every_algorithm_credits_and_packs_as_if_an_excluded_tree_had_never_been(name: str, seed: int) -> None:

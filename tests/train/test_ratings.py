@@ -160,6 +160,7 @@ def test_games_that_no_run_has_are_refused_by_name(
         ratings.read(tmp_path)
 
 
+@pytest.mark.slow
 @given(
     games=st.dictionaries(st.tuples(st.integers(1, 12), st.integers(0, 12)), st.integers(0, 2**62), max_size=30),
     every=st.integers(1, 3),

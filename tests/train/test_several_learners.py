@@ -46,6 +46,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.slow
 def test_each_policy_learns_what_its_own_run_would_and_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     agentrl.train(run_dir=str(straight), **BOTH)

@@ -114,6 +114,7 @@ def test_a_client_that_trusts_the_authority_has_a_conversation_and_no_other_gets
     assert b"sk-planted" not in span
 
 
+@pytest.mark.slow
 async def test_at_all_interfaces_a_session_is_reached_under_the_address_that_its_client_used(tmp_path: Path) -> None:
     with Store(tmp_path / "sessions.db") as store:
         app = create_app(ScriptedEngine(), renderer(), store, limits=Limits(), secret=b"s" * 32)

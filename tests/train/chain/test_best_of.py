@@ -30,6 +30,7 @@ def plan(tmp_path: Path, stages: dict[str, Any], **common: Any) -> Any:
     return plan_chain({"stages": stages, "run_dir": str(tmp_path / "chain"), **spread(common)})
 
 
+@pytest.mark.slow
 def test_the_best_sessions_are_what_the_next_stage_imitates_and_a_kill_changes_nothing(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     stages = {"best": BEST, "imitate": IMITATE}

@@ -74,6 +74,7 @@ def same_bits(one: Path, other: Path) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_a_chain_is_its_runs_and_the_same_after_kills_anywhere(tmp_path: Path) -> None:
     stages, whole = three(tmp_path), tmp_path / "whole"
     result = api.train(stages=stages, run_dir=str(whole), **SMALL)

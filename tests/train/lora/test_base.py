@@ -78,6 +78,7 @@ def test_ranks_go_on_from_the_base_beside_their_checkpoint_too(config: TrainerCo
         again.close()
 
 
+@pytest.mark.slow
 def test_a_run_publishes_adapters_also_after_its_warm_start_and_resumes_with_the_base_that_it_kept(
     tmp_path: Path,
 ) -> None:

@@ -132,6 +132,7 @@ def test_critics_and_reward_models_learn_beside_an_adapter(tiny_llama: Path, set
     assert own is None or not any("lora" in name for name, _ in own.named_parameters())
 
 
+@pytest.mark.slow
 def test_merged_weights_compute_what_the_adapter_does_and_so_does_peft(tiny_llama: Path, tmp_path: Path) -> None:
     need((PACKAGES / "installed").exists(), "PEFT is not there: make .venv-peft/installed")
     trainer = trainer_on(tiny_llama, rslora=True, targets=("*.q_proj", "*.down_proj"))

@@ -59,6 +59,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(run / "checkpoints" / "step-000004" / "model.safetensors")
 
 
+@pytest.mark.slow
 def test_supervised_learning_lowers_the_held_out_loss_and_is_the_same_after_a_kill(tmp_path: Path) -> None:
     data = str(rows(tmp_path / "sums.jsonl"))
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -112,6 +113,7 @@ def naive_loss(model: Path, data: str) -> float:
     return sum(losses.values()) / len(losses)
 
 
+@pytest.mark.slow
 def test_recorded_sessions_are_imitated_and_reinforced_with_their_own_log_probabilities(tmp_path: Path) -> None:
     recorded, imitated, reinforced = (tmp_path / name for name in ("recorded", "imitated", "reinforced"))
     small = {"rollout.group_size": 4, "warm_start.steps": 4, "warm_start.demos": 8, "eval.tasks": 1, "steps": 2}

@@ -33,6 +33,7 @@ def pairs(folder: Path) -> str:
     return str(folder)
 
 
+@pytest.mark.slow
 def test_dpo_on_a_file_raises_the_held_out_margin_and_resumes_bit_for_bit(tmp_path: Path) -> None:
     (data := tmp_path / "data").mkdir()
     whole, cut = tmp_path / "whole", tmp_path / "cut"
@@ -101,6 +102,7 @@ def naive_margin(run: Path, data: Path) -> float:
     return sum(margins) / len(margins)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["simpo", "orpo", "cpo", "kto"])
 def test_the_other_losses_learn_from_the_same_file(tmp_path: Path, algo: str) -> None:
     more: dict[str, Any] = SMALL | {"steps": 2, "eval.every": 9}

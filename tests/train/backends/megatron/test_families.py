@@ -227,6 +227,7 @@ def _has_megatron() -> bool:
     return importlib.util.find_spec("megatron") is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(FAMILIES.known()))
 def test_a_model_of_every_kind_can_be_made_small_for_the_check(name: str) -> None:
     kind = FAMILIES.find(name)

@@ -50,6 +50,7 @@ def test_a_forest_is_the_sum_over_its_paths(case: str, world: World, tmp_path: P
         assert {name: d for name, d in far.items() if not d < 1e-4} == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("context", "tensor"), [(1, 1), (2, 1), (2, 2), (3, 2), (4, 1)])
 def test_every_token_is_held_by_one_rank_and_costs_are_shared(seed: int, context: int, tensor: int) -> None:
