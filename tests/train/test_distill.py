@@ -122,6 +122,7 @@ def test_where_tasks_name_their_teachers_any_policy_with_weights_that_plays_nobo
     assert config.asked_policies == {"teacher", "maths"}
 
 
+@pytest.mark.slow  # whose fixture is the suite's learning run
 def test_a_teacher_with_another_tokenizer_is_refused_by_name(taught: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"policies.teacher.model=.*smollm.*tokenizer .*49152 tokens"):
         agentrl.train(

@@ -79,7 +79,7 @@ class Retail(Env):
             return {}
         return {
             "steps": 30,
-            "warm_start.steps": 400,
+            "warm_start.steps": 800,
             "warm_start.batch": 16,
             "warm_start.lr": 4e-3,
             "algo.lr": 2e-4,
