@@ -104,6 +104,12 @@ def learned(once: shared.Once) -> Path:
     return once("learned", train) / "run"
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """`learned` takes minutes, which `make check` has not: who asks for it is slow."""
+    if "learned" in getattr(item, "fixturenames", ()) and item.get_closest_marker("slow") is None:
+        pytest.fail("it asks for the suite's learning run and is not marked slow", pytrace=False)
+
+
 @pytest.fixture(scope="session")
 def taught(learned: Path) -> Path:
     """A tiny model that calls its calculator and solves a third of the problems: `learned` after its warm start."""
