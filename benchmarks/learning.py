@@ -1,10 +1,10 @@
 """What the tiny model learns in built-in environments: `python -m benchmarks.learning [NAME ...] [--seeds N]`.
 
-Each run is what `agentrl train env=calculator` or `agentrl train env=data_analysis env.level=1` does: imitation of the
-environment's demonstrator, then reinforcement learning. The baseline of each run is its own policy after the warm
-start, on the same held-out tasks. Demonstrators err (calculator's in a third of its turns, data_analysis's in half of
-its tasks), so that this policy has something to learn. `--small` takes a step of each, to show that a run comes to its
-end, and says nothing about learning.
+Each run is what `agentrl train env=calculator`, or `data_analysis` or `retail` with `env.level=1`, does: imitation of
+the environment's demonstrator, then reinforcement learning. The baseline of each run is its own policy after the warm
+start, on the same held-out tasks. Demonstrators err (calculator's in a third of its turns, the others' in half of their
+tasks), so that this policy has something to learn. `--small` takes a step of each, to show that a run comes to its end,
+and says nothing about learning.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from benchmarks.machine import machine
 SETTINGS: Mapping[str, dict[str, Any]] = {
     "calculator": {"env": "calculator"},
     "data_analysis": {"env": {"name": "data_analysis", "level": 1}},
+    "retail": {"env": {"name": "retail", "level": 1}},
 }
 SMALL: dict[str, Any] = {
     "steps": 1,
