@@ -178,7 +178,6 @@ class RunConfig(Section):
             needs = ALGORITHMS.plugins().find(self.algo.name)(self.algo).needs
         except UntrustedCode:  # a record's, whose run was checked when it began
             return self
-        least = needs.group_size
         if needs.branches and self.rollout.branch.name == "none":
             raise ValueError(f"algo={self.algo.name} needs continuations: set rollout.branch, for example to every")
         if needs.whole_sessions and self.rollout.branch.name != "none":
@@ -186,15 +185,12 @@ class RunConfig(Section):
                 f"rollout.branch={self.rollout.branch.name} forks sessions, and algo={self.algo.name} compares whole "
                 "ones: use an algorithm that compares turns, such as grpo, or rollout.branch=none"
             )
-        if self.algo.shaping.turns != "as_they_are" and self.rollout.branch.name != "none":
-            turns, forks = self.algo.shaping.turns, self.rollout.branch.name
-            raise ValueError(f"algo.shaping.turns={turns} compares a session's turns, and branch={forks} forks them")
         if needs.greedy and self.agent is not None:
             raise ValueError(f"algo={self.algo.name} needs greedy sessions, and an agent program samples as it likes")
-        if self.rollout.group_size < least:
+        if self.rollout.group_size < needs.group_size:
             raise ValueError(
                 f"rollout.group_size={self.rollout.group_size} leaves algo={self.algo.name} no group to compare with; "
-                f"use rollout.group_size>={least}"
+                f"use rollout.group_size>={needs.group_size}"
             )
         if self.algo.minibatches > self.rollout.groups_per_step:
             raise ValueError(
@@ -325,13 +321,16 @@ class RunConfig(Section):
         self.__dict__["rewards"] = {**self.rewards, reward: asked}
 
     def _groups_can_be_compared(self, greedy: bool) -> None:
-        """Raise a ValueError where a reward of groups is given, and their sessions can't be compared as wholes."""
+        """Raise a ValueError where sessions that rewards or shaping compare as wholes are forked, or stand alone."""
+        forks = self.rollout.branch.name
+        if (turns := self.algo.shaping.turns) != "as_they_are" and forks != "none":
+            raise ValueError(f"algo.shaping.turns={turns} compares a session's turns, and branch={forks} forks them")
         found = next((name for name, each in self.rewards.items() if isinstance(each, GroupRewardConfig)), None)
         if found is None:
             return
         where = f"rewards.{found}={self.rewards[found].name} compares the sessions of a group"
-        if self.rollout.branch.name != "none":
-            raise ValueError(f"{where}, and rollout.branch={self.rollout.branch.name} forks them: use branch=none")
+        if forks != "none":
+            raise ValueError(f"{where}, and rollout.branch={forks} forks them: use branch=none")
         if greedy:
             raise ValueError(f"{where}, and algo={self.algo.name} has a greedy baseline, which is compared with none")
         if self.cluster.holds_sessions:

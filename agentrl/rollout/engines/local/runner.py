@@ -104,8 +104,7 @@ class ModelRunner:
             InvalidWeights: its files don't hold the weights of its configuration.
             EngineError: it can't be loaded, or its attention is of a kind that the flat step has no place for.
         """
-        self.model = _loaded(path, dtype)
-        self.model.eval().requires_grad_(False).to(device)
+        self.model = _loaded(path, dtype).eval().requires_grad_(False).to(device)
         self.device = torch.device(device)
         self.images = ImageStore(self.model) if sees(path) else None
         config = self.model.config.get_text_config()
@@ -123,8 +122,7 @@ class ModelRunner:
         limits = [tokens for tokens in (longest_path(config), context) if tokens is not None]
         if not limits:
             raise EngineError(f"model={str(path)!r} gives no longest path in its config.json: set engine.max_context")
-        self.max_context = min(limits)
-        self.vocab_size = int(config.vocab_size)
+        self.max_context, self.vocab_size = min(limits), int(config.vocab_size)
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self._heads, kv_heads = shapes[0].heads, shapes[0].kv_heads
         self._group = self._heads // kv_heads
@@ -142,15 +140,17 @@ class ModelRunner:
             experts=(self.recorder.layers, self.recorder.topk) if self.recorder is not None else None,
             slots=list(attending),
         )
-        self.kernel: Kernel | None = None
-        self.kernel_name = self.slow = ""
-        if suits(self.model, attending, self.parameters):
-            if kernel == "auto":
-                self.kernel, self.slow = make_kernel(self.model, self.max_context)
-            self.kernel_name = self.kernel.name if self.kernel is not None else "torch"
+        self.kernel, self.kernel_name, self.slow = self._chosen_kernel(kernel, attending)
         if self.states is not None:
             self.arena.states = self.states.rows
             set_plan(self.model, self.states)
+
+    def _chosen_kernel(self, kernel: str, attending: dict[int, LayerShape]) -> tuple[Kernel | None, str, str]:
+        """The kernel, its name, and why there is none; see the class."""
+        if not suits(self.model, attending, self.parameters):
+            return None, "", ""
+        made, slow = make_kernel(self.model, self.max_context) if kernel == "auto" else (None, "")
+        return made, "torch" if made is None else made.name, slow
 
     @torch.inference_mode()
     def _shapes(self, config: Any, stateful: set[int]) -> dict[int, LayerShape]:
