@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
@@ -146,8 +147,9 @@ def create_app(
     gateway.closing.append(forwarding.close)
     app = GatewayApp(title="agentrl gateway", version="1", description=__doc__)
     app.state.gateway, app.state.url, app.shard = gateway, url, shard
-    _sessions(app, gateway, admin_key)
-    _protocols(app, gateway, forwarding)
+    # FastAPI caches every endpoint's function for the life of the process: they must not keep the engine with it.
+    _sessions(weakref.proxy(app), weakref.proxy(gateway), admin_key)
+    _protocols(weakref.proxy(app), weakref.proxy(gateway), forwarding)
     _errors(app)
     return app
 
