@@ -5,12 +5,16 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest --numprocesses 3
 COVERAGE := --rcfile=tests/suite/coverage.ini
 
-.PHONY: train test check lint quick times stress coverage planted installed uv clients clients-all adapters engines docs gpu format clean
+.PHONY: train test nightly check lint quick times stress coverage planted installed uv clients clients-all adapters engines docs gpu format clean
 
 train: .venv/installed
 	$(BIN)/agentrl train env=calculator
 
 test: installed
+	$(PYTEST) -m "not nightly and not hub"
+
+# All of the suite: also the dear tests for which a cheaper one stands in above (tests/suite/nightly.py).
+nightly: installed
 	$(PYTEST)
 
 # Linters and the tests that start no process, in a minute and a half; they share the two cores.

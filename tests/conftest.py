@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.suite import bytecode, leftovers, memory, pairs, schedule, shared, stress, times
+from tests.suite import bytecode, leftovers, memory, nightly, pairs, schedule, shared, stress, times
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # on two shared cores, spinning threads cost more than they give
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -40,6 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
         bytecode.keep(config)
     if config.getoption("--times") is not None and (is_worker or not workers):
         times.install(config, config.getoption("--times"))
+    config.pluginmanager.register(nightly.Nightly())
     config.pluginmanager.register(schedule.PartsEnd())
     memory.install(config)  # after that, whose caches it gives back
     stress.install(config, config.getoption("--record"), config.getoption("--stop-after"))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.suite.memory import GiveBack
+from tests.suite.nightly import NIGHTLY, is_nightly
 from tests.suite.schedule import CACHED, FIRST, PARTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,6 +24,14 @@ class Cycle:
 @pytest.mark.parametrize("path", PATHS)
 def test_what_the_tables_name_is_there(path: str) -> None:
     assert list(ROOT.glob(f"{path.rstrip('/')}*"))
+
+
+@pytest.mark.parametrize(("left_out", "kept"), NIGHTLY.items())
+def test_what_make_test_leaves_out_is_there_and_so_is_what_stands_in_for_it(left_out: str, kept: str) -> None:
+    assert not is_nightly(kept)
+    for address in (left_out, kept):
+        file, _, name = address.partition("[")[0].partition("::")
+        assert f"def {name}(" in (ROOT / file).read_text(), address
 
 
 def test_what_is_light_and_begun_first_needs_no_heavy_part() -> None:
