@@ -29,7 +29,8 @@ from agentrl.train.record import kept_code
 from agentrl.train.record.replay.weights import weights_of
 from agentrl.train.record.verify.recorded import Recorded
 from agentrl.types import MAIN, Engine, Node, Session, VersionSpan
-from agentrl.types.branches import alone, branch_nodes, branch_of
+from agentrl.types.branches import alone, branch_nodes
+from agentrl.types.session import branch_of
 
 STORE = "replays.db"
 USED = ("env.", "engine.", "sandbox.", "rewards.", "policies.")
