@@ -167,7 +167,7 @@ class ServerProcess:
             )
         self._segments |= await asyncio.to_thread(segments.mapped, self.pid)
 
-    def wait(self, seconds: float) -> int | None:
+    def wait(self, seconds: float | None = None) -> int | None:
         """Wait for the server's end, and return its exit status; None where it still runs after `seconds`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
@@ -175,8 +175,7 @@ class ServerProcess:
 
     def kill(self) -> None:
         """Kill the process group, and remove the shared memory that it leaves. Idempotent."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        processes.signal_group(self.pid)
         self._process.wait()
         segments.remove(self._segments, self.pid)
         self._segments.clear()
@@ -190,8 +189,7 @@ class ServerProcess:
 
     def end(self) -> None:
         """`close` for callers without an event loop."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGTERM)
+        processes.signal_group(self.pid, signal.SIGTERM)
         self.wait(guard.GRACE)
         self.kill()
         if not self._keep:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 _roles: dict[int, str] = {}
 _sandboxes: dict[str, Callable[[], object]] = {}
@@ -84,6 +85,21 @@ def descendants(pid: int) -> list[int]:
     for process in found:
         found += below.get(process, [])
     return found[1:]
+
+
+def signal_group(group: int, number: int = signal.SIGKILL) -> None:
+    """Send a signal to a process group, by default the one that nothing evades; one that has ended is no error."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def kill(pids: Iterable[int]) -> None:
+    """Kill processes, each with the group that it leads; those that have ended are no error."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getpgid(pid) == pid:  # with what it left behind in its group
+                os.killpg(pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
 
 
 def _parent(number: str) -> int | None:

@@ -220,6 +220,11 @@ class AlgoConfig(Section):
             )
         return self
 
+    @property
+    def by_itself(self) -> bool:
+        """True where the policy that is trained is asked as well, as a teacher of its own."""
+        return False
+
     def asked(self, policies: Collection[str]) -> frozenset[str]:
         """The policies whose log-probabilities the algorithm asks for; `policies` have weights and play no agent."""
         return frozenset()

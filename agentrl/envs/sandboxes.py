@@ -15,13 +15,15 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from agentrl import tracing
+from agentrl.common.retries import retry
 from agentrl.config import SandboxConfig
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.tools.sandbox import Sandbox, SandboxSpec, Snapshot
-from agentrl.tools.sandbox.pool import SandboxPool
+from agentrl.tools.sandbox.pool import ANOTHER, SandboxPool
 from agentrl.tools.sandbox.registry import backend
 from agentrl.tools.sandbox.runner.loop import on_loop, sandbox_loop
 from agentrl.tools.threads import in_forked_child
@@ -146,19 +148,17 @@ class Supplier:
             SandboxError: the sandbox failed at every attempt.
         """
         waited = 0.0
-        for attempt in range(1, tries + 1):
+
+        async def attempt() -> T:
+            nonlocal waited
+            sandbox, seconds = await self.acquire(spec)
+            waited += seconds
             try:
-                sandbox, seconds = await self.acquire(spec)
-                waited += seconds
-                try:
-                    return await work(sandbox), waited
-                finally:
-                    await self.release(sandbox)
-            except SandboxError as error:
-                if attempt == tries:
-                    raise
-                logger.warning("a sandbox failed (attempt %d of %d): %s", attempt, tries, error)
-        raise AssertionError("unreachable")
+                return await work(sandbox)
+            finally:
+                await self.release(sandbox)
+
+        return await retry(attempt, SandboxError, [0.0] * (tries - 1), partial(logger.warning, ANOTHER)), waited
 
 
 class SandboxLease:

@@ -8,18 +8,13 @@ that it was answering fail, and their callers send them again (see `client`).
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
-import os
-import signal
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
 
-from agentrl.common import processes
+from agentrl.cluster.server import ServerProcess
 from agentrl.errors import RetrievalError, brief
 from agentrl.retrieval.index import read_manifest
 from agentrl.retrieval.server import CACHED, REFUSED, TIMEOUT, listen
@@ -71,7 +66,6 @@ class Service:
         self._options = ["--cached", str(cached), "--timeout", str(timeout)]
         self._failed: str | None = None
         self._closing = threading.Event()
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         self._process = self._start()
         self._watcher = threading.Thread(target=self._watch, name="agentrl-retriever", daemon=True)
         self._watcher.start()
@@ -95,37 +89,26 @@ class Service:
         if self._closing.is_set():
             return
         self._closing.set()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
         self._watcher.join()
         self._bound.close()
-        self._log.close()
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "agentrl.retrieval", "--index", str(self.index)]
-        process = subprocess.Popen(
-            [*command, "--fd", str(self._bound.fileno()), *self._options],
-            stdin=subprocess.PIPE,
-            stdout=self._log,
-            stderr=self._log,
-            pass_fds=[self._bound.fileno()],
-            start_new_session=True,
-        )
-        processes.register(process.pid, ROLE)
-        return process
+    def _start(self) -> ServerProcess:
+        shared = self._bound.fileno()
+        command = [sys.executable, "-m", "agentrl.retrieval", "--index", str(self.index), "--fd", str(shared)]
+        return ServerProcess(ROLE, [*command, *self._options], descriptors=[shared], kind=ROLE)
 
     def _watch(self) -> None:
         early = 0
         while True:
             began = time.monotonic()
             code = self._process.wait()
-            processes.forget(self._process.pid)
-            if self._process.stdin is not None:
-                self._process.stdin.close()
+            written = brief(self._process.tail()) or "it wrote nothing"
+            self._process.end()
             if self._closing.is_set():
                 return
             early = early + 1 if time.monotonic() - began < SOON else 0
-            what = f"the retrieval server of {self.index} ended with {code}: {self._output()}"
+            what = f"the retrieval server of {self.index} ended with {code}: {written}"
             if early > RESTARTS or code == REFUSED:
                 self._failed = f"{what} (it was started {early} times in a row)" if early > 1 else what
                 logger.error(self._failed)
@@ -135,10 +118,6 @@ class Service:
                 return
             self._process = self._start()
             self.restarts += 1  # afterwards: then `pid` is the new server's
-
-    def _output(self) -> str:
-        self._log.seek(0)
-        return brief(self._log.read()[-4000:].decode(errors="replace")) or "it wrote nothing"
 
 
 def service(index: Path, cached: int = CACHED, timeout: float = TIMEOUT) -> Service:

@@ -12,11 +12,10 @@ Glossary
     updates.
     Engine     generates tokens: a torch model in this process, SGLang, vLLM.
 
-Everything is imported from here; `messages`, `generation` and `session` are its parts. Token ids, log-probabilities and
-masks are plain lists: neither numpy nor torch is needed.
+Everything is imported from here; `messages`, `generation`, `nodes` and `session` are its parts. Token ids,
+log-probabilities and masks are plain lists: neither numpy nor torch is needed.
 """
 
-from agentrl.types.branches import Branch
 from agentrl.types.generation import (
     MOST_PROBABLE,
     Arrival,
@@ -44,7 +43,8 @@ from agentrl.types.messages import (
     as_messages,
     parse_arguments,
 )
-from agentrl.types.session import AGENT, GREEDY, MAIN, OVERLONG, Group, Node, RewardState, Session, Status
+from agentrl.types.nodes import AGENT, GREEDY, MAIN, OVERLONG, Branch, Node, RewardState, Status
+from agentrl.types.session import Group, Session
 
 __all__ = [
     "AGENT",

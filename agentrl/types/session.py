@@ -1,107 +1,21 @@
-"""The session tree: nodes, sessions and groups. Functions that grow and check a tree are in `sessions.tree.tree`."""
+"""Sessions and groups, and the weights of a session's paths.
+
+A fork continues a session several times from one of its nodes. Turns that were sampled there from the same prefix, by
+the same policy and with the same sampling settings, are *siblings*: each of them is as likely as the others, so what
+follows a fork is their plain mean, recursively. Every other branch (a compaction, a client's echo or retry, a
+sub-agent's root) is a part of the path that made it, and has no siblings. Functions that grow and check a tree are in
+`agentrl.sessions.tree.tree`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from statistics import fmean
 from typing import Any
 
-from agentrl.types.branches import Branch, mean_score
-from agentrl.types.generation import Arrival, FinishReason, Sampling, VersionSpan
 from agentrl.types.messages import Message, Task
-
-AGENT = "agent"
-"""The agent's name in an environment that has only one."""
-MAIN = "main"
-"""The name of the policy that a run trains, or evaluates."""
-
-
-GREEDY = "greedy"
-"""The phase of a session at temperature 0 beside the sessions of a group: a baseline, and no member of the group."""
-
-OVERLONG = "overlong_prompts"
-"""Counts, in a session, prompts that left no room for a turn while it had none."""
-
-
-class Status(StrEnum):
-    """The way in which a session ended; OPEN while it has not."""
-
-    OPEN = "open"
-    COMPLETED = "completed"
-    TRUNCATED = "truncated"  # a limit was reached
-    ABORTED = "aborted"  # stopped by the run, may be continued
-    AGENT_ERROR = "agent_error"  # by the model or the user's agent program
-    INFRA_ERROR = "infra_error"  # by the infrastructure: retried, never trained on, never in a baseline
-
-
-class RewardState(StrEnum):
-    """The state of a session's rewards: whether they may still change."""
-
-    PENDING = "pending"  # rewards by name and for turns may come, and a final one
-    FINAL = "final"  # the final reward was given; it stands, whatever rewards by name come
-    SEALED = "sealed"  # nothing changes any more
-
-
-@dataclass(slots=True)
-class Node:
-    """One message's own tokens: what it adds to its path.
-
-    `token_ids`, `trainable` and `logprobs` have one entry per token; `logprobs` is the behaviour policy's at the
-    sampling temperature, and 0.0 where a token was not sampled. `versions` counts from the node's first token. An
-    assistant node begins with the generation prompt's tokens, which are not trainable.
-
-    Attributes:
-        agent: the agent on whose path the node is: who wrote the message, or who was sent it.
-        policy: the policy that generated the tokens, and whose versions they are; None where none did. A turn of a
-            policy that is not trained is not trainable.
-        tools: the tool schemas available along the paths of a root; empty elsewhere.
-        reply_id: the id under which a gateway returned the turn to its client.
-        arrival: when the request for the turn reached the gateway; None for turns that no gateway returned.
-        copy_of: the id of the turn that this node is an untrained copy of: without its reasoning
-            (model.reasoning=strip), or with text that its client appended. The path continues from the copy; the
-            turn itself is trained.
-        copied_tokens: for a copy with appended text, how many of the turn's first tokens the copy begins with.
-        attachments: what the node carries besides tokens, by kind (see `agentrl.attachments`).
-        engines: those of a fleet that generated the turn, in order; empty where there is a single one.
-        timings: seconds. Of a turn: `generation`, from the request to its last token; in it `first_token`, until the
-            first arrived; in that `queue`, before the engine computed anything, where the engine says so. Of the first
-            message of an environment's answer: `env`, the call of `step` or `reset`; in it `tool`, its tools, and
-            `sandbox`, waiting for one. Of both `began`, when, since 1970. They don't count when nodes are compared.
-    """
-
-    id: int
-    parent: int | None
-    message: Message
-    token_ids: list[int]
-    trainable: list[bool]
-    logprobs: list[float]
-    versions: list[VersionSpan] = field(default_factory=list)
-    sampling: Sampling | None = None
-    finish_reason: FinishReason | None = None
-    stopped_by: int | str | None = None
-    reward: float | None = None
-    agent: str = AGENT
-    policy: str | None = None
-    attachments: dict[str, bytes] = field(default_factory=dict)
-    tools: list[dict[str, Any]] = field(default_factory=list)
-    reply_id: str | None = None
-    arrival: Arrival | None = None
-    copy_of: int | None = None
-    copied_tokens: int | None = None
-    engines: tuple[str, ...] = ()
-    timings: dict[str, float] = field(default_factory=dict, compare=False)
-
-    @property
-    def sampled(self) -> bool:
-        """True if an engine sampled this node's tokens."""
-        return self.sampling is not None
-
-    @property
-    def spawned(self) -> bool:
-        """True if the node is of a sub-agent that an environment began (`Env.spawn`)."""
-        return "/" in self.agent
+from agentrl.types.nodes import AGENT, GREEDY, OVERLONG, Branch, Node, RewardState, Status
 
 
 @dataclass(slots=True)
@@ -343,3 +257,96 @@ class Group:
         return [
             replace(self, id=f"{self.id}/{agent}", sessions=each, view_of=self.id) for agent, each in views.items()
         ] or [self]
+
+
+def branch_of(session: Session, node_id: int) -> Branch | None:
+    """The branch that a node is of; None in a session without forks."""
+    return next((branch for branch in session.branches if branch.start <= node_id < branch.end), None)
+
+
+def outcome(session: Session, node_id: int) -> float:
+    """The final reward of the path that ends at a node, 0 without one: its branch's, where the session has forks."""
+    branch = branch_of(session, node_id)
+    return (session.reward if branch is None else branch.reward) or 0.0
+
+
+def scored(session: Session, branch: Branch) -> bool:
+    """Return whether anything of a branch was rewarded: otherwise it is neither trained on nor compared with."""
+    own = session.nodes[branch.start : branch.end]
+    return branch.reward is not None or any(node.reward is not None for node in own)
+
+
+def siblings(session: Session) -> list[list[int]]:
+    """Sets of turns that are siblings at a fork, at least two in each, by the ids of their nodes.
+
+    Turns that lead to no branch that was rewarded are left out.
+    """
+    heads = dict.fromkeys(branch.head for branch in session.branches if branch.head is not None)
+    if not heads:
+        return []
+    led = set(_scored_leaves(session))
+    for node in reversed(session.nodes):
+        if node.id in led and node.parent is not None:
+            led.add(node.parent)
+    sets: dict[tuple[Any, ...], list[int]] = {}
+    for node in session.nodes:
+        if node.parent in heads and node.sampled and node.id in led:
+            sets.setdefault((node.parent, *conditions(node)), []).append(node.id)
+    return [members for members in sets.values() if len(members) > 1]
+
+
+def conditions(node: Node) -> tuple[Any, ...]:
+    """Return what siblings have in common: agent, policy, sampling without the seed, the generation prompt."""
+    assert node.sampling is not None
+    opening = node.token_ids[: node.versions[0].start]
+    return node.agent, node.policy, replace(node.sampling, seed=None, max_new_tokens=0, record=()), tuple(opening)
+
+
+def path_weights(session: Session) -> dict[int, float]:
+    """Return the weight of each rewarded stored path in the session, by the id of its last node; they sum to 1.
+
+    Siblings share equally what their fork has; at any other branch the paths do, as in a session without forks.
+    """
+    leaves = _scored_leaves(session)
+    parents = [node.parent for node in session.nodes]
+    set_of = {member: members for members in siblings(session) for member in members}
+    paths = [0.0] * len(parents)  # below each node; a fork counts as one of its siblings does, on average
+    total = 0.0
+    for node in reversed(range(len(parents))):
+        paths[node] += node in leaves
+        part = paths[node] / len(set_of.get(node, (node,)))
+        parent = parents[node]
+        if parent is None:
+            total += part
+        else:
+            paths[parent] += part
+    weights = [0.0] * len(parents)
+    for node, parent in enumerate(parents):
+        if not paths[node]:
+            continue
+        members = set_of.get(node)
+        mine = paths[node] if members is None else sum(paths[m] for m in members) / len(members) ** 2
+        above, below = (1.0, total) if parent is None else (weights[parent], paths[parent])
+        weights[node] = above * mine / below
+    return {leaf: weights[leaf] for leaf in leaves}
+
+
+def mean_score(session: Session) -> float | None:
+    """The mean of the paths' final and step rewards, by `path_weights`; None where no path was rewarded."""
+    weights = path_weights(session)
+    if not weights:
+        return None
+    paths = {path[-1].id: path for path in session.stored_paths()}
+    return sum(
+        weight * (outcome(session, leaf) + sum(session.original(node).reward or 0.0 for node in paths[leaf]))
+        for leaf, weight in weights.items()
+    )
+
+
+def _scored_leaves(session: Session) -> list[int]:
+    """The last nodes of the stored paths that were rewarded, in order."""
+    left_out = session.continued() | session.uncredited()
+    for branch in session.branches:
+        if not scored(session, branch):
+            left_out.update(range(branch.start, branch.end))
+    return [node.id for node in session.nodes if node.id not in left_out]

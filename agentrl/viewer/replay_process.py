@@ -6,7 +6,6 @@ with all that it started. What it plays goes into the run's `replays.db`; here a
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -179,6 +178,4 @@ def _end(process: subprocess.Popen[str]) -> None:
     try:
         process.wait(GRACE)
     except subprocess.TimeoutExpired:
-        for pid in (process.pid, *processes.descendants(process.pid)):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        processes.kill((process.pid, *processes.descendants(process.pid)))

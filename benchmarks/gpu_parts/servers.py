@@ -21,7 +21,7 @@ from agentrl.rollout.engines.contract import CHECKS, EngineSubject
 from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.rollout.fleet import asleep, make_engines
 from agentrl.rollout.weights.buckets import Weights
-from agentrl.train.driver import probe
+from agentrl.train.driver.engine_check import probe_engine
 from agentrl.train.driver.fidelity import agreement, random_sessions
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Engine, Sampling, collect
@@ -71,7 +71,7 @@ async def colocated(report: Report, path: Path, name: str, settings: dict[str, A
         report.add(f"{name}: seconds to sleep and to wake", f"{slept:.2f} and {time.perf_counter() - began:.2f}")
         await engine.publish(Weights(trainer.weights), 1)
         trainer.version = 1
-        found = await probe.compare(engine, trainer, tokens=48, bound=1.0)
+        found = await probe_engine(engine, trainer, tokens=48, bound=1.0)
         report.below(f"{name}: mean |Δ log-probability| from the trainer after waking", found["probe/abs_mean"], 0.05)
     finally:
         await engine.close()

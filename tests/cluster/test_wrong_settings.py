@@ -85,7 +85,7 @@ WRONG: list[tuple[list[ClusterNode], str, str, str]] = [
 def planned(nodes: list[ClusterNode], words: str) -> None:
     """Place what settings ask for, as a run does before it starts anything, with a model of 32 heads."""
     config = complete(parse_words(["env=calculator", "model=tiny", "cluster=ray", *words.split()]))
-    place(nodes, run_demand(config, split_of(config, KNOWN["qwen3-8b"], nodes), nodes).wanted())
+    place(nodes, run_demand(config, split_of(config.trainer, KNOWN["qwen3-8b"], nodes), nodes).wanted())
 
 
 @pytest.mark.slow

@@ -22,7 +22,8 @@ from agentrl.sessions.store.recorder import Recorder
 from agentrl.sessions.store.store import Store
 from agentrl.sessions.tree import tree
 from agentrl.types import Group, Message, Sampling, Session, Status, StepResult, Task
-from agentrl.types.branches import path_weights, siblings, token_weights
+from agentrl.types.branches import token_weights
+from agentrl.types.session import path_weights, siblings
 from tests.sessions.fakes import DiceEngine, LetterRenderer
 
 TURNS = 3

@@ -73,7 +73,8 @@ async def test_a_worker_has_as_long_for_a_sessions_rewards_as_for_its_episode() 
 async def test_a_worker_has_as_long_as_the_runs_rewards_and_the_start_of_another_reward_worker_take() -> None:
     added = {name: {"name": f"{SCORES}:Sine", "timeout": 500.0} for name in ("one", "two")}
     run = {"env": GAME, "agents": {"second": "main"}, "rewards": added, "cluster": {"rewards": 1}}
-    seconds = longest(RunConfig.model_validate(run))
+    config = RunConfig.model_validate(run)
+    seconds = longest(config.cluster, config.rewards)
     assert seconds > 1000.0 + 900.0
     rollouts, workers = Rollouts(Env, Policy(NullRenderer()), RolloutConfig(), seed=5), Patient()
     inside = InWorkers(workers, "main", {}, seconds)  # type: ignore[arg-type]

@@ -20,7 +20,8 @@ from agentrl.train.forest.packing import pack
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Group, Status
-from agentrl.types.branches import path_weights, siblings, token_weights
+from agentrl.types.branches import token_weights
+from agentrl.types.session import path_weights, siblings
 from tests.train.forked import (
     Segment,
     random_segment,

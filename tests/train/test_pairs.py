@@ -27,7 +27,7 @@ from agentrl.train.forest.packing import pack
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Session
-from agentrl.types.branches import outcome
+from agentrl.types.session import outcome
 from tests.train import forked
 from tests.train.test_sequences import table_logps
 from tests.train.trees import (

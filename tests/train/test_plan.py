@@ -255,7 +255,7 @@ def test_a_critic_with_a_trunk_of_its_own_takes_as_much_as_the_policy_that_learn
     found = {}
     for trunk in ("policy", "own"):
         config = complete({**run, "algo": {"name": "ppo", "value_trunk": trunk}})
-        found[trunk] = trainer_memory(KNOWN["qwen3-0.6b"], Split(), numbers_of(config), 1024)
+        found[trunk] = trainer_memory(KNOWN["qwen3-0.6b"], Split(), numbers_of(config.trainer, config.algo), 1024)
     own = found["own"]
     assert own.critic == own.weights + own.gradients + own.optimizer
     assert own.total == found["policy"].total + own.critic

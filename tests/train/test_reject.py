@@ -90,8 +90,8 @@ def test_the_best_are_kept_once_each_and_never_what_the_infrastructure_failed(tm
         for each in rows:
             store.save(each)
         own = RejectConfig(out="out", n=4, max_per_task=2, min_reward=0.5)
-        chosen = choose_rows(config, own, store, found)
-        best = choose_rows(config, own.model_copy(update={"max_per_task": 1}), store, Rejection(Path(), Path()))
+        chosen = choose_rows(config.eval, own, store, found)
+        best = choose_rows(config.eval, own.model_copy(update={"max_per_task": 1}), store, Rejection(Path(), Path()))
     assert [(row["task"], row["messages"][-1]["content"], row["reward"]) for row in chosen] == [
         ("t0", "best", 1.0),
         ("t0", "good", 0.8),

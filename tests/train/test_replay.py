@@ -18,7 +18,7 @@ from agentrl.sessions.store.store import Store
 from agentrl.train.record.replay import ReplayConfig, Result, replay
 from agentrl.train.record.run_folder import RunFolder
 from agentrl.types import MAIN
-from agentrl.types.branches import branch_of
+from agentrl.types.session import branch_of
 from agentrl.viewer import conversations
 from agentrl.viewer.replayed import with_replays
 from agentrl.viewer.runs import run_at

@@ -29,7 +29,7 @@ from agentrl.train.trainers.megatron.settings import MegatronConfig
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Group, Session
-from agentrl.types.branches import outcome
+from agentrl.types.session import outcome
 from tests.train.forked import random_segment, session_of
 from tests.train.trees import VOCABULARY, as_group, environment_node, linear_session, sampled_node
 

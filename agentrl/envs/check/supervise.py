@@ -19,7 +19,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from agentrl.common.processes import descendants
+from agentrl.common.processes import descendants, kill
 from agentrl.envs.check import places
 from agentrl.envs.check.child import EXIT, POLL, STACKS, CheckJob, check_in_child, hang
 from agentrl.envs.check.findings import Finding, Measured, Note, Scores
@@ -162,6 +162,4 @@ def _end(process: BaseProcess) -> None:
     below = descendants(process.pid) if process.pid else []
     process.kill()
     process.join()
-    for pid in below:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+    kill(below)

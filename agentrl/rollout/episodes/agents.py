@@ -26,6 +26,7 @@ from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from agentrl.cluster.keeper import Keeper
+from agentrl.common import processes
 from agentrl.common.foreign_errors import words
 from agentrl.common.imports import load
 from agentrl.errors import AgentError, ConfigError, missing_extra
@@ -338,8 +339,7 @@ async def _tail(stream: asyncio.StreamReader) -> str:
 
 async def _end_group(process: asyncio.subprocess.Process) -> None:
     for number, seconds in ((signal.SIGTERM, KILL_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, number)
+        processes.signal_group(process.pid, number)
         if process.returncode is not None and number is signal.SIGTERM:
             continue
         with contextlib.suppress(TimeoutError):

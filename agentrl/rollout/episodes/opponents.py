@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.common.imports import load
-from agentrl.config import MODEL, PAST, START, FleetConfig, PolicyConfig, RunConfig, WeightsConfig
+from agentrl.config import MODEL, PAST, START, FleetConfig, PolicyConfig, RolloutConfig, RunConfig, WeightsConfig
 from agentrl.envs.base import Env, has_demonstrator, has_expert
 from agentrl.envs.episode import DEMONSTRATOR, EXPERT, NOOP, ScriptedActor
 from agentrl.envs.state import resolved
@@ -65,18 +65,20 @@ async def _open_rules(name: str, own: PolicyConfig, config: RunConfig, stack: As
     policy = Policy(NullRenderer(), name=name, frozen=True)
     if not own.remote:
         return Fixed(policy, script(name, own.name))
-    api = remote_actor(own.name, own.api, _sampling(own, config), setting=f"policies.{name}", counted=f"{name}/")
+    api = remote_actor(
+        own.name, own.api, _sampling(own, config.rollout), setting=f"policies.{name}", counted=f"{name}/"
+    )
     return Fixed(policy, await stack.enter_async_context(api))
 
 
-def _sampling(own: PolicyConfig, config: RunConfig) -> Sampling:
-    return Sampling(temperature=own.temperature, max_new_tokens=config.rollout.turn_tokens)
+def _sampling(own: PolicyConfig, limits: RolloutConfig) -> Sampling:
+    return Sampling(temperature=own.temperature, max_new_tokens=limits.turn_tokens)
 
 
 async def _open(
     name: str, own: PolicyConfig, config: RunConfig, start: Path | None, folder: Path, stack: AsyncExitStack
 ) -> Opponent:
-    sampling = _sampling(own, config)
+    sampling = _sampling(own, config.rollout)
     if own.remote or own.name not in (MODEL, PAST):
         return await _open_rules(name, own, config, stack)
     if own.name == PAST:

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from agentrl.config import FleetConfig
 from agentrl.errors import AgentRLError, DeadlineExceeded, EngineError
@@ -18,6 +18,16 @@ from agentrl.rollout.fleet.roster import Roster
 from agentrl.rollout.fleet.ticket import LeasedTicket
 
 logger = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class SharedEngine(Protocol):
+    """An engine over several: other processes may lease one of them, and a publication may abort what they generate."""
+
+    @property
+    def admission(self) -> Admission:
+        """The choice of the engine that takes a request."""
+        ...
 
 
 class Admission:

@@ -13,18 +13,15 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
 from agentrl import watchdog
 from agentrl.errors import AgentRLError, EngineError
 from agentrl.rollout.engines.reach import EngineAddress
 from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.fleet.admission import Admission, SharedEngine
 from agentrl.rollout.workers.leases import EngineLease, NotReachable
 from agentrl.rollout.workers.prompts import Continued, PromptReceiver, session_of
 from agentrl.types import Chunk, Engine, Health, PauseMode, Sampling, Turn
-
-if TYPE_CHECKING:
-    from agentrl.rollout.fleet.fleet import Fleet
 
 
 class EngineAccess:
@@ -43,13 +40,11 @@ class EngineAccess:
             raise EngineError(f"policy {policy!r} has no engine (any more)")
         return found.engine
 
-    def _fleet(self, policy: str) -> Fleet:
-        from agentrl.rollout.fleet.fleet import Fleet  # it imports torch, which environment workers do without
-
+    def _admission(self, policy: str) -> Admission:
         engine = self._engine(policy)
-        if not isinstance(engine, Fleet):
+        if not isinstance(engine, SharedEngine):
             raise NotReachable(f"the engine of policy {policy!r} is in the run's process")
-        return engine
+        return engine.admission
 
     # ---------------------------------------------------------------------------------------- leases
 
@@ -70,7 +65,7 @@ class EngineAccess:
             AgentRLError: see `Engine.generate`; or the engine is gone.
         """
         deadline = None if seconds is None else time.monotonic() + seconds
-        admission = self._fleet(policy).admission
+        admission = self._admission(policy)
         async with admission.leased(request_id, lambda: prompt, deadline, started) as (member, ticket):
             if member.managed.reach is None:
                 raise NotReachable(f"{member.name} of policy {policy!r} can't be reached from other processes")
@@ -80,18 +75,18 @@ class EngineAccess:
 
     def reach(self, policy: str, start: int) -> EngineAddress | None:
         """Return the engine address of a lease; None where the engine is gone."""
-        member = self._fleet(policy).admission.started_as(start)
+        member = self._admission(policy).started_as(start)
         return None if member is None else member.managed.reach
 
     def knows(self, policy: str, start: int, version: int) -> bool:
         """Return whether the engine of a lease has had a policy version, or is being given it."""
-        member = self._fleet(policy).admission.started_as(start)
+        member = self._admission(policy).started_as(start)
         return member is not None and version in member.versions
 
     def progressed(self, policy: str, start: int, turns: int) -> None:
         """Tokens came lately from the engine of a lease, and so many turns ended."""
         watchdog.progress()
-        member = self._fleet(policy).admission.started_as(start)
+        member = self._admission(policy).started_as(start)
         if member is not None:
             member.progressed()
             if turns:
@@ -99,12 +94,12 @@ class EngineAccess:
 
     def succeeded(self, policy: str, request_id: str) -> None:
         """The turn of a request that had failed before has come."""
-        self._fleet(policy).admission.succeeded(request_id)
+        self._admission(policy).succeeded(request_id)
 
     async def failed(self, policy: str, start: int, request_id: str, prompt: bytes, error: AgentRLError) -> None:
         """Report a failed request; see `Admission.failed`."""
         watchdog.progress()
-        await self._fleet(policy).admission.failed(start, request_id, lambda: prompt, error)
+        await self._admission(policy).failed(start, request_id, lambda: prompt, error)
 
     # ------------------------------------------------------------------------------------- everything else
 

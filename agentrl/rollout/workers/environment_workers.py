@@ -344,7 +344,7 @@ async def in_workers(
         processes.register_cleanup("containers of workers", sandboxes.remove_left)
         try:
             await asyncio.gather(*(pool.start() for pool in (workers, holder) if pool is not None))
-            more = longest(config) + gateway_workers.longest(config)
+            more = longest(config.cluster, config.rewards) + gateway_workers.longest(config.cluster)
             play = InWorkers(workers, rollouts.policy.name, evaluated, more, holding)
             yield replace(rollouts, elsewhere=play)
         finally:

@@ -23,7 +23,7 @@ from agentrl.cluster import Address, Resources, Role
 from agentrl.cluster.pool import WorkerPool, Workers
 from agentrl.cluster.wire.calls import Listener
 from agentrl.cluster.wire.connection import Calling
-from agentrl.config import RunConfig
+from agentrl.config import ClusterConfig, RunConfig
 from agentrl.errors import AgentRLError, DeadlineExceeded, InfraError
 from agentrl.rollout.episodes import agents
 from agentrl.rollout.episodes.groups import Rollouts
@@ -180,9 +180,9 @@ class DistantSession:
         return found
 
 
-def longest(config: RunConfig) -> float:
+def longest(limits: ClusterConfig) -> float:
     """Return the seconds a session may wait for gateway workers: until another has started, its opening and its end."""
-    return config.cluster.start_timeout + 2 * CALL_SECONDS if config.cluster.gateways else 0.0
+    return limits.start_timeout + 2 * CALL_SECONDS if limits.gateways else 0.0
 
 
 @asynccontextmanager

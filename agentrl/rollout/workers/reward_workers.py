@@ -25,7 +25,7 @@ from agentrl.cluster.pool import WorkerPool, Workers
 from agentrl.cluster.shared_pool import DistantPool, shared_pool
 from agentrl.common import cores, processes
 from agentrl.common.foreign_errors import words
-from agentrl.config import GroupRewardConfig, RewardConfig, RunConfig, SandboxConfig
+from agentrl.config import ClusterConfig, GroupRewardConfig, RewardConfig, RunConfig, SandboxConfig
 from agentrl.envs import sandboxes
 from agentrl.envs.base import Env, RewardMark
 from agentrl.envs.rewards import NamedReward, RewardedEnvs, Value, adding, make_rewards, rewarded
@@ -177,10 +177,10 @@ class RewardWorkers:
             yield SharedRewards(address, self.marks)
 
 
-def longest(config: RunConfig) -> float:
+def longest(limits: ClusterConfig, rewards: dict[str, RewardConfig]) -> float:
     """Seconds that the added rewards of a session may take: one after the other, with the start of another worker."""
-    waiting = config.cluster.start_timeout if config.cluster.rewards else 0.0
-    return waiting + sum(each.timeout + OVERTIME for each in config.rewards.values())
+    waiting = limits.start_timeout if limits.rewards else 0.0
+    return waiting + sum(each.timeout + OVERTIME for each in rewards.values())
 
 
 @asynccontextmanager

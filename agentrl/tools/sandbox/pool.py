@@ -14,13 +14,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
+from agentrl.common.retries import retry, spread
 from agentrl.errors import AgentRLError, DeadlineExceeded, SandboxError
 from agentrl.tools.sandbox.base import Sandbox
 from agentrl.tools.sandbox.docker.backend import create_docker
@@ -32,6 +33,7 @@ T = TypeVar("T")
 Create = Callable[[SandboxSpec], Awaitable[Sandbox]]
 BACKOFF = (0.1, 0.4, 1.6, 5.0, 10.0, 15.0)
 """Seconds between attempts to create one, each times 0.5 to 1.5: 16 at least, as a daemon's restart may take 11."""
+ANOTHER = "a sandbox failed, and another one is tried: %s"
 RESET_SECONDS = 300.0
 """Seconds for emptying a sandbox; longer than a backend's own deadlines, which say more."""
 REMOVE_SECONDS = 60.0
@@ -144,15 +146,12 @@ class SandboxPool:
         Raises:
             SandboxError: the sandbox failed at every attempt.
         """
-        for attempt in range(1, tries + 1):
-            try:
-                async with self.lease(spec) as sandbox:
-                    return await work(sandbox)
-            except SandboxError as error:
-                if attempt == tries:
-                    raise
-                logger.warning("a sandbox failed (attempt %d of %d): %s", attempt, tries, error)
-        raise AssertionError("unreachable")
+
+        async def attempt() -> T:
+            async with self.lease(spec) as sandbox:
+                return await work(sandbox)
+
+        return await retry(attempt, SandboxError, [0.0] * (tries - 1), partial(logger.warning, ANOTHER))
 
     async def close(self) -> None:
         """Remove every sandbox of the pool, leased ones too; idempotent."""
@@ -257,17 +256,19 @@ class SandboxPool:
                 self._offer(pool, sandbox)
 
     async def _create_with_retries(self, spec: SandboxSpec) -> Sandbox:
-        assert self._slots is not None
-        for pause in (*BACKOFF, None):
-            try:
-                async with self._slots:
-                    return await self._create(spec)
-            except SandboxError as error:
-                if pause is None or self._closed:
-                    raise
-                logger.warning("creating a sandbox failed, another attempt follows: %s", error)
-            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-        raise AssertionError("unreachable")
+        slots = self._slots
+        assert slots is not None
+
+        async def attempt() -> Sandbox:
+            async with slots:
+                return await self._create(spec)
+
+        def failed(error: Exception) -> None:
+            if self._closed:
+                raise error
+            logger.warning("creating a sandbox failed, another attempt follows: %s", error)
+
+        return await retry(attempt, SandboxError, spread(BACKOFF), failed)
 
     def _fail(self, pool: _SpecPool, error: Exception) -> None:
         """Raise the error in all waiting callers."""

@@ -1,7 +1,7 @@
 """Advantages in sessions that were forked on purpose (`rollout.branch`).
 
 A turn's value is the mean of the returns on the paths below it, siblings at a fork counted equally, recursively
-(`agentrl.types.branches.path_weights`). What it is compared with is the value of its siblings, at the same turn: the
+(`agentrl.types.session.path_weights`). What it is compared with is the value of its siblings, at the same turn: the
 turns that were sampled from the same prefix, at the last fork above it. Above every fork the siblings are the group's
 sessions, which were sampled from the same prompt. So a fork is to its branches what a group is to its sessions; in a
 group without forks this is the rule of `agentrl.train.algorithms.returns`. `algo.branch_baseline=group` compares every
@@ -23,7 +23,8 @@ from typing import Literal
 
 from agentrl.train.algorithms.credit import Advantage, NodeKey, trained_tokens
 from agentrl.types import Session
-from agentrl.types.branches import outcome, path_weights, siblings, untrained
+from agentrl.types.branches import untrained
+from agentrl.types.session import outcome, path_weights, siblings
 
 Baseline = Literal["mean", "leave-one-out", "none"]
 

@@ -61,6 +61,8 @@ class ForestField:
             return [self._value(given, session, node)] * count
         if len(given) != count:
             raise InvalidInput(f"{self._at(session, node)}: {len(given)} values for {count} tokens")
+        if (together := self._values(given)) is not None:
+            return list(together)
         return [self._value(value, session, node) for value in given]
 
     @property
@@ -69,6 +71,18 @@ class ForestField:
         import numpy as np
 
         return np.full((0, *self.shape) if self.ragged else self.shape, self.padding, dtype=self.dtype)
+
+    def _values(self, given: Any) -> NDArray[Any] | None:
+        """All tokens' values in one array; None where they are ragged, or one of them is not as declared."""
+        import numpy as np
+
+        if self.ragged:
+            return None
+        try:
+            values = np.asarray(given, dtype=self.dtype)
+        except (TypeError, ValueError, OverflowError):
+            return None
+        return values if values.shape == (len(given), *self.shape) else None
 
     def _value(self, given: Any, session: Session, node: Node) -> NDArray[Any]:
         import numpy as np

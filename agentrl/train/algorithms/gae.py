@@ -25,7 +25,7 @@ from typing import Literal
 
 from agentrl.train.algorithms.credit import trainable_nodes
 from agentrl.types import Node, Session
-from agentrl.types.branches import outcome, path_weights
+from agentrl.types.session import outcome, path_weights
 
 Step = Literal["token", "turn"]
 """The step of the recursion, and of the discount."""

@@ -20,7 +20,8 @@ from agentrl.train.algorithms.credit import (
 )
 from agentrl.train.algorithms.sequences import sequences_of, sides_of
 from agentrl.types import Group, Node, Session, Status
-from agentrl.types.branches import outcome, untrained
+from agentrl.types.branches import untrained
+from agentrl.types.session import outcome
 
 Pairing = Literal["best_worst", "all"]
 """The pairs of a group: the best of what is compared with the worst, or any two of different rewards."""

@@ -15,7 +15,7 @@ from agentrl.train.algorithms.credit import Credit, NodeAdvantage, NodeKey, Pair
 from agentrl.train.algorithms.fields import ForestField
 from agentrl.train.algorithms.pairs import sequence_keys
 from agentrl.types import Group, Node, Session
-from agentrl.types.branches import outcome
+from agentrl.types.session import outcome
 
 
 def _score(session: Session, node: Node) -> float:

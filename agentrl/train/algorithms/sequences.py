@@ -39,7 +39,8 @@ from agentrl.errors import InvalidInput
 from agentrl.train.algorithms.credit import Credit, Label, NodeAdvantage, NodeKey, SequenceKind
 from agentrl.train.forest.trie import STAMP_SHIFT, Segment
 from agentrl.types import Session
-from agentrl.types.branches import path_weights, untrained
+from agentrl.types.branches import untrained
+from agentrl.types.session import path_weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ from agentrl.train.algorithms.gae import all_steps
 from agentrl.train.algorithms.values import per_token
 from agentrl.train.trainers.base import Computing
 from agentrl.types import Group, Node, Session, Status
-from agentrl.types.branches import alone, branch_nodes, mean_rewards, scored
+from agentrl.types.branches import alone, branch_nodes, mean_rewards
+from agentrl.types.session import scored
 
 SCALE_FLOOR = 1e-8
 """Scores whose standard deviation is below this are not scaled."""

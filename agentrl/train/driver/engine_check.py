@@ -1,8 +1,8 @@
-"""A check before the first step that the run's engines compute what the trainer does, on a prompt of some length.
+"""Checks that the run's engines compute what the trainer does, on a prompt: before the first step, and after each.
 
-The comparison after each publication (`probe`) is short, since it runs at every step. It can't find errors that grow
-with length (a different sliding window, rotary scaling, a quantised KV cache). So every engine scores one long prompt
-once, as long as a few seconds allow. Its segments are compared one by one, so that an error at far positions is
+The comparison after each publication (`probe_engine`) is short, since it runs at every step. It can't find errors that
+grow with length (a different sliding window, rotary scaling, a quantised KV cache). So every engine scores one long
+prompt once, as long as a few seconds allow. Its segments are compared one by one, so that an error at far positions is
 not averaged away, and the message can say where it begins.
 
 Two correct implementations differ by their precision alone. By how much is measured: transformers' own model in the
@@ -12,17 +12,21 @@ engine's precision, and in the trainer's, against float32 (`backends.loaded`); t
 from __future__ import annotations
 
 import asyncio
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+import torch
 
 from agentrl.config import RunConfig
 from agentrl.errors import EngineError
 from agentrl.models.devices import torch_device
 from agentrl.models.loading import read_config
 from agentrl.rollout.engines.managed import managed
-from agentrl.train.driver.probe import path_forest, prompt
+from agentrl.train.forest.forest import Forest
 from agentrl.train.trainers import Trainer
 from agentrl.train.trainers.loaded import Loaded
 from agentrl.train.trainers.proof.subjects import ERROR_FACTOR
@@ -42,8 +46,8 @@ MAX_SEGMENTS, MIN_SEGMENT = 8, 32
 
 
 @dataclass(frozen=True, slots=True)
-class _Comparison:
-    """An engine's difference from the trainer.
+class Comparison:
+    """An engine's difference from the trainer on a prompt.
 
     Attributes:
         name: the engine.
@@ -65,7 +69,7 @@ class _Comparison:
         return all(mean <= self.bound for mean in self.means)
 
     def fault(self) -> str:
-        """Return the error message."""
+        """Return the error message of a comparison before the first step."""
         size = self.tokens // len(self.means)
         first = next(number for number, mean in enumerate(self.means) if not mean <= self.bound)
         where = f"tokens {first * size} to {(first + 1) * size}" if len(self.means) > 1 else "it"
@@ -111,17 +115,13 @@ async def compare_engine(
     length, bound = prompt_length(config, text, capabilities.max_context - 1), difference_bound(config, loaded)
     if length < 2 or not capabilities.score:
         return None
-    ids = prompt(length, capabilities.vocab_size)
-    (logp,) = await asyncio.to_thread(trainer.logprobs, [path_forest(ids)])
-    found = await managed(engine).scores(ids)
-    if not found:  # a fleet leaves out engines that fail meanwhile
+    results = await compare(engine, trainer, length, bound, MAX_SEGMENTS)
+    if not results:  # a fleet leaves out engines that fail meanwhile
         raise EngineError(
             f"no engine scored the prompt of {length} tokens on which it is compared with the trainer: each failed, or "
             f"took over weights.timeout={config.weights.timeout:g} s; weights.start_tokens=N shortens the prompt, 0 "
             "skips the comparison"
         )
-    own = logp.tolist()[1:]
-    results = [_compared(name, scored[1:], own, length, bound) for name, scored in found.items()]
     for result in results:
         if not result.passed:
             raise EngineError(result.fault())
@@ -131,12 +131,87 @@ async def compare_engine(
     return line + beyond
 
 
-def _compared(name: str, scored: list[float], own: list[float], tokens: int, bound: float) -> _Comparison:
-    differences = [abs(a - b) for a, b in zip(scored, own, strict=True)]
-    count = min(MAX_SEGMENTS, max(1, len(differences) // MIN_SEGMENT))
-    size = -(-len(differences) // count)
-    means = tuple(fmean(differences[start : start + size]) for start in range(0, len(differences), size))
-    return _Comparison(name, means, max(differences), tokens, bound)
+async def probe_engine(engine: Engine, trainer: Trainer, tokens: int, bound: float) -> dict[str, float]:
+    """Score the probe prompt on every engine and on the trainer.
+
+    Args:
+        engine: the run's.
+        trainer: with the weights that were published.
+        tokens: of the prompt; 0 compares nothing.
+        bound: of an engine's mean |log-probability difference|, in nats.
+
+    Returns:
+        probe/abs_mean and probe/abs_max, over all engines; nothing where there is no probe, or where the engines that
+        took the weights have died since.
+
+    Raises:
+        EngineError: an engine is over the bound.
+    """
+    length = min(tokens, engine.capabilities.max_context - 1)
+    if length < 2 or not engine.capabilities.score:
+        return {}
+    results = await compare(engine, trainer, length, bound)
+    for result in results:
+        if not result.passed:
+            raise EngineError(
+                f"{result.name} and the trainer disagree about version {trainer.version}: mean |Δ log-probability| "
+                f"{result.means[0]:.3g} on a probe of {length} tokens is over weights.probe_bound={bound:g}"
+            )
+    if not results:
+        return {}
+    means, largest = zip(*((result.means[0], result.max) for result in results), strict=True)
+    return {"probe/abs_mean": max(means), "probe/abs_max": max(largest)}
+
+
+async def compare(engine: Engine, trainer: Trainer, length: int, bound: float, segments: int = 1) -> list[Comparison]:
+    """Score a prompt on the trainer, and on every engine that answers.
+
+    Args:
+        engine: one that scores.
+        trainer: with the same weights.
+        length: of the prompt, in tokens.
+        bound: of a segment's mean.
+        segments: into how many the prompt is divided at most.
+    """
+    ids = prompt(length, engine.capabilities.vocab_size)
+    (logp,) = await asyncio.to_thread(trainer.logprobs, [path_forest(ids)])
+    own = logp.tolist()[1:]
+    results = []
+    for name, scored in (await managed(engine).scores(ids)).items():
+        differences = [abs(a - b) for a, b in zip(scored[1:], own, strict=True)]
+        size = -(-len(differences) // min(segments, max(1, len(differences) // MIN_SEGMENT)))
+        means = tuple(fmean(differences[start : start + size]) for start in range(0, len(differences), size))
+        results.append(Comparison(name, means, max(differences), length, bound))
+    return results
+
+
+def prompt(length: int, vocab_size: int) -> list[int]:
+    """The probe: the same random tokens for the same vocabulary."""
+    return random.Random(vocab_size).choices(range(vocab_size), k=length)
+
+
+def path_forest(ids: Sequence[int]) -> Forest:
+    """One path as a forest, every token but the first to be scored, at temperature 1."""
+    count = len(ids)
+    place, zeros = torch.arange(count), torch.zeros(count)
+    weight = torch.ones(count)
+    weight[0] = 0.0
+    return Forest(
+        token_ids=torch.tensor(list(ids)),
+        position=place,
+        end=torch.full((count,), count),
+        node_id=torch.zeros(count, dtype=torch.int64),
+        session_id=torch.zeros(count, dtype=torch.int64),
+        agent_id=torch.zeros(count, dtype=torch.int64),
+        weight=weight,
+        advantage=zeros,
+        temperature=torch.ones(count),
+        behaviour_logp=zeros,
+        version=torch.full((count,), -1),
+        predictor=place[:-1],
+        target=place[1:],
+        sessions=("probe",),
+    )
 
 
 def difference_bound(config: RunConfig, loaded: Loaded | None) -> float:

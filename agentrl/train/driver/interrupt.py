@@ -29,7 +29,7 @@ from concurrent.futures import Future, wait
 from types import FrameType
 from typing import Any, Generic, NoReturn, TypeVar
 
-from agentrl.common.processes import clean_up, descendants
+from agentrl.common.processes import clean_up, descendants, kill
 from agentrl.tools.threads import loop_is_running
 
 T = TypeVar("T")
@@ -180,11 +180,7 @@ def end_process(code: int, *, cleanup: float = CLEANUP) -> NoReturn:
         code: the exit status.
         cleanup: seconds that removing what outlives processes may take.
     """
-    for pid in descendants(os.getpid()):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if os.getpgid(pid) == pid:  # with what it left behind in its group
-                os.killpg(pid, signal.SIGKILL)
-            os.kill(pid, signal.SIGKILL)
+    kill(descendants(os.getpid()))
     if cleanup:
         gone = time.monotonic() + GRACE
         while descendants(os.getpid()) and time.monotonic() < gone:

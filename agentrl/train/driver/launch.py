@@ -223,7 +223,7 @@ async def loaded(
                     say(line)
             engine: Engine = make_engines(engine_settings(config), config.fleet, config.weights, base)
             try:
-                require_recording(config, engine)
+                require_recording(config.trainer, config.engine, engine)
                 recorded = recording.load(config, engine) if config.rerun else None
                 if recorded is not None:
                     engine = RerunEngine(engine, recorded)
@@ -272,7 +272,7 @@ async def base_model(config: RunConfig, make_env: Callable[[], Env], folder: Pat
     """The folder of the model to start from; the tiny one is built in `folder`."""
     if config.model.name == setup.TINY:
         return await setup.build_tiny(make_env, folder / "model", config.seed)
-    return setup.resolve_model(config)
+    return setup.resolve_model(config.model, config.algo)
 
 
 async def _measure(

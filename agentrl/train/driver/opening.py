@@ -101,7 +101,7 @@ def open_folder(config: RunConfig, display: Display) -> Iterator[RunFolder]:
             named.add_note(f"once that is fixed, {folder.resume_hint()}")
         elif not config.resume and not (folder.has_saved() or disk):
             folder.discard()
-            setup.name_as_given(named, folder.path.resolve() / "model", config)
+            setup.name_as_given(named, folder.path.resolve() / "model", config.model)
         if named is error:
             raise
         raise named from error
@@ -134,7 +134,7 @@ async def own_model(
     elif config.model.name == setup.TINY:
         await build_tiny(own, config.seed)
     else:
-        pin(setup.resolve_model(config), own)
+        pin(setup.resolve_model(config.model, config.algo), own)
     manifest.write(own)
     if folder.checkpoint:
         folder.seals.replace_model()

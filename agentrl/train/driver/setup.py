@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from agentrl.config import AlgoConfig, RunConfig
+from agentrl.config import AlgoConfig, ModelConfig, RunConfig
 from agentrl.config.secrets import hidden
 from agentrl.envs import calls
 from agentrl.envs.base import Env, has_demonstrator, has_expert
@@ -241,15 +241,15 @@ def session_messages(session: Session) -> list[dict[str, Any]]:
     ]
 
 
-def name_as_given(error: Exception, own: Path, config: RunConfig) -> None:
+def name_as_given(error: Exception, own: Path, model: ModelConfig) -> None:
     """Have an error name the model as the user did, where it names a run's copy that is removed."""
-    error.args = tuple(one.replace(str(own), config.model.name) if isinstance(one, str) else one for one in error.args)
+    error.args = tuple(one.replace(str(own), model.name) if isinstance(one, str) else one for one in error.args)
 
 
-def resolve_model(config: RunConfig) -> Path:
+def resolve_model(model: ModelConfig, algo: AlgoConfig) -> Path:
     """The folder of the model that a run starts from; a run that learns scores may start from a score model.
 
     Raises:
         UnknownName: no such model; the message lists what is known.
     """
-    return model_folder(config.model, scores=make_algorithm(config.algo).needs.head is not None)
+    return model_folder(model, scores=make_algorithm(algo).needs.head is not None)

@@ -33,7 +33,7 @@ from typing import Any
 import orjson
 
 from agentrl import cluster
-from agentrl.config import RunConfig
+from agentrl.config import ClusterConfig, EnvConfig, RunConfig
 from agentrl.config.secrets import without_secrets
 from agentrl.envs import sandboxes
 from agentrl.envs.added_tools import with_tools
@@ -180,12 +180,12 @@ async def loaded_policy(configs: Sequence[RunConfig], folder: Path, display: Dis
     """
     config = configs[0]
     if config.policy in SCRIPTED:
-        with _reward_cluster(config, folder):
+        with _reward_cluster(config.cluster, folder):
             yield partial(_without_tokens, SCRIPTED[config.policy])
         return
     if is_remote(config.policy):
         async with remote_actor(config.policy, config.api, sampling_of(config.rollout)) as actor:
-            with _reward_cluster(config, folder):
+            with _reward_cluster(config.cluster, folder):
                 yield partial(_without_tokens, actor)
         return
     try:
@@ -194,7 +194,7 @@ async def loaded_policy(configs: Sequence[RunConfig], folder: Path, display: Dis
     except ModuleNotFoundError as error:
         raise missing_extra(error.name or "torch", "train") from error
     setup.quiet()
-    played = [(each, _factory(each)) for each in configs]
+    played = [(each, _factory(each.env)) for each in configs]
     with TemporaryDirectory() as scratch:
         if config.model.name == setup.TINY:
             display.warn(
@@ -202,14 +202,14 @@ async def loaded_policy(configs: Sequence[RunConfig], folder: Path, display: Dis
                 "for a trained one use model=runs/NAME/checkpoints/step-…"
             )
         with display.part("loading the model"):
-            base = await launch.base_model(config, _factory(config), Path(scratch))
+            base = await launch.base_model(config, _factory(config.env), Path(scratch))
         model_checks.prove_architecture(config, base, display, trains=False)
         async with launch.loaded(config, played, base, folder, say=display.say) as policy:
 
             @asynccontextmanager
             async def rollouts_of(own: RunConfig, store: Store) -> AsyncIterator[tuple[Rollouts, Actor | Program]]:
                 async with (
-                    with_tools(_factory(own), own.tools) as make_env,
+                    with_tools(_factory(own.env), own.tools) as make_env,
                     launch.playing(policy, own, make_env, store) as (rollouts, act),
                 ):
                     with display.part("starting the engine"):
@@ -219,9 +219,9 @@ async def loaded_policy(configs: Sequence[RunConfig], folder: Path, display: Dis
             yield rollouts_of
 
 
-def _reward_cluster(config: RunConfig, folder: Path) -> AbstractContextManager[object]:
+def _reward_cluster(limits: ClusterConfig, folder: Path) -> AbstractContextManager[object]:
     """The machines of reward workers, where the policy itself needs none."""
-    return cluster.opened(config.cluster, folder / "logs") if config.cluster.rewards else nullcontext()
+    return cluster.opened(limits, folder / "logs") if limits.rewards else nullcontext()
 
 
 @asynccontextmanager
@@ -232,7 +232,7 @@ async def _without_tokens(
     if isinstance(actor, ScriptedActor):  # it plays every agent
         config = config.model_copy(update={"policies": {}, "agents": {}})
     async with (
-        with_tools(_factory(config), config.tools) as make_env,
+        with_tools(_factory(config.env), config.tools) as make_env,
         open_reward_workers(make_env, config) as (with_rewards, _),
         open_partners(config, None, Path(store.path).parent) as partners,
     ):
@@ -243,8 +243,8 @@ async def _without_tokens(
             yield rollouts, actor
 
 
-def _factory(config: RunConfig) -> Callable[[], Env]:
-    return factory(config.env.name, **config.env.kwargs)
+def _factory(env: EnvConfig) -> Callable[[], Env]:
+    return factory(env.name, **env.kwargs)
 
 
 async def measure(
@@ -280,7 +280,7 @@ async def measure(
     Raises:
         InfraError: every session ended in an infrastructure error.
     """
-    began, env = time.monotonic(), _factory(config)()
+    began, env = time.monotonic(), _factory(config.env)()
     split = held_out_split(config, env)
     found = identity.of_splits(env, [split])
     display.say(f"evaluating {label(config)} on {config.env.name}, split {split}, in {folder.path}")

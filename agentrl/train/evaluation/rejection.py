@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 from pydantic import PositiveInt
 
-from agentrl.config import RunConfig, Section
+from agentrl.config import EvalConfig, RunConfig, Section
 from agentrl.envs import sandboxes
 from agentrl.envs.registry import make
 from agentrl.errors import ConfigError, NoSignal
@@ -142,7 +142,7 @@ async def reject(
             hint = f"; {hint or 'the same command goes on from there'}"
             result, _ = await evaluate.measure(config, rollouts_of, opened, store, display, name="sampling", hint=hint)
         found = Rejection(out, folder, mean=result.mean)
-        rows = await asyncio.to_thread(choose_rows, config, own, store, found)
+        rows = await asyncio.to_thread(choose_rows, config.eval, own, store, found)
     if not rows:
         low = config.eval.solved_at if own.min_reward is None else own.min_reward
         lost = ", ".join(f"{found.counts[cause]:,} {cause}" for cause in CAUSES if found.counts[cause])
@@ -171,21 +171,21 @@ def _name(config: RunConfig) -> str:
     """A name of what decides the sessions: the environment's, and a digest."""
     name = config.model.name
     made = config.policy in SCRIPTED or is_remote(config.policy) or name == setup.TINY
-    policy = content.policy_content(config, None if made else setup.resolve_model(config))
+    policy = content.policy_content(config, None if made else setup.resolve_model(config.model, config.algo))
     part = content.part_content(config, make(config.env.name, **config.env.kwargs))
     return f"{Path(config.env.name.partition(':')[0]).stem}-{content.digest([policy, part])}"
 
 
-def choose_rows(config: RunConfig, own: RejectConfig, store: Store, found: Rejection) -> list[dict[str, Any]]:
+def choose_rows(measured: EvalConfig, own: RejectConfig, store: Store, found: Rejection) -> list[dict[str, Any]]:
     """The file's rows, task by task, the best sessions first."""
     groups: dict[str, dict[int, Session]] = {}
     sessions = sorted(
         store.sessions(phase="eval"), key=lambda each: (each.group_number or 0, each.sample, each.attempt)
     )
     for session in sessions:
-        if (session.group_number or 0) < config.eval.tasks and session.sample < own.n:
+        if (session.group_number or 0) < measured.tasks and session.sample < own.n:
             groups.setdefault(session.group, {})[session.sample] = session
-    low = config.eval.solved_at if own.min_reward is None else own.min_reward
+    low = measured.solved_at if own.min_reward is None else own.min_reward
     known, rows = set[bytes](), list[dict[str, Any]]()
     for members in groups.values():
         kept = 0

@@ -80,6 +80,7 @@ class Stamps:
 
     def __init__(self, view: int = 0, declared: FieldValues | None = None) -> None:
         self.known: dict[Stamp, int] = {}
+        self._numbered: list[Stamp] = []
         self.view, self.declared = view, declared or FieldValues(())
         self.pictures = Pictures()
 
@@ -99,7 +100,10 @@ class Stamps:
 
     def number(self, stamp: Stamp) -> int:
         """Return the stamp's number."""
-        return self.known.setdefault(stamp, len(self.known) + 1)
+        if (number := self.known.get(stamp)) is None:
+            self._numbered.append(stamp)
+            number = self.known[stamp] = len(self._numbered)
+        return number
 
     def keys(self, session: Session, node: Node, credited: bool, end: int | None = None) -> Keys:
         """A node's tokens as keys; those from `end` on are not trained."""
@@ -116,10 +120,9 @@ class Stamps:
         conditions = self.declared.apart(session, node) if self.declared.has_apart else []
         if drawn := drawn_by(node):
             conditions = [(*other, *own) for own, other in zip(drawn, conditions or [()] * key.size, strict=True)]
-        versions = {number: known for known, number in self.known.items()} if conditions else {}
-        for place, apart in enumerate(conditions):
-            if trainable[place]:
-                stamp[place] = self.number(versions[int(stamp[place])]._replace(apart=apart))
+        for place in np.flatnonzero(trainable) if conditions else ():
+            sampled = self._numbered[stamp[place] - 1]
+            stamp[place] = self.number(sampled._replace(apart=conditions[place]))
         if node.parent is None:
             trainable[:1] = False
         if end is not None:

@@ -47,7 +47,7 @@ TOKENIZER_TEXTS = 200
 
 async def train_on_data(config: RunConfig, folder: RunFolder, store: Store, display: Display) -> TrainResult:
     """Train on what is read, and measure the held-out loss, or margin, before and after."""
-    data = await asyncio.to_thread(read_data, config)
+    data = await asyncio.to_thread(read_data, config.data, config.algo)
     with display.part("loading the model"):
         base = await own_model(config, partial(_build_tiny, data), folder, display)
     if config.model.trust_remote_code:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import filecmp
 from pathlib import Path
 
-from agentrl.config import RunConfig
+from agentrl.config import AlgoConfig, DataConfig, RunConfig
 from agentrl.errors import ConfigError
 from agentrl.rollout.engines.folder import ModelFacts
 from agentrl.rollout.sources.files import Conversations, read_conversations
@@ -19,25 +19,25 @@ from agentrl.train.algorithms import make_algorithm
 ReadData = Conversations | JudgedRows | RecordedRun
 
 
-def read_data(config: RunConfig) -> ReadData:
+def read_data(data: DataConfig | None, algo: AlgoConfig) -> ReadData:
     """Read what `data=` names.
 
     Raises:
         ConfigError: it can't be read.
     """
-    assert config.data is not None
-    algorithm = make_algorithm(config.algo)
+    assert data is not None
+    algorithm = make_algorithm(algo)
     needs = algorithm.needs
-    if not is_run(config.data.name):
+    if not is_run(data.name):
         compared: Compared | None = "pairs" if needs.pairs else "labels" if needs.labels else None
-        return algorithm.read_rows(config.data) or read_conversations(config.data, compared)
+        return algorithm.read_rows(data) or read_conversations(data, compared)
     if needs.head is not None and needs.head.classes:
         raise ConfigError(
-            f"data={config.data.name}: algo={config.algo.name} learns {', '.join(needs.head.labels)}, and recorded "
+            f"data={data.name}: algo={algo.name} learns {', '.join(needs.head.labels)}, and recorded "
             "sessions have rewards: a file has labels, or algo=reward_model learns from rewards (algo.target=pairs or "
             "score)"
         )
-    return read_run(config.data, demonstrated=not needs.engine, ends=needs.head is not None, pairs=needs.pairs)
+    return read_run(data, demonstrated=not needs.engine, ends=needs.head is not None, pairs=needs.pairs)
 
 
 def prepare_data(config: RunConfig, data: ReadData, renderer: Renderer, base: Path) -> None:

@@ -14,7 +14,7 @@ from agentrl.cluster.placement.gpus import installed
 from agentrl.cluster.placement.inventory import on_gpus
 from agentrl.cluster.placement.plan import Assignment, Place, place
 from agentrl.common import custom_code
-from agentrl.config import RunConfig
+from agentrl.config import AlgoConfig, ClusterConfig, FleetConfig, ModelConfig, RewardConfig, RunConfig, TrainerConfig
 from agentrl.envs.rewards import REWARDS, ModelMemory
 from agentrl.errors import ConfigError
 from agentrl.models.registry import cache_folder
@@ -57,9 +57,9 @@ def described(config: RunConfig, rates: Rates | None = None, on: Sequence[Cluste
     Raises:
         ConfigError, InvalidInput: the model can't be planned, or the parts don't fit on the nodes.
     """
-    shape, nodes = model_shape(config), nodes_of(config) if on is None else on
+    shape, nodes = model_shape(config.model), nodes_of(config.cluster) if on is None else on
     memory = host_memory() if on is None else 0.0  # that of described nodes is not known
-    split = split_of(config, shape, nodes)
+    split = split_of(config.trainer, shape, nodes)
     ranks = ENGINES.find(config.engine.name).ranks(config.engine)
     trainer = TRAINERS.find(config.trainer.name).memory(config.trainer, make_algorithm(config.algo), shape, split)
     width = 4 if config.engine.dtype == "float32" else 2
@@ -75,7 +75,7 @@ def described(config: RunConfig, rates: Rates | None = None, on: Sequence[Cluste
     yield f"model: {shape.parameters:,} parameters, {shape.num_hidden_layers} layers of {shape.hidden_size}"
     if config.model.trust_remote_code and (code := custom_code.files(Path(config.model.name).expanduser())):
         yield f"Python code of the model's folder runs (model.trust_remote_code=true): {', '.join(code)}"
-    yield from _where(assignment, nodes, config)
+    yield from _where(assignment, nodes, config.agent, config.cluster)
     yield from _memory(trainer, engine, config)
     yield from asked
     if config.data is not None:
@@ -91,7 +91,15 @@ def described(config: RunConfig, rates: Rates | None = None, on: Sequence[Cluste
     over = "the process that holds sessions" if config.cluster.holds_sessions else "loop"
     forests = size(work.tokens * FOREST_BYTES)
     yield f"in a step, environments -> {over} -> trainer: {forests} of sessions and forests"
-    yield from _flows(shape, split, numbers_of(config), work, config.trainer.token_budget, engines_of(config), width)
+    yield from _flows(
+        shape,
+        split,
+        numbers_of(config.trainer, config.algo),
+        work,
+        config.trainer.token_budget,
+        engines_of(config.fleet),
+        width,
+    )
     known = rates or (Rates() if by_gpu else measured_rates())
     step = step_time(config, shape, split, engine, work, known, ranks)
     whose = "given" if rates else "an H100's data sheet" if by_gpu else "this CPU, measured now"
@@ -110,7 +118,7 @@ def described(config: RunConfig, rates: Rates | None = None, on: Sequence[Cluste
 def asked_models(config: RunConfig, shape: Shape) -> dict[str, tuple[float, bool]]:
     """Teachers and models of rewards: of each a line, its bytes, and whether it is on a GPU where there is one."""
     found = {}
-    for name, each in reward_models(config).items():
+    for name, each in reward_models(config.rewards).items():
         on = "a GPU" if each.device == "cuda" else "the CPU"
         line = f"memory of rewards.{name} on {on}: weights {size(each.weights)}, a batch {size(each.batch)}"
         found[line] = (each.total, each.device == "cuda")
@@ -120,15 +128,15 @@ def asked_models(config: RunConfig, shape: Shape) -> dict[str, tuple[float, bool
     return found
 
 
-def reward_models(config: RunConfig) -> dict[str, ModelMemory]:
+def reward_models(rewards: dict[str, RewardConfig]) -> dict[str, ModelMemory]:
     """What the models of the run's rewards take, by the rewards' names."""
-    found = {name: REWARDS.find(each.name).memory(each) for name, each in config.rewards.items() if each.resident}
+    found = {name: REWARDS.find(each.name).memory(each) for name, each in rewards.items() if each.resident}
     return {name: each for name, each in found.items() if each is not None}
 
 
-def model_shape(config: RunConfig) -> Shape:
+def model_shape(model: ModelConfig) -> Shape:
     """The shape of a run's model; a name of `agentrl models` needs to be in the cache."""
-    name = config.model.name
+    name = model.name
     if name == TINY:
         tiny = TinyShape()
         sizes = (tiny.width, tiny.layers, tiny.heads, tiny.kv_heads, tiny.width // tiny.heads, tiny.mlp, tiny.vocab)
@@ -137,10 +145,10 @@ def model_shape(config: RunConfig) -> Shape:
     return shape_of(cached if not Path(name).exists() and cached.is_dir() else name)
 
 
-def nodes_of(config: RunConfig) -> list[ClusterNode]:
+def nodes_of(machines: ClusterConfig) -> list[ClusterNode]:
     """The run's nodes: this machine, or those of the running Ray cluster at `cluster.address`."""
-    if config.cluster.name == "ray" and config.cluster.address is not None:
-        with cluster.opened(config.cluster, None) as opened:
+    if machines.name == "ray" and machines.address is not None:
+        with cluster.opened(machines, None) as opened:
             return [node for node in opened.nodes() if node.alive]
     found = installed()
     (here,) = cluster.LocalCluster().nodes()
@@ -189,18 +197,18 @@ def host_memory() -> float:
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
-def numbers_of(config: RunConfig) -> Numbers:
+def numbers_of(trainer: TrainerConfig, algo: AlgoConfig) -> Numbers:
     """Return the formats of the trainer's numbers.
 
     Raises:
         ConfigError: the algorithm's critic is a model that this trainer has no place for.
     """
-    return TRAINERS.find(config.trainer.name).numbers(config.trainer, make_algorithm(config.algo))
+    return TRAINERS.find(trainer.name).numbers(trainer, make_algorithm(algo))
 
 
-def engines_of(config: RunConfig) -> int:
+def engines_of(fleet: FleetConfig) -> int:
     """Return the number of engines of a run."""
-    return len(config.fleet.urls) or config.fleet.engines
+    return len(fleet.urls) or fleet.engines
 
 
 def work_of(config: RunConfig) -> StepWork:
@@ -215,27 +223,29 @@ def work_of(config: RunConfig) -> StepWork:
 def at_once(config: RunConfig) -> int:
     """Return the number of sessions that each engine has at once."""
     sessions = config.rollout.groups_per_step * config.rollout.group_size
-    return min(config.engine.max_batch, -(-sessions // max(engines_of(config), 1)))
+    return min(config.engine.max_batch, -(-sessions // max(engines_of(config.fleet), 1)))
 
 
 def step_time(
     config: RunConfig, shape: Shape, split: Split, engine: EngineMemory, work: StepWork, rates: Rates, ranks: int
 ) -> StepTime:
     """The expected time of a step."""
-    numbers, budget = numbers_of(config), config.trainer.token_budget
-    awake = engines_of(config) - config.fleet.shared if config.rollout.staleness else 0
+    numbers, budget = numbers_of(config.trainer, config.algo), config.trainer.token_budget
+    awake = engines_of(config.fleet) - config.fleet.shared if config.rollout.staleness else 0
     return StepTime(
-        generate_seconds(shape, engine, engines_of(config), ranks, work, rates),
+        generate_seconds(shape, engine, engines_of(config.fleet), ranks, work, rates),
         train_seconds(shape, split, numbers, work, rates, budget, split.ranks),
         publish_seconds(shape, rates, across=config.cluster.name == "ray"),
         generate_seconds(shape, engine, awake, ranks, work, rates),
     )
 
 
-def _where(assignment: Assignment, nodes: Sequence[ClusterNode], config: RunConfig) -> Iterator[str]:
-    own_gateway = config.agent and not config.cluster.gateways
-    gateway, apart = ", gateway" if own_gateway else "", bool(config.cluster.environments)
-    beside = ", beside it the process that holds sessions" if config.cluster.holds_sessions else ""
+def _where(
+    assignment: Assignment, nodes: Sequence[ClusterNode], agent: str | None, machines: ClusterConfig
+) -> Iterator[str]:
+    own_gateway = agent and not machines.gateways
+    gateway, apart = ", gateway" if own_gateway else "", bool(machines.environments)
+    beside = ", beside it the process that holds sessions" if machines.holds_sessions else ""
     yield f"{nodes[0].name}: the loop" + (beside if apart else f", sessions{gateway}")
     for node in nodes:
         for each in assignment.on(node.name):

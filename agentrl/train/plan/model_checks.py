@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from agentrl.attachments import routed_experts
-from agentrl.config import MODEL, START, EngineConfig, RunConfig
+from agentrl.config import MODEL, START, EngineConfig, RunConfig, TrainerConfig
 from agentrl.errors import ConfigError, InvalidInput
 from agentrl.models import untrained
 from agentrl.models.devices import torch_device
@@ -32,7 +32,7 @@ def prove_architecture(config: RunConfig, base: Path, display: Display, *, train
     if config.model.name == setup.TINY:
         return
     if trains:
-        _say_untrained(config, base, display)
+        _say_untrained(config.trainer, base, display)
     trainer = TRAINERS.find(config.trainer.name)
     if trains and trainer.proves(config.trainer):
         with display.part("proving the architecture for the trainer"):
@@ -40,9 +40,9 @@ def prove_architecture(config: RunConfig, base: Path, display: Display, *, train
     _prove_engine(config.engine, base, config.model.name, display)
 
 
-def _say_untrained(config: RunConfig, base: Path, display: Display) -> None:
+def _say_untrained(trainer: TrainerConfig, base: Path, display: Display) -> None:
     """Say what of the model's files is not trained, and whether the trainer copies it into checkpoints."""
-    plugin = TRAINERS.find(config.trainer.name)
+    plugin = TRAINERS.find(trainer.name)
     if plugin.untrained is not None:
         with suppress(InvalidInput):  # what can't be read is refused where it is loaded
             for line in untrained.notes(base, kept=plugin.untrained == "kept"):
@@ -90,11 +90,11 @@ def engine_settings(config: RunConfig) -> EngineConfig:
     return engine
 
 
-def require_recording(config: RunConfig, engine: Engine) -> None:
+def require_recording(trainer: TrainerConfig, settings: EngineConfig, engine: Engine) -> None:
     """Refuse an engine that does not record the routed experts that training is to replay."""
-    replays = TRAINERS.find(config.trainer.name).replays_experts(config.trainer)
+    replays = TRAINERS.find(trainer.name).replays_experts(trainer)
     if replays and routed_experts.NAME not in engine.capabilities.attachments:
         raise ConfigError(
-            f"trainer.moe.routing_replay=rollout: engine={config.engine.name} does not record routed experts "
+            f"trainer.moe.routing_replay=rollout: engine={settings.name} does not record routed experts "
             "(capabilities.attachments); use trainer.moe.routing_replay=forward, or engine=local, sglang or vllm"
         )

@@ -11,7 +11,7 @@ from typing import Any
 from agentrl.cluster import Cluster, ClusterNode, Resources
 from agentrl.cluster.placement.inventory import on_gpus, reserved
 from agentrl.cluster.placement.plan import Demand, Layout, Wanted, place
-from agentrl.config import FleetConfig, RunConfig
+from agentrl.config import FleetConfig, RunConfig, TrainerConfig
 from agentrl.errors import ConfigError
 from agentrl.rollout.engines import ENGINES
 from agentrl.rollout.engines.servers.server_settings import ServerConfig
@@ -65,19 +65,19 @@ class _Demand:
         return Demand(role, self.units[role], unit.gpus, unit.cpus, custom=unit.custom)
 
 
-def split_of(config: RunConfig, model: Any, nodes: Sequence[ClusterNode]) -> Split:
+def split_of(trainer: TrainerConfig, model: Any, nodes: Sequence[ClusterNode]) -> Split:
     """Return how the trainer's ranks share the model.
 
     Args:
-        config: the run's.
+        trainer: the run's.
         model: the model's settings, as attributes.
         nodes: of the cluster.
 
     Raises:
         ConfigError: the model can't be shared like that.
     """
-    here = sum(node.gpus for node in nodes) if on_gpus(config.trainer.device, nodes) else 0
-    return TRAINERS.find(config.trainer.name).split(config.trainer, model, here)
+    here = sum(node.gpus for node in nodes) if on_gpus(trainer.device, nodes) else 0
+    return TRAINERS.find(trainer.name).split(trainer, model, here)
 
 
 def run_demand(config: RunConfig, split: Split, nodes: Sequence[ClusterNode]) -> _Demand:
@@ -137,7 +137,7 @@ def reserve(cluster: Cluster, config: RunConfig, model: Path) -> None:
 
     assert isinstance(cluster, RayCluster)
     nodes = [node for node in cluster.nodes() if node.alive]
-    run = run_demand(config, split_of(config, model_settings(model), nodes), nodes)
+    run = run_demand(config, split_of(config.trainer, model_settings(model), nodes), nodes)
     try:
         assignment = place(nodes, run.wanted())
     except ConfigError as error:

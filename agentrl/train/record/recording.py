@@ -26,7 +26,7 @@ from agentrl.envs.data import identity
 from agentrl.errors import ConfigError, Diverged
 from agentrl.rollout.engines import ENGINES
 from agentrl.rollout.fleet import divided
-from agentrl.rollout.fleet.fleet import Fleet
+from agentrl.rollout.fleet.admission import SharedEngine
 from agentrl.rollout.rerun.engine import Recording
 from agentrl.rollout.stream.outcomes import TRAINED, GroupOutcome
 from agentrl.sessions.store.store import Store
@@ -98,7 +98,7 @@ def load(config: RunConfig, engine: Engine) -> Recording:
             for outcome in outcomes:
                 for session in last_attempts(store, outcome.group):
                     sessions[session.group, session.sample] = session
-    aborted = config.weights.mode == "abort" and isinstance(engine, Fleet)
+    aborted = config.weights.mode == "abort" and isinstance(engine, SharedEngine)
     return Recording(trained, sessions, aborted, config.rerun_answers == "compare")
 
 

@@ -175,7 +175,7 @@ def test_the_padding_token_never_ends_a_turn(base: Path, model: Path) -> None:
 def test_its_memory_is_in_the_plan_and_several_copies_are_refused(model: Path) -> None:
     rewards = {"learned": {"name": "reward_model", "model": str(model), "device": "cpu"}}
     config = validate({"env": {"name": "calculator"}, "rewards": rewards}, RunConfig)
-    (found,) = reward_models(config).values()
+    (found,) = reward_models(config.rewards).values()
     assert found.device == "cpu"
     assert found.weights == 4 * parameters(model)
     preflight._check_resident(config)

@@ -22,7 +22,7 @@ from agentrl.errors import ConfigError, EngineError, InfraError, UnknownName
 from agentrl.models import tiny
 from agentrl.rollout.engines.local.flat import StepLayout
 from agentrl.rollout.engines.local.runner import ModelRunner
-from agentrl.train.driver.probe import path_forest
+from agentrl.train.driver.engine_check import path_forest
 from agentrl.train.trainers import attention, proof
 from agentrl.train.trainers.attention import BlockPlan
 from agentrl.train.trainers.proof import prove, require

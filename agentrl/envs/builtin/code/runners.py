@@ -17,11 +17,11 @@ a few times and then an InfraError, never a reward of 0. A request that it refus
 from __future__ import annotations
 
 import asyncio
-import random
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from agentrl.common.retries import retry, spread
 from agentrl.common.untrusted import read_json
 from agentrl.envs.builtin.code.inside.solution import BOOT
 from agentrl.envs.builtin.code.judging import CANARY, Job, Verdict, encode_job, program, read
@@ -146,14 +146,11 @@ class Remote:
             "files": {},
             "fetch_files": [],
         }
-        for pause in (*BACKOFF, None):
-            try:
-                return _read_answer(await self._post(body, timeout + GRACE), self.url)
-            except (SandboxError, DeadlineExceeded):
-                if pause is None:
-                    raise
-            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-        raise AssertionError("unreachable")
+
+        async def ask() -> tuple[str, str]:
+            return _read_answer(await self._post(body, timeout + GRACE), self.url)
+
+        return await retry(ask, (SandboxError, DeadlineExceeded), spread(BACKOFF))
 
     async def _post(self, body: dict[str, Any], seconds: float) -> Any:
         import httpx

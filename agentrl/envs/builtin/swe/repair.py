@@ -34,6 +34,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
 
+from agentrl.common.retries import retry
 from agentrl.envs.base import Env, reward
 from agentrl.envs.builtin.swe.workspace import SPEC
 from agentrl.envs.sandboxes import Supplier, supplier
@@ -276,13 +277,7 @@ class SharedInterpreter:
         """
         body = "".join(f"    {_code(line)}\n    seen.append(x)\n" for line in lines)
         code = f"def f(x):\n    seen = []\n{body}    return seen\nprint([f(x) for x in {list(inputs)}])\n"
-        for attempt in range(1, TRIES + 1):
-            try:
-                return await on_loop(self._run(code))
-            except SandboxError:
-                if attempt == TRIES:
-                    raise
-        raise AssertionError("unreachable")
+        return await retry(lambda: on_loop(self._run(code)), SandboxError, [0.0] * (TRIES - 1))
 
     async def _run(self, code: str) -> list[list[int]]:
         async with self._lock:

@@ -100,7 +100,7 @@ class DistillConfig(UnclippedConfig):
 
     @property
     def by_itself(self) -> bool:
-        """Whether the policy itself is named as a teacher."""
+        """True where the policy itself is named as a teacher."""
         return MAIN in (self.teacher, *self.teachers.values(), *self.turns.values())
 
     def asked(self, policies: Collection[str]) -> frozenset[str]:

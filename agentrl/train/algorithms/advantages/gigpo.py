@@ -20,7 +20,7 @@ from agentrl.train.algorithms.branch_returns import SAME, STD_FLOOR
 from agentrl.train.algorithms.credit import Credit, NodeKey, trainable_nodes
 from agentrl.train.algorithms.returns import Found, changed, credit_of, relative
 from agentrl.types import Group, Node, Session
-from agentrl.types.branches import outcome, path_weights
+from agentrl.types.session import outcome, path_weights
 
 State = tuple[str, ...]
 """The environment's messages between a turn and the turn before it."""

@@ -24,7 +24,8 @@ from agentrl.train.algorithms.advantages.grpo import Grpo, GrpoConfig
 from agentrl.train.algorithms.branch_returns import STD_FLOOR, WeightedPath, paths_of
 from agentrl.train.algorithms.credit import Advantage, Credit, NodeKey, denominators, ids_by_group, weigh
 from agentrl.types import Group, Session
-from agentrl.types.branches import branch_of, untrained
+from agentrl.types.branches import untrained
+from agentrl.types.session import branch_of
 
 
 class VineConfig(GrpoConfig):

@@ -102,7 +102,8 @@ def _model_folder(config: RunConfig) -> Path | None:
     name = config.model.name if config.policy == "model" else config.policy
     if config.policy in SCRIPTED or is_remote(config.policy) or name == setup.TINY:
         return None
-    return setup.resolve_model(evaluate.resolved(config))
+    own = evaluate.resolved(config)
+    return setup.resolve_model(own.model, own.algo)
 
 
 def _plan(part: SuitePart, folder: Path, policy: Mapping[str, Any]) -> Planned:

@@ -29,7 +29,8 @@ from agentrl.train.record import kept_code
 from agentrl.train.record.replay.weights import weights_of
 from agentrl.train.record.verify.recorded import Recorded
 from agentrl.types import MAIN, Engine, Node, Session, VersionSpan
-from agentrl.types.branches import alone, branch_nodes, branch_of
+from agentrl.types.branches import alone, branch_nodes
+from agentrl.types.session import branch_of
 
 STORE = "replays.db"
 USED = ("env.", "engine.", "sandbox.", "rewards.", "policies.")
@@ -251,7 +252,7 @@ def _settings(config: RunConfig, session: Session) -> RunConfig:
 def _other_model(config: RunConfig, run: Path, name: str) -> tuple[Path, str]:
     """The folder of a model with the run's tokenizer."""
     own = config.model.model_copy(update={"name": name})
-    base = setup.resolve_model(config.model_copy(update={"model": own}))
+    base = setup.resolve_model(own, config.algo)
     one, other = (folder / "tokenizer.json" for folder in (run / "model", base))
     if not other.is_file() or one.read_bytes() != other.read_bytes():
         raise ConfigError(f"model={name!r} has another tokenizer than {run}: the recorded turns are not its tokens")

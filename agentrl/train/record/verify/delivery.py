@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from agentrl.common import custom_code
-from agentrl.config import RunConfig
+from agentrl.config import EngineConfig
 from agentrl.errors import AgentRLError, brief
 from agentrl.rollout.engines import make_engine
 from agentrl.rollout.engines.managed import managed
@@ -33,7 +33,7 @@ def check_checkpoints(recorded: Recorded, check: Check, *, trust: bool = False) 
         if trust:
             custom_code.allow(folder)
         try:
-            found = asyncio.run(_loaded(folder, config))
+            found = asyncio.run(_loaded(folder, config.engine))
         except AgentRLError as error:
             check.unknown[f"checkpoints that no engine could load: {brief(str(error))}"] += 1
             continue
@@ -43,10 +43,10 @@ def check_checkpoints(recorded: Recorded, check: Check, *, trust: bool = False) 
             check.faults.append(Discrepancy(folder.name, what))
 
 
-async def _loaded(folder: Path, config: RunConfig) -> str:
+async def _loaded(folder: Path, settings: EngineConfig) -> str:
     """The checksum of an engine of the run's kind that has loaded a folder."""
     setup.quiet()
-    engine = make_engine(config.engine, folder)
+    engine = make_engine(settings, folder)
     own = managed(engine)
     try:
         await own.start()

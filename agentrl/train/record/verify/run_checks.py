@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from agentrl.common.imports import names_only
-from agentrl.config import RunConfig
+from agentrl.config import WeightsConfig
 from agentrl.errors import StoreError
 from agentrl.sessions.store.store import Store
 from agentrl.train.driver.resuming import whole_checkpoints
@@ -146,7 +146,7 @@ def _check_weights(recorded: Recorded, check: Check) -> None:
             check.examined["compared with an engine that loaded a folder"] += 1
         where = f"step {step}, version {published.version}"
         config = recorded.settings(max(step, 1))
-        check.faults += [Discrepancy(where, what) for what in _wrong_publication(published, config)]
+        check.faults += [Discrepancy(where, what) for what in _wrong_publication(published, config.weights)]
         if before is not None:
             learns = step > getattr(config.algo, "value_warmup", 0)  # before that only the critic does
             found = _wrong_order(before, published, rows.get(step) if learns else None)
@@ -163,17 +163,17 @@ def _check_weights(recorded: Recorded, check: Check) -> None:
             check.faults.append(Discrepancy(f"step {step + 1}", what))
 
 
-def _wrong_publication(published: Published, config: RunConfig) -> Iterator[str]:
+def _wrong_publication(published: Published, weights: WeightsConfig) -> Iterator[str]:
     sums = published.checksums
     if len(set(sums.values())) > 1:
         yield f"engines have other weights than each other: {', '.join(f'{k} {v}' for k, v in sums.items())}"
     if published.undelivered:
         yield published.undelivered
-    bound = config.weights.probe_bound or published.probe_bound
+    bound = weights.probe_bound or published.probe_bound
     if published.probe is not None and bound is not None and not published.probe <= bound:
         yield f"the probe found {published.probe:.3g}, over weights.probe_bound={bound:g}"
-    if published.caches == "kept" and config.weights.mode != "in_place":
-        yield f"engines kept caches of older weights, which weights.mode={config.weights.mode} drops"
+    if published.caches == "kept" and weights.mode != "in_place":
+        yield f"engines kept caches of older weights, which weights.mode={weights.mode} drops"
 
 
 def _wrong_order(before: Published, published: Published, row: Row | None) -> Iterator[str]:

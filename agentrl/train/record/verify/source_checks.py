@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.config import RunConfig
+from agentrl.config import AlgoConfig, RunConfig
 from agentrl.envs.data import identity
 from agentrl.envs.data.hub import is_hub
 from agentrl.errors import AgentRLError, brief
@@ -56,7 +56,7 @@ def check_source(recorded: Recorded, store: Store, check: Check) -> None:
 
 
 def _read(config: RunConfig, base: Path) -> ReadData:
-    data = read_data(config)
+    data = read_data(config.data, config.algo)
     prepare_data(config, data, get_renderer(base, config.model.renderer, config.model.stop), base)
     return data
 
@@ -84,7 +84,7 @@ def _content(node: Node) -> tuple[Any, ...]:
 def check_held_out(recorded: Recorded, check: Check) -> None:
     """What was measured is in the metrics of its step, and a margin is the mean of its groups'."""
     rows = {int(row["step"]): row for row in recorded.rows}
-    pairs = _compares_pairs(recorded.starts[-1][1])
+    pairs = _compares_pairs(recorded.starts[-1][1].algo)
     for measured in held_out.rows(recorded.run):
         step = int(measured["step"])
         check.examined["measurements"] += 1
@@ -97,9 +97,9 @@ def check_held_out(recorded: Recorded, check: Check) -> None:
                 check.faults.append(Discrepancy(f"{held_out.NAME}, step {step}", what))
 
 
-def _compares_pairs(config: RunConfig) -> bool:
+def _compares_pairs(algo: AlgoConfig) -> bool:
     try:
-        algorithm = make_algorithm(config.algo)
+        algorithm = make_algorithm(algo)
     except AgentRLError:  # an import path, which is not followed without trust
         return False
     return algorithm.needs.pairs and held_out.compares(algorithm)

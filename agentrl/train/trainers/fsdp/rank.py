@@ -26,7 +26,7 @@ from agentrl.models.adapters import SavedAdapter, with_products
 from agentrl.models.vision import sees
 from agentrl.rollout.engines.local.weights import single_experts
 from agentrl.train.algorithms import algorithm_settings
-from agentrl.train.trainers.fsdp import checkpoint
+from agentrl.train.trainers.fsdp.checkpoint import FsdpCheckpoints
 from agentrl.train.trainers.fsdp.settings import FsdpConfig
 from agentrl.train.trainers.fsdp.sharding import Gathered, shard_model
 from agentrl.train.trainers.learner import RankStepResult
@@ -35,12 +35,11 @@ from agentrl.train.trainers.ranks.balance import Division, Share
 from agentrl.train.trainers.ranks.joined import Entry, join_results, sum_over_ranks
 from agentrl.train.trainers.ranks.worker import Builder, RankSettings, join
 from agentrl.train.trainers.torch_trainer.batch import TorchBatch, computing
-from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 
 T = TypeVar("T")
 
 
-class FsdpRank(TorchTrainer):
+class FsdpRank(FsdpCheckpoints):
     """A torch trainer on sharded weights; the default process group must be initialised.
 
     Args:
@@ -51,8 +50,6 @@ class FsdpRank(TorchTrainer):
         seed: of torch's generator, the same on all ranks.
         lora: the adapter that is trained in the model's place, which every rank has whole.
     """
-
-    config: FsdpConfig
 
     def __init__(
         self, path: str, config: FsdpConfig, algo: AlgoConfig, total_steps: int, seed: int, lora: LoraConfig | None
@@ -186,15 +183,6 @@ class FsdpRank(TorchTrainer):
         """Begin a phase; settings may come as fields, where their class is unknown in this process."""
         given = algo if isinstance(algo, AlgoConfig) else algorithm_settings(algo)
         super().begin(given, total_steps, whole=whole)
-
-    def save(self, path: Path) -> None:
-        """Write a checkpoint, all ranks together."""
-        checkpoint.save(self, Path(path))
-
-    def load(self, path: Path) -> int:  # type: ignore[override]
-        """Load a checkpoint and return its version."""
-        checkpoint.load(self, Path(path))
-        return self.version
 
     def forget(self) -> None:
         """Free what would outlive the rank, before another is built in this process."""

@@ -21,10 +21,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -41,23 +41,59 @@ from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 from torch import Tensor
 
+from agentrl.config import AlgoConfig
 from agentrl.errors import InvalidInput
+from agentrl.train.trainers.copies import WeightCopy
+from agentrl.train.trainers.critic import ValueModel
+from agentrl.train.trainers.megatron.adapter import RankAdapter
 from agentrl.train.trainers.megatron.copies import RankWeightCopy
+from agentrl.train.trainers.megatron.settings import MegatronConfig
 from agentrl.train.trainers.megatron.update import Update
+from agentrl.train.trainers.optimizer import Optimizer
 from agentrl.train.trainers.ranks import contents
-
-if TYPE_CHECKING:
-    from agentrl.train.trainers.megatron.rank import Rank
-
 
 WITHOUT = {"adapter": False, "base": True, "matrices": {}, "copies": {}}
 """The adapter of a checkpoint whose whole model was trained."""
 
 
+class SavedRank(Protocol):
+    """A rank as far as its checkpoints read and restore it; see `agentrl.train.trainers.megatron.rank.Rank`."""
+
+    config: MegatronConfig
+    models: list[Any]
+    adapter: RankAdapter | None
+    optimizer: Update | Optimizer
+    reference: RankWeightCopy | WeightCopy | None
+    average: RankWeightCopy | WeightCopy | None
+    critic: ValueModel | None
+    version: int
+
+    @property
+    def algo(self) -> AlgoConfig:
+        """The settings of the phase's algorithm."""
+        ...
+
+    def begin(self, algo: AlgoConfig | Mapping[str, Any], total_steps: int, whole: bool = False) -> None:
+        """Begin a phase."""
+        ...
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the weights on rank 0."""
+        ...
+
+    def gather(self, value: Any) -> list[Any] | None:
+        """Return every rank's value, on rank 0."""
+        ...
+
+    def all_gather(self, value: Any) -> list[Any]:
+        """Return every rank's value, on every rank."""
+        ...
+
+
 class Checkpoints:
     """A rank's checkpoints; every method is called on all ranks together."""
 
-    def __init__(self, rank: Rank) -> None:
+    def __init__(self, rank: SavedRank) -> None:
         self.rank = rank
         self._queue = AsyncCallsQueue()
         self._around: int | None = None

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import tempfile
@@ -254,8 +253,7 @@ class Ranks:
     def close(self) -> None:
         """End the processes; idempotent."""
         for process in self._processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with its forked writers of checkpoints
+            processes.signal_group(process.pid)  # with its forked writers of checkpoints
         for process in self._processes:
             process.wait()
             if process.stdin is not None:

@@ -14,12 +14,12 @@ All of them answer at temperature 1. A failure is the server's: it is asked agai
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from agentrl.common.retries import doubling, retry
 from agentrl.config import PolicyConfig
 from agentrl.errors import AgentRLError, ConfigError, EngineError, InvalidInput
 from agentrl.rollout.engines.servers.http import Http
@@ -102,16 +102,11 @@ class TeacherServer:
             raise InvalidInput(f"{self._where} answers at temperature 1, and tokens were sampled at {temperature:g}")
         if self.way is None:
             await self.start()
-        for attempt in range(self._api.retries + 1):
-            try:
-                return (await self._ask(ids, max(first, 1)))[0]
-            except EngineError as error:
-                if attempt == self._api.retries:
-                    raise EngineError(f"{self._where}: {error}") from error
-            except InvalidInput as error:  # of a prompt that is ours: a longer context than it has
-                raise EngineError(f"{self._where}: {error}") from error
-            await asyncio.sleep(min(PAUSE * 2**attempt, LONGEST_PAUSE))
-        raise AssertionError
+        pauses = doubling(PAUSE, self._api.retries, LONGEST_PAUSE)
+        try:
+            return (await retry(lambda: self._ask(ids, max(first, 1)), EngineError, pauses))[0]
+        except (EngineError, InvalidInput) as error:  # the latter of a prompt of ours: a longer context than it has
+            raise EngineError(f"{self._where}: {error}") from error
 
     async def close(self) -> None:
         """Close the connections."""

@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from agentrl.config import START, FleetConfig, PolicyConfig, RunConfig, WeightsConfig
+from agentrl.config import START, AlgoConfig, FleetConfig, PolicyConfig, RolloutConfig, RunConfig, WeightsConfig
 from agentrl.errors import ConfigError
 from agentrl.models.registry import model_folder
 from agentrl.models.tokenizers import load_tokenizer
@@ -21,7 +21,7 @@ from agentrl.rollout.fleet import make_engines, wait_until_started
 from agentrl.rollout.stream.seeds import derive
 from agentrl.sessions.renderers import get_renderer
 from agentrl.train.algorithms import Algorithm, make_algorithm
-from agentrl.train.algorithms.advantages.distill import Distill, TeacherValues
+from agentrl.train.algorithms.advantages.distill import TeacherValues
 from agentrl.train.algorithms.credit import Values
 from agentrl.train.trainers import TRAINERS
 from agentrl.train.trainers.teachers.scorers import (
@@ -156,7 +156,7 @@ async def check_teachers(config: RunConfig, start: Path) -> None:
     for name in sorted(config.asked_policies):
         own = config.policies[name]
         if own.remote:
-            await _check_server(config, name, own, start)
+            await _check_server(config.rollout, config.algo, name, own, start)
             continue
         folder = teacher_folder(own, start)
         its = load_tokenizer(folder)
@@ -184,7 +184,7 @@ def _check_divergence(config: RunConfig, algorithm: Algorithm) -> None:
             f"{where} with algo.top_k={wanted.top_k or 'none'}: trainer={trainer} has no place for it; {instead}"
         )
     names = set(config.asked_policies)
-    if isinstance(algorithm, Distill) and algorithm.config.by_itself:
+    if algorithm.config.by_itself:
         names.add(MAIN)
     if MAIN in names and able != "whole":
         raise ConfigError(
@@ -204,16 +204,16 @@ def _check_divergence(config: RunConfig, algorithm: Algorithm) -> None:
             )
 
 
-async def _check_server(config: RunConfig, name: str, own: PolicyConfig, start: Path) -> None:
+async def _check_server(limits: RolloutConfig, algo: AlgoConfig, name: str, own: PolicyConfig, start: Path) -> None:
     """Ask a server once for what the run will ask it for."""
-    temperature = config.rollout.temperature
+    temperature = limits.temperature
     if temperature != 1:
         raise ConfigError(
             f"policies.{name}={own.name}: servers answer log-probabilities of a prompt at temperature 1, and "
             f"rollout.temperature={temperature:g} is to hold on both sides; set rollout.temperature=1, or a model that "
             f"the run reads with, policies.{name}.model=FOLDER"
         )
-    wanted = make_algorithm(config.algo).divergence
+    wanted = make_algorithm(algo).divergence
     server = TeacherServer(name, own, load_tokenizer(start), None if wanted is None else wanted.top_k)
     try:
         await server.start()

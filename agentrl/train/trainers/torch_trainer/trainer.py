@@ -39,15 +39,15 @@ from agentrl.train.forest.forest import Forest, Rows, sequence_count, token_coun
 from agentrl.train.trainers.copies import WeightCopy
 from agentrl.train.trainers.critic import ValueModel
 from agentrl.train.trainers.head import Logits, token_logps
-from agentrl.train.trainers.learner import RankStepResult, StepLearner
+from agentrl.train.trainers.learner import RankStepResult
 from agentrl.train.trainers.lora import Lora, merge, merged
 from agentrl.train.trainers.optimizer import Optimizer
 from agentrl.train.trainers.parameters import trained_parameters
 from agentrl.train.trainers.recompute import recompute_layers
 from agentrl.train.trainers.reference import record_layer_outputs
 from agentrl.train.trainers.reward_model import RewardModel
-from agentrl.train.trainers.torch_trainer import checkpoint as torch_checkpoint
 from agentrl.train.trainers.torch_trainer.batch import TorchBatch, before_head, computing, prepare_batch, trunk_of
+from agentrl.train.trainers.torch_trainer.checkpoint import TorchCheckpoints
 from agentrl.train.trainers.torch_trainer.distillation import Distilling
 from agentrl.train.trainers.torch_trainer.scores import load_network, read_scores
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
@@ -55,7 +55,7 @@ from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 T = TypeVar("T")
 
 
-class TorchTrainer(Distilling, StepLearner[TorchBatch]):
+class TorchTrainer(Distilling, TorchCheckpoints):
     """The trainer of `trainer=torch`.
 
     Args:
@@ -361,14 +361,6 @@ class TorchTrainer(Distilling, StepLearner[TorchBatch]):
         for name, tensor in merged(self.model.state_dict() | dict(instead), scale):
             if name not in tied:
                 yield from single_experts(self.model, name, tensor).items() or [(name, tensor.detach())]
-
-    def save(self, path: Path) -> None:
-        """Write model, reference, critic, reward model, optimizer, generators and version into one file."""
-        torch_checkpoint.save(self, Path(path))
-
-    def load(self, path: Path) -> None:
-        """Load a file that `save` wrote; the settings remain those of the last `begin`."""
-        torch_checkpoint.load(self, Path(path))
 
     def export(self, path: Path) -> None:
         """Write a Hugging Face folder, and in it another one, `averaged`, with `trainer.average_decay`."""
