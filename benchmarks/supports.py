@@ -18,15 +18,18 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import math
 import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -36,6 +39,7 @@ from agentrl.attachments import support
 from agentrl.overrides import merge
 from agentrl.rollout.engines.local.sampler import RowSampling, sample
 from agentrl.train.forest.columns import Column, SharedColumn
+from agentrl.train.forest.distribution import Drawn
 from agentrl.train.forest.supports import BEFORE, KEPT, PENALTIES
 from agentrl.types import Sampling
 from benchmarks.head import Case
@@ -51,9 +55,10 @@ NARROWED: Mapping[str, dict[str, Any]] = {
 }
 LEARNT: Mapping[str, dict[str, Any]] = {
     "full support": {},
-    "top_p=0.9": {"top_p": 0.9},
-    "top_k=8": {"top_k": 8},
-    "min_p=0.05": {"min_p": 0.05},
+    "top_p=0.9": {"rollout": {"top_p": 0.9}},
+    "top_k=8": {"rollout": {"top_k": 8}},
+    "min_p=0.05": {"rollout": {"min_p": 0.05}},
+    "strict_calls": {"rollout": {"strict_calls": True}},
 }
 VOCABULARY, DEVIATION, PROMPT = 49152, 5.0, 200
 MOST_BYTES = 2048
@@ -200,21 +205,38 @@ def prove(rows: int, draws: int) -> None:
     print(f"{draws} draws: chi-square {square:.1f} with {freedom} degrees of freedom")
 
 
-def learn(seeds: int, small: bool) -> None:
+def learn(names: Sequence[str], seeds: range, small: bool, renormalised: bool) -> None:
     """Train with each narrowing and each seed, and print what came of it."""
-    with TemporaryDirectory() as folder:
-        for (name, own), seed in itertools.product(LEARNT.items(), range(seeds)):
-            settings = merge(SETTINGS["calculator"], {"rollout": own})
+    switched = nullcontext() if renormalised else patch.object(Drawn, "of", lambda _rows: None)
+    with TemporaryDirectory() as folder, switched:
+        for name, seed in itertools.product(names or LEARNT, seeds):
+            settings = merge(SETTINGS["calculator"], LEARNT[name])
             settings = merge(settings, SMALL) if small else settings
             run = Path(folder) / f"{name}-{seed}"
-            print(f"calculator, {name}, seed {seed}: {measured(settings, seed, run)}", flush=True)
+            came = measured(settings, seed, run)
+            print(f"calculator, {name}, seed {seed}: {came}; {agreed(run)}", flush=True)
+
+
+def agreed(run: Path) -> str:
+    """Say how far the trainer's log-probabilities were from the engine's in any step, and what was not trained."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    largest = [row["mismatch/abs_max"] for row in rows if "mismatch/abs_max" in row]
+    means = [row["mismatch/abs_mean"] for row in rows if "mismatch/abs_mean" in row]
+    if not largest:
+        return "no step trained"
+    reasons = {name for row in rows for name in row if name.startswith("signal/")}
+    lost = ", ".join(f"{name} {max(row.get(name, 0) for row in rows):.3g}" for name in sorted(reasons))
+    return f"mismatch at most {max(largest):.1e}, {statistics.mean(means):.1e} in the mean; at most {lost}"
 
 
 def main() -> None:
     """Print what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", help="cost, learn, proof; all by default")
+    parser.add_argument("--only", nargs="*", default=(), help=f"learn with these alone: {', '.join(LEARNT)}")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--unrenormalised", action="store_true", help="learn as if nothing had been recorded")
     parser.add_argument("--rows", type=int, default=96, help="tokens of the turn whose cost is measured")
     parser.add_argument("--small", action="store_true", help="a step of each, and a small head")
     given = parser.parse_args()
@@ -225,7 +247,8 @@ def main() -> None:
     if "cost" in what:
         cost(32 if given.small else given.rows, 1 if given.small else 3, 512 if given.small else VOCABULARY)
     if "learn" in what:
-        learn(given.seeds, given.small)
+        seeds = range(given.first, given.first + given.seeds)
+        learn(given.only, seeds, given.small, not given.unrenormalised)
 
 
 if __name__ == "__main__":

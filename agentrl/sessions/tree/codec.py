@@ -285,7 +285,7 @@ def _turn(node: Node) -> str | None:
 def _stored(sampling: Sampling) -> Any:
     """A turn's sampling, without what came later and has its default."""
     found = asdict(sampling)
-    for name, default in (("repetition_penalty", 1), ("regex", None)):
+    for name, default in (("repetition_penalty", 1), ("regex", None), ("lark", None)):
         if found[name] == default:
             del found[name]
     return found
