@@ -25,7 +25,6 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -36,6 +35,7 @@ import torch
 from torch import Tensor
 
 from agentrl.attachments import support
+from agentrl.envs.builtin.calculator import Calculator
 from agentrl.overrides import merge
 from agentrl.rollout.engines.local.sampler import RowSampling, sample
 from agentrl.train.forest.columns import Column, SharedColumn
@@ -43,7 +43,7 @@ from agentrl.train.forest.distribution import Drawn
 from agentrl.train.forest.supports import BEFORE, KEPT, PENALTIES
 from agentrl.types import Sampling
 from benchmarks.head import Case
-from benchmarks.learning import SETTINGS, SMALL, measured
+from benchmarks.learning import SMALL, measured
 from benchmarks.machine import machine
 
 NARROWED: Mapping[str, dict[str, Any]] = {
@@ -62,6 +62,8 @@ LEARNT: Mapping[str, dict[str, Any]] = {
 }
 VOCABULARY, DEVIATION, PROMPT = 49152, 5.0, 200
 MOST_BYTES = 2048
+UNRENORMALISED = 10
+"""The steps of a run whose trainer knows no sets."""
 
 
 def drawn(logits_BV: Tensor, own: Mapping[str, Any]) -> tuple[list[int], bytes, float]:
@@ -205,16 +207,35 @@ def prove(rows: int, draws: int) -> None:
     print(f"{draws} draws: chi-square {square:.1f} with {freedom} degrees of freedom")
 
 
-def learn(names: Sequence[str], seeds: range, small: bool, renormalised: bool) -> None:
-    """Train with each narrowing and each seed, and print what came of it."""
-    switched = nullcontext() if renormalised else patch.object(Drawn, "of", lambda _rows: None)
-    with TemporaryDirectory() as folder, switched:
-        for name, seed in itertools.product(names or LEARNT, seeds):
-            settings = merge(SETTINGS["calculator"], LEARNT[name])
-            settings = merge(settings, SMALL) if small else settings
+def learn(names: Sequence[str], seeds: range, small: bool, switched: bool) -> None:
+    """Train with each narrowing and each seed, and print what came of it; a seed's runs share their warm start."""
+    with TemporaryDirectory() as folder:
+        for seed, name in itertools.product(seeds, names or LEARNT):
+            warm = Path(folder) / f"warm-{seed}"
+            if not warm.exists():
+                once = SMALL if small else SMALL | {"warm_start": {}}
+                print(f"calculator, warm start, seed {seed}: {measured({'env': 'calculator'} | once, seed, warm)}")
+            settings = merge(recipe(), {"model": str(warm / "checkpoints" / "step-000000")})
+            settings = merge(settings, LEARNT[name])
+            settings = merge(settings, SMALL | {"warm_start": {}}) if small else settings
             run = Path(folder) / f"{name}-{seed}"
             came = measured(settings, seed, run)
             print(f"calculator, {name}, seed {seed}: {came}; {agreed(run)}", flush=True)
+            if switched and seed == seeds[0] and LEARNT[name]:
+                run = Path(folder) / f"{name}-{seed}-unrenormalised"
+                with patch.object(Drawn, "of", lambda _rows: None):
+                    came = measured(settings | {"steps": min(settings["steps"], UNRENORMALISED)}, seed, run)
+                print(f"calculator, {name}, unrenormalised, seed {seed}: {came}; {agreed(run)}", flush=True)
+
+
+def recipe() -> dict[str, Any]:
+    """Return what `agentrl train env=calculator` trains the tiny model with after its warm start."""
+    found: dict[str, Any] = {"env": "calculator"}
+    for name, value in Calculator.recipe("tiny").items():
+        section, _, key = name.rpartition(".")
+        if section != "warm_start":
+            found = merge(found, {section: {key: value}} if section else {key: value})
+    return found
 
 
 def agreed(run: Path) -> str:
@@ -236,7 +257,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=(), help=f"learn with these alone: {', '.join(LEARNT)}")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--unrenormalised", action="store_true", help="learn as if nothing had been recorded")
+    parser.add_argument(
+        "--unrenormalised", action="store_true", help="and ten steps of the first seed as if no set had been recorded"
+    )
     parser.add_argument("--rows", type=int, default=96, help="tokens of the turn whose cost is measured")
     parser.add_argument("--small", action="store_true", help="a step of each, and a small head")
     given = parser.parse_args()
@@ -248,7 +271,7 @@ def main() -> None:
         cost(32 if given.small else given.rows, 1 if given.small else 3, 512 if given.small else VOCABULARY)
     if "learn" in what:
         seeds = range(given.first, given.first + given.seeds)
-        learn(given.only, seeds, given.small, not given.unrenormalised)
+        learn(given.only, seeds, given.small, given.unrenormalised)
 
 
 if __name__ == "__main__":
