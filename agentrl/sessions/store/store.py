@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import quote
 
 from agentrl import faults
+from agentrl.attachments import split
 from agentrl.common import formats
 from agentrl.errors import AgentRLError, InvalidInput, StoreError
 from agentrl.sessions.store import digests, edited, integrity, many_rows, query, schema, summary
@@ -316,7 +317,7 @@ class Store:
         blobs: list[tuple[str, bytes]] = []
         for key, session, nodes in additions:
             mark(nodes, self.losses)
-            blobs += [(digest(data), data) for node in nodes for data in node.attachments.values()]
+            blobs += [(digest(data), data) for node in nodes for data in split(node.attachments).values()]
             rows += [(key, *row, checksum((session.id, *row))) for row in map(node_row, nodes)]
         if blobs:
             self._db.executemany("INSERT OR IGNORE INTO blobs (digest, data) VALUES (?, ?)", blobs)
