@@ -82,9 +82,9 @@ class Store:
                 with self._transaction(count=False):
                     if not schema.exists(self._db, self.path):  # else another process has created them
                         schema.create(self._db)
-            elif not schema.has_calls(self._db):
+            elif schema.is_older(self._db):
                 with self._transaction(count=False):
-                    schema.add_calls(self._db)
+                    schema.renew(self._db)
         self._compare()
 
     def save(self, session: Session, *, replace: bool = False, state: bytes | None = None) -> None:
