@@ -28,14 +28,17 @@ if TYPE_CHECKING:
 
 NAME = "support"
 UNKNOWN, OVERSIZE, OUTSIDE, FULL, ONE, SETS = range(6)
-LOCAL, SGLANG, VLLM = "agentrl-1", "sglang-1", "vllm-1"
+LOCAL, SGLANG, VLLM = "agentrl-1", "sglang-1", "vllm-2"
 RULES = {
     LOCAL: "tokens that a grammar forbids are left out; repetition penalty on the tokens of prompt and turn; then "
     "presence and frequency penalties on the turn's own, and the logit bias, are added; divided by the temperature; "
     "top-k, top-p, min-p",
     SGLANG: "no penalties; the logit bias is added; divided by the temperature; the set is the server's own mask",
-    VLLM: "no penalties; the logit bias is added; divided by the temperature; the set is what the server gives a "
+    "vllm-1": "no penalties; the logit bias is added; divided by the temperature; the set is what the server gives a "
     "log-probability",
+    VLLM: "repetition penalty on the tokens of prompt and turn, not together with a logit bias; then presence and "
+    "frequency penalties on the turn's own, and the logit bias, are added; divided by the temperature; the set is what "
+    "the server gives a log-probability",
 }
 """Rules by which logits become the distribution that a token is drawn from, by name and version.
 
@@ -138,11 +141,16 @@ class SupportRecorder:
             self._codes.append(self._number.setdefault(stored, SETS + len(self._number)))
 
     def add_ids(self, kept: Sequence[int] | None, drawn: int) -> None:
-        """Record what a token was drawn from as a server lists it, in any order; None: it does not list all."""
+        """Record what a token was drawn from as a server lists it, in any order; None: it does not list all.
+
+        The range of the vocabulary stands for all of it.
+        """
         import numpy as np
 
         if kept is None:
             self._codes.append(UNKNOWN)
+        elif kept == range(self.vocabulary):
+            self._codes.append(FULL)
         else:
             self.add(np.unique(np.asarray(kept, dtype=np.int64)), drawn)
 

@@ -63,17 +63,14 @@ class Sampling:
         return self.json_schema is not None or self.regex is not None or self.lark is not None
 
     @property
+    def truncated(self) -> bool:
+        """True if some tokens of the vocabulary can't be drawn."""
+        return self.top_p < 1 or self.top_k is not None or self.min_p > 0 or self.grammar
+
+    @property
     def full_support(self) -> bool:
         """True if tokens are drawn from the softmax of the logits over the temperature, over the whole vocabulary."""
-        return (
-            self.temperature > 0
-            and self.top_p >= 1
-            and self.top_k is None
-            and self.min_p <= 0
-            and not self.penalised
-            and not self.logit_bias
-            and not self.grammar
-        )
+        return self.temperature > 0 and not self.truncated and not self.penalised and not self.logit_bias
 
 
 @dataclass(frozen=True, slots=True)
