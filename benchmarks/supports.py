@@ -18,28 +18,32 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import math
 import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from agentrl.attachments import support
+from agentrl.envs.builtin.calculator import Calculator
 from agentrl.overrides import merge
 from agentrl.rollout.engines.local.sampler import RowSampling, sample
 from agentrl.train.forest.columns import Column, SharedColumn
+from agentrl.train.forest.distribution import Drawn
 from agentrl.train.forest.supports import BEFORE, KEPT, PENALTIES
 from agentrl.types import Sampling
 from benchmarks.head import Case
-from benchmarks.learning import SETTINGS, SMALL, measured
+from benchmarks.learning import SMALL, measured
 from benchmarks.machine import machine
 
 NARROWED: Mapping[str, dict[str, Any]] = {
@@ -51,12 +55,15 @@ NARROWED: Mapping[str, dict[str, Any]] = {
 }
 LEARNT: Mapping[str, dict[str, Any]] = {
     "full support": {},
-    "top_p=0.9": {"top_p": 0.9},
-    "top_k=8": {"top_k": 8},
-    "min_p=0.05": {"min_p": 0.05},
+    "top_p=0.9": {"rollout": {"top_p": 0.9}},
+    "top_k=8": {"rollout": {"top_k": 8}},
+    "min_p=0.05": {"rollout": {"min_p": 0.05}},
+    "strict_calls": {"rollout": {"strict_calls": True}},
 }
 VOCABULARY, DEVIATION, PROMPT = 49152, 5.0, 200
 MOST_BYTES = 2048
+UNRENORMALISED = 10
+"""The steps of a run whose trainer knows no sets."""
 
 
 def drawn(logits_BV: Tensor, own: Mapping[str, Any]) -> tuple[list[int], bytes, float]:
@@ -200,21 +207,59 @@ def prove(rows: int, draws: int) -> None:
     print(f"{draws} draws: chi-square {square:.1f} with {freedom} degrees of freedom")
 
 
-def learn(seeds: int, small: bool) -> None:
-    """Train with each narrowing and each seed, and print what came of it."""
+def learn(names: Sequence[str], seeds: range, small: bool, switched: bool) -> None:
+    """Train with each narrowing and each seed, and print what came of it; a seed's runs share their warm start."""
     with TemporaryDirectory() as folder:
-        for (name, own), seed in itertools.product(LEARNT.items(), range(seeds)):
-            settings = merge(SETTINGS["calculator"], {"rollout": own})
-            settings = merge(settings, SMALL) if small else settings
+        for seed, name in itertools.product(seeds, names or LEARNT):
+            warm = Path(folder) / f"warm-{seed}"
+            if not warm.exists():
+                once = SMALL if small else SMALL | {"warm_start": {}}
+                print(f"calculator, warm start, seed {seed}: {measured({'env': 'calculator'} | once, seed, warm)}")
+            settings = merge(recipe(), {"model": str(warm / "checkpoints" / "step-000000")})
+            settings = merge(settings, LEARNT[name])
+            settings = merge(settings, SMALL | {"warm_start": {}}) if small else settings
             run = Path(folder) / f"{name}-{seed}"
-            print(f"calculator, {name}, seed {seed}: {measured(settings, seed, run)}", flush=True)
+            came = measured(settings, seed, run)
+            print(f"calculator, {name}, seed {seed}: {came}; {agreed(run)}", flush=True)
+            if switched and seed == seeds[0] and LEARNT[name]:
+                run = Path(folder) / f"{name}-{seed}-unrenormalised"
+                with patch.object(Drawn, "of", lambda _rows: None):
+                    came = measured(settings | {"steps": min(settings["steps"], UNRENORMALISED)}, seed, run)
+                print(f"calculator, {name}, unrenormalised, seed {seed}: {came}; {agreed(run)}", flush=True)
+
+
+def recipe() -> dict[str, Any]:
+    """Return what `agentrl train env=calculator` trains the tiny model with after its warm start."""
+    found: dict[str, Any] = {"env": "calculator"}
+    for name, value in Calculator.recipe("tiny").items():
+        section, _, key = name.rpartition(".")
+        if section != "warm_start":
+            found = merge(found, {section: {key: value}} if section else {key: value})
+    return found
+
+
+def agreed(run: Path) -> str:
+    """Say how far the trainer's log-probabilities were from the engine's in any step, and what was not trained."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    largest = [row["mismatch/abs_max"] for row in rows if "mismatch/abs_max" in row]
+    means = [row["mismatch/abs_mean"] for row in rows if "mismatch/abs_mean" in row]
+    if not largest:
+        return "no step trained"
+    reasons = {name for row in rows for name in row if name.startswith("signal/")}
+    lost = ", ".join(f"{name} {max(row.get(name, 0) for row in rows):.3g}" for name in sorted(reasons))
+    return f"mismatch at most {max(largest):.1e}, {statistics.mean(means):.1e} in the mean; at most {lost}"
 
 
 def main() -> None:
     """Print what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", help="cost, learn, proof; all by default")
+    parser.add_argument("--only", nargs="*", default=(), help=f"learn with these alone: {', '.join(LEARNT)}")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument(
+        "--unrenormalised", action="store_true", help="and ten steps of the first seed as if no set had been recorded"
+    )
     parser.add_argument("--rows", type=int, default=96, help="tokens of the turn whose cost is measured")
     parser.add_argument("--small", action="store_true", help="a step of each, and a small head")
     given = parser.parse_args()
@@ -225,7 +270,8 @@ def main() -> None:
     if "cost" in what:
         cost(32 if given.small else given.rows, 1 if given.small else 3, 512 if given.small else VOCABULARY)
     if "learn" in what:
-        learn(given.seeds, given.small)
+        seeds = range(given.first, given.first + given.seeds)
+        learn(given.only, seeds, given.small, given.unrenormalised)
 
 
 if __name__ == "__main__":

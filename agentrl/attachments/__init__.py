@@ -11,7 +11,7 @@ the tokens from there on, and the turn's node keeps that. Nothing that was store
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from agentrl.registry import Registry
 
@@ -63,6 +63,18 @@ class AttachmentKind:
         """
         return first if last is None else last
 
+    def split(self, data: bytes) -> tuple[bytes, list[bytes]]:
+        """Return what a store keeps of data for its node alone, and the parts that other nodes' data may have, too."""
+        return data, []
+
+    def unite(self, rest: bytes, parts: Sequence[bytes]) -> bytes:
+        """Return the data that was split so.
+
+        Raises:
+            InvalidInput: they don't fit together.
+        """
+        return rest
+
 
 KINDS = Registry[AttachmentKind](
     "attachment",
@@ -76,6 +88,32 @@ KINDS = Registry[AttachmentKind](
     },
     accept=lambda found: found if isinstance(found, AttachmentKind) else None,
 )
+
+
+_PART = "#"
+"""What is between a kind's name and the number of a part."""
+
+
+def split(attached: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return a node's attachments as a store keeps them: parts that several nodes' data may have are entries."""
+    found: dict[str, bytes] = {}
+    for name, data in attached.items():
+        found[name], parts = KINDS.find(name).split(data)
+        found |= {f"{name}{_PART}{place}": part for place, part in enumerate(parts)}
+    return found
+
+
+def unite(stored: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the attachments that were split so.
+
+    Raises:
+        InvalidInput: parts are missing.
+    """
+    found = {name: data for name, data in stored.items() if _PART not in name}
+    for name in {name.partition(_PART)[0] for name in stored.keys() - found.keys()}:
+        count = sum(other.startswith(name + _PART) for other in stored)
+        found[name] = KINDS.find(name).unite(found[name], [stored[f"{name}{_PART}{place}"] for place in range(count)])
+    return found
 
 
 def check(attached: Mapping[str, bytes], tokens: int) -> None:

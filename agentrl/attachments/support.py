@@ -7,15 +7,16 @@ stored once, however many tokens were drawn from it, in whichever form is shorte
 for each token of the vocabulary.
 
 The bytes: a letter of the format, the name of the rule by which logits become the distribution (`RULES`), the
-vocabulary's size, the sets, and the codes as runs. Ids are differences, and numbers take 7 bits to a byte. Given up:
-sets that are shared by several turns, since a turn's data is complete, and sets written as a part of another.
+vocabulary's size, the sets, and the codes as runs. Ids are differences, and numbers take 7 bits to a byte. A turn's
+data is complete; a store keeps long sets apart, so that turns which have the same share its bytes. Given up: sets
+written as a part of another.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from agentrl.attachments import AttachmentKind
@@ -27,20 +28,25 @@ if TYPE_CHECKING:
 
 NAME = "support"
 UNKNOWN, OVERSIZE, OUTSIDE, FULL, ONE, SETS = range(6)
-LOCAL, SGLANG, VLLM = "agentrl-1", "sglang-1", "vllm-1"
+LOCAL, SGLANG, VLLM = "agentrl-1", "sglang-1", "vllm-2"
 RULES = {
     LOCAL: "tokens that a grammar forbids are left out; repetition penalty on the tokens of prompt and turn; then "
     "presence and frequency penalties on the turn's own, and the logit bias, are added; divided by the temperature; "
     "top-k, top-p, min-p",
     SGLANG: "no penalties; the logit bias is added; divided by the temperature; the set is the server's own mask",
-    VLLM: "no penalties; the logit bias is added; divided by the temperature; the set is what the server gives a "
+    "vllm-1": "no penalties; the logit bias is added; divided by the temperature; the set is what the server gives a "
     "log-probability",
+    VLLM: "repetition penalty on the tokens of prompt and turn, not together with a logit bias; then presence and "
+    "frequency penalties on the turn's own, and the logit bias, are added; divided by the temperature; the set is what "
+    "the server gives a log-probability",
 }
 """Rules by which logits become the distribution that a token is drawn from, by name and version.
 
 Behind a rule's name and a plus a turn may name the library that said what its grammar forbids, with its version.
 """
-_FORMAT = b"S"
+_FORMAT, _SPLIT = b"S", b"P"
+_SHARED = 96
+"""The fewest bytes of a set that a store keeps apart: to name one takes 80."""
 _KEPT, _EXCLUDED, _BITS = range(3)
 
 
@@ -67,13 +73,18 @@ class Support:
 
     def pack(self) -> bytes:
         """The rows as bytes; sets that no row names are left out."""
+        return self._pack(_FORMAT, 0)
+
+    def _pack(self, letter: bytes, apart: int) -> bytes:
+        """The bytes behind a letter; sets of at least so many bytes, not 0, are left empty."""
         used = sorted({code for code in self.codes if code >= SETS})
         number = {code: SETS + place for place, code in enumerate(used)}
-        out = bytearray(_FORMAT)
+        out = bytearray(letter)
         name = self.rule.encode()
         out += _varint(len(name)) + name + _varint(self.vocabulary) + _varint(len(used))
         for code in used:
             stored = self.sets[code - SETS]
+            stored = b"" if apart and len(stored) >= apart else stored
             out += _varint(len(stored)) + stored
         for code, run in _runs(self.codes):
             out += _varint(number.get(code, code)) + _varint(run)
@@ -130,11 +141,16 @@ class SupportRecorder:
             self._codes.append(self._number.setdefault(stored, SETS + len(self._number)))
 
     def add_ids(self, kept: Sequence[int] | None, drawn: int) -> None:
-        """Record what a token was drawn from as a server lists it, in any order; None: it does not list all."""
+        """Record what a token was drawn from as a server lists it, in any order; None: it does not list all.
+
+        The range of the vocabulary stands for all of it.
+        """
         import numpy as np
 
         if kept is None:
             self._codes.append(UNKNOWN)
+        elif kept == range(self.vocabulary):
+            self._codes.append(FULL)
         else:
             self.add(np.unique(np.asarray(kept, dtype=np.int64)), drawn)
 
@@ -157,8 +173,13 @@ def unpack(data: bytes) -> Support:
     Raises:
         InvalidInput: these bytes are none.
     """
+    return _unpack(data, _FORMAT)
+
+
+def _unpack(data: bytes, letter: bytes) -> Support:
+    """The rows behind a letter."""
     try:
-        if data[:1] != _FORMAT:
+        if data[:1] != letter:
             raise ValueError(f"they begin with {data[:1]!r}")
         length, at = _read(data, 1)
         rule, at = data[at : at + length].decode(), at + length
@@ -169,7 +190,7 @@ def unpack(data: bytes) -> Support:
             length, at = _read(data, at)
             sets.append(data[at : at + length])
             at += length
-            if not sets[-1] or sets[-1][0] > _BITS or at > len(data):
+            if at > len(data) or (sets[-1][0] > _BITS if sets[-1] else letter == _FORMAT):
                 raise ValueError("a set is none")
         codes: list[int] = []
         while at < len(data):
@@ -215,6 +236,23 @@ class SupportKind(AttachmentKind):
         later = [moved[code - SETS] if code >= SETS else code for code in other.codes[len(other.codes) - tokens :]]
         later = later if tokens else []
         return Support(one.rule, one.vocabulary, tuple(number), (*one.codes, *gap, *later)).pack()
+
+    def split(self, data: bytes) -> tuple[bytes, list[bytes]]:
+        """Long sets are parts: a grammar's states come again in many turns."""
+        found = unpack(data)
+        parts = [stored for stored in found.sets if len(stored) >= _SHARED]
+        if not parts or found.pack() != data:
+            return data, []
+        return found._pack(_SPLIT, _SHARED), parts
+
+    def unite(self, rest: bytes, parts: Sequence[bytes]) -> bytes:
+        """The sets in their places."""
+        found, left = _unpack(rest, _SPLIT), iter(parts)
+        try:
+            sets = tuple(stored or next(left) for stored in found.sets)
+        except StopIteration:
+            raise InvalidInput(f"{len(parts)} parts of supports, and there are more") from None
+        return replace(found, sets=sets).pack()
 
 
 KIND = SupportKind()

@@ -71,7 +71,7 @@ class Format:
 RUN = Format("run folder", 2)
 CHECKPOINT = Format("checkpoint", 1)
 MANIFEST = Format("manifest", 1)
-STORE = Format("session store", 7)
+STORE = Format("session store", 8)
 NOTES = Format("file of notes", 1)
 LOGPROBS = Format("file of log-probabilities", 1)
 CHAIN = Format("chain", 1)

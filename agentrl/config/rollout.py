@@ -95,6 +95,9 @@ class RolloutConfig(Section):
     """Tokens less probable than this fraction of the most probable one's probability are not sampled."""
     repetition_penalty: PositiveFloat = 1.0
     """What the logits of tokens that came before are divided by where they are above 0, else multiplied by."""
+    strict_calls: bool = False
+    """Each tool call of the environment's turns is of a tool on offer, with arguments that fit its schema: turns are
+    drawn under a grammar (engine=local, extra `grammars`)."""
     max_turns: PositiveInt | None = None
     """Assistant turns of a session; None is the environment's own limit."""
     turn_tokens: PositiveInt = 512
@@ -143,7 +146,8 @@ class RolloutConfig(Section):
     def narrowed(self) -> str:
         """The first setting by which tokens are not drawn from the softmax over the whole vocabulary; '' for none."""
         whole = {"top_p": 1.0, "top_k": None, "min_p": 0.0, "repetition_penalty": 1.0}
-        return next((f"{name}={getattr(self, name):g}" for name in whole if getattr(self, name) != whole[name]), "")
+        given = (f"{name}={getattr(self, name):g}" for name in whole if getattr(self, name) != whole[name])
+        return next(given, "strict_calls=true" if self.strict_calls else "")
 
     @model_validator(mode="after")
     def _settings_agree(self) -> RolloutConfig:

@@ -26,7 +26,8 @@ class Sampling:
 
     `record` asks for attachments of the turn: their kinds, and the path's token from which on each is wanted.
     `top_logprobs` asks for so many of the most probable tokens at each place, 20 at most; it changes nothing that is
-    sampled or trained, and is not stored.
+    sampled or trained, and is not stored. `lark` is a grammar of llguidance's, in which special tokens stand by their
+    ids: what is sampled of the turn has to fit it.
     """
 
     temperature: float = 1.0
@@ -45,6 +46,7 @@ class Sampling:
     top_logprobs: int = 0
     repetition_penalty: float = 1.0
     regex: str | None = None
+    lark: str | None = None
 
     def record_from(self, kind: str) -> int | None:
         """The path's token from which on attachments of a kind are wanted; None where they are not."""
@@ -57,21 +59,18 @@ class Sampling:
 
     @property
     def grammar(self) -> bool:
-        """True if the text has to fit a JSON schema or a regular expression."""
-        return self.json_schema is not None or self.regex is not None
+        """True if the turn has to fit a JSON schema, a regular expression or a Lark grammar."""
+        return self.json_schema is not None or self.regex is not None or self.lark is not None
+
+    @property
+    def truncated(self) -> bool:
+        """True if some tokens of the vocabulary can't be drawn."""
+        return self.top_p < 1 or self.top_k is not None or self.min_p > 0 or self.grammar
 
     @property
     def full_support(self) -> bool:
         """True if tokens are drawn from the softmax of the logits over the temperature, over the whole vocabulary."""
-        return (
-            self.temperature > 0
-            and self.top_p >= 1
-            and self.top_k is None
-            and self.min_p <= 0
-            and not self.penalised
-            and not self.logit_bias
-            and not self.grammar
-        )
+        return self.temperature > 0 and not self.truncated and not self.penalised and not self.logit_bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +171,7 @@ class Capabilities:
     deterministic: bool = False
     score: bool = True
     json_schema: bool = False  # and regular expressions
+    lark: bool = False  # grammars that name special tokens, such as those of tool calls
     pause_modes: frozenset[PauseMode] = frozenset({PauseMode.DRAIN})
     cache_block: int = 1  # prefixes are cached in whole blocks of so many tokens
     attachments: frozenset[str] = frozenset()  # kinds that turns carry where sampling.record asks for them

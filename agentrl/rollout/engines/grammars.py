@@ -1,14 +1,16 @@
-"""Grammars: the tokens that may come next in a turn whose text has to fit a JSON schema or a regular expression.
+"""Grammars: which tokens may come next in a turn that has to fit a JSON schema, a regular expression or Lark rules.
 
 A matcher of the library llguidance (extra `grammars`) is driven by a turn's own tokens, so what may come next follows
 from nothing else: an engine that continues a turn after an abort hands over the tokens of the earlier attempts. Where
-the text may end, the turn's stop tokens are allowed as well, whichever they are.
+the text may end, the turn's stop tokens are allowed as well, whichever they are. Other special tokens are allowed where
+a Lark grammar names them.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import EngineError, InvalidInput, missing_extra
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 EXTRA = "grammars"
+_COMPILED = 64
+"""Grammars that are kept compiled: a run's turns mostly have the same one."""
 
 
 def available() -> bool:
@@ -91,6 +95,7 @@ class Grammars:
         self._known = self._library.LLTokenizer(
             self._library.TokenizerWrapper(_Vocabulary(tokenizer, vocabulary)), n_vocab=vocabulary + 1
         )
+        self._compiled = lru_cache(_COMPILED)(self._compile)
 
     def matcher(self, sampling: Sampling, turn: Sequence[int]) -> Matcher:
         """Return the matcher of a turn after its first tokens, none as a rule.
@@ -99,7 +104,7 @@ class Grammars:
             InvalidInput: the library can't keep to that grammar, or these tokens don't fit it.
         """
         kind, grammar = self._grammar(sampling)
-        matcher = self._library.LLMatcher(self._known, grammar, log_level=0)
+        matcher = self._compiled(grammar).deep_copy()
         if matcher.is_error():
             raise InvalidInput(f"sampling.{kind} is no grammar that can be kept to: {_first_line(matcher)}")
         stops = sampling.stop_token_ids or self._tokenizer.end_tokens
@@ -109,7 +114,12 @@ class Grammars:
             raise InvalidInput(f"sampling.{kind}: the turn's {len(turn)} tokens before an abort do not fit it")
         return found
 
+    def _compile(self, grammar: str) -> Any:
+        return self._library.LLMatcher(self._known, grammar, log_level=0)
+
     def _grammar(self, sampling: Sampling) -> tuple[str, str]:
+        if sampling.lark is not None:
+            return "lark", self._library.LLMatcher.grammar_from_lark(sampling.lark)
         if sampling.json_schema is None:
             return "regex", self._library.LLMatcher.grammar_from_regex(sampling.regex or "")
         try:

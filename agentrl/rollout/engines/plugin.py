@@ -24,12 +24,14 @@ class EnginePlugin:
         settings: the class of its section of the configuration (`engine.*`).
         records_supports: whether its turns bring what their tokens were drawn from (`attachments.support`).
         records_penalties: whether those do that were drawn with penalties on the tokens so far.
+        keeps_to_calls: whether they can draw tool calls under a grammar (`Capabilities.lark`).
         scheduler_cores: CPU cores that each engine keeps busy beside its `settings.threads`.
     """
 
     settings: type[EngineConfig] = EngineConfig
     records_supports: bool = False
     records_penalties: bool = False
+    keeps_to_calls: bool = False
     scheduler_cores: int = 0
 
     def make(self, path: Path, config: Any, tokenizer: Tokenizer | None = None) -> Engine:

@@ -61,6 +61,7 @@ class Policy:
             strip_reasoning=self.strip_reasoning,
             policy=self.name,
             trained=not self.frozen,
+            strict_calls=limits.strict_calls,
         )
 
 

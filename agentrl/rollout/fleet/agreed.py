@@ -23,6 +23,7 @@ def agreed(each: Sequence[Capabilities]) -> Capabilities:
         deterministic=all(c.deterministic for c in each),
         score=all(c.score for c in each),
         json_schema=all(c.json_schema for c in each),
+        lark=all(c.lark for c in each),
         attachments=frozenset.intersection(*(c.attachments for c in each)),
         inputs=frozenset(),  # a fleet hands on token ids alone yet
         pause_modes=frozenset.intersection(*(c.pause_modes for c in each)),

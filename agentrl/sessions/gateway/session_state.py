@@ -354,5 +354,6 @@ def _same_sampling(stored: Sampling | None, wanted: Sampling) -> bool:
     names = (
         *("temperature", "seed", "stop", "top_p", "top_k", "min_p"),
         *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "json_schema", "regex"),
+        "lark",
     )
     return stored is not None and all(getattr(stored, name) == getattr(wanted, name) for name in names)

@@ -97,6 +97,18 @@ def create(db: sqlite3.Connection) -> None:
     formats.mark_database(db, formats.STORE)
 
 
+def is_older(db: sqlite3.Connection) -> bool:
+    """Return whether what is about to be written could be misread by the agentrl that made the file."""
+    return int(db.execute("PRAGMA user_version").fetchone()[0]) < formats.STORE.number or not has_calls(db)
+
+
+def renew(db: sqlite3.Connection) -> None:
+    """Give an older file what is written today, in the transaction that is open."""
+    if not has_calls(db):
+        add_calls(db)
+    formats.mark_database(db, formats.STORE)
+
+
 def has_calls(db: sqlite3.Connection) -> bool:
     """Return whether the file says which tools were called; older ones of the same version don't."""
     return bool(db.execute("SELECT 1 FROM sqlite_master WHERE name = 'calls'").fetchone())

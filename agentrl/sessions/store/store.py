@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import quote
 
 from agentrl import faults
+from agentrl.attachments import split
 from agentrl.common import formats
 from agentrl.errors import AgentRLError, InvalidInput, StoreError
 from agentrl.sessions.store import digests, edited, integrity, many_rows, query, schema, summary
@@ -81,9 +82,9 @@ class Store:
                 with self._transaction(count=False):
                     if not schema.exists(self._db, self.path):  # else another process has created them
                         schema.create(self._db)
-            elif not schema.has_calls(self._db):
+            elif schema.is_older(self._db):
                 with self._transaction(count=False):
-                    schema.add_calls(self._db)
+                    schema.renew(self._db)
         self._compare()
 
     def save(self, session: Session, *, replace: bool = False, state: bytes | None = None) -> None:
@@ -316,7 +317,7 @@ class Store:
         blobs: list[tuple[str, bytes]] = []
         for key, session, nodes in additions:
             mark(nodes, self.losses)
-            blobs += [(digest(data), data) for node in nodes for data in node.attachments.values()]
+            blobs += [(digest(data), data) for node in nodes for data in split(node.attachments).values()]
             rows += [(key, *row, checksum((session.id, *row))) for row in map(node_row, nodes)]
         if blobs:
             self._db.executemany("INSERT OR IGNORE INTO blobs (digest, data) VALUES (?, ?)", blobs)

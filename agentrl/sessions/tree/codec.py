@@ -18,6 +18,7 @@ from typing import Any
 
 import orjson
 
+from agentrl import attachments
 from agentrl.common.foreign_errors import words
 from agentrl.common.untrusted import SHOWN, safe_json, safe_repr
 from agentrl.errors import InvalidInput, StoreError
@@ -66,8 +67,14 @@ def node_row(node: Node) -> Row:
         None if node.reward is None else node.reward + 0.0,  # a float, and not -0.0, which SQLite doesn't have
         _turn(node),
         dumps(node.tools) if node.tools else None,
-        dumps({kind: digest(data) for kind, data in node.attachments.items()}) if node.attachments else None,
+        _attached(node),
     )
+
+
+def _attached(node: Node) -> str | None:
+    """The digests of what is stored of a node's attachments, by the names of `attachments.split`."""
+    stored = attachments.split(node.attachments)
+    return dumps({name: digest(data) for name, data in stored.items()}) if stored else None
 
 
 def node_from(row: Row, blobs: Mapping[str, bytes]) -> Node:
@@ -88,7 +95,7 @@ def node_from(row: Row, blobs: Mapping[str, bytes]) -> Node:
             logprobs=_unpack_floats(logprobs) or [0.0] * len(ids),
             reward=reward,
             agent=agent,
-            attachments={kind: blobs[key] for kind, key in orjson.loads(attached).items()} if attached else {},
+            attachments=attachments.unite({name: blobs[key] for name, key in orjson.loads(attached or "{}").items()}),
             tools=orjson.loads(tools) if tools else [],
             reply_id=reply_id,
         )
@@ -285,7 +292,7 @@ def _turn(node: Node) -> str | None:
 def _stored(sampling: Sampling) -> Any:
     """A turn's sampling, without what came later and has its default."""
     found = asdict(sampling)
-    for name, default in (("repetition_penalty", 1), ("regex", None)):
+    for name, default in (("repetition_penalty", 1), ("regex", None), ("lark", None)):
         if found[name] == default:
             del found[name]
     return found

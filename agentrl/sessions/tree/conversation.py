@@ -124,6 +124,7 @@ class Conversation:
         prompt = Prompt(self._parent, (), opening, [*self._ids, *opening])
         budget = generator.budget(len(prompt.token_ids), self._session_size() + prompt.new_tokens)
         sampling = generator.clamp(budget, generator.with_stops(sampling, self.stop, seed))
+        sampling = sampling if self.stop else generator.with_calls(sampling, self.tools)
         request = str(len(self.session.nodes) + self._ahead)
         turn = await generator.generate_turn(self.session, prompt, sampling, deadline, request)
         if self.attached:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from agentrl.attachments import support
 from agentrl.errors import RenderError, TokenBudgetExceeded, TreeError
 from agentrl.sessions.renderers.base import RenderedMessage, Renderer, ToolSchema
+from agentrl.sessions.renderers.call_grammar import call_grammar
 from agentrl.sessions.renderers.proof.markers import REFUSES_TOOLS
 from agentrl.sessions.renderers.strip import StrippedBranch, strip_earlier_reasoning
 from agentrl.sessions.tree import trainability, tree
@@ -75,6 +76,7 @@ class TurnGenerator:
         engine: generates; None where only demonstrations are written.
         context_tokens: the longest path, in tokens; None is the engine's own limit.
         session_tokens: all of a session's nodes together; None is no limit.
+        strict_calls: whether each tool call has to be of a tool on offer and fit its schema (`renderers.call_grammar`).
         strip_reasoning: whether a user's message begins a branch without the reasoning before it
             (`renderers.strip`); the session counts how many tokens that costs and saves.
         policy: the name of the policy whose engine it is.
@@ -88,6 +90,7 @@ class TurnGenerator:
     strip_reasoning: bool = False
     policy: str = MAIN
     trained: bool = True
+    strict_calls: bool = False
 
     def require_engine(self) -> Engine:
         """The engine.
@@ -167,6 +170,16 @@ class TurnGenerator:
         stops = tuple(dict.fromkeys((*sampling.stop_token_ids, *self.renderer.stop_token_ids)))
         seed = sampling.seed if seed is None else seed
         return replace(sampling, stop_token_ids=stops, stop=(*sampling.stop, *strings), seed=seed)
+
+    def with_calls(self, sampling: Sampling, tools: Sequence[ToolSchema]) -> Sampling:
+        """Add to sampling the grammar of these tools' calls, where they have to fit one and the engine can keep to it.
+
+        Raises:
+            RenderError: the format has no such grammar.
+        """
+        if not (self.strict_calls and tools and self.require_engine().capabilities.lark) or sampling.grammar:
+            return sampling
+        return replace(sampling, lark=call_grammar(self.renderer, tools))
 
     def clamp(self, budget: Budget | None, sampling: Sampling) -> Sampling:
         """Limit `max_new_tokens` to the budgets, of which the given one leaves least.

@@ -17,10 +17,10 @@ from agentrl.envs.data.hub import is_hub
 from agentrl.envs.data.mixture import Mixture
 from agentrl.envs.registry import make
 from agentrl.envs.rewards import REWARDS
-from agentrl.errors import ConfigError, EnvError, nearest, unknown_name
+from agentrl.errors import ConfigError, EnvError, missing_extra, nearest, unknown_name
 from agentrl.models import KNOWN, resolve
 from agentrl.models.registry import TINY
-from agentrl.rollout.engines import ENGINES, check_engine, check_reference
+from agentrl.rollout.engines import ENGINES, check_engine, check_reference, grammars
 from agentrl.rollout.episodes.agents import load_agent
 from agentrl.rollout.episodes.branching import check_branching
 from agentrl.rollout.episodes.evaluation import SCRIPTED, held_out_split
@@ -206,10 +206,14 @@ def _check_agents(config: RunConfig, env: Env, *, trains: bool) -> None:
 
 def _check_sampling(config: RunConfig) -> None:
     """Refuse sampling by which no token can be trained; temperature 0 is refused with the settings."""
+    engine, trainer, plugin = config.engine, config.trainer, ENGINES.find(config.engine.name)
+    if config.rollout.strict_calls and not plugin.keeps_to_calls:
+        raise ConfigError(f"rollout.strict_calls=true: engine={engine.name} has no grammars of tool calls: use local")
+    if config.rollout.strict_calls and not grammars.available():
+        raise missing_extra("llguidance", grammars.EXTRA)
     narrowed = config.rollout.narrowed
     if not narrowed or config.allow_no_signal:
         return
-    engine, trainer, plugin = config.engine, config.trainer, ENGINES.find(config.engine.name)
     recorded, computed = plugin.records_supports, TRAINERS.find(trainer.name).computes_supports
     if recorded and config.rollout.repetition_penalty != 1 and not plugin.records_penalties:
         recorded, narrowed = False, f"repetition_penalty={config.rollout.repetition_penalty:g}"

@@ -73,6 +73,7 @@ async def test_narrowed_turns_and_those_under_a_grammar_bring_the_set_that_the_s
         {"top_k": 8, "logit_bias": ((9, -100.0),)},
         {"top_k": 50, "top_p": 0.8, "min_p": 0.02},
         {"regex": "([a-f]{2,5} ){3,20}", "top_logprobs": 3},
+        {"logit_bias": ((9, 5.0),)},
     )
     sessions = await random_sessions(sglang, 6, turns=2, narrowings=narrowings)
     drawn = [node for session in sessions for node in session.nodes if node.sampled]
@@ -86,7 +87,7 @@ async def test_narrowed_turns_and_those_under_a_grammar_bring_the_set_that_the_s
     penalised = await random_sessions(sglang, 1, turns=1, narrowings=({"repetition_penalty": 1.3},))
     lost = [reason for node in penalised[0].nodes for reason in trainability.lost(node)]
     assert lost
-    assert set(lost) == {trainability.Untrainable.UNRECORDED}, "it counts a prompt's tokens otherwise"
+    assert set(lost) == {trainability.Untrainable.UNRECORDED}, "its counts begin anew where it retracts a request"
 
 
 def kept_is_by_definition(node: Node, path: list[int], model: Any) -> None:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet
+
 from agentrl.attachments import support
 from agentrl.rollout.engines.local.engine import LocalEngine
-from agentrl.sessions.store.export import from_jsonl, to_jsonl
+from agentrl.sessions.store.export import from_jsonl, to_jsonl, to_parquet
 from agentrl.sessions.store.store import Store
 from agentrl.sessions.tree import tree
 from agentrl.sessions.tree.generation import generate_turn
 from agentrl.train.driver.fidelity import agreement, random_sessions
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
-from agentrl.types import Chunk, FinishReason, Message, Sampling, Session, Task, Turn, collect
+from agentrl.types import Chunk, FinishReason, Message, Sampling, Session, Task, Turn, VersionSpan, collect
 from benchmarks.supports import chi_square, differing
 
 BOUND = 1e-5
@@ -111,3 +116,36 @@ async def test_a_narrowed_session_is_the_same_out_of_the_store_and_exports(engin
         assert store.load(session.id) == session
     to_jsonl([session], tmp_path / "sessions.jsonl")
     assert list(from_jsonl(tmp_path / "sessions.jsonl")) == [session]
+    to_parquet([session], tmp_path / "sessions.parquet")
+    rows = pyarrow.parquet.read_table(tmp_path / "sessions.parquet").to_pylist()
+    assert [dict(row["attachments"]) for row in rows] == [n.attachments for n in session.nodes]
+
+
+def test_sets_that_many_turns_have_are_stored_once_and_stay_as_long_as_one_turn_has_them(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    masks = [np.flatnonzero(rng.random(4000) < 0.5) for _ in range(4)]
+    sessions = []
+    for number in range(10):
+        recorder = support.SupportRecorder(4000, 1 << 20)
+        for kept in (*masks[: 1 + number % 4], np.arange(3 + number)):
+            recorder.add(kept, int(kept[0]))
+        own, session = Sampling(top_p=0.9), Session(f"s{number}", Task(id="t"))
+        count = 2 + number % 4
+        turn = Turn((1,) * count, (-1.0,) * count, (VersionSpan(0, 0, count),), FinishReason.STOP)
+        turn = replace(turn, attachments={support.NAME: recorder.data()})
+        user = tree.add(session, None, Message(role="user", content="."), [1])
+        tree.add_turn(session, user.id, [], turn, own, Message(role="assistant", content="."))
+        sessions.append(session)
+    with Store(tmp_path / "sessions.db") as store:
+        for session in sessions:
+            store.save(session)
+        assert stored_bytes(tmp_path) < 4 * 520 + 10 * 100
+        for session in sessions[:9]:
+            store.delete(session.id)
+        assert store.load("s9") == sessions[9]
+        assert stored_bytes(tmp_path) < 2 * 520 + 100
+
+
+def stored_bytes(folder: Path) -> int:
+    with closing(sqlite3.connect(folder / "sessions.db")) as db:
+        return int(db.execute("SELECT sum(length(data)) FROM blobs").fetchone()[0])

@@ -48,7 +48,13 @@ async def test_vllm_keeps_the_contract(name: str, vllm: VLLMEngine, folder: Path
 async def test_narrowed_turns_bring_the_set_that_the_server_drew_from(vllm: VLLMEngine, folder: Path) -> None:
     """What has a log-probability among the most probable tokens; the trainer computes the same distribution."""
     vllm.info = ServerInfo(None, "0", listed=LISTED)  # a server of ours, which this one is
-    narrowings = ({"top_p": 0.9}, {"top_k": 8, "logit_bias": ((9, -100.0),)}, {"top_p": 0.8, "min_p": 0.02})
+    narrowings = (
+        {"top_p": 0.9},
+        {"top_k": 8, "logit_bias": ((9, -100.0),)},
+        {"top_p": 0.8, "min_p": 0.02, "repetition_penalty": 1.5},
+        {"presence_penalty": 1.5, "frequency_penalty": 0.7, "repetition_penalty": 0.8},
+        {"frequency_penalty": 0.7, "logit_bias": ((9, 5.0),)},
+    )
     sessions = await random_sessions(vllm, 6, turns=2, narrowings=narrowings)
     drawn = [node for session in sessions for node in session.nodes if node.sampled]
     assert all(all(node.trainable) for node in drawn)

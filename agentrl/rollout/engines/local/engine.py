@@ -100,6 +100,7 @@ class LocalEngine(ManagedEngine):
             and self._row_invariant(threads),
             score=True,
             json_schema=grammars.available(),
+            lark=grammars.available(),
             pause_modes=frozenset(PauseMode),
             kernel=self._runner.kernel_name,
             attachments=frozenset(

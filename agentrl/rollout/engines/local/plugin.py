@@ -36,7 +36,7 @@ class LocalPlugin(EnginePlugin):
     """The engine, in this process unless its settings say otherwise."""
 
     settings = LocalConfig
-    records_supports = records_penalties = True
+    records_supports = records_penalties = keeps_to_calls = True
 
     def in_process(self, config: EngineConfig) -> bool:
         """Return True unless `engine.process=own`."""

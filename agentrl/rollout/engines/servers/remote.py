@@ -21,7 +21,7 @@ from typing import Any
 
 from agentrl.cluster.server import ServerProcess
 from agentrl.common import custom_code
-from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, EngineError
+from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, EngineError, InvalidInput
 from agentrl.rollout.engines.checks import check_ids, check_sampling, check_temperature, readable
 from agentrl.rollout.engines.folder import ModelFacts
 from agentrl.rollout.engines.local.inbox import ended_by
@@ -198,6 +198,8 @@ class RemoteEngine(ManagedEngine, ABC):
 
     def _check(self, sampling: Sampling) -> None:
         check_sampling(sampling, self.capabilities.vocab_size)
+        if sampling.lark is not None:
+            raise InvalidInput("sampling.lark: servers can't keep to such a grammar; engine=local can")
 
     async def score(self, input_ids: Sequence[int], temperature: float = 1.0) -> list[float]:
         """Log-probability of each token given those before it, at `temperature`; the first one's is 0.0.

@@ -32,7 +32,7 @@ from agentrl.rollout.engines.servers.open_request import OpenRequest
 from agentrl.rollout.engines.servers.placed_server import PlacedServer, on_nodes
 from agentrl.rollout.engines.servers.remote import ABORT_SECONDS, RemoteEngine, logger
 from agentrl.rollout.engines.servers.server_settings import OptionValue, ServerConfig
-from agentrl.types import Capabilities, PauseMode, Sampling, Tokenizer
+from agentrl.types import Capabilities, PauseMode, Tokenizer
 
 HOST = "127.0.0.1"
 _ROUNDING = 1e-2
@@ -313,13 +313,20 @@ class ServerEngine(RemoteEngine):
         self._count += 1
         return f"{self._id}{self._count:012x}"
 
-    def _recorder(self, sampling: Sampling, rule: str) -> support.SupportRecorder | None:
+    def _recorder(self, request: OpenRequest, rule: str) -> support.SupportRecorder | None:
         """What records a request's supports; None where it wants none, or its tokens follow no rule that is known.
 
-        Servers count a turn's own tokens anew where it is continued, so penalties are left out.
+        vLLM counts a turn's own tokens for presence and frequency anew where it is continued, and scales by the
+        repetition penalty after it has added a logit bias. SGLang's counts are behind by a token where it overlaps
+        steps, and begin anew where it retracts a request, of which nobody is told: it has no rule for penalties.
         """
-        wanted = sampling.record_from(support.NAME) is not None and self.config.support_bytes > 0
-        if not wanted or sampling.temperature == 0 or sampling.full_support or sampling.penalised:
+        sampling = request.sampling
+        begins = sampling.record_from(support.NAME)
+        if begins is None or not self.config.support_bytes or sampling.temperature == 0 or sampling.full_support:
+            return None
+        anew = len(request.ids) > begins and bool(sampling.presence_penalty or sampling.frequency_penalty)
+        biased = sampling.repetition_penalty != 1 and bool(sampling.logit_bias)
+        if sampling.penalised and (rule == support.SGLANG or anew or biased):
             return None
         return support.SupportRecorder(self.facts.vocab_size, self.config.support_bytes, rule)
 

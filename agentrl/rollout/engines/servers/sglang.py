@@ -102,8 +102,9 @@ class SGLangEngine(ServerEngine):
     # -------------------------------------------------------------------------------------- generating
 
     async def _pump(self, request: OpenRequest) -> Turn:
-        request.support = self._recorder(request.sampling, support.SGLANG)
-        if (request.sampling.top_k or self.facts.vocab_size) > (0 if self.info is None else self.info.listed):
+        request.support = self._recorder(request, support.SGLANG)
+        most = 0 if self.info is None else self.info.listed
+        if _lists(request) and (request.sampling.top_k or self.facts.vocab_size) > most:
             request.support = None
         while True:
             ended = await self._stream(request)
@@ -150,7 +151,9 @@ class SGLangEngine(ServerEngine):
                     new, sampled, best, kept, drawn = (one[had:] for one in (new, sampled, best, kept, drawn))
                 logprobs = [entry[0] for entry in sampled]
                 candidates = [[(token, logp) for logp, token, *_ in place] for place in best]
-                if request.support is not None:
+                if request.support is not None and not _lists(request):
+                    kept = [range(self.facts.vocab_size)] * len(new)
+                elif request.support is not None:
                     candidates = [
                         [(token, logp - one + own) for token, logp in place if token in set(ids)]
                         for place, ids, one, own in zip(candidates, kept, logprobs, drawn, strict=False)
@@ -200,7 +203,7 @@ class SGLangEngine(ServerEngine):
         limit, start = request.limit - len(request.token_ids), request.experts_from
         routed = self.config.routed_experts and start is not None
         params = sampling_params(request.sampling, limit, self.config.stream_tokens)
-        if masked := request.support is not None:
+        if masked := _lists(request):
             params.setdefault("top_k", self.facts.vocab_size)  # it lists what is left of so many at most
         return {
             "rid": request.rid,
@@ -278,6 +281,11 @@ class SGLangEngine(ServerEngine):
     def receiver(self) -> Receiver:
         """The receiver by SGLang's own calls."""
         return SGLangReceiver(self.client, load=None if self.adapters is None else self.load_folder)
+
+
+def _lists(request: OpenRequest) -> bool:
+    """Return whether the server is to list what a request's tokens are drawn from."""
+    return request.support is not None and request.sampling.truncated
 
 
 ENGINE = ServerPlugin(

@@ -121,8 +121,9 @@ class VLLMEngine(ServerEngine):
     async def _pump(self, request: OpenRequest) -> Turn:
         request.rid = self._next_id()
         most = 0 if self.info is None else self.info.listed
-        request.support = self._recorder(request.sampling, support.VLLM) if most else None
+        request.support = self._recorder(request, support.VLLM) if most else None
         count = listed(request.sampling, min(most, self.facts.vocab_size))
+        few, everything = request.sampling.truncated, range(self.facts.vocab_size)
         narrowed = narrows(request.sampling) and request.support is None
         held: list[int] = []
         ended: dict[str, Any] | None = None
@@ -141,7 +142,7 @@ class VLLMEngine(ServerEngine):
                         held += ids
                     elif request.support is not None:
                         found = [_candidates(place) for place in places]
-                        kept = [_left(one, count, self.facts.vocab_size) for one in found]
+                        kept = [_left(one, count, self.facts.vocab_size) if few else everything for one in found]
                         request.take(ids, logprobs, self._made_by(request, self._version), found, kept)
                     else:
                         wanted = places if request.sampling.top_logprobs else []
@@ -198,7 +199,7 @@ class VLLMEngine(ServerEngine):
 
     def _body(self, request: OpenRequest) -> dict[str, Any]:
         params = sampling_params(request.sampling, request.limit, self.config.stream_tokens)
-        if request.support is not None and self.info is not None:
+        if request.support is not None and request.sampling.truncated and self.info is not None:
             params["logprobs"] = listed(request.sampling, min(self.info.listed, self.facts.vocab_size))
         if self.config.routed_experts and request.experts_from is not None:
             params["routed_experts_prompt_start"] = request.experts_from
