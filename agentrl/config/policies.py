@@ -100,7 +100,10 @@ def judged_by(reward: str, asking: Any, policies: Mapping[str, PolicyConfig], *,
     """
     where, policy = f"rewards.{reward}.policy={asking.policy!r}", policies.get(asking.policy)
     if policy is None:
-        raise ValueError(f"{where}: there is no such policy (policies: {', '.join(policies) or 'none'})")
+        raise ValueError(
+            f"{where}: there is no such policy (policies: {', '.join(policies) or 'none'}); "
+            f"policies.{asking.policy}.model=FOLDER or policies.{asking.policy}=URL makes one"
+        )
     if policy.remote and policy.api.protocol == "openai":
         api = policy.api
         own = {"url": policy.name, "model": api.model, "key_env": api.key_env, "extra": api.extra}

@@ -11,8 +11,11 @@ import yaml
 import agentrl
 from agentrl.errors import AgentRLError, EngineError, InfraError
 from agentrl.models.tiny import TinyShape, build
+from agentrl.overrides import spread, validate
 from agentrl.plugins.engine import Engine
 from agentrl.sessions.store.store import Store
+from agentrl.train.driver.api import run_rescore
+from agentrl.train.evaluation.rescore.rescoring import RescoreConfig
 from agentrl.types import Status
 from tests.sessions.gateway.fakes import ScriptedEngine
 
@@ -53,6 +56,9 @@ def test_an_engine_of_the_run_judges_and_its_verdicts_are_kept_under_its_model(t
     unreachable = settings | {"policies": {"judge": {"model": str(judge), "engine": f"{__file__}:mute"}}}
     third = agentrl.evaluate("calculator", run_dir=str(tmp_path / "third"), **unreachable)
     assert third.metrics["reward/clear"] == pytest.approx(0.7), "the same model's verdict was kept"
+    asked = {key: settings[key] for key in ("policies", "rewards.clear", "rewards.clear.cache")}
+    anew = validate(spread({**asked, "rewards.clear.rubric": "Is it short?"}), RescoreConfig)
+    assert run_rescore(tmp_path / "first", anew)[1].mean == pytest.approx(0.7), "its engine scores a record too"
 
 
 def mute(path: Path, config: Any, tokenizer: Any) -> Engine:
