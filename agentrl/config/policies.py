@@ -84,3 +84,38 @@ class PolicyConfig(Section):
             if not used[field] and getattr(self, field) != type(self).model_fields[field].default:
                 raise ValueError(f"{field}.* is of no use to a policy that is {self.name!r}")
         return self
+
+
+def judged_by(reward: str, asking: Any, policies: Mapping[str, PolicyConfig], *, here: bool) -> Any:
+    """Return a reward's settings with the address of the policy that judges for it, where that is an API.
+
+    Args:
+        reward: its name.
+        asking: its settings; `policy` names the judge.
+        policies: of the run.
+        here: whether all rewards are computed on this machine.
+
+    Raises:
+        ValueError: that policy can't judge.
+    """
+    where, policy = f"rewards.{reward}.policy={asking.policy!r}", policies.get(asking.policy)
+    if policy is None:
+        raise ValueError(
+            f"{where}: there is no such policy (policies: {', '.join(policies) or 'none'}); "
+            f"policies.{asking.policy}.model=FOLDER or policies.{asking.policy}=URL makes one"
+        )
+    if policy.remote and policy.api.protocol == "openai":
+        api = policy.api
+        own = {"url": policy.name, "model": api.model, "key_env": api.key_env, "extra": api.extra}
+        return asking.model_copy(update=own)
+    if policy.name != MODEL or policy.learns:
+        raise ValueError(
+            f"{where}: a policy that judges is a model that is not trained, policies.{asking.policy}.model=FOLDER, or "
+            f"an API with OpenAI's protocol, policies.{asking.policy}=URL"
+        )
+    if not here:
+        raise ValueError(
+            f"{where}: its engine can be asked on this machine alone, and a cluster's rewards are computed on others "
+            f"too: start it as a server, and set policies.{asking.policy}=URL"
+        )
+    return asking

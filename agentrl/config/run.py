@@ -13,7 +13,7 @@ from agentrl.config.data import DataConfig
 from agentrl.config.engines import EngineSection, FleetConfig, ModelConfig, WeightsSection
 from agentrl.config.gateway import GatewayConfig
 from agentrl.config.lora import LoraConfig
-from agentrl.config.policies import MODEL, PAST, PolicyConfig
+from agentrl.config.policies import MODEL, PAST, PolicyConfig, judged_by
 from agentrl.config.rollout import (
     EnvConfig,
     EvalConfig,
@@ -255,11 +255,18 @@ class RunConfig(Section):
                 "cluster.sessions=false"
             )
         judges = {name: str(judge) for name, each in self.rewards.items() if (judge := getattr(each, "policy", ""))}
-        for name, judge in judges.items():
-            self._policy_judges(name, judge)
+        for name in judges:
+            judged = judged_by(name, self.rewards[name], self.policies, here=self.cluster.name == "local")
+            self.__dict__["rewards"] = {**self.rewards, name: judged}
         if unused := set(self.policies) - {*self.agents.values(), *judges.values()} - asked:
             name = min(unused)
             raise ValueError(f"policies.{name} plays no agent; set agents.NAME={name}")
+
+    @property
+    def judging_engines(self) -> dict[str, str]:
+        """The policies with an engine of the run that judge, by the reward that asks (`rewards.NAME.policy`)."""
+        named = {name: str(getattr(each, "policy", "")) for name, each in self.rewards.items()}
+        return {name: policy for name, policy in named.items() if policy and not self.policies[policy].remote}
 
     @property
     def learned(self) -> tuple[str, ...]:
@@ -304,21 +311,6 @@ class RunConfig(Section):
             }
         if found := next((what for what, is_there in lacking.items() if is_there), None):
             raise ValueError(f"policies.{self.learned[0]} learns beside {MAIN}: {found} is not there for several yet")
-
-    def _policy_judges(self, reward: str, name: str) -> None:
-        """Give a reward the address of the policy that judges for it (`rewards.NAME.policy`)."""
-        where, policy = f"rewards.{reward}.policy={name!r}", self.policies.get(name)
-        if policy is None:
-            known = ", ".join(self.policies) or "none"
-            raise ValueError(f"{where}: there is no such policy (policies: {known})")
-        if not policy.remote or policy.api.protocol != "openai":
-            raise ValueError(
-                f"{where}: a policy that judges is an API with OpenAI's protocol, policies.{name}=URL; a model on an "
-                f"engine is one where it is served: agentrl serve model=PATH, and rewards.{reward}.url=ADDRESS/v1"
-            )
-        own = {"url": policy.name, "model": policy.api.model, "key_env": policy.api.key_env, "extra": policy.api.extra}
-        asked = self.rewards[reward].model_copy(update=own)
-        self.__dict__["rewards"] = {**self.rewards, reward: asked}
 
     def _groups_can_be_compared(self, greedy: bool) -> None:
         """Raise a ValueError where sessions that rewards or shaping compare as wholes are forked, or stand alone."""

@@ -42,7 +42,7 @@ def digests(folder: Path) -> dict[str, str]:
     return {
         file.name: hashlib.sha256(file.read_bytes()).hexdigest()
         for file in sorted(folder.iterdir())
-        if not file.name.endswith(("-wal", "-shm"))
+        if file.is_file() and not file.name.endswith(("-wal", "-shm"))
     }
 
 
@@ -121,11 +121,32 @@ async def test_sessions_that_a_service_failed_have_no_score_and_where_it_failed_
             await rescore(run, settings(judge={**judge, "rubric": "two", "scale": [0, 1]}), Display())
 
 
+async def test_scores_of_other_rewards_are_never_taken_for_these_and_no_run_is_written_into(tmp_path: Path) -> None:
+    """Into a folder with a result any rewards printed that result's scores, and into another run's went sessions."""
+    run, other = await recorded(tmp_path / "run", 1), await recorded(tmp_path / "other", 1)
+    anew = {"rewards": {"short": {"name": "length", "most": 4}}, "run_dir": str(tmp_path / "result")}
+    _, first, _ = await rescore(run, validate(anew, RescoreConfig), Display())
+    _, second, _ = await rescore(run, validate(anew, RescoreConfig), Display())
+    assert first.mean == second.mean == 0.25
+    before = {folder: digests(folder) for folder in (other, tmp_path / "result")}
+    refused = [
+        (run, {**anew, "rewards": {"short": {"name": "length", "most": 9}}}, "other rewards, or of other sessions"),
+        (run, {**anew, "where": "score > 0"}, "other rewards, or of other sessions"),
+        (other, anew, "other rewards, or of other sessions"),
+        (run, {**anew, "run_dir": str(other)}, "holds a run"),
+    ]
+    for of, tree, why in refused:
+        with pytest.raises(ConfigError, match=why):
+            await rescore(of, validate(tree, RescoreConfig), Display())
+    assert {folder: digests(folder) for folder in before} == before
+
+
 @pytest.mark.parametrize(
     ("more", "why"),
     [
         ({"rewards": {}}, "needs rewards"),
-        ({"phase": "eval"}, "has no sessions"),
+        ({"rewards": {"j": {"name": "llm_judge", "policy": "judge"}}}, "policies.judge.model=FOLDER"),
+        ({"phase": "trian"}, r"has no sessions .*phases that it has: \w+"),
         ({"run_dir": "run"}, "is the run itself"),
     ],
 )
@@ -168,6 +189,11 @@ def test_ranks_and_flips_are_those_of_the_definitions() -> None:
     crossed = compare_scores([SessionScores("a", "g", 1.0, 0.0), SessionScores("b", "g", 0.0, 1.0)])
     assert (crossed.flipped, crossed.solved, crossed.lost) == (1, 1, 1)
     assert compare_scores([]).lines() == ["no session has a score in both"]
+
+
+def test_no_words_at_all_are_answered_with_those_that_are_needed(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["rescore", str(tmp_path)])
+    assert "rewards.NAME=KIND" in str(result.exception)
 
 
 def test_help_lists_the_settings() -> None:

@@ -19,12 +19,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
 import orjson
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, PrivateAttr, model_validator
 
 from agentrl.common.untrusted import visible_text
 from agentrl.config import RewardConfig
@@ -54,9 +54,10 @@ class JudgeConfig(RewardConfig):
     """Seconds that the judge may take for a session, all attempts and votes together; then it is an INFRA_ERROR."""
     url: str = ""
     """The base URL of a server with OpenAI's Chat Completions, which ends in /v1 as a rule: SGLang, vLLM, llama.cpp,
-    `agentrl serve`, or a provider."""
+    or a provider."""
     policy: str = ""
-    """A policy of the run that judges, instead of `url`: one that is an API (policies.judge=URL)."""
+    """A policy of the run that judges, instead of `url`: a model (policies.judge.model=FOLDER), which the run starts an
+    engine for, or an API (policies.judge=URL)."""
     model: str = ""
     """The model's name there."""
     key_env: str | None = None
@@ -79,6 +80,19 @@ class JudgeConfig(RewardConfig):
     """A file that keeps verdicts beyond the process; several may share it. None: they are kept in memory."""
     extra: dict[str, Any] = Field(default={})
     """Further fields of each request, such as extra.reasoning_effort=low."""
+    _served: str = PrivateAttr("")
+    """Of a policy on an engine of the run, which has another address in each run: what tells its model from others."""
+
+    def asking(self, url: str, model: str) -> Self:
+        """Return the settings for a policy on an engine of the run.
+
+        Args:
+            url: where it is asked.
+            model: what tells its model from others.
+        """
+        asked = self.model_copy(update={"url": url, "model": self.policy})
+        asked._served = model
+        return asked
 
     @model_validator(mode="after")
     def _can_be_asked(self) -> JudgeConfig:
@@ -104,7 +118,7 @@ class JudgeClient:
         if not config.url:
             raise ConfigError(f"policy={config.policy!r}: a run has policies, and nothing else does: give url=ADDRESS")
         self._config = config
-        self._where = f"the judge {without_secrets(config.url)}"
+        self._where = f"the judge {without_secrets(config.url)}" if not config._served else f"policies.{config.policy}"
         self._key = _key(config)
         self._client: httpx.AsyncClient | None = None
         self._slots: asyncio.Semaphore | None = None
@@ -124,8 +138,10 @@ class JudgeClient:
             InfraError: there is no verdict after the last attempt.
             ConfigError: the key, the model or the address is wrong.
         """
-        body = self._body(messages)
-        key = hashlib.blake2b(orjson.dumps([self._config.url, body, vote]), digest_size=16).digest()
+        body, served = self._body(messages), self._config._served
+        key = hashlib.blake2b(orjson.dumps([served or self._config.url, body, vote]), digest_size=16).digest()
+        if served:
+            body = body | {"seed": int.from_bytes(key[:4])}
         known = self._replies.get(key) or (self._file.get(key) if self._file else None)
         if known is not None:
             with suppress(ValueError):

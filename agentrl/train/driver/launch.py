@@ -22,6 +22,7 @@ from agentrl.errors import AgentError
 from agentrl.rollout.episodes.actors import ModelActor, sampling_of
 from agentrl.rollout.episodes.evaluation import held_out_split, held_out_tasks, play_held_out
 from agentrl.rollout.episodes.groups import Rollouts
+from agentrl.rollout.episodes.judges import serve_judges
 from agentrl.rollout.episodes.opponents import open_partners
 from agentrl.rollout.episodes.policies import Policy, averaged_policy
 from agentrl.rollout.episodes.programs import Program
@@ -245,6 +246,7 @@ async def playing(
         return ModelActor(sampling_of(limits))
 
     async with (
+        serve_judges(config, loaded.base) as config,
         open_partners(config, loaded.base, Path(store.path).parent) as partners,
         open_reward_workers(make_env, config) as (with_rewards, rewards),
         holding(config, store, trains=trains) as held,

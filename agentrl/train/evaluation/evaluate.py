@@ -46,6 +46,7 @@ from agentrl.errors import ConfigError, missing_extra
 from agentrl.rollout.episodes.actors import sampling_of
 from agentrl.rollout.episodes.evaluation import SCRIPTED, held_out_split, play_held_out
 from agentrl.rollout.episodes.groups import Rollouts
+from agentrl.rollout.episodes.judges import serve_judges
 from agentrl.rollout.episodes.opponents import open_partners
 from agentrl.rollout.episodes.policies import Policy
 from agentrl.rollout.episodes.programs import Program
@@ -100,9 +101,10 @@ def ignored(tree: Mapping[str, Any]) -> dict[str, str]:
     policy = str(tree.get("policy", "model"))
     machines = tree.get("cluster")
     rewarding = isinstance(machines, Mapping) and "rewards" in machines
+    judging = _judging(tree)
     found = {}
     for key in _leaves(tree):
-        if rewarding and _within(key, OF_REWARD_WORKERS):
+        if (rewarding and _within(key, OF_REWARD_WORKERS)) or _within(key, judging):
             continue
         unused = next((name for name in IGNORED if _within(key, (name,))), None)
         if unused is not None:
@@ -117,6 +119,13 @@ def ignored(tree: Mapping[str, Any]) -> dict[str, str]:
         elif not is_remote(policy) and _within(key, ("api",)):
             found[key] = "is for policy=URL"
     return found
+
+
+def _judging(tree: Mapping[str, Any]) -> list[str]:
+    """The settings of the policies that rewards name as judges; any policy that is evaluated may be judged."""
+    rewards = tree.get("rewards")
+    each = rewards.values() if isinstance(rewards, Mapping) else ()
+    return [f"policies.{own['policy']}" for own in each if isinstance(own, Mapping) and own.get("policy")]
 
 
 def _within(key: str, names: Sequence[str]) -> bool:
@@ -230,9 +239,11 @@ async def _without_tokens(
 ) -> AsyncIterator[tuple[Rollouts, Actor | Program]]:
     """Rollouts of what is no engine: their sessions hold messages."""
     if isinstance(actor, ScriptedActor):  # it plays every agent
-        config = config.model_copy(update={"policies": {}, "agents": {}})
+        judges = {name: config.policies[name] for name in config.judging_engines.values()}
+        config = config.model_copy(update={"policies": judges, "agents": {}})
     async with (
         with_tools(_factory(config.env), config.tools) as make_env,
+        serve_judges(config, None) as config,
         open_reward_workers(make_env, config) as (with_rewards, _),
         open_partners(config, None, Path(store.path).parent) as partners,
     ):

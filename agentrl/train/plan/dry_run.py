@@ -40,7 +40,7 @@ from agentrl.train.plan.step import (
     train_seconds,
 )
 from agentrl.train.plan.teachers import teachers_memory
-from agentrl.train.trainers import TRAINERS
+from agentrl.train.trainers import TRAINERS, suitable
 
 USED = 0.5
 """The part of `rollout.session_tokens` that a session is expected to have, half of it sampled; an assumption."""
@@ -57,6 +57,7 @@ def described(config: RunConfig, rates: Rates | None = None, on: Sequence[Cluste
     Raises:
         ConfigError, InvalidInput: the model can't be planned, or the parts don't fit on the nodes.
     """
+    suitable(config.trainer, config.algo, config.lora)
     shape, nodes = model_shape(config.model), nodes_of(config.cluster) if on is None else on
     memory = host_memory() if on is None else 0.0  # that of described nodes is not known
     split = split_of(config.trainer, shape, nodes)

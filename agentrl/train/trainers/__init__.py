@@ -71,7 +71,7 @@ def make_trainer(
         ConfigError: the algorithm needs a critic, a reward model or minibatches, and this trainer has none; or it
             trains no adapters.
     """
-    plugin = _suitable(config, algo, lora)
+    plugin = suitable(config, algo, lora)
     more = {"lora": lora} if lora is not None and lora.active else {}
     trainer = plugin.make(Path(path), config, algo, prove=prove, total_steps=total_steps, seed=seed, **more)
     needs = make_algorithm(algo).needs
@@ -96,11 +96,15 @@ def check_trainer(config: TrainerConfig, algo: AlgoConfig, lora: LoraConfig | No
         ConfigError: there is no such device, or the trainer takes no minibatches, or trains no adapters or score
             models.
     """
-    _suitable(config, algo, lora).check(config)
+    suitable(config, algo, lora).check(config)
 
 
-def _suitable(config: TrainerConfig, algo: AlgoConfig, lora: LoraConfig | None) -> TrainerPlugin:
-    """The trainer's plug-in, where its steps can be as the algorithm's settings say."""
+def suitable(config: TrainerConfig, algo: AlgoConfig, lora: LoraConfig | None) -> TrainerPlugin:
+    """Return the trainer's plug-in, where its steps can be as the settings of the algorithm and the adapter say.
+
+    Raises:
+        UnknownName, ConfigError: see `check_trainer`.
+    """
     plugin = TRAINERS.find(config.name)
     if algo.minibatches > 1 and not plugin.takes_minibatches:
         raise ConfigError(
@@ -137,5 +141,6 @@ __all__ = [
     "TrainerPlugin",
     "check_trainer",
     "make_trainer",
+    "suitable",
     "missing_model",
 ]

@@ -34,8 +34,8 @@ class TrainerPlugin:
             (`forest.distribution`); else an engine records none, and only turns of full support are trained.
         trains_scores: whether it trains score models (`Needs.head`).
         own_critic: whether a critic may have a trunk of its own beside the policy (`algo.value_trunk=own`).
-        divergences: which divergences from a teacher it computes: none, those over the teacher's `top_k`, or also over
-            the `whole` vocabulary, with the teacher's head in its own process.
+        divergences: which divergences from a teacher it computes: none, those over the teacher's `top_k`, also over the
+            `whole` vocabulary (`set_teacher` gives it the teacher's head), or also from its `own` policy as it was.
         untrained: what becomes of a model's tensors that it does not load (those of images, say): they are `kept` in
             what it exports, or `dropped`; None: that can't be told.
     """
@@ -47,7 +47,7 @@ class TrainerPlugin:
     computes_supports: bool = False
     trains_scores: bool = False
     own_critic: bool = True
-    divergences: Literal["none", "top_k", "whole"] = "none"
+    divergences: Literal["none", "top_k", "whole", "own"] = "none"
     untrained: Literal["kept", "dropped"] | None = None
 
     def factory(self) -> TrainerFactory:

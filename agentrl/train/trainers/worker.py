@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from agentrl.rollout.weights.buckets import Convert, Shapes
     from agentrl.train.forest.forest import Forest
+    from agentrl.train.trainers.teachers.divergence import VocabularyHead
 
 
 class TrainerRole:
@@ -201,7 +202,7 @@ class WorkerTrainer(WorkerComputing):
         prove: str | None = None,
         lora: LoraConfig | None = None,
     ) -> None:
-        self._timeout = settings.call_timeout
+        self._timeout, self._teacher = settings.call_timeout, cast("Tensor | None", None)
         self.worker = cluster.current().spawn(
             Role(
                 "trainer",
@@ -225,6 +226,12 @@ class WorkerTrainer(WorkerComputing):
             self._run("begin", algo, total_steps, whole)
         else:
             self._call("begin", algo, total_steps)
+
+    def set_teacher(self, head: VocabularyHead) -> None:
+        """See `RankTrainer.set_teacher`."""
+        if self._teacher is not head.weight:
+            self._call("set_teacher", head.carried())
+            self._teacher = head.weight
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the trainer's weights."""

@@ -313,7 +313,7 @@ def test_a_policy_of_the_run_judges_where_it_is_an_api() -> None:
     config = _run(policies={"judge": policy}, **judged)
     assert (config.rewards["r"].url, config.rewards["r"].model) == ("http://127.0.0.1:9/v1", "m")  # type: ignore[attr-defined]
     assert _run(**config.model_dump(exclude={"env"})).rewards == config.rewards
-    for policies, why in (({}, "no such policy"), ({"judge": {"name": "model"}}, "agentrl serve")):
+    for policies, why in (({}, "no such policy"), ({"judge": {"name": "expert"}}, "a model that is not trained")):
         with pytest.raises(ConfigError, match=why):
             _run(policies=policies, **judged)
 

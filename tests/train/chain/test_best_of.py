@@ -12,9 +12,11 @@ import pytest
 from rich.console import Console
 
 from agentrl.errors import AgentRLError, ConfigError, NoSignal
-from agentrl.overrides import spread
+from agentrl.overrides import spread, validate
 from agentrl.train.chain.planning import plan_chain
 from agentrl.train.driver import api
+from agentrl.train.evaluation.rescore.rescoring import RescoreConfig
+from agentrl.train.evaluation.suite.results import read_results
 from agentrl.train.record import chain
 from agentrl.train.record.chain import StageKind, StageState
 from agentrl.train.record.verify import verify_chain
@@ -60,6 +62,13 @@ def test_the_best_sessions_are_what_the_next_stage_imitates_and_a_kill_changes_n
 
     with pytest.raises(ConfigError, match="stage best: reject: the stage is done"):
         api.train(resume=str(killed), **{"stages.best.reject.max_per_task": 2})
+    rewards = validate({"rewards": {"short": {"name": "length", "most": 9}}}, RescoreConfig)
+    with pytest.raises(ConfigError, match=rf"is a chain of runs: name one of its stages \({whole}/best"):
+        api.run_rescore(whole, rewards)
+    for folder in (whole, whole / "imitate"):
+        with pytest.raises(ConfigError, match="agentrl diff compares runs and chains"):
+            read_results(folder)
+    assert read_results(whole / "best").policy == "expert", "a stage that plays is an evaluation"
     shown = Runs(tmp_path).chains()
     assert [stage["state"] for each in shown for stage in each["stages"]] == ["done"] * 4
     assert Runs(tmp_path).get("killed/best").kind() == "evaluation"

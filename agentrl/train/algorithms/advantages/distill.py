@@ -72,7 +72,7 @@ class DistillConfig(UnclippedConfig):
     """The teacher's part of the mixture of `divergence=jsd`; 0 is `forward`, 1 `reverse`."""
     top_k: PositiveInt | None = 64
     """How many of the teacher's most probable tokens a divergence tells apart; all others together are one more. None:
-    the whole vocabulary (torch)."""
+    the whole vocabulary."""
     privileged: str | None = None
     """A field of the task that only the teacher reads, such as the answer or a hint."""
     privileged_text: str = "Additional information: {}"

@@ -22,7 +22,7 @@ from pydantic import Field, PositiveInt
 
 from agentrl import cluster
 from agentrl.common.concurrency import concurrently
-from agentrl.config import NAMED, ClusterConfig, RewardSections, RunConfig, SandboxConfig, Section
+from agentrl.config import NAMED, ClusterConfig, PolicyConfig, RewardSections, RunConfig, SandboxConfig, Section
 from agentrl.config.secrets import public
 from agentrl.envs import sandboxes
 from agentrl.envs.base import Env
@@ -30,6 +30,7 @@ from agentrl.envs.results import give_rewards
 from agentrl.envs.scoring.group_rewards import give_group_rewards
 from agentrl.errors import ConfigError, InfraError
 from agentrl.overrides import read_yaml, validate
+from agentrl.rollout.episodes.judges import serve_judges
 from agentrl.rollout.stream.batch_metrics import Evaluation, TaskScores, evaluate_groups
 from agentrl.rollout.workers.held import SessionHead, SessionRef
 from agentrl.rollout.workers.reward_workers import open_reward_workers
@@ -37,12 +38,13 @@ from agentrl.sessions.store.store import Store
 from agentrl.train.display.console import Display
 from agentrl.train.evaluation.rescore.changes import ScoreChanges, SessionScores, compare_scores
 from agentrl.train.evaluation.suite.content import digest as content_digest
+from agentrl.train.record import chain
 from agentrl.train.record.files import write_atomically
 from agentrl.train.record.run_folder import RunFolder
 from agentrl.train.record.seals import SETTINGS, digest
 from agentrl.types import GREEDY, Group, Session, Status
 
-STORE, RESULT, DATA = "sessions.db", "result.json", "data.json"
+STORE, RESULT, DATA, BEGUN = "sessions.db", "result.json", "data.json", "rescore.json"
 KEY = "rescored"
 """Under this key a result has the run that it is of, and what changed."""
 COUNTED = (Status.COMPLETED, Status.TRUNCATED, Status.AGENT_ERROR)
@@ -51,8 +53,10 @@ COUNTED = (Status.COMPLETED, Status.TRUNCATED, Status.AGENT_ERROR)
 class RescoreConfig(Section):
     """The settings of `agentrl rescore`."""
 
-    rewards: RewardSections
+    rewards: RewardSections = Field(default={})
     """The rewards, by name; they take the place of all recorded ones, step rewards included."""
+    policies: dict[str, PolicyConfig] = Field(default={})
+    """Policies that judge for a reward (`rewards.NAME.policy`)."""
     phase: str | None = None
     """Which of a run's sessions: train or eval; None: all that there are, of an evaluation its own."""
     step: int | None = Field(default=None, ge=0)
@@ -88,13 +92,20 @@ async def rescore(run: Path, config: RescoreConfig, display: Display) -> tuple[P
     """
     if not config.rewards:
         raise ConfigError("rescore needs rewards: rewards.NAME=KIND (`agentrl plugins` lists them)")
+    if chain.is_chain(run):
+        stages = ", ".join(str(run / each.name) for each in chain.read(run).stages)
+        raise ConfigError(f"{str(run)!r} is a chain of runs: name one of its stages ({stages})")
     if not (run / STORE).is_file():
         raise ConfigError(f"{str(run)!r} has no {STORE}: a folder of a run or an evaluation is wanted")
     settings = _settings(run, config)
     sandboxes.configure(config.sandbox)
     with display, Store(run / STORE, read_only=True) as source:
         if not (groups := _groups(source, config)):
-            raise ConfigError(f"{str(run)!r} has no sessions that ended and fit phase=, step= and where=")
+            there = sorted({row.phase for row in source.find({}, sort="id", limit=10_000).rows} - {GREEDY})
+            raise ConfigError(
+                f"{str(run)!r} has no sessions that ended and fit phase=, step= and where= "
+                f"(phases that it has: {', '.join(there) or 'none'})"
+            )
         return await _rescored(run, config, settings, source, groups, display)
 
 
@@ -107,10 +118,10 @@ async def _rescored(
     display: Display,
 ) -> tuple[Path, Evaluation, ScoreChanges]:
     began, target = time.monotonic(), Path(settings.run_dir or "")
-    with (
-        closing(RunFolder.create(target, settings, again=(target / STORE).exists())) as folder,
-        Store(target / STORE) as store,
-    ):
+    name = _name(run, config)
+    again = _begun(target, name)
+    with closing(RunFolder.create(target, settings, again=again)) as folder, Store(target / STORE) as store:
+        write_atomically(target / BEGUN, orjson.dumps({"settings": name}))
         folder.seals.add(0, evaluation="begun")
         display.resume_hint = lambda: f"interrupted; the same command goes on, in {target}"
         opened = cluster.opened(config.cluster, target / "logs") if config.cluster.rewards else nullcontext()
@@ -130,17 +141,40 @@ async def _rescored(
     return target, result, changed
 
 
+def _name(run: Path, config: RescoreConfig) -> str:
+    """The digest of the run and of the settings that decide the scores of its sessions."""
+    chosen = public(config)
+    decides = ("rewards", "phase", "step", "where", *(["policies"] if config.policies else []))
+    return content_digest([str(run.resolve()), {key: chosen[key] for key in decides}])
+
+
+def _begun(target: Path, name: str) -> bool:
+    """Return whether the folder has a part of this result; another's sessions would be taken for its own.
+
+    Raises:
+        ConfigError: it has those of other rewards, other sessions, or a run.
+    """
+    if (target / BEGUN).is_file():
+        if orjson.loads((target / BEGUN).read_bytes()).get("settings") == name:
+            return True
+        raise ConfigError(
+            f"run_dir={str(target)!r} has scores by other rewards, or of other sessions; give another run_dir, or none"
+        )
+    if (target / STORE).exists():
+        raise ConfigError(f"run_dir={str(target)!r} holds a run, whose record stays as it is; give another one")
+    return False
+
+
 def _settings(run: Path, config: RescoreConfig) -> RunConfig:
     """The settings of the result's folder: the run's environment by its name, and these rewards."""
     recorded = _recorded(run)
     if recorded["forked"] and config.phase != "eval":
         raise ConfigError(f"{str(run)!r} forked its sessions, which have a reward for each path: give phase=eval")
-    chosen = public(config)
-    name = content_digest([str(run.resolve()), {key: chosen[key] for key in ("rewards", "phase", "step", "where")}])
-    own = config.run_dir or str(run.parent / f"rescore-{run.name}-{name}")
+    own = config.run_dir or str(run.parent / f"rescore-{run.name}-{_name(run, config)}")
     if Path(own).resolve() == run.resolve():
         raise ConfigError(f"run_dir={own!r} is the run itself, whose record stays as it is")
     tree = {"env": {"name": recorded["env"]}, "run_dir": own, "rewards": config.rewards, "cluster": config.cluster}
+    tree |= {"policies": config.policies}
     return validate({**tree, "sandbox": config.sandbox, "eval": {"solved_at": config.solved_at}}, RunConfig)
 
 
@@ -207,7 +241,7 @@ async def _score(
     for ids in groups:
         if done.issuperset(ids):
             keep([store.load(each) for each in ids])
-    async with open_reward_workers(Env, settings) as (make_env, _):
+    async with serve_judges(settings, None) as placed, open_reward_workers(Env, placed) as (make_env, _):
         with display.part("scoring", sum(map(len, left))) as advance:
             for batch in _batches(left, config.concurrency):
                 for members in await concurrently(

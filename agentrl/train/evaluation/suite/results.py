@@ -12,6 +12,8 @@ import orjson
 
 from agentrl.errors import ConfigError
 from agentrl.rollout.episodes import edits
+from agentrl.train.record.chain import is_chain
+from agentrl.train.record.seals import SETTINGS
 
 NAME = "result.json"
 
@@ -63,6 +65,11 @@ def read_results(path: str | Path) -> Results:
     try:
         data = orjson.loads(file.read_bytes())
     except OSError as error:
+        if is_chain(Path(path)) or (Path(path) / SETTINGS).is_file():
+            raise ConfigError(
+                f"{str(path)!r} is a training run or a chain, and results of agentrl eval are compared: measure its "
+                "policy, agentrl eval model=…/checkpoints/step-…; agentrl diff compares runs and chains by their curves"
+            ) from None
         raise ConfigError(f"{str(path)!r}: can't read {file.name}: {error.strerror}") from None
     except ValueError as error:
         raise ConfigError(f"{str(file)!r} is not JSON: {error}") from None

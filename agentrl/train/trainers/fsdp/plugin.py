@@ -16,7 +16,7 @@ from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 class FsdpPlugin(TorchPlugin):
     """The torch trainer over several processes; its architecture is tested as that of `trainer=torch`."""
 
-    divergences: Literal["none", "top_k", "whole"] = "top_k"
+    divergences: Literal["none", "top_k", "whole", "own"] = "whole"
     settings = FsdpConfig
     has_ranks = True
     own_critic = False

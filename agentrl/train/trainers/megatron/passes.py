@@ -131,13 +131,11 @@ class Heads:
             return cast(Tensor, states.index_select(0, rows.predictor))
         return copied(self.out.squeeze(1).index_select(0, rows.predictor))
 
-    def divergence(self, wanted: Divergence | None) -> Tensor | None:
+    def divergence(self, wanted: Divergence | None, teacher: VocabularyHead | None) -> Tensor | None:
         """The rows' divergences from what their forest has of the teacher: [P]; None for none."""
         if wanted is None or not len(self.micro.rows):
             return None
-        group, vocabulary = parallel_state.get_tensor_model_parallel_group(), self.model.sizes.vocabulary
-        head = VocabularyHead(head_weight(self.model), None, self.model.logits, group, vocabulary)
-        return row_divergences(wanted, self.predicting(), head, self.micro.rows)
+        return row_divergences(wanted, self.predicting(), head_of(self.model), self.micro.rows, teacher)
 
     def logps(self) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of the micro-batch's rows: [P] each."""
@@ -170,6 +168,12 @@ class Heads:
             self.out.squeeze(1), self.micro.rows, sequence_parallel=self.model.config.sequence_parallel
         )
         return states.cpu(), rows
+
+
+def head_of(model: Any) -> VocabularyHead:
+    """This rank's part of the language-model head, on the last stage."""
+    group, vocabulary = parallel_state.get_tensor_model_parallel_group(), model.sizes.vocabulary
+    return VocabularyHead(head_weight(model), None, model.logits, group, vocabulary)
 
 
 def head_weight(model: Any) -> Tensor:

@@ -24,7 +24,7 @@ class MegatronPlugin(TrainerPlugin):
     has_ranks = True
     computes_supports = True
     own_critic = False
-    divergences: Literal["none", "top_k", "whole"] = "top_k"
+    divergences: Literal["none", "top_k", "whole", "own"] = "whole"
     untrained = "dropped"
 
     def factory(self) -> TrainerFactory:

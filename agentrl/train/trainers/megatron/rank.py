@@ -48,6 +48,7 @@ from agentrl.train.trainers.megatron.update import Update, device
 from agentrl.train.trainers.optimizer import Optimizer
 from agentrl.train.trainers.ranks.balance import Division, Share
 from agentrl.train.trainers.ranks.joined import Entry, join_results, sum_over_ranks
+from agentrl.train.trainers.teachers.divergence import VocabularyHead
 
 
 class Rank(StepLearner[Micro]):
@@ -134,6 +135,11 @@ class Rank(StepLearner[Micro]):
         update = Update(self.chunks, self.config, self.algo, total_steps, self.factors, muon)
         update.clear()
         return update
+
+    def set_teacher(self, head: VocabularyHead) -> None:
+        """See `Distilling.set_teacher`; this rank keeps the part that its own head has, if it has one."""
+        ends = [model for model in self.models if model.post_process]
+        self.teacher = head.beside(passes.head_of(ends[0])) if ends else None
 
     def step(self, share: Share, state: Mapping[str, Any] | None = None) -> dict[str, float] | None:
         """Learn from a batch; see `Trainer.step`. The sizes of the batch are not among the metrics."""
@@ -240,7 +246,7 @@ class Rank(StepLearner[Micro]):
             nonlocal total
             logp, entropy = heads.logps()
             values = None if self.critic is None else heads.values(self.critic.head)
-            divergence = heads.divergence(self.algorithm.divergence)
+            divergence = heads.divergence(self.algorithm.divergence, self.teacher)
             loss = self.loss(logp, entropy, micro.rows, values, meter, first=first, divergence=divergence)
             total += float(loss.detach())
             return loss

@@ -29,6 +29,7 @@ from agentrl.train.trainers.ranks.worker import RankSettings
 if TYPE_CHECKING:
     from agentrl.models.adapters import SavedAdapter
     from agentrl.rollout.weights.buckets import Convert, Save, Shapes
+    from agentrl.train.trainers.teachers.divergence import VocabularyHead
 
 
 class RankTrainer(RankComputing):
@@ -111,6 +112,13 @@ class RankTrainer(RankComputing):
         self._lora = lora if lora is not None and lora.active else None
         self._division = self.ranks.call("division")
         self._algorithm = make_algorithm(algo)
+        self._teacher: Tensor | None = None
+
+    def set_teacher(self, head: VocabularyHead) -> None:
+        """See `Distilling.set_teacher`; a head that stays the same is sent to the ranks once."""
+        if self._teacher is not head.weight:
+            self.ranks.call("set_teacher", head.carried())
+            self._teacher = head.weight
 
     def allowed(self, algo: AlgoConfig) -> AlgoConfig:
         """Return the settings as they are; subclasses refuse some.

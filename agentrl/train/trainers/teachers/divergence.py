@@ -1,9 +1,9 @@
 """The divergence of the student's head from a teacher, in chunks of rows, with a gradient of its own.
 
 As in `agentrl.train.trainers.head`, a chunk's logits are freed after the forward and computed again in the backward, so
-that memory is that of one chunk. The head may be vocabulary-parallel: each rank has its part of the logits, and sums
-over ranks are of a few numbers per row (k + 3). With o the student's outcomes, s_o g_o as `outcomes` gives it and H its
-sum,
+that memory is that of one chunk. The head may be vocabulary-parallel: each rank has its part of the logits, and of the
+teacher's where its whole distribution is read, and sums over ranks are of a few numbers per row (k + 3). With o the
+student's outcomes, s_o g_o as `outcomes` gives it and H its sum,
 
     d divergence / d logit_j = (s_j / s_o) (s_o g_o) - s_j H             over the row's temperature
 
@@ -48,6 +48,11 @@ class VocabularyHead:
     vocabulary: int | None = None
 
     @property
+    def entries(self) -> int:
+        """How many entries the whole vocabulary has, on all ranks."""
+        return self.vocabulary or self.weight.shape[0] * (1 if self.group is None else dist.get_world_size(self.group))
+
+    @property
     def first(self) -> int:
         """The first token id of this rank's part."""
         return 0 if self.group is None else dist.get_rank(self.group) * self.weight.shape[0]
@@ -55,6 +60,28 @@ class VocabularyHead:
     def to(self, dtype: torch.dtype) -> VocabularyHead:
         """The head in a precision."""
         return replace(self, weight=self.weight.to(dtype), bias=None if self.bias is None else self.bias.to(dtype))
+
+    def moved(self, device: torch.device) -> VocabularyHead:
+        """The head as it is now on a device, without a gradient."""
+        bias = None if self.bias is None else self.bias.detach().to(device)
+        return replace(self, weight=self.weight.detach().to(device), bias=bias)
+
+    def carried(self) -> VocabularyHead:
+        """The head for another process."""
+        return self.moved(torch.device("cpu"))
+
+    def beside(self, student: VocabularyHead) -> VocabularyHead:
+        """This rank's part of a whole head: its rows of the token ids that a student's part has, on its device."""
+        if student.group is None:
+            return self.moved(student.weight.device)
+        own = slice(student.first, student.first + student.weight.shape[0])
+        weight, bias = (None if each is None else each[own] for each in (self.weight, self.bias))
+        assert weight is not None
+        missing = student.weight.shape[0] - len(weight)
+        weight = torch.nn.functional.pad(weight, (0, 0, 0, missing))
+        bias = None if bias is None else torch.nn.functional.pad(bias, (0, missing))
+        part = replace(self, weight=weight.clone(), bias=bias, group=student.group, vocabulary=self.entries)
+        return part.moved(student.weight.device)
 
     def logps(self, states: Tensor, temperature: Tensor, most: int | None = None) -> Tensor:
         """Log-probabilities of this rank's tokens: [P, V / n]; with `most` the first `most` of the vocabulary alone."""
@@ -98,17 +125,17 @@ def row_divergences(
         states: [P, d], the student's hidden states that predict the rows.
         head: the student's.
         rows: P pairs.
-        teacher: the teacher's head, for its hidden states; not used with `top_k`.
+        teacher: the teacher's head, for its hidden states, in the same parts as `head`; not used with `top_k`.
         chunk_elements: the most logits to hold at once; None chooses by the device.
 
     Raises:
         ConfigError: the rows hold hidden states, and there is no head for them here.
     """
     known = {name: column.values for name, column in rows.fields.items()}
-    if divergence.top_k is None and teacher is None:
+    if divergence.top_k is not None:
+        teacher = None
+    elif teacher is None:
         raise ConfigError("algo.top_k=none needs the teacher's head beside the trainer's: set algo.top_k, such as 64")
-    if teacher is not None and head.group is not None:
-        raise ConfigError("algo.top_k=none needs a head that is not shared by ranks: set algo.top_k, such as 64")
     per_row = head.weight.shape[0] * (1 if teacher is None else 2)
     size = max(1, (chunk_elements or chunk_on(states.device)) // per_row)
     told = (known[STATES],) if divergence.top_k is None else (known[IDS].long(), known[LOGPS])
@@ -148,7 +175,10 @@ class _Divergence(torch.autograd.Function):
                 log_s = _named(logps, told[0][at], head)
                 tail[at] = log_s[:, -1]
                 parts, slopes = outcomes(log_s, _with_tail(*(each[at] for each in told)), divergence.beta)
-            found[at], slope[at] = parts.sum(1), slopes.sum(1)
+            sums = torch.stack((parts.sum(1), slopes.sum(1)))
+            if teacher is not None and head.group is not None:
+                dist.all_reduce(sums, group=head.group)
+            found[at], slope[at] = sums
         ctx.save_for_backward(states, weight, bias, temperature, slope, normaliser, tail, *told)
         return found
 
@@ -221,7 +251,7 @@ def _taught(teacher: VocabularyHead, head: VocabularyHead, states: Tensor, tempe
 
 def _common(head: VocabularyHead, teacher: VocabularyHead | None) -> int | None:
     """The entries that both heads have, where there are two; a head alone has its own."""
-    return None if teacher is None else min(head.weight.shape[0], teacher.weight.shape[0])
+    return None if teacher is None else min(head.entries, teacher.entries)
 
 
 def _local(ids: Tensor, head: VocabularyHead) -> tuple[Tensor, Tensor]:

@@ -80,9 +80,8 @@ class Teachers:
         told: dict[Any, Any] = {}
         for name, own in by_teacher(algorithm, self._read_by_teachers(algorithm, groups)).items():
             seed = derive(self._config.seed, "teacher", name, step)
-            alone = algorithm.divergence is not None and (name == MAIN or needs_head(algorithm.divergence))
-            if alone and not hasattr(trainer, "read_forest"):
-                raise ConfigError("the trainer is in another process: set algo.top_k, and a teacher that is a copy")
+            if algorithm.divergence is not None and name == MAIN and not hasattr(trainer, "read_forest"):
+                raise ConfigError("the trainer is in another process: set policies.teacher.model=start, a copy of it")
             if name == MAIN and computing is not None:
                 scorer: TokenScorer = OwnScorer(trainer, computing, algorithm.divergence)
             else:
@@ -91,7 +90,7 @@ class Teachers:
             found |= scored
             told |= scored.told if isinstance(scored, TeacherValues) else {}
             if needs_head(algorithm.divergence):
-                trainer.teacher = head_of(scorer)
+                await asyncio.to_thread(trainer.set_teacher, head_of(scorer))
         return found if algorithm.divergence is None else TeacherValues(found, told)
 
     def _read_by_teachers(self, algorithm: Algorithm, groups: Sequence[Group]) -> Sequence[Group]:
@@ -178,7 +177,7 @@ def _check_divergence(config: RunConfig, algorithm: Algorithm) -> None:
         return
     where, able = f"algo.divergence={getattr(config.algo, 'divergence', '')}", TRAINERS.find(trainer).divergences
     whole = wanted.top_k is None
-    if able == "none" or (whole and able != "whole"):
+    if able == "none" or (whole and able == "top_k"):
         instead = "set algo.top_k, such as 64" if able == "top_k" else "use algo.divergence=sampled"
         raise ConfigError(
             f"{where} with algo.top_k={wanted.top_k or 'none'}: trainer={trainer} has no place for it; {instead}"
@@ -186,7 +185,7 @@ def _check_divergence(config: RunConfig, algorithm: Algorithm) -> None:
     names = set(config.asked_policies)
     if algorithm.config.by_itself:
         names.add(MAIN)
-    if MAIN in names and able != "whole":
+    if MAIN in names and able != "own":
         raise ConfigError(
             f"{where}: trainer={trainer} can't read what the policy itself says of a whole distribution; use "
             "policies.teacher.model=start, a copy that stays, or algo.divergence=sampled"

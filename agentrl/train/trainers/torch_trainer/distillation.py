@@ -23,7 +23,12 @@ class Distilling:
     logits: Logits
     algorithm: Algorithm
     threads: int | None
+    device: torch.device
     teacher: VocabularyHead | None
+
+    def set_teacher(self, head: VocabularyHead) -> None:
+        """Compare with a teacher by its head, which reads the hidden states that forests hold."""
+        self.teacher = head.moved(self.device)
 
     @property
     def output_head(self) -> VocabularyHead:

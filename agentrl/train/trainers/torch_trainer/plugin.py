@@ -16,7 +16,7 @@ from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 class TorchPlugin(TrainerPlugin):
     """The trainer in this process."""
 
-    divergences: Literal["none", "top_k", "whole"] = "whole"
+    divergences: Literal["none", "top_k", "whole", "own"] = "own"
     settings = TorchConfig
     takes_minibatches = True
     trains_adapters = True

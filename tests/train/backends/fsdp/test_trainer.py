@@ -24,7 +24,7 @@ from agentrl.train.trainers.fsdp.trainer import FsdpTrainer
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from tests.train.backends.megatron import zoo
-from tests.train.backends.megatron.batches import random_forests, told
+from tests.train.backends.megatron.batches import random_forests, teacher_head, told
 
 SETTINGS = {"freeze": ["*layers.0.mlp*"], "lr_factors": {"*norm*": 2.0}, "average_decay": 0.5, "timeout": 350}
 ALGO = AlgoConfig(lr=1e-3, kl_coef=0.1, reference_decay=0.5, epochs=2, entropy_coef=0.01, weight_decay=0.1)
@@ -222,6 +222,13 @@ def test_two_ranks_learn_a_divergence_from_a_teacher_as_one_process_does(tmp_pat
             assert wanted["distill/divergence"] > 0.01
             for name, value in wanted.items():
                 assert found[name] == pytest.approx(value, rel=1e-5, abs=1e-5), name
+        whole = DistillConfig(lr=1e-3, divergence="jsd", top_k=None)
+        for trainer in (ours, theirs):
+            trainer.begin(whole, 1)
+            trainer.set_teacher(teacher_head(4))
+        found, wanted = (trainer.step(told(6, None)) for trainer in (ours, theirs))
+        assert found["distill/divergence"] == pytest.approx(wanted["distill/divergence"], rel=1e-5)
+        assert wanted["distill/divergence"] > 0.01
         assert largest_difference(ours, theirs) < 1e-5
     finally:
         ours.close()

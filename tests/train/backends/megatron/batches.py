@@ -11,7 +11,7 @@ from torch import Tensor
 
 from agentrl.config import AlgoConfig
 from agentrl.train.algorithms.advantages.grpo import GrpoConfig
-from agentrl.train.algorithms.divergences import IDS, LOGPS
+from agentrl.train.algorithms.divergences import IDS, LOGPS, STATES
 from agentrl.train.algorithms.policy_losses.clipped import ClippedConfig
 from agentrl.train.forest.columns import Column
 from agentrl.train.forest.forest import Forest
@@ -19,6 +19,7 @@ from agentrl.train.forest.packing import pack
 from agentrl.train.trainers.critic import ValueModel
 from agentrl.train.trainers.megatron.layout import ParallelLayout, layout_of
 from agentrl.train.trainers.megatron.settings import MegatronConfig
+from agentrl.train.trainers.teachers.divergence import VocabularyHead
 from tests.train.backends.megatron.world import World
 from tests.train.trees import VOCABULARY, as_group, leaf_credit, random_session
 
@@ -38,11 +39,24 @@ def random_forests(seed: int, trees: int = 4, budget: int = 100, old: bool = Tru
     return forests
 
 
-def told(seed: int, top_k: int) -> list[Forest]:
+TEACHER_WIDTH = 6
+
+
+def teacher_head(seed: int) -> VocabularyHead:
+    """A random teacher's head, which has a token more than the student."""
+    generator = torch.Generator().manual_seed(seed)
+    size = VOCABULARY + 1
+    return VocabularyHead(torch.randn(size, TEACHER_WIDTH, generator=generator), torch.randn(size, generator=generator))
+
+
+def told(seed: int, top_k: int | None) -> list[Forest]:
     """Random forests with what a random teacher says of their tokens."""
     generator = torch.Generator().manual_seed(seed)
     forests = random_forests(seed, old=False)
     for forest in forests:
+        if top_k is None:
+            forest.fields = {STATES: Column(torch.randn(len(forest), TEACHER_WIDTH, generator=generator))}
+            continue
         best = torch.randn(len(forest), VOCABULARY, generator=generator).log_softmax(-1).topk(top_k)
         forest.fields = {IDS: Column(best.indices.int(), None, -1), LOGPS: Column(best.values)}
     return forests

@@ -20,6 +20,7 @@ from agentrl.train.trainers.megatron.rank import Rank
 from agentrl.train.trainers.megatron.settings import MegatronConfig
 from agentrl.train.trainers.ranks.balance import Share
 from agentrl.train.trainers.ranks.joined import Entry, per_token
+from agentrl.train.trainers.teachers.divergence import VocabularyHead
 from tests.train.backends.megatron.batches import head_of
 
 Answer = dict[str, Any] | None
@@ -63,7 +64,25 @@ def gradients(
     folder: str, forests: Sequence[Forest], config: TrainerConfig, layout: ParallelLayout, algo: AlgoConfig
 ) -> Answer:
     """Loss, log-probabilities and gradients (by Hugging Face name) of a batch."""
+    return learned(Rank(folder, config, layout, algo), forests)
+
+
+def taught(
+    folder: str,
+    forests: Sequence[Forest],
+    head: VocabularyHead,
+    config: TrainerConfig,
+    layout: ParallelLayout,
+    algo: AlgoConfig,
+) -> Answer:
+    """`gradients` of a student whose teacher has this head."""
     rank = Rank(folder, config, layout, algo)
+    rank.set_teacher(head)
+    return learned(rank, forests)
+
+
+def learned(rank: Rank, forests: Sequence[Forest]) -> Answer:
+    """See `gradients`."""
     logps = logprobs(rank, forests)
     micros = rank.prepare(share(rank, forests))
     if rank.algorithm.sequence is not None:
