@@ -42,6 +42,7 @@ from agentrl.types.messages import (
     Text,
     ToolCall,
     as_messages,
+    image,
     parse_arguments,
 )
 from agentrl.types.session import AGENT, GREEDY, MAIN, OVERLONG, Group, Node, RewardState, Session, Status
@@ -79,5 +80,6 @@ __all__ = [
     "VersionSpan",
     "as_messages",
     "collect",
+    "image",
     "parse_arguments",
 ]
