@@ -18,7 +18,7 @@ from agentrl.envs.builtin.questions import boxes, latex
 from agentrl.envs.rewards import Reward
 from agentrl.envs.scoring.texts import MAX_CHARS, field_of, right_answers
 from agentrl.errors import ConfigError
-from agentrl.types import Message, Session
+from agentrl.types import Session
 
 THOUSANDTHS = 1000.0
 _SPACE_BEHIND = re.compile(r"([<>/])\s++")
@@ -181,13 +181,7 @@ def _size(session: Session) -> tuple[int, int]:
         ConfigError: it was shown none.
     """
     for message in session.messages:
-        for url in image_urls(message):
+        for url in message.images:
             found = pictures.picture(url).size
             return int(found[0]), int(found[1])
     raise ConfigError(f"scale: task {session.task.id!r} shows no image, so that nothing can be rescaled to its size")
-
-
-def image_urls(message: Message) -> list[str]:
-    """Return the URLs of a message's images, in order."""
-    parts = message.content if isinstance(message.content, list) else []
-    return [str(part.image_url.get("url", "")) for part in parts if part.image_url]

@@ -14,7 +14,7 @@ from agentrl.envs.base import Env, reward
 from agentrl.envs.builtin.questions import latex
 from agentrl.envs.builtin.questions.boxes import HALF, box_of, first_box, overlap
 from agentrl.envs.builtin.questions.formats import ANSWERS, COLUMNS, Grading, Question, number_of_choices, question
-from agentrl.envs.builtin.questions.images import FIELD, folder_of, shown
+from agentrl.envs.builtin.questions.images import FIELD, folder_of, kept, shown, urls_of
 from agentrl.envs.builtin.questions.stated import chosen_letter, stated_answer
 from agentrl.envs.builtin.search_r1.scoring import exact_match, f1
 from agentrl.envs.builtin.search_r1.scoring import normalize as words_of
@@ -116,7 +116,7 @@ class Questions(Env):
         within = QUESTION in words
         opening = [Message(role="system", content=words)] if words and not within else []
         text = words.replace(QUESTION, task["question"]) if within else task["question"]
-        images = task.get(FIELD)
+        images = self._images(task)
         content = shown(text, images, self._folders) if images else text
         return [*opening, Message(role="user", content=content)]
 
@@ -127,8 +127,17 @@ class Questions(Env):
         return fmean(guesses) if any(guesses) else None
 
     def brief(self, task: Task) -> Task:
-        """The question, without its answers."""
-        return Task(id=task.id, data={name: task[name] for name in ("question", FIELD) if name in task.data})
+        """The question and its images, as data URLs, without its answers."""
+        images = urls_of(self._images(task), self._folders)
+        return Task(id=task.id, data={"question": task["question"]} | ({FIELD: images} if images else {}))
+
+    def _images(self, task: Task) -> list[str]:
+        """The task's images; their file is read first where another process read it."""
+        images = list(task.get(FIELD, ()))
+        if not all(map(kept, images)):
+            for split in self.sets:
+                self._read(split)
+        return images
 
     def state(self) -> None:
         """Nothing but the task."""

@@ -70,15 +70,15 @@ class Grading(StrEnum):
     MATH = "math"  # as mathematics: 1/2 is 0.5
     EXACT = "exact"  # as text, after SQuAD's normalisation
     CHOICE = "choice"  # by the letter of a choice
-    BOX = "box"  # by the overlap of a box in an image with the right one
     CLOSER = "closer"  # closer to a right answer than to any wrong one, by the words in common
+    BOX = "box"  # by the overlap of a box in an image with the right one
 
 
 @dataclass(frozen=True)
 class Question:
     """A question and its right answers, of which one is enough; for `CHOICE` they are letters, for `BOX` lists as text.
 
-    `images` are paths or data URLs. `wrong` answers are known for `CLOSER` alone. `unclear`: the answer is a number that is written as text, and nothing
+    `images` are paths, or names of images in memory. `wrong` answers are known for `CLOSER` alone. `unclear`: the answer is a number that is written as text, and nothing
     in its row tells whether it is compared as mathematics or as words.
     """
 

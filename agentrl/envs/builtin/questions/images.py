@@ -5,12 +5,13 @@
 | EasyR1's | `images`: {bytes, path}, paths or bytes, in the order in which the question says <image> |
 | VLM-R1's | `image`: a path or several; `conversations`: the human's question, and the answer, a text or a box |
 
-A task holds what is small: a path as its row has it, relative to the data, so that the task is the same on every
-machine. Images that are inside of the data are data URLs.
+A task holds what is small, since each of its sessions is stored with it: a path as its row has it, relative to the data,
+or the digest of an image that is inside of the data, which is in memory from when its file was read.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,13 @@ MARK = "<image>"
 """Where a question shows its next image."""
 FIELD = "images"
 """Of a task."""
+_NAMED = "sha256:"
+_KEPT: dict[str, tuple[str, str]] = {}
+"""Names and data URLs of images inside of data that was read."""
 
 
 def images_of(row: Mapping[str, Any]) -> list[str]:
-    """The images of a row, as paths or data URLs, in order.
+    """The images of a row, as paths or names of images in memory (`kept`), in order.
 
     Raises:
         ValueError: a column of images holds something else, or an image is broken or too large.
@@ -45,12 +49,23 @@ def _image(given: Any) -> str:
         given = given.get("bytes") or given.get("path")
     if isinstance(given, bytes | bytearray) or (isinstance(given, str) and given.startswith("data:")):
         try:
-            return pictures.data_url(given)
+            return _keep(pictures.data_url(given) if isinstance(given, bytes | bytearray) else pictures.url_of(given))
         except InvalidInput as error:
             raise ValueError(f"an image can't be read: {error}") from None
     if isinstance(given, str) and given:
         return given
     raise ValueError(f"an image is {plain(given)!r:.60}; expected a path, bytes, or {{bytes, path}}")
+
+
+def _keep(url: str) -> str:
+    """The name of an image, by which it is found in this process."""
+    name = f"{_NAMED}{hashlib.sha256(url.encode()).hexdigest()}"
+    return _KEPT.setdefault(name, (name, url))[0]
+
+
+def kept(name: str) -> bool:
+    """Return whether an image is a path, or in this process's memory."""
+    return name in _KEPT or not name.startswith(_NAMED)
 
 
 def with_conversation(row: dict[str, Any]) -> dict[str, Any]:
@@ -96,10 +111,15 @@ def shown(text: str, images: Sequence[str], folders: Sequence[Path]) -> list[Par
     Raises:
         InvalidInput: an image is not there, broken or too large.
     """
-    urls = [_url(image, folders) for image in images]
+    urls = urls_of(images, folders)
     if MARK not in text:
         return [*map(_part, urls), Part(type="text", text=text)]
     return list(_interleaved(text, urls))
+
+
+def urls_of(images: Sequence[str], folders: Sequence[Path]) -> list[str]:
+    """Images as data URLs; see `shown`."""
+    return [_url(image, folders) for image in images]
 
 
 def _interleaved(text: str, urls: Sequence[str]) -> Iterator[Part]:
@@ -111,12 +131,12 @@ def _interleaved(text: str, urls: Sequence[str]) -> Iterator[Part]:
 
 
 def _part(url: str) -> Part:
-    return Part(type="image_url", image_url={"url": url})
+    return Part(type="image_url", image_url={"url": url})  # of `pictures`: it is checked
 
 
 def _url(image: str, folders: Sequence[Path]) -> str:
-    if image.startswith("data:"):
-        return pictures.data_url(image)
+    if image in _KEPT:
+        return _KEPT[image][1]
     places = [folder / image for folder in folders]
     found = next((place for place in places if place.is_file()), None)
     if found is None:
