@@ -1,8 +1,8 @@
 """A model's shape from its config.json alone: parameters, key-value cache, activations, floating-point operations.
 
 Decoders of the Llama kind: rotary attention, gated MLP or a mixture of such experts, RMS norms, no biases but those of
-attention. Counts are exact for these; tests compare them with transformers' models. Of Qwen2.5-VL the tower's parameters
-are counted besides, but neither what it computes nor its activations.
+attention. Counts are exact for these; tests compare them with transformers' models. Of Qwen2.5-VL the tower's
+parameters are counted besides, but neither what it computes nor its activations.
 """
 
 from __future__ import annotations

@@ -172,8 +172,8 @@ def right(text: str, asked: Question) -> bool:
         said = latex.stated(text)
         return said is not None and any(latex.equal(said, answer) for answer in asked.answers)
     if asked.grading is Grading.BOX:
-        said, there = first_box(text), box_of(asked.answers)
-        return said is not None and there is not None and overlap(said, there) > HALF
+        box, there = first_box(text), box_of(asked.answers)
+        return box is not None and there is not None and overlap(box, there) > HALF
     if asked.grading is Grading.CHOICE:
         return chosen_letter(text) in asked.answers
     if asked.grading is Grading.CLOSER:

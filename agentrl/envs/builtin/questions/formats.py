@@ -78,8 +78,9 @@ class Grading(StrEnum):
 class Question:
     """A question and its right answers, of which one is enough; for `CHOICE` they are letters, for `BOX` lists as text.
 
-    `images` are paths, or names of images in memory. `wrong` answers are known for `CLOSER` alone. `unclear`: the answer is a number that is written as text, and nothing
-    in its row tells whether it is compared as mathematics or as words.
+    `images` are paths, or names of images in memory. `wrong` answers are known for `CLOSER` alone. `unclear`: the
+    answer is a number that is written as text, and nothing in its row tells whether it is compared as mathematics or as
+    words.
     """
 
     text: str

@@ -5,8 +5,8 @@
 | EasyR1's | `images`: {bytes, path}, paths or bytes, in the order in which the question says <image> |
 | VLM-R1's | `image`: a path or several; `conversations`: the human's question, and the answer, a text or a box |
 
-A task holds what is small, since each of its sessions is stored with it: a path as its row has it, relative to the data,
-or the digest of an image that is inside of the data, which is in memory from when its file was read.
+A task holds what is small, since each of its sessions is stored with it: a path as its row has it, relative to the
+data, or the digest of an image that is inside of the data, which is in memory from when its file was read.
 """
 
 from __future__ import annotations
