@@ -15,10 +15,9 @@ from torch import Tensor
 
 from agentrl.common.untrusted import read_json
 from agentrl.errors import InvalidInput, InvalidWeights
+from agentrl.models.image_processor import FAMILIES
 from agentrl.models.loading import load_with_match, read_config
 
-FAMILIES = ("idefics3", "smolvlm")
-"""Values of model_type in config.json."""
 TOWER, PROJECTOR = "vision_model", "connector"
 """The parts of a trunk of these families."""
 

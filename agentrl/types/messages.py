@@ -42,8 +42,8 @@ class ToolCall(BaseModel):
 class Part(BaseModel):
     """A piece of a message's content: text, or an image by a data URL.
 
-    A text stands for a part of it, and so does what `image` takes. `{"type": "image", "image": …}` is one as well. A path
-    must be a `Path` here: texts may come from others, who are not to read files.
+    A text stands for a part of it, and so do bytes, a `Path` and a PIL image, also in `{"type": "image", "image": …}`.
+    Text is never read as a path here: it may come from others, who are not to read files.
     """
 
     model_config = ConfigDict(extra="forbid")
