@@ -89,6 +89,11 @@ def embed(trunk: Any, token_ids: Tensor, frames: Tensor, frame: Tensor, place: T
     return embedded.index_put((torch.zeros_like(at), at), values)
 
 
+def of_vision(name: str) -> bool:
+    """Whether a weight is of the tower or the projector."""
+    return is_fixed(name, "frozen")
+
+
 def is_fixed(name: str, vision: str) -> bool:
     """Whether a weight is not trained: of the tower (`projector`), or of the tower and the projector (`frozen`)."""
     fixed = {"full": (), "projector": (TOWER,), "frozen": (TOWER, PROJECTOR)}[vision]
