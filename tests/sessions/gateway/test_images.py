@@ -7,6 +7,7 @@ import io
 import struct
 import zlib
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -19,13 +20,22 @@ from tests.sessions.gateway.test_chat import client
 from tests.sessions.gateway.test_other_protocols import claude
 
 
+class Pixels:
+    """A processor of images that nobody computes with."""
+
+    def attached(self, message: Message) -> dict[str, bytes]:
+        return {}
+
+
 class Seeing:
     """A format that writes the same words for every image, as placeholders of equal sizes are."""
 
-    images = object()
-
     def __init__(self) -> None:
         self._inner = renderer()
+        self.tokenizer: Any = SimpleNamespace(
+            **{name: getattr(self._inner.tokenizer, name) for name in ("encode", "decode", "longest", "most_gaps")},
+            images=Pixels(),
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)

@@ -39,6 +39,13 @@ def first_box(text: str) -> Box | None:
     return box_of([int(number) for number in found.groups()]) if found else None
 
 
+def only_box(text: str) -> Box | None:
+    """Return the box of an answer, behind the reasoning; None where there are several, of which each would be a guess."""
+    answer = text.rpartition("</think>")[2]
+    found = first_box(answer)
+    return found if box_end(answer, max(box_end(answer, 0), 0)) < 0 else None
+
+
 def box_end(text: str, start: int) -> int:
     """Return where the first box of a text at or behind `start` ends; -1 where there is none."""
     found = _BOX.search(text, start)

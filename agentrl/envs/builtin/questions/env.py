@@ -12,7 +12,7 @@ from typing import Any
 
 from agentrl.envs.base import Env, reward
 from agentrl.envs.builtin.questions import latex
-from agentrl.envs.builtin.questions.boxes import HALF, box_of, first_box, overlap
+from agentrl.envs.builtin.questions.boxes import HALF, box_of, only_box, overlap
 from agentrl.envs.builtin.questions.formats import ANSWERS, COLUMNS, Grading, Question, number_of_choices, question
 from agentrl.envs.builtin.questions.images import FIELD, folder_of, kept, shown, urls_of
 from agentrl.envs.builtin.questions.stated import chosen_letter, stated_answer
@@ -172,7 +172,7 @@ def right(text: str, asked: Question) -> bool:
         said = latex.stated(text)
         return said is not None and any(latex.equal(said, answer) for answer in asked.answers)
     if asked.grading is Grading.BOX:
-        box, there = first_box(text), box_of(asked.answers)
+        box, there = only_box(text), box_of(asked.answers)
         return box is not None and there is not None and overlap(box, there) > HALF
     if asked.grading is Grading.CHOICE:
         return chosen_letter(text) in asked.answers

@@ -140,7 +140,7 @@ def create_app(
     """
     generator = TurnGenerator(renderer, engine, context_tokens, session_tokens, strip_reasoning)
     limits = limits or Limits()
-    if getattr(renderer, "images", None) is not None:
+    if getattr(renderer.tokenizer, "images", None) is not None:
         limits = replace(limits, images=limits.images or MOST_IMAGES)
     parts = Parts(generator, limits, retry_detection, Exclusion(exclude))
     check_length(renderer.tokenizer, 0, 1)  # reads the vocabulary now, not during a request
