@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from agentrl.tools.tool import tool
     from agentrl.train.driver.api import evaluate, train
     from agentrl.train.driver.rollouts import rollouts
-    from agentrl.types import Message, StepResult, Task
+    from agentrl.types import Message, StepResult, Task, image
 
 __version__ = "0.1.0"
 
@@ -35,6 +35,7 @@ _HOMES = {
     "ToolError": "agentrl.errors",
     "check_env": "agentrl.envs.check",
     "evaluate": "agentrl.train.driver.api",
+    "image": "agentrl.types",
     "make": "agentrl.envs.registry",
     "parse_words": "agentrl.overrides",
     "register": "agentrl.envs.registry",
@@ -54,6 +55,7 @@ __all__ = [
     "ToolError",
     "check_env",
     "evaluate",
+    "image",
     "make",
     "parse_words",
     "register",

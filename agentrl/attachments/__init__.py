@@ -18,9 +18,6 @@ from agentrl.registry import Registry
 Record = tuple[tuple[str, int], ...]
 """Kinds to record, and for each the path's token from which on it is not recorded yet."""
 
-Placed = tuple[int, str, bytes]
-"""What a node of a prompt carries: where the node begins on the path, the kind, and the data."""
-
 
 class AttachmentKind:
     """A kind of attachment and its relation to the tokens of a path. By default each node's data is complete.

@@ -33,6 +33,17 @@ def data_url(source: Any) -> str:
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
+def url_of(url: str) -> str:
+    """A data URL from somebody else, checked; a path or another URL is refused, and nothing is read or fetched.
+
+    Raises:
+        InvalidInput: see `data_url`.
+    """
+    if not url.startswith("data:"):
+        raise InvalidInput(f"the image {url[:80]!r} is no data URL (data:image/…;base64,…); others are not fetched")
+    return data_url(url)
+
+
 def picture(url: str) -> Any:
     """The first picture of a data URL as PIL's image in RGB.
 
@@ -41,7 +52,7 @@ def picture(url: str) -> Any:
     """
     from PIL import Image
 
-    data, _ = _checked(_bytes(url))
+    data, _ = _checked(_decoded(url))
     with Image.open(io.BytesIO(data)) as opened:
         return opened.convert("RGB")
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from agentrl import faults, tracing
 from agentrl.attachments import critic_view as attached_view
+from agentrl.common.pictures import url_of
 from agentrl.common.plain import missing, plain
 from agentrl.envs.attribution import blamed
 from agentrl.envs.base import Env, RewardMark, reward_methods, reward_value
@@ -30,7 +31,7 @@ from agentrl.envs.saving import state as state
 from agentrl.envs.saving import state_data as state_data
 from agentrl.envs.scoring.gates import closed, gates_first
 from agentrl.envs.state import resolved
-from agentrl.errors import EnvError, InfraError, InvalidNumber, nearest
+from agentrl.errors import EnvError, InfraError, InvalidInput, InvalidNumber, nearest
 from agentrl.sessions.tree.codec import odd_place
 from agentrl.tools.schema import shown
 from agentrl.types import Message, Session, StepResult, Task, as_messages
@@ -137,9 +138,8 @@ async def openings(env: Env, task: Task, *, seed: int | None = None) -> dict[str
         if value is None:
             raise EnvError(f"{where} returned None, not its opening messages")
         if len(env.agents) == 1:
-            found = {env.agents[0]: _text_only(as_messages(value), where)}
-        else:
-            found = _by_agent(env, value, where)
+            value = {env.agents[0]: value}
+        found = _by_agent(env, value, where)
     for agent, messages in found.items() or [("", [])]:
         if not messages:
             who = f"agent {agent!r}" if agent else "the agent"
@@ -151,7 +151,7 @@ async def openings(env: Env, task: Task, *, seed: int | None = None) -> dict[str
 def _by_agent(env: Env, value: Any, where: str) -> dict[str, list[Message]]:
     if not isinstance(value, Mapping):
         raise EnvError(f"{where} gave {shown(value)}; expected messages by agent (agents: {', '.join(env.agents)})")
-    return {_known(env, agent, where): _text_only(as_messages(each), where) for agent, each in value.items()}
+    return {_known(env, agent, where): _seen(as_messages(each), where) for agent, each in value.items()}
 
 
 def _known(env: Env, agent: Any, where: str) -> str:
@@ -168,12 +168,20 @@ def _members(env: Env, who: Any, where: str) -> tuple[str, ...]:
     return tuple(_known(env, agent, f"{type(env.unwrapped).__name__}.teams[{who!r}]") for agent in team)
 
 
-def _text_only(messages: list[Message], where: str) -> list[Message]:
+def _seen(messages: list[Message], where: str) -> list[Message]:
+    """The messages, whose images can be read.
+
+    Raises:
+        EnvError: one can't.
+    """
     for message in messages:
-        for part in message.content if isinstance(message.content, list) else ():
-            if part.type != "text":
-                words = f"a {message.role} message with {part.type!r} in it"
-                raise EnvError(f"{where} gave {words}; models' conversation formats take text only")
+        for url in message.images:
+            try:
+                url_of(url)
+            except InvalidInput as error:
+                raise EnvError(
+                    f"{where} gave a {message.role} message with an image that can't be read: {error}"
+                ) from None
     return messages
 
 
@@ -206,7 +214,7 @@ async def step(env: Env, message: Message) -> StepResult:
         await faults.async_point("env.step")
         if not isinstance(result, StepResult):
             raise EnvError(f"{name}.step returned {shown(result)}, not a StepResult")
-        result.messages = _text_only(as_messages(result.messages), f"{name}.step")
+        result.messages = _seen(as_messages(result.messages), f"{name}.step")
         result.others = _by_agent(env, result.others, f"{name}.step")
         if isinstance(result.next, str):
             result.next = (result.next,)

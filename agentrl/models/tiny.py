@@ -40,7 +40,6 @@ SPECIAL_TOKENS = (
     "</tool_response>",
 )
 
-_MARKUP = re.compile("|".join(map(re.escape, SPECIAL_TOKENS)))
 SEEN_IN = 10
 """A token of more than a byte is seen in at least one place for each so many texts."""
 
@@ -154,18 +153,32 @@ _ROLE_LINE = r"\A(?:system|user|assistant)\n"
 it."""
 
 
-def build_tokenizer(texts: Iterable[str], vocab: int = 1024, context: int = 2048) -> Any:
+def build_tokenizer(
+    texts: Iterable[str],
+    vocab: int = 1024,
+    context: int = 2048,
+    special: Sequence[str] = (),
+    template: str = CHAT_TEMPLATE,
+) -> Any:
     """A byte-level BPE tokenizer from texts, as a transformers fast tokenizer.
 
     What is merged into one token has been seen in a tenth as many places as there are texts: what all tasks share is
     short, and what one task has of its own (a name, a number) is spelled alike in tasks that were seen and in others.
 
+    Args:
+        texts: conversations, special tokens written out.
+        vocab: tokens at most.
+        context: the longest path.
+        special: further special tokens.
+        template: the chat template.
+
     Raises:
         InvalidInput: `vocab` has no room for the 256 bytes and the special tokens.
     """
-    least = 256 + len(SPECIAL_TOKENS)
+    markup = [*SPECIAL_TOKENS, *special]
+    least = 256 + len(markup)
     if vocab < least:
-        raise InvalidInput(f"vocab={vocab} is too small: the 256 bytes and {len(SPECIAL_TOKENS)} tokens need {least}")
+        raise InvalidInput(f"vocab={vocab} is too small: the 256 bytes and {len(markup)} tokens need {least}")
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -182,19 +195,20 @@ def build_tokenizer(texts: Iterable[str], vocab: int = 1024, context: int = 2048
     trainer = trainers.BpeTrainer(
         vocab_size=vocab,
         min_frequency=max(2, len(texts) // SEEN_IN),
-        special_tokens=list(SPECIAL_TOKENS),
+        special_tokens=markup,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         max_token_length=64,
         show_progress=False,
     )
-    raw.train_from_iterator((piece for text in texts for piece in _MARKUP.split(text) if piece), trainer)
-    raw.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    between = re.compile("|".join(map(re.escape, markup)))
+    raw.train_from_iterator((piece for text in texts for piece in between.split(text) if piece), trainer)
+    raw.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in markup])
     return PreTrainedTokenizerFast(
         tokenizer_object=raw,
         eos_token=IM_END,
         pad_token=ENDOFTEXT,
-        additional_special_tokens=list(SPECIAL_TOKENS),
-        chat_template=CHAT_TEMPLATE,
+        additional_special_tokens=markup,
+        chat_template=template,
         model_max_length=context,
         clean_up_tokenization_spaces=False,
     )
@@ -203,10 +217,19 @@ def build_tokenizer(texts: Iterable[str], vocab: int = 1024, context: int = 2048
 def build_model(tokenizer: Any, *, seed: int = 0, shape: TinyShape | None = None) -> Any:
     """A `LlamaForCausalLM` with random weights that fits the tokenizer."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
 
-    shape = shape or TinyShape()
-    config = LlamaConfig(
+    config = language_config(tokenizer, shape or TinyShape())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config)
+
+
+def language_config(tokenizer: Any, shape: TinyShape) -> Any:
+    """The `LlamaConfig` of a shape that fits the tokenizer."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=shape.width,
         intermediate_size=shape.mlp,
@@ -222,6 +245,3 @@ def build_model(tokenizer: Any, *, seed: int = 0, shape: TinyShape | None = None
         pad_token_id=tokenizer.convert_tokens_to_ids(ENDOFTEXT),
         dtype="float32",
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return LlamaForCausalLM(config)

@@ -21,6 +21,7 @@ import orjson
 
 from agentrl.errors import InvalidInput, missing_extra, nearest
 from agentrl.models import tokenizer_files
+from agentrl.models.image_processor import ImageProcessor, find_processor
 from agentrl.models.tokenizer_files import named_templates
 
 if TYPE_CHECKING:
@@ -100,6 +101,15 @@ class HFTokenizer:
         For trusted text only: the output of a chat template, never a user's text.
         """
         return _remembered(self._known_markup, text, partial(_ids, self._published))
+
+    @cached_property
+    def images(self) -> ImageProcessor | None:
+        """The image processor of the folder's model; None where it sees no images, or none of a known family.
+
+        Raises:
+            ConfigError: it can't be loaded.
+        """
+        return find_processor(self.path)
 
     @cached_property
     def vocabulary(self) -> dict[str, int]:

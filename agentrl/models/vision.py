@@ -15,10 +15,9 @@ from torch import Tensor
 
 from agentrl.common.untrusted import read_json
 from agentrl.errors import InvalidInput, InvalidWeights
+from agentrl.models.image_processor import FAMILIES
 from agentrl.models.loading import load_with_match, read_config
 
-FAMILIES = ("idefics3", "smolvlm")
-"""Values of model_type in config.json."""
 TOWER, PROJECTOR = "vision_model", "connector"
 """The parts of a trunk of these families."""
 
@@ -88,6 +87,11 @@ def embed(trunk: Any, token_ids: Tensor, frames: Tensor, frame: Tensor, place: T
         )
     values = seen[frame[at], place[at]].to(embedded.dtype)
     return embedded.index_put((torch.zeros_like(at), at), values)
+
+
+def of_vision(name: str) -> bool:
+    """Whether a weight is of the tower or the projector."""
+    return is_fixed(name, "frozen")
 
 
 def is_fixed(name: str, vision: str) -> bool:

@@ -25,11 +25,13 @@ from agentrl.types.generation import (
     FinishReason,
     Health,
     PauseMode,
+    Placed,
     Sampling,
     Tokenizer,
     TopLogprobs,
     Turn,
     VersionSpan,
+    begin_turn,
     collect,
 )
 from agentrl.types.messages import (
@@ -41,6 +43,7 @@ from agentrl.types.messages import (
     Text,
     ToolCall,
     as_messages,
+    image,
     parse_arguments,
 )
 from agentrl.types.nodes import AGENT, GREEDY, MAIN, OVERLONG, Branch, Node, RewardState, Status
@@ -65,6 +68,7 @@ __all__ = [
     "OVERLONG",
     "Part",
     "PauseMode",
+    "Placed",
     "RewardState",
     "Sampling",
     "Session",
@@ -78,6 +82,8 @@ __all__ = [
     "Turn",
     "VersionSpan",
     "as_messages",
+    "begin_turn",
     "collect",
+    "image",
     "parse_arguments",
 ]

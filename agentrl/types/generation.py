@@ -119,6 +119,10 @@ TopLogprobs = tuple[tuple[int, float], ...]
 """The most probable tokens at a place, each with its log-probability, the best first."""
 
 
+Placed = tuple[int, str, bytes]
+"""An attachment of a prompt's node: where the node begins on the path, the kind, and the data."""
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """A part of a turn, while it is being generated."""
@@ -200,7 +204,12 @@ class Engine(Protocol):
         ...
 
     def generate(
-        self, request_id: str, input_ids: Sequence[int], sampling: Sampling, deadline: float | None = None
+        self,
+        request_id: str,
+        input_ids: Sequence[int],
+        sampling: Sampling,
+        deadline: float | None = None,
+        attached: Sequence[Placed] = (),
     ) -> AsyncIterator[Chunk | Turn]:
         """Yield chunks, then one `Turn` that holds them all; closing the iterator aborts the request.
 
@@ -209,6 +218,8 @@ class Engine(Protocol):
             input_ids: the whole path so far.
             sampling: how to sample; `max_new_tokens` is limited to the tokens that the context leaves.
             deadline: in seconds of `time.monotonic()`.
+            attached: what the path's nodes carry that the model sees, of kinds in `Capabilities.inputs`; an engine
+                without any need not have this parameter.
 
         Raises:
             InvalidInput: an empty prompt, an id outside the vocabulary, or no space for one token.
@@ -244,6 +255,20 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Release all resources; idempotent."""
         ...
+
+
+def begin_turn(
+    engine: Any,
+    request_id: str,
+    input_ids: Sequence[int],
+    sampling: Sampling,
+    deadline: float | None,
+    attached: Sequence[Placed],
+) -> AsyncIterator[Chunk | Turn]:
+    """`Engine.generate`, with attachments where there are some: many engines take none."""
+    more = (attached,) if attached else ()
+    stream: AsyncIterator[Chunk | Turn] = engine.generate(request_id, input_ids, sampling, deadline, *more)
+    return stream
 
 
 async def collect(stream: AsyncIterator[Chunk | Turn]) -> Turn:

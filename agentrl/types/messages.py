@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PrivateAttr
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PrivateAttr, model_validator
 
+from agentrl.common.pictures import data_url, url_of
 from agentrl.common.plain import plain
 from agentrl.common.untrusted import safe_text
 
@@ -39,12 +40,45 @@ class ToolCall(BaseModel):
 
 
 class Part(BaseModel):
-    """A piece of a message's content: text, or an image by URL."""
+    """A piece of a message's content: text, or an image by a data URL.
+
+    A text stands for a part of it, and so do bytes, a `Path` and a PIL image, also in `{"type": "image", "image": …}`.
+    Text is never read as a path here: it may come from others, who are not to read files.
+    """
 
     model_config = ConfigDict(extra="forbid")
     type: Literal["text", "image_url"]
     text: Text | None = None
     image_url: dict[str, Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_source(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"type": "text", "text": value}
+        if isinstance(value, Mapping) and value.get("type") == "image" and "image" in value:
+            value = value["image"]
+        if isinstance(value, Mapping | Part):
+            return value
+        url = url_of(value) if isinstance(value, str) else data_url(value)
+        return {"type": "image_url", "image_url": {"url": url}}
+
+    @property
+    def image(self) -> str | None:
+        """The image's URL; None for text."""
+        return None if self.image_url is None else str(self.image_url.get("url", ""))
+
+
+def image(source: Any) -> Part:
+    """An image as a part of a message's content, checked.
+
+    Args:
+        source: bytes of a PNG, JPEG, GIF or WebP file, its path, a PIL image, or a data URL.
+
+    Raises:
+        InvalidInput: it is none of these, too large, broken, or a URL of the network.
+    """
+    return Part(type="image_url", image_url={"url": data_url(source)})
 
 
 class Message(BaseModel):
@@ -64,6 +98,12 @@ class Message(BaseModel):
         if isinstance(self.content, list):
             return "".join(part.text or "" for part in self.content)
         return self.content or ""
+
+    @property
+    def images(self) -> list[str]:
+        """The URLs of the content's images, in order."""
+        parts = self.content if isinstance(self.content, list) else ()
+        return [url for part in parts if (url := part.image) is not None]
 
 
 def _as_name(value: Any) -> Any:

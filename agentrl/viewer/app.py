@@ -29,7 +29,8 @@ from agentrl.overrides import validate
 from agentrl.rollout.episodes import edits
 from agentrl.sessions.store.search import search
 from agentrl.sessions.store.summary import Summary
-from agentrl.viewer import conversations, difference, health, replayed, series
+from agentrl.sessions.tree import tree
+from agentrl.viewer import conversations, difference, health, images, replayed, series
 from agentrl.viewer.distribution import distribution
 from agentrl.viewer.facets import facets
 from agentrl.viewer.filters import filters_of
@@ -77,6 +78,7 @@ def create_app(
         Route("/api/session", _answer(viewer.session)),
         Route("/api/messages", _answer(viewer.messages)),
         Route("/api/tokens", _answer(viewer.tokens)),
+        Route("/api/image", viewer.image),
         Route("/api/copy", viewer.copy),
         *(_changes(viewer) if replays is not None else ()),
         *_static(),
@@ -194,6 +196,11 @@ class Viewer:
     def tokens(self, request: Request) -> Any:
         """The tokens of one of its nodes."""
         return conversations.tokens(self._run(request), self._session(request).tree, _nodes(request)[0])
+
+    def image(self, request: Request) -> Response:
+        """An image of the message of one of its nodes, by its place (`image`) there."""
+        node = tree.get(self._session(request).tree, _nodes(request)[0])
+        return Response(images.png(node, _whole(request, "image", 0)), media_type="image/png")
 
     def copy(self, request: Request) -> Response:
         """A session (or the path to `node`) `as` json, openai or pytest, as plain text."""

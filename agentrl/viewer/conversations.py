@@ -17,6 +17,7 @@ from agentrl.sessions.tree import tree
 from agentrl.sessions.tree.codec import pack_ids
 from agentrl.train.record import trainer_logprobs
 from agentrl.types import MAIN, Message, Node, Session, Status
+from agentrl.viewer import images
 from agentrl.viewer.origins import credited
 from agentrl.viewer.replayed import Replayed
 from agentrl.viewer.runs import Run
@@ -86,7 +87,7 @@ def _outline(node: Node, excluded: bool) -> dict[str, Any]:
         "role": message.role,
         "agent": node.agent,
         "policy": node.policy,
-        "preview": message.text[:PREVIEW] or ", ".join(f"{name}(…)" for name in calls)[:PREVIEW],
+        "preview": images.preview(message)[:PREVIEW] or ", ".join(f"{name}(…)" for name in calls)[:PREVIEW],
         "calls": calls,
         "digest": blake2b(pack_ids(node.token_ids), digest_size=8).hexdigest(),
         "tokens": len(node.token_ids),
@@ -116,7 +117,7 @@ def messages(session: Session, ids: Sequence[int]) -> list[dict[str, Any]]:
     return [
         {
             "id": node.id,
-            "message": _clipped(node.message.model_dump(exclude_none=True)),
+            "message": _clipped(images.listed(node.message)),
             "tools": _clipped(node.tools),
         }
         for node in nodes

@@ -10,6 +10,7 @@ from agentrl.sessions.store.query import Between, Filters
 from agentrl.sessions.store.summary import Summary
 from agentrl.train.display.panel import short
 from agentrl.types import Node, Status
+from agentrl.viewer.images import preview
 from agentrl.viewer.runs import Run, RunStatus
 
 INTERVAL = 1.0
@@ -97,7 +98,7 @@ def said(node: Node) -> str:
     message = node.message
     who = message.role if message.role != "assistant" else node.agent
     calls = [f"{call.function.name}({call.function.arguments})" for call in message.tool_calls or ()]
-    text = " ".join(filter(None, (message.text.strip(), *calls))).replace("\n", " ")
+    text = " ".join(filter(None, (preview(message).strip(), *calls))).replace("\n", " ")
     return f"{who}: {text[:TEXT]}{'…' if len(text) > TEXT else ''}"
 
 

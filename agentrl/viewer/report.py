@@ -17,7 +17,7 @@ from typing import Any
 from xml.etree.ElementTree import Element, SubElement, tostring
 
 from agentrl.common.untrusted import visible_text
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, InvalidInput
 from agentrl.rollout.episodes import edits
 from agentrl.sessions.store import edited
 from agentrl.sessions.store.query import Between, Filters
@@ -25,7 +25,7 @@ from agentrl.sessions.store.summary import Summary
 from agentrl.sessions.tree import tree
 from agentrl.train.display.panel import clock, short
 from agentrl.types import Node, Session
-from agentrl.viewer import health, series
+from agentrl.viewer import health, images, series
 from agentrl.viewer.runs import Run
 from agentrl.viewer.series import WINDOW
 
@@ -97,7 +97,7 @@ def _page(title: str) -> tuple[Element, Element]:
     head, body = SubElement(html, "head"), SubElement(html, "body")
     SubElement(head, "meta", charset="utf-8")
     digest = b64encode(sha256(style.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
     SubElement(head, "meta", {"http-equiv": "Content-Security-Policy", "content": policy})
     SubElement(head, "meta", name="viewport", content="width=device-width, initial-scale=1")
     SubElement(head, "meta", name="referrer", content="no-referrer")
@@ -345,6 +345,13 @@ def _message(box: Element, node: Node, clip: int) -> None:
         _add(folded, "pre", _clipped(message.reasoning_content, clip))
     if message.text:
         _add(part, "pre", _clipped(message.text, clip))
+    for place in range(len(message.images)):
+        try:
+            data = b64encode(images.png(node, place)).decode()
+        except InvalidInput as error:
+            _add(part, "p", str(error))
+        else:
+            SubElement(part, "img", {"src": f"data:image/png;base64,{data}", "alt": f"image {place}"})
     for call in message.tool_calls or ():
         _add(part, "pre", _clipped(f"{call.function.name}({call.function.arguments})", clip), "call")
 

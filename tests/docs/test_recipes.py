@@ -28,6 +28,8 @@ RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 FIELDS = ("hardware", "run", "plan", "memory", "tried")
 TRAINER = re.compile(r"^memory of a trainer rank: (\S+ \w+) =", re.MULTILINE)
 ENGINE = re.compile(r"^memory of an engine rank: weights (\S+ \w+), key-value cache (\S+ \w+) for (\d+)", re.MULTILINE)
+REFCOCO = 120_624
+"""Sentences in RefCOCO's training split."""
 BEGIN, END = "<!-- recipes -->\n", "<!-- end of recipes -->"
 
 
@@ -87,8 +89,28 @@ def test_a_recipe_is_planned_and_takes_the_memory_that_its_head_says(
     make_algorithm(config.algo)
     there = config.trainer.model_copy(update={"device": "auto"})  # whose devices this machine may lack
     check_trainer(there, config.algo, config.lora)
-    assert make(config.env.name, **config.env.kwargs).splits
+    data = {"path": str(PAGE)} if config.env.name == "questions" else {}  # which the command names
+    assert make(config.env.name, **data | config.env.kwargs).splits
     assert "PATH" in said["run"] or config.model.name in ("tiny", "smollm2-135m")  # others are no known models
+
+
+@pytest.mark.parametrize("size", ["3b", "7b"])
+def test_vision_recipes_have_the_published_settings(size: str) -> None:
+    """Of EasyR1's examples/config.yaml, and of VLM-R1's run_grpo_rec.sh with what TRL makes of it."""
+    geometry, boxes = (
+        config_of(ROOT / "recipes" / f"vision-{name}-{size}-gpus.yaml") for name in ("geometry", "boxes")
+    )
+    algo, rollout = geometry.algo.model_dump(), geometry.rollout
+    loss = {name: algo["loss"][name] for name in ("clip_low", "clip_high", "dual_clip")}
+    assert loss == {"clip_low": 0.2, "clip_high": 0.3, "dual_clip": 3.0}
+    assert (algo["lr"], algo["kl_coef"], algo["kl_estimator"], algo["kl_as"]) == (1e-6, 0.01, "k3", "loss")
+    assert (rollout.groups_per_step, rollout.group_size, algo["minibatches"]) == (512, 5, 4)
+    assert geometry.rewards["correct"].name == "easyr1_math"
+    algo, rollout = boxes.algo.model_dump(), boxes.rollout
+    assert (algo["lr"], algo["kl_coef"], algo["kl_estimator"]) == (1e-6, 0.04, "k3")
+    assert (rollout.group_size, rollout.turn_tokens) == (8, 2048)
+    assert boxes.steps == 2 * REFCOCO // rollout.groups_per_step, "two epochs"
+    assert [reward.name for reward in boxes.rewards.values()] == ["box_iou", "box_format"]
 
 
 def test_the_page_lists_every_recipe() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -34,6 +34,7 @@ MODELS = {"llama": 0, "mistral": 0, "qwen2": 0, "qwen3": 0, "qwen3_moe": 8}
 
 def settings_of(shape: Shape) -> dict[str, object]:
     settings = asdict(shape)
+    del settings["tower"]
     if not shape.num_experts:
         for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size"):
             del settings[name]
@@ -50,7 +51,28 @@ def real_parameters(settings: dict[str, object]) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("name", sorted(KNOWN))
+SEEING = {"qwen2.5-vl-3b": 2048, "qwen2.5-vl-7b": 3584}
+"""Models with a tower, and the width of its tokens."""
+TOWER = {"hidden_size": 1280, "intermediate_size": 3420, "depth": 32, "num_heads": 16}
+
+
+@pytest.mark.parametrize("name", sorted(SEEING))
+def test_parameters_of_models_that_see_are_those_of_transformers(name: str) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    shape = KNOWN[name]
+    text = settings_of(replace(shape, tower=0))
+    vision = TOWER | {"out_hidden_size": SEEING[name]}
+    config = AutoConfig.for_model("qwen2_5_vl", text_config=text, vision_config=vision)
+    config.tie_word_embeddings = config.text_config.tie_word_embeddings = shape.tie_word_embeddings
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(config)
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert read_shape(config.to_dict(), "x").parameters == shape.parameters
+
+
+@pytest.mark.parametrize("name", sorted(KNOWN.keys() - SEEING.keys()))
 def test_parameters_of_the_known_models_are_those_of_transformers(name: str) -> None:
     assert KNOWN[name].parameters == real_parameters(settings_of(KNOWN[name]))
 

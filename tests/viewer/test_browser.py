@@ -325,6 +325,7 @@ async def test_an_image_in_a_session_is_shown_and_one_elsewhere_is_not_asked_for
     async with viewed(page, tmp_path) as url:
         await opened(page, url, "#/run/seen/session/image")
         message = page.locator('[data-message="0"]')
+        await message.locator("img").evaluate("image => image.decode()")
         assert await message.locator("img").evaluate_all("all => all.map(each => each.naturalWidth)") == [1]
         assert await message.locator("code").all_inner_texts() == [f"image at {url}" for url in urls[1:]]
     assert not any("elsewhere" in each for each in asked)

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.attachments import Placed, images
+from agentrl.attachments import images
 from agentrl.config import AlgoConfig, EngineConfig
 from agentrl.errors import InvalidInput
 from agentrl.rollout.engines.local.engine import LocalEngine
 from agentrl.train.forest.packing import pack
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
-from agentrl.types import Sampling, Session, Status, Task, collect
+from agentrl.types import Placed, Sampling, Session, Status, Task, collect
 from tests.train.trees import as_group, environment_node, leaf_credit, sampled_node
 from tests.vision.models import IMAGE, PER_FRAME, drawn, prompt, tiny_vlm
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import shlex
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from agentrl.common import pictures
 from agentrl.envs.base import Env
-from agentrl.errors import ConfigError, unknown_name
+from agentrl.errors import ConfigError, InvalidInput, unknown_name
 from agentrl.tools.tool import Tool
 from agentrl.types import FunctionCall, Message, ToolCall
 
@@ -73,8 +78,26 @@ def _type(schema: Mapping[str, Any]) -> str:
 
 
 def shown(message: Message) -> list[str]:
-    """A message in lines, with its tool calls as a player writes them."""
+    """A message in lines, with its tool calls as a player writes them, and files with its images."""
     made = [f"/{call.function.name} {call.function.arguments}" for call in message.tool_calls or ()]
     who = f"{message.role} {message.name}" if message.role == "tool" and message.name else message.role
-    text = "\n".join([*([message.text] if message.text else []), *made])
+    seen = [_file(url) for url in message.images]
+    text = "\n".join([*([message.text] if message.text else []), *seen, *made])
     return f"[{who}] {text}".split("\n")
+
+
+def _file(url: str) -> str:
+    """An image in words, and where a person can look at it."""
+    try:
+        picture = pictures.picture(url)
+    except InvalidInput as error:
+        return f"(an image that can't be shown: {error})"
+    name = f"{hashlib.sha256(url.encode()).hexdigest()[:12]}.png"
+    picture.save(file := _folder() / name, "PNG")
+    return f"(an image of {picture.width} x {picture.height}: {file})"
+
+
+@functools.cache
+def _folder() -> Path:
+    """The folder of this process's images: another one each time, which nobody else can write to."""
+    return Path(tempfile.mkdtemp(prefix="agentrl-play-"))

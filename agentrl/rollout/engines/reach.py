@@ -10,14 +10,19 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from agentrl.types import Chunk, Sampling, Turn
+from agentrl.types import Chunk, Placed, Sampling, Turn
 
 
 class EngineClient(Protocol):
     """An engine that another process manages; the methods are those of `Engine` and `ManagedEngine`."""
 
     def generate(
-        self, request_id: str, input_ids: Sequence[int], sampling: Sampling, deadline: float | None = None
+        self,
+        request_id: str,
+        input_ids: Sequence[int],
+        sampling: Sampling,
+        deadline: float | None = None,
+        attached: Sequence[Placed] = (),
     ) -> AsyncIterator[Chunk | Turn]:
         """Yield chunks, then one `Turn`."""
         ...

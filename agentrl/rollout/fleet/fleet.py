@@ -33,7 +33,7 @@ from agentrl.rollout.fleet.roster import MakeEngine, Roster, built
 from agentrl.rollout.fleet.ticket import Ticket
 from agentrl.rollout.weights.publisher import Publisher, PublishOutcome
 from agentrl.rollout.weights.receiver import LoadCommit
-from agentrl.types import Capabilities, Chunk, Engine, Health, PauseMode, Sampling, Turn
+from agentrl.types import Capabilities, Chunk, Engine, Health, PauseMode, Placed, Sampling, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +118,12 @@ class Fleet(ManagedEngine):
     # -------------------------------------------------------------------------------------- generating
 
     async def generate(
-        self, request_id: str, input_ids: Sequence[int], sampling: Sampling, deadline: float | None = None
+        self,
+        request_id: str,
+        input_ids: Sequence[int],
+        sampling: Sampling,
+        deadline: float | None = None,
+        attached: Sequence[Placed] = (),
     ) -> AsyncIterator[Chunk | Turn]:
         """Yield chunks, then one `Turn`; see `agentrl.types.Engine.generate`.
 
@@ -129,7 +134,7 @@ class Fleet(ManagedEngine):
         while True:
             ticket, succeeded = Ticket(request_id), False
             async with self.admission.attempt(request_id, prompt, deadline, started) as member:
-                async with aclosing(member.generate(ticket, input_ids, sampling, deadline)) as items:
+                async with aclosing(member.generate(ticket, input_ids, sampling, deadline, attached)) as items:
                     async for item in items:
                         yield item
                 succeeded = True

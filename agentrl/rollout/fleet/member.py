@@ -23,7 +23,7 @@ from agentrl.errors import AgentRLError, DeadlineExceeded, EngineError, InvalidI
 from agentrl.rollout.engines.managed import managed
 from agentrl.rollout.fleet.ticket import LeasedTicket, Ticket
 from agentrl.sessions.tree.generation import aclose
-from agentrl.types import Chunk, Engine, PauseMode, Sampling, Turn
+from agentrl.types import Chunk, Engine, PauseMode, Placed, Sampling, Turn, begin_turn
 
 CLOSE_SECONDS = 20.0
 """Seconds that an engine may take to close before it is left to itself."""
@@ -76,7 +76,12 @@ class Member:
     # -------------------------------------------------------------------------------------- generating
 
     async def generate(
-        self, ticket: Ticket, input_ids: Sequence[int], sampling: Sampling, deadline: float | None
+        self,
+        ticket: Ticket,
+        input_ids: Sequence[int],
+        sampling: Sampling,
+        deadline: float | None,
+        attached: Sequence[Placed] = (),
     ) -> AsyncGenerator[Chunk | Turn, None]:
         """Run a request here; what comes is checked, and `lose` ends it at once.
 
@@ -85,7 +90,7 @@ class Member:
         """
         vocabulary = self.engine.capabilities.vocab_size
         with self.serving(ticket) as known:
-            stream = self.engine.generate(ticket.request_id, input_ids, sampling, deadline)
+            stream = begin_turn(self.engine, ticket.request_id, input_ids, sampling, deadline, attached)
             async with aclosing(ticket.stream(stream, self.progressed)) as items:
                 async for item in items:
                     ticket.check(item, vocabulary, known)

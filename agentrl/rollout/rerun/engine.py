@@ -27,11 +27,13 @@ from agentrl.types import (
     Health,
     Node,
     PauseMode,
+    Placed,
     Sampling,
     Session,
     Status,
     Turn,
     VersionSpan,
+    begin_turn,
 )
 
 
@@ -90,7 +92,12 @@ class RerunEngine(ManagedEngine):
         return self.inner.capabilities
 
     async def generate(
-        self, request_id: str, input_ids: Sequence[int], sampling: Sampling, deadline: float | None = None
+        self,
+        request_id: str,
+        input_ids: Sequence[int],
+        sampling: Sampling,
+        deadline: float | None = None,
+        attached: Sequence[Placed] = (),
     ) -> AsyncIterator[Chunk | Turn]:
         """Yield chunks, then one `Turn`; see `agentrl.types.Engine.generate`.
 
@@ -100,7 +107,7 @@ class RerunEngine(ManagedEngine):
         name, _, place = request_id.partition("/")
         session = self._by_id.get(name)
         if session is None:
-            stream = self.inner.generate(request_id, input_ids, sampling, deadline)
+            stream = begin_turn(self.inner, request_id, input_ids, sampling, deadline, attached)
             async for item in stream:
                 yield item
             return
@@ -110,7 +117,7 @@ class RerunEngine(ManagedEngine):
                 if place.isdecimal()
                 else self._of_request(session, request_id, input_ids, sampling)
             )
-            async for item in self._recorded(request_id, session, node, input_ids, sampling):
+            async for item in self._recorded(request_id, session, node, input_ids, sampling, attached):
                 yield item
         except Diverged as error:
             self.fail(error)  # whoever asked may be an agent program, which sees a failed request only
@@ -142,7 +149,13 @@ class RerunEngine(ManagedEngine):
         return node
 
     async def _recorded(
-        self, request_id: str, session: Session, node: Node, input_ids: Sequence[int], sampling: Sampling
+        self,
+        request_id: str,
+        session: Session,
+        node: Node,
+        input_ids: Sequence[int],
+        sampling: Sampling,
+        attached: Sequence[Placed],
     ) -> AsyncIterator[Chunk | Turn]:
         path, opening = tree.path_ids(session, node.parent), node.versions[0].start
         same_prompt(session, node, input_ids)
@@ -156,7 +169,8 @@ class RerunEngine(ManagedEngine):
             count, more = span.end - span.start, span is not spans[-1]
             await self._reach(span.version, f"session {session.id}, turn {node.id}")
             limit = count if more else sampling.max_new_tokens - (len(ids) - len(input_ids))
-            stream = self.inner.generate(request_id, ids, replace(sampling, max_new_tokens=limit))
+            part = replace(sampling, max_new_tokens=limit)
+            stream = begin_turn(self.inner, request_id, ids, part, None, attached)
             turn: Turn | None = None
             at = span.start
             try:

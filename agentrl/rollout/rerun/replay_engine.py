@@ -14,7 +14,19 @@ from agentrl.rollout.engines.managed import ManagedEngine, managed
 from agentrl.rollout.rerun.divergence import same_prompt
 from agentrl.rollout.stream.seeds import derive
 from agentrl.sessions.tree.generation import aclose
-from agentrl.types import MAIN, Capabilities, Chunk, Engine, Health, PauseMode, Sampling, Session, Turn
+from agentrl.types import (
+    MAIN,
+    Capabilities,
+    Chunk,
+    Engine,
+    Health,
+    PauseMode,
+    Placed,
+    Sampling,
+    Session,
+    Turn,
+    begin_turn,
+)
 
 
 class ReplayEngine(ManagedEngine):
@@ -47,7 +59,12 @@ class ReplayEngine(ManagedEngine):
         return self.inner.capabilities
 
     async def generate(
-        self, request_id: str, input_ids: Sequence[int], sampling: Sampling, deadline: float | None = None
+        self,
+        request_id: str,
+        input_ids: Sequence[int],
+        sampling: Sampling,
+        deadline: float | None = None,
+        attached: Sequence[Placed] = (),
     ) -> AsyncIterator[Chunk | Turn]:
         """Yield the recorded turn, or generate one; see `agentrl.types.Engine.generate`."""
         name = request_id.partition("/")[0]
@@ -75,7 +92,7 @@ class ReplayEngine(ManagedEngine):
             sampling = replace(sampling, seed=recorded.seed if recorded else None)
         if (seed := self.seeds.get(name)) is not None:
             sampling = replace(sampling, seed=derive(sampling.seed or 0, "replay", seed))
-        stream = self.inner.generate(request_id, input_ids, sampling, deadline)
+        stream = begin_turn(self.inner, request_id, input_ids, sampling, deadline, attached)
         try:
             async for item in stream:
                 if isinstance(item, Turn):

@@ -16,7 +16,7 @@ from agentrl.cluster import Address, Connection, connect
 from agentrl.errors import DeadlineExceeded, EngineError
 from agentrl.rollout.workers.leases import Leases, NotReachable
 from agentrl.rollout.workers.prompts import ForgottenPrompt, PromptSender, session_of
-from agentrl.types import MAIN, Capabilities, Chunk, Health, PauseMode, Sampling, Turn
+from agentrl.types import MAIN, Capabilities, Chunk, Health, PauseMode, Placed, Sampling, Turn
 
 HEALTH_SECONDS = 60.0
 
@@ -65,14 +65,19 @@ class DistantEngine:
         self._calls, self.capabilities, self._policy = calls, capabilities, policy
 
     async def generate(
-        self, request_id: str, input_ids: Sequence[int], sampling: Sampling, deadline: float | None = None
+        self,
+        request_id: str,
+        input_ids: Sequence[int],
+        sampling: Sampling,
+        deadline: float | None = None,
+        attached: Sequence[Placed] = (),
     ) -> AsyncIterator[Chunk | Turn]:
         """Yield chunks, then one `Turn`."""
         if deadline is not None and deadline <= time.monotonic():
             raise DeadlineExceeded(f"request {request_id!r} came after its deadline")
         calls, policy = self._calls, self._policy
         if policy not in calls.not_reachable:
-            request = request_id, input_ids, sampling, deadline, self.capabilities.vocab_size
+            request = request_id, input_ids, sampling, deadline, self.capabilities.vocab_size, attached
             try:
                 async with aclosing(calls.leases.generate(policy, *request)) as items:
                     async for item in items:
@@ -80,19 +85,24 @@ class DistantEngine:
                 return
             except NotReachable:
                 calls.not_reachable.add(policy)
-        async with aclosing(self._through_run(request_id, input_ids, sampling, deadline)) as items:
+        async with aclosing(self._through_run(request_id, input_ids, sampling, deadline, attached)) as items:
             async for item in items:
                 yield item
 
     async def _through_run(
-        self, request_id: str, input_ids: Sequence[int], sampling: Sampling, deadline: float | None
+        self,
+        request_id: str,
+        input_ids: Sequence[int],
+        sampling: Sampling,
+        deadline: float | None,
+        attached: Sequence[Placed],
     ) -> AsyncGenerator[Chunk | Turn, None]:
         """`generate` by an engine that the run's process alone can call."""
         seconds = None if deadline is None else deadline - time.monotonic()
         session, caller = f"{self._policy}/{session_of(request_id)}", self._calls.caller
         for whole in (False, True):
             prompt = self._calls.prompts.shortened(session, input_ids, whole=whole)
-            request = (self._policy, caller, request_id, prompt, sampling, seconds)
+            request = (self._policy, caller, request_id, prompt, sampling, seconds, list(attached))
             items = self._calls.connection.stream("generate", *request, timeout=seconds)
             with contextlib.suppress(ForgottenPrompt):  # before anything was generated
                 async with aclosing(items):

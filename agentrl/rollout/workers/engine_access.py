@@ -21,7 +21,7 @@ from agentrl.rollout.episodes.policies import Policy
 from agentrl.rollout.fleet.admission import Admission, SharedEngine
 from agentrl.rollout.workers.leases import EngineLease, NotReachable
 from agentrl.rollout.workers.prompts import Continued, PromptReceiver, session_of
-from agentrl.types import Chunk, Engine, Health, PauseMode, Sampling, Turn
+from agentrl.types import Chunk, Engine, Health, PauseMode, Placed, Sampling, Turn, begin_turn
 
 
 class EngineAccess:
@@ -104,7 +104,14 @@ class EngineAccess:
     # ------------------------------------------------------------------------------------- everything else
 
     async def generate(
-        self, policy: str, caller: str, request_id: str, prompt: Continued, sampling: Sampling, seconds: float | None
+        self,
+        policy: str,
+        caller: str,
+        request_id: str,
+        prompt: Continued,
+        sampling: Sampling,
+        seconds: float | None,
+        attached: Sequence[Placed] = (),
     ) -> AsyncIterator[Chunk | Turn]:
         """Generate a turn, for engines that can't be leased.
 
@@ -114,7 +121,8 @@ class EngineAccess:
         engine = self._engine(policy)
         deadline = None if seconds is None else time.monotonic() + seconds
         input_ids = self._prompts.restored(f"{caller}/{policy}/{session_of(request_id)}", prompt).tolist()
-        async with aclosing(engine.generate(request_id, input_ids, sampling, deadline)) as items:  # type: ignore[type-var]
+        stream = begin_turn(engine, request_id, input_ids, sampling, deadline, attached)
+        async with aclosing(stream) as items:  # type: ignore[type-var]
             async for item in items:
                 yield item
 

@@ -24,7 +24,7 @@ from agentrl.rollout.engines.reach import EngineAddress, EngineClient
 from agentrl.rollout.fleet.failing_requests import digest
 from agentrl.rollout.fleet.ticket import Ticket, versions_of
 from agentrl.rollout.workers.prompts import session_of
-from agentrl.types import Chunk, PauseMode, Sampling, Turn
+from agentrl.types import Chunk, PauseMode, Placed, Sampling, Turn, begin_turn
 
 T = TypeVar("T")
 ANSWER_SECONDS = 60.0
@@ -83,6 +83,7 @@ class Leases:
         sampling: Sampling,
         deadline: float | None,
         vocabulary: int,
+        attached: Sequence[Placed] = (),
     ) -> AsyncGenerator[Chunk | Turn, None]:
         """Generate a turn by a leased engine.
 
@@ -93,6 +94,7 @@ class Leases:
             sampling: likewise.
             deadline: likewise.
             vocabulary: the engine's tokens are below it.
+            attached: see `Engine.generate`.
 
         Raises:
             NotReachable: nothing was generated, and can't be like this.
@@ -110,7 +112,7 @@ class Leases:
                 await held.begun()
                 try:
                     engine = await self._engine(held)
-                    stream = engine.generate(request_id, input_ids, sampling, deadline)
+                    stream = begin_turn(engine, request_id, input_ids, sampling, deadline, attached)
                     async with aclosing(held.checked(ticket, stream, vocabulary, self._note)) as items:
                         async for item in items:
                             yield item

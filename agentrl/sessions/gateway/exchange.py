@@ -99,7 +99,7 @@ class Exchange:
         assert budget is not None
         digest = self.state.index.path_digest(prompt.parent)
         for message in prompt.new:
-            digest = extended_digest(digest, message.token_ids)
+            digest = extended_digest(digest, message.token_ids, message.message.images)
         self.sampling = generator.with_stops(self.request.sampling)
         detection, mixed = self.parts.retry_detection, self.parts.limits.sampling == "mixed"
         parent, opening = self.state.stored_path(self.match.parent_key, prompt.new), prompt.opening
@@ -132,7 +132,7 @@ class Exchange:
         request, state, generator = self.request, self.state, self.parts.generator
         new_bytes = 0 if request.history is None else len(request.history.raw) - len(state.known_beginning(request))
         matching = partial(state.match, request, self.parts.limits.messages)
-        large = new_bytes >= LARGE_HISTORY
+        large = new_bytes >= LARGE_HISTORY or (new_bytes > 0 and self.parts.limits.images > 0)  # a bomb is small
         match, self.known = await asyncio.to_thread(matching) if large else matching()
         match, echo = await match_extended(state, generator.renderer, match, limit, request.callable)
         new = [] if echo is None else [echo]
@@ -165,7 +165,8 @@ class Exchange:
 
         if remaining is not None:
             check_length(tokenizer, size, remaining)
-        return await off_loop(size, render)
+        shown = any(message.images for message in messages)  # whose pixels are prepared
+        return await off_loop(max(size, LARGE) if shown else size, render)
 
     def _prompt(self, new: Sequence[RenderedMessage], opening: list[int]) -> Prompt:
         ids = list(self.state.path_ids(self.match.parent))

@@ -7,6 +7,9 @@ from typing import Literal
 
 from agentrl.errors import ConfigError
 
+MOST_IMAGES = 64
+"""`Limits.images` of models that see images."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -45,6 +48,9 @@ class Limits:
     """The least probability (`min_p`), as a fraction of the greatest, of a request that sets none, or of all."""
     repetition_penalty: float = 1.0
     """The repetition penalty of a request that sets none, or of all."""
+    images: int = 0
+    """Images of a request that no earlier one of its session had; 0: the model takes text only. The
+    gateway of one that sees images sets it to `MOST_IMAGES`."""
     sampling: Literal["client", "mixed", "run"] = "client"
     """The source of temperature, truncation, penalties, logit bias and seed: the client; the client, whose seeds are
     mixed with session, sample and path; or the values set here, while the client's are ignored."""
@@ -62,7 +68,7 @@ class Limits:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
-            if name in ("sampling", "strict_fields") or value is None:
+            if name in ("images", "sampling", "strict_fields") or value is None:
                 continue
             if not (value > 0 or (name in ("temperature", "min_p") and value == 0)):
                 raise ConfigError(f"{name}={value!r} must be above 0")

@@ -83,7 +83,7 @@ class NodeIndex:
             self._roots[node.id] = str(parent_key)
         else:
             self._children[node.parent].append(node.id)
-        self._digests[node.id] = extended_digest(self.path_digest(node.parent), node.token_ids)
+        self._digests[node.id] = extended_digest(self.path_digest(node.parent), node.token_ids, node.message.images)
         if node.reply_id is not None:
             self._replies[node.reply_id] = node.id
         strict, loose = strict_key(node.message), loose_key(node.message)
@@ -99,7 +99,7 @@ class NodeIndex:
         self._known.add(loose)
 
     def path_digest(self, node_id: int | None) -> bytes:
-        """A digest of the tokens of the path to a node."""
+        """A digest of the tokens and images of the path to a node."""
         return self._digests[node_id] if node_id is not None else b""
 
     def node_of_reply(self, reply_id: str) -> int | None:
@@ -240,6 +240,9 @@ def tools_digest(tools: Sequence[ToolSchema]) -> str:
     return hashlib.blake2b(orjson.dumps(data, option=orjson.OPT_SORT_KEYS), digest_size=16).hexdigest()
 
 
-def extended_digest(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """The digest of a path, from its parent's digest and its last node's tokens."""
-    return hashlib.blake2b(parent + array("q", token_ids).tobytes(), digest_size=16).digest()
+def extended_digest(parent: bytes, token_ids: Sequence[int], images: Sequence[str] = ()) -> bytes:
+    """The digest of a path, from its parent's digest, and its last node's tokens and images, whose tokens are alike."""
+    found = hashlib.blake2b(parent + array("q", token_ids).tobytes(), digest_size=16)
+    for url in images:
+        found.update(hashlib.blake2b(url.encode(), digest_size=16).digest())
+    return found.digest()

@@ -13,7 +13,7 @@ rules, which the conformance suite checks:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
@@ -67,12 +67,23 @@ class Delta:
 
 @dataclass(slots=True)
 class RenderedMessage:
-    """A message and its tokens, not in a session's tree yet; `copy_of` and `copied_tokens` as in a node."""
+    """A message and its tokens, not in a session's tree yet; the rest as in a node."""
 
     message: Message
     token_ids: list[int]
     copy_of: int | None = None
     copied_tokens: int | None = None
+    attachments: dict[str, bytes] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, renderer: Renderer, message: Message, token_ids: list[int]) -> RenderedMessage:
+        """A message that a renderer has written, with what its node carries of its images.
+
+        Raises:
+            RenderError: an image can't be read.
+        """
+        seen = getattr(renderer.tokenizer, "images", None) if message.images and token_ids else None
+        return cls(message, token_ids, attachments={} if seen is None else seen.attached(message))
 
     @property
     def new_tokens(self) -> int:

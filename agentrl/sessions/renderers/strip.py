@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Protocol, runtime_checkable
 
+from agentrl.attachments import images
 from agentrl.sessions.renderers.base import RenderedMessage, Renderer
 from agentrl.types import FinishReason, Message, Node, Session
 
@@ -127,7 +128,9 @@ def _changed(renderer: Renderer, path: Sequence[Node]) -> Iterator[tuple[int, li
 
 def _copy(node: Node, token_ids: Sequence[int]) -> RenderedMessage:
     message = _without_reasoning(node.message) if node.message.role == "assistant" else node.message
-    return RenderedMessage(message, list(token_ids), node.id if node.copy_of is None else node.copy_of)
+    original = node.id if node.copy_of is None else node.copy_of
+    seen = {name: data for name, data in node.attachments.items() if name == images.NAME}
+    return RenderedMessage(message, list(token_ids), original, attachments=seen)
 
 
 def _is_stripped(node: Node) -> bool:

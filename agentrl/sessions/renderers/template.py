@@ -64,23 +64,28 @@ def template_whole(tokenizer: HFTokenizer, *, stop: str = "", **variables: Any) 
 
 def _whole(tokenizer: HFTokenizer, source: str, variables: dict[str, Any], stop: str) -> Whole:
     template = _compile(source)
-    guard = MarkupGuard(tokenizer)
+    guard, seen = MarkupGuard(tokenizer), tokenizer.images
     given = {**_special_tokens(tokenizer.config), **variables}
     place = secrets.token_hex(16)  # no text of a conversation holds it
     ended = re.compile(rf"{place}(\s*){re.escape(stop)}|{place}")
 
     def written(messages: Sequence[Message], tools: Sequence[ToolSchema], prompt: bool) -> list[int]:
-        wire = [as_wire(message, guard) for message in messages]
+        wire = [as_wire(message, guard, parts=seen is not None) for message in messages]
         for message in wire if stop else ():
             if message.get("tool_calls"):
                 raise RenderError("the chat template writes no end of a turn, so a turn that calls tools has none")
             if message["role"] == "assistant":
-                message["content"] += place
+                if seen is None:
+                    message["content"] += place
+                else:
+                    message["content"].append({"type": "text", "text": place})
         offered = [guard.value(dict(tool)) for tool in tools] or None
         try:
             text = template.render(messages=wire, tools=offered, add_generation_prompt=prompt, **given)
         except Exception as error:  # a template may fail in any way
             raise RenderError(f"the chat template refuses these messages: {error}") from error
+        if seen is not None:
+            text = seen.expand(text, [url for message in messages for url in message.images])
         return guard.encode(ended.sub(lambda found: f"{found[1] or ''}{stop}", text) if stop else text)
 
     return _without_tail(written)

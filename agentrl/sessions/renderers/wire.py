@@ -8,16 +8,19 @@ from typing import Any
 from agentrl.sessions.renderers.calls import canonical
 from agentrl.sessions.renderers.guard import MarkupGuard
 from agentrl.sessions.renderers.writer import text_of
-from agentrl.types import Message
+from agentrl.types import Message, Part
 
 
-def as_wire(message: Message, guard: MarkupGuard, *, arguments_as_text: bool = False) -> dict[str, Any]:
+def as_wire(
+    message: Message, guard: MarkupGuard, *, arguments_as_text: bool = False, parts: bool = False
+) -> dict[str, Any]:
     """One message as a mapping, its texts guarded.
 
     Args:
         message: the message.
         guard: breaks up markup in its texts.
         arguments_as_text: whether a call's arguments stay JSON text; templates want a mapping.
+        parts: whether content is a list of texts and images, as templates of models that see images want it.
 
     A malformed call has no mapping: its raw text is appended to the content, as the model wrote it.
     """
@@ -25,7 +28,7 @@ def as_wire(message: Message, guard: MarkupGuard, *, arguments_as_text: bool = F
     raw = "".join(call.function.arguments for call in message.tool_calls or () if not call.function.name)
     wire: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
-        "content": guard.text(text_of(message, "this format") + raw),
+        "content": _parts(message, raw, guard) if parts else guard.text(text_of(message, "this format") + raw),
     }
     if message.reasoning_content:
         wire["reasoning_content"] = guard.text(message.reasoning_content)
@@ -46,6 +49,15 @@ def as_wire(message: Message, guard: MarkupGuard, *, arguments_as_text: bool = F
     if message.name is not None:
         wire["name"] = guard.text(message.name)
     return wire
+
+
+def _parts(message: Message, raw: str, guard: MarkupGuard) -> list[dict[str, str]]:
+    content = message.content if isinstance(message.content, list) else [Part(type="text", text=message.text)]
+    content = [*content, Part(type="text", text=raw)] if raw else content
+    return [
+        {"type": "text", "text": guard.text(part.text or "")} if part.image is None else {"type": "image"}
+        for part in content
+    ]
 
 
 def _arguments(arguments: str, guard: MarkupGuard, *, as_text: bool) -> Any:

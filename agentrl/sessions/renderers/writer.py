@@ -31,6 +31,23 @@ class TokenWriter:
         else:
             self.token(index)
 
+    def content(self, message: Message, format_name: str) -> None:
+        """A message's text and images, in order.
+
+        Raises:
+            RenderError: it holds an image, and the model sees none, or it can't be read.
+        """
+        seen = getattr(self._tokenizer, "images", None)
+        if seen is None or not message.images or not isinstance(message.content, list):
+            self.text(text_of(message, format_name))
+            return
+        for part in message.content:
+            if (url := part.image) is None:
+                self.text(part.text or "")
+            else:
+                self._flush()
+                self._ids += seen.encode(url)
+
     def token(self, index: int) -> None:
         """One token by its id."""
         self._flush()

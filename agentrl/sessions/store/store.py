@@ -19,7 +19,6 @@ from typing import Any
 from urllib.parse import quote
 
 from agentrl import faults
-from agentrl.attachments import split
 from agentrl.common import formats
 from agentrl.errors import AgentRLError, InvalidInput, StoreError
 from agentrl.sessions.store import digests, edited, integrity, many_rows, query, schema, summary
@@ -27,7 +26,7 @@ from agentrl.sessions.store.integrity import CountFile, Counts, checksum
 from agentrl.sessions.store.query import Filters, SessionPage
 from agentrl.sessions.store.schema import HEAD_COLUMNS, PUT_TASK, ROW_COLUMNS, head_row, read_session
 from agentrl.sessions.store.summary import Totals
-from agentrl.sessions.tree.codec import NODE_COLUMNS, digest, node_row, pack_ids, task_json
+from agentrl.sessions.tree.codec import NODE_COLUMNS, digest, files, node_row, pack_ids, task_json
 from agentrl.sessions.tree.incarnations import mark
 from agentrl.types import Node, Session, Status
 
@@ -317,7 +316,7 @@ class Store:
         blobs: list[tuple[str, bytes]] = []
         for key, session, nodes in additions:
             mark(nodes, self.losses)
-            blobs += [(digest(data), data) for node in nodes for data in split(node.attachments).values()]
+            blobs += [(digest(data), data) for node in nodes for data in files(node).values()]
             rows += [(key, *row, checksum((session.id, *row))) for row in map(node_row, nodes)]
         if blobs:
             self._db.executemany("INSERT OR IGNORE INTO blobs (digest, data) VALUES (?, ?)", blobs)

@@ -22,7 +22,7 @@ from agentrl import attachments
 from agentrl.common.foreign_errors import words
 from agentrl.common.untrusted import SHOWN, safe_json, safe_repr
 from agentrl.errors import InvalidInput, StoreError
-from agentrl.sessions.tree import trainability
+from agentrl.sessions.tree import stored_images, trainability
 from agentrl.types import (
     Arrival,
     Branch,
@@ -55,26 +55,27 @@ apart, since it never changes."""
 def node_row(node: Node) -> Row:
     """A node as a row of `NODE_COLUMNS`."""
     count = len(node.token_ids)
+    message, _ = stored_images.take_out(node.message)
+    named = {name: digest(data) for name, data in files(node).items()}
     return (
         node.id,
         node.parent,
         node.agent,
         node.reply_id,
-        node.message.model_dump_json(exclude_none=True),
+        message.model_dump_json(exclude_none=True),
         pack_ids(node.token_ids),
         pack_floats(node.logprobs),
         node.trainable.index(True) if any(node.trainable) else count,
         None if node.reward is None else node.reward + 0.0,  # a float, and not -0.0, which SQLite doesn't have
         _turn(node),
         dumps(node.tools) if node.tools else None,
-        _attached(node),
+        dumps(named) if named else None,
     )
 
 
-def _attached(node: Node) -> str | None:
-    """The digests of what is stored of a node's attachments, by the names of `attachments.split`."""
-    stored = attachments.split(node.attachments)
-    return dumps({name: digest(data) for name, data in stored.items()}) if stored else None
+def files(node: Node) -> dict[str, bytes]:
+    """What is stored of a node in files of their own: its attachments, and its message's images."""
+    return attachments.split(node.attachments) | stored_images.take_out(node.message)[1]
 
 
 def node_from(row: Row, blobs: Mapping[str, bytes]) -> Node:
@@ -86,16 +87,19 @@ def node_from(row: Row, blobs: Mapping[str, bytes]) -> Node:
     id_, parent, agent, reply_id, message, token_ids, logprobs, trained_from, reward, turn, tools, attached = row
     try:
         ids = unpack_ids(token_ids)
+        held = {name: blobs[key] for name, key in orjson.loads(attached).items()} if attached else {}
         node = Node(
             id=id_,
             parent=parent,
-            message=Message.model_validate_json(message),
+            message=stored_images.put_back(Message.model_validate_json(message), held),
             token_ids=ids,
             trainable=[False] * trained_from + [True] * (len(ids) - trained_from),
             logprobs=_unpack_floats(logprobs) or [0.0] * len(ids),
             reward=reward,
             agent=agent,
-            attachments=attachments.unite({name: blobs[key] for name, key in orjson.loads(attached or "{}").items()}),
+            attachments=attachments.unite(
+                {name: data for name, data in held.items() if not name.startswith(stored_images.PREFIX)}
+            ),
             tools=orjson.loads(tools) if tools else [],
             reply_id=reply_id,
         )

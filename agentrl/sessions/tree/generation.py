@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from agentrl import attachments, faults, tracing, watchdog
 from agentrl.errors import DeadlineExceeded, EngineError
-from agentrl.types import Chunk, Engine, FinishReason, Sampling, Turn, VersionSpan, collect
+from agentrl.types import Chunk, Engine, FinishReason, Placed, Sampling, Turn, VersionSpan, begin_turn, collect
 
 T = TypeVar("T")
 RESUME_DELAY = 0.01
@@ -23,7 +23,12 @@ RESUME_DELAY = 0.01
 
 
 async def generate(
-    engine: Engine, request_id: str, input_ids: Sequence[int], sampling: Sampling, deadline: float
+    engine: Engine,
+    request_id: str,
+    input_ids: Sequence[int],
+    sampling: Sampling,
+    deadline: float,
+    attached: Sequence[Placed] = (),
 ) -> AsyncIterator[Chunk | Turn]:
     """Yield a turn's chunks, then the whole `Turn`, whose finish reason is `stop` or `length`.
 
@@ -35,13 +40,14 @@ async def generate(
         input_ids: the whole path so far.
         sampling: as in `Engine.generate`; `max_new_tokens` counts over all attempts, and what one of them has recorded
             the next is not requested again.
+        attached: as in `Engine.generate`.
         deadline: in seconds of `time.monotonic()`, over all attempts.
 
     Raises:
         DeadlineExceeded: the deadline passed first.
         EngineError: the engine failed, or broke its contract.
     """
-    items = _attempts(engine, request_id, input_ids, sampling, deadline)
+    items = _attempts(engine, request_id, input_ids, sampling, deadline, attached)
     try:
         while (item := await _before(deadline, anext(items, None))) is not None:
             yield item
@@ -50,10 +56,15 @@ async def generate(
 
 
 async def generate_turn(
-    engine: Engine, request_id: str, input_ids: Sequence[int], sampling: Sampling, deadline: float
+    engine: Engine,
+    request_id: str,
+    input_ids: Sequence[int],
+    sampling: Sampling,
+    deadline: float,
+    attached: Sequence[Placed] = (),
 ) -> Turn:
     """The turn that `generate` ends in, for a caller that needs no chunks: the deadline costs one timer, not many."""
-    items = _attempts(engine, request_id, input_ids, sampling, deadline)
+    items = _attempts(engine, request_id, input_ids, sampling, deadline, attached)
     try:
         return await _before(deadline, collect(items))
     finally:
@@ -61,7 +72,12 @@ async def generate_turn(
 
 
 async def _attempts(
-    engine: Engine, request_id: str, input_ids: Sequence[int], sampling: Sampling, deadline: float
+    engine: Engine,
+    request_id: str,
+    input_ids: Sequence[int],
+    sampling: Sampling,
+    deadline: float,
+    attached: Sequence[Placed] = (),
 ) -> AsyncIterator[Chunk | Turn]:
     """`generate`, whose waits nothing limits here."""
     attempts: list[Turn] = []
@@ -74,7 +90,7 @@ async def _attempts(
         if done:
             seed = _attempt_seed(sampling.seed, done)
             remaining = replace(sampling, max_new_tokens=sampling.max_new_tokens - done, seed=seed)
-        stream = engine.generate(request_id, ids, remaining, deadline)
+        stream = begin_turn(engine, request_id, ids, remaining, deadline, attached)
         turn: Turn | None = None
         try:
             async for item in stream:

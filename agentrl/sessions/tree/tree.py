@@ -141,6 +141,7 @@ def add_rendered(
         tools=tools,
         copy_of=rendered.copy_of,
         copied_tokens=rendered.copied_tokens,
+        attached=rendered.attachments,
     )
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
-from agentrl.attachments import support
+from agentrl.attachments import images, support
 from agentrl.errors import RenderError, TokenBudgetExceeded, TreeError
 from agentrl.sessions.renderers.base import RenderedMessage, Renderer, ToolSchema
 from agentrl.sessions.renderers.call_grammar import call_grammar
@@ -20,7 +20,7 @@ from agentrl.sessions.renderers.strip import StrippedBranch, strip_earlier_reaso
 from agentrl.sessions.tree import trainability, tree
 from agentrl.sessions.tree.generation import generate, generate_turn
 from agentrl.sessions.tree.trainability import Untrainable
-from agentrl.types import AGENT, MAIN, Arrival, Chunk, Engine, Message, Node, Sampling, Session, Turn
+from agentrl.types import AGENT, MAIN, Arrival, Chunk, Engine, Message, Node, Placed, Sampling, Session, Turn
 
 
 @dataclass(slots=True)
@@ -121,7 +121,7 @@ class TurnGenerator:
         if tools and (refusal := getattr(self.renderer, REFUSES_TOOLS, "")):
             raise RenderError(f"{self.renderer.name}: {refusal}")
         tokens = self.renderer.render(messages, tools=tools, after=after)
-        return [RenderedMessage(message, ids) for message, ids in zip(messages, tokens, strict=True)]
+        return [RenderedMessage.of(self.renderer, message, ids) for message, ids in zip(messages, tokens, strict=True)]
 
     def branch(
         self,
@@ -211,13 +211,14 @@ class TurnGenerator:
             DeadlineExceeded: the deadline passed first.
             EngineError: the engine failed, or broke its contract.
         """
-        return generate(*self._request(session, prompt, sampling, request), deadline)
+        return generate(*self._request(session, prompt, sampling, request), deadline, self._seen(session, prompt))
 
     async def generate_turn(
         self, session: Session, prompt: Prompt, sampling: Sampling, deadline: float, request: str
     ) -> Turn:
         """The turn that `generate` ends in; arguments and errors as there."""
-        return await generate_turn(*self._request(session, prompt, sampling, request), deadline)
+        seen = self._seen(session, prompt)
+        return await generate_turn(*self._request(session, prompt, sampling, request), deadline, seen)
 
     def _request(
         self, session: Session, prompt: Prompt, sampling: Sampling, request: str
@@ -231,6 +232,26 @@ class TurnGenerator:
         if record:
             sampling = replace(sampling, record=record)
         return engine, f"{session.id}/{request}", prompt.token_ids, sampling
+
+    def _seen(self, session: Session, prompt: Prompt) -> list[Placed]:
+        """The images of a prompt.
+
+        Raises:
+            RenderError: the engine takes none.
+        """
+        if getattr(self.renderer.tokenizer, "images", None) is None:
+            return []
+        found: list[Placed] = []
+        at = 0
+        nodes: list[Node | RenderedMessage] = [*tree.path(session, prompt.parent), *prompt.new]
+        for each in nodes:
+            if images.NAME in each.attachments:
+                found.append((at, images.NAME, each.attachments[images.NAME]))
+            at += len(each.token_ids)
+        engine = self.require_engine().capabilities
+        if found and images.NAME not in engine.inputs:
+            raise RenderError(f"the prompt has images, which engine={engine.name} does not take; engine=local does")
+        return found
 
     def add(self, session: Session, parent: int | None, generated: GeneratedTurn, agent: str = AGENT) -> Node:
         """Append a generated turn to the tree.

@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from agentrl.common.pictures import picture
 from agentrl.config import AlgoConfig, ModelConfig, RunConfig
 from agentrl.config.secrets import hidden
 from agentrl.envs import calls
@@ -18,7 +19,6 @@ from agentrl.errors import ConfigError, EnvError, InfraError, InvalidReward
 from agentrl.models.registry import model_folder
 from agentrl.overrides import Tree, applicable, merge, spread, validate, value_at
 from agentrl.rollout.episodes.evaluation import SCRIPTED, held_out_split
-from agentrl.sessions.renderers.writer import text_of
 from agentrl.train.algorithms import make_algorithm
 from agentrl.types import Session, Task
 
@@ -186,11 +186,14 @@ def data_splits(config: RunConfig, env: Env) -> list[str]:
 
 
 async def build_tiny(make_env: Callable[[], Env], out: Path, seed: int) -> Path:
-    """The tiny model for an environment: random weights, and a tokenizer made from its demonstrations."""
-    from agentrl.models import tiny
+    """The tiny model for an environment: random weights, and a tokenizer made from its demonstrations.
+
+    Where these have images, it is one that sees.
+    """
+    from agentrl.models import tiny, tiny_vision
 
     env = make_env()
-    texts = []
+    texts, sizes = [], set[tuple[int, int]]()
     for task in islice(calls.tasks(env, demonstration_split(env)), TOKENIZER_EPISODES):
         own = make_env().for_task(task)
         if has_demonstrator(own):
@@ -202,7 +205,11 @@ async def build_tiny(make_env: Callable[[], Env], out: Path, seed: int) -> Path:
         except InvalidReward:  # of one episode, whose rewards don't matter here
             session = await _retried(partial(_opening, seed=seed), make_env, task)
         texts += [tiny.render(session_messages(view), own.tools.schemas()) for view in session.by_agent()]
-    return tiny.build(out, texts, seed=seed, shape=tiny.shape_for(texts))
+        sizes |= {picture(url).size for node in session.nodes for url in node.message.images}
+    shape = tiny.shape_for(texts)
+    if sizes:
+        return tiny_vision.build(out, texts, tiny_vision.side_of(sizes), seed=seed, shape=shape)
+    return tiny.build(out, texts, seed=seed, shape=shape)
 
 
 async def _retried(
@@ -230,15 +237,8 @@ async def _opening(env: Env, task: Task, seed: int) -> Session:
 
 
 def session_messages(session: Session) -> list[dict[str, Any]]:
-    """A session's messages as plain data, their content as text.
-
-    Raises:
-        RenderError: one of them holds an image.
-    """
-    return [
-        node.message.model_dump(exclude_none=True) | {"content": text_of(node.message, "the tiny model")}
-        for node in session.nodes
-    ]
+    """A session's messages as plain data, their content as text without images."""
+    return [node.message.model_dump(exclude_none=True) | {"content": node.message.text} for node in session.nodes]
 
 
 def name_as_given(error: Exception, own: Path, model: ModelConfig) -> None:

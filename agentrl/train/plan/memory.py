@@ -115,12 +115,12 @@ class TrainerMemory:
 def own_parameters(shape: Shape, split: Split) -> tuple[float, float]:
     """Parameters on the fullest device: those that all data-parallel ranks have, and experts'.
 
-    A pipeline's first and last stages have one of embedding and head each.
+    A pipeline's first and last stages have one of embedding and head each; a tower of images is on the first stage.
     """
     layers = shape.num_hidden_layers / split.pipeline
     table = shape.vocab_size * shape.hidden_size
     embeddings = shape.embeddings if split.pipeline == 1 else table + shape.hidden_size
-    return (layers * shape.dense + embeddings) / split.tensor, layers * shape.experts / split.expert
+    return (layers * shape.dense + embeddings + shape.tower) / split.tensor, layers * shape.experts / split.expert
 
 
 def trainer_memory(shape: Shape, split: Split, numbers: Numbers, token_budget: int) -> TrainerMemory:

@@ -1,7 +1,8 @@
 """A model's shape from its config.json alone: parameters, key-value cache, activations, floating-point operations.
 
 Decoders of the Llama kind: rotary attention, gated MLP or a mixture of such experts, RMS norms, no biases but those of
-attention. Counts are exact for these; tests compare them with transformers' models.
+attention. Counts are exact for these; tests compare them with transformers' models. Of Qwen2.5-VL the tower's
+parameters are counted besides, but neither what it computes nor its activations.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from agentrl.errors import ConfigError, InvalidInput
@@ -19,9 +21,21 @@ KINDS = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 """The values of `model_type` that are counted."""
 
 
+SEEING = "qwen2_5_vl"
+"""The `model_type` whose decoder is a qwen2, beside a tower."""
+_TOWER = {
+    "depth": 32,
+    "hidden_size": 1280,
+    "intermediate_size": 3420,
+    "patch_size": 14,
+    "temporal_patch_size": 2,
+    "spatial_merge_size": 2,
+}
+
+
 @dataclass(frozen=True)
 class Shape:
-    """A decoder's sizes, under the names that config.json has for them."""
+    """A decoder's sizes, under the names that config.json has for them; of a model that sees, its decoder's."""
 
     model_type: str
     hidden_size: int
@@ -36,6 +50,8 @@ class Shape:
     num_experts: int = 0
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
+    tower: int = 0
+    """Parameters of the tower that makes tokens of images, with its projector."""
 
     @property
     def attention(self) -> int:
@@ -65,7 +81,7 @@ class Shape:
     @cached_property
     def parameters(self) -> int:
         """The number of all parameters."""
-        return self.num_hidden_layers * (self.dense + self.experts) + self.embeddings
+        return self.num_hidden_layers * (self.dense + self.experts) + self.embeddings + self.tower
 
     @cached_property
     def active(self) -> int:
@@ -108,10 +124,24 @@ def _qwen3(hidden: int, layers: int, heads: int, kv_heads: int, wide: int, **mor
     return Shape(kind, hidden, layers, heads, kv_heads, 128, wide, 151936, tied, **more)
 
 
+def _tower(out: int, settings: Mapping[str, Any] = MappingProxyType({})) -> int:
+    """Parameters of Qwen2.5-VL's tower and projector, whose tokens are `out` wide; defaults are those of its sizes."""
+    depth, hidden, wide, patch, frames, merged = (
+        int(settings.get(name) or default) for name, default in _TOWER.items()
+    )
+    attention = 4 * hidden * (hidden + 1)
+    mlp = 2 * wide * (hidden + 1) + hidden * (wide + 1)
+    joined = hidden * merged * merged
+    projector = hidden + joined * (joined + 1) + out * (joined + 1)
+    return 3 * frames * patch * patch * hidden + depth * (attention + mlp + 2 * hidden) + projector
+
+
 _OF_128 = {"num_experts": 128, "num_experts_per_tok": 8}
 KNOWN: Mapping[str, Shape] = {
     "smollm2-135m": Shape("llama", 576, 30, 9, 3, 64, 1536, 49152, True),
     "qwen2.5-0.5b": Shape("qwen2", 896, 24, 14, 2, 64, 4864, 151936, True),
+    "qwen2.5-vl-3b": Shape("qwen2", 2048, 36, 16, 2, 128, 11008, 151936, True, tower=_tower(2048)),
+    "qwen2.5-vl-7b": Shape("qwen2", 3584, 28, 28, 4, 128, 18944, 152064, False, tower=_tower(3584)),
     "qwen3-0.6b": _qwen3(1024, 28, 16, 8, 3072, tied=True),
     "qwen3-1.7b": _qwen3(2048, 28, 16, 8, 6144, tied=True),
     "qwen3-8b": _qwen3(4096, 36, 32, 8, 12288),
@@ -149,9 +179,15 @@ def shape_of(model: str | Path) -> Shape:
 
 def read_shape(settings: Mapping[str, Any], model: str) -> Shape:
     """The shape in a config.json's contents; see `shape_of`."""
-    kind = settings.get("model_type")
+    kind, tower = settings.get("model_type"), 0
+    if kind == SEEING:
+        seeing, kind = settings, "qwen2"
+        settings = {**settings, **(settings.get("text_config") or {})}
+        tower = _tower(int(settings.get("hidden_size") or 0), seeing.get("vision_config") or {})
     if kind not in KINDS:
-        raise ConfigError(f"model={model!r}: model_type={kind!r} can't be planned; what can: {', '.join(KINDS)}")
+        raise ConfigError(
+            f"model={model!r}: model_type={kind!r} can't be planned; what can: {', '.join((*KINDS, SEEING))}"
+        )
     if settings.get("mlp_only_layers") or settings.get("decoder_sparse_step", 1) != 1:
         raise ConfigError(f"model={model!r} has layers without experts among others, which can't be planned")
     if "num_local_experts" in settings:  # transformers 5 writes it under this name
@@ -171,5 +207,6 @@ def read_shape(settings: Mapping[str, Any], model: str) -> Shape:
         head_dim=int(settings.get("head_dim") or sizes["hidden_size"] // heads),
         tie_word_embeddings=bool(settings.get("tie_word_embeddings", False)),
         attention_bias=bool(settings.get("attention_bias", False)),
+        tower=tower,
         **sizes,
     )

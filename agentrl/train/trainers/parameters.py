@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from agentrl.errors import ConfigError
-from agentrl.models.vision import is_fixed
+from agentrl.models.vision import is_fixed, of_vision
 from agentrl.train.trainers.lora import is_adapter, layer_weight
 from agentrl.train.trainers.parameter_settings import ParameterConfig
 
@@ -27,18 +27,18 @@ class TrainedParameter:
 
 
 def trained_parameters(
-    model: nn.Module, config: ParameterConfig, *, optimizer: str = "adamw", vision: str = "full"
+    model: nn.Module, config: ParameterConfig, *, optimizer: str = "adamw", vision: str = "full", seen: float = 1.0
 ) -> list[TrainedParameter]:
     """The parameters that are trained, in the model's order; gradients of the others are turned off.
 
     Of a model with an adapter only the adapter's are, each by the settings of its layer's weight. `optimizer` and
-    `vision` are the torch trainer's settings.
+    `vision` are the torch trainer's settings, and `seen` is a factor of the learning rate of tower and projector.
 
     Raises:
         ConfigError: a pattern matches no parameter, or nothing is left to train.
     """
     require_matches([name for name, _ in model.named_parameters() if not is_adapter(name)], config)
-    found = list(_trained(model, config, optimizer, vision))
+    found = list(_trained(model, config, optimizer, vision, seen))
     if not found:
         raise ConfigError(f"trainer.freeze={list(config.freeze)} leaves no parameter to train")
     return found
@@ -69,16 +69,19 @@ def rate_factor(name: str, above: int, config: ParameterConfig) -> float | None:
     return float(factor * config.layer_decay ** max(0, above))
 
 
-def _trained(model: nn.Module, config: ParameterConfig, optimizer: str, vision: str) -> Iterator[TrainedParameter]:
+def _trained(
+    model: nn.Module, config: ParameterConfig, optimizer: str, vision: str, seen: float
+) -> Iterator[TrainedParameter]:
     ends = {id(module.weight) for module in _ends(model)}
     named = list(model.named_parameters())
     if any(is_adapter(name) for name, _ in named) and any(is_fixed(name, "frozen") for name, _ in named):
         raise ConfigError("model.lora: adapters of vision-language models are not trained yet; train them whole")
-    depth = 1 + max((int(found[1]) for name, _ in named if (found := LAYER.search(name))), default=-1)
+    layers = {name: int(found[1]) for name, _ in named if (found := LAYER.search(name)) and not of_vision(name)}
+    depth = 1 + max(layers.values(), default=-1)
     embedding = id(model.get_input_embeddings().weight)  # type: ignore[operator]
     adapter = any(is_adapter(name) for name, _ in named)
     for name, tensor in named:
-        layer = -1 if id(tensor) == embedding else int(found[1]) if (found := LAYER.search(name)) else depth
+        layer = -1 if id(tensor) == embedding else layers.get(name, depth)
         factor = rate_factor(layer_weight(name), depth - 1 - layer, config)
         if (adapter and not is_adapter(name)) or is_fixed(name, vision):
             factor = None
@@ -86,7 +89,7 @@ def _trained(model: nn.Module, config: ParameterConfig, optimizer: str, vision: 
         if factor is None:
             continue
         muon = optimizer == "muon" and tensor.ndim == 2 and id(tensor) not in ends
-        yield TrainedParameter(tensor, factor, muon)
+        yield TrainedParameter(tensor, factor * (seen if of_vision(name) else 1.0), muon)
 
 
 def _ends(model: nn.Module) -> list[nn.Module]:

@@ -1,13 +1,12 @@
 // The messages along one path as a chat, and their tokens.
 
-import { api, counted, h, short, whenSeen } from "./dom.js";
+import { api, counted, h, query, short, whenSeen } from "./dom.js";
 import { json, readable, shown, tree } from "./text.js";
 import { replayForm } from "./replay.js";
 import { timingLine } from "./timings.js";
 import { tokenView } from "./tokens.js";
 
 const BATCH = 40;
-const IMAGE = /^data:image\/(png|jpeg|gif|webp);base64,/;
 
 export class Conversation {
   constructor(view, session) {
@@ -80,7 +79,7 @@ export class Conversation {
 
   message({ id, message, tools }) {
     const node = this.session.nodes[id];
-    const text = h("div", { class: "body" }, content(message), (message.tool_calls ?? []).map(toolCall));
+    const text = h("div", { class: "body" }, content(message, (place) => `/api/image?${query({ run: this.view.run, id: this.view.item, node: id, image: place })}`), (message.tool_calls ?? []).map(toolCall));
     if (message.reasoning_content) text.prepend(h("details", { class: "reasoning" }, h("summary", {}, `Reasoning, ${message.reasoning_content.length.toLocaleString("en")} characters`), readable(message.reasoning_content)));
     if (tools.length) text.prepend(h("details", { class: "tools" }, h("summary", {}, `${counted(tools.length, "tool")}: ${tools.map((tool) => shown(tool.function?.name ?? "?")).join(", ")}`), tree(tools)));
     const button = h("button", { type: "button", class: "plain small count", "aria-pressed": "false", "aria-label": `Tokens of message ${id}`, onclick: () => this.toggle(id, text, button) }, counted(node.tokens, "token"));
@@ -121,15 +120,18 @@ export class Conversation {
   }
 }
 
-function content({ content: value }) {
+function content({ content: value }, address) {
   if (!value) return null;
   if (typeof value === "string") return readable(value);
-  return value.map((part) => (part.type === "text" ? readable(part.text ?? "") : image(part.image_url?.url ?? "")));
+  return value.map((part) => (part.type === "text" ? readable(part.text ?? "") : image(part.image_url ?? {}, address)));
 }
 
-/** Only what is in the session itself is shown: nothing is fetched from elsewhere. */
-function image(url) {
-  return IMAGE.test(url) ? h("img", { src: url, alt: "An image in the conversation", class: "picture" }) : h("code", {}, `image at ${shown(url.slice(0, 300))}`);
+/** Only what is in the session itself is shown, as the server decodes it: nothing is fetched from elsewhere. */
+function image({ place, url = "" }, address) {
+  if (place === undefined) return h("code", {}, `image at ${shown(url.slice(0, 300))}`);
+  const found = h("img", { src: address(place), alt: "An image in the conversation", class: "picture" });
+  found.addEventListener("error", () => found.replaceWith(h("code", {}, "an image that can't be decoded")));
+  return found;
 }
 
 function toolCall(call) {

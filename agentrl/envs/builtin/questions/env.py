@@ -12,7 +12,9 @@ from typing import Any
 
 from agentrl.envs.base import Env, reward
 from agentrl.envs.builtin.questions import latex
+from agentrl.envs.builtin.questions.boxes import HALF, box_of, only_box, overlap
 from agentrl.envs.builtin.questions.formats import ANSWERS, COLUMNS, Grading, Question, number_of_choices, question
+from agentrl.envs.builtin.questions.images import FIELD, folder_of, kept, shown, urls_of
 from agentrl.envs.builtin.questions.stated import chosen_letter, stated_answer
 from agentrl.envs.builtin.search_r1.scoring import exact_match, f1
 from agentrl.envs.builtin.search_r1.scoring import normalize as words_of
@@ -29,8 +31,14 @@ INSTRUCTIONS = {
     Grading.MATH: "Solve the problem step by step. End with the answer in \\boxed{}.",
     Grading.EXACT: 'Answer the question in a few words, behind "Answer:".',
     Grading.CLOSER: 'Answer the question in one sentence, behind "Answer:".',
+    Grading.BOX: (
+        "Think within <think></think>, then give the box in pixels of the image: "
+        '<answer>{"bbox_2d": [x1, y1, x2, y2]}</answer>'
+    ),
     Grading.CHOICE: 'Think step by step, then end with "Answer:" and the letter of the right choice.',
 }
+QUESTION = "{question}"
+"""In `instructions`: where the question stands."""
 SHOWN = 5
 """Files that a note names."""
 
@@ -44,9 +52,10 @@ class Questions(Env):
         columns: names for columns, such as env.columns.question=prompt and env.columns.answer=target.
         where: which rows: env.where.level=[4,5], env.where.year.min=2024, or path/to/file.py:function.
         config: which configuration of the data set, a folder in it.
-        grading: math, exact, choice, or closer (to a right answer than to any wrong one); None is what suits the
-            columns.
-        instructions: the system message; None is the grading's own.
+        grading: math, exact, choice, box (over half in common with the right one), or closer (to a right answer than to
+            any wrong one); None is what suits the columns.
+        instructions: the system message, or, with {question} in it, the user's; None is the grading's own.
+        images: the folder that paths of images start from; None is the data's own.
         decontaminate: leave out training questions that share a run of so many words with an eval question; 0: none.
         endpoint: the hub's address.
     """
@@ -62,6 +71,7 @@ class Questions(Env):
         config: str = "",
         grading: str | None = None,
         instructions: str | None = None,
+        images: str | None = None,
         decontaminate: int = 0,
         endpoint: str = hub.HUB,
     ) -> None:
@@ -69,7 +79,7 @@ class Questions(Env):
             raise ConfigError(f"env.grading = {grading!r}: allowed are {', '.join(Grading)}")
         if decontaminate < 0:
             raise ConfigError(f"env.decontaminate = {decontaminate}: must be 0 or more (words)")
-        for key, value in (("path", path), ("eval_path", eval_path)):
+        for key, value in (("path", path), ("eval_path", eval_path), ("images", images)):
             if value is not None and not hub.is_hub(value) and not Path(value).expanduser().exists():
                 raise ConfigError(f"env.{key} = {value!r}: there is no such file or folder")
         common: dict[str, Any] = {"columns": columns or {}, "where": where, "config": config, "endpoint": endpoint}
@@ -78,6 +88,8 @@ class Questions(Env):
             "eval": {"path": eval_path or path, **common},
         }
         self.separate = eval_path is not None
+        folders = [Path(images).expanduser()] if images else map(folder_of, (path, eval_path or path))
+        self._folders = [folder for folder in folders if folder is not None]
         self.grading, self.instructions, self.decontaminate = grading, instructions, decontaminate
         self._question = Question("", (), Grading.EXACT)
 
@@ -101,8 +113,12 @@ class Questions(Env):
         grading = Grading(task["grading"])
         self._question = Question(task["question"], tuple(task["answers"]), grading, tuple(task.data.get("wrong", ())))
         words = INSTRUCTIONS[grading] if self.instructions is None else self.instructions
-        opening = [Message(role="system", content=words)] if words else []
-        return [*opening, Message(role="user", content=task["question"])]
+        within = QUESTION in words
+        opening = [Message(role="system", content=words)] if words and not within else []
+        text = words.replace(QUESTION, task["question"]) if within else task["question"]
+        images = self._images(task)
+        content = shown(text, images, self._folders) if images else text
+        return [*opening, Message(role="user", content=content)]
 
     def chance_of(self, tasks: Sequence[Task]) -> float | None:
         """A guess's mean reward: one of a question's choices, or of the right answers of all where these are few."""
@@ -111,8 +127,17 @@ class Questions(Env):
         return fmean(guesses) if any(guesses) else None
 
     def brief(self, task: Task) -> Task:
-        """The question, without its answers."""
-        return Task(id=task.id, data={"question": task["question"]})
+        """The question and its images, as data URLs, without its answers."""
+        images = urls_of(self._images(task), self._folders)
+        return Task(id=task.id, data={"question": task["question"]} | ({FIELD: images} if images else {}))
+
+    def _images(self, task: Task) -> list[str]:
+        """The task's images; their file is read first where another process read it."""
+        images = list(task.get(FIELD, ()))
+        if not all(map(kept, images)):
+            for split in self.sets:
+                self._read(split)
+        return images
 
     def state(self) -> None:
         """Nothing but the task."""
@@ -136,6 +161,8 @@ class Questions(Env):
     def expert(self, messages: Sequence[Message]) -> str:
         """The first right answer."""
         answer = self._question.answers[0]
+        if self._question.grading is Grading.BOX:
+            return f'<think>It is there.</think><answer>{{"bbox_2d": {answer}}}</answer>'
         return f"\\boxed{{{answer}}}" if self._question.grading is Grading.MATH else f"Answer: {answer}"
 
 
@@ -144,6 +171,9 @@ def right(text: str, asked: Question) -> bool:
     if asked.grading is Grading.MATH:
         said = latex.stated(text)
         return said is not None and any(latex.equal(said, answer) for answer in asked.answers)
+    if asked.grading is Grading.BOX:
+        box, there = only_box(text), box_of(asked.answers)
+        return box is not None and there is not None and overlap(box, there) > HALF
     if asked.grading is Grading.CHOICE:
         return chosen_letter(text) in asked.answers
     if asked.grading is Grading.CLOSER:
@@ -196,7 +226,7 @@ def _tasks(spec: str, stamp: Any) -> TaskList:
         notes.append(f"{where}: files that are of neither split: {', '.join(unread[:SHOWN])}{more}")
     if whole or not data.shared():
         return TaskList(read, notes)
-    divided = divide(read, split, lambda task: str(task["question"]), where)
+    divided = divide(read, split, _content, where)
     return TaskList(divided, [*notes, *divided.notes])
 
 
@@ -218,8 +248,13 @@ def _shared_ids(tasks: Sequence[Task]) -> list[str]:
     """Ids of several different questions: results are paired by them."""
     texts = defaultdict[str, set[str]](set)
     for task in tasks:
-        texts[task.id].add(str(task["question"]))
+        texts[task.id].add(_content(task))
     return [name for name, found in texts.items() if len(found) > 1]
+
+
+def _content(task: Task) -> str:
+    """What makes a question another one: its text, and its images."""
+    return "\n".join([str(task["question"]), *task.get(FIELD, ())])
 
 
 def _ignored(columns: Mapping[str, None], data: Dataset) -> list[str]:
@@ -266,6 +301,7 @@ def _made(
         )
         data = {"question": asked.text, "answers": list(asked.answers), "grading": asked.grading.value}
         data |= {"wrong": list(asked.wrong)} if asked.wrong else {}
+        data |= {FIELD: list(asked.images)} if asked.images else {}
         yield Task(id=str(name), data=data), asked.unclear, place
 
 

@@ -21,6 +21,7 @@ r"""A row of a published question set as a question with its right answers, and 
 | TruthfulQA, choices | `question`, `mc1_targets`: 1 or 0 by answer, or {choices, labels} |
 | verl's files | `prompt`, a text or one message; `reward_model` {ground_truth}: text, texts, or {target} |
 | slime's files | `prompt` as above, `label` |
+| EasyR1's, VLM-R1's files, with images | see `images` |
 
 Numbers in text (every CSV file's, verl's) may be meant as mathematics or as words: where a set's own columns do not
 tell, `env.grading` has to. Letters of columns may be upper or lower case. Other sets are read by naming their columns
@@ -34,11 +35,13 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from agentrl.common.plain import plain
+from agentrl.envs.builtin.questions.boxes import box_of
+from agentrl.envs.builtin.questions.images import MARK, check_marks, images_of, with_conversation
 from agentrl.envs.builtin.questions.latex import boxed, normalize, number
 from agentrl.envs.builtin.search_r1.scoring import normalize as words_of
 
@@ -49,7 +52,7 @@ COLUMNS = frozenset(
         *("answer_aliases", "solution", "problem number", "correct answer", "a", "b", "c", "d", "mc1_targets"),
         *(f"incorrect answer {n}" for n in (1, 2, 3)),
         *("best answer", "correct answers", "incorrect answers", "best_answer", "correct_answers", "incorrect_answers"),
-        *("unique_id", "task_id", "id", "example_id", "_id"),
+        *("unique_id", "task_id", "id", "example_id", "_id", "images", "image", "conversations"),
     }
 )
 """The columns that a question may be made of, in lower case; trainers' own stand for missing ones (`_of_trainers`)."""
@@ -68,14 +71,16 @@ class Grading(StrEnum):
     EXACT = "exact"  # as text, after SQuAD's normalisation
     CHOICE = "choice"  # by the letter of a choice
     CLOSER = "closer"  # closer to a right answer than to any wrong one, by the words in common
+    BOX = "box"  # by the overlap of a box in an image with the right one
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question and its right answers, of which one is enough; for `CHOICE` they are letters.
+    """A question and its right answers, of which one is enough; for `CHOICE` they are letters, for `BOX` lists as text.
 
-    `wrong` answers are known for `CLOSER` alone. `unclear`: the answer is a number that is written as text, and nothing
-    in its row tells whether it is compared as mathematics or as words.
+    `images` are paths, or names of images in memory. `wrong` answers are known for `CLOSER` alone. `unclear`: the
+    answer is a number that is written as text, and nothing in its row tells whether it is compared as mathematics or as
+    words.
     """
 
     text: str
@@ -83,6 +88,7 @@ class Question:
     grading: Grading
     wrong: tuple[str, ...] = ()
     unclear: bool = False
+    images: tuple[str, ...] = ()
 
 
 def question(row: Mapping[str, Any], grading: Grading | None = None) -> Question | None:
@@ -95,7 +101,17 @@ def question(row: Mapping[str, Any], grading: Grading | None = None) -> Question
     Raises:
         ValueError: it is in no known format, or has no answer.
     """
-    row = _of_trainers({str(name).lower(): value for name, value in row.items()})
+    images = tuple(images_of(row))
+    asked = _question(row, grading)
+    if asked is None or not (images or MARK in asked.text):
+        return asked
+    check_marks(asked.text, images)
+    return replace(asked, images=images)
+
+
+def _question(row: Mapping[str, Any], grading: Grading | None) -> Question | None:
+    row = with_conversation({str(name).lower(): value for name, value in row.items()})
+    row = _of_trainers(row)
     if "question_text" in row and "annotations" in row:
         return _natural(row, grading)
     if row.get("answerable") is False:
@@ -104,6 +120,8 @@ def question(row: Mapping[str, Any], grading: Grading | None = None) -> Question
     text = _asked(row.get("problem", row.get("question")))
     if "choices" in row:
         return _choice(text, row)
+    if (box := _box(row, grading)) is not None:
+        return Question(text.strip(), (box,), Grading.BOX)
     answers, found = _answers(row)
     if not answers:
         empty = next((f"`{name}` is {str(row[name])[:60]!r}" for name in row if name in ANSWERS), "")
@@ -138,6 +156,23 @@ def _of_trainers(row: dict[str, Any]) -> dict[str, Any]:
         if answer is not None:
             found["answer"] = answer
     return found
+
+
+def _box(row: Mapping[str, Any], grading: Grading | None) -> str | None:
+    """The right box as text, where the row is VLM-R1's and has one, or boxes are asked for.
+
+    Raises:
+        ValueError: they are asked for, and it has none.
+    """
+    given = plain(_given(row))
+    if grading not in (None, Grading.BOX) or (grading is None and "conversations" not in row):
+        return None
+    box = box_of(given)
+    if box is not None:
+        return json.dumps([int(side) if side.is_integer() else side for side in box])
+    if grading is Grading.BOX:
+        raise ValueError(f"env.grading = 'box' needs a box, [x1, y1, x2, y2], as the answer; it is {given!r:.60}")
+    return None
 
 
 def _given(row: Mapping[str, Any]) -> Any:

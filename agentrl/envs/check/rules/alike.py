@@ -146,7 +146,8 @@ def _without_number(text: str, task: Task) -> str:
 
 
 def _openings(episode: Episode) -> str:
-    return "\n".join(message.text for message in episode.opening)
+    """An opening's texts and images."""
+    return "\n".join(piece for message in episode.opening for piece in (message.text, *message.images))
 
 
 def _first(session: Session) -> Message:

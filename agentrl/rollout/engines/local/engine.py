@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from agentrl.attachments import Placed, images, routed_experts, support
+from agentrl.attachments import images, routed_experts, support
 from agentrl.common import cores
 from agentrl.config import EngineConfig
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, EngineError, InvalidInput
@@ -42,7 +42,7 @@ from agentrl.rollout.engines.local.worker import Item, SchedulerThread
 from agentrl.rollout.engines.managed import ManagedEngine
 from agentrl.rollout.weights.receiver import EngineReceiver, Receiver
 from agentrl.rollout.weights.snapshot import merged_on
-from agentrl.types import Capabilities, Chunk, Health, PauseMode, Sampling, Tokenizer, Turn
+from agentrl.types import Capabilities, Chunk, Health, PauseMode, Placed, Sampling, Tokenizer, Turn
 
 _ARENA_BYTES = 4 << 30  # at most; a quarter of the memory where that is less
 _PREFILL_TOKENS = 512  # in one step: decoding requests wait for it

@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.attachments import Placed, images
+from agentrl.attachments import images
 from agentrl.errors import InvalidInput
 from agentrl.models import vision
+from agentrl.types import Placed
 
 FIRST = 1 << 28
 """Ids from here on name features of images; no vocabulary is as large."""

@@ -28,7 +28,7 @@ from agentrl.rollout.engines.folder import ModelFacts
 from agentrl.rollout.engines.managed import ManagedEngine
 from agentrl.rollout.engines.reach import EngineAddress, EngineClient
 from agentrl.rollout.weights.receiver import EngineReceiver, LoadCommit, Receiver
-from agentrl.types import Capabilities, Chunk, Health, PauseMode, Sampling, Turn
+from agentrl.types import Capabilities, Chunk, Health, PauseMode, Placed, Sampling, Turn
 
 START_SECONDS = 900.0
 """Seconds that the process may take to load the model."""
@@ -120,14 +120,21 @@ class ProcessEngine(ManagedEngine):
     # ------------------------------------------------------------------------------------------- calls
 
     async def generate(
-        self, request_id: str, input_ids: Sequence[int], sampling: Sampling, deadline: float | None = None
+        self,
+        request_id: str,
+        input_ids: Sequence[int],
+        sampling: Sampling,
+        deadline: float | None = None,
+        attached: Sequence[Placed] = (),
     ) -> AsyncIterator[Chunk | Turn]:
         """Yield chunks, then one `Turn`; see `agentrl.types.Engine.generate`."""
         if deadline is not None and deadline <= time.monotonic():
             raise DeadlineExceeded(f"request {request_id!r} came after its deadline")
         await self.start()
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        items = self.worker.stream("generate", request_id, list(input_ids), sampling, timeout=left)
+        items = self.worker.stream(
+            "generate", request_id, list(input_ids), sampling, None, list(attached), timeout=left
+        )
         with self._engine_errors():
             async with contextlib.aclosing(items):
                 async for item in items:
@@ -243,13 +250,20 @@ class ReachedProcess:
         self._link = Link(address)
 
     async def generate(
-        self, request_id: str, input_ids: Sequence[int], sampling: Sampling, deadline: float | None = None
+        self,
+        request_id: str,
+        input_ids: Sequence[int],
+        sampling: Sampling,
+        deadline: float | None = None,
+        attached: Sequence[Placed] = (),
     ) -> AsyncIterator[Chunk | Turn]:
         """Yield chunks, then one `Turn`."""
         try:
             connection = await self._link.connection()
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            items = connection.stream("generate", request_id, list(input_ids), sampling, timeout=left)
+            items = connection.stream(
+                "generate", request_id, list(input_ids), sampling, None, list(attached), timeout=left
+            )
             async with contextlib.aclosing(items):
                 async for item in items:
                     yield item

@@ -29,7 +29,7 @@ from agentrl.rollout.engines.managed import ManagedEngine
 from agentrl.rollout.engines.servers.open_request import OpenRequest
 from agentrl.rollout.engines.servers.placed_server import PlacedServer
 from agentrl.rollout.engines.servers.server_settings import ServerConfig
-from agentrl.types import Capabilities, Chunk, FinishReason, Health, PauseMode, Sampling, Turn
+from agentrl.types import Capabilities, Chunk, FinishReason, Health, PauseMode, Placed, Sampling, Turn
 
 logger = logging.getLogger(__name__)
 ATTACH_SECONDS = 60.0
@@ -169,10 +169,17 @@ class RemoteEngine(ManagedEngine, ABC):
     # -------------------------------------------------------------------------------------- generating
 
     async def generate(
-        self, request_id: str, input_ids: Sequence[int], sampling: Sampling, deadline: float | None = None
+        self,
+        request_id: str,
+        input_ids: Sequence[int],
+        sampling: Sampling,
+        deadline: float | None = None,
+        attached: Sequence[Placed] = (),
     ) -> AsyncIterator[Chunk | Turn]:
         """Yield chunks, then one `Turn`; see `agentrl.types.Engine.generate`."""
         limits = self.capabilities
+        if attached:
+            raise InvalidInput(f"engine={limits.name} takes no images with a prompt; engine=local does")
         self._check(sampling)
         ids = check_ids(input_ids, limits.vocab_size, limits.max_context)
         if deadline is not None and deadline <= time.monotonic():

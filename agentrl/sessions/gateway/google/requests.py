@@ -20,7 +20,7 @@ from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire.chat import form_of, sampling_of
 from agentrl.sessions.gateway.wire.fields import SAMPLING
 from agentrl.sessions.gateway.wire.objects import object_at, text_at
-from agentrl.sessions.gateway.wire.turns import add_text, add_turn, assistant_message
+from agentrl.sessions.gateway.wire.turns import add_piece, add_turn, assistant_message
 from agentrl.sessions.gateway.wire.validation import number
 from agentrl.types import FunctionCall, Message, ToolCall
 
@@ -208,7 +208,7 @@ def _user(parts: Sequence[Mapping[str, Any]], where: str) -> list[Message]:
             text = _result(object_at(given.get("response", {}), f"{at}.functionResponse.response"))
             messages.append(Message(role="tool", content=text, tool_call_id=str(given.get("id") or name), name=name))
         else:
-            add_text(messages, text_at(part, "text", at))
+            add_piece(messages, text_at(part, "text", at))
     return messages or [Message(role="user", content="")]
 
 

@@ -16,6 +16,7 @@ import hmac
 import logging
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -39,7 +40,7 @@ from agentrl.sessions.gateway.http.api_error import ApiError, Style, api_error_f
 from agentrl.sessions.gateway.http.bodies import Body as RequestBody
 from agentrl.sessions.gateway.http.forwarding import Forwarding
 from agentrl.sessions.gateway.http.requests import authorized_body, json_body, key_of, retry_count, validated
-from agentrl.sessions.gateway.limits import Limits
+from agentrl.sessions.gateway.limits import MOST_IMAGES, Limits
 from agentrl.sessions.gateway.replies.background import ReplyDelivery
 from agentrl.sessions.gateway.replies.exchange import ReplyExchange
 from agentrl.sessions.gateway.replies.routes import add_routes, described_model
@@ -139,7 +140,10 @@ def create_app(
         score: sets a closed session's rewards, where its client gave none; see `Gateway`.
     """
     generator = TurnGenerator(renderer, engine, context_tokens, session_tokens, strip_reasoning)
-    parts = Parts(generator, limits or Limits(), retry_detection, Exclusion(exclude))
+    limits = limits or Limits()
+    if getattr(renderer.tokenizer, "images", None) is not None:
+        limits = replace(limits, images=limits.images or MOST_IMAGES)
+    parts = Parts(generator, limits, retry_detection, Exclusion(exclude))
     check_length(renderer.tokenizer, 0, 1)  # reads the vocabulary now, not during a request
     check_text(renderer.tokenizer, "", 1)
     forwarding = Forwarding(forward or ForwardConfig())

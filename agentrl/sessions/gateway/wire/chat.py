@@ -15,7 +15,8 @@ from agentrl.sessions.gateway.http.bodies import Body
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire import custom
-from agentrl.sessions.gateway.wire.objects import function_of, object_at, pass_over, text_at, texts_at
+from agentrl.sessions.gateway.wire.images import check_number, content_at
+from agentrl.sessions.gateway.wire.objects import function_of, object_at, pass_over, text_at
 from agentrl.sessions.gateway.wire.validation import Parameters, number
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.types import MOST_PROBABLE, FunctionCall, Message, Sampling, ToolCall
@@ -75,7 +76,7 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
         model=given["model"],
         head=(declared, [tool["function"]["name"] for tool in tools]),
         history=body.history,
-        convert=functools.partial(convert, strict=limits.strict_fields),
+        convert=functools.partial(convert, strict=limits.strict_fields, images=limits.images),
         tools=tools,
         sampling=sampling_of(given, limits, form_of(form, named, force, ignored), json_schema, named),
         n=number(given, "n", 1, 1, limits.choices, whole=True),
@@ -282,7 +283,9 @@ def _allowed(allowed: Mapping[str, Any]) -> tuple[frozenset[str], str]:
     return frozenset(names), mode
 
 
-def convert(items: Sequence[Any], start: int, ignored: dict[str, str], strict: bool = False) -> list[Message]:
+def convert(
+    items: Sequence[Any], start: int, ignored: dict[str, str], strict: bool = False, images: int = 0
+) -> list[Message]:
     """Validated messages, from item `start` on.
 
     Args:
@@ -290,14 +293,17 @@ def convert(items: Sequence[Any], start: int, ignored: dict[str, str], strict: b
         start: the first one's place in the conversation.
         ignored: takes the fields that nothing reads, each with the name to count it under.
         strict: whether those are refused.
+        images: how many images they may have together.
 
     Raises:
         ApiError: one can't be read; it names the item.
     """
-    return [_message(item, f"messages[{start + place}]", ignored, strict) for place, item in enumerate(items)]
+    said = [_message(item, f"messages[{start + place}]", ignored, strict, images) for place, item in enumerate(items)]
+    check_number([message.content for message in said], images)
+    return said
 
 
-def _message(item: Any, where: str, ignored: dict[str, str], strict: bool) -> Message:
+def _message(item: Any, where: str, ignored: dict[str, str], strict: bool, images: int) -> Message:
     given = object_at(item, where)
     role = given.get("role")
     if role not in _ROLES:
@@ -305,7 +311,8 @@ def _message(item: Any, where: str, ignored: dict[str, str], strict: bool) -> Me
     pass_over(given, _READ, _ECHOED, where, ignored, strict)
     calls = _calls(given.get("tool_calls", ()), where) if role == "assistant" else []
     optional = role == "assistant" and "content" not in given
-    content = None if optional else texts_at(given, "content", where, _TEXTS)
+    seen = images if role in ("user", "tool") else 0
+    content = None if optional else content_at(given, "content", where, _TEXTS, seen)
     thoughts = [text_at(given, name, where) for name in ("reasoning_content", "reasoning") if name in given]
     return Message(
         role=role,

@@ -20,8 +20,9 @@ from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire.chat import distinct, form_of, schema_of, stops_of
 from agentrl.sessions.gateway.wire.client_tools import CLIENT_TOOLS, as_function
+from agentrl.sessions.gateway.wire.images import Content, check_number, joined, read_part
 from agentrl.sessions.gateway.wire.objects import function_of, object_at, pass_over, text_at, texts_at
-from agentrl.sessions.gateway.wire.turns import add_text, add_turn, assistant_message
+from agentrl.sessions.gateway.wire.turns import add_piece, add_turn, assistant_message
 from agentrl.sessions.gateway.wire.validation import Parameters, number
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.types import FunctionCall, Message, Sampling, ToolCall
@@ -96,7 +97,9 @@ def _ask(parameters: Parameters, body: Body, limits: Limits, retry: int | None, 
         head=(system, prompted, offered),
         prelude=[Message(role="system", content=prompt)] if prompt else [],
         history=body.history,
-        convert=functools.partial(convert, tools=[*tools, *deferred], strict=limits.strict_fields),
+        convert=functools.partial(
+            convert, tools=[*tools, *deferred], strict=limits.strict_fields, images=limits.images
+        ),
         tools=tools,
         deferred=deferred if offered else (),
         sampling=Sampling(
@@ -192,7 +195,12 @@ def _tools(tools: Sequence[Mapping[str, Any]]) -> list[ToolSchema]:
 
 
 def convert(
-    items: Sequence[Any], start: int, ignored: dict[str, str], tools: Sequence[ToolSchema] = (), strict: bool = False
+    items: Sequence[Any],
+    start: int,
+    ignored: dict[str, str],
+    tools: Sequence[ToolSchema] = (),
+    strict: bool = False,
+    images: int = 0,
 ) -> list[Message]:
     """Validated messages, from item `start` on; a user's tool results become tool messages.
 
@@ -202,6 +210,7 @@ def convert(
         ignored: takes the names of fields that were ignored.
         tools: what a tool's result may refer to.
         strict: whether fields that nothing reads are refused.
+        images: how many images they may have together.
 
     Raises:
         ApiError: one can't be read, or refers to a tool that is not declared; it names the item.
@@ -220,9 +229,10 @@ def convert(
         if role == "assistant":
             add_turn(messages, _assistant(blocks, where))
         elif role == "user":
-            messages += _user(blocks, where, definitions)
+            messages += _user(blocks, where, definitions, images)
         else:
             messages.append(Message(role="system", content=_texts(blocks, f"{where}.content")))
+    check_number([message.content for message in messages], images)
     return messages
 
 
@@ -254,25 +264,26 @@ def _assistant(blocks: Sequence[Mapping[str, Any]], where: str) -> Message:
     return assistant_message(texts, thoughts, calls)
 
 
-def _user(blocks: Sequence[Mapping[str, Any]], where: str, definitions: Mapping[str, str]) -> list[Message]:
+def _user(
+    blocks: Sequence[Mapping[str, Any]], where: str, definitions: Mapping[str, str], images: int
+) -> list[Message]:
     messages: list[Message] = []
     for place, block in enumerate(blocks):
         at, kind = f"{where}.content[{place}]", block.get("type")
         if kind == "tool_result":
-            text = _result(block, at, definitions)
-            messages.append(Message(role="tool", content=text, tool_call_id=text_at(block, "tool_use_id", at)))
-        elif kind != "text":
-            raise unsupported(f"{at}.type", f"{kind!r:.100}; this model takes text only")
+            result = _result(block, at, definitions, images)
+            messages.append(Message(role="tool", content=result, tool_call_id=text_at(block, "tool_use_id", at)))
         else:
-            add_text(messages, text_at(block, "text", at))
+            add_piece(messages, read_part(block, at, {"text"}, images))
     return messages or [Message(role="user", content="")]
 
 
-def _result(block: Mapping[str, Any], where: str, definitions: Mapping[str, str]) -> str:
+def _result(block: Mapping[str, Any], where: str, definitions: Mapping[str, str], images: int) -> Content:
     blocks = _blocks(block, where) if "content" in block else []
-    parts = [_definition(part, f"{where}.content[{place}]", definitions) for place, part in enumerate(blocks)]
-    text = _texts(parts, f"{where}.content")
-    return f"Error: {text}" if block.get("is_error") else text
+    places = [f"{where}.content[{place}]" for place in range(len(blocks))]
+    parts = [_definition(part, at, definitions) for part, at in zip(blocks, places, strict=True)]
+    pieces = [read_part(part, at, {"text"}, images) for part, at in zip(parts, places, strict=True)]
+    return joined(["Error: ", *pieces] if block.get("is_error") else pieces)
 
 
 def _definition(block: Mapping[str, Any], where: str, definitions: Mapping[str, str]) -> Mapping[str, Any]:

@@ -18,6 +18,7 @@ from agentrl.sessions.gateway.replies.kept import KeptReply, ReplyStatus, Reques
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire import custom
 from agentrl.sessions.gateway.wire.chat import HARMLESS, chosen, distinct, form_of, sampling_of
+from agentrl.sessions.gateway.wire.images import check_number, content_at
 from agentrl.sessions.gateway.wire.items import Items, output_items
 from agentrl.sessions.gateway.wire.logprobs import of_content
 from agentrl.sessions.gateway.wire.objects import function_of, object_at, pass_over, text_at, texts_at
@@ -105,7 +106,7 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
         head=(instructions, given.get("tools"), [tool["function"]["name"] for tool in tools]),
         prelude=[Message(role="system", content=instructions)] if instructions else [],
         history=history,
-        convert=functools.partial(convert, strict=limits.strict_fields),
+        convert=functools.partial(convert, strict=limits.strict_fields, images=limits.images),
         tools=tools,
         sampling=sampling_of(given, limits, form, json_schema, "text.format"),
         stream=given.get("stream", False),
@@ -208,7 +209,9 @@ def _tools(tools: Sequence[Any]) -> list[ToolSchema]:
     return distinct(shaped)
 
 
-def convert(items: Sequence[Any], start: int, ignored: dict[str, str], strict: bool = False) -> list[Message]:
+def convert(
+    items: Sequence[Any], start: int, ignored: dict[str, str], strict: bool = False, images: int = 0
+) -> list[Message]:
     """Validated messages, from item `start` on.
 
     Args:
@@ -216,6 +219,7 @@ def convert(items: Sequence[Any], start: int, ignored: dict[str, str], strict: b
         start: the first one's place in the conversation.
         ignored: takes the fields that nothing reads, each with the name to count it under.
         strict: whether those are refused.
+        images: how many images they may have together.
 
     Raises:
         ApiError: one can't be read; it names the item.
@@ -225,7 +229,7 @@ def convert(items: Sequence[Any], start: int, ignored: dict[str, str], strict: b
     for place, item in enumerate(items):
         where = f"input[{start + place}]"
         given = object_at(item, where)
-        message = _message(given, where)
+        message = _message(given, where, images)
         pass_over(given, _READ, _ECHOED, where, ignored, strict)
         if message.role == "assistant":
             parts.append(message)
@@ -233,13 +237,16 @@ def convert(items: Sequence[Any], start: int, ignored: dict[str, str], strict: b
         messages += _joined(parts)
         parts = []
         messages.append(message)
-    return messages + _joined(parts)
+    messages += _joined(parts)
+    check_number([message.content for message in messages], images)
+    return messages
 
 
-def _message(item: Mapping[str, Any], where: str) -> Message:
+def _message(item: Mapping[str, Any], where: str, images: int) -> Message:
     kind = item.get("type", "message")
     if kind == "message" and item.get("role") in ("user", "system", "developer", "assistant"):
-        return Message(role=item["role"], content=texts_at(item, "content", where, _TEXTS))
+        seen = images if item["role"] == "user" else 0
+        return Message(role=item["role"], content=content_at(item, "content", where, _TEXTS, seen))
     if kind in ("function_call", "custom_tool_call"):
         custom_input = kind == "custom_tool_call"
         given = text_at(item, "input" if custom_input else "arguments", where)
@@ -247,7 +254,7 @@ def _message(item: Mapping[str, Any], where: str) -> Message:
         function = FunctionCall(name=text_at(item, "name", where), arguments=arguments)
         return Message(role="assistant", tool_calls=[ToolCall(id=text_at(item, "call_id", where), function=function)])
     if kind in ("function_call_output", "custom_tool_call_output"):
-        output = texts_at(item, "output", where, _TEXTS)
+        output = content_at(item, "output", where, _TEXTS, images)
         return Message(role="tool", content=output, tool_call_id=text_at(item, "call_id", where))
     if kind == "reasoning":
         name = "content" if item.get("content") else "summary"

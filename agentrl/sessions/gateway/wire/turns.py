@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from agentrl.types import Message, ToolCall
+from agentrl.sessions.gateway.wire.images import joined, pieces_of
+from agentrl.types import Message, Part, ToolCall
 
 
 def assistant_message(texts: Iterable[str], thoughts: Iterable[str], calls: Sequence[ToolCall]) -> Message:
@@ -33,7 +34,7 @@ def add_turn(messages: list[Message], said: Message) -> None:
     messages.append(joined)
 
 
-def add_text(messages: list[Message], text: str) -> None:
-    """Append what a user says, or join it to what stands before it."""
-    before = messages.pop().text if messages and messages[-1].role == "user" else ""
-    messages.append(Message(role="user", content=before + text))
+def add_piece(messages: list[Message], piece: str | Part) -> None:
+    """Append what a user says or shows, or join it to what stands before it."""
+    before = pieces_of(messages.pop().content) if messages and messages[-1].role == "user" else []
+    messages.append(Message(role="user", content=joined([*before, piece])))

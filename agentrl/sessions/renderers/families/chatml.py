@@ -91,7 +91,7 @@ class ChatML(TurnRenderer):
         elif before is not None or message.role == "user":  # else `_open` has written it
             self._separate(writer, before)
             self._header(writer, "user" if message.role == "user" else "system")
-            writer.text(text_of(message, self.name))
+            writer.content(message, self.name)
             writer.token(self._end)
             writer.text("\n")
 
@@ -102,7 +102,9 @@ class ChatML(TurnRenderer):
         elif not before.together:
             writer.text("\n")
         writer.mark("<tool_response>")
-        writer.text(f"\n{text_of(message, self.name)}\n")
+        writer.text("\n")
+        writer.content(message, self.name)
+        writer.text("\n")
         writer.mark("</tool_response>")
         if following == "tool":
             writer.text("\n")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from agentrl.attachments import images
 from agentrl.config import AlgoConfig, PolicyConfig
 from agentrl.errors import ConfigError
 from agentrl.sessions.tree import tree
@@ -162,6 +163,7 @@ class PathScorer:
         async with asyncio.TaskGroup() as tasks:
             for session in sessions:
                 _require_full_support(session)
+                _require_text(session)
                 trained = {node.id: node for node in trainable_nodes(session)}
                 found |= {(session.id, node.id): [0.0] * len(node.token_ids) for node in trained.values()}
                 if self._top_k is not None:
@@ -209,6 +211,19 @@ class EngineScorer(PathScorer):
             return PromptScores(await engine.score(ids, temperature))
 
         super().__init__(read)
+
+
+def _require_text(session: Session) -> None:
+    """Refuse sessions with images, which are not sent with a path.
+
+    Raises:
+        ConfigError: it has some.
+    """
+    if any(images.NAME in node.attachments for node in session.nodes):
+        raise ConfigError(
+            f"session {session.id!r} has images, which a teacher behind an engine or a server is not shown; a teacher "
+            "of engine=local in this process reads them (policies.NAME.engine.name=local, engine.process=shared)"
+        )
 
 
 def _require_full_support(session: Session) -> None:

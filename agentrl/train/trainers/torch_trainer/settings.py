@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import model_validator
+from pydantic import PositiveFloat, model_validator
 
 from agentrl.train.trainers.parameter_settings import ParameterConfig
 
@@ -22,6 +22,8 @@ class TorchConfig(ParameterConfig):
     arXiv:2502.16982), so one `algo.lr` and `algo.weight_decay` suit both."""
     vision: Literal["full", "projector", "frozen"] = "full"
     """Of a vision-language model: all is trained, or all but its tower, or neither tower nor projector."""
+    vision_lr: PositiveFloat | None = None
+    """The learning rate of tower and projector, in place of `algo.lr` and `warm_start.lr`; None: theirs."""
     proof: bool = True
     """Before training, test on a small model of the architecture that packed forests train like separate sequences."""
 

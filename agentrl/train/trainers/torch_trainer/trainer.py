@@ -124,8 +124,8 @@ class TorchTrainer(Distilling, TorchCheckpoints):
         reward = self.algorithm.reward_config if self.algorithm.needs.reward_model else None
         self.reward_model = RewardModel(self.model, reward, total_steps) if reward else None
         self.critic = self._new_critic(total_steps) if self.algorithm.needs.critic else None
-        config = self.config
-        weights = trained_parameters(self.model, config, optimizer=config.optimizer, vision=config.vision)
+        config, seen = self.config, (self.config.vision_lr or algo.lr) / algo.lr if algo.lr else 1.0
+        weights = trained_parameters(self.model, config, optimizer=config.optimizer, vision=config.vision, seen=seen)
         self.optimizer: Optimizer = Optimizer(
             weights, algo, total_steps, offload=config.offload_optimizer, reduce=self.reduce
         )
