@@ -12,6 +12,7 @@ from agentrl.config.cluster import ClusterConfig
 from agentrl.config.data import DataConfig
 from agentrl.config.engines import EngineSection, FleetConfig, ModelConfig, WeightsSection
 from agentrl.config.gateway import GatewayConfig
+from agentrl.config.learners import ScheduleConfig, check_learners
 from agentrl.config.lora import LoraConfig
 from agentrl.config.policies import MODEL, PAST, PolicyConfig, judged_by
 from agentrl.config.rollout import (
@@ -84,6 +85,8 @@ class RunConfig(Section):
     """Where such programs reach the model."""
     policies: dict[str, PolicyConfig] = Field({})
     """Policies by name: opponents, user simulators, past versions, others that learn; see docs/several_agents.md."""
+    schedule: ScheduleConfig = ScheduleConfig()
+    """When each of several policies learns."""
     agents: dict[str, str] = Field({})
     """Which policy plays which of an environment's agents; `main`, which is trained, plays those not named here."""
     rewards: RewardSections = Field({})
@@ -227,7 +230,7 @@ class RunConfig(Section):
         if self.weights.prove_every:
             self._delivery_can_be_proved()
         self._policies_are_played()
-        self._policies_can_learn()
+        check_learners(self)
         self._groups_can_be_compared(needs.greedy)
         context = self.rollout.context_tokens
         if context is not None and self.engine.max_context is not None and context > self.engine.max_context:
@@ -279,38 +282,14 @@ class RunConfig(Section):
         alone = {"engine": own.engine, "trainer": own.trainer or self.trainer, "algo": own.algo or self.algo}
         return self.model_copy(update=alone)
 
-    def _policies_can_learn(self) -> None:
-        """Raise a ValueError where several policies learn with what can't be done for several yet."""
-        if not self.learned:
-            return
-        at = self.cluster
-        lacking = {
-            f"cluster={at.name}": at.name != "local",
-            "cluster.environments or gateways": at.environments or at.gateways,
-            "cluster.rewards or sessions": at.rewards or at.holds_sessions,
-            f"rollout.staleness={self.rollout.staleness}": self.rollout.staleness,
-            "rollout.reuse": self.rollout.reuse,
-            "fleet.colocated=true": self.fleet.shared,
-            "agent=, a program": self.agent is not None,
-            "data=": self.data is not None,
-            "rerun=": self.rerun is not None,
-            "lora": self.lora.active,
-            "record_logprobs=true": self.record_logprobs,
-            "eval.weights=averaged": self.eval.weights == "averaged",
-            "weights.prove_every": self.weights.prove_every,
-            "policies that are past": any(each.name == PAST for each in self.policies.values()),
-        }
-        for name in (MAIN, *self.learned):
-            config = self if name == MAIN else self.of_policy(name)
-            needs = ALGORITHMS.plugins().find(config.algo.name)(config.algo).needs
-            asks = needs.teacher or needs.greedy or not needs.engine
-            lacking |= {
-                f"trainer={config.trainer.name} ({name})": config.trainer.name != "torch",
-                f"engine={config.engine.name} ({name})": config.engine.name != "local",
-                f"algo={config.algo.name} ({name})": asks or getattr(config.algo, "value_view", 0),
-            }
-        if found := next((what for what, is_there in lacking.items() if is_there), None):
-            raise ValueError(f"policies.{self.learned[0]} learns beside {MAIN}: {found} is not there for several yet")
+    def learns(self, name: str, step: int) -> bool:
+        """Return whether a policy that is trained learns in a step, from 0."""
+        return not self.learned or self.schedule.due(name, step, (MAIN, *self.learned))
+
+    def learning_steps(self, name: str, upto: int | None = None) -> int:
+        """Return in how many of the first `upto` steps, of all without it, a policy learns."""
+        steps = self.steps if upto is None else upto
+        return sum(self.learns(name, step) for step in range(steps)) if self.schedule.active else steps
 
     def _groups_can_be_compared(self, greedy: bool) -> None:
         """Raise a ValueError where sessions that rewards or shaping compare as wholes are forked, or stand alone."""

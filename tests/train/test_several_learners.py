@@ -64,6 +64,58 @@ def test_each_policy_learns_what_its_own_run_would_and_a_killed_run_goes_on_bit_
     assert all(same(weights(straight, policy, 3), weights(killed, policy, 3)) for policy in ("main", "other"))
 
 
+@pytest.mark.slow
+def test_a_policy_stays_as_it_is_in_the_steps_in_which_another_learns(tmp_path: Path) -> None:
+    """`main` learns in steps 1 and 3, `other` in 2 and 4."""
+    short = {"steps": 4, "checkpoint_every": 1, "keep_checkpoints": 9, "warm_start.steps": 2, "warm_start.demos": 8}
+    schedule = {"schedule.alternate": 1, "policies.other.algo": "grpo", "policies.other.algo.minibatches": 1}
+    agentrl.train(run_dir=str(tmp_path), **BOTH | short | schedule, **{"algo.warmup_steps": 0})
+    moved = {
+        name: [not same(weights(tmp_path, name, step), weights(tmp_path, name, step + 1)) for step in range(4)]
+        for name in ("main", "other")
+    }
+    rows = [orjson.loads(line) for line in (tmp_path / "metrics.jsonl").read_bytes().splitlines()]
+    signal = [bool(row.get("grad_norm") or row.get("other/grad_norm")) for row in rows]
+    assert moved == {"main": [signal[0], False, signal[2], False], "other": [False, signal[1], False, signal[3]]}
+    assert any(signal)
+    assert [("loss" in row, "other/loss" in row) for row in rows] == [(True, False), (False, True)] * 2
+    assert [(row["version"], row["other/version"]) for row in rows] == [(3, 2), (3, 3), (4, 3), (4, 4)]
+    report = verify(tmp_path)
+    assert report.passed, report
+    lines = (tmp_path / "provenance.jsonl").read_bytes().splitlines(keepends=True)
+    trained = [number for number, line in enumerate(lines) if b'"trained"' in line]
+    (tmp_path / "provenance.jsonl").write_bytes(b"".join(lines[: trained[1]] + lines[trained[1] + 1 :]))
+    assert not verify(tmp_path).passed
+
+
+@pytest.mark.parametrize(
+    ("schedule", "named"),
+    [
+        ({"frozen": {"third": [[1, 2]]}}, "schedule.frozen.third: only policies that learn"),
+        ({"frozen": {"main": [[2, 1]]}}, r"schedule.frozen.main: \[2, 1\] ends before it begins"),
+        ({"alternate": 2, "frozen": {"main": [[6, 6]]}}, "no policy learns in step 6"),
+        ({"frozen": {"main": [[1, 100]], "other": [[7, 9]]}}, "no policy learns in step 7"),
+    ],
+)
+def test_a_schedule_that_leaves_a_step_without_a_learner_is_refused(schedule: dict[str, Any], named: str) -> None:
+    both = {"env": {"name": DEMAND}, "agents": {"right": "other"}, "policies": {"other": {"trainer": "torch"}}}
+    with pytest.raises(ValidationError, match=named):
+        RunConfig.model_validate(both | {"schedule": schedule})
+
+
+def test_a_schedule_is_of_no_use_to_a_single_learner_and_divides_the_steps_of_several() -> None:
+    with pytest.raises(ValidationError, match="schedule says when each of several policies learns, and one does"):
+        RunConfig.model_validate({"env": {"name": DEMAND}, "schedule": {"alternate": 2}})
+    both = {"env": {"name": DEMAND}, "agents": {"right": "other"}, "policies": {"other": {"trainer": "torch"}}}
+    config = RunConfig.model_validate(both | {"steps": 7, "schedule": {"alternate": 2}})
+    assert [config.learns("main", step) for step in range(7)] == [True, True, False, False, True, True, False]
+    assert (config.learning_steps("main"), config.learning_steps("other"), config.learning_steps("main", 3)) == (
+        4,
+        3,
+        2,
+    )
+
+
 def alone(run: Path, policy: str, scratch: Path) -> dict[str, torch.Tensor]:
     """The weights of a policy whose own trainer is given the recorded sessions, step by step."""
     recorded = Recorded.read(run)

@@ -67,7 +67,7 @@ class StepWarnings:
             )
         if warning := _silence(self.conversation_format, groups):
             yield f"step {step}: {warning}"
-        for warning in self.health.check(groups, signal=bool(row["pack/signal"])):
+        for warning in self.health.check(groups, signal=bool(row.get("pack/signal", True))):
             yield f"step {step}: {warning}"
         for note in sampling_notes(sessions_of(groups), trained=True):
             self.display.warn_once(note)

@@ -208,6 +208,8 @@ class Loop:
         learned: dict[str, float] = {}
         for name, each in self.in_training.items():
             own = self.state.learned[name]
+            if not self.config.learns(name, step):
+                continue
             seen = [group_seen_by(group, name, self.config.agents) for group in groups] if self.others else groups
             batch = Batch(seen, step, own.trainer, own.algorithm, own.evidence, self.clock)
             found = await each.learner.learn(batch)
@@ -341,6 +343,7 @@ class Loop:
         """
         metrics = lost_tokens.left_out(metrics, self.left_out)
         row = {**rollout_metrics(groups), **self.selected, **metrics, "version": float(self.trainer.version)}
+        row |= {f"{name}/version": float(self.state.learned[name].trainer.version) for name in self.others}
         row |= self.stream.metrics() | self.clock.metrics()
         row |= idle(row)
         tokens = sum(sizes_of(session).tokens for session in sessions_of(groups))

@@ -195,7 +195,9 @@ def masked(counts: Mapping[str, float], share: float) -> dict[str, float]:
 
 
 def left_out(counts: Mapping[str, float], tokens: float) -> dict[str, float]:
-    """The counts with sampled tokens of groups that were generated and not trained on."""
+    """The counts with sampled tokens of groups that were generated and not trained on; a policy may count none."""
+    if SAMPLED not in counts:  # it did not learn in this step
+        return dict(counts)
     more = counts[Cause.LEFT_OUT.metric] + tokens
     return {**counts, SAMPLED: counts[SAMPLED] + tokens, Cause.LEFT_OUT.metric: more}
 

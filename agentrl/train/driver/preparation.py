@@ -53,6 +53,7 @@ from agentrl.train.trainers import Trainer
 from agentrl.train.trainers.loaded import Loaded
 from agentrl.train.trainers.teachers.teachers import Teachers
 from agentrl.train.trainers.worker import place_trainer
+from agentrl.types import MAIN
 
 
 def make_loop(
@@ -79,7 +80,7 @@ def make_loop(
     """
 
     def starts(trainer: TrainerConfig) -> Callable[..., Trainer]:
-        more = {"total_steps": config.steps, "seed": config.seed, "lora": config.lora}
+        more = {"total_steps": config.learning_steps(MAIN), "seed": config.seed, "lora": config.lora}
         return partial(place_trainer, config.cluster, base, trainer, config.algo, **more)
 
     start_trainer = starts(config.trainer)
@@ -133,7 +134,7 @@ def add_policies(loop: Loop, rollouts: Rollouts) -> None:
         own, policy = config.of_policy(name), players[name]
         assert policy.model is not None
         with display.part(f"starting the trainer of {name}"):
-            more = {"total_steps": config.steps, "seed": config.seed, "lora": own.lora, "prove": None}
+            more = {"total_steps": config.learning_steps(name), "seed": config.seed, "lora": own.lora, "prove": None}
             trainer = place_trainer(own.cluster, policy.model, own.trainer, own.algo, **more)
         learner = Learning(own, folder.path, policy.engine, display.part, Teachers(own, folder.path))
         others[name] = InTraining(own, policy, learner)
@@ -278,7 +279,7 @@ async def _imitate(config: RunConfig, rollouts: Rollouts, make_env: Callable[[],
                 if whole and hasattr(trainer, "set_base") and _stays_here(config):
                     kept = place.with_name(f"base{place.name.removeprefix(saved.name)}")
                     await asyncio.to_thread(warmstart.keep_base, trainer, kept)
-                trainer.begin(each.config.algo, config.steps)
+                trainer.begin(each.config.algo, config.learning_steps(name))
             warmstart.note_times(loop.folder.path, began, time.time())
 
         loop.folder.seals.add(0, sessions=await loop.learner.digests(phase="demo"))

@@ -104,7 +104,7 @@ class Recorded:
         if name != MAIN:
             own = f"{name}/"
             rows = [
-                {"step": row["step"], "version": row["version"]}
+                {"step": row["step"], "version": row.get(f"{own}version", row["version"])}
                 | {metric.removeprefix(own): value for metric, value in row.items() if metric.startswith(own)}
                 for row in rows
             ]
@@ -120,6 +120,10 @@ class Recorded:
         """Return the settings that a step (from 1) was taken with."""
         found = next((config for after, config in reversed(self.starts) if after < step), self.starts[0][1])
         return found if self.policy == MAIN else found.of_policy(self.policy)
+
+    def learns(self, step: int) -> bool:
+        """Return whether the policy learned in a step, from 1."""
+        return self.settings(step).learns(self.policy, step - 1)
 
     def is_sealed(self, step: int) -> bool:
         """Return whether the process that took a step (from 1) sealed what it wrote."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 from agentrl.common.imports import names_only
@@ -107,17 +108,23 @@ def _check_files(recorded: Recorded, folders: Sequence[Path], check: Check) -> N
     check.examined["steps"] = last
     if last and not (run / provenance.NAME).exists():
         check.faults.append(Discrepancy(provenance.NAME, "missing: an older agentrl wrote this run, or it was removed"))
-    for name, steps in (
-        ("metrics.jsonl", [int(row["step"]) for row in recorded.rows]),
-        *((provenance.NAME, [step for step, _ in each.trained]) for each in (recorded, *recorded.others)),
-    ):
-        if steps != list(range(1, last + 1)):
-            odd = next(step for step in range(1, last + 2) if steps.count(step) != 1 or steps[step - 1] != step)
-            check.faults.append(Discrepancy(name, f"step {odd} is there {steps.count(odd)} times, or out of order"))
+    every = range(1, last + 1)
+    _in_order("metrics.jsonl", [int(row["step"]) for row in recorded.rows], every, check)
+    for each in (recorded, *recorded.others):
+        _in_order(provenance.NAME, [step for step, _ in each.trained], filter(each.learns, every), check)
     for folder in [*folders, run / "model"]:
         check.examined["models"] += 1
         if fault := manifest.damage(folder):
             check.faults.append(Discrepancy(folder.relative_to(run).as_posix(), fault))
+
+
+def _in_order(file: str, steps: Sequence[int], expected: Iterable[int], check: Check) -> None:
+    """Note where a file's lines are not one for each expected step, in order."""
+    wanted = list(expected)
+    if steps != wanted:
+        pairs = zip_longest(steps, wanted)
+        odd = next(one if other is None else other for one, other in pairs if one != other)
+        check.faults.append(Discrepancy(file, f"step {odd} is there {steps.count(odd)} times, or out of order"))
 
 
 def _check_groups(recorded: Recorded, check: Check) -> None:

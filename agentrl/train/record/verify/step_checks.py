@@ -33,6 +33,8 @@ def check_sessions(step: Step, check: Check, first: dict[str, int]) -> None:
         if len(group.sessions) != size and step.config.data is None:
             where = f"{step.where}, group {outcome.group}"
             check.faults.append(Discrepancy(where, f"{len(group.sessions)} sessions are stored, not {size}"))
+    if step.trained is None and not step.recorded.learns(step.number):
+        return
     if step.trained is None:
         check.faults.append(Discrepancy(step.where, "no record of what it trained on"))
         return
@@ -97,7 +99,8 @@ def _wrong_rate(step: Step, row: Row, check: Check) -> Iterator[str]:
     if config.trainer.name not in built_in(TRAINERS, "agentrl."):
         check.unknown["learning rates of a trainer of one's own"] += 1
         return
-    expected = learning_rate(config.algo, step.number - 1, config.steps)
+    done = config.learning_steps(step.recorded.policy, step.number - 1)
+    expected = learning_rate(config.algo, done, config.learning_steps(step.recorded.policy))
     if not math.isclose(row.get("lr", math.nan), expected, rel_tol=1e-9):
         yield f"logged {row.get('lr')}, and algo.schedule={config.algo.schedule} gives {expected:.6g}"
 
@@ -107,7 +110,9 @@ def check_metrics(step: Step, check: Check) -> None:
     if step.row is None:
         check.faults.append(Discrepancy(step.where, "metrics.jsonl has no row of it"))
         return
-    found = step.row.get("mismatch/abs_mean") if step.config.data is None else 0.0  # nothing was sampled for it
+    learns = step.recorded.learns(step.number)
+    compared = learns and step.config.data is None  # else nothing was sampled for it
+    found = step.row.get("mismatch/abs_mean") if compared else 0.0
     if found is None:
         check.unknown["steps without a comparison of engine and trainer"] += 1
     elif step.config.data is not None:  # the recorded run's weights sampled them, of any of its versions
@@ -120,7 +125,8 @@ def check_metrics(step: Step, check: Check) -> None:
                 f"mismatch_bound={step.config.mismatch_bound:g}",
             )
         )
-    check.faults += [Discrepancy(f"{step.where}, lr", what) for what in _wrong_rate(step, step.row, check)]
+    if learns:
+        check.faults += [Discrepancy(f"{step.where}, lr", what) for what in _wrong_rate(step, step.row, check)]
     check.unknown[SEALED if step.recorded.is_sealed(step.number) else UNSEALED] += 1
     if step.damaged:
         return

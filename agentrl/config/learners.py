@@ -1,0 +1,94 @@
+"""Several policies that learn in one run: when each of them does, and what can't be done for several yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pydantic import Field, PositiveInt, model_validator
+
+from agentrl.config.policies import PAST
+from agentrl.config.sections import Section
+from agentrl.config.training import ALGORITHMS
+from agentrl.types import MAIN
+
+if TYPE_CHECKING:
+    from agentrl.config.run import RunConfig
+
+
+class ScheduleConfig(Section):
+    """When each of several policies learns; one that does not plays on as it is, and nobody's tokens are lost to it."""
+
+    alternate: PositiveInt | None = None
+    """Steps that one policy learns while the others stay as they are, then the next one, in the order of `policies`,
+    `main` first; None: all learn in every step."""
+    frozen: dict[str, list[tuple[PositiveInt, PositiveInt]]] = Field(default={})
+    """Steps in which a policy does not learn, by policy: pairs of the first and the last one, counted from 1."""
+
+    @property
+    def active(self) -> bool:
+        """Whether a policy may stay as it is in some step."""
+        return self.alternate is not None or bool(self.frozen)
+
+    @model_validator(mode="after")
+    def _first_before_last(self) -> ScheduleConfig:
+        for name, spans in self.frozen.items():
+            if odd := next((span for span in spans if span[0] > span[1]), None):
+                raise ValueError(f"schedule.frozen.{name}: [{odd[0]}, {odd[1]}] ends before it begins")
+        return self
+
+    def due(self, name: str, step: int, learners: Sequence[str]) -> bool:
+        """Return whether a policy learns in a step, from 0, of a run that trains `learners`."""
+        if any(first <= step + 1 <= last for first, last in self.frozen.get(name, ())):
+            return False
+        return self.alternate is None or learners[step // self.alternate % len(learners)] == name
+
+
+def check_learners(config: RunConfig) -> None:
+    """Raise a ValueError where several policies learn with what can't be done for several yet."""
+    if not config.learned:
+        if config.schedule.active:
+            raise ValueError(
+                "schedule says when each of several policies learns, and one does: set policies.NAME.trainer"
+            )
+        return
+    _check_schedule(config)
+    at = config.cluster
+    lacking = {
+        f"cluster={at.name}": at.name != "local",
+        "cluster.environments or gateways": at.environments or at.gateways,
+        "cluster.rewards or sessions": at.rewards or at.holds_sessions,
+        f"rollout.staleness={config.rollout.staleness}": config.rollout.staleness,
+        "rollout.reuse": config.rollout.reuse,
+        "fleet.colocated=true": config.fleet.shared,
+        "agent=, a program": config.agent is not None,
+        "data=": config.data is not None,
+        "rerun=": config.rerun is not None,
+        "lora": config.lora.active,
+        "record_logprobs=true": config.record_logprobs,
+        "eval.weights=averaged": config.eval.weights == "averaged",
+        "weights.prove_every": config.weights.prove_every,
+        "policies that are past": any(each.name == PAST for each in config.policies.values()),
+    }
+    for name in (MAIN, *config.learned):
+        own = config if name == MAIN else config.of_policy(name)
+        needs = ALGORITHMS.plugins().find(own.algo.name)(own.algo).needs
+        asks = needs.teacher or needs.greedy or not needs.engine
+        lacking |= {
+            f"trainer={own.trainer.name} ({name})": own.trainer.name != "torch",
+            f"engine={own.engine.name} ({name})": own.engine.name != "local",
+            f"algo={own.algo.name} ({name})": asks or getattr(own.algo, "value_view", 0),
+        }
+    if found := next((what for what, is_there in lacking.items() if is_there), None):
+        raise ValueError(f"policies.{config.learned[0]} learns beside {MAIN}: {found} is not there for several yet")
+
+
+def _check_schedule(config: RunConfig) -> None:
+    learners = (MAIN, *config.learned)
+    if odd := sorted(config.schedule.frozen.keys() - set(learners)):
+        raise ValueError(
+            f"schedule.frozen.{odd[0]}: only policies that learn are frozen in steps: {', '.join(learners)}"
+        )
+    idle = next((step for step in range(config.steps) if not any(config.learns(each, step) for each in learners)), None)
+    if config.schedule.active and idle is not None:
+        raise ValueError(f"schedule: no policy learns in step {idle + 1}; leave one that does")

@@ -1,0 +1,149 @@
+"""Worlds of several learners: their optima, what stays hidden, and values by enumeration."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from itertools import islice, product
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from agentrl.envs import calls, make
+from agentrl.envs.builtin.teams.base import ILLEGAL, ChoiceWorld
+from agentrl.envs.builtin.teams.exact import best_response, exploitability, uniform, value
+from agentrl.envs.builtin.teams.hide_and_seek import EQUILIBRIUM
+from agentrl.envs.builtin.teams.speaker_listener import COLOURS, WORDS
+from agentrl.envs.check import check_env
+from agentrl.envs.episode import play
+from agentrl.errors import ConfigError
+from agentrl.types import Message, Status, Task
+
+ONE_CHOICE = ("joint_length", "speaker_listener", "hide_and_seek", "allocation")
+TEAMS = ("joint_length", "speaker_listener", "allocation", "debate", "planner_worker")
+
+
+@pytest.mark.parametrize("name", TEAMS)
+async def test_experts_reach_a_teams_optimum_in_every_situation(name: str):
+    for task in islice(make(name).tasks("eval"), 25):
+        session = await play(make(name), task)
+        assert session.status is Status.COMPLETED
+        assert set(session.agent_rewards.values()) == {make(name).optimum}
+
+
+@pytest.mark.parametrize("name", [*TEAMS, "hide_and_seek"])
+@pytest.mark.slow
+def test_the_worlds_keep_the_contract(name: str):
+    assert check_env(name, tasks=2, scored=8) == []
+
+
+@pytest.mark.parametrize("name", ONE_CHOICE)
+async def test_values_by_enumeration_are_the_means_of_what_the_environment_pays(name: str):
+    """Pure strategies that are drawn, one of them with a text that is no choice, played in every situation."""
+    for seed in range(4):
+        world = make(name)
+        chosen: dict[Any, str] = {}
+
+        def strategy(
+            agent: str, seen: tuple[str, ...], world: ChoiceWorld = world, seed: int = seed, chosen: Any = chosen
+        ) -> Mapping[str, float]:
+            options = [*world.options(agent), *([ILLEGAL] if seed == 3 else [])]
+            option = random.Random(f"{seed}/{agent}/{seen}").choice(options)
+            chosen[agent, seen] = option
+            return {option: 1.0} if option else {}
+
+        expected = value(world, strategy)
+        rewards: dict[str, list[float]] = {agent: [] for agent in world.agents}
+        for number in range(len(world.situations())):
+
+            async def says(env: Any, messages: Any, chosen: Any = chosen) -> Message:
+                seen = tuple(message.text for message in messages if message.role == "user")
+                return Message(role="assistant", content=chosen[env.agent_of(messages), seen] or "?!" * 200)
+
+            if name == "joint_length" and seed == 3:
+                continue  # there every text of some words is a choice
+
+            session = await play(make(name), Task(id="t", data={"number": number}), says)
+            for agent, reward in session.agent_rewards.items():
+                rewards[agent].append(reward)
+        for agent, paid in rewards.items():
+            assert not paid or expected[agent] == pytest.approx(fmean(paid))
+
+
+def test_the_best_response_is_the_best_of_all_pure_strategies():
+    world = make("speaker_listener")
+    rng = random.Random(1)
+
+    def drawn(options: Any) -> dict[str, float]:
+        weights = [rng.random() for _ in options]
+        return {option: each / sum(weights) for option, each in zip(options, weights, strict=True)}
+
+    speaks = {colour: drawn(WORDS) for colour in COLOURS}
+    hears = {word: drawn(COLOURS) for word in WORDS}
+
+    def frozen(agent: str, seen: tuple[str, ...]) -> Mapping[str, float]:
+        if agent == "speaker":
+            return speaks[seen[0].removeprefix("See ").split(".")[0]]
+        return hears.get(seen[1].removeprefix("You hear ").strip("."), {})
+
+    def team(code: Mapping[str, Mapping[str, float]], key: Mapping[str, Mapping[str, float]]) -> float:
+        return fmean(sum(p * key[word].get(colour, 0.0) for word, p in code[colour].items()) for colour in COLOURS)
+
+    codes = [{c: {w: 1.0} for c, w in zip(COLOURS, words, strict=True)} for words in product(WORDS, repeat=3)]
+    keys = [{w: {c: 1.0} for w, c in zip(WORDS, colours, strict=True)} for colours in product(COLOURS, repeat=3)]
+    assert value(world, frozen)["listener"] == pytest.approx(team(speaks, hears))
+    assert best_response(world, "speaker", frozen) == pytest.approx(max(team(code, hears) for code in codes))
+    assert best_response(world, "listener", frozen) == pytest.approx(max(team(speaks, key) for key in keys))
+    assert best_response(world, "listener", uniform(world)) == pytest.approx(1 / len(COLOURS))
+
+
+def test_nobody_gains_at_the_known_equilibrium_of_hide_and_seek_and_everywhere_else_somebody_does():
+    world = make("hide_and_seek")
+    assert exploitability(world, lambda agent, seen: EQUILIBRIUM) == pytest.approx(0)
+    assert value(world, lambda agent, seen: EQUILIBRIUM) == pytest.approx(
+        {"hider": world.optimum, "seeker": 1 - world.optimum}
+    )
+    assert exploitability(world, uniform(world)) == pytest.approx(1 / 3 - 1 / 6)
+
+
+async def test_what_a_speaker_sees_is_told_to_the_listener_by_its_word_alone():
+    for number, word in product(range(len(COLOURS)), [*WORDS, "red"]):
+        env = make("speaker_listener")
+        openings = await calls.openings(env, Task(id="t", data={"number": number}))
+        heard = await calls.step(env, Message(role="assistant", content=word, name="speaker"))
+        told = [*openings["listener"], *heard.others["listener"]]
+        assert [message.text for message in told] == [
+            "Which colour?",
+            f"You hear {word if word in WORDS else 'nothing'}.",
+        ]
+
+
+async def test_a_crew_of_fifty_fills_every_place_and_the_number_is_checked():
+    env = make("allocation", workers=50)
+    session = await play(env, next(iter(env.tasks())))
+    assert session.agent_rewards == dict.fromkeys(env.agents, 1.0)
+    with pytest.raises(ConfigError, match=r"env\.workers = 51: allowed are 2 to 50"):
+        make("allocation", workers=51)
+
+
+async def test_debaters_hear_the_others_first_answers_and_two_of_three_decide():
+    env = make("debate")
+    await calls.openings(env, Task(id="t", data={"number": 7}))  # 1 + 2
+    said = {"ann": ("3", "4"), "bob": ("5", "3"), "cid": ("no idea", "3")}
+    for agent in env.agents:
+        told = await calls.step(env, Message(role="assistant", content=said[agent][0], name=agent))
+    assert told.messages[0].text == "ann says 3, bob says 5"
+    assert told.others["ann"][0].text == "bob says 5, cid says nothing"
+    ends = [await calls.step(env, Message(role="assistant", content=said[a][1], name=a)) for a in env.agents]
+    assert [end.terminated for end in ends] == [False, False, True]
+    assert env.payoffs() == {"ann": 0.5, "bob": 1.0, "cid": 1.0}
+
+
+async def test_a_worker_sees_nothing_of_the_story_and_computes_what_it_is_told():
+    env = make("planner_worker", min_steps=2, max_steps=2)
+    session = await play(env, next(iter(env.tasks("eval"))))
+    worker = next(view for view in session.by_agent() if view.id.endswith("/worker"))
+    texts = [node.message.text for node in worker.nodes if node.message.role != "assistant"]
+    assert not any(character.isalpha() for text in texts[1:] for character in text)
+    assert len([text for text in texts if text]) == 5  # what it is told to do, and two computations with results

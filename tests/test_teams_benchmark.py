@@ -1,0 +1,26 @@
+"""`benchmarks.teams` runs to its end; strategies that it reads from weights are those that the policies sample."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentrl.envs import make
+from benchmarks.teams import checkpoint, measured, of_policies, strategy_of
+
+
+@pytest.mark.slow
+def test_the_teams_benchmark_measures_what_it_says_in_its_small_form(tmp_path: Path) -> None:
+    lines = [text for _, text in measured("speaker_listener", 0, tmp_path, small=True)]
+    assert [line.split()[1] for line in lines[1:]] == ["of", "frozen:", "frozen:"]
+    run = tmp_path / "speaker_listener-0"
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
+    for who in ("speaker", "listener"):
+        rows = (tmp_path / f"speaker_listener-0-{who}" / "metrics.jsonl").read_text().splitlines()
+        assert not any("other/loss" in json.loads(row) for row in rows), "one policy learns"
+    world = make("speaker_listener")
+    chances = strategy_of(world, of_policies("speaker_listener", checkpoint(run, -1)))
+    world.begin(0)
+    assert 0 <= sum(chances("speaker", world.seen("speaker")).values()) <= 1 + 1e-4
