@@ -97,7 +97,7 @@ engines: .venv/installed uv
 	tests/engines_env/install.sh
 
 # The documentation as a site, in build/site; open build/site/index.html.
-docs: .venv-site/installed
+docs: .venv/installed .venv-site/installed
 	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --quiet
 
 .venv-site/installed: tests/docs/requirements.txt

@@ -60,7 +60,7 @@ def sentences(paragraph: str) -> list[str]:
 
 def number_of_words(sentence: str) -> int:
     """The words of a sentence; a piece of code is one."""
-    return len(re.findall(r"\w[\w'’.-]*", CODE.sub("code", sentence)))
+    return len(re.findall(r"\w[\w'.-]*", CODE.sub("code", sentence)))
 
 
 def too_long(page: str) -> Iterator[str]:
