@@ -101,7 +101,7 @@ engines: .venv/installed uv
 	tests/engines_env/install.sh
 
 # The documentation as a site, in build/site; open build/site/index.html.
-docs: .venv-site/installed
+docs: .venv/installed .venv-site/installed
 	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --quiet
 
 .venv-site/installed: tests/docs/requirements.txt
@@ -119,6 +119,7 @@ format: .venv/installed
 	$(BIN)/ruff format .
 
 .venv/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "agentrl needs Python 3.11 or newer: make PYTHON=python3.11 …")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'

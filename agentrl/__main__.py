@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import sys
 
+PYTHON = 3, 11
+
 
 def main() -> None:
-    """Load the command line and run it."""
+    """Load the command line and run it; where it can't be loaded, end with what is missing."""
+    if sys.version_info < PYTHON:
+        wanted, there = (".".join(map(str, version)) for version in (PYTHON, sys.version_info[:2]))
+        sys.exit(f"error: agentrl needs Python {wanted} or newer, and {sys.executable} is Python {there}")
     try:
         from agentrl import cli
     except KeyboardInterrupt:
         sys.exit(130)
+    except ModuleNotFoundError as error:
+        if (error.name or "agentrl").startswith("agentrl"):
+            raise
+        mend = f"{sys.executable} -m pip install agentrl-platform, or -e and the checkout's folder"
+        sys.exit(f"error: {error.name!r} is missing, which comes with agentrl: {mend}")
     cli.main()
 
 

@@ -6,6 +6,7 @@ own failures end with exit code 1. Everything heavy is imported inside the comma
 
 from __future__ import annotations
 
+import io
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -378,6 +379,9 @@ def bench(name: Annotated[str | None, typer.Argument(help="A benchmark's name; n
 
 def main() -> None:
     """Run the command line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal whose encoding lacks a character must not end a run
     try:
         app()
     except AgentRLError as error:

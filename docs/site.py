@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,17 @@ PAGES = Path(__file__).parent
 MARKER = re.compile(r"(?<=-->)\n(?=[-|])")
 NESTED = re.compile(r"^( +)(?=- |\d+\. )", re.MULTILINE)
 FENCE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages that are made of the code; AGENTRL_PYTHON names the Python that it is installed for."""
+    from mkdocs.structure.files import File
+
+    python = os.environ.get("AGENTRL_PYTHON", str(PAGES.parent / ".venv" / "bin" / "python"))
+    done = subprocess.run([python, "-m", "docs.reference"], cwd=PAGES.parent, stdout=subprocess.PIPE, check=True)
+    for path, content in json.loads(done.stdout).items():
+        files.append(File.generated(config, path, content=content))
+    return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

@@ -56,6 +56,11 @@ def is_infrastructure(error: BaseException, *, own_deadlines: bool = False) -> b
     return isinstance(error, OSError) and error.errno in RESOURCES | NETWORK
 
 
+def port_advice(error: Exception) -> str:
+    """Return what to do where a port can't be listened at, to end its error with; nothing unless it is taken."""
+    return "; port=0 takes a free one" if getattr(error, "errno", None) == errno.EADDRINUSE else ""
+
+
 def is_transport(error: BaseException) -> bool:
     """Return whether it is a library's error of its transport: no connection, a broken one, no answer in time."""
     names = set(_names(error))

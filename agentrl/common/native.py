@@ -61,8 +61,12 @@ def _compile(sources: Sequence[str], made: Path, flags: Sequence[str], purpose: 
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("musl-gcc")
     if not compiler:
         raise MissingExtra(f"{purpose} needs a C compiler once (apt-get install gcc libc6-dev), and finds none")
-    made.parent.mkdir(parents=True, exist_ok=True)
-    made.parent.chmod(0o755)
+    try:
+        made.parent.mkdir(parents=True, exist_ok=True)
+        made.parent.chmod(0o755)
+    except OSError as error:
+        words = f"{purpose} is compiled into {str(cache_dir())!r}, which can't be written ({error.strerror})"
+        raise MissingExtra(f"{words}; XDG_CACHE_HOME=FOLDER names another cache") from None
     with tempfile.TemporaryDirectory(dir=made.parent.parent) as scratch:
         beside = Path(scratch) / made.name
         command = [compiler, *flags, "-o", str(beside), *sources]

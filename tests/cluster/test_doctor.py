@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentrl.config import ClusterConfig, GatewayConfig
-from agentrl.errors import InvalidInput
 from agentrl.train.plan.doctor import MOST_PAIRS, DoctorConfig, DoctorReport, Equipment, Probe, _pairs, examine
 from tests.cluster.test_programs import certificate
 from tests.tools.sandbox.conftest import TINY, docker
@@ -48,10 +48,12 @@ def test_images_are_looked_up_on_the_nodes_with_docker(docker: None, tmp_path: P
     assert found.sent == []
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_named_beside_what_else_the_machine_lacks(tmp_path: Path) -> None:
+    """It was all that was told: a machine with a full disk got no word about its driver."""
     (tmp_path / "file").touch()
-    with pytest.raises(InvalidInput, match=r"folder='.*file' can't be written"):
-        examine(DoctorConfig(folder=tmp_path / "file"))
+    found = examine(DoctorConfig(folder=tmp_path / "file"))
+    assert re.match(r"folder='.*file' can't be written: .*; folder=… tries another", found.problems[0])
+    assert len(found.features) > 10
 
 
 def test_a_report_names_each_problem_or_says_that_there_is_none() -> None:

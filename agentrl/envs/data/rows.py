@@ -145,10 +145,13 @@ def _numbered(name: str, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]
                 yield from _csv(name, lines, plain.endswith(".tsv"))
             case ".json":
                 yield from _json(name, file)
+            case ".xlsx" | ".xls" | ".ods":
+                raise ConfigError(f"{name} is a spreadsheet; save its sheet as CSV in UTF-8, and give that")
             case _:
                 yield from _jsonl(name, _lines(name, io.TextIOWrapper(file, "utf-8-sig")))
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{name}: not UTF-8: {error}") from None
+        mend = f"`iconv -f WINDOWS-1252 -t UTF-8 {name}` writes it anew, where that is its encoding"
+        raise ConfigError(f"{name}: not UTF-8 ({error}); {mend}") from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ConfigError(f"{name}: not a gzip file: {error}") from None
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, model_validator
 
 from agentrl import logs, tracing
+from agentrl.common.foreign_errors import port_advice
 from agentrl.config import (
     NAMED,
     EngineSection,
@@ -110,7 +111,9 @@ def check_config(config: ServeConfig) -> Path:
                 tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 tried.bind((config.host, port))
         except (OSError, OverflowError) as error:
-            raise ConfigError(f"host={config.host} port={port}: nothing can listen there: {error}") from None
+            raise ConfigError(
+                f"host={config.host} port={port}: nothing can listen there: {error}{port_advice(error)}"
+            ) from None
     tls_of(config)
     if config.log is not None:
         try:

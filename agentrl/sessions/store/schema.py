@@ -138,7 +138,8 @@ def failure(path: str, error: Exception) -> StoreError:
     """Return the error for a store that could not be used."""
     if "no such table: calls" in str(error):
         return StoreError(f"{path!r} was written before stores kept which tools were called; --grep finds their names")
-    return StoreError(f"session store {path!r}: {error}")
+    mend = "; make room on that disk, and give the command again" if "disk is full" in str(error) else ""
+    return StoreError(f"session store {path!r}: {error}{mend}")
 
 
 def head_row(session: Session, nodes: int) -> tuple[Any, ...]:

@@ -130,7 +130,7 @@ def _opened(plan: Chain) -> Iterator[ChainRecord]:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"run_dir={str(path)!r}: can't make that folder: {error.strerror}") from None
+        raise ConfigError(f"run_dir={str(path)!r}: can't make that folder: {error.strerror}; name another") from None
     held = lock.RunLock(path)
     try:
         write_atomically(path / chain.SETTINGS, yaml_settings.write(kept_settings(plan)).encode())

@@ -30,7 +30,7 @@ from agentrl.cluster.wire.open_ports import open_ports
 from agentrl.common import cores
 from agentrl.config import ClusterConfig, GatewayConfig
 from agentrl.config.sections import NAMED, Section
-from agentrl.errors import AgentRLError, ConfigError, InvalidInput, brief
+from agentrl.errors import AgentRLError, ConfigError, brief
 from agentrl.train.plan.gateway_probe import GatewayHost, links_of, problems_of_gateways
 from agentrl.train.plan.memory import GIB
 from agentrl.train.plan.this_machine import Feature, find_features
@@ -164,7 +164,6 @@ def examine(config: DoctorConfig) -> DoctorReport:
     Raises:
         ConfigError: no cluster answers at its address, or it has no room for a probe on each node.
         MissingExtra: it needs Ray, which is not installed.
-        InvalidInput: the folder can't be written.
     """
     report = DoctorReport()
     if config.cluster.name == "local":
@@ -190,7 +189,8 @@ async def _examine(opened: Cluster, nodes: Sequence[ClusterNode], config: Doctor
         config.folder.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
     except OSError as error:
-        raise InvalidInput(f"folder={str(config.folder)!r} can't be written: {error}") from None
+        report.problems.append(f"folder={str(config.folder)!r} can't be written: {error}; folder=… tries another")
+        return
     try:
         probes = (_equipment(worker, file, content, config.timeout) for worker in workers.values())
         answers = await asyncio.gather(*probes, return_exceptions=True)

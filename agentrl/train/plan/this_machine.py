@@ -13,6 +13,7 @@ import platform
 import resource
 import shutil
 import socket
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from pathlib import Path
 from agentrl.cluster.placement.gpus import queried
 from agentrl.common import cores
 from agentrl.common.native import cache_dir
-from agentrl.errors import install_command
+from agentrl.errors import brief, install_command
 
 GIB = 1 << 30
 PYTHONS = (3, 11), (3, 14)
@@ -103,7 +104,13 @@ def _python() -> Feature:
 def _torch() -> Feature:
     if importlib.util.find_spec("torch") is None:
         return Feature("torch", "not installed", "training and engine=local", install_command("train"))
-    import torch
+    try:
+        import torch
+    except Exception as error:  # a library of its own that is missing, or another file of that name
+        place = importlib.util.find_spec("torch")
+        found = f"{place.origin if place else 'torch'} can't be imported ({type(error).__name__}: {brief(error)})"
+        mend = "install it anew, and name no file of yours torch.py"
+        return Feature("torch", found, "training and engine=local", mend)
 
     gpus = queried("name,driver_version")
     if torch.cuda.is_available():
@@ -169,7 +176,7 @@ def _memory() -> Feature:
 def _disks(folder: Path) -> Iterator[Feature]:
     for name, place, least, costs, mend in (
         ("disk", folder, LEAST_DISK, "checkpoints", "make room, or name another folder by run_dir="),
-        ("cache", cache_dir(), 0, "compiled helpers", "AGENTRL_CACHE=FOLDER names another"),
+        ("cache", cache_dir(), 0, "compiled helpers and fetched models", "XDG_CACHE_HOME=FOLDER names another"),
         (
             "/dev/shm",
             Path("/dev/shm"),
@@ -179,12 +186,21 @@ def _disks(folder: Path) -> Iterator[Feature]:
         ),
     ):
         there = next((each for each in (place, *place.absolute().parents) if each.is_dir()), None)
-        if there is None or not os.access(there, os.W_OK):
+        if there is None or not _can_be_written(there):
             yield Feature(name, f"{place} can't be written", costs, mend)
         elif (free := shutil.disk_usage(there).free) < least:
             yield Feature(name, f"{_size(free)} free in {place}, less than {_size(least)}", costs, mend)
         else:
             yield Feature(name, f"{_size(free)} free in {place}")
+
+
+def _can_be_written(folder: Path) -> bool:
+    """Return whether a file can be made there; permissions alone don't say so to root, and not of a read-only disk."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 def _open_files() -> Feature:

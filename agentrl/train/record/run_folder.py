@@ -116,7 +116,9 @@ class RunFolder:
         except FileExistsError:
             raise ConfigError(f"run_dir={str(path)!r} is a file; a run needs a folder") from None
         except OSError as error:
-            raise ConfigError(f"run_dir={str(path)!r}: can't make that folder: {error.strerror}") from None
+            raise ConfigError(
+                f"run_dir={str(path)!r}: can't make that folder: {error.strerror}; name another"
+            ) from None
         self.trackers = Trackers(TrackedRun(path), {"tensorboard": TensorBoard})
         self._lock: RunLock | None = None
 
@@ -144,7 +146,7 @@ class RunFolder:
             folder.close()
             folder._unmake()
             if isinstance(error, OSError):
-                raise ConfigError(f"run_dir={str(path)!r}: can't write there: {error.strerror}") from None
+                raise ConfigError(f"run_dir={str(path)!r}: can't write there: {error.strerror}; name another") from None
             raise
         return folder
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import uvicorn
 
+from agentrl.common.foreign_errors import port_advice
 from agentrl.errors import InfraError
 from agentrl.sessions.gateway.http.connection import connection_type
 from agentrl.sessions.gateway.http.tls import Tls
@@ -74,7 +75,7 @@ def listening(host: str, port: int) -> socket.socket:
         bound.listen(2048)
     except OSError as error:
         bound.close()
-        raise InfraError(f"can't listen on {host}:{port}: {error}") from error
+        raise InfraError(f"can't listen on {host}:{port}: {error}{port_advice(error)}") from error
     return bound
 
 

@@ -56,7 +56,9 @@ class Daemon:
                 base_url=address, version="auto", timeout=CALL_TIMEOUT, num_pools=WORKERS, max_pool_size=WORKERS
             )
         except Exception as error:
-            raise DaemonError(f"no Docker daemon at {address}: {error}") from None
+            raise DaemonError(
+                f"no Docker daemon at {address} (start one, or name one by DOCKER_HOST): {error}"
+            ) from None
         self.version: str = self.api.api_version
         self._remapped: bool | None = None
 
