@@ -50,7 +50,7 @@ coverage: installed
 	done
 
 # The environments of all tests but those of SGLang and vLLM; `make --jobs 3 installed` makes them side by side.
-installed: .venv/installed clients adapters .venv-verl/installed .venv-trl-functions/installed .venv-peft/installed
+installed: .venv/installed clients adapters .venv-verl/installed .venv-trl-functions/installed .venv-peft/installed .venv-tinker/installed
 
 # What makes the side environments, found or installed before several of them are made at once.
 uv: .venv/installed
@@ -96,6 +96,13 @@ adapters: .venv/installed uv
 	$(BIN)/pip install --quiet --no-deps --target .venv-peft --requirement $<
 	touch $@
 
+# The public SDK of the training server's wire, which wants other versions of some packages.
+.venv-tinker/installed: tests/train/server/requirements.txt | .venv/installed
+	rm -rf .venv-tinker
+	$(BIN)/python -m venv .venv-tinker
+	.venv-tinker/bin/pip install --quiet --requirement $<
+	touch $@
+
 # SGLang and vLLM, for the tests that drive the real servers (about 13 GB); without them those tests are skipped.
 engines: .venv/installed uv
 	tests/engines_env/install.sh
@@ -126,4 +133,4 @@ format: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv .venv-clients* .venv-adapters* .venv-sglang .venv-vllm .venv-uv .venv-site .venv-trl .venv-trl-functions .venv-peft .venv-verl .venv-router .mypy_cache .ruff_cache .pytest_cache .times .stress .coverage .hypothesis build *.egg-info
+	rm -rf .venv .venv-clients* .venv-adapters* .venv-sglang .venv-vllm .venv-uv .venv-site .venv-trl .venv-trl-functions .venv-peft .venv-tinker .venv-verl .venv-router .mypy_cache .ruff_cache .pytest_cache .times .stress .coverage .hypothesis build *.egg-info

@@ -46,10 +46,8 @@ app.add_typer(records)  # verify, replay
 app.add_typer(suites)  # compare
 app.add_typer(environments)  # envs, init, play, decontaminate
 app.add_typer(looking)  # view, top, sessions, diff, report
-app.add_typer(models, name="models")
-app.add_typer(migration, name="convert")
-app.add_typer(sandbox, name="sandbox")
-app.add_typer(swe, name="swe")
+for name, commands in {"models": models, "convert": migration, "sandbox": sandbox, "swe": swe}.items():
+    app.add_typer(commands, name=name)
 app.add_typer(retrieval, name="retrieval")
 app.add_typer(search_r1, name="search-r1")
 
@@ -142,11 +140,17 @@ class _WithSettings(typer.core.TyperCommand):
         )
 
 
-class _WithServeSettings(_WithSettings):
-    def settings(self) -> type[BaseModel]:
-        from agentrl.rollout.workers.serve_process import ServeConfig
+def _with_settings(place: str) -> type[_WithSettings]:
+    """Return the class of a command with other settings than a run's: module:NAME, imported for help alone."""
 
-        return ServeConfig
+    class Command(_WithSettings):
+        def settings(self) -> type[BaseModel]:
+            from agentrl.common.imports import load
+
+            found: type[BaseModel] = load(place, place)
+            return found
+
+    return Command
 
 
 def _print_version(wanted: bool) -> None:
@@ -248,14 +252,7 @@ def evaluate(words: Words = None, config: File = None) -> None:
     against_baseline(Path(settings.run_dir or ""), baseline)
 
 
-class _WithRescoreSettings(_WithSettings):
-    def settings(self) -> type[BaseModel]:
-        from agentrl.train.evaluation.rescore.rescoring import RescoreConfig
-
-        return RescoreConfig
-
-
-@app.command(cls=_WithRescoreSettings)
+@app.command(cls=_with_settings("agentrl.train.evaluation.rescore.rescoring:RescoreConfig"))
 def rescore(
     run: Annotated[str, typer.Argument(help="The folder of a run or an evaluation.")], words: Words = None
 ) -> None:
@@ -271,14 +268,7 @@ def rescore(
     print_lines(described(Path(run), *rescored))
 
 
-class _WithRejectSettings(_WithSettings):
-    def settings(self) -> type[BaseModel]:
-        from agentrl.train.evaluation.rejection import RejectConfig
-
-        return RejectConfig
-
-
-@app.command(cls=_WithRejectSettings)
+@app.command(cls=_with_settings("agentrl.train.evaluation.rejection:RejectConfig"))
 def reject(words: Words = None, config: File = None) -> None:
     """Write the best of n sessions of each task: agentrl reject env=NAME model=PATH out=best.jsonl n=8.
 
@@ -305,7 +295,7 @@ def _end(worked: bool) -> None:
         raise typer.Exit(1)
 
 
-@app.command(cls=_WithServeSettings)
+@app.command(cls=_with_settings("agentrl.rollout.workers.serve_process:ServeConfig"))
 def serve(words: Words = None, config: File = None) -> None:
     """Serve a model behind OpenAI's and Anthropic's APIs, each session a tree: agentrl serve model=PATH port=8000."""
     from agentrl.overrides import typed
@@ -314,14 +304,16 @@ def serve(words: Words = None, config: File = None) -> None:
     serve_command(typed(words or (), config), out)
 
 
-class _WithSandboxServerSettings(_WithSettings):
-    def settings(self) -> type[BaseModel]:
-        from agentrl.envs.sandbox_server import SandboxServerConfig
+@app.command("serve-training", cls=_with_settings("agentrl.train.server.config:ServeTrainingConfig"))
+def serve_training(words: Words = None, config: File = None) -> None:
+    """Train adapters for the tinker SDK's clients: agentrl serve-training model=PATH port=8600, again: resume=FOLDER."""
+    from agentrl.overrides import typed
+    from agentrl.train.server.commands import serve_training as serve_them
 
-        return SandboxServerConfig
+    serve_them(typed(words or (), config))
 
 
-@sandbox.command("serve", cls=_WithSandboxServerSettings)
+@sandbox.command("serve", cls=_with_settings("agentrl.envs.sandbox_server:SandboxServerConfig"))
 def serve_sandboxes(words: Words = None, config: File = None) -> None:
     """Serve sandboxes to processes on other machines (sandbox=remote): agentrl sandbox serve port=8700 key_file=KEY."""
     from agentrl.envs.sandbox_server import serve_sandboxes as serve_them

@@ -104,11 +104,8 @@ class Lora:
             layer = layers.get(name)
             check_fits(name, None if layer is None else layer.weight, a, b)
             assert layer is not None
-            for own, tensor in ((A, a), (B, b)):
-                value = tensor.to(device or layer.weight.device, torch.float32, copy=True)
-                layer.register_parameter(own, nn.Parameter(value))
-            layer.lora_scale = self.shape.scale  # type: ignore[assignment]
-            layer.register_forward_hook(_add_product)
+            own_a, own_b = (t.to(device or layer.weight.device, torch.float32, copy=True) for t in (a, b))
+            add(layer, nn.Parameter(own_a), nn.Parameter(own_b), self.shape.scale)
         self.attached = True
 
     def _new(self, layers: Mapping[str, nn.Linear]) -> dict[str, tuple[Tensor, Tensor]]:
@@ -303,6 +300,14 @@ def refuse_state_of_adapter(path: Path, state: Mapping[str, Tensor]) -> None:
     """Raise ConfigError where a checkpoint's tensors are an adapter's, for a trainer that has none."""
     if any(map(is_adapter, state)):
         raise ConfigError(f"{path} was saved with an adapter: resume with its lora settings")
+
+
+def add(layer: nn.Linear, a: nn.Parameter, b: nn.Parameter, scale: float) -> None:
+    """Give a layer without an adapter these matrices, as its own parameters."""
+    layer.register_parameter(A, a)
+    layer.register_parameter(B, b)
+    layer.lora_scale = scale  # type: ignore[assignment]
+    layer.register_forward_hook(_add_product)
 
 
 def remove(layer: Any) -> None:

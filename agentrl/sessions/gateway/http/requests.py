@@ -30,7 +30,7 @@ async def authorized_body(
 ) -> tuple[SessionEntry, RequestBody]:
     """The session and the body of a request for one of its turns."""
     entry = gateway.entry(session_id, key_of(request))
-    data = await _bytes(request, gateway.parts.limits)
+    data = await read_body(request, gateway.parts.limits)
     parse = functools.partial(RequestBody.parse, data, conversation_field, gateway.parts.limits.depth)
     body = parse() if len(data) < LARGE_BODY else await asyncio.to_thread(parse)
     if entry.state.session.status is not Status.OPEN:
@@ -42,7 +42,7 @@ async def authorized_body(
 
 async def json_body(request: Request, limits: Limits, empty: Any = None) -> Any:
     """The parsed body, or `empty` if there is none."""
-    data = await _bytes(request, limits)
+    data = await read_body(request, limits)
     if not data and empty is not None:
         return empty
     value = loads(data)
@@ -51,7 +51,7 @@ async def json_body(request: Request, limits: Limits, empty: Any = None) -> Any:
     return value
 
 
-async def _bytes(request: Request, limits: Limits) -> bytes:
+async def read_body(request: Request, limits: Limits) -> bytes:
     """The body, limited in size and time."""
     too_large = ApiError(413, f"the body is larger than {limits.body_bytes} bytes", "body_too_large")
     if int(request.headers.get("content-length") or 0) > limits.body_bytes:

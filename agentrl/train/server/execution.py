@@ -1,0 +1,224 @@
+"""Requests of training runs, computed one after the other in a thread of their own; tenants take turns."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import AgentRLError, Blame, InvalidInput
+from agentrl.models.adapters import read_adapter
+from agentrl.sessions.gateway.http.api_error import ApiError
+from agentrl.train.server.checkpoints import (
+    SCHEME,
+    STATE,
+    CheckpointInfo,
+    checked_name,
+    read_about,
+    write_checkpoint,
+)
+from agentrl.train.server.config import ServeTrainingConfig
+from agentrl.train.server.learner import AdamStep, AdapterSpec, RunAdapter, SharedBase
+from agentrl.train.server.messages import PROTOBUF, read_pass_request, write_pass_result
+from agentrl.train.server.served_run import Answer, ServedRun, Work
+from agentrl.train.server.tenants import SamplerInfo, Tenant
+
+logger = logging.getLogger(__name__)
+CHANGES = frozenset(("create_model", "load_weights", "optim_step"))
+"""Requests after which the state is written."""
+SAVES = frozenset(("save_weights", "save_weights_for_sampler"))
+"""Requests that are not computed again where their answers are known."""
+
+
+class RunExecutor:
+    """Computes the next request of a run, and writes what is to last before anybody gets the answer.
+
+    Args:
+        base: what all adapters are on.
+        config: the server's.
+    """
+
+    def __init__(self, base: SharedBase, config: ServeTrainingConfig) -> None:
+        self.base, self.config = base, config
+        self._kinds: dict[str, Callable[[Tenant, ServedRun, int, bytes], Answer]] = {
+            "create_model": self._create,
+            "load_weights": self._load,
+            "forward_backward": self._pass,
+            "optim_step": self._step,
+            "save_weights": self._save,
+            "save_weights_for_sampler": self._save_for_sampler,
+        }
+
+    def execute(self, tenant: Tenant, run: ServedRun) -> None:
+        """Compute the request that is due."""
+        number = run.computed + 1
+        work, known = run.waiting[number], run.answer(number)
+        if known is not None and (known.failed or work.kind in SAVES):
+            return run.advance(number)
+        try:
+            self._compute(tenant, run, number, work, again=known is not None)
+        except Exception as error:  # of the disk, or of what was computed before: trying on would never end
+            logger.exception("request %d of %s", number, run.info.model_id)
+            run.broken = f"{type(error).__name__}: {error}"
+
+    def _compute(self, tenant: Tenant, run: ServedRun, number: int, work: Work, *, again: bool) -> None:
+        try:
+            if number > 0:
+                self._restore(run)
+            answer = self._kinds[work.kind](tenant, run, number, work.body)
+        except Exception as error:
+            if again:
+                raise
+            return self._fail(run, number, error)
+        run.keep(number, answer)
+        if work.kind in CHANGES:
+            run.save(number)
+        run.advance(number)
+
+    def _fail(self, run: ServedRun, number: int, error: Exception) -> None:
+        """Answer with the failure. A user's leaves the run as it was; after another, it goes back to its state."""
+        if isinstance(error, ApiError) or (isinstance(error, AgentRLError) and error.blame is Blame.USER):
+            run.keep(number, Answer.failure(str(error), user=True))
+            return run.advance(number)
+        logger.error("request %d of %s failed", number, run.info.model_id, exc_info=error)
+        run.keep(number, Answer.failure(f"{type(error).__name__}: {error}", user=False))
+        run.rewind()
+
+    def _restore(self, run: ServedRun) -> RunAdapter:
+        if run.adapter is None:
+            state = run.read_state()
+            if state is None:
+                raise InvalidInput(f"training run {run.info.model_id} was not created: its first request failed")
+            run.adapter = RunAdapter.restore(state, self.base.device)
+        return run.adapter
+
+    def _create(self, tenant: Tenant, run: ServedRun, number: int, body: bytes) -> Answer:
+        info = run.info
+        run.adapter = self.base.new_adapter(
+            AdapterSpec(info.rank, info.seed, self.config.alpha, attention=info.attention, mlp=info.mlp)
+        )
+        return Answer.of({"model_id": info.model_id, "type": "create_model"})
+
+    def _load(self, tenant: Tenant, run: ServedRun, number: int, body: bytes) -> Answer:
+        request = json.loads(body)
+        folder, about = tenant.checkpoint(request["path"])
+        if request["optimizer"]:
+            import torch
+
+            if not (folder / STATE).exists():
+                raise InvalidInput(f"{request['path']} has no optimizer state; load it without")
+            state = torch.load(folder / STATE, weights_only=True)
+            run.adapter = RunAdapter.restore({**state, "gradients": [None] * len(state["gradients"])}, self.base.device)
+        else:
+            run.adapter = RunAdapter.of(read_adapter(folder), self.base.device)
+        run.write_info(replace(run.info, rank=about.rank, attention=about.attention, mlp=about.mlp))
+        return Answer.of({"path": request["path"], "model_id": run.info.model_id, "type": "load_weights"})
+
+    def _pass(self, tenant: Tenant, run: ServedRun, number: int, body: bytes) -> Answer:
+        assert run.adapter is not None
+        result = self.base.run_pass(run.adapter, read_pass_request(body))
+        return Answer(PROTOBUF, write_pass_result(result.logprobs, result.metrics))
+
+    def _step(self, tenant: Tenant, run: ServedRun, number: int, body: bytes) -> Answer:
+        assert run.adapter is not None
+        return Answer.of({"metrics": run.adapter.step(AdamStep(**json.loads(body)))})
+
+    def _save(self, tenant: Tenant, run: ServedRun, number: int, body: bytes) -> Answer:
+        request = json.loads(body)
+        path = self._write(run, number, "weights", request, overwrite=request["overwrite"])
+        return Answer.of({"path": path, "type": "save_weights"})
+
+    def _save_for_sampler(self, tenant: Tenant, run: ServedRun, number: int, body: bytes) -> Answer:
+        request = json.loads(body)
+        if request["path"] is not None:
+            path = self._write(run, number, "sampler_weights", request, overwrite=False)
+            return Answer.of({"path": path, "type": "save_weights_for_sampler"})
+        folder = run.path / "snapshots" / str(number)
+        self._write_folder(run, number, folder, request, moments=False)
+        run.remove_old_snapshots(self.config.keep_snapshots)
+        sampler_id = f"{run.info.session_id}:sample:{request['sampling_session_seq_id']}"
+        tenant.keep_sampler(SamplerInfo(sampler_id, run.info.base_model, str(folder.relative_to(tenant.path))))
+        return Answer.of({"sampling_session_id": sampler_id, "type": "save_weights_for_sampler"})
+
+    def _write(self, run: ServedRun, number: int, kind: str, request: dict[str, Any], *, overwrite: bool) -> str:
+        name = checked_name(request["path"] or f"{number:06d}")
+        path, folder = f"{SCHEME}{run.info.model_id}/{kind}/{name}", run.path / kind / name
+        there = read_about(folder)
+        if there is None or overwrite:
+            self._write_folder(run, number, folder, request, moments=kind == "weights")
+        elif there.request != number:
+            raise InvalidInput(f"{path} exists already; overwrite=True replaces a training checkpoint")
+        return path
+
+    def _write_folder(
+        self, run: ServedRun, number: int, folder: Path, request: dict[str, Any], *, moments: bool
+    ) -> None:
+        assert run.adapter is not None
+        info = run.info
+        about = CheckpointInfo(info.base_model, info.rank, info.attention, info.mlp, number)
+        if request["ttl_seconds"] is not None:
+            about = replace(about, expires=about.created + request["ttl_seconds"])
+        about = replace(about, metadata=request["user_metadata"])
+        write_checkpoint(folder, self.base, run.adapter, about, moments=moments)
+
+
+class TrainingQueue:
+    """The order in which requests of all runs are computed: tenants take turns, and so do a tenant's runs.
+
+    Args:
+        executor: computes.
+        tenants: all of them.
+    """
+
+    def __init__(self, executor: RunExecutor, tenants: list[Tenant]) -> None:
+        self.executor = executor
+        self.computed = 0
+        self._tenants = deque(tenants)
+        self._last: dict[str, str] = {}
+        self._wake = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, "agentrl-train")
+        self._ending = False
+
+    def wake(self) -> None:
+        """Look for requests again."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Compute until `end` is called."""
+        loop = asyncio.get_running_loop()
+        while not self._ending:
+            self._wake.clear()
+            found = self._next()
+            if found is None:
+                await self._wake.wait()
+                continue
+            await loop.run_in_executor(self._thread, self.executor.execute, *found)
+            self.computed += 1
+            found[1].wake()
+
+    def end(self) -> None:
+        """Compute nothing more after the request that is being computed; what waits is on the disk."""
+        self._ending = True
+        self._wake.set()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown(wait=True)
+
+    def _next(self) -> tuple[Tenant, ServedRun] | None:
+        for _ in range(len(self._tenants)):
+            tenant = self._tenants[0]
+            self._tenants.rotate(-1)
+            due = sorted(name for name, run in tenant.runs.items() if run.due)
+            if due:
+                last = self._last.get(tenant.name, "")
+                name = next((name for name in due if name > last), due[0])
+                self._last[tenant.name] = name
+                return tenant, tenant.runs[name]
+        return None
