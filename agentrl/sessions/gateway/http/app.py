@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import orjson
 from fastapi import FastAPI, Request
@@ -152,8 +152,9 @@ def create_app(
     app = GatewayApp(title="agentrl gateway", version="1", description=__doc__)
     app.state.gateway, app.state.url, app.shard = gateway, url, shard
     # FastAPI caches every endpoint's function for the life of the process: they must not keep the engine with it.
-    _sessions(weakref.proxy(app), weakref.proxy(gateway), admin_key)
-    _protocols(weakref.proxy(app), weakref.proxy(gateway), forwarding)
+    routed = cast(GatewayApp, weakref.proxy(app))
+    _sessions(routed, weakref.proxy(gateway), admin_key)
+    _protocols(routed, weakref.proxy(gateway), forwarding)
     _errors(app)
     return app
 
