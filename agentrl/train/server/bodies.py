@@ -13,7 +13,7 @@ Metadata = dict[str, Any] | None
 Seconds = Annotated[int, Field(ge=1)] | None
 
 
-class OpenSession(BaseModel):
+class NewSession(BaseModel):
     """A new session of a client."""
 
     tags: list[str] = []

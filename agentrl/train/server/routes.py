@@ -75,7 +75,7 @@ def _capabilities(asked: Asked) -> Any:
 
 
 def _create_session(asked: Asked) -> Any:
-    given = validated(bodies.OpenSession, asked.body)
+    given = validated(bodies.NewSession, asked.body)
     session_id = asked.tenant.open_session(given.model_dump())
     return {"session_id": session_id, "info_message": f"agentrl {__version__}: {NO_UNEMBEDDING}"}
 
