@@ -2,7 +2,8 @@
 
 Towers for images and sound, and layers that predict several tokens (MTP), have no place in the model that transformers
 builds for training. An export without them could not be served as what the folder was. So they are copied, as they are,
-from the folder into every export, under the names that they had, and the configuration stays the folder's.
+from the folder into every export, under the names that they had, and the configuration stays the folder's. Families
+that are trained whole, towers included, have none (`image_processor.FAMILIES`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.models import tensors
+from agentrl.models.image_processor import FAMILIES
 from agentrl.models.loading import read_config
 
 if TYPE_CHECKING:
@@ -35,10 +37,13 @@ class Untrained:
         self.names: dict[str, tuple[str, ...]] = {}
         self._read: dict[str, Callable[[str], Tensor]] = {}
         files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
-        text = read_config(folder).get_text_config() if files else None
+        config = read_config(folder) if files else None
+        text = config.get_text_config() if config is not None else None
+        whole = config is not None and config.model_type in FAMILIES
+        beside = tensors.is_dropped if whole else tensors.stays_beside
         for path in files:
             held, read = _opened(path)
-            if names := tuple(sorted(name for name in held if tensors.stays_beside(name, text))):
+            if names := tuple(sorted(name for name in held if beside(name, text))):
                 self.names[path.name], self._read[path.name] = names, read
 
     def write(self, folder: Path, source: Mapping[str, bytes]) -> None:
