@@ -84,6 +84,7 @@ class ChromiumBrowser(Browser):
 
     async def picture(self) -> Part:
         """A screenshot of the page, with its elements' numbers."""
+        await self._do(self._page.set_viewport_size({"width": WIDTH, "height": WIDTH}))
         png = await self._do(self._page.screenshot(full_page=True))
         places = await self._do(self._page.locator(NUMBERED).evaluate_all(PLACES))
         return numbered(png, [(left, upper) for left, upper in places])
@@ -131,7 +132,7 @@ class ChromiumBrowser(Browser):
             element.on = on
 
     async def _open_page(self) -> None:
-        context = await (await _chromium()).new_context(viewport={"width": WIDTH, "height": WIDTH})
+        context = await (await _chromium()).new_context()
         try:
             await context.add_cookies([{"name": COOKIE, "value": self.session, "url": f"http://{self.host}/"}])
             page = await context.new_page()
