@@ -4,10 +4,11 @@ A picture has 2 x 2 cells, or more; some hold a shape, a little off their middle
 colour, which colour a shape has, where one is, or which box holds it:
 
     user       [picture] Where is the red circle?
-    assistant  top left
+    assistant  red circle, nothing, nothing, blue square = top left
 
-Nothing in the words tells the answer. The demonstrator (`demonstrate`) errs on half of the tasks, always on the same
-ones, so imitation alone stays low; reinforcement learning finds the rest. A picture and its question belong to one
+Nothing in the words tells the answer, which stands behind the last "=", or alone. The demonstrator (`demonstrate`) says
+what is in each cell, which is most of what there is to learn, and errs in half of its answers, always in the same ones,
+so imitation alone stays low; reinforcement learning finds the rest. A picture and its question belong to one
 split by a hash of both: one in ten to `eval`, four to `demo`, five to `train`.
 """
 
@@ -49,7 +50,7 @@ Shape = tuple[int, int, str, str, int, int]
 """A cell's row and column, a form, a colour, and pixels off the middle."""
 
 
-class Shapes(Env):
+class DrawnShapes(Env):
     """Questions about a picture of coloured shapes: their number, colour, place, and box.
 
     Args:
@@ -66,7 +67,7 @@ class Shapes(Env):
             raise ConfigError(f"env.size={size}: expected 2 or 3")
         if not kinds or not set(kinds) <= set(KINDS):
             raise ConfigError(f"env.kinds={list(kinds)}: expected one or more of {', '.join(KINDS)}")
-        self.chance = sum(GUESSES[size][kind] for kind in self.kinds) / len(self.kinds)
+        self.chance = sum(GUESSES[size][kind] for kind in kinds) / len(kinds)
         self.size, self.kinds, self.seed = size, tuple(kinds), seed
         self._task = Task(id="")
 
@@ -85,8 +86,8 @@ class Shapes(Env):
             "algo.minibatches": 1,
             "algo.warmup_steps": 0,
             "algo.kl_coef": 0.0,
-            "rollout.turn_tokens": 12,
-            "rollout.session_tokens": 128,
+            "rollout.turn_tokens": 48,
+            "rollout.session_tokens": 192,
         }
 
     def tasks(self, split: str = "train") -> Iterator[Task]:
@@ -106,22 +107,21 @@ class Shapes(Env):
     @reward
     def right(self, session: Session) -> float:
         """1 where the answer is right; of a box, where it covers enough of the shape's and little besides."""
-        answer, said = self._task["answer"], session.answer.strip().strip(".").lower()
+        answer, said = self._task["answer"], session.answer.rpartition("=")[2].strip().strip(".").lower()
         if self._task["kind"] != "box":
             return float(said == answer)
         numbers = [int(one) for one in _NUMBER.findall(said)[:5] if len(one) < 4]
         return float(len(numbers) == 4 and overlap(numbers, [int(one) for one in answer.split()]) >= ENOUGH)
 
     def expert(self, messages: Sequence[Message]) -> str:
-        """The answer."""
-        return str(self._task["answer"])
+        """What is to be seen, and the answer."""
+        return f"{described(self._task['shapes'], self._task['size'])} = {self._task['answer']}"
 
     def demonstrate(self, messages: Sequence[Message], rng: random.Random) -> str:
-        """The answer, or on half of the tasks that of another picture."""
-        own = random.Random(f"errs/{self._task.id}")
-        if own.random() < 0.5:
-            return str(self._task["answer"])
-        return str(question(own, self._task["kind"], self._task["size"])["answer"])
+        """The expert, which on half of the tasks answers for another picture."""
+        own, seen = random.Random(f"errs/{self._task.id}"), described(self._task["shapes"], self._task["size"])
+        wrong = question(own, self._task["kind"], self._task["size"])["answer"]
+        return f"{seen} = {self._task['answer'] if own.random() < 0.5 else wrong}"
 
     def fixtures(self) -> Iterator[Fixture]:
         """What counts as an answer."""
@@ -133,6 +133,7 @@ class Shapes(Env):
         seen = {"size": 2, "shapes": shapes}
         first = {**seen, "kind": "count", "question": "How many shapes are red?", "answer": "2"}
         yield Fixture(Task(id="count", data=first), "2", FixtureCredit.FULL)
+        yield Fixture(Task(id="count", data=first), "red circle, red square = 2", FixtureCredit.FULL, "seen first")
         yield Fixture(Task(id="count", data=first), "2 or 3", FixtureCredit.NONE, "two answers")
         boxed = {**seen, "kind": "box", "question": "Which box holds the red circle?", "answer": "2 2 14 14"}
         yield Fixture(Task(id="box", data=boxed), "3 2 14 13", FixtureCredit.FULL, "a box that is nearly right")
@@ -172,6 +173,12 @@ def _asked(rng: random.Random, kind: str, shapes: Sequence[Shape], size: int) ->
     if kind == "position":
         return f"Where is the {shape[3]} {shape[2]}?", f"{ROWS[size][shape[0]]} {COLUMNS[size][shape[1]]}"
     return f"Which box holds the {shape[3]} {shape[2]}?", " ".join(map(str, box_of(shape)))
+
+
+def described(shapes: Sequence[Sequence[Any]], size: int) -> str:
+    """What is in each cell, row by row."""
+    held = {(shape[0], shape[1]): f"{shape[3]} {shape[2]}" for shape in shapes}
+    return ", ".join(held.get((row, column), "nothing") for row in range(size) for column in range(size))
 
 
 def box_of(shape: Sequence[Any]) -> tuple[int, int, int, int]:
