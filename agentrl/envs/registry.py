@@ -68,7 +68,7 @@ ENVS: Registry[EnvFactory] = Registry(
         "retail": "agentrl.envs.builtin.retail.env:Retail",
         "search_r1": "agentrl.envs.builtin.search_r1.env:SearchR1",
         "textarena": "agentrl.envs.adapters.textarena:TextArena",
-        "shapes": "agentrl.envs.builtin.seen.shapes:Shapes",
+        "shapes": "agentrl.envs.builtin.seen.shapes:DrawnShapes",
         "speaker_listener": "agentrl.envs.builtin.teams.speaker_listener:SpeakerListener",
         "swe": "agentrl.envs.builtin.swe.env:Swe",
         "terminal": "agentrl.envs.builtin.terminal.env:Terminal",

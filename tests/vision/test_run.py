@@ -52,7 +52,7 @@ class Seen(agentrl.Env):
 """Rewards whatever is written. It is imitated for a few steps, so that turns end."""
 SETTINGS: dict[str, Any] = {
     **{"rollout.groups_per_step": 2, "rollout.group_size": 3, "rollout.turn_tokens": 12, "eval.tasks": 1},
-    **{"warm_start.steps": 12, "warm_start.demos": 12, "warm_start.batch": 4, "warm_start.lr": 4e-3},
+    **{"warm_start.steps": 5, "warm_start.demos": 12, "warm_start.batch": 4, "warm_start.lr": 4e-3},
     **{"algo.lr": 1e-3, "algo.minibatches": 1, "steps": 2, "checkpoint_every": 1, "trainer.vision_lr": 3e-3},
 }
 
@@ -72,7 +72,7 @@ def test_a_run_that_sees_is_resumed_to_the_last_bit_and_computed_again_from_its_
             seen = [node for node in session.nodes if node.message.images]
             assert all(images.NAME in node.attachments for node in seen)
             shown = max(shown, len(seen))
-    assert shown == 2, "no session came to its second picture"
+    assert shown > 1, "no session came to its second picture"
     begun, ended = (load_file(whole / name / "model.safetensors") for name in ("model", "checkpoints/step-000002"))
     changed = {name.split(".")[1] for name, tensor in ended.items() if not torch.equal(begun[name], tensor)}
     assert changed == {"vision_model", "connector", "text_model"}
@@ -80,7 +80,7 @@ def test_a_run_that_sees_is_resumed_to_the_last_bit_and_computed_again_from_its_
     step, count = Optimizer.step, iter(range(1000))
 
     def interrupted(self: Optimizer) -> float:
-        if next(count) == 1:
+        if next(count) == 5 + 1:  # in the second step after imitation
             raise TrainerError("the trainer died")
         return step(self)
 

@@ -18,12 +18,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.common.pictures import picture
 from agentrl.envs import calls, make
 from agentrl.envs.builtin.web.env import WebEnv
 from agentrl.envs.builtin.web.forms.catalogue import FORMS, SIMPLE, value_of
 from agentrl.envs.builtin.web.forms.site import FormSite
 from agentrl.envs.builtin.web.forms.tasks import credit as form_credit
 from agentrl.envs.builtin.web.page import MAX_PAGE, parse
+from agentrl.envs.builtin.web.picture import MARK
 from agentrl.envs.builtin.web.server import MAX_BODY, sites
 from agentrl.envs.builtin.web.shop.catalogue import catalogue
 from agentrl.envs.builtin.web.shop.site import MAX_LINES, Line, Shop
@@ -342,6 +344,24 @@ async def test_chromium_shows_and_does_the_same_as_the_browser_without_graphics(
     ]
     assert real.reward == 1
     assert record(real) == record(plain)
+
+
+@pytest.mark.slow
+async def test_a_page_is_shown_as_a_picture_with_the_numbers_that_clicks_take():
+    """A field that is typed into looks other than before; and the expert, who reads the page, does as well as ever."""
+    need(shutil.which("chromium") is not None, "Chromium (Debian's package chromium)")
+    need(importlib.util.find_spec("playwright") is not None, "playwright")
+    with pytest.raises(ConfigError, match=r"env.view = picture needs env.browser = chromium"):
+        make("web_forms", view="picture")
+    task = first("web_forms", 1)
+    session = await play(make("web_forms", level=1, browser="chromium", view="picture"), task, expert_policy)
+    assert session.reward == 1
+    shown = [node.message for node in session.nodes if node.message.images]
+    assert len(shown) == 1 + session.turns, "the opening, and the answer of each call"
+    assert len({message.images[0] for message in shown}) == len(shown)
+    assert all("[1 " not in message.text for message in shown)
+    colours = {colour: count for count, colour in picture(shown[0].images[0]).getcolors(1 << 20)}
+    assert colours[MARK] > 50, "numbers are drawn"
 
 
 async def _with_detours(env: Any, messages: Any) -> Any:

@@ -13,7 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from agentrl.types import Message
+from agentrl.rollout.episodes.agents import load_agent, play
+from agentrl.rollout.workers.gateways import LocalGateway
+from agentrl.types import Message, Sampling, Session, Status, Task
 from tests.sessions.gateway.conftest import Serve
 from tests.sessions.gateway.fakes import ScriptedEngine, renderer
 from tests.sessions.gateway.test_chat import client
@@ -202,3 +204,21 @@ async def test_a_tool_may_answer_with_an_image_and_a_system_prompt_may_not(serve
             body = {"model": "m", "messages": system}
             answer = await client.post(f"{opened['base_url']}/chat/completions", json=body, headers=headers)
             assert (answer.status_code, "text only" in answer.text) == (400, True)
+
+
+@pytest.mark.parametrize("image", [bomb(), picture()[:40], b"<svg/>"], ids=["bomb", "broken", "svg"])
+async def test_a_program_that_sends_such_a_file_ends_its_session_by_its_own_fault_and_no_other(
+    serve: Serve, image: bytes
+) -> None:
+    async def agent(task: Task, client: Any) -> None:
+        part = {"type": "image_url", "image_url": {"url": url(image if task.id == "bad" else picture())}}
+        await client.chat.completions.create(model="m", messages=[{"role": "user", "content": [part]}])
+
+    async with serve(format=Seeing()) as served:
+        ended = {}
+        for name in ("bad", "good"):
+            session, gateway = Session(name, Task(id=name)), LocalGateway(served.gateway, served.url)
+            ended[name] = await play(gateway, session, load_agent(agent), 30, Sampling())
+        assert (ended["bad"].status, ended["good"].status) == (Status.AGENT_ERROR, Status.COMPLETED)
+        assert "messages[0].content[0].image_url.url" in ended["bad"].error
+        assert served.store.load("good").nodes[0].message.images == [url(picture())]

@@ -40,7 +40,7 @@ def first_box(text: str) -> Box | None:
 
 
 def only_box(text: str) -> Box | None:
-    """Return the box of an answer, behind the reasoning; None where there are several: each would be a guess."""
+    """Return the box of an answer, behind the reasoning; None where there are several, each of them a guess."""
     answer = text.rpartition("</think>")[2]
     found = first_box(answer)
     return found if box_end(answer, max(box_end(answer, 0), 0)) < 0 else None

@@ -74,8 +74,8 @@ def with_conversation(row: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: its conversation is not a question and an answer.
     """
-    turns = row.get("conversations")
-    if not isinstance(turns, list) or row.keys() & {"problem", "question", "prompt"}:
+    turns, shows = row.get("conversations"), row.get("image") or row.get("images")
+    if not isinstance(turns, list) or not shows or row.keys() & {"problem", "question", "prompt"}:
         return row
     kinds = [each.get("from") if isinstance(each, Mapping) else type(each).__name__ for each in turns]
     if kinds not in (["human", "gpt"], ["user", "assistant"]):

@@ -20,11 +20,11 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any, Literal
 
-from agentrl.envs.base import Env
+from agentrl.envs.base import Env, reward
 from agentrl.envs.fixtures import Fixture, FixtureCredit
 from agentrl.errors import ConfigError, missing_extra
 from agentrl.tools.tool import tool
-from agentrl.types import Message, Part, Task, image
+from agentrl.types import Message, Part, Session, Task, image
 
 CELL, SIZE = 16, 4
 """Pixels of a cell's side, and cells of the world's, unless the options say otherwise."""
@@ -101,9 +101,13 @@ class GridCamera(Env):
         if there in free(self._task.data):
             self._robot = there
         if self._robot == _place(self._task["goal"]):
-            self.earn(1.0)
             self.end()
         return self._seen()
+
+    @reward
+    def arrived(self, session: Session) -> float:
+        """1 where the robot is at the goal."""
+        return float(self._robot == _place(self._task["goal"]))
 
     def state(self) -> dict[str, Any]:
         """Where the robot is."""

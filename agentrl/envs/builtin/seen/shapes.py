@@ -1,13 +1,14 @@
 """Questions about drawn shapes, small enough that a model of half a million parameters learns to see on a CPU.
 
-A picture has 3 x 3 cells; some hold a shape, a little off their middle. A question asks how many shapes have a colour,
-which colour a shape has, where one is, or which box holds it:
+A picture has 2 x 2 cells, or more; some hold a shape, a little off their middle. A question asks how many shapes have a
+colour, which colour a shape has, where one is, or which box holds it:
 
     user       [picture] Where is the red circle?
-    assistant  top left
+    assistant  red circle, nothing, nothing, blue square = top left
 
-Nothing in the words tells the answer. The demonstrator (`demonstrate`) errs on half of the tasks, always on the same
-ones, so imitation alone stays low; reinforcement learning finds the rest. A picture and its question belong to one
+Nothing in the words tells the answer, which stands behind the last "=", or alone. The demonstrator (`demonstrate`) says
+what is in each cell, which is most of what there is to learn, and errs in half of its answers, always in the same ones,
+so imitation alone stays low; reinforcement learning finds the rest. A picture and its question belong to one
 split by a hash of both: one in ten to `eval`, four to `demo`, five to `train`.
 """
 
@@ -26,28 +27,34 @@ from agentrl.envs.fixtures import Fixture, FixtureCredit
 from agentrl.errors import ConfigError, missing_extra
 from agentrl.types import Message, Session, Task, image
 
-CELL, SIDE, WIDTH, JITTER = 16, 3, 12, 1
-"""Pixels of a cell's side, cells of the picture's side, pixels of a shape, and how far it is off its middle."""
-COLOURS = {"red": (220, 40, 40), "green": (40, 160, 60), "blue": (50, 70, 220), "black": (0, 0, 0)}
+CELL, WIDTH, JITTER = 16, 12, 1
+"""Pixels of a cell's side and of a shape's, and how far a shape is off the middle."""
+COLOURS = {"red": (220, 40, 40), "green": (40, 160, 60), "blue": (50, 70, 220)}
 FORMS = ("circle", "square", "triangle")
-ROWS, COLUMNS = ("top", "middle", "bottom"), ("left", "centre", "right")
+ROWS = {2: ("top", "bottom"), 3: ("top", "middle", "bottom")}
+COLUMNS = {2: ("left", "right"), 3: ("left", "centre", "right")}
+"""Names of places, by the cells of the picture's side."""
 KINDS = ("count", "colour", "position", "box")
-FEWEST, MOST = 3, 6
-"""Shapes of a picture."""
+GUESSES = {
+    2: {"count": 0.25, "colour": 0.33, "position": 0.25, "box": 0.25},
+    3: {"count": 0.2, "colour": 0.33, "position": 0.11, "box": 0.11},
+}
+"""What a guess among a kind's answers gets, by the cells of the picture's side."""
 ENOUGH = 0.5
 """Intersection over union from which on a box is right."""
 SHARES = {"eval": (0,), "demo": (1, 2, 3, 4), "train": (5, 6, 7, 8, 9)}
 """A split's tenths of all pictures."""
 _NUMBER = re.compile(r"\d+")
 
-Shape = tuple[int, str, str, int, int]
-"""A cell's number, a form, a colour, and pixels off the middle."""
+Shape = tuple[int, int, str, str, int, int]
+"""A cell's row and column, a form, a colour, and pixels off the middle."""
 
 
-class Shapes(Env):
+class DrawnShapes(Env):
     """Questions about a picture of coloured shapes: their number, colour, place, and box.
 
     Args:
+        size: cells of the picture's side: 2 or 3.
         kinds: the kinds of questions: count, colour, position, box.
         seed: which endless sequence of tasks `tasks` gives.
     """
@@ -55,10 +62,13 @@ class Shapes(Env):
     splits = ("train", "eval", "demo")
     max_turns = 1
 
-    def __init__(self, kinds: Sequence[str] = KINDS, seed: int = 0) -> None:
+    def __init__(self, size: int = 2, kinds: Sequence[str] = KINDS, seed: int = 0) -> None:
+        if size not in ROWS:
+            raise ConfigError(f"env.size={size}: expected 2 or 3")
         if not kinds or not set(kinds) <= set(KINDS):
             raise ConfigError(f"env.kinds={list(kinds)}: expected one or more of {', '.join(KINDS)}")
-        self.kinds, self.seed = tuple(kinds), seed
+        self.chance = sum(GUESSES[size][kind] for kind in kinds) / len(kinds)
+        self.size, self.kinds, self.seed = size, tuple(kinds), seed
         self._task = Task(id="")
 
     @classmethod
@@ -67,102 +77,113 @@ class Shapes(Env):
         if model != "tiny":
             return {}
         return {
-            "steps": 100,
-            "warm_start.steps": 300,
+            "steps": 60,
+            "warm_start.steps": 400,
             "warm_start.batch": 64,
-            "warm_start.demos": 8192,
-            "warm_start.lr": 2e-3,
-            "algo.lr": 1e-3,
+            "warm_start.demos": 4096,
+            "warm_start.lr": 3e-3,
+            "algo.lr": 5e-4,
             "algo.minibatches": 1,
             "algo.warmup_steps": 0,
             "algo.kl_coef": 0.0,
-            "rollout.turn_tokens": 12,
-            "rollout.session_tokens": 128,
+            "rollout.turn_tokens": 48,
+            "rollout.session_tokens": 192,
         }
 
     def tasks(self, split: str = "train") -> Iterator[Task]:
         """An endless sequence of pictures and questions, the kinds in turn."""
         for index in count():
             rng = random.Random(f"shapes/{self.seed}/{split}/{index}")
-            data = question(rng, self.kinds[index % len(self.kinds)])
+            data = question(rng, self.kinds[index % len(self.kinds)], self.size)
             while split_of(data) != split:
-                data = question(rng, self.kinds[index % len(self.kinds)])
+                data = question(rng, self.kinds[index % len(self.kinds)], self.size)
             yield Task(id=f"{split}-{self.seed}-{index}", data=data)
 
     def reset(self, task: Task, *, seed: int | None = None) -> list[dict[str, Any]]:
         """The picture and the question."""
         self._task = task
-        return [{"role": "user", "content": [image(draw(task["shapes"])), task["question"]]}]
+        return [{"role": "user", "content": [image(draw(task["shapes"], task["size"])), task["question"]]}]
 
     @reward
     def right(self, session: Session) -> float:
         """1 where the answer is right; of a box, where it covers enough of the shape's and little besides."""
-        answer, said = self._task["answer"], session.answer.strip().strip(".").lower()
+        answer, said = self._task["answer"], session.answer.rpartition("=")[2].strip().strip(".").lower()
         if self._task["kind"] != "box":
             return float(said == answer)
         numbers = [int(one) for one in _NUMBER.findall(said)[:5] if len(one) < 4]
         return float(len(numbers) == 4 and overlap(numbers, [int(one) for one in answer.split()]) >= ENOUGH)
 
     def expert(self, messages: Sequence[Message]) -> str:
-        """The answer."""
-        return str(self._task["answer"])
+        """What is to be seen, and the answer."""
+        return f"{described(self._task['shapes'], self._task['size'])} = {self._task['answer']}"
 
     def demonstrate(self, messages: Sequence[Message], rng: random.Random) -> str:
-        """The answer, or on half of the tasks that of another picture."""
-        own = random.Random(f"errs/{self._task.id}")
-        if own.random() < 0.5:
-            return str(self._task["answer"])
-        return str(question(own, self._task["kind"])["answer"])
+        """The expert, which on half of the tasks answers for another picture."""
+        own, seen = random.Random(f"errs/{self._task.id}"), described(self._task["shapes"], self._task["size"])
+        wrong = question(own, self._task["kind"], self._task["size"])["answer"]
+        return f"{seen} = {self._task['answer'] if own.random() < 0.5 else wrong}"
 
     def fixtures(self) -> Iterator[Fixture]:
         """What counts as an answer."""
-        shapes: list[Shape] = [(0, "circle", "red", 0, 0), (4, "square", "red", 0, 0), (8, "square", "blue", 1, -1)]
-        first = {"shapes": shapes, "kind": "count", "question": "How many shapes are red?", "answer": "2"}
+        shapes: list[Shape] = [
+            (0, 0, "circle", "red", 0, 0),
+            (0, 1, "square", "red", 0, 0),
+            (1, 1, "square", "blue", 1, -1),
+        ]
+        seen = {"size": 2, "shapes": shapes}
+        first = {**seen, "kind": "count", "question": "How many shapes are red?", "answer": "2"}
         yield Fixture(Task(id="count", data=first), "2", FixtureCredit.FULL)
+        yield Fixture(Task(id="count", data=first), "red circle, red square = 2", FixtureCredit.FULL, "seen first")
         yield Fixture(Task(id="count", data=first), "2 or 3", FixtureCredit.NONE, "two answers")
-        boxed = {"shapes": shapes, "kind": "box", "question": "Which box holds the red circle?", "answer": "2 2 14 14"}
+        boxed = {**seen, "kind": "box", "question": "Which box holds the red circle?", "answer": "2 2 14 14"}
         yield Fixture(Task(id="box", data=boxed), "3 2 14 13", FixtureCredit.FULL, "a box that is nearly right")
-        yield Fixture(Task(id="box", data=boxed), "0 0 47 47", FixtureCredit.NONE, "the whole picture")
+        yield Fixture(Task(id="box", data=boxed), "0 0 31 31", FixtureCredit.NONE, "the whole picture")
         yield Fixture(Task(id="box", data=boxed), "2 2 14 14 9", FixtureCredit.NONE, "five numbers")
 
 
-def question(rng: random.Random, kind: str) -> dict[str, Any]:
+def question(rng: random.Random, kind: str, size: int) -> dict[str, Any]:
     """A picture, and a question about it that has one answer."""
     while True:
-        cells = rng.sample(range(SIDE * SIDE), rng.randint(FEWEST, MOST))
+        cells = rng.sample(
+            [(row, column) for row in range(size) for column in range(size)], rng.randint(size, 2 * size)
+        )
         off = range(-JITTER, JITTER + 1)
         shapes: list[Shape] = [
-            (cell, rng.choice(FORMS), rng.choice(list(COLOURS)), rng.choice(off), rng.choice(off)) for cell in cells
+            (*cell, rng.choice(FORMS), rng.choice(list(COLOURS)), rng.choice(off), rng.choice(off)) for cell in cells
         ]
-        if found := _asked(rng, kind, shapes):
+        if found := _asked(rng, kind, shapes, size):
             asked, answer = found
-            return {"shapes": shapes, "kind": kind, "question": asked, "answer": answer}
+            return {"size": size, "shapes": shapes, "kind": kind, "question": asked, "answer": answer}
 
 
-def _asked(rng: random.Random, kind: str, shapes: Sequence[Shape]) -> tuple[str, str] | None:
+def _asked(rng: random.Random, kind: str, shapes: Sequence[Shape], size: int) -> tuple[str, str] | None:
     """A question and its answer; None where the picture has none of that kind."""
     if kind == "count":
         colour = rng.choice(list(COLOURS))
-        return f"How many shapes are {colour}?", str(sum(shape[2] == colour for shape in shapes))
+        return f"How many shapes are {colour}?", str(sum(shape[3] == colour for shape in shapes))
     if kind == "colour":
-        forms = [shape[1] for shape in shapes]
-        single = [shape for shape in shapes if forms.count(shape[1]) == 1]
-        return (f"Which colour has the {single[0][1]}?", single[0][2]) if single else None
-    looks = [shape[1:3] for shape in shapes]
-    single = [shape for shape in shapes if looks.count(shape[1:3]) == 1]
+        forms = [shape[2] for shape in shapes]
+        single = [shape for shape in shapes if forms.count(shape[2]) == 1]
+        return (f"Which colour has the {single[0][2]}?", single[0][3]) if single else None
+    looks = [shape[2:4] for shape in shapes]
+    single = [shape for shape in shapes if looks.count(shape[2:4]) == 1]
     if not single:
         return None
     shape = rng.choice(single)
-    row, column = divmod(shape[0], SIDE)
     if kind == "position":
-        return f"Where is the {shape[2]} {shape[1]}?", f"{ROWS[row]} {COLUMNS[column]}"
-    return f"Which box holds the {shape[2]} {shape[1]}?", " ".join(map(str, box_of(shape)))
+        return f"Where is the {shape[3]} {shape[2]}?", f"{ROWS[size][shape[0]]} {COLUMNS[size][shape[1]]}"
+    return f"Which box holds the {shape[3]} {shape[2]}?", " ".join(map(str, box_of(shape)))
+
+
+def described(shapes: Sequence[Sequence[Any]], size: int) -> str:
+    """What is in each cell, row by row."""
+    held = {(shape[0], shape[1]): f"{shape[3]} {shape[2]}" for shape in shapes}
+    return ", ".join(held.get((row, column), "nothing") for row in range(size) for column in range(size))
 
 
 def box_of(shape: Sequence[Any]) -> tuple[int, int, int, int]:
     """A shape's box in pixels: left, top, right, bottom."""
-    row, column = divmod(shape[0], SIDE)
-    left, top = column * CELL + (CELL - WIDTH) // 2 + shape[3], row * CELL + (CELL - WIDTH) // 2 + shape[4]
+    left, top = (cell * CELL + (CELL - WIDTH) // 2 + off for cell, off in ((shape[1], shape[4]), (shape[0], shape[5])))
     return left, top, left + WIDTH, top + WIDTH
 
 
@@ -183,20 +204,20 @@ def split_of(data: dict[str, Any]) -> str:
     return next(split for split, tenths in SHARES.items() if tenth in tenths)
 
 
-def draw(shapes: Sequence[Sequence[Any]]) -> Any:
+def draw(shapes: Sequence[Sequence[Any]], size: int) -> Any:
     """The picture, as PIL's image."""
     try:
         from PIL import Image, ImageDraw
     except ImportError:
         raise missing_extra("pillow", "vision") from None
-    picture = Image.new("RGB", (SIDE * CELL, SIDE * CELL), "white")
+    picture = Image.new("RGB", (size * CELL, size * CELL), "white")
     pen = ImageDraw.Draw(picture)
     for shape in shapes:
         left, top, right, bottom = box_of(shape)
-        box, colour = (left, top, right - 1, bottom - 1), COLOURS[shape[2]]
-        if shape[1] == "circle":
+        box, colour = (left, top, right - 1, bottom - 1), COLOURS[shape[3]]
+        if shape[2] == "circle":
             pen.ellipse(box, fill=colour)
-        elif shape[1] == "square":
+        elif shape[2] == "square":
             pen.rectangle(box, fill=colour)
         else:
             pen.polygon([((left + right) // 2, top), (right - 1, bottom - 1), (left, bottom - 1)], fill=colour)

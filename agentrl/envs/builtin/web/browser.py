@@ -9,9 +9,10 @@ from urllib.parse import quote, urlencode, urljoin, urlsplit
 
 from agentrl.envs.builtin.web.page import Element, Page, parse
 from agentrl.envs.builtin.web.server import COOKIE, READ_SECONDS, sites
-from agentrl.errors import InfraError, ToolError
+from agentrl.errors import EnvError, InfraError, ToolError
 from agentrl.tools.schema import shown
 from agentrl.tools.threads import run_in_thread
+from agentrl.types import Part
 
 MAX_URL = 500
 MAX_TYPED = 200
@@ -111,6 +112,14 @@ class Browser(ABC):
         await self._load(self._visited[-1])
         for element, (value, on) in zip(self.page.elements, state["fields"], strict=True):
             element.value, element.on = value, on
+
+    async def picture(self) -> Part:
+        """The page as it looks, with its elements' numbers.
+
+        Raises:
+            EnvError: this browser draws nothing.
+        """
+        raise EnvError(f"{type(self).__name__} draws no pictures")
 
     async def close(self) -> None:
         """Release what it holds."""

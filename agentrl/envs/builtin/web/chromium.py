@@ -18,10 +18,12 @@ from typing import Any, TypeVar
 
 from agentrl.envs.builtin.web.browser import Browser
 from agentrl.envs.builtin.web.page import Element, parse
+from agentrl.envs.builtin.web.picture import WIDTH, numbered
 from agentrl.envs.builtin.web.server import COOKIE, sites
 from agentrl.errors import ConfigError, InfraError, StateUnsupported
 from agentrl.tools.sandbox.runner.loop import blocking, on_loop
 from agentrl.tools.threads import in_forked_child
+from agentrl.types import Part
 
 T = TypeVar("T")
 SECONDS = 60.0
@@ -30,6 +32,10 @@ STOP_SECONDS = 10.0
 NUMBERED = "a[href], button, select, textarea, input:not([type=hidden])"
 """What `page` numbers, in the same order."""
 FIELDS = "found => found.map(one => [one.value ?? '', one.checked ?? false])"
+PLACES = (
+    "found => found.map(one => { const box = one.getBoundingClientRect(); "
+    "return [box.x + window.scrollX, box.y + window.scrollY] })"
+)
 MISSING = (
     "env.browser = chromium needs {what}: install the package playwright (the extra `browser`) and Debian's chromium, "
     "or let `playwright install chromium` download one; env.browser = text needs neither"
@@ -75,6 +81,13 @@ class ChromiumBrowser(Browser):
         page, self._page = self._page, None
         if page is not None:
             await self._do(page.context.close())
+
+    async def picture(self) -> Part:
+        """A screenshot of the page, with its elements' numbers."""
+        await self._do(self._page.set_viewport_size({"width": WIDTH, "height": WIDTH}))
+        png = await self._do(self._page.screenshot(full_page=True))
+        places = await self._do(self._page.locator(NUMBERED).evaluate_all(PLACES))
+        return numbered(png, [(left, upper) for left, upper in places])
 
     async def _load(self, url: str) -> None:
         if self._page is None:

@@ -10,10 +10,11 @@ from agentrl.envs.builtin.web.page import Element
 from agentrl.envs.builtin.web.server import Site, sites
 from agentrl.errors import ConfigError, EnvError
 from agentrl.tools.tool import tool
-from agentrl.types import Message, Task
+from agentrl.types import Message, Part, Task
 
 S = TypeVar("S", bound=Site)
 BrowserName = Literal["text", "chromium"]
+View = Literal["text", "picture", "both"]
 HELP = (
     "You use a browser. Each link, button and field of a page has a number in brackets. Type into fields, and click "
     "links, buttons and boxes, by their numbers."
@@ -27,17 +28,21 @@ class WebEnv(Env, Generic[S]):
         level: of the tasks; None mixes them.
         seed: which tasks there are.
         browser: `text` reads the site's HTML; `chromium` is a real one.
+        view: how a page is shown: its text, a picture of it with the same numbers (by `chromium`), or both.
     """
 
     levels: ClassVar[tuple[int, ...]] = (1, 2, 3)
 
-    def __init__(self, level: int | None, seed: int, browser: BrowserName) -> None:
+    def __init__(self, level: int | None, seed: int, browser: BrowserName, view: View = "text") -> None:
         if level is not None and level not in self.levels:
             raise ConfigError(f"env.level = {level}: allowed are {', '.join(map(str, self.levels))}")
+        if view != "text" and browser != "chromium":
+            raise ConfigError(f"env.view = {view} needs env.browser = chromium, since {browser} draws nothing")
         if browser == "chromium":
             from agentrl.envs.builtin.web.chromium import require
 
             require()
+        self._view = view
         self.level, self.seed, self._browser_name = level, seed, browser
         self._task = Task(id="")
         self._site: S | None = None
@@ -52,31 +57,32 @@ class WebEnv(Env, Generic[S]):
         """Open with the task's text and the site's first page."""
         await self._begin(task)
         await self.browser.open("/")
-        opening = f"{task['words']}\n\n{self.browser.page.text()}"
+        words, seen = f"{task['words']}\n\n", await self._seen()
+        opening = words + seen if isinstance(seen, str) else [Part(type="text", text=words), *seen]
         return [Message(role="system", content=HELP), Message(role="user", content=opening)]
 
     @tool(model_errors=(ConnectionError, TimeoutError))
-    async def open(self, url: str) -> str:
+    async def open(self, url: str) -> str | list[Part]:
         """Open an address of this site.
 
         Args:
             url: such as /search?q=lamp.
         """
         await self.browser.open(url)
-        return self._shown()
+        return await self._shown()
 
     @tool(model_errors=(ConnectionError, TimeoutError))
-    async def click(self, number: int) -> str:
+    async def click(self, number: int) -> str | list[Part]:
         """Click a link or a button, or turn a box on or off.
 
         Args:
             number: its number on the page.
         """
         moved = await self.browser.click(number)
-        return self._shown() if moved else self._line(number)
+        return await self._shown(None if moved else number)
 
     @tool(model_errors=(ConnectionError, TimeoutError))
-    async def type(self, number: int, text: str, enter: bool = False) -> str:
+    async def type(self, number: int, text: str, enter: bool = False) -> str | list[Part]:
         """Put text into a field in place of what is there, or choose from a list by its words.
 
         Args:
@@ -85,13 +91,13 @@ class WebEnv(Env, Generic[S]):
             enter: press Enter afterwards, which sends the form.
         """
         moved = await self.browser.type(number, text, enter)
-        return self._shown() if moved else self._line(number)
+        return await self._shown(None if moved else number)
 
     @tool(model_errors=(ConnectionError, TimeoutError))
-    async def back(self) -> str:
+    async def back(self) -> str | list[Part]:
         """Go back to the page before this one."""
         await self.browser.back()
-        return self._shown()
+        return await self._shown()
 
     async def state(self) -> dict[str, Any]:
         """The session of the site, and the browser's page; StateUnsupported in Chromium."""
@@ -172,10 +178,16 @@ class WebEnv(Env, Generic[S]):
         else:
             self._browser = TextBrowser(self._site.host, self._session)
 
-    def _shown(self) -> str:
-        if self.site.ended:
+    async def _shown(self, number: int | None = None) -> str | list[Part]:
+        """The page; where a call has stayed on it, of its text the element of this number alone."""
+        if number is None and self.site.ended:
             self.end()
-        return self.browser.page.text()
+        return await self._seen(number)
 
-    def _line(self, number: int) -> str:
-        return str(self.browser.page.elements[number - 1])
+    async def _seen(self, number: int | None = None) -> str | list[Part]:
+        page = self.browser.page
+        text = page.text() if number is None else str(page.elements[number - 1])
+        if self._view == "text":
+            return text
+        words = text if self._view == "both" else page.url.removeprefix(f"http://{self.site.host}")
+        return [Part(type="text", text=words), await self.browser.picture()]

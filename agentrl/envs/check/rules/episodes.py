@@ -141,7 +141,7 @@ async def empty_results(subject: Subject) -> AsyncIterator[str]:
         for message in session.messages:
             if message.role == "tool" and message.name and not message.text.startswith("Error:"):
                 given[message.name] += 1
-                empty[message.name] += message.text.strip() in NOTHING
+                empty[message.name] += message.text.strip() in NOTHING and not message.images
     for name, number in given.items():
         if number >= SEVERAL and empty[name] == number:
             yield f"tool {name!r} told the agent nothing at any of {number} calls"

@@ -111,7 +111,7 @@ class LayerShape:
 
 
 @dataclass(slots=True)
-class StepShapes:
+class Shapes:
     """In place of a `StepLayout`: records what each layer passes to attention, which then computes nothing."""
 
     layers: dict[int, LayerShape] = field(default_factory=dict)
@@ -124,7 +124,7 @@ def _flat_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    layout: StepLayout | StepShapes | None = None,
+    layout: StepLayout | Shapes | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
@@ -136,7 +136,7 @@ def _flat_attention(
     heads, total, width = q_HNd.shape
     scores = AttentionScores(reach_of(module, sliding_window), softcap, s_aux)
     out_NHe = q_HNd.new_zeros(total, heads, value.shape[-1])
-    if isinstance(layout, StepShapes):
+    if isinstance(layout, Shapes):
         layout.layers[module.layer_idx] = LayerShape(heads, key.shape[1], key.shape[-1], value.shape[-1], scores)
         return out_NHe[None], None
     q_HNd = rescale_queries(module, query, layout.position_N)[0].to(query.dtype)

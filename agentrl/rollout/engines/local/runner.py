@@ -39,7 +39,7 @@ from agentrl.rollout.engines.local.flat import (
     AttentionScores,
     LayerShape,
     StepLayout,
-    StepShapes,
+    Shapes,
     decode,
     prefill,
 )
@@ -154,7 +154,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _shapes(self, config: Any, stateful: set[int]) -> dict[int, LayerShape]:
-        found, zero = StepShapes(), torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        found, zero = Shapes(), torch.zeros(1, 1, dtype=torch.long, device=self.device)
         set_plan(self.model, lambda mixer, hidden: hidden)
         try:
             self.model(input_ids=zero, position_ids=zero, use_cache=False, layout=found)

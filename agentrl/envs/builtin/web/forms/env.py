@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from agentrl.envs.base import reward
-from agentrl.envs.builtin.web.env import BrowserName, WebEnv
+from agentrl.envs.builtin.web.env import BrowserName, View, WebEnv
 from agentrl.envs.builtin.web.forms.catalogue import YES
 from agentrl.envs.builtin.web.forms.site import FormSite
 from agentrl.envs.builtin.web.forms.tasks import credit, forms_of, tasks
@@ -24,12 +24,15 @@ class WebForms(WebEnv[FormSite]):
         level: 1 to 3; without it they are mixed.
         seed: which tasks there are.
         browser: `text`, which needs nothing, or `chromium`, a real one by playwright.
+        view: a page's `text`, a `picture` of it with the same numbers (in Chromium), or `both`.
     """
 
     max_turns = 30
 
-    def __init__(self, level: int | None = None, seed: int = 0, browser: BrowserName = "text") -> None:
-        super().__init__(level, seed, browser)
+    def __init__(
+        self, level: int | None = None, seed: int = 0, browser: BrowserName = "text", view: View = "text"
+    ) -> None:
+        super().__init__(level, seed, browser, view)
 
     def tasks(self, split: str = "train") -> Iterator[Task]:
         """Tasks without end."""

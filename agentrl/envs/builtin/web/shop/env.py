@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from agentrl.envs.base import reward
-from agentrl.envs.builtin.web.env import BrowserName, WebEnv
+from agentrl.envs.builtin.web.env import BrowserName, View, WebEnv
 from agentrl.envs.builtin.web.shop.site import Shop
 from agentrl.envs.builtin.web.shop.tasks import cheapest, credit, tasks
 from agentrl.types import Message, Session, Task
@@ -24,12 +24,15 @@ class WebShop(WebEnv[Shop]):
         level: 1 to 3; without it they are mixed.
         seed: which shop and tasks there are.
         browser: `text`, which needs nothing, or `chromium`, a real one by playwright.
+        view: a page's `text`, a `picture` of it with the same numbers (in Chromium), or `both`.
     """
 
     max_turns = 40
 
-    def __init__(self, level: int | None = None, seed: int = 0, browser: BrowserName = "text") -> None:
-        super().__init__(level, seed, browser)
+    def __init__(
+        self, level: int | None = None, seed: int = 0, browser: BrowserName = "text", view: View = "text"
+    ) -> None:
+        super().__init__(level, seed, browser, view)
 
     def tasks(self, split: str = "train") -> Iterator[Task]:
         """Tasks without end."""
