@@ -1,10 +1,9 @@
-"""`launch/docker`: the commands, ports and checks of the images and the compose file fit, and what needs no registry builds."""
+"""`launch/docker`: commands, ports and checks of images and compose file fit, and what needs no registry builds."""
 
 from __future__ import annotations
 
 import json
 import re
-import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -109,17 +108,18 @@ def test_the_services_settings_are_valid_and_reach_each_other() -> None:
 def test_the_images_are_built_to_the_point_where_packages_come_from_a_registry() -> None:
     """The checkout is in it, without what a checkout has besides, and /runs belongs to nobody with rights."""
     tag = "agentrl-test/launch:user"
-    command = f"docker build --quiet --file {FOLDER}/agentrl.Dockerfile --target user --tag {tag} "
+    command = ["docker", "build", "--quiet", "--file", f"{FOLDER}/agentrl.Dockerfile", "--target", "user"]
+    command += ["--tag", tag, "--build-arg", "BASE=agentrl/base", "."]
     try:
         done = subprocess.run(
-            shlex.split(command + "--build-arg BASE=agentrl/base ."),
+            command,
             cwd=ROOT,
             capture_output=True,
             text=True,
             timeout=200,
         )
         assert done.returncode == 0, done.stderr
-        look = "id -u && touch /runs/file && ls -A /src && cd /src && python3 -c 'import agentrl as a; print(a.__version__)'"
+        look = "id -u; touch /runs/file && ls -A /src; cd /src; python3 -c 'import agentrl as a; print(a.__version__)'"
         words = ["docker", "run", "--rm", "--network", "none", "--user", "agentrl", tag]
         said = subprocess.run(
             [*words, "sh", "-c", look], capture_output=True, text=True, timeout=100, check=True
