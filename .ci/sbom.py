@@ -7,13 +7,19 @@ asks for and is not installed there stands without a version.
 from __future__ import annotations
 
 import json
+import re
 import sys
+import tomllib
 from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 NAME = "agentrl-platform"
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
 OWN = "dev"
 """The extra that contributors alone install."""
 
@@ -21,8 +27,7 @@ OWN = "dev"
 def packages() -> dict[str, set[str]]:
     """Each package with the extras that bring it; '' is the base."""
     found: dict[str, set[str]] = {}
-    extras = set(distribution(NAME).metadata.get_all("Provides-Extra") or ()) - {OWN}
-    for extra in ("", *sorted(extras)):
+    for extra in ("", *sorted(set(EXTRAS) - {OWN})):
         seen, waiting = set[tuple[str, str]](), [(NAME, extra)]
         while waiting:
             name, chosen = waiting.pop()
@@ -30,10 +35,15 @@ def packages() -> dict[str, set[str]]:
                 continue
             seen.add((name, chosen))
             found.setdefault(name, set()).add(extra)
-            for need in map(Requirement, needed(name)):
+            for need in map(Requirement, asked(chosen) if name == NAME else needed(name)):
                 if need.marker is None or need.marker.evaluate({"extra": chosen}):
                     waiting += [(canonicalize_name(need.name), each) for each in ("", *need.extras)]
     return {name: brought for name, brought in sorted(found.items()) if name != NAME}
+
+
+def asked(extra: str) -> list[str]:
+    """What agentrl itself asks for, by the checkout: an installation of it may be older."""
+    return EXTRAS[extra] if extra else PROJECT["dependencies"]
 
 
 def needed(name: str) -> list[str]:
@@ -65,7 +75,9 @@ def component(name: str, extras: set[str]) -> dict[str, object]:
 
 def bill() -> dict[str, object]:
     """The whole bill."""
-    version = distribution(NAME).version
+    version = re.search(
+        r'^__version__ = "(.+)"', (Path(__file__).parents[1] / "agentrl/__init__.py").read_text(), re.M
+    )[1]
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
