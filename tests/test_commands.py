@@ -188,6 +188,10 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
         "tests/viewer/test_app.py::test_the_command_serves_until_it_is_interrupted"
     ),
     "agentrl train env=oracle.py:Oracle": Run(TRAINED + "steps=1 warm_start.steps=2 warm_start.demos=16"),
+    "agentrl train env=calculator algo=examples/plugins/lite_ppo.py "
+    "algo.loss=examples/plugins/tempered.py steps=2": Run(
+        TRAINED + "warm_start.steps=2 warm_start.demos=16", {"steps=2": "steps=1"}
+    ),
     "agentrl eval env=oracle.py:Oracle policy=noop": Run(slow=False),
     "agentrl train env=calculator agent=examples/openai_agent/agent.py:agent cluster.environments=2 "
     "cluster.gateways=1": Elsewhere(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -72,3 +73,39 @@ def test_the_wheel_alone_installs_in_an_empty_environment_and_is_of_use(source: 
     assert "the first: trainer=megatron" in run("plan", "model=qwen3-8b").stdout
     trained = run("train", "env=calculator")
     assert (trained.returncode, "agentrl-platform[train]" in trained.stderr) == (2, True)
+
+
+def interpreter(version: str) -> str:
+    """The first Python of a version that runs, of those on PATH and of pyenv's; '' where there is none."""
+    kept = sorted(Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob(f"versions/{version}.*/bin/python"))
+    for found in filter(None, (shutil.which(f"python{version}"), *map(str, kept))):
+        if subprocess.run([found, "--version"], capture_output=True).returncode == 0:  # a shim may have none behind it
+            return found
+    return ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["3.12", "3.13", "3.14"])
+def test_the_wheel_is_of_use_under_other_pythons_that_are_installed(source: Path, tmp_path: Path, version: str) -> None:
+    (wheel,) = source.parent.glob("agentrl_platform-*.whl")
+    script = INSTALL.replace("venv --quiet", 'venv --quiet --python "$3"')
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    if not (python := interpreter(version)):
+        pytest.skip(f"Python {version} is not installed")
+    words = ["bash", "-c", script, "bash", wheel, tmp_path / "env", python]
+    made = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
+    need(made.returncode == 0, f"the requirements can't be installed: {made.stderr[-300:]}")
+    said = ""
+    for command in (["--version"], ["init", "sums", "--kind", "questions"], ["plan", "model=qwen3-8b"]):
+        done = subprocess.run(
+            [tmp_path / "env/bin/agentrl", *command],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert done.returncode == 0, done.stderr
+        said += done.stdout
+    assert f"Python {version}." in said
+    assert "the first: trainer=megatron" in said

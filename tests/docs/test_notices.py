@@ -5,11 +5,16 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
+
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "NOTICES.md"
@@ -67,6 +72,18 @@ def test_the_notices_have_every_package_with_its_licence() -> None:
     assert {name: extras for name, (extras, _) in table.items()} == wanted, "run python -m tests.docs.test_notices"
     assert [name for name, (_, licence) in table.items() if not licence.strip()] == []
     assert {name: stated(name) for name in table if stated(name) not in (None, table[name][1])} == {}
+
+
+def test_the_bill_of_materials_of_a_release_has_each_of_them_and_what_they_bring() -> None:
+    command = [sys.executable, ROOT / ".ci" / "sbom.py"]
+    bill = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=100).stdout)
+    found = {each["name"]: each for each in bill["components"]}
+    assert set(map(canonicalize_name, asked())) <= set(found)
+    assert all(each["purl"].startswith(f"pkg:pypi/{name}") for name, each in found.items())
+    assert found["pydantic"]["properties"] == [{"name": "extra", "value": "always"}]
+    assert {"name": "extra", "value": "train"} in found["torch"]["properties"]
+    assert "pydantic-core" in found, "what a package brings is there as well"
+    assert not {"pytest", "ruff", "agentrl-platform"} & set(found)
 
 
 if __name__ == "__main__":

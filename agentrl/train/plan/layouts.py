@@ -40,7 +40,7 @@ class PlanConfig(Section):
 
     model: str
     """A model folder, a config.json, or one of: smollm2-135m, qwen2.5-0.5b, qwen2.5-vl-3b, qwen2.5-vl-7b, qwen3-0.6b,
-    qwen3-1.7b, qwen3-8b, qwen3-30b-a3b, qwen3-235b-a22b."""
+    qwen3-1.7b, qwen3-8b, qwen3-30b-a3b, qwen3-235b-a22b, glm-4.5-air, deepseek-v3, kimi-k2."""
     trainer: Literal["megatron", "fsdp"] = "megatron"
     """Whose layouts are searched: megatron, by all of its kinds of parallelism; fsdp, which has data-parallel ranks."""
     nodes: PositiveInt = 1

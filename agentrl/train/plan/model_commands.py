@@ -1,4 +1,4 @@
-"""The commands about models: `agentrl models list|get|merge|check`."""
+"""The commands about models: `agentrl models list|get|merge|push|check`."""
 
 from __future__ import annotations
 
@@ -44,6 +44,23 @@ def models_merge(base: str, adapter: Path, merged: Path) -> None:
     own = adapter / base  # an adapter's folder may hold its base
     merge_adapter(own if own.is_dir() else resolve(base), adapter, merged)
     out.print(str(merged), highlight=False, soft_wrap=True)
+
+
+@app.command("push")
+def models_push(
+    run: Path,
+    folder: Path,
+    step: Annotated[int | None, typer.Option(help="Of which step; by default the best one's, or the newest.")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Put it in the place of a model that is there.")] = False,
+) -> None:
+    """Write a run's model, with a card that says where it comes from, into a folder such as a clone from a hub.
+
+    `hf upload OWNER/NAME FOLDER`, or git, then publishes the folder.
+    """
+    from agentrl.train.record.push import push
+
+    taken = push(run, folder, step, replace=replace)
+    out.print(f"{taken.name} of {run} is in {folder}, with its card in README.md", highlight=False, soft_wrap=True)
 
 
 @app.command("check")

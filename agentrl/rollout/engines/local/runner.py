@@ -38,8 +38,8 @@ from agentrl.rollout.engines.local.flat import (
     BLOCK,
     AttentionScores,
     LayerShape,
-    StepLayout,
     Shapes,
+    StepLayout,
     decode,
     prefill,
 )
