@@ -17,6 +17,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from agentrl.attachments import support
+from agentrl.errors import RenderError
 from agentrl.sessions.gateway.attempts import Attempts
 from agentrl.sessions.gateway.echoes import match_extended
 from agentrl.sessions.gateway.exclusion import Exclusion
@@ -30,6 +32,7 @@ from agentrl.sessions.gateway.sizes import LARGE, LARGE_HISTORY, characters, che
 from agentrl.sessions.gateway.turn_parts import Event, cut_turn, deltas_of, merged, turn_of
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.renderers.base import RenderedMessage, Renderer, Span, parse
+from agentrl.sessions.renderers.call_grammar import call_grammar
 from agentrl.sessions.renderers.strip import StrippedBranch, count_stripped
 from agentrl.sessions.tree.generation import aclose
 from agentrl.sessions.tree.turn_generator import GeneratedTurn, Prompt, TurnGenerator
@@ -77,6 +80,7 @@ class Exchange:
         self.pending: PendingRequest | None = None
         self.committed: float | None = None
         self.malformed = self.not_allowed = 0
+        self.loose_calls = False
         self.branch: StrippedBranch | None = None
 
     # ------------------------------------------------------------------------------------- preparation
@@ -100,7 +104,7 @@ class Exchange:
         digest = self.state.index.path_digest(prompt.parent)
         for message in prompt.new:
             digest = extended_digest(digest, message.token_ids)
-        self.sampling = generator.with_stops(self.request.sampling)
+        self.sampling = self._with_calls(generator.with_stops(self.request.sampling))
         detection, mixed = self.parts.retry_detection, self.parts.limits.sampling == "mixed"
         parent, opening = self.state.stored_path(self.match.parent_key, prompt.new), prompt.opening
         attempts = Attempts(
@@ -118,6 +122,28 @@ class Exchange:
         self.samplings = [generator.clamp(budget, sampling) for sampling in samplings]
         self.call_ids = hashlib.blake2b(b"%d" % attempt + digest, digest_size=5).hexdigest()
         self.arrival = self.state.arrive(self.pending)
+
+    def _with_calls(self, sampling: Sampling) -> Sampling:
+        """Add the grammar of the tools' calls, where one is strict and what is drawn under it can be trained.
+
+        What a client demands of the form of a text is then a part of it.
+        """
+        request, engine, renderer = self.request, self.parts.engine.capabilities, self.parts.renderer
+        checked = None if self.parts.generator.strict_calls else request.strict
+        named = {tool["function"]["name"]: tool for tool in request.callable}
+        tools = [one for name, one in named.items() if request.may_call(name) and request.force in (None, "", name)]
+        wanted = tools and (checked is None or checked) and not request.prefill and sampling.regex is None
+        if not wanted:
+            return sampling
+        try:
+            if not engine.lark or support.NAME not in engine.attachments:
+                raise RenderError("the engine has no grammars of calls that are trained")
+            begun, form = (None if request.force is None else self.forced), sampling.json_schema
+            lark = call_grammar(renderer, tools, checked=checked, begun=begun, parallel=request.parallel, form=form)
+        except RenderError:
+            self.loose_calls = True
+            return sampling
+        return replace(sampling, lark=lark, json_schema=None)
 
     async def count(self) -> int:
         """Return the number of the prompt's tokens; nothing is generated.
@@ -270,6 +296,8 @@ class Exchange:
         self.committed = time.monotonic()
         for name in self.request.ignored.values():
             session.count(f"gateway/ignored/{name}")
+        if self.loose_calls:
+            session.count("gateway/ignored/tools.strict")
         if self.is_retry:
             session.count("gateway/retries")
             nodes = [choice.node for choice in self.choices if choice.node is not None]

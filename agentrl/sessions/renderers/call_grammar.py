@@ -24,7 +24,7 @@ Pieces = tuple[int | str, ...]
 """Special tokens by their ids, and the text between them."""
 _NAME, _OTHER, _ARGUMENTS = "agentrl_probe", "agentrl_other", '{"agentrl_key": 1}'
 _PARTS = re.compile(f"({_NAME}|{_OTHER}|{re.escape(_ARGUMENTS)})")
-_SPELLING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_SPELLING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": True}
 _SHORTEST = 5
 """The fewest characters of a tag that is text: shorter ones come in other texts as well."""
 
