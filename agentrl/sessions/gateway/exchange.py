@@ -10,6 +10,7 @@ turn: what is generated after it is still sampled from the whole vocabulary, so 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import secrets
 import time
@@ -31,8 +32,8 @@ from agentrl.sessions.gateway.session_state import SessionState
 from agentrl.sessions.gateway.sizes import LARGE, LARGE_HISTORY, characters, check_length, check_text, off_loop
 from agentrl.sessions.gateway.turn_parts import Event, cut_turn, deltas_of, merged, turn_of
 from agentrl.sessions.gateway.turn_request import TurnRequest
-from agentrl.sessions.renderers.base import RenderedMessage, Renderer, Span, parse
-from agentrl.sessions.renderers.call_grammar import call_grammar
+from agentrl.sessions.renderers.base import RenderedMessage, Renderer, Span, ToolSchema, parse
+from agentrl.sessions.renderers.call_grammar import before_arguments, call_grammar
 from agentrl.sessions.renderers.strip import StrippedBranch, count_stripped
 from agentrl.sessions.tree.generation import aclose
 from agentrl.sessions.tree.turn_generator import GeneratedTurn, Prompt, TurnGenerator
@@ -128,15 +129,12 @@ class Exchange:
 
         What a client demands of the form of a text is then a part of it.
         """
-        request, engine, renderer = self.request, self.parts.engine.capabilities, self.parts.renderer
-        checked = None if self.parts.generator.strict_calls else request.strict
-        named = {tool["function"]["name"]: tool for tool in request.callable}
-        tools = [one for name, one in named.items() if request.may_call(name) and request.force in (None, "", name)]
-        wanted = tools and (checked is None or checked) and not request.prefill and sampling.regex is None
-        if not wanted:
+        request, engine, renderer, tools = self.request, self.parts.engine, self.parts.renderer, self._demanded()
+        if not tools or not self._checked() or request.prefill or sampling.regex is not None:
             return sampling
+        checked = None if self.parts.generator.strict_calls else request.strict
         try:
-            if not engine.lark or support.NAME not in engine.attachments:
+            if not engine.capabilities.lark or support.NAME not in engine.capabilities.attachments:
                 raise RenderError("the engine has no grammars of calls that are trained")
             begun, form = (None if request.force is None else self.forced), sampling.json_schema
             lark = call_grammar(renderer, tools, checked=checked, begun=begun, parallel=request.parallel, form=form)
@@ -144,6 +142,15 @@ class Exchange:
             self.loose_calls = True
             return sampling
         return replace(sampling, lark=lark, json_schema=None)
+
+    def _checked(self) -> bool:
+        """Return whether any call has to fit its tool's schema."""
+        return self.parts.generator.strict_calls or bool(self.request.strict)
+
+    def _demanded(self) -> list[ToolSchema]:
+        """The tools that the turn may call."""
+        request, named = self.request, {tool["function"]["name"]: tool for tool in self.request.callable}
+        return [tool for name, tool in named.items() if request.may_call(name) and request.force in (None, "", name)]
 
     async def count(self) -> int:
         """Return the number of the prompt's tokens; nothing is generated.
@@ -174,6 +181,9 @@ class Exchange:
         if after is None:
             raise ApiError(400, "a conversation needs at least one message", param="messages")
         self.match, self.forced = match, forced_tokens(generator.renderer, request)
+        if request.force is not None and self._checked():
+            with contextlib.suppress(RenderError):
+                self.forced = before_arguments(generator.renderer, self._demanded(), self.forced)
         return self._prompt(new, [*generator.renderer.generation_prompt(after), *self.forced])
 
     async def _rendered(

@@ -106,6 +106,20 @@ def call_grammar(
     return "\n".join(["%llguidance {}", f"start: {' | '.join(begins)}", *rules, ""])
 
 
+def before_arguments(renderer: Renderer, tools: Sequence[ToolSchema], tokens: Sequence[int]) -> list[int]:
+    """Return the longest beginning of a call's tokens that has nothing of its arguments.
+
+    Raises:
+        RenderError: this format has no grammar of calls.
+    """
+    known = CallFormat.of(renderer)
+    heads = [(*known.before, tool["function"]["name"], *known.within) for tool in tools]
+    left = list(tokens)
+    while left and all(_left(head, _pieces(renderer, left)) is None for head in heads):
+        left.pop()
+    return left
+
+
 def _free(known: CallFormat, form: str | None) -> list[str]:
     """The rules of a turn from its beginning."""
     first, others = known.before[0], known.before[1:]
