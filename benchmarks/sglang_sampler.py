@@ -1,4 +1,4 @@
-"""SGLang's sampler against its rule as written down: `.venv-sglang/bin/python -m benchmarks.sglang_sampler`.
+"""SGLang's sampler against the rule that is written for it: `.venv-sglang/bin/python -m benchmarks.sglang_sampler`.
 
 Run by the interpreter that has SGLang. Its own function draws `--draws` tokens from random rows, each with a top-k, a
 top-p and a min-p of its own (or none), and says what it kept. The rule, in float64: a token is left where fewer than

@@ -207,7 +207,7 @@ def prove(rows: int, draws: int) -> None:
     print(f"{draws} draws: chi-square {square:.1f} with {freedom} degrees of freedom")
 
 
-def learn(names: Sequence[str], seeds: range, small: bool, switched: bool) -> None:
+def learn(names: Sequence[str], seeds: range, steps: int | None, small: bool, switched: bool) -> None:
     """Train with each narrowing and each seed, and print what came of it; a seed's runs share their warm start."""
     with TemporaryDirectory() as folder:
         for seed, name in itertools.product(seeds, names or LEARNT):
@@ -216,7 +216,7 @@ def learn(names: Sequence[str], seeds: range, small: bool, switched: bool) -> No
                 once = SMALL if small else SMALL | {"warm_start": {}}
                 print(f"calculator, warm start, seed {seed}: {measured({'env': 'calculator'} | once, seed, warm)}")
             settings = merge(recipe(), {"model": str(warm / "checkpoints" / "step-000000")})
-            settings = merge(settings, LEARNT[name])
+            settings = merge(settings, LEARNT[name] if steps is None else LEARNT[name] | {"steps": steps})
             settings = merge(settings, SMALL | {"warm_start": {}}) if small else settings
             run = Path(folder) / f"{name}-{seed}"
             came = measured(settings, seed, run)
@@ -256,6 +256,7 @@ def main() -> None:
     parser.add_argument("what", nargs="*", help="cost, learn, proof; all by default")
     parser.add_argument("--only", nargs="*", default=(), help=f"learn with these alone: {', '.join(LEARNT)}")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each")
+    parser.add_argument("--steps", type=int, help="steps of each run; the recipe's by default")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument(
         "--unrenormalised", action="store_true", help="and ten steps of the first seed as if no set had been recorded"
@@ -271,7 +272,7 @@ def main() -> None:
         cost(32 if given.small else given.rows, 1 if given.small else 3, 512 if given.small else VOCABULARY)
     if "learn" in what:
         seeds = range(given.first, given.first + given.seeds)
-        learn(given.only, seeds, given.small, given.unrenormalised)
+        learn(given.only, seeds, given.steps, given.small, given.unrenormalised)
 
 
 if __name__ == "__main__":

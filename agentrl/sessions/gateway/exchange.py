@@ -10,6 +10,7 @@ turn: what is generated after it is still sampled from the whole vocabulary, so 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import secrets
 import time
@@ -17,6 +18,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from agentrl.attachments import support
+from agentrl.errors import RenderError
 from agentrl.sessions.gateway.attempts import Attempts
 from agentrl.sessions.gateway.echoes import match_extended
 from agentrl.sessions.gateway.exclusion import Exclusion
@@ -29,7 +32,8 @@ from agentrl.sessions.gateway.session_state import SessionState
 from agentrl.sessions.gateway.sizes import LARGE, LARGE_HISTORY, characters, check_length, check_text, off_loop
 from agentrl.sessions.gateway.turn_parts import Event, cut_turn, deltas_of, merged, turn_of
 from agentrl.sessions.gateway.turn_request import TurnRequest
-from agentrl.sessions.renderers.base import RenderedMessage, Renderer, Span, parse
+from agentrl.sessions.renderers.base import RenderedMessage, Renderer, Span, ToolSchema, parse
+from agentrl.sessions.renderers.call_grammar import before_arguments, call_grammar
 from agentrl.sessions.renderers.strip import StrippedBranch, count_stripped
 from agentrl.sessions.tree.generation import aclose
 from agentrl.sessions.tree.turn_generator import GeneratedTurn, Prompt, TurnGenerator
@@ -77,6 +81,7 @@ class Exchange:
         self.pending: PendingRequest | None = None
         self.committed: float | None = None
         self.malformed = self.not_allowed = 0
+        self.loose_calls = False
         self.branch: StrippedBranch | None = None
 
     # ------------------------------------------------------------------------------------- preparation
@@ -100,7 +105,7 @@ class Exchange:
         digest = self.state.index.path_digest(prompt.parent)
         for message in prompt.new:
             digest = extended_digest(digest, message.token_ids, message.message.images)
-        self.sampling = generator.with_stops(self.request.sampling)
+        self.sampling = self._with_calls(generator.with_stops(self.request.sampling))
         detection, mixed = self.parts.retry_detection, self.parts.limits.sampling == "mixed"
         parent, opening = self.state.stored_path(self.match.parent_key, prompt.new), prompt.opening
         attempts = Attempts(
@@ -118,6 +123,34 @@ class Exchange:
         self.samplings = [generator.clamp(budget, sampling) for sampling in samplings]
         self.call_ids = hashlib.blake2b(b"%d" % attempt + digest, digest_size=5).hexdigest()
         self.arrival = self.state.arrive(self.pending)
+
+    def _with_calls(self, sampling: Sampling) -> Sampling:
+        """Add the grammar of the tools' calls, where one is strict and what is drawn under it can be trained.
+
+        What a client demands of the form of a text is then a part of it.
+        """
+        request, engine, renderer, tools = self.request, self.parts.engine, self.parts.renderer, self._demanded()
+        if not tools or not self._checked() or request.prefill or sampling.regex is not None:
+            return sampling
+        checked = None if self.parts.generator.strict_calls else request.strict
+        try:
+            if not engine.capabilities.lark or support.NAME not in engine.capabilities.attachments:
+                raise RenderError("the engine has no grammars of calls that are trained")
+            begun, form = (None if request.force is None else self.forced), sampling.json_schema
+            lark = call_grammar(renderer, tools, checked=checked, begun=begun, parallel=request.parallel, form=form)
+        except RenderError:
+            self.loose_calls = True
+            return sampling
+        return replace(sampling, lark=lark, json_schema=None)
+
+    def _checked(self) -> bool:
+        """Return whether any call has to fit its tool's schema."""
+        return self.parts.generator.strict_calls or bool(self.request.strict)
+
+    def _demanded(self) -> list[ToolSchema]:
+        """The tools that the turn may call."""
+        request, named = self.request, {tool["function"]["name"]: tool for tool in self.request.callable}
+        return [tool for name, tool in named.items() if request.may_call(name) and request.force in (None, "", name)]
 
     async def count(self) -> int:
         """Return the number of the prompt's tokens; nothing is generated.
@@ -148,6 +181,9 @@ class Exchange:
         if after is None:
             raise ApiError(400, "a conversation needs at least one message", param="messages")
         self.match, self.forced = match, forced_tokens(generator.renderer, request)
+        if request.force is not None and self._checked():
+            with contextlib.suppress(RenderError):
+                self.forced = before_arguments(generator.renderer, self._demanded(), self.forced)
         return self._prompt(new, [*generator.renderer.generation_prompt(after), *self.forced])
 
     async def _rendered(
@@ -271,6 +307,8 @@ class Exchange:
         self.committed = time.monotonic()
         for name in self.request.ignored.values():
             session.count(f"gateway/ignored/{name}")
+        if self.loose_calls:
+            session.count("gateway/ignored/tools.strict")
         if self.is_retry:
             session.count("gateway/retries")
             nodes = [choice.node for choice in self.choices if choice.node is not None]

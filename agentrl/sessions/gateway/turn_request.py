@@ -38,6 +38,7 @@ class TurnRequest:
         stream: whether the reply is streamed.
         force: None lets the model choose, "" forces a call, a name forces a call of that tool.
         allowed: the names of the tools that may be called; None: all.
+        strict: the names of the tools whose calls must fit their schemas.
         thinking: whether the turn may begin with reasoning; None leaves it to the format.
         prefills: whether an assistant's message at the end of the history is the beginning of the turn.
         prefill: that beginning, once the history is read.
@@ -64,6 +65,7 @@ class TurnRequest:
     stream: bool = False
     force: str | None = None
     allowed: frozenset[str] | None = None
+    strict: frozenset[str] = frozenset()
     thinking: bool | None = None
     prefills: bool = False
     prefill: str = ""

@@ -24,7 +24,7 @@ Pieces = tuple[int | str, ...]
 """Special tokens by their ids, and the text between them."""
 _NAME, _OTHER, _ARGUMENTS = "agentrl_probe", "agentrl_other", '{"agentrl_key": 1}'
 _PARTS = re.compile(f"({_NAME}|{_OTHER}|{re.escape(_ARGUMENTS)})")
-_SPELLING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_SPELLING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": True}
 _SHORTEST = 5
 """The fewest characters of a tag that is text: shorter ones come in other texts as well."""
 
@@ -104,6 +104,20 @@ def call_grammar(
     if not begins:
         raise _refusal(renderer, "the tokens that are written already begin none of its calls")
     return "\n".join(["%llguidance {}", f"start: {' | '.join(begins)}", *rules, ""])
+
+
+def before_arguments(renderer: Renderer, tools: Sequence[ToolSchema], tokens: Sequence[int]) -> list[int]:
+    """Return the longest beginning of a call's tokens that has nothing of its arguments.
+
+    Raises:
+        RenderError: this format has no grammar of calls.
+    """
+    known = CallFormat.of(renderer)
+    heads = [(*known.before, tool["function"]["name"], *known.within) for tool in tools]
+    left = list(tokens)
+    while left and all(_left(head, _pieces(renderer, left)) is None for head in heads):
+        left.pop()
+    return left
 
 
 def _free(known: CallFormat, form: str | None) -> list[str]:

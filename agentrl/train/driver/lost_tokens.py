@@ -79,7 +79,8 @@ STRUCTURAL = frozenset(
 """Causes that lie in the settings, the environment or the agent's program: another step does not change them."""
 ADVICE: Mapping[Cause, str] = {
     Cause.SAMPLING: "turns were sampled with top-p, top-k, min-p, penalties or a logit bias where the engine does not "
-    "record what was left of the vocabulary: leave these away (rollout.top_p=1), or use engine=local, which does",
+    "record what was left of the vocabulary: leave these away (rollout.top_p=1), use engine=local, "
+    "which does, or on vLLM leave under 512 tokens (rollout.top_k)",
     Cause.GREEDY: "turns were sampled at temperature 0, which leaves nothing to learn from: raise rollout.temperature",
     Cause.GRAMMAR: "turns were sampled under a schema on an engine that does not record what it left of the "
     "vocabulary: use engine=local, which does, or the agent's program must not ask for one (response_format)",

@@ -16,7 +16,7 @@ from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire import custom
 from agentrl.sessions.gateway.wire.images import check_number, content_at
-from agentrl.sessions.gateway.wire.objects import function_of, object_at, pass_over, text_at
+from agentrl.sessions.gateway.wire.objects import function_of, object_at, pass_over, strict_of, text_at
 from agentrl.sessions.gateway.wire.validation import Parameters, number
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.types import MOST_PROBABLE, FunctionCall, Message, Sampling, ToolCall
@@ -83,6 +83,7 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
         stream=given.get("stream", False),
         force=force,
         allowed=allowed,
+        strict=strict_of(declared),
         thinking=_thinking(given.get("chat_template_kwargs", {})),
         parallel=given.get("parallel_tool_calls", True),
         retry=retry,

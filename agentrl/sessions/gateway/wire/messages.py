@@ -21,7 +21,7 @@ from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire.chat import distinct, form_of, schema_of, stops_of
 from agentrl.sessions.gateway.wire.client_tools import CLIENT_TOOLS, as_function
 from agentrl.sessions.gateway.wire.images import Content, check_number, joined, read_part
-from agentrl.sessions.gateway.wire.objects import function_of, object_at, pass_over, text_at, texts_at
+from agentrl.sessions.gateway.wire.objects import function_of, object_at, pass_over, strict_of, text_at, texts_at
 from agentrl.sessions.gateway.wire.turns import add_piece, add_turn, assistant_message
 from agentrl.sessions.gateway.wire.validation import Parameters, number
 from agentrl.sessions.renderers.base import ToolSchema
@@ -114,6 +114,7 @@ def _ask(parameters: Parameters, body: Body, limits: Limits, retry: int | None, 
         ),
         stream=given.get("stream", False),
         force=force,
+        strict=strict_of(declared),
         parallel=choice.get("disable_parallel_tool_use") is not True,
         previous_reply=follows,
         in_thread=follows is not None,

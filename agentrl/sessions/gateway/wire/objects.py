@@ -7,7 +7,7 @@ change the text, or is spelt nearly like one that is read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from agentrl.sessions.gateway.http.api_error import ApiError, unsupported
@@ -61,6 +61,12 @@ def function_of(tool: Mapping[str, Any], where: str, parameters: str = "paramete
             raise ApiError(400, f"{place}: must be an object", "invalid_value", place)
         function["parameters"] = schema
     return function
+
+
+def strict_of(tools: Sequence[Any]) -> frozenset[str]:
+    """The names of the functions whose calls must fit their schemas (`strict`), of tools in any protocol's form."""
+    functions = (tool.get("function", tool) for tool in tools if isinstance(tool, dict))
+    return frozenset(str(one.get("name")) for one in functions if isinstance(one, dict) and one.get("strict") is True)
 
 
 def texts_at(item: Mapping[str, Any], name: str, where: str, kinds: Set[str]) -> str:

@@ -21,7 +21,7 @@ from agentrl.sessions.gateway.wire.chat import HARMLESS, chosen, distinct, form_
 from agentrl.sessions.gateway.wire.images import check_number, content_at
 from agentrl.sessions.gateway.wire.items import Items, output_items
 from agentrl.sessions.gateway.wire.logprobs import of_content
-from agentrl.sessions.gateway.wire.objects import function_of, object_at, pass_over, text_at, texts_at
+from agentrl.sessions.gateway.wire.objects import function_of, object_at, pass_over, strict_of, text_at, texts_at
 from agentrl.sessions.gateway.wire.sse import encoded
 from agentrl.sessions.gateway.wire.turns import assistant_message
 from agentrl.sessions.gateway.wire.validation import Parameters
@@ -112,6 +112,7 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
         stream=given.get("stream", False),
         force=force,
         allowed=allowed,
+        strict=strict_of(given.get("tools", [])),
         parallel=given.get("parallel_tool_calls", True),
         previous_reply=follows.removeprefix("resp_") if follows is not None else None,
         retry=retry,
