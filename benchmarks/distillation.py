@@ -1,11 +1,12 @@
-"""A tiny student learns from a tiny teacher: `python -m benchmarks.distillation [--seeds N] [--rows …] [--sglang]`.
+"""A tiny student learns from a tiny teacher: `python -m benchmarks.distillation [--seeds N] [--rows …] [--small]`.
 
 The teacher is what reinforcement learning made of an imitation of the calculator's demonstrator, the student that
 imitation. Rows are what is learned from (`ROWS`): sampled tokens alone, divergences over the vocabulary and over the
 teacher's top k, a teacher behind a URL (with `--sglang`, whose server is started), and the policy itself with the
 answer in its prompt. Printed are the reverse KL divergence of the student from the teacher, in nats a sampled token, in
-the first step and in the mean of the last three, and the held-out rewards. The aim: under 0.05. Its small form, of a
-quarter of the steps or less, is `tests/train/test_distill.py`.
+the first step and in the mean of the last three, and the held-out rewards. The aim: under 0.05. With `--small` the
+teacher learned from the best of the student's own sessions. CI's form, of a quarter of the steps or less, is
+`tests/train/test_distill.py`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import agentrl
 from agentrl.rollout.engines import make_engine
 from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.train.display.console import Display
+from benchmarks import preferences
 from benchmarks.machine import machine
 
 ROWS: dict[str, dict[str, Any]] = {
@@ -102,28 +104,40 @@ def served(teacher: Path) -> Iterator[str]:
         engine.server.kill()
 
 
+def reinforced(folder: Path) -> tuple[Path, Path]:
+    """The calculator's imitation, and what reinforcement learning made of it."""
+    with (folder / "log").open("w") as log:
+        settings = {"steps": 28, "algo.schedule": "constant", "checkpoint_every": 100}
+        display = Display(Console(file=log))
+        teacher = agentrl.train("calculator", seed=0, run_dir=str(folder / "teacher"), display=display, **settings)
+    assert teacher.after is not None
+    print(f"the teacher's held-out reward: {teacher.after.mean:.3f}", flush=True)
+    first, last = sorted((folder / "teacher" / "checkpoints").iterdir())
+    return first, last
+
+
 def main() -> None:
     """Train a teacher and students."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="students")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=[name for name in ROWS if name != "url"])
     parser.add_argument("--sglang", action="store_true", help="also the row `url`")
+    parser.add_argument("--small", action="store_true", help="a teacher that sft made, and half the sessions")
     given = parser.parse_args()
     print(machine(), flush=True)
     with TemporaryDirectory() as name:
         folder = Path(name)
-        with (folder / "log").open("w") as log:
-            settings = {"steps": 28, "algo.schedule": "constant", "checkpoint_every": 100}
-            display = Display(Console(file=log))
-            teacher = agentrl.train("calculator", seed=0, run_dir=str(folder / "teacher"), display=display, **settings)
-        assert teacher.after is not None
-        print(f"the teacher's held-out reward: {teacher.after.mean:.3f}", flush=True)
-        first, last = sorted((folder / "teacher" / "checkpoints").iterdir())
+        if given.small:
+            first = preferences.imitate(folder, 0) / "checkpoints" / "step-000000"
+            _, last = preferences.improve(folder, 0, first)
+        else:
+            first, last = reinforced(folder)
         with served(last) if given.sglang else nullcontext("") as url:
             for row, seed in product([*given.rows, *(["url"] if given.sglang else [])], range(given.seeds)):
                 own = folder / f"{row}-{seed}"
                 own.mkdir()
-                distil(first, url if row == "url" else last, own, row=row, seed=seed)
+                more = {"groups": 32} if given.small else {}
+                distil(first, url if row == "url" else last, own, row=row, seed=seed, **more)
 
 
 if __name__ == "__main__":

@@ -55,35 +55,37 @@ def main() -> None:
     sys.exit(not rose)
 
 
+def imitate(scratch: Path, seed: int) -> Path:
+    """Imitate the expert for a while, and record what that model does; the folder of the run."""
+    shape = {"rollout.groups_per_step": 16, "rollout.group_size": SAMPLES, "eval.tasks": 8}
+    warm = {"warm_start.steps": WARM_STEPS, "steps": RECORDED_STEPS, "algo.lr": 1e-9, "keep_checkpoints": 10}
+    agentrl.train("calculator", run_dir=str(scratch / "recorded"), seed=seed, metrics=[], **shape, **warm)
+    return scratch / "recorded"
+
+
+def improve(scratch: Path, seed: int, base: Path) -> tuple[Any, Path]:
+    """Learn from the best of a model's own sessions; what was kept of them, and the model."""
+    file = scratch / "best.jsonl"
+    words = ["env=calculator", f"model={base}", f"out={file}", f"run_dir={scratch}", f"n={SAMPLES}"]
+    tree, own = split_settings(typed(words))
+    found = run_reject(complete(tree | {"seed": seed, "eval": {**tree["eval"], "tasks": TASKS}}), own)
+    settings = {"run_dir": str(scratch / "imitated"), "algo.lr": 1e-3, "steps": SFT_STEPS, "metrics": []}
+    learned = agentrl.train(algo="sft", data=str(file), model=str(base), seed=seed, **settings)
+    return found, learned.checkpoint
+
+
 def measure(scratch: Path, seed: int) -> tuple[list[tuple[str, ...]], bool]:
     """The rows of the table, and whether all of them rose."""
     small = {"seed": seed, "metrics": []}
-    shape = {"rollout.groups_per_step": 16, "rollout.group_size": SAMPLES, "eval.tasks": 8}
-    recorded = scratch / "recorded"
-    warm = {"warm_start.steps": WARM_STEPS, "steps": RECORDED_STEPS, "algo.lr": 1e-9, "keep_checkpoints": 10}
-    agentrl.train("calculator", run_dir=str(recorded), **small, **shape, **warm)
+    recorded = imitate(scratch, seed)
     base = recorded / "checkpoints" / "step-000000"
 
     def reward(model: Path) -> Any:
         settings = {"eval.tasks": HELD_OUT, "eval.n": 2, "run_dir": str(scratch / f"eval-{model.parent.parent.name}")}
         return agentrl.evaluate("calculator", model=str(model), **settings)
 
-    file = scratch / "best.jsonl"
-    tree, own = split_settings(
-        typed(["env=calculator", f"model={base}", f"out={file}", f"run_dir={scratch}", f"n={SAMPLES}"])
-    )
-    found = run_reject(complete(tree | {"seed": seed, "eval": {**tree["eval"], "tasks": TASKS}}), own)
-    imitated = scratch / "imitated"
-    learned = agentrl.train(
-        algo="sft",
-        data=str(file),
-        model=str(base),
-        steps=SFT_STEPS,
-        run_dir=str(imitated),
-        **small,
-        **{"algo.lr": 1e-3},
-    )
-    before, after = reward(base), reward(learned.checkpoint)
+    found, better = improve(scratch, seed, base)
+    before, after = reward(base), reward(better)
     what = f"reward, {HELD_OUT} held-out tasks; {found.counts['rows']} conversations"
     rows, rose = [("reject, sft", what, before.summary, after.summary)], after.low > before.mean
     for algo in ("dpo", "simpo", "kto"):

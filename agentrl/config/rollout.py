@@ -241,6 +241,11 @@ class ProbeConfig(Section):
     def _sessions_are_scored_alone(self) -> ProbeConfig:
         if found := [name for name, each in self.rewards.items() if isinstance(each, GroupRewardConfig)]:
             raise ValueError(f"rewards.{found[0]} compares the sessions of a group, and a probe has one of each")
+        if found := [name for name, each in self.rewards.items() if getattr(each, "policy", "")]:
+            raise ValueError(
+                f"rewards.{found[0]}.policy: policies judge for the rewards that a run is trained on, and a second "
+                f"scorer is a server's: rewards.{found[0]}.url=ADDRESS"
+            )
         return self
 
 

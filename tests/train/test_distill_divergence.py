@@ -10,8 +10,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agentrl.config import PolicyConfig
+from agentrl.overrides import typed
+from agentrl.train.algorithms import algorithm_settings, make_algorithm
 from agentrl.train.algorithms.advantages.distill import Distill, DistillConfig
 from agentrl.train.algorithms.credit import Credit
+from agentrl.train.algorithms.divergences import Divergence
 from agentrl.train.forest.packing import pack_credited
 from agentrl.train.trainers.teachers.scorers import ForestScorer
 from agentrl.train.trainers.teachers.views import by_teacher
@@ -82,6 +85,12 @@ async def test_a_forests_gradient_is_that_of_rows_at_each_tokens_own_temperature
     for name, parameter in trainer.model.named_parameters():
         if name in expected:
             torch.testing.assert_close(parameter.grad, expected[name], atol=2e-6, rtol=2e-4)
+
+
+def test_the_whole_vocabulary_is_asked_for_as_the_page_has_it() -> None:
+    """`algo.top_k=none` of docs/algorithms.md was no integer to the command line."""
+    words = typed(["algo=distill", "algo.divergence=jsd", "algo.top_k=none"])
+    assert make_algorithm(algorithm_settings(words["algo"])).divergence == Divergence(0.5, None)
 
 
 def test_turns_of_their_own_go_to_their_teachers_and_the_others_stay() -> None:

@@ -64,11 +64,11 @@ RIGHT = {"right": {"name": "exact_match"}}
 
 
 async def test_there_is_an_alarm_where_scores_rise_that_a_second_scorer_does_not_confirm(tmp_path: Path) -> None:
-    told: list[str] = []
+    told, said = list[str](), list[str]()
     early, late = await groups(["7", "7", "8"]), await groups(["7" * 10] * 3)
 
     def probe() -> HeldOutProbe:  # another process of the run, which was resumed
-        return HeldOutProbe(config(rewards=RIGHT), Said, tmp_path, told.append)
+        return HeldOutProbe(config(rewards=RIGHT), Said, tmp_path, told.append, said.append)
 
     first = await probe().look(early, "before", 0)
     assert first == {
@@ -82,6 +82,7 @@ async def test_there_is_an_alarm_where_scores_rise_that_a_second_scorer_does_not
     hacked = await probe().look(late, "after 2", 2)
     assert (hacked["probe/gap"], hacked["probe/alarm"]) == (1.0, 1.0)
     assert len(told) == 1
+    assert said[2] == "after 2: probe: the best 3 sessions score 1.000, the second scorer gives 0.000 (gap +1.000)"
     assert "after 2: the best sessions' score is 1.000" in told[0]
     assert [orjson.loads(line)["step"] for line in (tmp_path / FILE).read_bytes().splitlines()] == [0, 1, 2]
     assert {each.rewards["good"] for group in late for each in group.sessions} == {1.0}
@@ -105,7 +106,9 @@ async def test_a_service_that_is_down_is_no_score_and_no_alarm(tmp_path: Path) -
         await groups(["7"]), "now", 0
     )
     assert found == {}
-    assert told == ["now: the probe has no second score of any session (eval.probe)"]
+    assert len(told) == 2
+    assert told[0].startswith("now: the second scorer failed for 1 of 1 sessions (eval.probe): InfraError: the judge ")
+    assert told[1] == "now: the probe has no second score of any session (eval.probe)"
     assert not (tmp_path / FILE).exists()
 
 
@@ -113,6 +116,11 @@ async def test_the_best_of_each_task_are_looked_at_and_without_a_probe_nothing_i
     made = await groups(["a" * 3, "a" * 9, "a" * 6])
     assert [each.id for each in best_sessions(made, 2)] == ["s1", "s2"]
     assert await HeldOutProbe(config(), Said, tmp_path, pytest.fail).look(made, "now", 0) == {}
+
+
+def test_a_policy_of_the_run_is_no_second_scorer() -> None:
+    with pytest.raises(ConfigError, match=r"rewards\.judge\.url=ADDRESS"):
+        config(rewards={"judge": {"name": "llm_judge", "policy": "judge"}})
 
 
 def test_a_reward_of_groups_is_no_second_scorer() -> None:

@@ -133,7 +133,8 @@ async def held_out(
             await wait_until_started(policy.engine)
         played, who = rollouts.limited(limits, apart=apart, policy=policy), act(limits)
         tasks = held_out_tasks(config, rollouts.make_env())  # once: a file may change while the run goes on
-        probe = HeldOutProbe(config, rollouts.make_env, loop.folder.path, loop.display.warn)
+        display = loop.display
+        probe = HeldOutProbe(config, rollouts.make_env, loop.folder.path, display.warn, display.say)
 
         async def measure(when: str, step: int) -> Evaluation:
             if policy.engine is not None and policy is not rollouts.policy:

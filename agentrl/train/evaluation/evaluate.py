@@ -308,7 +308,7 @@ async def measure(
     async with rollouts_of(config, store) as (rollouts, who):
         rollouts.left.find_evaluated(store)
         result, groups = await play_held_out(config, rollouts, who, display, name, ended=keep, detail=detail)
-        probe = HeldOutProbe(config, rollouts.make_env, folder.path, display.warn)
+        probe = HeldOutProbe(config, rollouts.make_env, folder.path, display.warn, display.say)
         result = replace(result, metrics={**result.metrics, **await probe.look(groups, name, 0)})
     shown = [session for group in groups[:SHOWN] for session in group.sessions[:1]]
     transcripts(folder.path / "transcripts" / "eval.md", f"{config.env.name}, {label(config)}", shown)

@@ -42,12 +42,14 @@ class HeldOutProbe:
         make_env: makes its environments, with the rewards that it is trained on.
         folder: the run's, which keeps what the first evaluation found.
         warn: is told of alarms and failures.
+        say: is told what was found.
     """
 
     config: RunConfig
     make_env: Callable[[], Env]
     folder: Path
     warn: Callable[[str], object]
+    say: Callable[[str], object] = lambda line: None
 
     async def look(self, groups: Sequence[Group], when: str, step: int) -> dict[str, float]:
         """Look at an evaluation's best sessions.
@@ -68,7 +70,7 @@ class HeldOutProbe:
             return {}
         found: dict[str, float] = {"probe/best": fmean(each.score or 0.0 for each in best)}
         if settings.rewards:
-            found |= _gaps("score", "gap", best, await self._scored(best))
+            found |= _gaps("score", "gap", best, await self._scored(best, when))
         if settings.seeds:
             found |= _gaps("replayed", "replay_gap", best, await self._replayed(best))
         if len(found) == 1:
@@ -78,12 +80,17 @@ class HeldOutProbe:
         found[ALARM] = float(any(self._alarmed(name, before, found, when) for name in ("gap", "replay_gap")))
         with (self.folder / FILE).open("ab") as file:
             file.write(orjson.dumps({"step": step, **found}) + b"\n")
+        self.say(f"{when}: {in_words(found, len(best))}")
         return found
 
-    async def _scored(self, best: Sequence[Session]) -> list[float | None]:
-        """The second scorer's score of each; None where it failed."""
+    async def _scored(self, best: Sequence[Session], when: str) -> list[float | None]:
+        """The second scorer's score of each; None where it failed, which is told with the first reason."""
         async with rewarded(Env, self.config.eval.probe.rewards) as make_env:
             scored = await concurrently(score_group([each], make_env) for each in best)
+        if failed := [each.error for (each,) in scored if each.reward is None and each.error]:
+            self.warn(
+                f"{when}: the second scorer failed for {len(failed)} of {len(best)} sessions (eval.probe): {failed[0]}"
+            )
         return [each.reward for (each,) in scored]
 
     async def _replayed(self, best: Sequence[Session]) -> list[float | None]:
@@ -135,6 +142,18 @@ class HeldOutProbe:
             "read its best sessions"
         )
         return True
+
+
+def in_words(found: Mapping[str, float], count: int) -> str:
+    """Return a line of what a probe found in so many sessions."""
+    parts = [f"probe: the best {count} sessions score {found['probe/best']:.3f}"]
+    for name, gap, what in (
+        ("score", "gap", "the second scorer gives"),
+        ("replayed", "replay_gap", "their turns under other seeds score"),
+    ):
+        if f"probe/{name}" in found:
+            parts.append(f"{what} {found[f'probe/{name}']:.3f} (gap {found[f'probe/{gap}']:+.3f})")
+    return ", ".join(parts)
 
 
 def best_sessions(groups: Sequence[Group], most: int) -> list[Session]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from io import StringIO
@@ -22,7 +23,7 @@ from agentrl.train.record.chain import StageKind, StageState
 from agentrl.train.record.verify import verify_chain
 from agentrl.viewer.attach import attach_all
 from agentrl.viewer.runs import Runs
-from tests.train.chain.test_chain import SMALL, rows
+from tests.train.chain.test_chain import LETTERS, SMALL, rows
 
 BEST: dict[str, Any] = {"reject": {"n": 1}, "env": "calculator", "policy": "expert", "eval.tasks": 6}
 IMITATE = {"data": "stage:best", "steps": 1}
@@ -106,6 +107,25 @@ def test_it_takes_the_model_that_was_trained_before_it_and_passes_that_on(tmp_pa
     planned = plan(tmp_path, {"best": own, "second": IMITATE}, model="tiny")
     assert [stage.config.model.name for stage in planned.stages] == ["tiny", "tiny"]
     assert not (tmp_path / "chain").exists()
+
+
+def test_what_the_model_of_an_earlier_stage_plays_is_imitated_by_the_next(tmp_path: Path) -> None:
+    stages = {
+        "first": {"data": rows(tmp_path / "sums.jsonl"), "algo": "sft", "steps": 6},
+        "best": {"reject": {"n": 4, "min_reward": 0.01}, "env": f"{LETTERS}:Letters", "eval.tasks": 4},
+        "second": {"data": "stage:best", "steps": 1},
+    }
+    turns = {"rollout.turn_tokens": 64, "eval.turn_tokens": 64}
+    api.train(stages=stages, run_dir=str(tmp_path / "chain"), **{**SMALL, **turns, "algo.lr": 3e-3})
+    first, best, _ = chain.read(tmp_path / "chain").stages
+    assert first.end is not None
+    assert best.start is not None
+    assert best.start.model == f"first/{first.end.model}", "it plays with what was trained before it"
+    kept = [json.loads(line) for line in (tmp_path / "chain" / "best" / "best.jsonl").read_text().splitlines()]
+    assert kept
+    assert {row["messages"][-1]["role"] for row in kept} == {"assistant"}
+    assert all(row["reward"] >= 0.01 for row in kept)
+    assert verify_chain(tmp_path / "chain").passed
 
 
 @pytest.mark.parametrize(

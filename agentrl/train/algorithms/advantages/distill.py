@@ -17,7 +17,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from agentrl.config import Fraction
 from agentrl.errors import InvalidInput
@@ -77,6 +77,11 @@ class DistillConfig(UnclippedConfig):
     """A field of the task that only the teacher reads, such as the answer or a hint."""
     privileged_text: str = "Additional information: {}"
     """How it stands, as a paragraph of its own, behind the last message of a user's before a path's first turn."""
+
+    @field_validator("top_k", mode="before")
+    @classmethod
+    def _none_is_a_word(cls, value: Any) -> Any:
+        return None if value == "none" else value
 
     @model_validator(mode="after")
     def _settings_fit(self) -> DistillConfig:
