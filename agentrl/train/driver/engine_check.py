@@ -46,7 +46,7 @@ MAX_SEGMENTS, MIN_SEGMENT = 8, 32
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class EngineComparison:
     """An engine's difference from the trainer on a prompt.
 
     Attributes:
@@ -163,7 +163,9 @@ async def probe_engine(engine: Engine, trainer: Trainer, tokens: int, bound: flo
     return {"probe/abs_mean": max(means), "probe/abs_max": max(largest)}
 
 
-async def compare(engine: Engine, trainer: Trainer, length: int, bound: float, segments: int = 1) -> list[Comparison]:
+async def compare(
+    engine: Engine, trainer: Trainer, length: int, bound: float, segments: int = 1
+) -> list[EngineComparison]:
     """Score a prompt on the trainer, and on every engine that answers.
 
     Args:
@@ -181,7 +183,7 @@ async def compare(engine: Engine, trainer: Trainer, length: int, bound: float, s
         differences = [abs(a - b) for a, b in zip(scored[1:], own, strict=True)]
         size = -(-len(differences) // min(segments, max(1, len(differences) // MIN_SEGMENT)))
         means = tuple(fmean(differences[start : start + size]) for start in range(0, len(differences), size))
-        results.append(Comparison(name, means, max(differences), length, bound))
+        results.append(EngineComparison(name, means, max(differences), length, bound))
     return results
 
 
