@@ -61,7 +61,7 @@ async def measure(given: argparse.Namespace, path: Path, config: EngineConfig) -
             share = await cached_share(engine)
             print(f"{config.name}: {share:.3f} of the prefix tokens from the cache (aim: 0.9), blocks of {block}")
         if "fidelity" in given.what:
-            from agentrl.train.driver.fidelity import random_sessions
+            from benchmarks.fidelity import random_sessions
 
             return await random_sessions(engine, given.sessions)
     finally:
@@ -85,8 +85,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = ServerConfig(name=given.engine, dtype=given.dtype, **settings)
     sessions = asyncio.run(measure(given, path, config))
     if sessions:
-        from agentrl.train.driver.fidelity import agreement
         from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
+        from benchmarks.fidelity import agreement
 
         found = agreement(TorchTrainer(path), sessions)
         print(

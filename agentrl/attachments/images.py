@@ -31,7 +31,7 @@ _WIDTH = 4
 
 @dataclass(frozen=True, slots=True)
 class ImageInputs:
-    """What a node's images became.
+    """A node's images as a model's inputs.
 
     Attributes:
         token: the id of the placeholder token.

@@ -155,7 +155,7 @@ class SupportRecorder:
             self.add(np.unique(np.asarray(kept, dtype=np.int64)), drawn)
 
     def data(self) -> bytes:
-        """What was recorded so far."""
+        """The record so far."""
         sets, uses = tuple(self._number), Counter(self._codes)
         each = {SETS + place: len(stored) / uses[SETS + place] for place, stored in enumerate(sets)}
         left, long = self.limit * len(self._codes), set()

@@ -17,6 +17,7 @@ from agentrl.cluster.base import Cluster, ClusterNode, Resources, Role, RoleProc
 from agentrl.cluster.local import LocalCluster
 from agentrl.cluster.wire.connection import Address, Connection, connect
 from agentrl.cluster.wire.interfaces import use_for_gloo
+from agentrl.common.concurrency import current_task
 from agentrl.errors import InfraError
 
 if TYPE_CHECKING:
@@ -84,8 +85,7 @@ async def while_not_lost(lost: Future[InfraError]) -> AsyncIterator[None]:
     Raises:
         InfraError: it was; the result of `lost`.
     """
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
+    loop, task = asyncio.get_running_loop(), current_task()
     over = False
 
     def cancel() -> None:

@@ -320,7 +320,7 @@ class Cluster(ABC):
         return Resources(cpus=0.0)
 
     def movable(self, kind: str) -> bool:
-        """Whether workers of a kind are on nodes that are drained, and the others have all free that they take."""
+        """Return whether workers of a kind are on drained nodes, and the others have all free that they take."""
         return False
 
     @abstractmethod

@@ -9,6 +9,19 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
+def current_task() -> asyncio.Task[Any]:
+    """Return the task that runs; there is one wherever a coroutine does."""
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
+def cancel_on(*signals: int) -> None:
+    """Cancel the task that runs when one of these signals comes; a shell's background job would ignore SIGINT else."""
+    for number in signals:
+        asyncio.get_running_loop().add_signal_handler(number, current_task().cancel)
+
+
 async def concurrently(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run all, and return their results in order; where one fails the others are cancelled and awaited."""
     tasks = [asyncio.create_task(one) for one in work]

@@ -93,7 +93,7 @@ class ClusterConfig(Section):
 
     @property
     def holds_sessions(self) -> bool:
-        """Whether a process beside the run's own holds its sessions."""
+        """True if a process beside the run's own holds its sessions."""
         return self.name == "ray" and self.environments > 0 if self.sessions is None else self.sessions
 
     @model_validator(mode="after")

@@ -84,12 +84,12 @@ class GatewayConfig(Section):
 
     @property
     def on_loopback(self) -> bool:
-        """Whether it is reached from its own machine alone."""
+        """True if it is reached from its own machine alone."""
         return is_loopback(self.host)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address, or `localhost`, is that of whatever machine uses it."""
+    """Return whether an address, or `localhost`, is that of whatever machine uses it."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

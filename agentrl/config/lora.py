@@ -31,7 +31,7 @@ class LoraConfig(Section):
 
     @property
     def active(self) -> bool:
-        """Whether an adapter is trained."""
+        """True if an adapter is trained."""
         return self.rank > 0 or self.adapter is not None
 
     @field_validator("init", mode="before")

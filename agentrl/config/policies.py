@@ -59,12 +59,12 @@ class PolicyConfig(Section):
 
     @property
     def learns(self) -> bool:
-        """Whether it is trained."""
+        """True if it is trained."""
         return self.trainer is not None or self.algo is not None
 
     @property
     def remote(self) -> bool:
-        """Whether it is the address of an API."""
+        """True if it is the address of an API."""
         return self.name.startswith(URL)
 
     @model_validator(mode="before")

@@ -234,7 +234,7 @@ class ProbeConfig(Section):
 
     @property
     def active(self) -> bool:
-        """Whether anything is looked at."""
+        """True if anything is looked at."""
         return bool(self.rewards) or self.seeds > 0
 
     @model_validator(mode="after")

@@ -165,7 +165,7 @@ class RunConfig(Section):
 
     @property
     def views(self) -> bool:
-        """Whether a critic reads what environments tell it (`Env.critic_view`)."""
+        """True if a critic reads what environments tell it (`Env.critic_view`)."""
         return getattr(self.algo, "value_view", 0) > 0
 
     @property

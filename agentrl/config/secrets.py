@@ -70,7 +70,7 @@ _constructors: dict[str, frozenset[str]] = {}
 
 
 def is_secret(name: str, value: Any) -> bool:
-    """Whether a setting of that (dotted) name is one by the name; what is no text is none."""
+    """Return whether a (dotted) setting's name says that it is secret; what is no text is none."""
     named = _CAMEL.sub("_", name)
     return isinstance(value, str) and bool(value) and bool(_NAME.search(named) or _BELOW.search(name))
 

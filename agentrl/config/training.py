@@ -63,18 +63,18 @@ class CorrectionConfig(Section):
 
     @property
     def over_sequences(self) -> bool:
-        """Whether any weight or mask is over turns or sessions."""
+        """True if any weight or mask is over turns or sessions."""
         masks = (self.mask_turn, self.mask_session, self.mask_negative)
         return self.weight in ("turn", "session") or any(mask is not None for mask in masks)
 
     @property
     def over_sessions(self) -> bool:
-        """Whether any weight or mask is over sessions."""
+        """True if any weight or mask is over sessions."""
         return self.weight == "session" or self.mask_session is not None or self.mask_negative is not None
 
     @property
     def active(self) -> bool:
-        """Whether there is any weight or mask."""
+        """True if there is any weight or mask."""
         return self.over_sequences or self.weight == "token" or self.mask_token is not None
 
     @model_validator(mode="after")
@@ -137,7 +137,7 @@ class ShapingConfig(Section):
 
     @property
     def active(self) -> bool:
-        """Whether it changes any reward."""
+        """True if it changes any reward."""
         changes = self.length_reward or self.truncated_penalty or self.format_penalty or self.turns != "as_they_are"
         return self.overlong_tokens is not None or bool(changes) or self.scale_rewards
 
@@ -231,7 +231,7 @@ class AlgoConfig(Section):
 
     @property
     def regularised(self) -> bool:
-        """Whether tokens without any advantage have a loss: a KL penalty or an entropy bonus."""
+        """True if tokens without any advantage have a loss: a KL penalty or an entropy bonus."""
         return bool(self.kl_coef and self.kl_as == "loss") or bool(self.entropy_coef) or self.entropy_target is not None
 
 

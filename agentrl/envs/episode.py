@@ -334,7 +334,7 @@ def _cut_off(conversation: Conversation, limits: RolloutConfig) -> str:
 
 
 def cut_by_rule(session: Session) -> bool:
-    """Whether an episode was cut off by its environment's rules or its number of turns, not by tokens or seconds."""
+    """Return whether an episode was cut off by its environment's rules or number of turns, not by tokens or seconds."""
     return session.status is Status.TRUNCATED and (session.error or "").endswith((_OUT_OF_TURNS, _CUT_OFF))
 
 

@@ -176,7 +176,7 @@ class SandboxLease:
 
     @property
     def used(self) -> bool:
-        """Whether there is a sandbox, or it is being made ready."""
+        """True if there is a sandbox, or it is being made ready."""
         return self._opening is not None
 
     async def get(self, set_up: Callable[[Sandbox], Awaitable[None]] | None = None) -> Sandbox:

@@ -23,7 +23,7 @@ TOWER, PROJECTOR = "vision_model", "connector"
 
 
 def sees(folder: Path) -> bool:
-    """Whether a folder's model is of a known vision-language family, by its config.json alone."""
+    """Return whether a folder's model is of a known vision-language family, by its config.json alone."""
     try:
         return read_json((folder / "config.json").read_text()).get("model_type") in FAMILIES
     except (OSError, ValueError, AttributeError):
@@ -95,6 +95,6 @@ def of_vision(name: str) -> bool:
 
 
 def is_fixed(name: str, vision: str) -> bool:
-    """Whether a weight is not trained: of the tower (`projector`), or of the tower and the projector (`frozen`)."""
+    """Return whether a weight is fixed: of the tower (`projector`), or of the tower and the projector (`frozen`)."""
     fixed = {"full": (), "projector": (TOWER,), "frozen": (TOWER, PROJECTOR)}[vision]
     return any(part in name.split(".") for part in fixed)

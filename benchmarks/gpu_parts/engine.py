@@ -10,10 +10,10 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.config import Dtype, EngineConfig
 from agentrl.rollout.engines.local.engine import LocalEngine
-from agentrl.train.driver.fidelity import agreement, random_sessions
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Sampling, collect
+from benchmarks.fidelity import agreement, random_sessions
 from benchmarks.gpu_parts.report import SMOLLM2, Report
 from benchmarks.local_engine import rates
 

@@ -22,10 +22,10 @@ from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.rollout.fleet import asleep, make_engines
 from agentrl.rollout.weights.buckets import Weights
 from agentrl.train.driver.engine_check import probe_engine
-from agentrl.train.driver.fidelity import agreement, random_sessions
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Engine, Sampling, collect
 from benchmarks.engines import cached_share
+from benchmarks.fidelity import agreement, random_sessions
 from benchmarks.gpu_parts.report import SMOLLM2, Report
 
 TOGETHER, NEW, SESSIONS = 128, 256, 100

@@ -7,6 +7,8 @@ import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from agentrl.common.concurrency import current_task
+
 
 class ConnectionListener:
     """Listens on an address and serves what connects.
@@ -36,8 +38,7 @@ class ConnectionListener:
         await asyncio.gather(*self._open, return_exceptions=True)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+        task = current_task()
         self._open.add(task)
         try:
             await self._serve(reader, writer)

@@ -227,7 +227,7 @@ class Gymnasium(Env):
 
     @property
     def _by_name(self) -> bool:
-        """Whether the parts of an action are the tool's arguments."""
+        """True if the parts of an action are the tool's arguments."""
         return self._about.parameters.get("type") == "object"
 
     @property

@@ -273,7 +273,7 @@ class LoopClock:
 
     @property
     def sees_sleep(self) -> bool:
-        """Whether time slept counts; elsewhere it is CPU time alone."""
+        """True if time slept counts; elsewhere it is CPU time alone."""
         return self._file is not None
 
     def now(self) -> tuple[float, float]:

@@ -42,7 +42,7 @@ def own(lines: Iterable[Line]) -> str:
 
 @functools.cache
 def is_own(file: str) -> bool:
-    """Whether a file is the environment's own, so that `own` names a line of it."""
+    """Return whether a file is the environment's own, so that `own` names a line of it."""
     return _is_authors(file) or _is_installed(file) or _is_built_in(file)
 
 

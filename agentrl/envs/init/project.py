@@ -27,7 +27,7 @@ Ask = Callable[[str, str], str]
 
 
 class ProjectKind(StrEnum):
-    """What an author has."""
+    """The kinds of project, by what their author has."""
 
     ENVIRONMENT = "environment"  # an idea: a package with an environment
     QUESTIONS = "questions"  # a file of questions and answers
@@ -37,7 +37,7 @@ class ProjectKind(StrEnum):
 
 @dataclass(frozen=True)
 class Project:
-    """What is to be written.
+    """A project that is to be written.
 
     Attributes:
         name: of the folder.

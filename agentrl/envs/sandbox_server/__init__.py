@@ -17,6 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
+from agentrl.common.concurrency import cancel_on
 from agentrl.envs.sandbox_server.app import SandboxServer
 from agentrl.envs.sandbox_server.config import SandboxServerConfig
 from agentrl.overrides import validate
@@ -62,10 +63,7 @@ def serve_sandboxes(tree: dict[str, Any], out: Console) -> None:
     config = validate(tree, SandboxServerConfig)
 
     async def serve() -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        for ending in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(ending, task.cancel)
+        cancel_on(signal.SIGTERM, signal.SIGINT)
         async with running(config) as url:
             out.print(f"sandboxes are served on {url}", highlight=False, soft_wrap=True)
             await asyncio.Event().wait()

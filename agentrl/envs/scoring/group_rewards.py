@@ -61,7 +61,7 @@ def _gates(env: Env) -> list[RewardMark]:
 
 
 def _counts(session: Session) -> bool:
-    """Whether a session is compared: it ended, and a prompt that left no room for a turn is not its agent's."""
+    """Return whether a session is compared: it ended, and a prompt that left no room for a turn is not its agent's."""
     ended = session.status in (Status.COMPLETED, Status.TRUNCATED, Status.AGENT_ERROR)
     return ended and session.phase != GREEDY and not (session.overlong and session.reward is None)
 

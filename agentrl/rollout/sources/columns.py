@@ -36,7 +36,7 @@ PAIRS = ("chosen", "rejected")
 
 @dataclass(frozen=True, slots=True)
 class ColumnChoice:
-    """What columns are taken for.
+    """The columns of a file, and what each is taken for.
 
     Attributes:
         taken: their names by ours.

@@ -127,7 +127,7 @@ class Conversations:
         return found
 
     def lines(self) -> Iterator[str]:
-        """What was read, in lines: the columns, a row, and what is left out or cut."""
+        """Describe what was read, in lines: the columns, a row, and what is left out or cut."""
         for said, number in self.columns.items():
             yield f"data: {said}" + (f", in {number:,} rows" if len(self.columns) > 1 else "")
         if self.unread:

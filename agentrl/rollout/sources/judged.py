@@ -47,7 +47,7 @@ class JudgedRow(Protocol):
     def shown(self) -> Example: ...  # noqa: D102
 
     def content(self) -> Any:
-        """What makes it another row, as JSON."""
+        """The row as JSON; rows that differ in it are different ones."""
         ...
 
     def write(self, number: int, writer: TreeWriter, counts: TreeCounts) -> list[Session]:
@@ -75,7 +75,7 @@ class PairRow:
 
     @property
     def place(self) -> str:
-        """Where it stands."""
+        """The position in the data."""
         return self.chosen.place
 
     @property
@@ -112,7 +112,7 @@ class ScoredRow:
 
     @property
     def place(self) -> str:
-        """Where it stands."""
+        """The position in the data."""
         return self.example.place
 
     @property
@@ -222,7 +222,7 @@ class JudgedRows:
         return found
 
     def lines(self) -> Iterator[str]:
-        """What was read, in lines: a row, notes, and what is left out."""
+        """Describe what was read, in lines: a row, notes, and what is left out."""
         first = next(iter(self.messages()))
         yield f"data: {self.what}; the first: {first.place}"
         for message in first.messages:

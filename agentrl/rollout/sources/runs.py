@@ -56,7 +56,7 @@ class RecordedRun:
         return found
 
     def lines(self) -> Iterator[str]:
-        """What was read, in lines."""
+        """Describe what was read, in lines."""
         count = sum(map(len, self.members.values()))
         yield f"data: {count:,} sessions of {self.config.name}, in {len(self.members):,} groups"
         if self.left_out:

@@ -50,7 +50,7 @@ class StepRow:
 
     @property
     def place(self) -> str:
-        """Where it stands."""
+        """The position in the data."""
         return self.prompt.place
 
     @property

@@ -26,7 +26,7 @@ UNPAIRED = "without another reply to compare with"
 
 @dataclass
 class TreeCounts:
-    """What became of conversations.
+    """Counts of conversations, by what became of them.
 
     Attributes:
         rows: conversations by what became of them; those that were just written are in none.
@@ -87,7 +87,7 @@ class MessageTokens:
 
 
 def prefix_key(example: Example) -> str:
-    """What conversations of one tree share: tools, system messages, and the first message after them."""
+    """Return what conversations of one tree share: tools, system messages, and the first message after them."""
     first = next((i for i, m in enumerate(example.messages) if m.role not in ("system", "developer")), 0)
     whole = first + 1 if len(example.messages) > 1 else 0
     if not whole:

@@ -84,7 +84,7 @@ ADAPTER = "adapter"
 
 
 class Weights:
-    """What a trainer hands out as one version: named parts, each of which by itself brings an engine to that version.
+    """The named parts that a trainer hands out as one version; each of them by itself brings an engine to that version.
 
     Iterating yields the part `weights`, which there always is; again and again, since a transport that failed half-way
     starts over. Whoever takes a smaller part calls `take`.

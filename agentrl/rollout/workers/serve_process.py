@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, model_validator
 
 from agentrl import logs, tracing
+from agentrl.common.concurrency import cancel_on
 from agentrl.common.foreign_errors import port_advice
 from agentrl.config import (
     NAMED,
@@ -202,9 +203,7 @@ async def serve_config(
     from agentrl.sessions.gateway import Limits, serve
     from agentrl.sessions.gateway.gateway import persistent_secret
 
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    cancel_on(signal.SIGTERM)
     async with rewarded(Env, config.rewards) as make_env:
         score = partial(_score, make_env) if config.rewards else None
         with _observed(config, admin_key), Store(Path(config.store)) as store:

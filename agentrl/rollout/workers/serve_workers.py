@@ -21,6 +21,7 @@ import orjson
 from rich.console import Console
 
 from agentrl.common import cores
+from agentrl.common.concurrency import cancel_on, current_task
 from agentrl.errors import InfraError
 from agentrl.models.registry import model_folder
 from agentrl.overrides import validate
@@ -69,10 +70,7 @@ async def serve_workers(tree: dict[str, Any], config: ServeConfig, announce: Cal
     from agentrl.sessions.gateway.limits import Limits
     from agentrl.sessions.gateway.workers import Front
 
-    task = asyncio.current_task()
-    assert task is not None
-    for ending in (signal.SIGTERM, signal.SIGINT):  # a shell's background job would ignore SIGINT otherwise
-        asyncio.get_running_loop().add_signal_handler(ending, task.cancel)
+    cancel_on(signal.SIGTERM, signal.SIGINT)
     with contextlib.ExitStack() as sockets:
         entrance = sockets.enter_context(listening(config.host, config.port))
         bound = [sockets.enter_context(listening(config.host, port)) for port in worker_ports(config)]
@@ -171,9 +169,7 @@ async def _serve_share(given: dict[str, Any]) -> None:
     from agentrl.sessions.gateway.workers import SessionShard
 
     config = validate(given["tree"], ServeConfig)
-    task, loop = asyncio.current_task(), asyncio.get_running_loop()
-    assert task is not None
-    end = task.cancel
+    loop, end = asyncio.get_running_loop(), current_task().cancel
 
     def watch() -> None:
         if not os.read(0, 1024):

@@ -16,6 +16,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from agentrl.common.concurrency import current_task
 from agentrl.errors import StoreError
 from agentrl.sessions.gateway.exchange import Exchange
 from agentrl.sessions.gateway.gateway import Gateway, SessionEntry
@@ -103,8 +104,7 @@ class Delivery(Response):
         known: GatewayClient | None = scope.get(CLIENT)
         self._client = known or GatewayClient()
         watching = None if known else asyncio.ensure_future(_watch(receive, self._client))
-        task = asyncio.current_task()
-        assert task is not None
+        task = current_task()
         self._cancel, self._client.on_disconnect = task.cancel, self._disconnected
         if self._client.disconnected:
             self._disconnected()

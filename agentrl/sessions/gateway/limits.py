@@ -80,6 +80,6 @@ class Limits:
 
     @property
     def drawn(self) -> dict[str, float | None]:
-        """What decides how tokens are drawn, by the names of requests' fields."""
+        """Return what decides how tokens are drawn, by the names of requests' fields."""
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
         return {name: getattr(self, name) for name in names}

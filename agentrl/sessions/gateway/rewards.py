@@ -33,7 +33,7 @@ class RewardBody(BaseModel):
 
 
 class CloseBody(BaseModel):
-    """How a session ended, possibly with rewards."""
+    """The body of a request that ends a session: its status, and possibly rewards."""
 
     model_config = ConfigDict(extra="forbid")
     reward: Number | None = None

@@ -126,7 +126,7 @@ class Needs:
 
     @property
     def values(self) -> bool:
-        """Whether `credit` needs `values`, numbers of each token: a critic's, a reward model's, or a teacher's."""
+        """True if `credit` needs `values`, numbers of each token: a critic's, a reward model's, or a teacher's."""
         return self.critic or self.reward_model or self.teacher
 
 
@@ -218,7 +218,7 @@ class Algorithm:
         return None
 
     def read_rows(self, config: DataConfig) -> JudgedRows | None:
-        """What `data=FILE` holds for it; None: conversations to imitate.
+        """Read `data=FILE` for this algorithm; None: conversations to imitate.
 
         Raises:
             ConfigError: a row can't be read.

@@ -93,7 +93,7 @@ class Scored:
 
 
 def scored_sequences(session: Session, kind: SequenceKind) -> Iterator[Scored]:
-    """What of a session is compared, with its reward, step rewards included.
+    """Return the sequences of a session that are compared, with its reward, step rewards included.
 
     A session without forks is compared as a whole. Each path of one with forks has a reward of its own, so that paths
     of one conversation may be chosen and rejected; turns that several of them share stay out where turns are compared.

@@ -55,7 +55,7 @@ class Stage:
 
     @property
     def kind(self) -> StageKind:
-        """What it does."""
+        """The kind of stage."""
         return StageKind.TRAIN if self.best_of is None else StageKind.REJECT
 
     @property
@@ -88,7 +88,7 @@ class Chain:
     dry_run: bool = False
 
     def state(self, name: str) -> StageState:
-        """How far a stage is."""
+        """The state that a stage is in."""
         found = self.record.stage(name) if self.record else None
         return found.state if found else StageState.WAITING
 
@@ -205,7 +205,7 @@ def resume_config(plan: Chain, stage: Stage, record: ChainRecord) -> RunConfig:
 
 
 def outputs_read(stage: Stage, record: ChainRecord) -> dict[str, str]:
-    """What a stage takes from others beside the model that it begins with: where it is in the chain, with digests."""
+    """List the outputs that a stage takes from others beside its first model: places in the chain, with digests."""
     others = [each for each in references(stage.tree) if each.setting != "model"]
     paths = [path_of(each, results_of(record)) for each in others]
     return {path: chain.output_digest(record.path / path) for path in paths}

@@ -37,7 +37,7 @@ class StageOutput:
 
     @property
     def is_model(self) -> bool:
-        """Whether the stage's result is meant."""
+        """True if the stage's result is meant."""
         return not self.path and self.setting.rpartition(".")[2] == _MODEL
 
 
@@ -94,7 +94,7 @@ def resolved(tree: Any, folder: Path, results: Mapping[str, str], setting: str =
 
 
 def path_of(output: StageOutput, results: Mapping[str, str]) -> str:
-    """Where a stage's output is, within the chain's folder."""
+    """Return the path of a stage's output, within the chain's folder."""
     result = results.get(output.stage, "")
     whole = output.is_model or (not output.path and result == BEST)
     return (Path(output.stage) / (result if whole else output.path)).as_posix()

@@ -29,6 +29,7 @@ from concurrent.futures import Future, wait
 from types import FrameType
 from typing import Any, Generic, NoReturn, TypeVar
 
+from agentrl.common.concurrency import current_task
 from agentrl.common.processes import clean_up, descendants, kill
 from agentrl.tools.threads import loop_is_running
 
@@ -49,8 +50,7 @@ class CancellableWork(Generic[T]):
 
     async def __call__(self) -> T:
         """Do the work."""
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
+        loop, task = asyncio.get_running_loop(), current_task()
         self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
         if self._cancelled:  # before there was anything to cancel
             task.cancel()

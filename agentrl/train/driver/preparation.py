@@ -252,7 +252,7 @@ def _threads(config: RunConfig, base: Path, trainer: Trainer) -> str | None:
 
 
 def _stays_here(config: RunConfig) -> bool:
-    """Whether all that reads the run's folder is on this machine, and reads it where it is."""
+    """Return whether all that reads the run's folder is on this machine, and reads it where it is."""
     return config.cluster.name == "local" and config.checkpoint_url is None
 
 

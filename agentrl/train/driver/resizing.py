@@ -30,7 +30,7 @@ CHANGEABLE = ("ranks", "tensor_parallel", "pipeline_parallel", "expert_parallel"
 
 
 class Resizable(Protocol):
-    """What of a run's loop the exchange of its trainer takes."""
+    """The parts of a run's loop that the exchange of its trainer takes."""
 
     config: RunConfig
     folder: RunFolder

@@ -39,7 +39,7 @@ class TrainResult:
 
     @property
     def trained(self) -> bool:
-        """Whether there is a checkpoint."""
+        """True if there is a checkpoint."""
         return any((self.path / "checkpoints").glob("step-*"))
 
     @property

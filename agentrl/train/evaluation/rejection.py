@@ -71,7 +71,7 @@ class Rejection:
     mean: float | None = None
 
     def lines(self) -> Iterator[str]:
-        """What was kept, and why the others were not."""
+        """Describe what was kept, and why the others were not."""
         kept, total = self.counts["kept"], self.counts["sessions"]
         lost = [f"{number:,} {cause}" for cause, number in self.counts.items() if cause in CAUSES and number]
         yield (

@@ -56,7 +56,7 @@ class Column:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What it consists of."""
+        """The tensors that it consists of."""
         return (self.values,) if self.offsets is None else (self.values, self.offsets)
 
     def padded(self, extra: int) -> Column:
@@ -112,5 +112,5 @@ class SharedColumn:
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What it consists of."""
+        """The tensors that it consists of."""
         return self.values, self.start, self.length

@@ -47,7 +47,7 @@ class VocabularyPart:
 
 
 class Slopes(NamedTuple):
-    """Where logits are multiplied by a penalty, and the derivative there: [N] each; it is 1 elsewhere."""
+    """The places where logits are multiplied by a penalty, and the derivative there: [N] each; it is 1 elsewhere."""
 
     row: Tensor
     place: Tensor
@@ -56,7 +56,7 @@ class Slopes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What the targets of rows were drawn from, P of them; None where no row has anything of the kind."""
+    """The distributions that the targets of P rows were drawn from; None where no row has anything of the kind."""
 
     kept: SharedColumn
     before: SharedColumn | None = None

@@ -34,7 +34,7 @@ FOLDERS = {
 
 @dataclass
 class Converted:
-    """What became of a file.
+    """The result of a file's conversion.
 
     Attributes:
         path: the file.

@@ -25,7 +25,7 @@ Row = Mapping[str, Any]
 
 
 class Kind(StrEnum):
-    """What a row is read as."""
+    """The kinds of row, by what they are read as."""
 
     QUESTIONS = "questions"  # env=questions
     CONVERSATIONS = "conversations"  # algo=sft data=
@@ -155,7 +155,7 @@ def _with_prompt(row: Row) -> Row:
 
 
 def kind_of(row: Row) -> Kind:
-    """What a row is, by its columns; `RowReader.kind` overrides it."""
+    """Return the kind of a row, by its columns; `RowReader.kind` overrides it."""
     there = {name for name, value in row.items() if value is not None}
     if {"FAIL_TO_PASS", "expected_output_json"} & there:
         return Kind.REPOSITORIES

@@ -29,7 +29,7 @@ from agentrl.types import Group, Task
 
 @dataclass(slots=True)
 class Judged:
-    """What held-out pairs or targets of some groups gave.
+    """The results of held-out pairs or targets of some groups.
 
     Attributes:
         losses: of each group.

@@ -92,15 +92,8 @@ def described(config: RunConfig, rates: Rates | None = None, on: Sequence[Cluste
     over = "the process that holds sessions" if config.cluster.holds_sessions else "loop"
     forests = size(work.tokens * FOREST_BYTES)
     yield f"in a step, environments -> {over} -> trainer: {forests} of sessions and forests"
-    yield from _flows(
-        shape,
-        split,
-        numbers_of(config.trainer, config.algo),
-        work,
-        config.trainer.token_budget,
-        engines_of(config.fleet),
-        width,
-    )
+    numbers, engines = numbers_of(config.trainer, config.algo), engines_of(config.fleet)
+    yield from _flows(shape, split, numbers, work, config.trainer.token_budget, engines, width)
     known = rates or (Rates() if by_gpu else measured_rates())
     step = step_time(config, shape, split, engine, work, known, ranks)
     whose = "given" if rates else "an H100's data sheet" if by_gpu else "this CPU, measured now"
@@ -130,7 +123,7 @@ def asked_models(config: RunConfig, shape: Shape) -> dict[str, tuple[float, bool
 
 
 def reward_models(rewards: dict[str, RewardConfig]) -> dict[str, ModelMemory]:
-    """What the models of the run's rewards take, by the rewards' names."""
+    """Return the memory that the models of the run's rewards take, by the rewards' names."""
     found = {name: REWARDS.find(each.name).memory(each) for name, each in rewards.items() if each.resident}
     return {name: each for name, each in found.items() if each is not None}
 

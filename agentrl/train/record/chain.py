@@ -34,14 +34,14 @@ BEST = "best.jsonl"
 
 
 class StageKind(StrEnum):
-    """What a stage does."""
+    """The kinds of stage, by what they do."""
 
     TRAIN = "train"
     REJECT = "reject"
 
 
 class StageState(StrEnum):
-    """How far a stage is."""
+    """The states of a stage."""
 
     WAITING = "waiting"
     BEGUN = "begun"
@@ -50,7 +50,7 @@ class StageState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StageStart:
-    """What a stage began with.
+    """The inputs that a stage began with.
 
     Attributes:
         stage: the stage whose model it is; None where it is no stage's.

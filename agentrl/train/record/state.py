@@ -32,7 +32,7 @@ POLICIES = "policies"
 
 @dataclass(frozen=True)
 class LearnedPolicy:
-    """What a run has of a policy that it trains.
+    """A policy that a run trains, with all that the run has of it.
 
     Attributes:
         trainer: weights, optimizer, schedule, policy version.

@@ -73,7 +73,7 @@ class Lora:
 
     @property
     def holds_base(self) -> bool:
-        """Whether a checkpoint needs the base's tensors: its folder does not have them, or has others."""
+        """True if a checkpoint needs the base's tensors: its folder does not have them, or has others."""
         return self.changed or not self.attached
 
     def begin(self, model: nn.Module, *, whole: bool, device: torch.device | None = None) -> None:

@@ -108,7 +108,7 @@ class TrainerPlugin:
         return False
 
     def split(self, config: Any, model: Any, gpus: int) -> Split:
-        """How its ranks share the model; a run takes a place for each rank. By default there is one.
+        """Return how the trainer's ranks share the model; a run takes a place for each rank. By default there is one.
 
         Args:
             config: an instance of `settings`.
@@ -121,7 +121,7 @@ class TrainerPlugin:
         return Split()
 
     def numbers(self, config: Any, algorithm: Algorithm) -> Numbers:
-        """How it keeps its numbers, from which `memory` and the time of a step are estimated.
+        """Return how the trainer keeps its numbers, from which `memory` and the time of a step are estimated.
 
         By default as `trainer=torch` does: weights, gradients and AdamW's two moments in float32 on each device.
 

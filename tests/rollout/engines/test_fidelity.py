@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from agentrl.rollout.engines.local.engine import LocalEngine
-from agentrl.train.driver.fidelity import agreement, random_sessions
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Chunk, Sampling, Turn
+from benchmarks.fidelity import agreement, random_sessions
 
 BOUND = 1e-4
 

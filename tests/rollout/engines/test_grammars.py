@@ -22,9 +22,9 @@ from agentrl.rollout.engines.local.engine import LocalEngine
 from agentrl.sessions.store.store import Store
 from agentrl.sessions.tree import tree
 from agentrl.sessions.tree.generation import generate_turn
-from agentrl.train.driver.fidelity import agreement
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Chunk, FinishReason, Message, Sampling, Session, Task, Turn, collect
+from benchmarks.fidelity import agreement
 from tests.conftest import need
 from tests.rollout.engines.test_support import BOUND
 

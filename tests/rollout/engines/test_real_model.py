@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import agentrl
-from agentrl.train.driver.fidelity import agreement, random_sessions
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
+from benchmarks.fidelity import agreement, random_sessions
 from tests.conftest import need
 from tests.rollout.engines import servers
 from tests.rollout.engines.conftest import two_layers_of

@@ -20,9 +20,9 @@ from agentrl.models.tokenizers import load_tokenizer
 from agentrl.rollout.engines.contract import CHECKS, EngineSubject
 from agentrl.rollout.engines.servers.sglang import SGLangEngine
 from agentrl.sessions.tree import trainability, tree
-from agentrl.train.driver.fidelity import agreement, random_sessions
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import FinishReason, Node, PauseMode, Sampling, collect
+from benchmarks.fidelity import agreement, random_sessions
 from benchmarks.supports import kept_by_definition
 from tests.rollout.engines import servers
 from tests.rollout.engines.conftest import reference

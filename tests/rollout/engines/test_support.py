@@ -19,9 +19,9 @@ from agentrl.sessions.store.export import from_jsonl, to_jsonl, to_parquet
 from agentrl.sessions.store.store import Store
 from agentrl.sessions.tree import tree
 from agentrl.sessions.tree.generation import generate_turn
-from agentrl.train.driver.fidelity import agreement, random_sessions
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Chunk, FinishReason, Message, Sampling, Session, Task, Turn, VersionSpan, collect
+from benchmarks.fidelity import agreement, random_sessions
 from benchmarks.supports import chi_square, differing
 
 BOUND = 1e-5

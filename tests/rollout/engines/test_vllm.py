@@ -14,8 +14,8 @@ from agentrl.rollout.engines.contract import CHECKS, EngineSubject
 from agentrl.rollout.engines.servers.server_engine import ServerInfo
 from agentrl.rollout.engines.servers.vllm import VLLMEngine
 from agentrl.rollout.engines.servers.vllm_options import LISTED
-from agentrl.train.driver.fidelity import agreement, random_sessions
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
+from benchmarks.fidelity import agreement, random_sessions
 from tests.rollout.engines import servers
 from tests.rollout.engines.conftest import reference
 from tests.rollout.engines.taught import check_teacher

@@ -48,8 +48,8 @@ async def test_replies_that_a_client_wants_in_a_form_have_it_and_all_their_token
     from agentrl.config import EngineConfig
     from agentrl.rollout.engines.local.engine import LocalEngine
     from agentrl.sessions.renderers import get_renderer
-    from agentrl.train.driver.fidelity import agreement
     from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
+    from benchmarks.fidelity import agreement
 
     engine = LocalEngine(folder, EngineConfig(max_batch=4))
     async with serve(engine, get_renderer(folder), limits=Limits(sampling="client")) as served:

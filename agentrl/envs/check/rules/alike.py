@@ -133,7 +133,7 @@ def _content(task: Task) -> str:
 
 
 def _numbered(key: Any, value: Any) -> bool:
-    """Whether a value is content: identifiers such as `row_17` are none."""
+    """Return whether a value is content: identifiers such as `row_17` are none."""
     return not re.search(r"(^|_)(id|index|row|idx|uid|uuid)$", str(key), re.IGNORECASE)
 
 
@@ -155,7 +155,7 @@ def _first(session: Session) -> Message:
 
 
 def _has_unknown(message: Message, told: str) -> bool:
-    """Whether a call has a word that was not told before."""
+    """Return whether a call has a word that was not told before."""
     values = _values(message)
     return any(not re.search(rf"(?<!\w){re.escape(word)}(?!\w)", told, re.IGNORECASE) for word in values)
 
@@ -168,7 +168,7 @@ def _values(message: Message) -> list[str]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether values are equal, types of lists and keys included."""
+    """Return whether values are equal, types of lists and keys included."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
     if isinstance(one, list) and type(other) is list:

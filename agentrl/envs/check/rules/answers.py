@@ -149,12 +149,12 @@ def _final(episode: Episode) -> tuple[Message | None, str]:
 
 
 def _differ(solved: Sequence[Solved]) -> bool:
-    """Whether there are enough tasks, with more than one answer."""
+    """Return whether there are enough tasks, with more than one answer."""
     return len(solved) >= LEAKED and len({one.answer for one in solved}) > 1
 
 
 async def _enough(subject: Subject, one: Solved, message: Message) -> bool:
-    """Whether this message as the first one gets the expert's reward."""
+    """Return whether this message as the first one gets the expert's reward."""
     session = await play(subject.make(), one.task, _constant_policy(message), seed=subject.seed, max_turns=1)
     return session.score is not None and session.score >= one.score
 

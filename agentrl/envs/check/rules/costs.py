@@ -145,7 +145,7 @@ async def _lengths(subject: Subject, tool: Tool) -> list[int]:
 
 
 async def _repeatable(subject: Subject) -> bool:
-    """Whether an episode works and is short enough to be played several times."""
+    """Return whether an episode works and is short enough to be played several times."""
     episode = await subject.episode(subject.tasks[0], subject.default)
     return episode.session is not None and episode.seconds < LONG
 

@@ -192,7 +192,7 @@ async def _interleaved(subject: Subject, task: Task) -> Session:
 
 
 async def _leak_persists(subject: Subject, kind: str, leaving: list[Episode]) -> bool:
-    """Whether nearly all further episodes leak as well."""
+    """Return whether nearly all further episodes leak as well."""
     number = CONFIRMING if max(episode.seconds for episode in leaving) < LONG else REPEATS
     before, instances = held(), []
     for copy in range(number):

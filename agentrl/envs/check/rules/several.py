@@ -181,7 +181,7 @@ def _stepped(session: Session, agent: str) -> bool:
 
 
 def _is_rewarded(subject: Subject, agent: str) -> bool:
-    """Whether the agent is rewarded at all: one that plays a customer, say, is not."""
+    """Return whether the agent is rewarded at all: one that plays a customer, say, is not."""
     return any(
         session.agent_rewards.get(agent) is not None for episode, session in subject.played() if episode.agent == EXPERT
     )

@@ -162,7 +162,7 @@ def create_app(
 def _sessions(app: GatewayApp, gateway: Gateway, admin_key: str | None) -> None:
     @app.get("/health", responses=openapi.answers(200, 503))
     async def health() -> Response:
-        """Whether the engine answers, why not, and whether it has failed permanently (`gone`)."""
+        """Return whether the engine answers, why not, and whether it has failed permanently (`gone`)."""
         state = await gateway.parts.engine.health()
         busy = {"running": state.running, "waiting": state.waiting, "in_flight": gateway.in_flight}
         report = {"ok": state.ok, **busy, "gone": state.gone, "detail": brief(state.detail)}
@@ -266,7 +266,7 @@ def _counts_and_models(app: GatewayApp, gateway: Gateway) -> None:
 
     @app.post("/sessions/{session_id}/v1/messages/count_tokens", **openapi.protocol_request("messages", *REQUEST_CODES))
     async def count_messages(session_id: str, request: Request) -> Response:
-        """How many tokens an Anthropic request's prompt has."""
+        """Count the tokens of an Anthropic request's prompt."""
         tokens = await count(session_id, request, "messages", messages.read_counting, Exchange)
         return answer({"input_tokens": tokens})
 
@@ -274,7 +274,7 @@ def _counts_and_models(app: GatewayApp, gateway: Gateway) -> None:
         "/sessions/{session_id}/v1/responses/input_tokens", **openapi.protocol_request("responses", *REQUEST_CODES)
     )
     async def count_responses(session_id: str, request: Request) -> Response:
-        """How many tokens a Responses request's prompt has."""
+        """Count the tokens of a Responses request's prompt."""
         reading: Counting = partial(responses.read, retry=None, json_schema=True)
         tokens = await count(session_id, request, "responses", reading, ReplyExchange)
         return answer({"object": "response.input_tokens", "input_tokens": tokens})

@@ -55,7 +55,7 @@ def _add_replies(app: FastAPI, gateway: Gateway, entry_of: Callable[[str, Reques
 
     @app.get(f"{one}/input_items", responses=openapi.answers(200, 400, 401, 404, 410))
     async def input_items(session_id: str, response_id: str, request: Request) -> Response:
-        """What a reply answers, from the conversation's beginning."""
+        """Return what a reply answers, from the conversation's beginning."""
         state = entry_of(session_id, request).state
         kept = state.replies.get(response_id)
         if kept.node is None:

@@ -145,7 +145,7 @@ class Distill(PolicyGradient):
 
     @property
     def fields(self) -> tuple[ForestField, ...]:
-        """What the teacher said of each token, where a divergence is the loss."""
+        """The teacher's values of each token, where a divergence is the loss."""
         if self.divergence is None:
             return super().fields
         if self.config.top_k is None:

@@ -34,7 +34,7 @@ class SessionScores:
 
 @dataclass(frozen=True, slots=True)
 class ScoreChanges:
-    """What changed over all sessions with a score in both.
+    """The changes over all sessions with a score in both.
 
     Attributes:
         sessions: how many these are.

@@ -82,7 +82,7 @@ def _content(node: Node) -> tuple[Any, ...]:
 
 
 def check_held_out(recorded: Recorded, check: Check) -> None:
-    """What was measured is in the metrics of its step, and a margin is the mean of its groups'."""
+    """Check that what was measured is in its step's metrics, and that a margin is the mean of its groups'."""
     rows = {int(row["step"]): row for row in recorded.rows}
     pairs = _compares_pairs(recorded.starts[-1][1].algo)
     for measured in held_out.rows(recorded.run):

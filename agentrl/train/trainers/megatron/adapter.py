@@ -77,7 +77,7 @@ class RankAdapter:
 
     @property
     def attached(self) -> bool:
-        """Whether the model has it: it is trained, and the base is frozen."""
+        """True if the model has the adapter: it is trained, and the base is frozen."""
         return self.lora.attached
 
     def begin(self, *, whole: bool) -> None:

@@ -56,7 +56,7 @@ WITHOUT = {"adapter": False, "base": True, "matrices": {}, "copies": {}}
 """The adapter of a checkpoint whose whole model was trained."""
 
 
-class SavedRank(Protocol):
+class _SavedRank(Protocol):
     """A rank as far as its checkpoints read and restore it; see `agentrl.train.trainers.megatron.rank.Rank`."""
 
     config: MegatronConfig
@@ -69,31 +69,17 @@ class SavedRank(Protocol):
     version: int
 
     @property
-    def algo(self) -> AlgoConfig:
-        """The settings of the phase's algorithm."""
-        ...
-
-    def begin(self, algo: AlgoConfig | Mapping[str, Any], total_steps: int, whole: bool = False) -> None:
-        """Begin a phase."""
-        ...
-
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the weights on rank 0."""
-        ...
-
-    def gather(self, value: Any) -> list[Any] | None:
-        """Return every rank's value, on rank 0."""
-        ...
-
-    def all_gather(self, value: Any) -> list[Any]:
-        """Return every rank's value, on every rank."""
-        ...
+    def algo(self) -> AlgoConfig: ...
+    def begin(self, algo: AlgoConfig | Mapping[str, Any], total_steps: int, whole: bool = False) -> None: ...
+    def weights(self) -> Iterator[tuple[str, Tensor]]: ...
+    def gather(self, value: Any) -> list[Any] | None: ...
+    def all_gather(self, value: Any) -> list[Any]: ...
 
 
 class Checkpoints:
     """A rank's checkpoints; every method is called on all ranks together."""
 
-    def __init__(self, rank: SavedRank) -> None:
+    def __init__(self, rank: _SavedRank) -> None:
         self.rank = rank
         self._queue = AsyncCallsQueue()
         self._around: int | None = None

@@ -13,7 +13,7 @@ from agentrl.train.trainers.teachers.divergence import VocabularyHead
 
 @torch.no_grad()
 def read_rows(head: VocabularyHead, states: Tensor, rows: Rows, length: int, top_k: int | None) -> dict[str, Tensor]:
-    """What the head says of each row, at the row's temperature.
+    """Return what the head says of each row, at the row's temperature.
 
     Args:
         head: the model's.

@@ -129,7 +129,7 @@ def empty(name: str, node: Node, shape: Sequence[int]) -> Any:
 
 @dataclass(frozen=True)
 class PromptScores:
-    """What a path's tokens were read as.
+    """The scores of a path's tokens, as they were read.
 
     Attributes:
         logps: of each token given those before it, 0.0 for the first.
@@ -252,7 +252,7 @@ def _paths(session: Session, trained: dict[int, Node]) -> Iterator[tuple[list[No
 
 
 def needs_head(divergence: Divergence | None) -> bool:
-    """Whether the trainer needs the teacher's head beside it: `told` is then hidden states (`STATES`)."""
+    """True if the trainer needs the teacher's head beside it: `told` is then hidden states (`STATES`)."""
     return divergence is not None and divergence.top_k is None
 
 

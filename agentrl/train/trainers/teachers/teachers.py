@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from agentrl.config import START, AlgoConfig, FleetConfig, PolicyConfig, RolloutConfig, RunConfig, WeightsConfig
+from agentrl.config import START, FleetConfig, PolicyConfig, RolloutConfig, RunConfig, WeightsConfig
 from agentrl.errors import ConfigError
 from agentrl.models.registry import model_folder
 from agentrl.models.tokenizers import load_tokenizer
@@ -155,7 +155,7 @@ async def check_teachers(config: RunConfig, start: Path) -> None:
     for name in sorted(config.asked_policies):
         own = config.policies[name]
         if own.remote:
-            await _check_server(config.rollout, config.algo, name, own, start)
+            await _check_server(config.rollout, algorithm, name, own, start)
             continue
         folder = teacher_folder(own, start)
         its = load_tokenizer(folder)
@@ -203,7 +203,7 @@ def _check_divergence(config: RunConfig, algorithm: Algorithm) -> None:
             )
 
 
-async def _check_server(limits: RolloutConfig, algo: AlgoConfig, name: str, own: PolicyConfig, start: Path) -> None:
+async def _check_server(limits: RolloutConfig, algorithm: Algorithm, name: str, own: PolicyConfig, start: Path) -> None:
     """Ask a server once for what the run will ask it for."""
     temperature = limits.temperature
     if temperature != 1:
@@ -212,7 +212,7 @@ async def _check_server(limits: RolloutConfig, algo: AlgoConfig, name: str, own:
             f"rollout.temperature={temperature:g} is to hold on both sides; set rollout.temperature=1, or a model that "
             f"the run reads with, policies.{name}.model=FOLDER"
         )
-    wanted = make_algorithm(algo).divergence
+    wanted = algorithm.divergence
     server = TeacherServer(name, own, load_tokenizer(start), None if wanted is None else wanted.top_k)
     try:
         await server.start()

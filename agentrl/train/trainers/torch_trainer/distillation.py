@@ -17,7 +17,7 @@ from agentrl.train.trainers.torch_trainer.batch import TorchBatch, before_head, 
 
 
 class Distilling:
-    """What `TorchTrainer` does with heads beside log-probabilities; the attributes are the trainer's."""
+    """The heads of a `TorchTrainer` beside log-probabilities; the attributes are the trainer's."""
 
     model: nn.Module
     logits: Logits
@@ -52,7 +52,7 @@ class Distilling:
     @computing
     @torch.no_grad()
     def read_forest(self, forest: Forest, top_k: int | None) -> dict[str, Tensor]:
-        """What the model says of a forest as a teacher; see `read_rows`."""
+        """Return what the model says of a forest as a teacher; see `read_rows`."""
         batch = self.prepare(forest)
         with self._precision():
             states = before_head(self.model)(self._states(trunk_of(self.model), batch))
