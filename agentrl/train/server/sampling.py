@@ -33,7 +33,7 @@ class TokenChunk(BaseModel):
     tokens: list[int] = []
 
 
-class Prompt(BaseModel):
+class PromptChunks(BaseModel):
     """A prompt in parts."""
 
     chunks: list[TokenChunk]
@@ -55,7 +55,7 @@ class SampleBody(BaseModel):
 
     sampling_session_id: str
     seq_id: int
-    prompt: Prompt
+    prompt: PromptChunks
     sampling_params: WireSampling
     num_samples: int = Field(default=1, ge=1)
     prompt_logprobs: bool | None = None
@@ -177,7 +177,7 @@ class WeightsInTurn:
         self._admit()
 
 
-class Sampler:
+class SampleAnswers:
     """Answers requests for samples.
 
     Args:
