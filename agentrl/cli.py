@@ -306,7 +306,7 @@ def serve(words: Words = None, config: File = None) -> None:
 
 @app.command("serve-training", cls=_with_settings("agentrl.train.server.config:ServeTrainingConfig"))
 def serve_training(words: Words = None, config: File = None) -> None:
-    """Train adapters for the tinker SDK's clients: agentrl serve-training model=PATH port=8600; again: resume=DIR."""
+    """Train adapters for clients of the tinker SDK: agentrl serve-training model=PATH port=8600, or resume=FOLDER."""
     from agentrl.overrides import typed
     from agentrl.train.server.commands import serve_training as serve_them
 

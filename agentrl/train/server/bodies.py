@@ -13,7 +13,7 @@ Metadata = dict[str, Any] | None
 Seconds = Annotated[int, Field(ge=1)] | None
 
 
-class NewSession(BaseModel):
+class SessionBody(BaseModel):
     """A new session of a client."""
 
     tags: list[str] = []
@@ -101,7 +101,7 @@ class SaveWeights(BaseModel):
     kind: str = "snapshot"
 
 
-class OpenSampler(BaseModel):
+class SamplerBody(BaseModel):
     """A new sampling session, of saved weights or of the base."""
 
     session_id: str

@@ -65,9 +65,12 @@ async def running(config: ServeTrainingConfig, folder: Path) -> AsyncIterator[tu
     from agentrl.sessions.gateway.limits import Limits
     from agentrl.train.server.app import create_training_app
     from agentrl.train.server.service import TrainingService
+    from agentrl.train.trainers.torch_trainer.plugin import TRAINER
 
     tls = Tls.of(config.tls_certificate, config.tls_key)
     model = model_folder(config.model)
+    if TRAINER.proves(config.trainer):
+        TRAINER.prove(config.trainer, model, config.model.name, None)
     with listening(config.host, config.port) as listener:
         service = TrainingService(config, model, folder)
         app = OwnHost(create_training_app(service), Hosts(config.hosts))

@@ -46,6 +46,9 @@ class ServeTrainingConfig(Section):
     """The largest rank of an adapter."""
     max_runs: PositiveInt = 64
     """Training runs of a tenant's open sessions; more are refused."""
+    session_seconds: PositiveFloat = 3600.0
+    """A session of which nothing was heard for so long counts as left: its runs are on the disk alone, and not counted.
+    """
     max_queued: PositiveInt = 512
     """Requests of a tenant that wait or are computed; more get 429, and clients send them again."""
     max_tokens: PositiveInt = 4096

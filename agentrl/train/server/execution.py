@@ -58,10 +58,10 @@ class RunExecutor:
     def execute(self, tenant: Tenant, run: ServedRun) -> None:
         """Compute the request that is due."""
         number = run.computed + 1
-        work, known = run.waiting[number], run.answer(number)
-        if known is not None and (known.failed or work.kind in SAVES):
-            return run.advance(number)
         try:
+            work, known = run.waiting[number], run.answer(number)
+            if known is not None and (known.failed or work.kind in SAVES):
+                return run.advance(number)
             self._compute(tenant, run, number, work, again=known is not None)
         except Exception as error:  # of the disk, or of what was computed before: trying on would never end
             logger.exception("request %d of %s", number, run.info.model_id)

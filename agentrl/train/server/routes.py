@@ -75,7 +75,7 @@ def _capabilities(asked: Asked) -> Any:
 
 
 def _create_session(asked: Asked) -> Any:
-    given = validated(bodies.NewSession, asked.body)
+    given = validated(bodies.SessionBody, asked.body)
     session_id = asked.tenant.open_session(given.model_dump())
     return {"session_id": session_id, "info_message": f"agentrl {__version__}: {NO_UNEMBEDDING}"}
 
@@ -97,7 +97,7 @@ def _get_session(asked: Asked) -> Any:
     about = asked.tenant.sessions[session_id]
     return {
         "training_run_ids": [run.info.model_id for run in asked.tenant.runs_of(session_id)],
-        "sampler_ids": [name for name in asked.tenant.samplers if name.startswith(f"{session_id}:")],
+        "sampler_ids": [name for name in list(asked.tenant.samplers) if name.startswith(f"{session_id}:")],
         "user_metadata": about["user_metadata"],
         "display_name": about["display_name"],
     }
@@ -109,7 +109,9 @@ def _get_session(asked: Asked) -> Any:
 def _new_run(asked: Asked, session_id: str, number: int, **about: Any) -> ServedRun:
     asked.tenant.session(session_id)
     model_id = f"{session_id}:train:{number}"
-    most = asked.service.config.max_runs
+    config = asked.service.config
+    most = config.max_runs
+    asked.tenant.leave_silent(config.session_seconds)
     if model_id not in asked.tenant.runs and asked.tenant.open_runs >= most:
         raise ApiError(403, f"{most} training runs of this tenant are open (max_runs)", "too_many_runs")
     return asked.tenant.create_run(RunInfo(model_id, session_id, **about))
@@ -198,7 +200,7 @@ def _get_info(asked: Asked) -> Any:
 
 
 def _open_sampler(asked: Asked) -> Any:
-    given = validated(bodies.OpenSampler, asked.body)
+    given = validated(bodies.SamplerBody, asked.body)
     asked.tenant.session(given.session_id)
     sampler_id = f"{given.session_id}:sample:{given.sampling_session_seq_id}"
     if sampler_id not in asked.tenant.samplers:

@@ -33,7 +33,7 @@ class TokenChunk(BaseModel):
     tokens: list[int] = []
 
 
-class SamplePrompt(BaseModel):
+class PromptChunks(BaseModel):
     """A prompt in parts."""
 
     chunks: list[TokenChunk]
@@ -55,7 +55,7 @@ class SampleBody(BaseModel):
 
     sampling_session_id: str
     seq_id: int
-    prompt: SamplePrompt
+    prompt: PromptChunks
     sampling_params: WireSampling
     num_samples: int = Field(default=1, ge=1)
     prompt_logprobs: bool | None = None
@@ -73,9 +73,14 @@ class SampleBody(BaseModel):
             InvalidInput: it has other parts than text, or the request wants what is not computed here.
         """
         wanted = ("topk_prompt_logprobs", "topk_sample_logprobs", "target_prompt_logprobs", "prompt_alt_tokens_k")
-        for name in (*wanted, "record_stability_info"):
+        for name in wanted:
             if getattr(self, name):
                 raise InvalidInput(f"{name} is not computed here")
+        if self.record_stability_info:
+            raise InvalidInput(
+                "record_stability_info belongs to loss_fn=stable_reinforce, which is not here; set the loop's loss_fn "
+                "to importance_sampling, ppo or cispo"
+            )
         for chunk in self.prompt.chunks:
             if chunk.type != "encoded_text":
                 raise InvalidInput(f"prompt: a chunk of type {chunk.type!r}; only text tokens are sampled from here")
@@ -177,7 +182,7 @@ class WeightsInTurn:
         self._admit()
 
 
-class AdapterSampler:
+class SampleAnswers:
     """Answers requests for samples.
 
     Args:

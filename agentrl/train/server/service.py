@@ -15,7 +15,7 @@ from agentrl.sessions.gateway.http.api_error import ApiError
 from agentrl.train.server.config import ServeTrainingConfig
 from agentrl.train.server.execution import RunExecutor, TrainingQueue
 from agentrl.train.server.learner import SharedBase
-from agentrl.train.server.sampling import AdapterSampler, SampleBody, WeightsInTurn
+from agentrl.train.server.sampling import SampleAnswers, SampleBody, WeightsInTurn
 from agentrl.train.server.served_run import Answer, ServedRun, Work
 from agentrl.train.server.tenants import SamplerInfo, Tenant, Tenants
 
@@ -43,7 +43,7 @@ class TrainingService:
         self.queue = TrainingQueue(RunExecutor(self.base, config), self.tenants.all)
         self.engine = LocalEngine(model, config.engine)
         self.weights = WeightsInTurn(self.engine, model)
-        self.sampler = AdapterSampler(self.weights, model, config)
+        self.sampler = SampleAnswers(self.weights, model, config)
         self._samples: OrderedDict[tuple[str, str], asyncio.Task[Answer]] = OrderedDict()
 
     @contextlib.asynccontextmanager

@@ -57,6 +57,9 @@ class Tenant:
         self.sessions: dict[str, dict[str, Any]] = {
             file.stem: json.loads(file.read_text()) for file in (path / "sessions").glob("[!.]*.json")
         }
+        self._heard = {
+            session_id: time.monotonic() for session_id, about in self.sessions.items() if not about["finished"]
+        }
         self.runs: dict[str, ServedRun] = {}
         for file in sorted((path / "runs").glob("*/run.json")):
             run = ServedRun.open(file.parent)
@@ -70,6 +73,7 @@ class Tenant:
         """Keep a new session; returns its id."""
         session_id = str(uuid.uuid4())
         self.set_session(session_id, {**about, "created": time.time(), "finished": False})
+        self._heard[session_id] = time.monotonic()
         return session_id
 
     def set_session(self, session_id: str, about: dict[str, Any]) -> None:
@@ -87,11 +91,22 @@ class Tenant:
             raise ApiError(404, f"session {session_id!r} is not known here", "not_found")
         if self.sessions[session_id]["finished"]:
             raise ApiError(410, f"session {session_id!r} has finished", "session_closed")
+        self._heard[session_id] = time.monotonic()
         return self.sessions[session_id]
 
     def finish(self, session_id: str) -> None:
-        """End a session; its runs stay on the disk alone, and its checkpoints can be loaded."""
+        """End a session; its checkpoints can be loaded."""
         self.set_session(session_id, {**self.session(session_id), "finished": True})
+        self._leave(session_id)
+
+    def leave_silent(self, seconds: float) -> None:
+        """Keep the runs of sessions of which nothing was heard for so long on the disk alone; they may go on."""
+        for session_id, heard in list(self._heard.items()):
+            if heard < time.monotonic() - seconds:
+                self._leave(session_id)
+
+    def _leave(self, session_id: str) -> None:
+        self._heard.pop(session_id, None)
         for run in self.runs_of(session_id):
             if not run.waiting:
                 run.rewind()
@@ -102,8 +117,8 @@ class Tenant:
 
     @property
     def open_runs(self) -> int:
-        """The number of runs of open sessions."""
-        return sum(not self.sessions[run.info.session_id]["finished"] for run in self.runs.values())
+        """The number of runs of sessions that are open, and not left."""
+        return sum(run.info.session_id in self._heard for run in self.runs.values())
 
     @property
     def queued(self) -> int:

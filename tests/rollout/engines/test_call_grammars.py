@@ -20,7 +20,7 @@ from agentrl.sessions.renderers.base import parse
 from agentrl.sessions.renderers.call_grammar import call_grammar
 from agentrl.sessions.tree.conversation import Conversation
 from agentrl.sessions.tree.turn_generator import TurnGenerator
-from agentrl.train.driver.fidelity import agreement
+from benchmarks.fidelity import agreement
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Sampling, Session, Task
 from tests.conftest import need

@@ -29,7 +29,7 @@ class TrainingServer:
 
     def __init__(self, folder: Path, model: Path) -> None:
         self.folder, self.process = folder, None
-        self.about = self.start(f"model={model}", "port=0", f"run_dir={folder}", "tenants=[a,b]")
+        self.about = self.start(f"model={model}", "port=0", f"run_dir={folder}", "tenants=[a,b]", "trainer.proof=false")
 
     def start(self, *words: str) -> dict[str, Any]:
         command = [sys.executable, "-m", "agentrl", "serve-training", *words]

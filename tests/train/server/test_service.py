@@ -1,0 +1,178 @@
+"""The server's promises on repeated, reordered and failing requests, over its web application without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from agentrl.models import tiny
+from agentrl.overrides import validate
+from agentrl.train.server.app import create_training_app
+from agentrl.train.server.config import ServeTrainingConfig
+from agentrl.train.server.protobuf import read_fields, write_fields
+from agentrl.train.server.sampling import WeightsInTurn
+from agentrl.train.server.service import TrainingService
+from tests.train.server.test_prefixes import SHAPE
+
+Client = httpx.AsyncClient
+
+
+def tensor(values: list[float], dtype: str, number: int) -> bytes:
+    return write_fields([(1, np.array(values, dtype).tobytes()), (3, number), (4, len(values))])
+
+
+def body(run: str, seq: int, ids: list[int], loss: str = "cross_entropy") -> bytes:
+    """A `ForwardBackwardRequest` of one datum, as the SDK writes it."""
+    chunk = write_fields([(1, write_fields([(1, np.array(ids, "<i4").tobytes())]))])
+    inputs = {"target_tokens": tensor(ids, "<i8", 2), "weights": tensor([1.0] * len(ids), "<f4", 1)}
+    datum = [(1, chunk), *((2, write_fields([(1, name), (2, value)])) for name, value in inputs.items())]
+    return write_fields([(1, run), (2, seq), (3, write_fields(datum)), (4, loss)])
+
+
+class Asking:
+    """A client of one tenant."""
+
+    def __init__(self, service: TrainingService, client: Client) -> None:
+        self.service, self.client = service, client
+        self.key = service.tenants.all[0].key
+
+    async def post(self, path: str, content: Any, **headers: str) -> httpx.Response:
+        data = content if isinstance(content, bytes) else json.dumps(content).encode()
+        return await self.client.post(f"/api/v1/{path}", content=data, headers={"X-API-Key": self.key, **headers})
+
+    async def answer(self, request_id: str) -> httpx.Response:
+        return await self.post("retrieve_future", {"request_id": request_id})
+
+    async def run(self) -> str:
+        session = (await self.post("create_session", {})).json()["session_id"]
+        new = {"session_id": session, "model_seq_id": 0, "base_model": "base", "lora_config": {"rank": 2, "seed": 1}}
+        return str((await self.answer((await self.post("create_model", new)).json()["request_id"])).json()["model_id"])
+
+    async def ask(self, run: str, seq: int, ids: list[int] | None = None, loss: str = "cross_entropy") -> str:
+        """A pass over these tokens, or an update; returns the request's id."""
+        step = {"model_id": run, "seq_id": seq, "adam_params": {"learning_rate": 0.01}}
+        asked = await (
+            self.post("optim_step", step) if ids is None else self.post("forward_backward", body(run, seq, ids, loss))
+        )
+        return str(asked.json()["request_id"])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build(tmp_path_factory.mktemp("base") / "model", ["one two three"] * 3, shape=SHAPE)
+
+
+@pytest.fixture
+async def asking(folder: Path, tmp_path: Path) -> AsyncIterator[Asking]:
+    settings = {"model": str(folder), "names": "base", "max_queued": 6, "trainer": {"device": "cpu"}}
+    service = TrainingService(validate(settings, ServeTrainingConfig), folder, tmp_path)
+    transport = httpx.ASGITransport(create_training_app(service))
+    async with service.running(), Client(transport=transport, base_url="http://localhost") as client:
+        yield Asking(service, client)
+
+
+async def test_requests_are_computed_once_and_in_their_order_however_they_are_sent(asking: Asking) -> None:
+    one, other = await asking.run(), await asking.run()
+    sent = {1: [5, 6, 7], 2: [5, 6, 8], 3: None, 4: [5, 6, 7]}
+    plain = [await asking.answer(await asking.ask(one, seq, ids)) for seq, ids in sent.items()]
+    ids = [await asking.ask(other, seq, sent[seq]) for seq in (4, 2, 2, 3, 1, 3, 1)]
+    mixed = {asked: await asking.answer(asked) for asked in ids}
+    assert [answer.content for answer in plain] == [mixed[f"{other}:{seq}"].content for seq in sent]
+    again = await asking.answer(await asking.ask(other, 3))
+    assert again.content == plain[2].content
+    adapter = asking.service.tenants.all[0].runs[other].adapter
+    assert adapter is not None
+    assert adapter.steps == 1
+
+
+async def test_a_failure_of_the_server_leaves_the_gradient_as_it_was_before(
+    asking: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = await asking.run(), await asking.run()
+    plain = [await asking.answer(await asking.ask(one, seq, ids)) for seq, ids in enumerate(([5, 6], None), 1)]
+    await asking.answer(await asking.ask(other, 1, [5, 6]))
+    whole = asking.service.base.run_pass
+
+    def broken(adapter: Any, request: Any) -> Any:
+        found = whole(adapter, request)  # its gradient has been added when it fails
+        if request.seq_id == 2:
+            raise RuntimeError("no memory is left")
+        return found
+
+    monkeypatch.setattr(asking.service.base, "run_pass", broken)
+    failed = (await asking.answer(await asking.ask(other, 2, [7, 8]))).json()
+    assert failed == {"error": "RuntimeError: no memory is left", "category": "server"}
+    monkeypatch.undo()
+    assert (await asking.answer(await asking.ask(other, 3))).content == plain[1].content
+
+
+async def test_users_mistakes_are_answered_and_the_run_goes_on(asking: Asking) -> None:
+    run = await asking.run()
+    wrong = (await asking.answer(await asking.ask(run, 1, [5, 9999]))).json()
+    assert wrong["category"] == "user"
+    assert "token id outside" in wrong["error"]
+    assert dict(read_fields((await asking.answer(await asking.ask(run, 2, [5, 6]))).content))[1] == b"ArrayRecord"
+    cut = await asking.post("forward_backward", body(run, 3, [5, 6])[:-3])
+    assert cut.status_code == 400
+
+
+async def test_limits_keys_and_unknown_addresses_have_codes_that_clients_understand(asking: Asking) -> None:
+    run = await asking.run()
+    for seq in range(2, 8):  # 1 is missing, so that they wait
+        assert (await asking.ask(run, seq, [5, 6])).endswith(f":{seq}")
+    full = await asking.post("forward_backward", body(run, 8, [5, 6]))
+    assert (full.status_code, full.headers["x-should-retry"]) == (429, "true")
+    assert (await asking.ask(run, 7, [5, 6])).endswith(":7")  # sent again, it is no further one
+    assert (await asking.service.retrieve(asking.service.tenants.all[0], f"{run}:7", 0.01)) is None
+    stranger = await asking.post("optim_step", {}, **{"X-API-Key": "tml-another"})
+    assert stranger.status_code == 401
+    nowhere = await asking.post("copy_weights", {})
+    assert (nowhere.status_code, nowhere.headers["x-should-retry"]) == (404, "false")
+    assert (await asking.client.get("/health")).json()["queued"] == 6
+
+
+class Switched:
+    """An engine that knows what was published to it, and during what."""
+
+    def __init__(self) -> None:
+        self.number = self.running = self.published = 0
+
+    def version(self) -> int:
+        return self.number
+
+    async def publish(self, weights: Any, version: int) -> None:
+        assert not self.running
+        await asyncio.sleep(0)
+        self.number, self.published = version, self.published + 1
+
+
+async def test_an_engine_is_given_weights_while_idle_and_once_for_all_who_wait_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, held = Switched(), list[str]()
+    monkeypatch.setattr("agentrl.train.server.sampling.read_adapter", lambda folder: folder)
+    monkeypatch.setattr("agentrl.train.server.sampling.whole_of", lambda adapter, base: held.append(str(adapter)))
+    weights: Any = WeightsInTurn(engine, Path("base"))  # type: ignore[arg-type]
+
+    async def sample(folder: str, leave: bool) -> None:
+        async with weights.holding(Path(folder)):
+            engine.running += 1
+            assert held[-1] == folder
+            await asyncio.sleep(0)
+            engine.running -= 1
+            if leave:
+                raise asyncio.CancelledError
+
+    tasks = [asyncio.ensure_future(sample(folder, n % 3 == 0)) for n, folder in enumerate("abababccab")]
+    tasks[4].cancel()
+    await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+    assert held == ["a", "b", "c"]
+    await asyncio.gather(*(sample("c", False) for _ in range(3)))
+    assert (engine.published, engine.running, weights.waiting) == (3, 0, 0)
