@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, PositiveInt, model_validator
 
-from agentrl.config.policies import PAST
 from agentrl.config.sections import Section
 from agentrl.config.training import ALGORITHMS
 from agentrl.types import MAIN
@@ -68,7 +67,6 @@ def check_learners(config: RunConfig) -> None:
         "record_logprobs=true": config.record_logprobs,
         "eval.weights=averaged": config.eval.weights == "averaged",
         "weights.prove_every": config.weights.prove_every,
-        "policies that are past": any(each.name == PAST for each in config.policies.values()),
     }
     for name in (MAIN, *config.learned):
         own = config if name == MAIN else config.of_policy(name)
