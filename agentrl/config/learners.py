@@ -57,7 +57,6 @@ def check_learners(config: RunConfig) -> None:
         f"cluster={at.name}": at.name != "local",
         "cluster.environments or gateways": at.environments or at.gateways,
         "cluster.rewards or sessions": at.rewards or at.holds_sessions,
-        f"rollout.staleness={config.rollout.staleness}": config.rollout.staleness,
         "rollout.reuse": config.rollout.reuse,
         "fleet.colocated=true": config.fleet.shared,
         "agent=, a program": config.agent is not None,

@@ -90,6 +90,22 @@ def test_a_policy_stays_as_it_is_in_the_steps_in_which_another_learns(tmp_path: 
 
 
 @pytest.mark.slow
+def test_groups_begin_before_both_policies_have_learned_and_a_killed_run_goes_on(tmp_path: Path) -> None:
+    """Each policy's tokens are of versions that its own engine was given, at most two behind its own trainer."""
+    early = {"rollout.staleness": 2, "steps": 5, "checkpoint_every": 2, "warm_start.steps": 2, "warm_start.demos": 8}
+    process = start(*words(BOTH | early), f"run_dir={tmp_path}")
+    rows = tmp_path / "metrics.jsonl"
+    end(process, signal.SIGKILL, lambda: rows.exists() and rows.read_bytes().count(b"\n") >= 3)
+    agentrl.train(resume=str(tmp_path))
+    report = verify(tmp_path)
+    assert report.passed, report
+    lines = [orjson.loads(line) for line in rows.read_bytes().splitlines()]
+    assert len(lines) == 5
+    for prefix in ("", "other/"):
+        assert 0 < max(line[f"{prefix}staleness/max"] for line in lines) <= 2
+
+
+@pytest.mark.slow
 def test_each_learner_plays_against_its_own_earlier_versions(tmp_path: Path) -> None:
     """`other` is `right` in some groups, and in the others an earlier version of it is; both learn against `left`."""
     short = {"steps": 2, "checkpoint_every": 2, "warm_start.steps": 2, "warm_start.demos": 8, "algo.warmup_steps": 0}
@@ -196,7 +212,7 @@ def test_a_policy_is_stale_by_its_own_versions_alone() -> None:
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"rollout": {"staleness": 1}}, "rollout.staleness=1"),
+        ({"rollout": {"reuse": 0.5}}, "rollout.reuse"),
         ({"trainer": {"name": "fsdp"}}, r"trainer=fsdp \(main\)"),
         ({"policies": {"other": {"trainer": {"name": "megatron"}}}}, r"trainer=megatron \(other\)"),
         ({"policies": {"other": {"algo": {"name": "remax"}}}}, r"algo=remax \(other\)"),
