@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from pydantic import Field, PositiveInt, model_validator
 
-from agentrl.config.policies import PAST
 from agentrl.config.sections import Section
 from agentrl.config.training import ALGORITHMS
 from agentrl.types import MAIN
-
-if TYPE_CHECKING:
-    from agentrl.config.run import RunConfig
 
 
 class ScheduleConfig(Section):
@@ -44,7 +40,31 @@ class ScheduleConfig(Section):
         return self.alternate is None or learners[step // self.alternate % len(learners)] == name
 
 
-def check_learners(config: RunConfig) -> None:
+class _Run(Protocol):
+    """The parts of a run's configuration that are checked here."""
+
+    cluster: Any
+    rollout: Any
+    fleet: Any
+    agent: Any
+    data: Any
+    rerun: Any
+    lora: Any
+    record_logprobs: bool
+    eval: Any
+    weights: Any
+    steps: int
+    schedule: ScheduleConfig
+
+    @property
+    def learned(self) -> tuple[str, ...]: ...
+
+    def of_policy(self, name: str) -> Any: ...
+
+    def learns(self, name: str, step: int) -> bool: ...
+
+
+def check_learners(config: _Run) -> None:
     """Raise a ValueError where several policies learn with what can't be done for several yet."""
     if not config.learned:
         if config.schedule.active:
@@ -58,7 +78,6 @@ def check_learners(config: RunConfig) -> None:
         f"cluster={at.name}": at.name != "local",
         "cluster.environments or gateways": at.environments or at.gateways,
         "cluster.rewards or sessions": at.rewards or at.holds_sessions,
-        f"rollout.staleness={config.rollout.staleness}": config.rollout.staleness,
         "rollout.reuse": config.rollout.reuse,
         "fleet.colocated=true": config.fleet.shared,
         "agent=, a program": config.agent is not None,
@@ -68,10 +87,9 @@ def check_learners(config: RunConfig) -> None:
         "record_logprobs=true": config.record_logprobs,
         "eval.weights=averaged": config.eval.weights == "averaged",
         "weights.prove_every": config.weights.prove_every,
-        "policies that are past": any(each.name == PAST for each in config.policies.values()),
     }
     for name in (MAIN, *config.learned):
-        own = config if name == MAIN else config.of_policy(name)
+        own: Any = config if name == MAIN else config.of_policy(name)
         needs = ALGORITHMS.plugins().find(own.algo.name)(own.algo).needs
         asks = needs.teacher or needs.greedy or not needs.engine
         lacking |= {
@@ -83,7 +101,7 @@ def check_learners(config: RunConfig) -> None:
         raise ValueError(f"policies.{config.learned[0]} learns beside {MAIN}: {found} is not there for several yet")
 
 
-def _check_schedule(config: RunConfig) -> None:
+def _check_schedule(config: _Run) -> None:
     learners = (MAIN, *config.learned)
     if odd := sorted(config.schedule.frozen.keys() - set(learners)):
         raise ValueError(

@@ -14,6 +14,7 @@ from agentrl.config.api import URL, ApiConfig
 from agentrl.config.engines import EngineSection, ModelConfig
 from agentrl.config.sections import NAMED, Fraction, Section
 from agentrl.config.training import AlgoSection, TrainerSection
+from agentrl.types import MAIN
 
 START = "start"
 """The model of a frozen policy that is the run's initial model."""
@@ -34,6 +35,8 @@ class PastConfig(Section):
     """How many of the newest versions play, beside the first, which always does; each has an engine of its own."""
     current: Fraction = 0.0
     """The part of the groups in which the trained policy plays instead, and learns from that side too."""
+    of: str = MAIN
+    """Whose versions they are: `main`, or another policy that learns."""
 
 
 class PolicyConfig(Section):

@@ -261,7 +261,8 @@ class RunConfig(Section):
         for name in judges:
             judged = judged_by(name, self.rewards[name], self.policies, here=self.cluster.name == "local")
             self.__dict__["rewards"] = {**self.rewards, name: judged}
-        if unused := set(self.policies) - {*self.agents.values(), *judges.values()} - asked:
+        now = {each.past.of for each in self.policies.values() if each.name == PAST and each.past.current}
+        if unused := set(self.policies) - {*self.agents.values(), *judges.values()} - asked - now:
             name = min(unused)
             raise ValueError(f"policies.{name} plays no agent; set agents.NAME={name}")
 
@@ -329,12 +330,19 @@ class RunConfig(Section):
 
     def _past_versions_can_be_kept(self) -> None:
         """Raise a ValueError where versions of the policy are to play (policies.NAME=past) and can't be kept."""
-        past = [name for name, policy in self.policies.items() if policy.name == PAST]
-        if past[1:]:
-            raise ValueError(f"policies.{past[0]} and policies.{past[1]} are both {PAST}; one policy can be")
+        past = {name: policy.past.of for name, policy in self.policies.items() if policy.name == PAST}
+        for name, of in past.items():
+            if of not in (MAIN, *self.learned):
+                known = ", ".join((MAIN, *self.learned))
+                raise ValueError(
+                    f"policies.{name}.past.of={of}: only a policy that learns has earlier versions: {known}"
+                )
+            if twin := next((other for other in past if other != name and past[other] == of), None):
+                raise ValueError(f"policies.{name} and policies.{twin} are both {PAST} of {of}; one policy can be")
         if past and self.checkpoint_url:
             raise ValueError(
-                f"policies.{past[0]}={PAST} plays by versions in the run's folder, which checkpoint_url= does not copy"
+                f"policies.{min(past)}={PAST} plays by versions in the run's folder, "
+                "which checkpoint_url= does not copy"
             )
 
     def _delivery_can_be_proved(self) -> None:

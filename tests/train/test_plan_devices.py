@@ -130,9 +130,9 @@ def test_teachers_are_counted_where_they_are_and_what_no_longer_fits_beside_them
     for told in (on_gpu, on_cpu):
         (line,) = [each for each in told if each.startswith("memory of the teacher teacher: ")]
         assert weights < float(line.split(": ")[1].split()[0]) < weights + 8
-    assert any("GPUs 0: " in line and "models that are asked, " in line for line in on_gpu)
-    assert any("models that are asked, " in line and "GPUs" not in line for line in on_cpu)
-    assert not any("models that are asked, " in line for line in lines(gpus))
+    assert any("GPUs 0: " in line and "other models, " in line for line in on_gpu)
+    assert any("other models, " in line and "GPUs" not in line for line in on_cpu)
+    assert not any("other models, " in line for line in lines(gpus))
     at_url = lines(gpus, algo="distill", policies={"teacher": "http://localhost:9/v1"})
     assert not any("memory of the teacher" in line for line in at_url)
 
@@ -143,3 +143,19 @@ def test_a_teacher_takes_from_the_cache_of_engines_beside_it() -> None:
     assert alone.cache(TRAINER, ENGINE) > beside.cache(TRAINER, ENGINE)
     assert not list(too_full([alone], TRAINER, ENGINE, SESSION))
     assert list(too_full([Devices("node", (0,), 80 * GIB, 0, 1, models=70 * GIB)], TRAINER, ENGINE, SESSION))
+
+
+def test_policies_beside_the_main_one_are_counted_with_their_trainers_and_engines(gpus: Path) -> None:
+    """A frozen one has an engine, one that learns a trainer besides, earlier versions an engine each."""
+    game = {"env": "kuhn_poker", "agents": {"second": "rival"}, "warm_start": {"steps": 0}}
+    model = {"model": str(gpus), "engine": {"device": "cpu", "dtype": "float32"}}
+    weights = 4 * KNOWN["qwen3-8b"].parameters / GIB
+
+    def memory(**policies: Any) -> float:
+        (line,) = [each for each in lines(gpus, **game, policies=policies) if "memory of policies.rival" in each]
+        return float(line.split(": ")[1].split()[0])
+
+    frozen = memory(rival=model)
+    assert frozen == pytest.approx(weights, rel=0.02)
+    assert memory(rival={"name": "past", "engine": model["engine"]}) == pytest.approx(5 * weights, rel=0.02)
+    assert memory(rival=model | {"trainer": "torch"}) > 4 * weights

@@ -16,8 +16,9 @@ from safetensors.torch import load_file
 
 import agentrl
 from agentrl.config import RunConfig
+from agentrl.rollout.stream.batch_metrics import staleness
 from agentrl.sessions.store.store import Store
-from agentrl.sessions.tree.perspective import seen_by
+from agentrl.sessions.tree.perspective import group_seen_by, seen_by
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.driver.learning import Batch, Learning
 from agentrl.train.record.state import TRAINER, part
@@ -25,7 +26,7 @@ from agentrl.train.record.verify import verify
 from agentrl.train.record.verify.recorded import Recorded
 from agentrl.train.trainers.teachers.teachers import Teachers
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
-from agentrl.types import Session, Status, Task
+from agentrl.types import Group, Session, Status, Task
 from tests.train.test_resume import end, start, words
 from tests.train.trees import environment_node, sampled_node
 
@@ -86,6 +87,46 @@ def test_a_policy_stays_as_it_is_in_the_steps_in_which_another_learns(tmp_path: 
     trained = [number for number, line in enumerate(lines) if b'"trained"' in line]
     (tmp_path / "provenance.jsonl").write_bytes(b"".join(lines[: trained[1]] + lines[trained[1] + 1 :]))
     assert not verify(tmp_path).passed
+
+
+@pytest.mark.slow
+def test_groups_begin_before_both_policies_have_learned_and_a_killed_run_goes_on(tmp_path: Path) -> None:
+    """Each policy's tokens are of versions that its own engine was given, at most two behind its own trainer."""
+    early = {"rollout.staleness": 2, "steps": 5, "checkpoint_every": 2, "warm_start.steps": 2, "warm_start.demos": 8}
+    process = start(*words(BOTH | early), f"run_dir={tmp_path}")
+    rows = tmp_path / "metrics.jsonl"
+    end(process, signal.SIGKILL, lambda: rows.exists() and rows.read_bytes().count(b"\n") >= 3)
+    agentrl.train(resume=str(tmp_path))
+    report = verify(tmp_path)
+    assert report.passed, report
+    lines = [orjson.loads(line) for line in rows.read_bytes().splitlines()]
+    assert len(lines) == 5
+    for prefix in ("", "other/"):
+        assert 0 < max(line[f"{prefix}staleness/max"] for line in lines) <= 2
+
+
+@pytest.mark.slow
+def test_each_learner_plays_against_its_own_earlier_versions(tmp_path: Path) -> None:
+    """`other` is `right` in some groups, and in the others an earlier version of it is; both learn against `left`."""
+    short = {"steps": 2, "checkpoint_every": 2, "warm_start.steps": 2, "warm_start.demos": 8, "algo.warmup_steps": 0}
+    versions = {"agents.right": "earlier", "policies.earlier": "past", "policies.earlier.past.of": "other"}
+    often = {"policies.earlier.past.current": 0.5, "policies.earlier.past.every": 1, "rollout.groups_per_step": 4}
+    agentrl.train(run_dir=str(tmp_path), **BOTH | short | versions | often)
+    with Store(tmp_path / "sessions.db", read_only=True) as store:
+        sessions = [each for each in store.sessions() if each.phase == "train"]
+    spoke = [{node.agent: node.policy for node in each.nodes if node.sampled} for each in sessions]
+    assert {each["left"] for each in spoke} == {"main"}
+    assert {"other", "earlier/0"} <= {each["right"] for each in spoke} <= {"other", "earlier/0", "earlier/1"}
+    for session, by in zip(sessions, spoke, strict=True):
+        seen = seen_by(session, "other", {"right": "earlier"})
+        trained = {node.agent for node in seen.nodes if any(node.trainable)}
+        assert (set(seen.agent_rewards), trained) == (({"right"},) * 2 if by["right"] == "other" else (set(), set()))
+        assert set(seen_by(session, "main", {"right": "earlier"}).agent_rewards) == {"left"}
+    kept = {step: load_file(tmp_path / "past" / "other" / f"step-00000{step}" / "model.safetensors") for step in (0, 2)}
+    assert same(kept[0], weights(tmp_path, "other", 0))
+    assert same(kept[2], weights(tmp_path, "other", 2))
+    report = verify(tmp_path)
+    assert report.passed, report
 
 
 @pytest.mark.parametrize(
@@ -157,10 +198,21 @@ def test_a_policy_sees_the_others_turns_as_those_of_frozen_partners() -> None:
     assert orjson.dumps([node.trainable for node in session.nodes]) == before
 
 
+def test_a_policy_is_stale_by_its_own_versions_alone() -> None:
+    session = Session("s", Task(id="t"), group="g", status=Status.COMPLETED, reward=0.5)
+    for policy, version in (("main", 7), ("other", 2), ("frozen", 0)):
+        node = sampled_node(session, environment_node(session, None, [8]).id, [30, 31], version=version)
+        node.policy = policy
+    group = Group("g", session.task, [session])
+    for policy, version in (("main", 8), ("other", 3)):
+        found = staleness([group_seen_by(group, policy, {})], version)
+        assert found == {"staleness/mean": 1.0, "staleness/max": 1.0, "staleness/share_1": 1.0}
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"rollout": {"staleness": 1}}, "rollout.staleness=1"),
+        ({"rollout": {"reuse": 0.5}}, "rollout.reuse"),
         ({"trainer": {"name": "fsdp"}}, r"trainer=fsdp \(main\)"),
         ({"policies": {"other": {"trainer": {"name": "megatron"}}}}, r"trainer=megatron \(other\)"),
         ({"policies": {"other": {"algo": {"name": "remax"}}}}, r"algo=remax \(other\)"),
@@ -172,6 +224,19 @@ def test_what_several_learners_lack_is_refused_by_name(settings: dict[str, Any],
     both = {"env": {"name": DEMAND}, "agents": {"right": "other"}, "policies": {"other": {"trainer": "torch"}}}
     with pytest.raises(ValidationError, match=rf"policies.other learns beside main: .*{named}"):
         RunConfig.model_validate(both | settings)
+
+
+@pytest.mark.parametrize(
+    ("policies", "named"),
+    [
+        ({"a": {"name": "past", "past": {"of": "third"}}}, r"policies.a.past.of=third: .*: main, other"),
+        ({"a": {"name": "past", "past": {"of": "other"}}}, r"policies.other plays no agent"),
+    ],
+)
+def test_versions_are_those_of_a_policy_that_learns_and_plays(policies: dict[str, Any], named: str) -> None:
+    both = {"env": {"name": DEMAND}, "agents": {"right": "a"}, "policies": {"other": {"trainer": "torch"}, **policies}}
+    with pytest.raises(ValidationError, match=named):
+        RunConfig.model_validate(both)
 
 
 def test_a_policy_without_weights_can_not_learn() -> None:

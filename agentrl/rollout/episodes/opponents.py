@@ -45,10 +45,10 @@ async def open_partners(config: RunConfig, start: Path | None, folder: Path) -> 
     """
     async with AsyncExitStack() as stack:
         made: dict[str, Opponent] = {}
-        for name, own in config.policies.items():
-            if name not in config.agents.values():
+        for name, own in sorted(config.policies.items(), key=lambda each: each[1].name == PAST):  # they need others
+            if name not in config.agents.values() and not own.learns:
                 continue  # it is asked by the algorithm
-            made[name] = await _open(name, own, config, start, folder, stack)
+            made[name] = await _open(name, own, config, start, folder, stack, made)
         yield {agent: made[name] for agent, name in config.agents.items() if name != MAIN}
 
 
@@ -76,20 +76,29 @@ def _sampling(own: PolicyConfig, limits: RolloutConfig) -> Sampling:
 
 
 async def _open(
-    name: str, own: PolicyConfig, config: RunConfig, start: Path | None, folder: Path, stack: AsyncExitStack
+    name: str,
+    own: PolicyConfig,
+    config: RunConfig,
+    start: Path | None,
+    folder: Path,
+    stack: AsyncExitStack,
+    made: Partners,
 ) -> Opponent:
     sampling = _sampling(own, config.rollout)
     if own.remote or own.name not in (MODEL, PAST):
         return await _open_rules(name, own, config, stack)
     if own.name == PAST:
+        of, learner = own.past.of, made.get(own.past.of)
+        model_config = config.model if of == MAIN else config.policies[of].model
         versions = PastVersions(
             name,
             own.past,
-            folder / PAST,
-            partial(_frozen, own.model_copy(update={"model": config.model})),
+            folder / PAST if of == MAIN else folder / PAST / of,
+            partial(_frozen, own.model_copy(update={"model": model_config})),
             ModelActor(sampling),
             seed=config.seed,
             staleness=config.rollout.staleness,
+            learner=(learner.policy, learner.actor) if isinstance(learner, Fixed) else None,
         )
         stack.push_async_callback(versions.close)
         return versions

@@ -37,6 +37,7 @@ class PastVersions:
         actor: acts by any of them.
         seed: the run's.
         staleness: how many steps a group may be behind that is in progress.
+        learner: the policy whose versions they are, with its actor, where that is not the main one.
     """
 
     def __init__(
@@ -49,26 +50,28 @@ class PastVersions:
         *,
         seed: int,
         staleness: int,
+        learner: tuple[Policy, Actor] | None = None,
     ) -> None:
         self.name, self.config, self.folder = name, config, folder
         self._load, self._actor, self._seed, self._staleness = load, actor, seed, staleness
+        self._learner = learner
         self._kept: list[int] = []
         self._loaded: dict[int, Policy] = {}
 
     @property
     def policies(self) -> list[Policy]:
         """The policies that have engines now."""
-        return list(self._loaded.values())
+        return [*([self._learner[0]] if self._learner else []), *self._loaded.values()]
 
     def plays(self, session: Session) -> tuple[Policy, Actor] | None:
-        """The version that a session meets; None is the trained policy itself."""
+        """The version that a session meets, or the policy whose versions they are; None where that is the main one."""
         if session.phase == "eval":
             return self._loaded[0], self._actor
         if session.phase not in ("train", GREEDY):  # demonstrations, of which all versions learn
-            return None
+            return self._learner
         chance = random.Random(derive(self._seed, "past", self.name, session.group_number or 0))
         if chance.random() < self.config.current:
-            return None
+            return self._learner
         return self._loaded[chance.choice(self.versions(session.step or 0))], self._actor
 
     def versions(self, step: int) -> list[int]:

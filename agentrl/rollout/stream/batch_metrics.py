@@ -18,7 +18,7 @@ from agentrl.rollout.stream.health import sessions_of, worked
 from agentrl.rollout.stream.statistics import ROUNDING, caution, in_unit_range, interval, pass_at_k, pass_hat_k
 from agentrl.rollout.stream.usage import Usage
 from agentrl.rollout.workers.held import sizes_of, usage
-from agentrl.types import Group, Session, Status
+from agentrl.types import MAIN, Group, Session, Status
 
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -90,12 +90,14 @@ def _shape(sessions: Sequence[Session]) -> dict[str, float]:
 def staleness(groups: Sequence[Group], version: int) -> dict[str, float]:
     """Return how many versions behind `version` the policy was that sampled the tokens.
 
-    The mean over tokens, the maximum, and where that is not 0 the share of the tokens at each distance.
+    The mean over tokens, the maximum, and where that is not 0 the share of the tokens at each distance. Tokens of
+    policies besides the main one, whose versions count other updates, are left out.
     """
     tokens: Counter[int] = Counter()
     for session in sessions_of(groups):
-        for span in (span for node in session.nodes for span in node.versions if span.end > span.start):
-            tokens[version - span.version] += span.end - span.start
+        for node in (node for node in session.nodes if node.policy in (None, MAIN)):
+            for span in (span for span in node.versions if span.end > span.start):
+                tokens[version - span.version] += span.end - span.start
     if not tokens:
         return {}
     total = tokens.total()

@@ -19,7 +19,8 @@ def group_seen_by(group: Group, policy: str, players: Mapping[str, str]) -> Grou
     Args:
         group: with whole sessions.
         policy: the policy's name; in what is returned it is the main one, and the main one has its name.
-        players: the policies of agents, by agent; the main one plays those that are not named.
+        players: the policies of agents, by agent; the main one plays those that are not named. Who spoke goes first:
+            where earlier versions play, it differs between groups.
     """
     return replace(group, sessions=[seen_by(session, policy, players) for session in group.sessions])
 
@@ -33,7 +34,8 @@ def seen_by(session: Session, policy: str, players: Mapping[str, str]) -> Sessio
         trainable = node.trainable if node.policy in (None, policy) else [False] * len(node.trainable)
         return replace(node, policy=name, trainable=trainable)
 
-    own = {a: r for a, r in session.agent_rewards.items() if players.get(a, MAIN) == policy}
+    spoke = dict(players) | {node.agent: node.policy for node in session.nodes if node.sampled and node.policy}
+    own = {a: r for a, r in session.agent_rewards.items() if spoke.get(a, MAIN) == policy}
     others = {a: r for a, r in session.agent_rewards.items() if a not in own}
     each = [reward for reward in own.values() if reward is not None]
     return replace(

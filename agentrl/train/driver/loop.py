@@ -68,7 +68,7 @@ class Loop:
     selected: dict[str, float] = field(default_factory=dict)
     left_out: int = 0
     recovery: Recovery | None = None
-    past: PastVersions | None = None
+    past: Sequence[PastVersions] = ()
     probe_bound: float = math.inf
     top_scores: frozenset[float] = frozenset()
     reference: ReferenceEngine | None = None
@@ -292,17 +292,14 @@ class Loop:
 
     async def keep_version(self, step: int) -> None:
         """Keep the weights after `step` steps for later groups to play against, where the run does and it is due."""
-        past = self.past
-        if past is None or not past.due(step):
-            return
+        for past in (each for each in self.past if each.due(step)):
+            with self.clock("past"), self.display.part("keeping a version"):
+                await self.recovering(step, partial(self._keep, past, step))
 
-        async def keep() -> None:
-            oldest = next(map(step_of, self.folder.checkpoints()), 0)
-            await past.keep(step, self.trainer.export, oldest=oldest)
-            await asyncio.to_thread(self.folder.seal_version, step, past.path(step))
-
-        with self.clock("past"), self.display.part("keeping a version"):
-            await self.recovering(step, keep)
+    async def _keep(self, past: PastVersions, step: int) -> None:
+        oldest = next(map(step_of, self.folder.checkpoints()), 0)
+        await past.keep(step, self.state.learned[past.config.of].trainer.export, oldest=oldest)
+        await asyncio.to_thread(self.folder.seal_version, step, past.path(step))
 
     async def evaluate(self, step: int) -> dict[str, float]:
         """Measure the policy on held-out tasks, where it is due; the last step's policy is measured after the run."""
@@ -318,10 +315,10 @@ class Loop:
         return {"eval/mean": result.mean, "eval/low": result.low, "eval/high": result.high} | parts | averaged
 
     async def rate(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
-        """Write a step's games against earlier versions, and return their metrics; the fit grows with the run."""
-        if self.past is None:
+        """Write a step's games against the first policy's versions, and return their metrics; the fit grows with it."""
+        if not self.past:
             return {}
-        name, every = self.past.name, self.past.config.every
+        name, every = self.past[0].name, self.past[0].config.every
         return await asyncio.to_thread(ratings.record, self.folder.path, step, name, every, groups)
 
     def record(

@@ -115,7 +115,8 @@ def make_generating_loop(
     loop, loaded = make_loop(config, base, rollouts.policy, stream, learner, folder, store, display)
     if line := _threads(config, base, loop.trainer):
         display.say(line)
-    loop.past = next((partner for partner in rollouts.partners.values() if isinstance(partner, PastVersions)), None)
+    past = (partner for partner in rollouts.partners.values() if isinstance(partner, PastVersions))
+    loop.past = list({each.name: each for each in past}.values())
     loop.probe_bound = probe_bound(config, loaded)
     if config.learned:
         add_policies(loop, rollouts)
@@ -210,13 +211,13 @@ async def prepare(
         display.say(line)
     if config.model.reasoning == "strip":
         display.say(strip.PRICE)
-    if loop.past is not None:
-        await loop.recovering(start, partial(_begin_past, loop, loop.past, start))
+    for past in loop.past:
+        await loop.recovering(start, partial(_begin_past, loop, past, start))
     return start
 
 
 async def _begin_past(loop: Loop, past: PastVersions, start: int) -> None:
-    await past.begin(start, loop.trainer.export)
+    await past.begin(start, loop.state.learned[past.config.of].trainer.export)
     if start == 0:
         await asyncio.to_thread(loop.folder.seal_version, 0, past.path(0))
 

@@ -28,7 +28,7 @@ class Devices:
         trainers: ranks of the trainer on each.
         engines: ranks of engines on each.
         sleeping: whether the engines sleep while the trainer computes.
-        models: bytes of models that are asked and not trained: teachers, and those of rewards.
+        models: bytes of other models: teachers, those of rewards, and policies beside the main one.
     """
 
     node: str
@@ -91,7 +91,7 @@ def devices_of(assignment: Assignment, nodes: Sequence[ClusterNode], here: float
 
 
 def with_models(devices: Sequence[Devices], models: Iterable[tuple[float, bool]], here: float) -> list[Devices]:
-    """The devices with models that are asked on them: the first GPU of the run's node, or the node's own memory.
+    """The devices with other models on them: the first GPU of the run's node, or the node's own memory.
 
     Args:
         devices: those of trainer and engines, the run's node first.

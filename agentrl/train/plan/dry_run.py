@@ -39,7 +39,7 @@ from agentrl.train.plan.step import (
     publish_seconds,
     train_seconds,
 )
-from agentrl.train.plan.teachers import teachers_memory
+from agentrl.train.plan.teachers import players_memory, teachers_memory
 from agentrl.train.trainers import TRAINERS, suitable
 
 USED = 0.5
@@ -110,7 +110,7 @@ def described(config: RunConfig, rates: Rates | None = None, on: Sequence[Cluste
 
 
 def asked_models(config: RunConfig, shape: Shape) -> dict[str, tuple[float, bool]]:
-    """Teachers and models of rewards: of each a line, its bytes, and whether it is on a GPU where there is one."""
+    """Models beside the main policy's: of each a line, its bytes, and whether it is on a GPU where there is one."""
     found = {}
     for name, each in reward_models(config.rewards).items():
         on = "a GPU" if each.device == "cuda" else "the CPU"
@@ -118,6 +118,10 @@ def asked_models(config: RunConfig, shape: Shape) -> dict[str, tuple[float, bool
         found[line] = (each.total, each.device == "cuda")
     for name, taken in teachers_memory(config, shape).items():
         line = f"memory of the teacher {name}: {size(taken)}, from the first step on"
+        found[line] = (taken, config.policies[name].engine.device != "cpu")
+    for name, taken in players_memory(config, shape).items():
+        parts = "trainer and engine" if config.policies[name].learns else "engines"
+        line = f"memory of policies.{name}: {size(taken)} for {parts}, and a cache"
         found[line] = (taken, config.policies[name].engine.device != "cpu")
     return found
 
@@ -273,7 +277,7 @@ def _on_device(devices: Devices, trainer: TrainerMemory, engine: EngineMemory) -
         turns = ", which sleep while it computes" if devices.sleeping else ""
         parts.append(f"{devices.engines} x engine, {size(devices.engines * engine.weights)} and their cache{turns}")
     if devices.models:
-        parts.append(f"models that are asked, {size(devices.models)}")
+        parts.append(f"other models, {size(devices.models)}")
     room = f"of {size(devices.room)}" if devices.room else "the size of its memory is not known here"
     return f"{each}{'; '.join(parts)}; {room}"
 

@@ -1,12 +1,15 @@
-"""Memory of the policies that an algorithm asks (`algo=distill`), which are beside the trainer in a dry run."""
+"""Memory of policies beside the main one in a dry run: those that an algorithm asks, that play, and that learn."""
 
 from __future__ import annotations
 
-from agentrl.config import START, PolicyConfig, RunConfig
+from agentrl.config import MODEL, PAST, START, PolicyConfig, RunConfig
 from agentrl.models.registry import cache_folder
 from agentrl.rollout.engines import ENGINES
+from agentrl.train.algorithms import make_algorithm
 from agentrl.train.plan.memory import LOGITS
 from agentrl.train.plan.shapes import Shape, shape_of
+from agentrl.train.trainers import TRAINERS
+from agentrl.types import MAIN
 
 
 def teachers_memory(config: RunConfig, student: Shape) -> dict[str, float]:
@@ -20,6 +23,27 @@ def teachers_memory(config: RunConfig, student: Shape) -> dict[str, float]:
         own = config.policies[name]
         if not own.remote:
             found[name] = _bytes(own, _shape(own, student), config.trainer.token_budget)
+    return found
+
+
+def players_memory(config: RunConfig, main: Shape) -> dict[str, float]:
+    """Bytes of each policy that plays with weights of its own, by its name: its engines', and its trainer's.
+
+    Earlier versions have an engine each; an engine's cache is not counted.
+    """
+    found = {}
+    for name, own in config.policies.items():
+        if own.name not in (MODEL, PAST) or name in config.asked_policies:
+            continue
+        whose = config.policies.get(own.past.of, own) if own.name == PAST else own
+        shape = main if own.name == PAST and own.past.of == MAIN else _shape(whose, main)
+        engines = own.past.size + 1 if own.name == PAST else 1
+        found[name] = engines * shape.parameters * (4.0 if own.engine.dtype == "float32" else 2.0)
+        if own.learns:
+            alone = config.of_policy(name)
+            plugin, algorithm = TRAINERS.find(alone.trainer.name), make_algorithm(alone.algo)
+            split = plugin.split(alone.trainer, shape, 0)
+            found[name] += plugin.memory(alone.trainer, algorithm, shape, split).total
     return found
 
 

@@ -20,9 +20,9 @@ from agentrl.sessions.renderers.base import parse
 from agentrl.sessions.renderers.call_grammar import call_grammar
 from agentrl.sessions.tree.conversation import Conversation
 from agentrl.sessions.tree.turn_generator import TurnGenerator
-from benchmarks.fidelity import agreement
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Sampling, Session, Task
+from benchmarks.fidelity import agreement
 from tests.conftest import need
 from tests.rollout.engines.conftest import TEXTS
 from tests.rollout.engines.test_support import BOUND

@@ -196,7 +196,7 @@ def _model(sealed: Sealed) -> Iterator[Discrepancy]:
 def _versions(sealed: Sealed, check: Check) -> Iterator[Discrepancy]:
     """Faults of versions that are kept to be played against; those that nothing meets any more were removed."""
     known = {name: found for seal in sealed.seals for name, found in seal.files.items() if name.startswith(f"{PAST}/")}
-    for folder in sorted((sealed.run / PAST).glob("step-??????")):
+    for folder in sorted((sealed.run / PAST).glob("**/step-??????")):
         name = folder.relative_to(sealed.run).as_posix()
         if step_of(folder) > sealed.last:
             continue
