@@ -179,8 +179,8 @@ def _tower(out: int, settings: Mapping[str, Any] = MappingProxyType({})) -> int:
     return 3 * frames * patch * patch * hidden + depth * (attention + mlp + 2 * hidden) + projector
 
 
-_OF_128 = {"num_experts": 128, "num_experts_per_tok": 8}
-_LATENT = {
+_OF_128: Mapping[str, Any] = {"num_experts": 128, "num_experts_per_tok": 8}
+_LATENT: Mapping[str, Any] = {
     **{"num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_shared_experts": 1},
     **{"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 128},
 }
