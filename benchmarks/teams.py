@@ -58,12 +58,12 @@ class World:
     settings: Mapping[str, Any]
 
 
-SLOWLY = {"algo.name": "rloo", "algo.kl_coef": 0.2}
+HELD = {"algo.name": "rloo", "algo.kl_coef": 0.2}
 """Held by the start, neither policy chases the other; an equilibrium of such play is exploitable by 0.03."""
 WORLDS: Mapping[str, World] = {
     "joint_length": World(("long",), {}),
     "speaker_listener": World(("listener",), {}),
-    "hide_and_seek": World(("seeker",), SLOWLY),
+    "hide_and_seek": World(("seeker",), HELD),
     "allocation": World(("worker_2",), {}),
     "debate": World(("bob", "cid"), {}),
     "planner_worker": World(("worker",), {}),

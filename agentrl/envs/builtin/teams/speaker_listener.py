@@ -27,7 +27,7 @@ class SpeakerListener(ChoiceWorld):
     agents = ("speaker", "listener")
     teams: Mapping[str, tuple[str, ...]] = {"pair": ("speaker", "listener")}
     simultaneous = False
-    chance = 0.5
+    chance = 0.65
 
     def situations(self) -> Sequence[Mapping[str, Any]]:
         """The colours."""
