@@ -165,20 +165,37 @@ KNOWN: Mapping[str, Shape] = {
     "qwen3-30b-a3b": _qwen3(2048, 48, 32, 4, 6144, moe_intermediate_size=768, **_OF_128),
     "qwen3-235b-a22b": _qwen3(4096, 94, 64, 4, 12288, moe_intermediate_size=1536, **_OF_128),
     "glm-4.5-air": Shape(
-        *("glm4_moe", 4096, 46, 96, 8, 128, 10944, 151552, False, True),
+        "glm4_moe",
+        4096,
+        46,
+        96,
+        8,
+        128,
+        10944,
+        151552,
+        False,
+        True,
         **_OF_128,
         moe_intermediate_size=1408,
         n_shared_experts=1,
         first_k_dense_replace=1,
     ),
     "deepseek-v3": Shape(
-        *("deepseek_v3", 7168, 61, 128, 1, 192, 18432, 129280, False),
+        "deepseek_v3",
+        7168,
+        61,
+        128,
+        1,
+        192,
+        18432,
+        129280,
+        False,
         num_experts=256,
         first_k_dense_replace=3,
         **_LATENT,
     ),
     "kimi-k2": Shape(
-        *("kimi_k2", 7168, 61, 64, 1, 192, 18432, 163840, False), num_experts=384, first_k_dense_replace=1, **_LATENT
+        "kimi_k2", 7168, 61, 64, 1, 192, 18432, 163840, False, num_experts=384, first_k_dense_replace=1, **_LATENT
     ),
 }
 """Shapes by name, for plans without the model's files; from the models' config.json."""
