@@ -151,8 +151,8 @@ def _qwen3(hidden: int, layers: int, heads: int, kv_heads: int, wide: int, **mor
     return Shape(kind, hidden, layers, heads, kv_heads, 128, wide, 151936, tied, **more)
 
 
-_OF_128 = {"num_experts": 128, "num_experts_per_tok": 8}
-_LATENT = {
+_OF_128: dict[str, Any] = {"num_experts": 128, "num_experts_per_tok": 8}
+_LATENT: dict[str, Any] = {
     **{"num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_shared_experts": 1},
     **{"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 128},
 }
