@@ -30,6 +30,7 @@ from agentrl.rollout.workers.serve_process import ServeConfig
 from agentrl.train.chain.layers import is_chain
 from agentrl.train.chain.planning import plan_chain
 from agentrl.train.driver.setup import complete
+from agentrl.train.evaluation.suite.commands import CompareConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 SKILLS = sorted((ROOT / "skills").glob("*/SKILL.md"))
@@ -40,6 +41,7 @@ OTHERS = {"environments.md", "adapters.md"}
 
 QUICK = "rollout.turn_tokens=8 rollout.max_turns=1 eval.tasks=2 "
 TRAINED = QUICK + "rollout.groups_per_step=1 rollout.group_size=2 weights.probe_tokens=0 weights.start_tokens=0 "
+SEEN = TRAINED + "steps=1 algo.minibatches=1 warm_start.steps=1 warm_start.batch=2 warm_start.demos=4"
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ TERMINAL = "tests/viewer/test_terminal.py"
 ADAPTERS = "tests/envs/adapters/test_adapters.py"
 REAL = "tests/rollout/engines/test_real_model.py"
 PLAY = "tests/envs/test_play.py"
+TINKER = "tests/train/server/test_sdk.py::test_"
 REMOTE = "tests/tools/sandbox/test_remote.py"
 SERVERS = "engine.python=.venv-sglang/bin/python fleet.engines=2 engine.device=cpu "
 COMMANDS: dict[str, Run | Elsewhere | Left] = {
@@ -232,6 +235,20 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
     "agentrl train env=gymnasium:FrozenLake-v1 env.is_slippery=false 'env.actions=[left,down,right,up]' "
     "env.observe=ansi": Elsewhere(f"{ADAPTERS}::test_a_tiny_model_is_trained_in_an_adapted_environment"),
     "agentrl train env=calculator dry_run=true": Run(slow=False),
+    "agentrl train env=shapes": Run(SEEN),
+    "agentrl train env=grid_camera": Run(SEEN),
+    "agentrl check env=shapes": Run("scored=4 tasks=4"),
+    "agentrl train env=speaker_listener agents.listener=other policies.other.trainer=torch": Run(SEEN),
+    "agentrl serve-training model=models/qwen3-1.7b names=Qwen/Qwen3-1.7B port=8600": Elsewhere(
+        f"{TINKER}it_ends_gracefully_and_keeps_a_folder_for_each_tenant"
+    ),
+    "export TINKER_BASE_URL=http://127.0.0.1:8600 TINKER_API_KEY=tml-…": Elsewhere(
+        f"{TINKER}a_supervised_loop_learns_and_prefixes_are_computed_once"
+    ),
+    "python my_loop.py": Elsewhere(f"{TINKER}a_supervised_loop_learns_and_prefixes_are_computed_once"),
+    "agentrl serve-training resume=runs/serve-training-20260101-120000 port=8600": Elsewhere(
+        f"{TINKER}a_killed_server_goes_on_and_no_client_notices"
+    ),
     "agentrl train env=calculator trainer=fsdp trainer.ranks=2": Elsewhere(
         "tests/train/backends/fsdp/test_trainer.py"
         "::test_a_run_whose_rank_is_killed_publishes_resumes_and_ends_as_one_process_does"
@@ -547,6 +564,10 @@ def test_a_command_in_a_sentence_or_block_names_commands_and_settings_that_exist
     tree = typed([word if (new := known.get(word[4:])) is None else f"env={new}" for word in settings])
     if name == "serve" and settings:
         validate(tree, ServeConfig)
+    elif "suite" in tree:
+        assert name == "eval"
+        if compare := tree.pop("compare", None):
+            validate(compare, CompareConfig)
     elif layers and is_chain(layers[0]):
         plan_chain(*layers, tree)
     elif name in ("train", "eval") and settings:
