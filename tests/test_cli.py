@@ -178,7 +178,7 @@ def test_envs_lists_the_built_in_worlds_and_their_options() -> None:
     text = agentrl("envs").stdout
     assert all(name in text for name in ("calculator", "castle", "gsm8k", "env.max_steps"))
     scores = [line.split("scores:")[1].strip(" │") for line in text.splitlines() if "scores:" in line]
-    assert scores[0] == "expert 1.00, random 0.00, silent 0.00"
+    assert "expert 1.00, random 0.00, silent 0.00" in scores
     assert len(scores) >= 10, "every environment that needs nothing is played"
 
 

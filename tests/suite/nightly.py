@@ -32,7 +32,7 @@ UPDATES = (
     f"{MEGATRON}test_sequences.py::test_two_updates_with_pairs_or_verdicts_over_ranks_are_those_of_the_torch_trainer"
 )
 NIGHTLY: dict[str, str] = {
-    f"{PUBLISHED}[sglang": f"{PUBLISHED}[vllm",
+    f"{PUBLISHED}[vllm": f"{PUBLISHED}[sglang",
     f"{ADAPTERS}[vllm": f"{ADAPTERS}[sglang",
     f"{SCHEDULER}[torch": f"{SCHEDULER}[auto",
     f"{CONTRACT}[whole": f"{CONTRACT}[two layers",

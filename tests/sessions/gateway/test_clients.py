@@ -191,7 +191,8 @@ async def test_a_program_handles_a_model_of_random_tokens_and_its_turns_are_stor
 ) -> None:
     async with local(serve, tiny) as served:
         code, out, session = await run(served, "", program, speak, tmp_path)
-        assert code == 0, out
+        # Its tools are strict, so what a random model calls is a valid call, in every turn.
+        assert code == 0 or "MaxTurnsExceeded" in out, out
         assert any(n.sampled for n in session.nodes)
         await was_drawn_by_the_engine(served, session)
 
@@ -205,8 +206,11 @@ def local(serve: Serve, tiny: Path) -> Any:
 
 
 async def was_drawn_by_the_engine(served: Served, session: Session) -> None:
-    """The engine, asked again, gives every trained token the log-probability that is stored."""
-    trained = 0
+    """The engine, asked again, gives every trained token the log-probability that is stored.
+
+    Those drawn under a grammar (of strict tools) have theirs within recorded sets, which `test_call_grammars` compares.
+    """
+    trained = sum(sum(n.trainable) for n in session.nodes if n.sampled and not n.sampling.full_support)
     for node in session.nodes:
         if node.sampled and node.sampling.full_support:
             scores = await served.engine.score(tree.path_ids(session, node.id), node.sampling.temperature)
