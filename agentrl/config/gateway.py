@@ -47,7 +47,7 @@ class ForwardConfig(Section):
     url: str | None = Field(default=None, pattern=r"^https?://[^\s/]+")
     """The base URL of a server with OpenAI's API, such as http://127.0.0.1:9000/v1; None forwards nothing."""
     models: tuple[str, ...] = ()
-    """The names of the models whose requests are sent there. Requests for any other name are the trained model's."""
+    """The names of the models whose requests are sent there. Requests for any other name are answered here."""
     key: SecretStr | None = None
     """The key that the server is given; clients' keys never are."""
 

@@ -80,7 +80,7 @@ def check_learners(config: _Run) -> None:
         "cluster.rewards or sessions": at.rewards or at.holds_sessions,
         "rollout.reuse": config.rollout.reuse,
         "fleet.colocated=true": config.fleet.shared,
-        "agent=, a program": config.agent is not None,
+        "agent=, a program, with rollout.staleness": config.agent is not None and config.rollout.staleness,
         "data=": config.data is not None,
         "rerun=": config.rerun is not None,
         "lora": config.lora.active,

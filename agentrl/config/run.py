@@ -88,7 +88,8 @@ class RunConfig(Section):
     schedule: ScheduleConfig = ScheduleConfig()
     """When each of several policies learns."""
     agents: dict[str, str] = Field({})
-    """Which policy plays which of an environment's agents; `main`, which is trained, plays those not named here."""
+    """Which policy plays which of an environment's agents, or of a program's, whose requests name them as their model;
+    `main`, which is trained, plays those not named here."""
     rewards: RewardSections = Field({})
     """Rewards by name, beside the environment's own; one that has the name of an environment's replaces it."""
     tools: ToolSections = Field({})
@@ -262,7 +263,10 @@ class RunConfig(Section):
             judged = judged_by(name, self.rewards[name], self.policies, here=self.cluster.name == "local")
             self.__dict__["rewards"] = {**self.rewards, name: judged}
         now = {each.past.of for each in self.policies.values() if each.name == PAST and each.past.current}
-        if unused := set(self.policies) - {*self.agents.values(), *judges.values()} - asked - now:
+        unused = set(self.policies) - {*self.agents.values(), *judges.values()} - asked - now
+        if self.agent is not None:  # whose requests may name any policy
+            self.__dict__["agents"] = {**{name: name for name in sorted(unused)}, **self.agents}
+        elif unused:
             name = min(unused)
             raise ValueError(f"policies.{name} plays no agent; set agents.NAME={name}")
 

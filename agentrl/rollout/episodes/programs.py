@@ -9,7 +9,7 @@ its session, which has a gateway of its own (`gateways`) or uses one of the run'
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -21,7 +21,7 @@ from agentrl.envs.results import give_rewards, record_failure
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded
 from agentrl.rollout.episodes import agents
 from agentrl.rollout.episodes.actors import sampling_of
-from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.episodes.policies import Partners, Policy
 from agentrl.rollout.workers.gateways import own_gateway
 from agentrl.sessions.store.store import Store
 from agentrl.types import Session, Status, Task
@@ -51,10 +51,12 @@ class ServedProgram(Program):
     Attributes:
         gateway: it.
         user_agent: the program.
+        learners: the policies that are not frozen, where requests name their agents; empty where one answers all.
     """
 
     gateway: agents.SessionGateway
     user_agent: agents.UserAgent
+    learners: frozenset[str] = frozenset()
 
     async def play(self, env: Env, session: Session, limits: RolloutConfig) -> Session:
         """Let the program work on the session's task, reward what it did, and return the session as recorded.
@@ -80,9 +82,24 @@ class ServedProgram(Program):
             left_out = session.overlong and limits.overlong == "skip"
             if session.status is not Status.INFRA_ERROR and session.reward is None and not left_out:
                 await give_rewards(env, session, seconds=limits.timeout)
+            if self.learners:
+                share_reward(session, self.learners)
         finally:
             await calls.close(env)
         return session
+
+
+def share_reward(session: Session, learners: Set[str]) -> None:
+    """Give each agent that spoke in a session its reward: a program's agents are a team.
+
+    Args:
+        session: with a reward, or without one, where nobody has one.
+        learners: the policies that are not frozen; others' agents are partners.
+    """
+    spoke = {node.agent: node.policy in learners for node in session.nodes if node.sampled}
+    if session.reward is not None:
+        session.agent_rewards = {agent: session.reward for agent, learns in spoke.items() if learns}
+        session.partner_rewards = {agent: session.reward for agent, learns in spoke.items() if not learns}
 
 
 async def _begun(env: Env, session: Session, seconds: float) -> Task:
@@ -126,6 +143,8 @@ async def serving(
     where: GatewayConfig | None = None,
     *,
     keeps: bool = True,
+    policies: Mapping[str, str] | None = None,
+    partners: Partners | None = None,
 ) -> AsyncIterator[ServedProgram]:
     """An agent program with a gateway of this process's own; raises as `load_agent` and `own_gateway` do.
 
@@ -136,8 +155,12 @@ async def serving(
         limits: the run's budgets and deadlines.
         where: which address it listens on, and whether it serves HTTPS; None: as by default.
         keeps: whether the store keeps sessions that have ended.
+        policies: those of the agents that requests name as their model; see `LocalGateway`.
+        partners: what plays such agents in the place of `policy`.
     """
     where = where or GatewayConfig()
     user_agent = load_agent(agent, where)
-    async with own_gateway(policy, store, limits, where, keeps=keeps) as gateway:
-        yield ServedProgram(agent, gateway=gateway, user_agent=user_agent)
+    playing = [policy, *(other for partner in (partners or {}).values() for other in partner.policies)]
+    learners = frozenset(each.name for each in playing if policies and not each.frozen)
+    async with own_gateway(policy, store, limits, where, keeps=keeps, agents=policies, partners=partners) as gateway:
+        yield ServedProgram(agent, gateway=gateway, user_agent=user_agent, learners=learners)

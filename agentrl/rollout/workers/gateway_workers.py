@@ -27,7 +27,7 @@ from agentrl.config import ClusterConfig, RunConfig
 from agentrl.errors import AgentRLError, DeadlineExceeded, InfraError
 from agentrl.rollout.episodes import agents
 from agentrl.rollout.episodes.groups import Rollouts
-from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.episodes.policies import Partners, Policy
 from agentrl.rollout.episodes.programs import ServedProgram, load_agent, serving
 from agentrl.rollout.workers.distant_engine import DistantEngine, EngineCalls
 from agentrl.rollout.workers.engine_access import EngineAccess
@@ -220,7 +220,13 @@ async def gateway_workers(config: RunConfig, rollouts: Rollouts, base: Path) -> 
 
 @asynccontextmanager
 async def served(
-    config: RunConfig, policy: Policy, store: Store, workers: Workers | None, *, keeps: bool = True
+    config: RunConfig,
+    policy: Policy,
+    store: Store,
+    workers: Workers | None,
+    *,
+    keeps: bool = True,
+    partners: Partners | None = None,
 ) -> AsyncIterator[ServedProgram]:
     """The run's agent program, with its gateway workers where it has any, else with a gateway of this process.
 
@@ -230,6 +236,7 @@ async def served(
         store: where that one stores its sessions.
         workers: the run's gateway workers.
         keeps: whether the store keeps sessions that have ended.
+        partners: what plays agents that requests name as their model, in the place of `policy`.
 
     Raises:
         ConfigError: the certificate or the agent can't be used.
@@ -240,5 +247,15 @@ async def served(
         user_agent = load_agent(config.agent, config.gateway)
         yield ServedProgram(config.agent, gateway=DistantGateway(workers), user_agent=user_agent)
         return
-    async with serving(config.agent, policy, store, config.rollout, config.gateway, keeps=keeps) as program:
+    own = serving(
+        config.agent,
+        policy,
+        store,
+        config.rollout,
+        config.gateway,
+        keeps=keeps,
+        policies=config.agents,
+        partners=partners,
+    )
+    async with own as program:
         yield program

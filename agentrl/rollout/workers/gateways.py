@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -16,15 +17,18 @@ from typing import TYPE_CHECKING
 from agentrl import cluster
 from agentrl.config import GatewayConfig, RolloutConfig
 from agentrl.config.gateway import NODE
+from agentrl.rollout.episodes.actors import ModelActor
 from agentrl.rollout.episodes.agents import SessionUrls
-from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.episodes.policies import Partners, Policy
 from agentrl.sessions.gateway.schedule import RecordedOrder
 from agentrl.sessions.store.store import Store
-from agentrl.types import RewardState, Sampling, Session, Status
+from agentrl.types import AGENT, RewardState, Sampling, Session, Status
 
 if TYPE_CHECKING:
+    from agentrl.sessions.gateway.entries import Speaker
     from agentrl.sessions.gateway.gateway import Gateway
     from agentrl.sessions.gateway.http.tls import Tls
+    from agentrl.sessions.gateway.limits import Limits
 
 PATIENCE = 600.0
 """Seconds that a program which is run again has until its next request, beside ten times what its recorded session
@@ -38,10 +42,21 @@ class LocalGateway:
         gateway: it.
         url: where programs reach it.
         keeps: whether its store keeps sessions that have ended.
+        agents: the policies of agents that requests name as their model; where it is empty one policy answers all.
+        partners: the policies besides the gateway's own, by the agents that they play.
     """
 
-    def __init__(self, gateway: Gateway, url: str, *, keeps: bool = True) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        url: str,
+        *,
+        keeps: bool = True,
+        agents: Mapping[str, str] | None = None,
+        partners: Partners | None = None,
+    ) -> None:
         self.gateway, self.url, self._keeps = gateway, url, keeps
+        self._agents, self._partners = agents or {}, partners or {}
 
     @asynccontextmanager
     async def opened(
@@ -52,22 +67,43 @@ class LocalGateway:
         if recorded is not None:
             took = (recorded.ended or 0.0) - (recorded.started or 0.0)
             self.gateway.schedules[session.id] = RecordedOrder(recorded, opened.fail, PATIENCE + 10 * took)
-        limits = replace(
-            self.gateway.parts.limits,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            repetition_penalty=sampling.repetition_penalty,
-            turn_tokens=sampling.max_new_tokens,
-        )
-        access = await self.gateway.open(session, limits)
+        limits = _drawn_as(self.gateway.parts.limits, sampling)
+        access = await self.gateway.open(session, limits, self._speakers(session, sampling))
         opened.address = SessionUrls.of(self.url, access.id, access.api_key)
         try:
             yield opened
         finally:
             if not opened.finished:
                 await opened.end(Status.ABORTED, "the run was cancelled")
+
+    def _speakers(self, session: Session, sampling: Sampling) -> dict[str, Speaker]:
+        """The answering policies of a session, by the agents' names, and by those of policies that play just one."""
+        if not self._agents:
+            return {}
+        found = {agent: self._speaker(agent, session, sampling) for agent in (AGENT, *self._agents)}
+        playing = Counter(self._agents.values())
+        alone = {policy: agent for agent, policy in self._agents.items() if playing[policy] == 1}
+        return {policy: found[agent] for policy, agent in alone.items()} | found
+
+    def _speaker(self, agent: str, session: Session, sampling: Sampling) -> Speaker:
+        from agentrl.sessions.gateway.entries import Speaker
+
+        parts, partner = self.gateway.parts, self._partners.get(agent)
+        played = partner.plays(session) if partner is not None else None
+        if played is None:
+            return Speaker(parts, _drawn_as(parts.limits, sampling), agent)
+        policy, actor = played
+        assert isinstance(actor, ModelActor)
+        limits = _drawn_as(parts.limits, actor.sampling).of_model(policy.renderer.tokenizer)
+        generator = replace(
+            parts.generator,
+            renderer=policy.renderer,
+            engine=policy.engine,
+            strip_reasoning=policy.strip_reasoning,
+            policy=policy.name,
+            trained=not policy.frozen,
+        )
+        return Speaker(replace(parts, generator=generator, limits=limits), limits, agent)
 
     async def end(self, session: Session, status: Status, error: str | None) -> None:
         """Close and seal a session, unless its client has; it is stored before this returns."""
@@ -77,6 +113,19 @@ class LocalGateway:
             await self.gateway.finish(session.id, CloseBody(status=status, error=error))
         if not self._keeps:
             await self.gateway.write(lambda: self.gateway.store.delete(session.id))
+
+
+def _drawn_as(limits: Limits, sampling: Sampling) -> Limits:
+    """The limits of requests whose turns are drawn so where these do not say."""
+    return replace(
+        limits,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        turn_tokens=sampling.max_new_tokens,
+    )
 
 
 class LocalSession:
@@ -136,6 +185,8 @@ async def own_gateway(
     *,
     keeps: bool = True,
     bound: socket.socket | None = None,
+    agents: Mapping[str, str] | None = None,
+    partners: Partners | None = None,
 ) -> AsyncIterator[LocalGateway]:
     """A gateway of this process.
 
@@ -146,6 +197,8 @@ async def own_gateway(
         where: which address it listens on, and whether it serves HTTPS.
         keeps: whether the store keeps sessions that have ended.
         bound: a socket that listens where it is to; the caller closes it. None: on a free port.
+        agents: the policies of agents that requests name as their model; see `LocalGateway`.
+        partners: what plays such agents in the place of `policy`.
 
     Raises:
         ConfigError: the certificate can't be used.
@@ -176,4 +229,4 @@ async def own_gateway(
     )
     host, name, tls = listening_place(where)
     async with running(app, host=host, bound=bound, tls=tls, name=name) as url:
-        yield LocalGateway(app.state.gateway, url, keeps=keeps)
+        yield LocalGateway(app.state.gateway, url, keeps=keeps, agents=agents, partners=partners)

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl.sessions.gateway.exchange import Exchange
 from agentrl.sessions.gateway.http.api_error import ApiError
-from agentrl.sessions.gateway.matching import HistoryMatch, tools_digest
+from agentrl.sessions.gateway.matching import HistoryMatch, root_key
 from agentrl.sessions.gateway.reading import Reading
 from agentrl.sessions.gateway.sizes import LARGE, check_length, check_text, off_loop
 from agentrl.sessions.renderers.base import Delta, Parsed, RenderedMessage, Span, SpanKind
@@ -41,7 +41,7 @@ class CompletionExchange(Exchange):
         text = rest if isinstance(rest, str) else tokenizer.decode(ids)
         message = Message(role="user", content=text, name=PROMPT)
         new = [RenderedMessage(message, ids)] if ids else []
-        key = parent if parent is not None else tools_digest(())
+        key = parent if parent is not None else root_key((), self.request.agent)
         known = self.state.index.same_child(key, message, ids) if ids else None
         if known is not None:
             key, new = known.id, []
@@ -59,6 +59,8 @@ class CompletionExchange(Exchange):
         length = -1
         for node in self.state.session.nodes:
             if node.finish_reason is FinishReason.LENGTH or not node.sampled or not self._is_raw(node):
+                continue
+            if self.request.agent not in (None, node.agent):
                 continue
             stored = self._path(node, isinstance(prompt, str))
             if len(stored) >= length and prompt[: len(stored)] == stored:

@@ -18,8 +18,9 @@ from starlette.types import Receive, Scope, Send
 
 from agentrl.common.concurrency import current_task
 from agentrl.errors import StoreError
+from agentrl.sessions.gateway.entries import SessionEntry
 from agentrl.sessions.gateway.exchange import Exchange
-from agentrl.sessions.gateway.gateway import Gateway, SessionEntry
+from agentrl.sessions.gateway.gateway import Gateway
 from agentrl.sessions.gateway.http.admission import admitted
 from agentrl.sessions.gateway.http.api_error import ApiError, Style, api_error_for
 from agentrl.sessions.gateway.wire.sse import event
@@ -137,7 +138,7 @@ class Delivery(Response):
         timed = self._with_timeout(send)
         exchange = self.exchange
         try:
-            await self.gateway.store_keeps_up(self.entry.limits.turn_timeout)
+            await self.gateway.store_keeps_up(self.entry.turn_timeout)
             await exchange.prepare(self._supersede)
             if exchange.request.stream:
                 await self._events(timed)

@@ -25,7 +25,7 @@ from agentrl.sessions.gateway.echoes import match_extended
 from agentrl.sessions.gateway.exclusion import Exclusion
 from agentrl.sessions.gateway.http.api_error import ApiError
 from agentrl.sessions.gateway.limits import Limits
-from agentrl.sessions.gateway.matching import extended_digest, tools_digest
+from agentrl.sessions.gateway.matching import extended_digest, root_key
 from agentrl.sessions.gateway.reading import Reading, forced_tokens
 from agentrl.sessions.gateway.retries import PendingRequest, RetryDetection
 from agentrl.sessions.gateway.session_state import SessionState
@@ -98,11 +98,11 @@ class Exchange:
         """
         generator, prompt = self.parts.generator, await self._render(self.parts.generator.max_context)
         if self.state.schedule is not None:
-            await self.state.schedule.arrival(prompt.token_ids)
+            await self.state.schedule.arrival(prompt.token_ids, self.request.agent)
             prompt = await self._render(generator.max_context)  # the tree may have grown meanwhile
         budget = generator.budget(len(prompt.token_ids), self.state.size + prompt.new_tokens)
         assert budget is not None
-        digest = self.state.index.path_digest(prompt.parent)
+        digest = self.state.index.path_digest(prompt.parent, self.request.agent)
         for message in prompt.new:
             digest = extended_digest(digest, message.token_ids, message.message.images)
         self.sampling = self._with_calls(generator.with_stops(self.request.sampling))
@@ -171,7 +171,8 @@ class Exchange:
         new = [] if echo is None else [echo]
         self.branch = generator.branch(state.session, match.parent, match.new, new)
         if self.branch is not None:
-            key = tools_digest(request.tools) if self.branch.parent is None else self.branch.parent
+            above = self.branch.parent
+            key = root_key(request.tools, request.agent) if above is None else above
             match, new = replace(match, parent_key=key, branch_cause="reasoning"), list(self.branch.copies)
         after = state.session.nodes[match.parent] if match.parent is not None else None
         after = new[-1].as_node() if new else after

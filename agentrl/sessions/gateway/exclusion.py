@@ -37,16 +37,23 @@ class Exclusion:
         """Return whether a root that a request with these headers begins is excluded."""
         return any(name in headers and pattern.search(headers[name]) for name, pattern in self._headers)
 
-    def apply(self, session: Session) -> None:
-        """Add to `Session.excluded` what the rules find in a session that has ended, and count it; never all roots."""
+    def apply(self, session: Session, *, by_agent: bool = False) -> None:
+        """Add to `Session.excluded` what the rules find in a session that has ended, and count it; never all roots.
+
+        Args:
+            session: it.
+            by_agent: whether a root without tools is a helper only beside its own agent's roots with tools.
+        """
         roots = _roots(session)
         found = set(session.excluded)
-        beside_tools = self._one_turn and any(root.tools for root in roots)
+        agents = {root.agent for root in roots}
+        equipped = {root.agent for root in roots if root.tools} if self._one_turn else set()
+        equipped = agents if equipped and not by_agent else equipped
         for root in roots:
             looked_at = {"prompt": "\n".join(root.texts), "tools": root.tools}
             if any(pattern.search(looked_at[name]) for name, pattern in self._named):
                 found.add(root.node)
-            if beside_tools and root.turns == 1 and not root.tools:
+            if root.agent in equipped and root.turns == 1 and not root.tools:
                 found.add(root.node)
         if len(found) == len(roots):
             found = set()
@@ -62,12 +69,14 @@ class _Root:
 
     Attributes:
         node: the root's id.
+        agent: whose it is.
         tools: the names of its tools, joined by commas.
         texts: of the messages before any turn.
         turns: the most that follow one another.
     """
 
     node: int
+    agent: str
     tools: str
     texts: list[str] = field(default_factory=list)
     turns: int = 0
@@ -79,7 +88,7 @@ def _roots(session: Session) -> list[_Root]:
     turns: dict[int | None, int] = {None: 0}
     for node in session.nodes:
         if node.parent is None:
-            roots.append(_Root(node.id, ",".join(tool["function"]["name"] for tool in node.tools)))
+            roots.append(_Root(node.id, node.agent, ",".join(tool["function"]["name"] for tool in node.tools)))
         root = home[node.id] = roots[-1] if node.parent is None else home[node.parent]
         turns[node.id] = turns[node.parent] + (node.sampled or node.copy_of is not None)
         if not root.turns and not node.sampled:

@@ -14,13 +14,14 @@ import hmac
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from agentrl.errors import DeadlineExceeded, InvalidInput, StoreError
 from agentrl.sessions.gateway import rewards
+from agentrl.sessions.gateway.entries import SessionEntry, Speaker
 from agentrl.sessions.gateway.exchange import Parts
 from agentrl.sessions.gateway.http.api_error import ApiError
 from agentrl.sessions.gateway.limits import Limits
@@ -30,7 +31,7 @@ from agentrl.sessions.gateway.schedule import RecordedOrder
 from agentrl.sessions.gateway.session_state import SessionState
 from agentrl.sessions.gateway.writer import StoreWriter
 from agentrl.sessions.store.store import Store
-from agentrl.types import RewardState, Session, Status
+from agentrl.types import AGENT, RewardState, Session, Status
 
 T = TypeVar("T")
 SECRET_BYTES = 32
@@ -42,18 +43,6 @@ class Access:
 
     id: str
     api_key: str
-
-
-@dataclass
-class SessionEntry:
-    """A session that is not sealed yet; `limits` has the sampling of its turns."""
-
-    state: SessionState
-    limits: Limits
-    sealed: asyncio.Event = field(default_factory=asyncio.Event)
-    timer: asyncio.TimerHandle | None = None
-    in_flight: int = 0
-    key: bytes = b""
 
 
 class Gateway:
@@ -99,12 +88,15 @@ class Gateway:
 
     # -------------------------------------------------------------------------------------- opening
 
-    async def open(self, session: Session, limits: Limits | None = None) -> Access:
+    async def open(
+        self, session: Session, limits: Limits | None = None, speakers: Mapping[str, Speaker] | None = None
+    ) -> Access:
         """Open a new session; it is stored before this returns.
 
         Args:
             session: it.
             limits: how its requests are read; None is as all others are.
+            speakers: answer its requests, as in `SessionEntry`; None is the gateway's own policy.
 
         Raises:
             ApiError: too many sessions are open.
@@ -118,7 +110,7 @@ class Gateway:
             raise InvalidInput(f"session_id={session.id!r} can't be part of a URL: use letters, digits, '-', '_', '.'")
         session.nonce, session.reward_state = secrets.token_hex(16), RewardState.PENDING
         session.started = session.started or time.time()
-        self._add_entry(session, limits)
+        self._add_entry(session, limits, speakers)
         await self.write(lambda: self.store.save(session, replace=True))
         return Access(session.id, self._key(session.id, session.nonce))
 
@@ -139,9 +131,12 @@ class Gateway:
             raise _no_such_session()
         return session
 
-    def _add_entry(self, session: Session, limits: Limits | None = None) -> SessionEntry:
-        state = SessionState(session, schedule=self.schedules.pop(session.id, None))
-        entry = SessionEntry(state, limits or self.parts.limits, key=self._key(session.id, session.nonce).encode())
+    def _add_entry(
+        self, session: Session, limits: Limits | None = None, speakers: Mapping[str, Speaker] | None = None
+    ) -> SessionEntry:
+        state = SessionState(session, schedule=self.schedules.pop(session.id, None), by_agent=bool(speakers))
+        speakers = speakers or {AGENT: Speaker(self.parts, limits or self.parts.limits)}
+        entry = SessionEntry(state, speakers, key=self._key(session.id, session.nonce).encode())
         entry.state.stored = len(session.nodes)
         self._entries[session.id] = entry
         if session.status is Status.OPEN:
@@ -250,7 +245,7 @@ class Gateway:
             for pending in list(entry.state.pending):
                 session.count("gateway/unanswered")
                 pending.cancel()
-            self.parts.exclusion.apply(session)
+            self.parts.exclusion.apply(session, by_agent=entry.state.by_agent)
             self._await_rewards(entry, self.parts.limits.reward_deadline)
         return await self._after_reward(entry, complete)
 

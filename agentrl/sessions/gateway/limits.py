@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from agentrl.errors import ConfigError
 
@@ -77,6 +77,11 @@ class Limits:
                 f"deadlines must nest: turn_timeout < session_timeout, not {self.turn_timeout:g} < "
                 f"{self.session_timeout:g} (seconds)"
             )
+
+    def of_model(self, tokenizer: Any) -> Limits:
+        """Return the limits of a model with this tokenizer, which says whether it sees images."""
+        sees = getattr(tokenizer, "images", None) is not None
+        return replace(self, images=(self.images or MOST_IMAGES) if sees else 0)
 
     @property
     def drawn(self) -> dict[str, float | None]:

@@ -31,7 +31,7 @@ from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.types import FinishReason, Message, Node, Session
 
 ParentKey = int | str
-"""The parent of a message: a node's id, or for a root the digest of its tools."""
+"""The parent of a message: a node's id, or for a root its `root_key`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,8 @@ class HistoryMatch:
 class NodeIndex:
     """A session's nodes by parent and message."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, session: Session, *, by_agent: bool = False) -> None:
+        self._session, self._by_agent = session, by_agent
         self._strict: dict[tuple[ParentKey, Hashable], list[int]] = defaultdict(list)
         self._loose: dict[tuple[ParentKey, Hashable], list[int]] = defaultdict(list)
         self._truncated: set[tuple[ParentKey, Hashable]] = set()
@@ -78,12 +78,14 @@ class NodeIndex:
 
     def add(self, node: Node) -> None:
         """Index a node that was added to the tree."""
-        parent_key: ParentKey = tools_digest(node.tools) if node.parent is None else node.parent
+        agent = node.agent if self._by_agent else None
+        parent_key: ParentKey = root_key(node.tools, agent) if node.parent is None else node.parent
         if node.parent is None:
             self._roots[node.id] = str(parent_key)
         else:
             self._children[node.parent].append(node.id)
-        self._digests[node.id] = extended_digest(self.path_digest(node.parent), node.token_ids, node.message.images)
+        above = self.path_digest(node.parent, agent)
+        self._digests[node.id] = extended_digest(above, node.token_ids, node.message.images)
         if node.reply_id is not None:
             self._replies[node.reply_id] = node.id
         strict, loose = strict_key(node.message), loose_key(node.message)
@@ -98,9 +100,9 @@ class NodeIndex:
         self._loose[parent_key, loose].append(node.id)
         self._known.add(loose)
 
-    def path_digest(self, node_id: int | None) -> bytes:
-        """A digest of the tokens and images of the path to a node."""
-        return self._digests[node_id] if node_id is not None else b""
+    def path_digest(self, node_id: int | None, agent: str | None = None) -> bytes:
+        """A digest of the tokens and images of the path to a node, and of its agent where those have own roots."""
+        return self._digests[node_id] if node_id is not None else (agent or "").encode()
 
     def node_of_reply(self, reply_id: str) -> int | None:
         """The node that was sent with this reply id."""
@@ -200,8 +202,11 @@ class NodeIndex:
     def _root_cause(self, parent_key: ParentKey, rest: Sequence[Message]) -> str | None:
         if not self._roots:
             return None
-        key = loose_key(rest[0])
-        if any((tools, key) in self._loose for tools in self._roots.values() if tools != parent_key):
+        agent, key = _agent_in(parent_key), loose_key(rest[0])
+        own = [root for root in self._roots.values() if _agent_in(root) == agent]
+        if not own:
+            return "agent"
+        if any((root, key) in self._loose for root in own if root != parent_key):
             return "tools"
         if rest[0].role not in ("system", "developer") and any(
             m.role == "assistant" and loose_key(m) in self._known for m in rest
@@ -232,6 +237,17 @@ class NodeIndex:
             return 0
         nodes = [self._session.nodes[i] for i in self._newest_path(parent_key)]
         return sum(len(node.token_ids) - node.versions[0].start for node in nodes if node.sampled)
+
+
+def root_key(tools: Sequence[ToolSchema], agent: str | None) -> str:
+    """The key of roots with these tools; of one agent's roots, where a request's model says whose it is."""
+    digest = tools_digest(tools)
+    return digest if agent is None else f"{agent}/{digest}"
+
+
+def _agent_in(key: ParentKey) -> str:
+    """The agent in a root's key."""
+    return str(key).rpartition("/")[0]
 
 
 def tools_digest(tools: Sequence[ToolSchema]) -> str:

@@ -26,6 +26,7 @@ class _Request:
 
     Attributes:
         arrival: when it arrived.
+        agent: whose turns it asked for.
         prompt: the tokens that its turns were generated from.
         turn: its first turn's node.
         reply: how many nodes the session had when its reply was sent.
@@ -33,6 +34,7 @@ class _Request:
     """
 
     arrival: Arrival
+    agent: str
     prompt: tuple[int, ...]
     turn: int
     reply: int
@@ -59,13 +61,14 @@ class RecordedOrder:
         """The session that is run again."""
         self._session = session
 
-    async def arrival(self, prompt: Sequence[int]) -> None:
-        """Wait until a request with this prompt is the next to arrive, where the recording has one.
+    async def arrival(self, prompt: Sequence[int], agent: str | None = None) -> None:
+        """Wait until a request with this prompt, of this agent if given, is next to arrive, if the recording has one.
 
         Raises:
             Diverged: the requests before it did not come.
         """
-        known = next((one for one in self._requests if one.prompt == tuple(prompt) and not one.claimed), None)
+        left = (one for one in self._requests if one.prompt == tuple(prompt) and agent in (None, one.agent))
+        known = next((one for one in left if not one.claimed), None)
         if known is not None:
             known.claimed = True
             await self._until(lambda: self._next() is known)
@@ -130,7 +133,7 @@ def _request(recorded: Session, arrival: Arrival, turn: Node) -> _Request:
     reply = turn.id
     while reply and not recorded.nodes[reply - 1].sampled:
         reply -= 1  # messages that were new with the request were added with its turn
-    return _Request(arrival, tuple(prompt_of(recorded, turn)), turn.id, reply)
+    return _Request(arrival, turn.agent, tuple(prompt_of(recorded, turn)), turn.id, reply)
 
 
 def prompt_of(session: Session, turn: Node) -> list[int]:

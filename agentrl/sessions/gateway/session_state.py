@@ -15,7 +15,7 @@ from typing import Any
 
 from agentrl.sessions.gateway.http.api_error import ApiError
 from agentrl.sessions.gateway.http.bodies import History
-from agentrl.sessions.gateway.matching import HistoryMatch, NodeIndex, ParentKey, tools_digest
+from agentrl.sessions.gateway.matching import HistoryMatch, NodeIndex, ParentKey, root_key, tools_digest
 from agentrl.sessions.gateway.reading import prefill_of
 from agentrl.sessions.gateway.replies.kept import Replies
 from agentrl.sessions.gateway.retries import PendingRequest, Retries
@@ -50,6 +50,7 @@ def _converted(request: TurnRequest, items: list[Any], start: int) -> list[Messa
 class KnownHistory:
     """A history as a client last sent it, how many items it has, and the node that its last message is."""
 
+    agent: str | None
     protocol: str
     head: Any
     beginning: bytes
@@ -63,7 +64,8 @@ class SessionState:
 
     `stored` counts the nodes that the store has; `truncated` says that the last request reached a limit,
     `broken` that the store failed: the session then ends as INFRA_ERROR. `arrived` counts the requests for turns.
-    `schedule` is the order that a session which is run again keeps.
+    `schedule` is the order that a session which is run again keeps. `by_agent` says that requests name their agents,
+    each of which has roots of its own.
     """
 
     session: Session
@@ -77,9 +79,10 @@ class SessionState:
     broken: str | None = None
     arrived: int = 0
     schedule: RecordedOrder | None = None
+    by_agent: bool = False
 
     def __post_init__(self) -> None:
-        self.index = NodeIndex(self.session)
+        self.index = NodeIndex(self.session, by_agent=self.by_agent)
         self._paths: OrderedDict[int, tuple[int, ...]] = OrderedDict()
         self._agents: dict[int, str] = {}
         self._counted = dict(self.session.counters)
@@ -139,7 +142,8 @@ class SessionState:
         messages = _converted(request, items, start)
         if known is not None:
             return self.index.match(known.node, messages, request.callable), known
-        return self.index.match(tools_digest(request.tools), [*request.prelude, *messages], request.callable), None
+        key = root_key(request.tools, request.agent)
+        return self.index.match(key, [*request.prelude, *messages], request.callable), None
 
     def known_beginning(self, request: TurnRequest) -> bytes:
         """Return the part of a request's history that an earlier request had, so that it need not be parsed."""
@@ -171,11 +175,12 @@ class SessionState:
             request.tools, same = nodes[0].tools, True
         else:
             same = had == wanted and tools_digest(request.tools) == tools_digest(nodes[0].tools)
+        same = same and request.agent in (None, nodes[0].agent)
         if same and nodes[-1].finish_reason is not FinishReason.LENGTH:
             return self.index.match(node_id, new, request.callable)
         said = [node.message for node in nodes]
         history = said if same else [*request.prelude, *said[0 if had is None else 1 :]]
-        return self.index.match(tools_digest(request.tools), [*history, *new], request.callable)
+        return self.index.match(root_key(request.tools, request.agent), [*history, *new], request.callable)
 
     def path_ids(self, node_id: int | None) -> tuple[int, ...]:
         """The tokens of the path to a node."""
@@ -222,6 +227,7 @@ class SessionState:
         for known in self.histories:
             if (
                 (best is None or known.count > best.count)
+                and known.agent == request.agent
                 and known.protocol == request.protocol
                 and known.head == request.head
             ):
@@ -263,7 +269,7 @@ class SessionState:
             if node is None:
                 parent = key if isinstance(key, int) else None
                 tools = request.tools if parent is None else ()
-                node = self._add(tree.add_rendered(self.session, parent, message, tools=tools))
+                node = self._add(tree.add_rendered(self.session, parent, message, tools=tools), request.agent)
                 if parent is None and request.excluded:
                     self.session.excluded.append(node.id)
             key = node.id
@@ -299,16 +305,18 @@ class SessionState:
         self._turns += 1
         return self._add(generator.add(self.session, parent, choice))
 
-    def _add(self, node: Node) -> Node:
-        node.agent = self._agent_of(node)
+    def _add(self, node: Node, agent: str | None = None) -> Node:
+        node.agent = self._agent_of(node, agent)
         self.index.add(node)
         self._size += tree.new_tokens(node)
         return node
 
-    def _agent_of(self, node: Node) -> str:
-        """The agent of a node's path: "agent" for the first root, another one for each further system prompt."""
+    def _agent_of(self, node: Node, named: str | None = None) -> str:
+        """The agent of a node's path: the named one, else "agent", and another one for each further system prompt."""
         if node.parent is not None:
             name = self._agents[node.parent]
+        elif named is not None:
+            name = named
         else:
             roots = [i for i in self._agents if self.session.nodes[i].parent is None]
             same = [i for i in roots if _prompt(self.session.nodes[i]) == _prompt(node)]
@@ -330,7 +338,7 @@ class SessionState:
         if old in self.histories:
             self.histories.remove(old)
         self.histories.append(
-            KnownHistory(request.protocol, request.head, request.history.beginning, request.count, node)
+            KnownHistory(request.agent, request.protocol, request.head, request.history.beginning, request.count, node)
         )
         del self.histories[:-HISTORIES]
 

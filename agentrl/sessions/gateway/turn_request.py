@@ -50,6 +50,7 @@ class TurnRequest:
         count: how many items the history has, once known.
         ignored: ignored fields, which change nothing, each with the name of its counter.
         excluded: whether its headers say that a root which it begins is not trained on.
+        agent: whose turn it is; None where agents are told apart by their system prompts.
     """
 
     protocol: Protocol
@@ -77,6 +78,7 @@ class TurnRequest:
     count: int = 0
     ignored: dict[str, str] = field(default_factory=dict)
     excluded: bool = False
+    agent: str | None = None
     _digest: int | None = field(default=None, init=False)
 
     @property
@@ -93,7 +95,7 @@ class TurnRequest:
         if self._digest is None:
             history = self.history.raw if self.history is not None else repr(self.extra.get("prompt"))
             follows = self.previous_reply, self.extra.get("conversation")
-            self._digest = hash((self.protocol, history, follows, self.sampling, self.n, self.stream))
+            self._digest = hash((self.protocol, history, follows, self.sampling, self.n, self.stream, self.agent))
         return self._digest
 
 

@@ -267,7 +267,7 @@ async def playing(
                     program = Program(config.agent)
                     yield placed, lambda _: program
                 else:
-                    async with served(config, policy, store, gateways) as own:
+                    async with served(config, policy, store, gateways, partners=partners) as own:
                         yield placed, lambda _: own
 
 

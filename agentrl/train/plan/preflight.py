@@ -184,7 +184,7 @@ def _check_resident(config: RunConfig) -> None:
 
 def _check_agents(config: RunConfig, env: Env, *, trains: bool) -> None:
     """Check which policies play which agents, and that frozen policies can be loaded here."""
-    for agent in config.agents:
+    for agent in config.agents if config.agent is None else ():
         if agent not in env.agents:
             guess = nearest(agent, env.agents)
             hint = f"; did you mean {guess!r}?" if guess else ""
@@ -192,7 +192,9 @@ def _check_agents(config: RunConfig, env: Env, *, trains: bool) -> None:
             raise ConfigError(f"agents.{agent}: env={config.env.name} has no such agent{hint} (agents: {known})")
     if config.agent is not None and len(env.agents) > 1:
         raise ConfigError(f"agent={config.agent!r} is for one agent; env={config.env.name} has {', '.join(env.agents)}")
-    if trains and all(config.agents.get(agent, MAIN) != MAIN for agent in env.agents):
+    if config.agent is not None and config.agents:
+        _check_named(config)
+    if trains and all(config.agents.get(agent, MAIN) != MAIN for agent in (*env.agents, *_named(config))):
         raise ConfigError(
             f"policies that are not trained play all agents of env={config.env.name}: there is nothing to train"
         )
@@ -202,6 +204,33 @@ def _check_agents(config: RunConfig, env: Env, *, trains: bool) -> None:
             check_name(policy.model.renderer, f"policies.{name}.model.renderer")
         if not (policy.remote and name in config.asked_policies):  # which plays nothing, and is asked before the run
             check_partner(name, policy, env)
+
+
+def _named(config: RunConfig) -> tuple[str, ...]:
+    """The agents that a program's requests name as their model."""
+    return () if config.agent is None else tuple(config.agents)
+
+
+def _check_named(config: RunConfig) -> None:
+    """Refuse policies by which no request of a program can be answered, and gateways that have one policy."""
+    forwarded = {*config.agents, *config.agents.values()} & set(config.gateway.forward.models)
+    if odd := sorted({agent for agent in config.agents if "/" in agent} | forwarded):
+        raise ConfigError(
+            f"agents.{odd[0]}: a program's agents are named without a slash, and not as models of gateway.forward are"
+        )
+    for agent, name in config.agents.items():
+        kind = MODEL if name == MAIN else config.policies[name].name
+        if kind not in (MODEL, PAST):
+            raise ConfigError(
+                f"policies.{name}={kind} plays agents.{agent}, and requests of agent={config.agent!r} are answered by "
+                "models that are loaded here: set its model; another server's are asked by gateway.forward"
+            )
+    elsewhere = {"environments": config.cluster.environments, "gateways": config.cluster.gateways}
+    if found := next((name for name, count in elsewhere.items() if count), None):
+        raise ConfigError(
+            f"cluster.{found}={elsewhere[found]}: the gateways of other processes answer by one policy, and "
+            f"agent={config.agent!r} has several (agents: {', '.join(config.agents)}): set cluster.{found}=0"
+        )
 
 
 def _check_sampling(config: RunConfig) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import orjson
 import pytest
 
+from agentrl.sessions.gateway.entries import SessionEntry
 from agentrl.sessions.gateway.exchange import Exchange, Parts
-from agentrl.sessions.gateway.gateway import Gateway, SessionEntry
+from agentrl.sessions.gateway.gateway import Gateway
 from agentrl.sessions.gateway.http.bodies import Body
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.turn_request import TurnRequest

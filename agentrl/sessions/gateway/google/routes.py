@@ -48,19 +48,21 @@ def add_google(app: FastAPI, gateway: Gateway) -> None:
         entry, body = await authorized_body(gateway, session_id, request, requests.CONTENTS)
         if method == "countTokens":
             body = _counted(body)
-        can = gateway.parts.engine.capabilities.json_schema
-        asked = requests.read(body, entry.limits, model, stream, retry_count(request), can)
+        speaker = entry.speaker(model)
+        can = speaker.parts.engine.capabilities.json_schema
+        asked = requests.read(body, speaker.limits, model, stream, retry_count(request), can)
+        asked.agent = speaker.agent
         asked.excluded = gateway.parts.exclusion.by_header(request.headers)
-        exchange = Exchange(gateway.parts, entry.state, asked)
+        exchange = Exchange(speaker.parts, entry.state, asked)
         if method == "countTokens":
             return JSONResponse({"totalTokens": await exchange.count()})
         return Delivery(gateway, entry, exchange, replies.reply, replies.stream, "google")
 
     @app.get(_PATH, responses=openapi.answers(200, 401, 410))
     async def models(session_id: str, request: Request) -> Response:
-        """The model behind this gateway."""
-        gateway.entry(session_id, key_of(request))
-        return JSONResponse({"models": [_described(gateway.model)]})
+        """The models behind this gateway."""
+        names = gateway.entry(session_id, key_of(request)).models(gateway.model)
+        return JSONResponse({"models": [_described(name) for name in names]})
 
     @app.get(f"{_PATH}/{{model}}", responses=openapi.answers(200, 401, 410))
     async def model(session_id: str, model: str, request: Request) -> Response:

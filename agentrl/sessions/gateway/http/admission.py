@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from agentrl.sessions.gateway.gateway import Gateway, SessionEntry
+from agentrl.sessions.gateway.entries import SessionEntry
+from agentrl.sessions.gateway.gateway import Gateway
 from agentrl.sessions.gateway.http.api_error import ApiError
 
 

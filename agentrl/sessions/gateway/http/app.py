@@ -16,7 +16,6 @@ import hmac
 import logging
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -40,7 +39,7 @@ from agentrl.sessions.gateway.http.api_error import ApiError, Style, api_error_f
 from agentrl.sessions.gateway.http.bodies import Body as RequestBody
 from agentrl.sessions.gateway.http.forwarding import Forwarding
 from agentrl.sessions.gateway.http.requests import authorized_body, json_body, key_of, retry_count, validated
-from agentrl.sessions.gateway.limits import MOST_IMAGES, Limits
+from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.replies.background import ReplyDelivery
 from agentrl.sessions.gateway.replies.exchange import ReplyExchange
 from agentrl.sessions.gateway.replies.routes import add_routes, described_model
@@ -140,10 +139,7 @@ def create_app(
         score: sets a closed session's rewards, where its client gave none; see `Gateway`.
     """
     generator = TurnGenerator(renderer, engine, context_tokens, session_tokens, strip_reasoning)
-    limits = limits or Limits()
-    if getattr(renderer.tokenizer, "images", None) is not None:
-        limits = replace(limits, images=limits.images or MOST_IMAGES)
-    parts = Parts(generator, limits, retry_detection, Exclusion(exclude))
+    parts = Parts(generator, (limits or Limits()).of_model(renderer.tokenizer), retry_detection, Exclusion(exclude))
     check_length(renderer.tokenizer, 0, 1)  # reads the vocabulary now, not during a request
     check_text(renderer.tokenizer, "", 1)
     forwarding = Forwarding(forward or ForwardConfig())
@@ -225,12 +221,14 @@ def _protocols(app: GatewayApp, gateway: Gateway, forwarding: Forwarding) -> Non
             entry, body = await authorized_body(gateway, session_id, request, CONVERSATION_FIELD[path])
             if forwarding.takes(body):
                 return forwarding.reply(gateway, entry, path, body, CONVERSATION_FIELD[path])
-            can = gateway.parts.engine.capabilities.json_schema
-            reading = partial(read, body, entry.limits, retry_count(request), can)
+            speaker = entry.speaker(body.fields.get("model"))
+            can = speaker.parts.engine.capabilities.json_schema
+            reading = partial(read, body, speaker.limits, retry_count(request), can)
             large = sum(map(len, body.text)) > MAX_TEXT
             turn_request = await asyncio.to_thread(reading) if large else reading()
+            turn_request.agent = speaker.agent
             turn_request.excluded = gateway.parts.exclusion.by_header(request.headers)
-            exchange = kind(gateway.parts, entry.state, turn_request)
+            exchange = kind(speaker.parts, entry.state, turn_request)
             delivery = ReplyDelivery if isinstance(exchange, ReplyExchange) else Delivery
             return delivery(gateway, entry, exchange, reply, stream, style)
 
@@ -262,7 +260,10 @@ def _counts_and_models(app: GatewayApp, gateway: Gateway) -> None:
 
     async def count(session_id: str, request: Request, path: str, read: Counting, kind: type[Exchange]) -> int:
         entry, body = await authorized_body(gateway, session_id, request, CONVERSATION_FIELD[path])
-        return await kind(gateway.parts, entry.state, read(body, entry.limits)).count()
+        speaker = entry.speaker(body.fields.get("model"))
+        counted = read(body, speaker.limits)
+        counted.agent = speaker.agent
+        return await kind(speaker.parts, entry.state, counted).count()
 
     @app.post("/sessions/{session_id}/v1/messages/count_tokens", **openapi.protocol_request("messages", *REQUEST_CODES))
     async def count_messages(session_id: str, request: Request) -> Response:
@@ -281,13 +282,13 @@ def _counts_and_models(app: GatewayApp, gateway: Gateway) -> None:
 
     @app.get("/sessions/{session_id}/v1/models", responses=openapi.answers(200, 401, 410))
     async def models(session_id: str, request: Request) -> Response:
-        """The model behind this gateway."""
-        gateway.entry(session_id, key_of(request))
+        """The models behind this gateway."""
+        names = gateway.entry(session_id, key_of(request)).models(gateway.model)
         anthropic = "anthropic-version" in request.headers
-        one = described_model(gateway.model, anthropic)
+        each = [described_model(name, anthropic) for name in names]
         if anthropic:
-            return answer({"data": [one], "has_more": False, "first_id": one["id"], "last_id": one["id"]})
-        return answer({"object": "list", "data": [one]})
+            return answer({"data": each, "has_more": False, "first_id": names[0], "last_id": names[-1]})
+        return answer({"object": "list", "data": each})
 
 
 def _errors(app: FastAPI) -> None:

@@ -16,7 +16,8 @@ from starlette.types import Receive, Scope, Send
 
 from agentrl.config.gateway import ForwardConfig
 from agentrl.sessions.gateway.delivery import send_error
-from agentrl.sessions.gateway.gateway import Gateway, SessionEntry
+from agentrl.sessions.gateway.entries import SessionEntry
+from agentrl.sessions.gateway.gateway import Gateway
 from agentrl.sessions.gateway.http.admission import admitted
 from agentrl.sessions.gateway.http.api_error import ApiError
 from agentrl.sessions.gateway.http.bodies import Body
@@ -105,7 +106,7 @@ class _Forwarded(Response):
         """Send both on; a failure before the reply is an error of the gateway."""
         began = False
         try:
-            async with asyncio.timeout(self._entry.limits.turn_timeout):
+            async with asyncio.timeout(self._entry.turn_timeout):
                 answer = await self._forwarding.send(self._request)
                 try:
                     kept = [(n.encode(), answer.headers[n].encode()) for n in _KEPT if n in answer.headers]

@@ -11,7 +11,8 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
 from agentrl.sessions.gateway.delivery import CLIENT, GatewayClient
-from agentrl.sessions.gateway.gateway import Gateway, SessionEntry
+from agentrl.sessions.gateway.entries import SessionEntry
+from agentrl.sessions.gateway.gateway import Gateway
 from agentrl.sessions.gateway.http.api_error import ApiError
 from agentrl.sessions.gateway.http.bodies import Body as RequestBody
 from agentrl.sessions.gateway.http.bodies import loads, nests_deeper

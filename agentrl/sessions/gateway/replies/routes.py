@@ -15,7 +15,8 @@ import orjson
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from agentrl.sessions.gateway.gateway import Gateway, SessionEntry
+from agentrl.sessions.gateway.entries import SessionEntry
+from agentrl.sessions.gateway.gateway import Gateway
 from agentrl.sessions.gateway.http import openapi
 from agentrl.sessions.gateway.http.api_error import ApiError, unsupported
 from agentrl.sessions.gateway.http.requests import json_body, key_of

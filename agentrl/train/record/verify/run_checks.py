@@ -19,7 +19,7 @@ from agentrl.train.record.verify.data_checks import StoredTasks, check_data, che
 from agentrl.train.record.verify.delivery import check_checkpoints
 from agentrl.train.record.verify.recorded import Recorded, Row
 from agentrl.train.record.verify.report import Check, Discrepancy, Report
-from agentrl.train.record.verify.texts import Texts
+from agentrl.train.record.verify.texts import Texts, models_apart
 
 
 def verify(run: Path, *, weights: bool = False, trust: bool = False) -> Report:
@@ -68,7 +68,7 @@ def _verify(run: Path, weights: bool, trust: bool) -> Report:
     first: dict[str, int] = {}
     tasks, texts = StoredTasks(), Check("texts", "what turns and users say is what their tokens say")
     with Store(run / "sessions.db", read_only=True) as stored:
-        check_store(stored, store, tasks, Texts(run / "model", texts))
+        check_store(stored, store, tasks, Texts(run / "model", texts, models_apart(recorded.settings(1))))
         if sealed is not None:
             evaluated = {step: set(stored.ids(phase="eval", step=step)) for step in sealed.evaluations}
             seal_checks.check_sessions(sealed, stored.digests(), evaluated, written)

@@ -10,9 +10,10 @@ turn, so its turns may go back.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
+from agentrl.config import PAST, START, RunConfig
 from agentrl.errors import AgentRLError
 from agentrl.models.tokenizers import HFTokenizer, load_tokenizer
 from agentrl.train.record.verify.report import Check, Discrepancy
@@ -20,6 +21,7 @@ from agentrl.types import MAIN, Message, Node, Session
 
 NO_TOKENIZER = "texts, since model/ has no tokenizer that can be loaded"
 OTHERWISE = "messages of users that the tokenizer writes otherwise"
+ANOTHERS = "messages to agents of policies with a model of their own"
 MARKUP = ("<", "[")
 """The beginnings of a format's own text, which is taken out of a message's."""
 LONGEST = 500
@@ -35,10 +37,11 @@ class Texts:
     Args:
         model: the folder of the run's model.
         check: gets what is wrong, and what is unknown.
+        apart: the policies with a model of their own, whose tokenizer may be another.
     """
 
-    def __init__(self, model: Path, check: Check) -> None:
-        self._check = check
+    def __init__(self, model: Path, check: Check, apart: Set[str] = frozenset()) -> None:
+        self._check, self._apart = check, apart
         self._tokenizer: HFTokenizer | None = None
         try:
             self._tokenizer = load_tokenizer(model)
@@ -49,7 +52,12 @@ class Texts:
         """Add a session to what is checked."""
         if self._tokenizer is None:
             return
+        spoke = {node.agent: node.policy for node in session.nodes if node.sampled and node.policy}
+        others = {agent for agent, policy in spoke.items() if policy.partition("/")[0] in self._apart}
         for node in session.nodes:
+            if node.agent in others:
+                self._check.unknown.update({ANOTHERS: 1} if node.message.role == "user" else {})
+                continue
             own = node.sampled and node.policy == MAIN
             if own or (node.message.role == "user" and node.copy_of is None and self._written(node.message)):
                 self._check.examined["texts"] += 1
@@ -62,6 +70,13 @@ class Texts:
         same = _words(self._tokenizer.decode(self._tokenizer.encode(message.text))) == _words(message.text)
         self._check.unknown.update({} if same else {OTHERWISE: 1})
         return same
+
+
+def models_apart(config: RunConfig) -> frozenset[str]:
+    """The policies that are not of the model that the run began with."""
+    policies = config.policies
+    model_of = {name: own.past.of if own.name == PAST else name for name, own in policies.items()}
+    return frozenset(name for name, of in model_of.items() if of in policies and policies[of].model.name != START)
 
 
 def _words(text: str) -> str:
