@@ -1,8 +1,9 @@
-"""`benchmarks.supports`: its small form measures what it says."""
+"""`benchmarks.supports` and `benchmarks.sglang_sampler`: their small forms measure what they say."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -10,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.rollout.engines.servers.driver import driver_environment
 from tests.conftest import need
+from tests.rollout.engines import servers
 
 
 @pytest.mark.slow
-def test_its_small_form_measures_bytes_and_times_of_each_narrowing() -> None:
-    command = [sys.executable, "-m", "benchmarks.supports", "cost", "--small"]
+def test_its_small_form_measures_bytes_and_times_of_each_narrowing_and_compares_sets_and_draws() -> None:
+    command = [sys.executable, "-m", "benchmarks.supports", "cost", "proof", "--small"]
     done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = re.findall(
@@ -24,6 +27,22 @@ def test_its_small_form_measures_bytes_and_times_of_each_narrowing() -> None:
     sizes = {name: float(size) for name, size in found}
     assert len(sizes) == 5
     assert sizes["full support"] == 0 < sizes["repetition_penalty=1.1"] < sizes["top_p=0.9"]
+    assert re.search(r"^200 rows: [01] sets differ from an independent sampler's, by [012]", done.stdout, re.MULTILINE)
+    [(square, freedom)] = re.findall(r"^1000 draws: chi-square (\S+) with (\d+) degrees", done.stdout, re.MULTILINE)
+    assert float(square) < 3 * int(freedom)
+
+
+@pytest.mark.slow
+def test_sglangs_own_sampler_keeps_the_sets_of_the_rule_that_is_written_for_it() -> None:
+    root = Path(__file__).parents[1]
+    command = [servers.python("sglang"), "-m", "benchmarks.sglang_sampler", "--draws", "300"]
+    done = subprocess.run(
+        command, cwd=root, env=os.environ | driver_environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    [found] = re.findall(r"^300 draws: (\d+) sets differ .*, by (\d+) ids at most; (\d+) tokens", done.stdout)
+    differ, most, outside = map(int, found)
+    assert (differ <= 1, most <= 2, outside) == (True, True, 0)
 
 
 @pytest.mark.slow

@@ -90,6 +90,18 @@ class Support:
             out += _varint(number.get(code, code)) + _varint(run)
         return bytes(out)
 
+    def count_kept(self) -> list[int | None]:
+        """Return from how many tokens each row's was drawn; None where that is not known.
+
+        Raises:
+            InvalidInput: a set holds what is no token of the vocabulary.
+        """
+        known: dict[int, int] = {ONE: 1, FULL: self.vocabulary}
+        for code in {code for code in self.codes if code >= SETS}:
+            ids = self.ids(code)
+            known[code] = len(ids) if ids[0] >= 0 else self.vocabulary - len(ids)
+        return [known.get(code) for code in self.codes]
+
     def ids(self, code: int) -> NDArray[np.int64]:
         """The set of a code from `SETS` on: the kept ids, ascending, or, where that is fewer, -1 - id of excluded ones.
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import orjson
 
+from agentrl.attachments import support
 from agentrl.errors import AgentRLError, InvalidInput
 from agentrl.models.tokenizers import HFTokenizer, load_tokenizer
 from agentrl.overrides import read_yaml
 from agentrl.sessions.store.export import session_dict
-from agentrl.sessions.tree import tree
+from agentrl.sessions.tree import trainability, tree
 from agentrl.sessions.tree.codec import pack_ids
 from agentrl.train.record import trainer_logprobs
 from agentrl.types import MAIN, Message, Node, Session, Status
@@ -129,6 +130,8 @@ def tokens(run: Run, session: Session, id_: int) -> dict[str, Any]:
 
     Texts are None where the run's tokenizer is not at hand, or another policy spoke; `trainer`, the trainer's
     log-probabilities before the step that trained them, is None where they were not recorded (`record_logprobs`).
+    `support`, what the tokens were drawn from, is None where it was not recorded; `untrainable` is a reason in words,
+    and None for other tokens.
     """
     node = tree.get(session, id_)
     tokenizer = _tokenizer(run) if node.policy in (None, MAIN) else None
@@ -136,16 +139,31 @@ def tokens(run: Run, session: Session, id_: int) -> dict[str, Any]:
     versions: list[int | None] = [None] * len(node.token_ids)
     for span in node.versions:
         versions[span.start : span.end] = [span.version] * (span.end - span.start)
+    reasons = trainability.list_reasons(node)
+    unsampled = [None] * (len(node.token_ids) - len(reasons))
     return {
         "id": node.token_ids,
         "text": [tokenizer.decode([token]) if tokenizer else None for token in node.token_ids],
         "logp": [logp if place >= start else None for place, logp in enumerate(node.logprobs)],
         "trained": node.trainable,
+        "untrainable": [*unsampled, *(reason.words if reason else None for reason in reasons)],
+        "support": _support(node),
         "version": versions,
         "position": tree.position(session, id_),
         "origin": run.origins.of(session, node) if node.sampled else None,
         "trainer": _trainer(run, session, node) if node.sampled else None,
     }
+
+
+def _support(node: Node) -> dict[str, Any] | None:
+    """How many tokens each of a turn's was drawn from, None where that is not known, and by which rule."""
+    data = node.attachments.get(support.NAME)
+    if data is None:
+        return None
+    found = support.unpack(data)
+    unknown = [None] * (len(node.token_ids) - len(found.codes))
+    sizes = [*unknown, *found.count_kept()][-len(node.token_ids) :]
+    return {"rule": found.rule, "vocabulary": found.vocabulary, "sizes": sizes}
 
 
 def _trainer(run: Run, session: Session, node: Node) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from agentrl.train.record import ledger
 from tests.cluster.conftest import add_node, remove_node
 from tests.cluster.test_contract import SILENCE
 from tests.cluster.test_programs import certificate
-from tests.cluster.test_run import require_same, run
+from tests.cluster.test_run import NARROWED, require_same, require_supports, run
 
 IN_A_RUN = f"""
 import asyncio, contextlib, os, re, runpy, signal
@@ -51,7 +51,9 @@ def solver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def here(solver: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """The folder and the result of the agent's run in one process."""
     folder = tmp_path_factory.mktemp("runs") / "local"
-    return folder, run(folder, agent=f"{solver}:agent", steps=1)
+    result = run(folder, agent=f"{solver}:agent", steps=1, rollout=NARROWED)
+    require_supports(folder)
+    return folder, result
 
 
 def run_with(folder: Path, solver: Path, sent: signal.Signals, **more: Any) -> Any:
@@ -59,7 +61,7 @@ def run_with(folder: Path, solver: Path, sent: signal.Signals, **more: Any) -> A
     solver.with_name("urls").write_text("")
     solver.with_name("signal").write_text(str(int(sent)))
     solver.with_name("victim").write_text(str(folder / "logs" / "gateway-0.log"))
-    return run(folder, agent=f"{solver}:agent", steps=1, **more)
+    return run(folder, agent=f"{solver}:agent", steps=1, rollout=NARROWED, **more)
 
 
 def require_replaced(folder: Path, solver: Path) -> set[str]:
@@ -128,6 +130,7 @@ def test_a_recorded_run_of_a_program_is_run_again_by_gateway_workers(
         tmp_path / "again",
         agent=f"{solver}:agent",
         steps=1,
+        rollout=NARROWED,
         rerun=str(here[0]),
         cluster={"gateways": 1, "environments": 1},
     )

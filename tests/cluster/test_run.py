@@ -13,8 +13,10 @@ from rich.console import Console
 
 import agentrl
 from agentrl import faults
+from agentrl.attachments import support
 from agentrl.rollout.workers.engine_access import EngineAccess
 from agentrl.sessions.store.store import Store
+from agentrl.sessions.tree import trainability
 from agentrl.train.display.console import Display
 from agentrl.train.driver.learning import Learning
 from agentrl.train.record import ledger, provenance
@@ -32,6 +34,8 @@ SETTINGS: dict[str, Any] = {
     "engine": {"device": "cpu"},
     "trainer": {"device": "cpu"},
 }
+NARROWED: dict[str, Any] = SETTINGS["rollout"] | {"top_p": 0.9, "repetition_penalty": 1.1}
+"""Turns that carry what their tokens were drawn from."""
 TIMES = ("time/", "throughput/", "stream/", "mismatch/", "count/infra_retries")
 
 
@@ -43,7 +47,18 @@ def run(folder: Path, **more: Any) -> Any:
 def tokens(folder: Path) -> dict[str, list[Any]]:
     with Store(folder / "sessions.db") as store:
         sessions = list(store.sessions(phase="train"))
-    return {s.id: [(n.token_ids, n.logprobs, n.versions, s.reward) for n in s.nodes] for s in sessions}
+    return {
+        s.id: [(n.token_ids, n.logprobs, n.trainable, n.versions, n.attachments, s.reward) for n in s.nodes]
+        for s in sessions
+    }
+
+
+def require_supports(folder: Path) -> None:
+    """Every turn has its support, and all of its tokens can be trained."""
+    with Store(folder / "sessions.db") as store:
+        turns = [node for session in store.sessions(phase="train") for node in session.nodes if node.sampled]
+    assert turns
+    assert all(support.NAME in node.attachments and not any(trainability.lost(node)) for node in turns)
 
 
 def losses(result: Any) -> list[dict[str, float]]:
@@ -59,7 +74,9 @@ def weights(folder: Path) -> bytes:
 def here(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """The folder and the result of the run in one process."""
     folder = tmp_path_factory.mktemp("runs") / "local"
-    return folder, run(folder)
+    result = run(folder, rollout=NARROWED)
+    require_supports(folder)
+    return folder, result
 
 
 def require_same(folder: Path, result: Any, here: tuple[Path, Any]) -> None:
@@ -92,7 +109,7 @@ def test_on_two_ray_nodes_it_samples_learns_and_ends_as_in_one_process_and_the_d
 
     monkeypatch.setattr(Store, "load", noted)
     cluster = {"name": "ray", "address": ray_nodes.address, "environments": 2, "place_timeout": 60.0}
-    there = run(tmp_path / "ray", cluster=cluster, fleet={"engines": 2})
+    there = run(tmp_path / "ray", cluster=cluster, fleet={"engines": 2}, rollout=NARROWED)
     assert not [name for name in read if name.startswith("train")]
     monkeypatch.undo()
     require_same(tmp_path / "ray", there, here)
@@ -123,7 +140,7 @@ def test_nodes_that_are_killed_under_a_run_change_nothing_of_what_it_learns(
     plan.write_text(yaml.safe_dump({"faults": planned}))
     cluster = {"name": "ray", "address": ray_nodes.address, "environments": 3}
     try:
-        there = run(tmp_path / "ray", cluster=cluster, fleet={"engines": 2}, faults=str(plan))
+        there = run(tmp_path / "ray", cluster=cluster, fleet={"engines": 2}, rollout=NARROWED, faults=str(plan))
     finally:
         for node in nodes:
             remove_node(ray_nodes, node)
@@ -163,7 +180,14 @@ def test_a_trainer_goes_on_elsewhere_when_its_node_is_drained_and_learns_the_sam
     cluster = {"name": "ray", "address": ray_nodes.address, "environments": 2, "resources": resources}
     trainer = SETTINGS["trainer"] | {"max_restarts": 0}
     try:
-        there = run(tmp_path / "ray", cluster=cluster, fleet={"engines": 2}, trainer=trainer, display=display)
+        there = run(
+            tmp_path / "ray",
+            cluster=cluster,
+            fleet={"engines": 2},
+            rollout=NARROWED,
+            trainer=trainer,
+            display=display,
+        )
     finally:
         for node in nodes:
             remove_node(ray_nodes, node)

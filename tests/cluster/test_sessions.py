@@ -11,7 +11,7 @@ import yaml
 from agentrl import faults
 from agentrl.train.record import ledger
 from tests.cluster.test_contract import SILENCE
-from tests.cluster.test_run import here, require_same, run, trained
+from tests.cluster.test_run import NARROWED, here, require_same, run, trained
 
 __all__ = ["here"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -29,7 +29,8 @@ def test_another_process_takes_its_place_where_it_is_killed_or_stopped(
     plan = tmp_path / "plan.yaml"
     planned = [{"action": action, "target": "sessions", "point": point, "nth": 2, "seconds": 600.0}]
     plan.write_text(yaml.safe_dump({"faults": planned}))
-    there = on_ray(ray_nodes, tmp_path / "ray", faults=str(plan), **{"cluster.silence_timeout": SILENCE})
+    more = {"rollout": NARROWED, "cluster.silence_timeout": SILENCE}
+    there = on_ray(ray_nodes, tmp_path / "ray", faults=str(plan), **more)
     assert len(faults.fired(tmp_path / "ray")) == 1
     require_same(tmp_path / "ray", there, here)
     assert list(ledger.faults(tmp_path / "ray")) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,13 @@ import pytest
 from rich.console import Console
 
 import agentrl
+from agentrl.attachments import support
 from agentrl.envs.registry import make
 from agentrl.errors import ConfigError, NoSignal
+from agentrl.rollout.stream.health import sampling_notes
 from agentrl.rollout.workers.held import sampled_tokens
+from agentrl.sessions.tree.trainability import Untrainable
+from agentrl.sessions.tree.turn_generator import count_untrainable
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.display.console import Display
 from agentrl.train.display.panel import TimedProgress, step_line
@@ -30,6 +35,7 @@ from agentrl.train.driver.lost_tokens import (
 )
 from agentrl.train.driver.result import TrainResult
 from agentrl.types import GREEDY, Group, Message, Sampling, Session, Status, StepResult, Task
+from agentrl.viewer.health import alarms
 from tests.train.trees import linear_session, random_session
 
 SHORT: dict[str, Any] = {
@@ -104,6 +110,52 @@ def test_each_cause_is_named() -> None:
     assert accounted(*rival) == {SAMPLED: 4, Cause.FROZEN.metric: 4}
     seeded = sampled_with(Sampling(seed=7), session("a", 1.0), session("b", 1.0))
     assert accounted(*seeded) == {SAMPLED: 4, Cause.SEED.metric: 4}
+
+
+def test_a_turn_that_is_not_trained_for_several_reasons_counts_each() -> None:
+    """All of its tokens were counted by the reason that most of them had."""
+    codes = (support.OVERSIZE, support.OUTSIDE, support.UNKNOWN, support.OVERSIZE)
+    sessions = []
+    for name, sampling in (("a", Sampling(top_p=0.9)), ("b", Sampling(json_schema="{}"))):
+        made = linear_session(name, [5], [[6, 7, 8, 9]], reward=0.0)
+        sampled_with(sampling, made, trainable=False)
+        made.nodes[1].attachments[support.NAME] = support.Support(support.LOCAL, 50, (), codes).pack()
+        sessions.append(made)
+    greedy, rival = session("c", 1.0), session("d", 0.0)
+    sampled_with(Sampling(temperature=0.0), greedy, trainable=False)
+    sampled_with(Sampling(), rival, trainable=False, policy="rival")
+    counts = accounted(*sessions, greedy, rival)
+    each = {Cause.OVERSIZE: 4, Cause.OUTSIDE: 2, Cause.SAMPLING: 1, Cause.GRAMMAR: 1, Cause.GREEDY: 2, Cause.FROZEN: 2}
+    assert counts == {SAMPLED: 12, **{cause.metric: count for cause, count in each.items()}}
+    assert {cause.value for cause in each} == {reason.value for reason in Untrainable}
+
+
+@pytest.mark.parametrize("reason", Untrainable)
+def test_the_step_line_the_viewers_health_and_a_runs_notes_name_each_reason(reason: Untrainable) -> None:
+    """Notes were of grammars alone; what a setting freezes needs none."""
+    cause = Cause(reason)
+    lost = row(1, **{cause.value: 9})
+    assert f"{cause.words} 9" in step_line(TimedProgress("rl", 30, 3), "reward", 0.5, lost, 79)
+    [alarm] = [each for each in alarms([{"step": 1, **lost}], {}) if each["title"] == "Sampled tokens are not trained"]
+    assert (f"{cause.words} 9" in alarm["reason"], alarm["metric"]) == (True, cause.metric)
+    assert lost_tokens.ADVICE[cause] in alarm["advice"]
+    attached = {support.OVERSIZE: Untrainable.OVERSIZE, support.OUTSIDE: Untrainable.OUTSIDE}
+    made = linear_session("a", [5], [[6]])
+    made.phase, node = "train", made.nodes[1]
+    node.sampling = Sampling(
+        temperature=0.0 if reason is Untrainable.GREEDY else 1.0,
+        regex="a" if reason is Untrainable.GRAMMAR else None,
+        top_p=0.9,
+    )
+    for code in (code for code, one in attached.items() if one is reason):
+        node.attachments[support.NAME] = support.Support(support.LOCAL, 50, (), (code,)).pack()
+    if reason is not Untrainable.FROZEN:
+        with warnings.catch_warnings(action="ignore"):
+            count_untrainable(made, node)
+        assert made.counters == {f"untrainable/{reason}": 1}
+        [note] = sampling_notes([made], trained=True)
+        assert reason.words in note
+        assert sampling_notes([made], trained=False) == []
 
 
 def test_a_frozen_agents_tokens_are_its_own_where_agents_have_rewards_of_their_own() -> None:

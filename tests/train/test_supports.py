@@ -261,6 +261,10 @@ def test_each_reason_for_which_a_token_is_not_trained_is_named() -> None:
     assert trainability.reasons(Sampling(temperature=0.0), attached, 1) == [Untrainable.GREEDY]
     assert trainability.reasons(Sampling(), {}, 1, trained=False) == [Untrainable.FROZEN]
     assert trainability.reasons(Sampling(), {}, 2) == [None, None]
+    node = linear_session("s", [4], [[8, 9]]).nodes[1]
+    assert trainability.list_reasons(node) == [None, None]
+    node.trainable = [False] * len(node.trainable)
+    assert trainability.list_reasons(node) == [Untrainable.FROZEN] * 2
     kept_to = support.Support(f"{support.LOCAL}+llguidance-1.9.1", 9, (), (support.FULL,))
     assert trainability.reasons(Sampling(regex="a"), {support.NAME: kept_to.pack()}, 1) == [None]
     unknown = support.Support("another-7", 9, (), (support.FULL,))

@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 import yaml
 
+from agentrl.attachments import support
 from agentrl.sessions.store.store import Store
 from agentrl.sessions.tree import tree
 from agentrl.train.record import provenance
@@ -175,6 +176,16 @@ def spoken(session: Session, after: Node, message: Message, version: int, length
     return tree.add_turn(session, after.id, [1, 2], drawn, Sampling(), message)
 
 
+def narrowed(session: Session, after: Node, message: Message, version: int) -> Node:
+    """A turn drawn with top-p: from two tokens, one, and all of them; and for each reason one that is not trained."""
+    codes = (support.SETS, support.ONE, support.FULL, support.OVERSIZE, support.OUTSIDE, support.UNKNOWN)
+    ids_10_and_11 = bytes((0, 11, 1))
+    attached = {support.NAME: support.Support(support.LOCAL, 64, (ids_10_and_11,), codes).pack()}
+    spans = (VersionSpan(version, 0, len(codes)),)
+    drawn = Turn(tuple(range(10, 16)), (-0.5,) * len(codes), spans, FinishReason.STOP, attachments=attached)
+    return tree.add_turn(session, after.id, [1, 2], drawn, Sampling(top_p=0.9), message)
+
+
 def replayed(
     recorded: Session, suffix: str, nodes: Sequence[Node], words: str = "", reward: float | None = None
 ) -> Session:
@@ -204,7 +215,7 @@ def forked() -> Session:
     root = tree.add(session, None, Message(role="user", content="You are in a hall. Where do you go?"), [3, 4])
     first = spoken(session, root, Message(role="assistant", content="North."), 3)
     seen = tree.add(session, first.id, Message(role="user", content="A locked door."), [5])
-    spoken(session, seen, Message(role="assistant", content="I open it with the key."), 3)
+    narrowed(session, seen, Message(role="assistant", content="I open it with the key."), 3)
     for number, words in enumerate(("I wait.", "I go back to the hall.")):
         other = spoken(session, seen, Message(role="assistant", content=words), 3)
         told = tree.add(session, other.id, Message(role="user", content="It is dark now."), [6])

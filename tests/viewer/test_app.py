@@ -24,6 +24,7 @@ from agentrl.envs.state import resolved
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.sessions.store.store import Store
 from agentrl.sessions.tree import tree
+from agentrl.sessions.tree.trainability import Untrainable
 from agentrl.train.record import provenance
 from agentrl.train.record.files import append
 from agentrl.train.record.lock import RunLock
@@ -208,6 +209,17 @@ async def test_a_session_has_its_tree_its_messages_and_its_tokens(runs: Path) ->
     assert tokens["trained"] == [False] * 2 + [True] * 6
     assert tokens["version"] == [None] * 2 + [3] * 6
     assert tokens["position"] == 2
+    assert (tokens["support"], set(tokens["untrainable"])) == (None, {None})
+
+
+async def test_a_narrowed_turns_tokens_say_from_how_many_each_was_drawn_and_why_some_are_not_trained(
+    runs: Path,
+) -> None:
+    tokens = await asked(runs, "tokens", run="first", id="forked-0.0-0", node=3)
+    assert tokens["support"] == {"rule": "agentrl-1", "vocabulary": 64, "sizes": [None, None, 2, 1, 64, *[None] * 3]}
+    assert tokens["trained"] == [False] * 2 + [True] * 3 + [False] * 3
+    lost = (Untrainable.OVERSIZE, Untrainable.OUTSIDE, Untrainable.UNRECORDED)
+    assert tokens["untrainable"] == [None] * 5 + [reason.words for reason in lost]
 
 
 async def test_a_turn_traces_to_its_weights_and_to_the_steps_that_trained_it(tmp_path: Path) -> None:

@@ -211,6 +211,17 @@ async def test_a_forked_session_is_drawn_as_a_tree_whose_paths_are_read_one_by_o
     await opened(page, url, "#/run/first/session/forked-0.0-0")
     assert await page.get_by_role("treeitem").count() == 10
     await page.get_by_text("I open it with the key.").last.wait_for()
+    narrowed = page.locator('[data-message="3"]')
+    await narrowed.get_by_role("button", name="Tokens of message 3").click()
+    for place, words in (
+        (2, "· trained · drawn from 2 of 64 tokens"),
+        (6, "· not trained: by rounding, it is outside"),
+    ):
+        await narrowed.locator(".token").nth(place).hover()
+        assert words in await narrowed.locator(".facts-line").inner_text()
+    await narrowed.get_by_label("Colour by").select_option("trained")
+    assert "1 (what was left of the vocabulary takes more bytes than" in await narrowed.inner_text()
+    await narrowed.get_by_label("Colour by").select_option("logp")
     await page.get_by_role("treeitem").filter(has_text="I light lamp 0.").click()
     shown = page.locator(".message")
     await shown.filter(has_text="I light lamp 0.").wait_for()

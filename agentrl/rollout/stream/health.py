@@ -15,6 +15,7 @@ from typing import Any
 from agentrl.envs.results import INVALID, TOOL_FAULTS, invalid
 from agentrl.errors import AgentError, EnvError, InfraError, brief
 from agentrl.sessions.gateway.wire.fields import SAMPLING
+from agentrl.sessions.tree.trainability import Untrainable
 from agentrl.types import Group, Session, Status
 
 MAX_ATTEMPTS = 3
@@ -137,11 +138,11 @@ def sampling_notes(sessions: Sequence[Session], *, trained: bool) -> list[str]:
             "roots beside the task (titles, summaries) are neither trained on nor credited: gateway.exclude says which "
             "(count/gateway/excluded)"
         )
-    if trained and "untrainable/grammar" in counted:
-        notes.append(
-            "turns whose text has to fit a schema (response_format) are not trained on: this engine does not record "
-            "the support that they were drawn from, as engine=local does (count/untrainable/grammar)"
-        )
+    notes += [
+        f"sampled tokens are not trained on: {reason.words} (count/untrainable/{reason}; docs/engines.md#supports)"
+        for reason in Untrainable
+        if trained and f"untrainable/{reason}" in counted
+    ]
     return notes
 
 

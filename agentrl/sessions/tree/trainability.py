@@ -25,6 +25,21 @@ class Untrainable(StrEnum):
     OVERSIZE = "oversize"  # the support takes more bytes than engine.support_bytes
     OUTSIDE = "outside"  # the recorded support lacks the token, by rounding at its border
 
+    @property
+    def words(self) -> str:
+        """The reason in words."""
+        return _WORDS[self]
+
+
+_WORDS = {
+    Untrainable.FROZEN: "its policy is not trained",
+    Untrainable.GREEDY: "temperature 0 leaves no distribution",
+    Untrainable.GRAMMAR: "drawn under a schema or grammar, and what that left of the vocabulary is not recorded",
+    Untrainable.UNRECORDED: "drawn with top-p, top-k, min-p, penalties or a logit bias, and what these left of the "
+    "vocabulary is not recorded",
+    Untrainable.OVERSIZE: "what was left of the vocabulary takes more bytes than engine.support_bytes",
+    Untrainable.OUTSIDE: "by rounding, it is outside of what was left of the vocabulary",
+}
 
 _BY_CODE = {support.OVERSIZE: Untrainable.OVERSIZE, support.OUTSIDE: Untrainable.OUTSIDE}
 Reasons = list[Untrainable | None]
@@ -64,6 +79,17 @@ def of_node(node: Node) -> Reasons:
     if node.sampling is None or not node.versions:
         return []
     return reasons(node.sampling, node.attachments, len(node.token_ids) - node.versions[0].start)
+
+
+def list_reasons(node: Node) -> Reasons:
+    """Return the reasons of a stored turn's sampled tokens; where all could be trained and none is, it is the policy's.
+
+    Raises:
+        InvalidInput: its supports are malformed.
+    """
+    found = of_node(node)
+    frozen = None in found and not any(node.trainable)
+    return [Untrainable.FROZEN] * len(found) if frozen else found
 
 
 def lost(node: Node) -> Iterator[Untrainable]:

@@ -271,15 +271,16 @@ class TurnGenerator:
             reply_id=generated.reply_id,
         )
         generated.node.arrival = generated.arrival
-        if not generated.sampling.full_support:
+        if self.trained and not generated.sampling.full_support:
             count_untrainable(session, generated.node)
         return generated.node
 
 
 def count_untrainable(session: Session, node: Node) -> None:
-    """Count a turn's untrainable tokens by their reasons, and warn once; not of temperature 0, which evaluates."""
+    """Count a turn's untrainable tokens by their reasons, and warn once; of temperature 0 those of training alone."""
     counted = Counter(trainability.lost(node))
-    del counted[Untrainable.GREEDY]
+    if session.phase != "train":  # temperature 0 evaluates, or is a group's baseline
+        del counted[Untrainable.GREEDY]
     for reason, tokens in counted.items():
         session.count(f"untrainable/{reason}", tokens)
     if {Untrainable.UNRECORDED, Untrainable.GRAMMAR} & counted.keys():

@@ -117,7 +117,7 @@ def account(groups: Iterable[Group], credit: Credit, config: AlgoConfig) -> dict
         flat = Cause.SEED if _one_seed(members) else Cause.FLAT
         for session in members:
             for node in _of_no_view(session):
-                found[_lost(session, node) or Cause.UNREWARDED] += sampled_tokens(node)
+                found.update(_lost(session, node) or {Cause.UNREWARDED: sampled_tokens(node)})
             for view in session.by_agent():
                 _count(view, credit, flat, config.helper_credit, found)
     counts = {cause.metric: float(found[cause]) for cause in Cause}
@@ -140,8 +140,8 @@ def _count(view: Session, credit: Credit, flat: Cause, helper_credit: float, fou
         if not (tokens := sampled_tokens(node)):
             continue
         left_out = Cause.EXCLUDED if node.id in excluded else Cause.UNUSED if node.id in unused else None
-        if cause := _lost(view, node) or left_out:
-            found[cause] += tokens
+        if lost := _lost(view, node) or (Counter({left_out: tokens}) if left_out else None):
+            found.update(lost)
             continue
         used = trained_tokens(node, ends.get(node.id))
         unknown = Counter(map(Cause, trainability.lost(node)))
@@ -154,19 +154,20 @@ def _count(view: Session, credit: Credit, flat: Cause, helper_credit: float, fou
             found[Cause.MASKED if masked else flat] += used
 
 
-def _lost(session: Session, node: Node) -> Cause | None:
-    """The cause for which a turn can't be trained, whatever its credit."""
+def _lost(session: Session, node: Node) -> Counter[Cause]:
+    """The causes for which none of a turn's tokens can be trained, whatever its credit; empty where some can."""
+    tokens = sampled_tokens(node)
     if node.policy not in (None, MAIN):
-        return Cause.FROZEN
+        return Counter({Cause.FROZEN: tokens})
     if not any(node.trainable):
-        most = Counter(trainability.lost(node)).most_common(1)
-        return Cause(most[0][0]) if most else Cause.MASKED
+        reasons = Counter(map(Cause, trainability.lost(node)))
+        return reasons + Counter({Cause.MASKED: tokens - reasons.total()})
     if session.status is Status.INFRA_ERROR:
-        return Cause.UNREWARDED if invalid(session) else Cause.FAILED
+        return Counter({Cause.UNREWARDED if invalid(session) else Cause.FAILED: tokens})
     if session.score is not None:
-        return None
+        return Counter()
     ends = {Status.AGENT_ERROR: Cause.FAILED, Status.TRUNCATED: Cause.TRUNCATED}
-    return ends.get(session.status, Cause.UNREWARDED)
+    return Counter({ends.get(session.status, Cause.UNREWARDED): tokens})
 
 
 def _of_no_view(session: Session) -> list[Node]:

@@ -12,9 +12,13 @@ from typing import Any
 import orjson
 import pytest
 
+from agentrl.attachments import support
 from agentrl.errors import ConfigError, DeadlineExceeded, EngineError, InvalidInput
 from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.rollout.engines.servers.sglang import SGLangEngine
+from agentrl.sessions.tree import trainability
+from agentrl.sessions.tree.generation import generate_turn
+from agentrl.sessions.tree.trainability import Untrainable
 from agentrl.types import Chunk, FinishReason, PauseMode, Sampling, Turn, collect
 
 Reply = Callable[[dict[str, Any], asyncio.StreamWriter], Awaitable[None]]
@@ -152,6 +156,27 @@ async def test_a_stop_that_was_not_requested_is_continued(folder: Path) -> None:
         assert [(span.start, span.end) for span in turn.versions] == [(0, 4)]
         limits = [body["sampling_params"]["max_new_tokens"] for path, body in server.calls if path == "/generate"]
         assert limits == [10, 8]
+
+
+async def test_a_servers_grammar_begins_anew_where_a_turn_is_continued_and_what_it_draws_is_not_trained(
+    folder: Path,
+) -> None:
+    """The turn's earlier tokens are a prompt to it: the set that it draws from is of the text's beginning again."""
+    asked: list[dict[str, Any]] = []
+
+    async def reply(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        asked.append(body)
+        masks = {"output_token_sampling_mask": [[5, 6]] * 2, "output_token_sampling_logprobs": [-0.5] * 2}
+        ended = {"type": "abort"} if len(asked) == 1 else LENGTH
+        writer.write(HEAD + event([5, 6], ended, **(masks if body.get("return_sampling_mask") else {})) + END)
+
+    async with fake(folder, reply, sampling_mask_max_tokens=1 << 20) as (engine, _):
+        sampling = Sampling(max_new_tokens=4, regex="[ab]{2}", record=((support.NAME, 2),))
+        turn = await generate_turn(engine, "s/0", [1, 2], sampling, time.monotonic() + 60)
+    assert [body["input_ids"] for body in asked] == [[1, 2], [1, 2, 5, 6]]
+    assert [bool(body.get("return_sampling_mask")) for body in asked] == [True, False]
+    lost = Untrainable.GRAMMAR
+    assert trainability.reasons(sampling, turn.attachments, 4) == [None, None, lost, lost]
 
 
 @pytest.mark.parametrize(

@@ -316,17 +316,22 @@ class ServerEngine(RemoteEngine):
     def _recorder(self, request: OpenRequest, rule: str) -> support.SupportRecorder | None:
         """What records a request's supports; None where it wants none, or its tokens follow no rule that is known.
 
-        vLLM counts a turn's own tokens for presence and frequency anew where it is continued, and scales by the
-        repetition penalty after it has added a logit bias. SGLang's counts are behind by a token where it overlaps
-        steps, and begin anew where it retracts a request, of which nobody is told: it has no rule for penalties.
+        Where a turn is continued, its earlier tokens are a prompt to a server: its grammar begins anew, and what that
+        leaves is not what fits the turn. vLLM counts a turn's own tokens for presence and frequency anew as well, and
+        scales by the repetition penalty after it has added a logit bias. SGLang's counts are behind by a token where it
+        overlaps steps, and begin anew where it retracts a request, of which nobody is told: it has no rule for
+        penalties.
         """
         sampling = request.sampling
         begins = sampling.record_from(support.NAME)
         if begins is None or not self.config.support_bytes or sampling.temperature == 0 or sampling.full_support:
             return None
-        anew = len(request.ids) > begins and bool(sampling.presence_penalty or sampling.frequency_penalty)
+        continued = len(request.ids) > begins
+        counted = bool(sampling.presence_penalty or sampling.frequency_penalty)
         biased = sampling.repetition_penalty != 1 and bool(sampling.logit_bias)
-        if sampling.penalised and (rule == support.SGLANG or anew or biased):
+        if continued and (sampling.grammar or counted):
+            return None
+        if sampling.penalised and (rule == support.SGLANG or biased):
             return None
         return support.SupportRecorder(self.facts.vocab_size, self.config.support_bytes, rule)
 
