@@ -115,7 +115,7 @@ class RoundGame:
 
 
 @dataclass(frozen=True)
-class Described:
+class ZooProperties:
     """Properties that all instances of a game share.
 
     Attributes:
@@ -133,10 +133,10 @@ class Described:
     at_once: bool
 
 
-_described: dict[tuple[str, ...], Described] = {}
+_described: dict[tuple[str, ...], ZooProperties] = {}
 
 
-def describe(source: str, api: Api | None, options: Mapping[str, Any]) -> Described:
+def describe(source: str, api: Api | None, options: Mapping[str, Any]) -> ZooProperties:
     """Find out what a game is like, by making one.
 
     Raises:
@@ -179,12 +179,12 @@ def make(source: str, api: Api | None, options: Mapping[str, Any]) -> ZooGame:
     return RoundGame(env) if kind == "parallel" else TurnGame(env)
 
 
-def _properties(source: str, env: Any) -> Described:
+def _properties(source: str, env: Any) -> ZooProperties:
     agents = getattr(env, "possible_agents", None)
     if not agents:
         raise ConfigError(f"env=pettingzoo:{source} has no possible_agents: who plays has to be known in advance")
     modes = env.metadata.get("render_modes", ())
-    return Described(
+    return ZooProperties(
         agents=tuple(map(str, agents)),
         observations={str(agent): env.observation_space(agent) for agent in agents},
         actions={str(agent): env.action_space(agent) for agent in agents},
