@@ -61,6 +61,7 @@ EXTRAS = {
     "megatron": "megatron",
     "gymnasium": "gymnasium",
     "textarena": "textarena",
+    "pettingzoo": "pettingzoo",
     "mcp": "mcp",
     "langchain_core": "langchain",
 }

@@ -229,6 +229,12 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
     "agentrl eval env=verifiers:my_env.py:load_environment env.difficulty=hard policy=noop": Left(
         "the library is not in .venv; tests/envs/adapters/inside/verifiers_adapter.py plays such files"
     ),
+    "agentrl train env=pettingzoo:tictactoe-v3 agents.player_2=rival policies.rival=demonstrator": Left(
+        "the library is not in .venv; tests/envs/adapters/inside/pettingzoo_adapter.py plays the game"
+    ),
+    "agentrl train env=pettingzoo:rps-v2 'env.actions=[rock,paper,scissors]'": Left(
+        "the library is not in .venv; tests/envs/adapters/inside/pettingzoo_adapter.py plays the game"
+    ),
     "agentrl train env=textarena:TicTacToe-v0 agents.player_1=rival policies.rival=demonstrator": Left(
         "the library is not in .venv; tests/envs/adapters/inside/textarena_adapter.py plays the game"
     ),

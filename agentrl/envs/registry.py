@@ -63,6 +63,7 @@ ENVS: Registry[EnvFactory] = Registry(
         "nemo_gym": "agentrl.envs.adapters.nemo_gym:NemoGym",
         "negotiation": "agentrl.envs.builtin.games.negotiation:Negotiation",
         "openenv": "agentrl.envs.adapters.openenv:OpenEnv",
+        "pettingzoo": "agentrl.envs.adapters.pettingzoo:PettingZoo",
         "planner_worker": "agentrl.envs.builtin.teams.planner_worker:PlannerWorker",
         "questions": "agentrl.envs.builtin.questions.env:Questions",
         "retail": "agentrl.envs.builtin.retail.env:Retail",

@@ -147,7 +147,8 @@ def _element(space: spaces.Space[Any], value: Any) -> Any:
     array = np.asarray(value)
     if array.dtype.kind not in "iuf" or (space.shape or ()) != array.shape:
         raise ValueError
-    exact = array.astype(space.dtype)
+    with np.errstate(invalid="ignore"):  # an infinite number has no whole one, and is refused below
+        exact = array.astype(space.dtype)
     if not np.issubdtype(space.dtype, np.floating) and not np.array_equal(exact, array):
         raise ValueError
     return int(exact) if isinstance(space, spaces.Discrete) else exact

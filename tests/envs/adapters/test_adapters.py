@@ -83,6 +83,7 @@ def test_a_tiny_model_is_trained_in_an_adapted_environment(tmp_path: Path) -> No
     ("name", "extra"),
     [
         ("gymnasium:CartPole-v1", "gymnasium"),
+        ("pettingzoo:tictactoe-v3", "pettingzoo"),
         ("textarena:TicTacToe-v0", "textarena"),
         ("verifiers:wordle", "verifiers"),
         ("inspect:tasks.py@sums", "inspect"),
