@@ -93,6 +93,10 @@ def test_a_run_that_sees_is_resumed_to_the_last_bit_and_computed_again_from_its_
     again = load_file(cut / "checkpoints" / "step-000002" / "model.safetensors")
     assert all(torch.equal(ended[name], again[name]) for name in ended)
 
+    own = SETTINGS | {"steps": 1, "warm_start.steps": 0}
+    train(env=world, **own, model=str(whole / "checkpoints" / "step-000002"), run_dir=str(tmp_path / "from a folder"))
+    assert len(rows(tmp_path / "from a folder")) == 1, "a folder of a model that sees was refused by the proof at start"
+
 
 @pytest.mark.parametrize("name", ["shapes", "grid_camera"])
 async def test_the_demonstrator_of_a_world_that_is_seen_errs_and_the_expert_does_not(name: str) -> None:

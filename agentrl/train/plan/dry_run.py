@@ -79,11 +79,10 @@ def described(config: RunConfig, rates: Rates | None = None, on: Sequence[Cluste
     yield from _where(assignment, nodes, config.agent, config.cluster)
     yield from _memory(trainer, engine, config)
     yield from asked
+    yield from (f"memory of {each.name}: {_on_device(each, trainer, engine)}" for each in devices)
     if config.data is not None:
-        yield from (f"memory of {each.name}: {_on_device(each, trainer, engine)}" for each in devices)
         yield from (f"warning: {each}" for each in too_full(devices, trainer, engine, 0))
         return
-    yield from (f"memory of {each.name}: {_on_device(each, trainer, engine)}" for each in devices)
     work = work_of(config)
     if config.cluster.rewards:
         yield f"in a step, environments -> reward workers: {size(work.tokens * SESSION_BYTES)} of sessions"
