@@ -198,7 +198,10 @@ def _no_causal_lm(folder: Path, config: Any) -> str:
         named = custom_code.named_in(folder)
         return "" if kind in named else f"auto_map in config.json names no {kind}, but {', '.join(sorted(named))}"
     if config.get_text_config() is not config:
-        return f"model_type={config.model_type!r} is a model of images or sound; only language models are trained"
+        from agentrl.models.image_processor import FAMILIES
+
+        known = f"of these only trainer=torch trains any ({', '.join(FAMILIES)})"
+        return f"model_type={config.model_type!r} is a model of images or sound; {known}"
     return f"model_type={config.model_type!r} is no causal language model"
 
 
