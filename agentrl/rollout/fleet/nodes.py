@@ -53,7 +53,7 @@ async def _follow(fleet: Fleet, make: Callable[[], Engine], before: int, most: i
             others = any(fleet.engines[name].state is MemberState.READY for name in staying)
             want = elastic.wanted(count, most, before, _usable(nodes))
             for _ in range(want - len(staying)):
-                await fleet.add(lambda: asyncio.to_thread(make))
+                await fleet.add(make)
             for name in leaving - removing.keys() if others else ():
                 removing[name] = asyncio.create_task(_remove(fleet, name))
             await asyncio.sleep(elastic.LOOK_SECONDS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
@@ -16,9 +15,10 @@ from agentrl.types import Engine
 
 logger = logging.getLogger(__name__)
 
-MakeEngine = Callable[[], Engine | Awaitable[Engine]]
-"""Builds an engine; called again, possibly in a thread, whenever that engine must be started anew."""
+MakeEngine = Callable[[], Engine]
+"""Builds an engine; called again, in a thread, whenever that engine must be started anew."""
 _BACKOFF = 30.0  # seconds at most between two starts of one engine
+_CLOSED = "the fleet is closed"
 
 
 def built(makers: Sequence[Callable[[], Engine]]) -> list[Engine]:
@@ -35,6 +35,25 @@ def built(makers: Sequence[Callable[[], Engine]]) -> list[Engine]:
             logger.warning("engine-%d is started anew: %s", index, brief(str(error)))
             engines[index] = makers[index]()
     return engines
+
+
+async def _build(make: MakeEngine, wanted: Callable[[], bool]) -> Engine | None:
+    """Build an engine in a thread; one that is not wanted any more once it is there is closed: None.
+
+    A thread can't be cancelled: a server that it starts would outlive its fleet. So a canceller waits for it.
+    """
+    building = asyncio.ensure_future(asyncio.to_thread(make))
+    try:
+        engine = await asyncio.shield(building)
+    except asyncio.CancelledError:
+        await asyncio.wait([building])
+        if not building.cancelled() and building.exception() is None:
+            await building.result().close()
+        raise
+    if wanted():
+        return engine
+    await engine.close()
+    return None
 
 
 class Roster:
@@ -80,7 +99,7 @@ class Roster:
             EngineError: all is closed.
         """
         if self.closed:
-            raise EngineError("the fleet is closed")
+            raise EngineError(_CLOSED)
         if not self._begun:
             self._begun = True
             for member in self.members.values():
@@ -89,8 +108,10 @@ class Roster:
     async def add_running(self, make: MakeEngine) -> str:
         """Add another engine while the rest goes on; returns its name. It is used as soon as it is ready."""
         self.begin()
-        built = make()
-        member = self.add(make, await built if inspect.isawaitable(built) else built)
+        engine = await _build(make, lambda: not self.closed)
+        if engine is None:
+            raise EngineError(_CLOSED)
+        member = self.add(make, engine)
         self._supervise(member)
         return member.name
 
@@ -232,11 +253,12 @@ class Roster:
             if member.colocated:
                 await self.gpus_free.wait()
             try:
-                built = await asyncio.to_thread(self._makers[member.name])
-                engine = await built if inspect.isawaitable(built) else built
+                engine = await _build(self._makers[member.name], lambda: member.name in self._makers)
             except AgentRLError as error:
                 member.reason = f"it could not be built: {error}"
                 continue
+            if engine is None:
+                return
             member.set_engine(engine)
             await self.set(member, MemberState.STARTING)
             await self._bring_up(member)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
@@ -319,6 +320,52 @@ async def test_turns_continue_on_another_engine_with_their_tokens(folder: Path, 
             assert any(list(one.token_ids[: len(prefix)]) == prefix for one in turns)
         await until(lambda: member.state is MemberState.READY and len(made) == engines + 1)
     finally:
+        await fleet.close()
+
+
+class Watched(LocalEngine):
+    """A local engine that notes its end."""
+
+    ended = False
+
+    async def close(self) -> None:
+        self.ended = True
+        await super().close()
+
+
+@pytest.mark.parametrize("how", ["closed while it restarts", "closed while one is added", "removed while it restarts"])
+async def test_an_engine_that_is_built_while_it_is_wanted_no_more_is_closed(folder: Path, how: str) -> None:
+    """It is built in a thread, which nothing cancels: a server that it started would outlive the fleet."""
+    built: list[Watched] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def make() -> Watched:
+        if len(built) == 1:
+            begun.set()
+            assert go_on.wait(PATIENCE)
+        built.append(Watched(folder, LOCAL))
+        return built[-1]
+
+    fleet = local_fleet(folder, 1)
+    try:
+        await fleet.start()
+        name = await fleet.add(make)
+        await until(lambda: fleet.engines[name].state is MemberState.READY)
+        if how == "closed while one is added":
+            adding = asyncio.create_task(fleet.add(make))
+        else:
+            await built[0].close()
+        await until(begun.is_set)
+        ending = asyncio.create_task(fleet.remove(name) if how.startswith("removed") else fleet.close())
+        await asyncio.sleep(0)
+        go_on.set()
+        await asyncio.wait_for(ending, PATIENCE)
+        if how == "closed while one is added":
+            with pytest.raises(EngineError, match="the fleet is closed"):
+                await adding
+        await until(lambda: len(built) == 2 and built[1].ended)
+    finally:
+        go_on.set()
         await fleet.close()
 
 
