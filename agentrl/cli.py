@@ -11,10 +11,9 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import BaseModel
 from rich.markup import escape
 from rich.table import Column, Table
 
@@ -23,7 +22,6 @@ from agentrl.common.terminal import err, out, print_lines
 from agentrl.common.untrusted import visible_text
 from agentrl.common.versions import version_lines
 from agentrl.completion import SETTINGS
-from agentrl.config.secrets import scrub
 from agentrl.envs.builtin.search_r1.commands import app as search_r1
 from agentrl.envs.builtin.swe.commands import app as swe
 from agentrl.envs.commands import app as environments
@@ -35,6 +33,9 @@ from agentrl.train.migration.commands import app as migration
 from agentrl.train.plan.model_commands import app as models
 from agentrl.train.record.commands import app as records
 from agentrl.viewer.commands import app as looking
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 app = typer.Typer(
     name="agentrl",
@@ -233,7 +234,8 @@ def evaluate(words: Words = None, config: File = None) -> None:
     from agentrl.train.driver.api import run_evaluate
     from agentrl.train.driver.setup import complete
     from agentrl.train.evaluation.evaluate import ignored, refuse_ignored
-    from agentrl.train.evaluation.suite.commands import against_baseline, evaluate_suite, take_baseline
+    from agentrl.train.evaluation.suite.baseline import take_baseline
+    from agentrl.train.evaluation.suite.commands import against_baseline, evaluate_suite
     from agentrl.train.record.run_folder import run_path
 
     tree = typed(words or (), config)
@@ -378,6 +380,8 @@ def main() -> None:
     try:
         app()
     except AgentRLError as error:
+        from agentrl.config.secrets import scrub  # which loads all settings
+
         err.print(f"[red]error:[/] {escape(visible_text(scrub(str(error))))}", highlight=False, soft_wrap=True)
         for note in getattr(error, "__notes__", ()):
             err.print(scrub(note), highlight=False, markup=False, soft_wrap=True)

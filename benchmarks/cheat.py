@@ -32,7 +32,7 @@ from agentrl.envs.builtin.swe.scoring import Exam, final_tree, judged
 from agentrl.envs.builtin.swe.source import source_of
 from agentrl.envs.builtin.swe.task import SweTask
 from agentrl.envs.builtin.swe.workspace import SPEC
-from agentrl.tools.sandbox import Sandbox
+from agentrl.tools.sandbox.base import Sandbox
 from benchmarks.machine import machine
 
 TOGETHER = 2

@@ -20,7 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from agentrl.retrieval import RetrievalClient, Service, build, open_index
+from agentrl.retrieval.client import RetrievalClient
+from agentrl.retrieval.index import build, open_index
+from agentrl.retrieval.service import Service
 
 WORDS, LENGTH, QUERY = 30_000, 100, 8
 BLOCK = 10_000

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from agentrl.envs.builtin.calculator import Calculator
 from agentrl.envs.sandboxes import supplier
-from agentrl.tools.sandbox import Sandbox, SandboxSpec
+from agentrl.tools.sandbox.base import Sandbox
+from agentrl.tools.sandbox.spec import SandboxSpec
 from agentrl.tools.tool import tool
 from agentrl.types import Task
 

@@ -30,9 +30,9 @@ from typing import Any
 from rich.console import Console
 
 import agentrl
-from agentrl.envs import make
 from agentrl.envs.builtin.teams.base import ChoiceWorld
 from agentrl.envs.builtin.teams.exact import Strategy, best_response, exploitability
+from agentrl.envs.registry import make
 from agentrl.overrides import merge, spread
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.store.store import Store

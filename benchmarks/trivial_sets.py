@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl.envs.builtin.search_r1.env import SearchR1
 from agentrl.envs.builtin.search_r1.squad import prepare_squad
-from agentrl.retrieval import build
+from agentrl.retrieval.index import build
 from tests.envs.in_process_index import InProcess
 
 ROWS = 50

@@ -95,20 +95,23 @@ def test_the_version_is_the_packages_and_the_changelogs(
 
 
 @pytest.mark.slow
-def test_a_wrong_word_and_an_evaluation_of_an_expert_load_no_torch(tmp_path: Path) -> None:
-    """torch takes longer to load than either takes to answer."""
+def test_help_loads_no_settings_and_a_wrong_word_and_an_evaluation_of_an_expert_no_torch(tmp_path: Path) -> None:
+    """Each takes longer to load than the command takes to answer."""
+    lines = ["--help", "trian", "train env=calculatr", "eval env=calculator policy=noop eval.tasks=1 run_dir=a"]
     code = (
         "import sys\n"
         "from agentrl.cli import main\n"
-        "for words in (['train', 'env=calculatr'], 'eval env=calculator policy=noop eval.tasks=1 run_dir=a'.split()):\n"
-        "    sys.argv = ['agentrl', *words]\n"
+        f"for line in {lines}:\n"
+        "    sys.argv = ['agentrl', *line.split()]\n"
         "    try:\n"
         "        main()\n"
         "    except SystemExit as ended:\n"
-        "        print(ended.code or 0, 'torch' in sys.modules)\n"
+        "        loaded = [name for name in ('agentrl.config', 'torch') if name in sys.modules]\n"
+        "        print('ended', ended.code or 0, *loaded)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=tmp_path)
-    assert [line for line in done.stdout.splitlines() if line.endswith(("True", "False"))] == ["2 False", "0 False"]
+    ended = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("ended")]
+    assert ended == [["0"], ["2"], ["2", "agentrl.config"], ["0", "agentrl.config"]]
 
 
 @pytest.mark.slow

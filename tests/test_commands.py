@@ -30,7 +30,7 @@ from agentrl.rollout.workers.serve_process import ServeConfig
 from agentrl.train.chain.layers import is_chain
 from agentrl.train.chain.planning import plan_chain
 from agentrl.train.driver.setup import complete
-from agentrl.train.evaluation.suite.commands import CompareConfig
+from agentrl.train.evaluation.suite.baseline import CompareConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 SKILLS = sorted((ROOT / "skills").glob("*/SKILL.md"))

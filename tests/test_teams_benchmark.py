@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.envs import make
+from agentrl.envs.registry import make
 from benchmarks.teams import checkpoint, measured, of_policies, strategy_of
 
 

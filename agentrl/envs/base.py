@@ -275,7 +275,7 @@ class Env:
     async def restore_sandbox(self, files: Mapping[str, Any] | None) -> None:
         """Open the sandbox with these files, for `restore`; None leaves it to the first tool that needs it."""
         if files is not None:
-            from agentrl.tools.sandbox import Snapshot
+            from agentrl.tools.sandbox.base import Snapshot
 
             await (await self._get_sandbox()).restore(Snapshot.of(files))
 

@@ -22,10 +22,11 @@ from agentrl import tracing
 from agentrl.common.retries import retry
 from agentrl.config import SandboxConfig
 from agentrl.errors import ConfigError, SandboxError
-from agentrl.tools.sandbox import Sandbox, SandboxSpec, Snapshot
+from agentrl.tools.sandbox.base import Sandbox, Snapshot
 from agentrl.tools.sandbox.pool import ANOTHER, SandboxPool
 from agentrl.tools.sandbox.registry import backend
 from agentrl.tools.sandbox.runner.loop import on_loop, sandbox_loop
+from agentrl.tools.sandbox.spec import SandboxSpec
 from agentrl.tools.threads import in_forked_child
 
 logger = logging.getLogger(__name__)

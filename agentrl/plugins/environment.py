@@ -14,9 +14,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agentrl.config.secrets import Secret, Secrets
-from agentrl.envs import Env, EnvState, Fixture, FixtureCredit, Rewards, calls, has_state, make, register, reward
+from agentrl.envs import calls
+from agentrl.envs.base import Env, has_state, reward
+from agentrl.envs.calls import Rewards
 from agentrl.envs.check import check_env
 from agentrl.envs.episode import play
+from agentrl.envs.fixtures import Fixture, FixtureCredit
+from agentrl.envs.registry import make, register
+from agentrl.envs.state import EnvState
 from agentrl.envs.wrappers import TimeLimit, TokenBudget, Transcript, TurnLimit, Wrapper
 from agentrl.errors import EnvError, InfraError, StateUnsupported, ToolError
 from agentrl.plugins.later import import_later

@@ -5,10 +5,3 @@ that a run never searches something else than it was given. The server has the i
 arXiv:2503.09516): `POST /retrieve {"queries", "topk", "return_scores"}`. `Service` starts one, restarts it when it
 dies, and ends it with this process; a `RetrievalClient` sends queries to any.
 """
-
-from agentrl.retrieval.client import RetrievalClient
-from agentrl.retrieval.corpus import Passage
-from agentrl.retrieval.index import DenseOptions, Index, build, open_index
-from agentrl.retrieval.service import Service, service
-
-__all__ = ["RetrievalClient", "DenseOptions", "Index", "Passage", "Service", "build", "open_index", "service"]

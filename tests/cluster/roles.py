@@ -22,7 +22,7 @@ from typing import Any
 from agentrl.cluster import Address, connect
 from agentrl.envs import sandboxes
 from agentrl.errors import ConfigError
-from agentrl.tools.sandbox import SandboxSpec
+from agentrl.tools.sandbox.spec import SandboxSpec
 from agentrl.train.trainers import TrainerAccess
 from agentrl.types import Session, Status
 

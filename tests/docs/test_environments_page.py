@@ -11,7 +11,8 @@ import pytest
 
 import agentrl
 from agentrl.config import RunConfig
-from agentrl.envs import calls, has_demonstrator, has_expert
+from agentrl.envs import calls
+from agentrl.envs.base import has_demonstrator, has_expert
 from agentrl.envs.episode import DEMONSTRATOR, EXPERT, play
 from agentrl.envs.registry import factory
 from agentrl.overrides import merge, spread

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.retrieval import open_index
+from agentrl.retrieval.index import open_index
 
 
 class InProcess:

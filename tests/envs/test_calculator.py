@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.envs import calls, make
+from agentrl.envs import calls
 from agentrl.envs.builtin.calculator import (
     ADDEND,
     EVENTS,
@@ -23,6 +23,7 @@ from agentrl.envs.builtin.calculator import (
     structures,
 )
 from agentrl.envs.episode import DEMONSTRATOR, play
+from agentrl.envs.registry import make
 from agentrl.errors import ConfigError
 from agentrl.types import Message, Session, Task
 

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.envs import calls, make
+from agentrl.envs import calls
 from agentrl.envs.builtin.castle import CROWN, SOLUTION, Castle, CastleWorld, Room, build, solution_length
 from agentrl.envs.episode import play
+from agentrl.envs.registry import make
 from agentrl.errors import ConfigError
 from agentrl.types import Status
 

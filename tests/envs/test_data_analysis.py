@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from agentrl.envs import make
 from agentrl.envs.builtin.data_analysis.env import same
 from agentrl.envs.builtin.data_analysis.questions import LEVELS
 from agentrl.envs.builtin.data_analysis.shop import ShopDatabase, shop_of
 from agentrl.envs.builtin.data_analysis.sql import MAX_QUERY, MAX_ROWS, run_query
 from agentrl.envs.check import check_env
 from agentrl.envs.episode import DEMONSTRATOR, play
+from agentrl.envs.registry import make
 from agentrl.errors import ConfigError, ToolError
 from agentrl.types import Status
 

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.envs import calls, make
+from agentrl.envs import calls
 from agentrl.envs.builtin.document_search.document import FOUND, SECTION, Document, cut
 from agentrl.envs.builtin.document_search.env import MAX_NOTES, SUMMARISE
 from agentrl.envs.builtin.document_search.generate import RELATIONS, SIZES, Chronicle, chronicle
 from agentrl.envs.check import check_env
 from agentrl.envs.episode import play
+from agentrl.envs.registry import make
 from agentrl.errors import ConfigError
 from agentrl.sessions.tree import tree
 from agentrl.types import Message, Status

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 import agentrl
-from agentrl.envs import Fixture, FixtureCredit, calls
+from agentrl.envs import calls
 from agentrl.envs.base import Env
 from agentrl.envs.check.rules.fixtures import problem, saying
 from agentrl.envs.episode import play
+from agentrl.envs.fixtures import Fixture, FixtureCredit
 from agentrl.envs.registry import factory
 from agentrl.errors import EnvError
 from agentrl.types import Message, Session, StepResult, Task

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from agentrl.envs import calls, make
+from agentrl.envs import calls
 from agentrl.envs.builtin.games.kuhn_poker import CARDS, MOVES, OVER, KuhnPoker, probability
 from agentrl.envs.builtin.games.liars_dice import LiarsDice, spoken
 from agentrl.envs.builtin.games.negotiation import THINGS, WORTH, Negotiation, described, worth
 from agentrl.envs.check import check_env
 from agentrl.envs.episode import play
+from agentrl.envs.registry import make
 from agentrl.errors import ConfigError
 from agentrl.types import Message, Status, StepResult, Task
 

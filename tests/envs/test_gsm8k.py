@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.envs import Env, calls, make
+from agentrl.envs import calls
+from agentrl.envs.base import Env
 from agentrl.envs.builtin.gsm8k import calculations, final_number
 from agentrl.envs.check import check_env
 from agentrl.envs.data.hub import dataset_file
 from agentrl.envs.episode import play
+from agentrl.envs.registry import make
 from agentrl.errors import ConfigError, EnvError
 from agentrl.train.driver.setup import complete
 from agentrl.types import Message, Task

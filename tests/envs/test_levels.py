@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 
-from agentrl.envs import make
+from agentrl.envs.registry import make
 
 WORLDS = {
     "data_analysis": 3,

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
-from agentrl.envs import make
 from agentrl.envs.builtin.math_tools import LARGEST, LEVELS, factors, given
 from agentrl.envs.check import check_env
 from agentrl.envs.episode import play
+from agentrl.envs.registry import make
 from agentrl.errors import ConfigError
 from agentrl.types import Status
 

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.envs import Env, calls, make
+from agentrl.envs import calls
+from agentrl.envs.base import Env
 from agentrl.envs.builtin.retail.customer import PATIENCE, YES, Customer
 from agentrl.envs.builtin.retail.data import Database
 from agentrl.envs.builtin.retail.expert import REFUSED, WRITES
@@ -24,6 +25,7 @@ from agentrl.envs.builtin.retail.records import folded
 from agentrl.envs.builtin.retail.store import TOOLS, RetailStore
 from agentrl.envs.check import check_env
 from agentrl.envs.episode import DEMONSTRATOR, play
+from agentrl.envs.registry import make
 from agentrl.errors import ConfigError, ToolError
 from agentrl.types import FunctionCall, Message, Status, Task, ToolCall
 

@@ -13,7 +13,7 @@ from agentrl.config import SandboxConfig
 from agentrl.envs import sandboxes
 from agentrl.errors import ConfigError
 from agentrl.overrides import validate
-from agentrl.tools.sandbox import SandboxSpec
+from agentrl.tools.sandbox.spec import SandboxSpec
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ from agentrl.cli import app
 from agentrl.envs.builtin.search_r1.env import SearchR1
 from agentrl.envs.builtin.search_r1.squad import choose_demonstrations, sentence_parts, two_hops, with_gaps, write_rows
 from agentrl.envs.episode import expert_policy, play
-from agentrl.retrieval import build
+from agentrl.retrieval.index import build
 from agentrl.rollout.stream.batch_metrics import rollout_metrics
 from agentrl.types import Group, Message, Session, Task
 from tests.envs.in_process_index import InProcess

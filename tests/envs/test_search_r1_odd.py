@@ -14,7 +14,7 @@ from agentrl.envs.builtin.search_r1 import scoring
 from agentrl.envs.builtin.search_r1.env import SearchR1
 from agentrl.envs.episode import play
 from agentrl.errors import ConfigError, InfraError
-from agentrl.retrieval import build
+from agentrl.retrieval.index import build
 from agentrl.types import Message, Session, Status, Task
 from tests.envs.in_process_index import InProcess
 

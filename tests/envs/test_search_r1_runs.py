@@ -17,8 +17,8 @@ from agentrl.envs.builtin.search_r1.env import SearchR1
 from agentrl.envs.builtin.search_r1.squad import prepare_squad
 from agentrl.envs.episode import EXPERT
 from agentrl.envs.registry import factory
-from agentrl.retrieval import Service, build, service
-from agentrl.retrieval.service import close_all
+from agentrl.retrieval.index import build
+from agentrl.retrieval.service import Service, close_all, service
 from agentrl.rollout.episodes.agents import load_agent
 from agentrl.rollout.episodes.groups import Rollouts
 from agentrl.rollout.episodes.policies import Policy

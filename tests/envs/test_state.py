@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 import agentrl
-from agentrl.envs import EnvState, calls, has_fork, has_state, make
-from agentrl.envs.base import Env
+from agentrl.envs import calls
+from agentrl.envs.base import Env, has_fork, has_state
 from agentrl.envs.builtin.calculator import Calculator
 from agentrl.envs.builtin.castle import Castle
+from agentrl.envs.registry import make
+from agentrl.envs.state import EnvState
 from agentrl.envs.wrappers import TimeLimit, TokenBudget, Transcript, TurnLimit
 from agentrl.errors import EnvError, InvalidInput, StateUnsupported
 from agentrl.tools.tool import tool

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from agentrl.envs import calls, make
+from agentrl.envs import calls
 from agentrl.envs.builtin.teams.base import ILLEGAL, ChoiceWorld
 from agentrl.envs.builtin.teams.exact import best_response, exploitability, uniform, value
 from agentrl.envs.builtin.teams.hide_and_seek import EQUILIBRIUM
 from agentrl.envs.builtin.teams.speaker_listener import COLOURS, WORDS
 from agentrl.envs.check import check_env
 from agentrl.envs.episode import play
+from agentrl.envs.registry import make
 from agentrl.errors import ConfigError
 from agentrl.types import Message, Status, Task
 

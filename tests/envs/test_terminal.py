@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from agentrl.envs import calls, make
+from agentrl.envs import calls
 from agentrl.envs.builtin.code.runners import SPEC
 from agentrl.envs.builtin.terminal import tasks as terminal_tasks
 from agentrl.envs.builtin.terminal.tasks import LEVELS
 from agentrl.envs.check import check_env
 from agentrl.envs.episode import noop_policy, play
+from agentrl.envs.registry import make
 from agentrl.envs.sandboxes import close_all
 from agentrl.errors import ConfigError, StateUnsupported
 from agentrl.tools.sandbox.docker.daemon import available

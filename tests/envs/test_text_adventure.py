@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.envs import calls, make
+from agentrl.envs import calls
 from agentrl.envs.builtin.text_adventure import LEVELS, TextAdventure, tower
 from agentrl.envs.check import check_env
 from agentrl.envs.episode import play
+from agentrl.envs.registry import make
 from agentrl.errors import ConfigError
 from agentrl.types import Status, Task
 

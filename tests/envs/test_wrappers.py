@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.envs import calls, make
+from agentrl.envs import calls
 from agentrl.envs.base import Env, has_expert
 from agentrl.envs.check import check_env
 from agentrl.envs.episode import noop_policy, play, record
+from agentrl.envs.registry import make
 from agentrl.envs.wrappers import TimeLimit, TokenBudget, Transcript, TurnLimit, Wrapper
 from agentrl.errors import InfraError, InvalidInput
 from agentrl.types import Message, Status, StepResult, Task

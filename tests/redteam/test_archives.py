@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.envs.builtin.swe.changes import MAX_BYTES, PatchRefused, read_tar
-from agentrl.tools.sandbox import PathError
 from agentrl.tools.sandbox.archive import unpack
+from agentrl.tools.sandbox.base import PathError
 from agentrl.tools.sandbox.docker.backend import DockerSandbox
 from tests.redteam.archives import ARCHIVES, LIMITS, MAKER
 from tests.redteam.attack import Attack, ids

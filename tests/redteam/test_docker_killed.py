@@ -18,7 +18,8 @@ from agentrl.envs.sandboxes import SandboxLease, close_all, supplier
 from agentrl.rollout.episodes.groups import Rollouts
 from agentrl.rollout.episodes.policies import Policy
 from agentrl.sessions.renderers.families.null import NullRenderer
-from agentrl.tools.sandbox import SandboxSpec, pool
+from agentrl.tools.sandbox import pool
+from agentrl.tools.sandbox.spec import SandboxSpec
 from agentrl.tools.tool import tool
 from agentrl.types import Message, Session, Status, Task
 from tests.conftest import need

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agentrl.tools.sandbox import ExecResult, Outcome, Sandbox
+from agentrl.tools.sandbox.base import ExecResult, Outcome, Sandbox
 from agentrl.tools.sandbox.docker.backend import DockerSandbox
 from agentrl.tools.sandbox.local import create_subprocess
 from agentrl.tools.sandbox.runner.loop import blocking

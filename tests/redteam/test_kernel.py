@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agentrl.tools.sandbox import Sandbox
+from agentrl.tools.sandbox.base import Sandbox
 from agentrl.tools.sandbox.docker.backend import DockerSandbox
 from agentrl.tools.sandbox.docker.plain import create_plain
 from agentrl.tools.sandbox.runner.loop import blocking

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import AgentRLError
-from agentrl.tools.sandbox import Sandbox
+from agentrl.tools.sandbox.base import Sandbox
 from agentrl.tools.sandbox.local import create_subprocess
 from tests.redteam.attack import Attack, ids
 from tests.redteam.leftovers import LEFTOVERS, REPLACED

@@ -9,10 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from agentrl.envs import calls, make
+from agentrl.envs import calls
 from agentrl.envs.builtin.instructions.checks import followed
 from agentrl.envs.builtin.terminal import tasks as terminal_tasks
 from agentrl.envs.episode import play
+from agentrl.envs.registry import make
 from agentrl.types import Message
 from tests.envs.test_games import begun, say
 from tests.envs.test_instructions import CASES

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.retrieval import DenseOptions, build, open_index
 from agentrl.retrieval.bm25 import BLOCK, BM25Shard
 from agentrl.retrieval.dense import DenseShard
+from agentrl.retrieval.index import DenseOptions, build, open_index
 from tests.retrieval.conftest import write
 
 

@@ -15,10 +15,12 @@ import httpx
 import pytest
 
 from agentrl.errors import Blame, ConfigError, RetrievalError
-from agentrl.retrieval import RetrievalClient, Service, build, open_index
 from agentrl.retrieval.batches import Batches
+from agentrl.retrieval.client import RetrievalClient
 from agentrl.retrieval.corpus import Passage
+from agentrl.retrieval.index import build, open_index
 from agentrl.retrieval.server import App
+from agentrl.retrieval.service import Service
 
 
 @pytest.fixture

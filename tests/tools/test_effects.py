@@ -18,9 +18,10 @@ from agentrl import faults
 from agentrl.envs import calls
 from agentrl.envs.episode import play
 from agentrl.errors import StateUnsupported, ToolError
-from agentrl.tools.sandbox import SandboxDied, SandboxSpec
+from agentrl.tools.sandbox.base import SandboxDied
 from agentrl.tools.sandbox.local import create_subprocess
 from agentrl.tools.sandbox.pool import SandboxPool
+from agentrl.tools.sandbox.spec import SandboxSpec
 from agentrl.types import Message, Session, Status, Task
 
 TASK = Task(id="t")

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from agentrl.errors import EnvError, InvalidInput, SandboxError, ToolError
-from agentrl.tools import Tool, ToolFailure, ToolRegistry, tool
+from agentrl.tools.registry import ToolFailure, ToolRegistry
+from agentrl.tools.tool import Tool, tool
 from agentrl.types import FunctionCall, Part, ToolCall
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field, ValidationError
 
 from agentrl.errors import InvalidInput
-from agentrl.tools import Tool, tool
 from agentrl.tools.schema import Signature
+from agentrl.tools.tool import Tool, tool
 
 
 class Point(BaseModel):

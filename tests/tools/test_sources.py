@@ -21,8 +21,8 @@ from agentrl.envs.added_tools import with_tools
 from agentrl.envs.episode import play
 from agentrl.errors import ConfigError, DeadlineExceeded, InfraError, StateUnsupported, UnknownName
 from agentrl.overrides import validate
-from agentrl.tools import Tool
 from agentrl.tools.sources import NamedSource, OpenTools, ToolSource, started
+from agentrl.tools.tool import Tool
 from agentrl.types import Message, ToolCall
 
 
@@ -55,7 +55,7 @@ async def answer(env: agentrl.Env, name: str, /, **arguments: Any) -> str:
 
 
 FUNCTIONS = '''
-from agentrl.tools import tool
+from agentrl.tools.tool import tool
 
 def add(a: int, b: int = 1) -> int:
     """Add.

@@ -14,7 +14,8 @@ import agentrl
 
 FORKED = """
 import asyncio, os, sys
-from agentrl.tools import ToolRegistry, tool
+from agentrl.tools.registry import ToolRegistry
+from agentrl.tools.tool import tool
 from agentrl.tools.sandbox.runner.loop import blocking, sandbox_loop
 from agentrl.types import FunctionCall, ToolCall
 

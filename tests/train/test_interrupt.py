@@ -41,7 +41,7 @@ PATIENCE = 60.0
 WITH_CONTAINERS = """
     import asyncio, subprocess, sys
     from agentrl.envs import sandboxes
-    from agentrl.tools.sandbox import SandboxSpec
+    from agentrl.tools.sandbox.spec import SandboxSpec
     from agentrl.train.driver import interrupt
 
     SPEC, pool = SandboxSpec(image="agentrl/tiny:latest"), sandboxes.supplier("docker").pool

@@ -13,7 +13,7 @@ import pytest
 
 import agentrl
 from agentrl.config import RolloutConfig, WarmStartConfig
-from agentrl.envs import has_demonstrator, has_expert
+from agentrl.envs.base import has_demonstrator, has_expert
 from agentrl.envs.episode import DEMONSTRATOR, cut_by_rule, play
 from agentrl.envs.wrappers import TurnLimit
 from agentrl.errors import ConfigError, StoreError

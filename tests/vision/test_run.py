@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from agentrl.attachments import images
-from agentrl.envs import make
 from agentrl.envs.episode import EXPERT, play
+from agentrl.envs.registry import make
 from agentrl.errors import TrainerError
 from agentrl.sessions.store.store import Store
 from agentrl.train.record.verify import verify

@@ -18,8 +18,9 @@ from agentrl.envs.sandbox_server.config import SandboxServerConfig
 from agentrl.envs.sandbox_server.held import METHODS, HeldSandbox
 from agentrl.envs.sandboxes import Supplier
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, InvalidInput, SandboxError
-from agentrl.tools.sandbox import PathError, SandboxDied, SandboxSpec
+from agentrl.tools.sandbox.base import PathError, SandboxDied
 from agentrl.tools.sandbox.remote.wire import CLIENT, Created, Failure
+from agentrl.tools.sandbox.spec import SandboxSpec
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

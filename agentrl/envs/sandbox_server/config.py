@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from agentrl.config import Section
-from agentrl.tools.sandbox import SandboxSpec
+from agentrl.tools.sandbox.spec import SandboxSpec
 
 LARGEST = {"memory_mb": 8192.0, "cpus": 8.0, "pids": 4096.0, "nofile": 65536.0, "lifetime": 4 * 3600.0}
 

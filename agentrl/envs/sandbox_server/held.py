@@ -14,8 +14,10 @@ import msgspec
 
 from agentrl.envs.sandbox_server.config import SandboxServerConfig
 from agentrl.errors import DeadlineExceeded, InvalidInput, SandboxError
-from agentrl.tools.sandbox import ExecResult, PathError, Sandbox, SandboxSpec, Snapshot, archive
+from agentrl.tools.sandbox import archive
+from agentrl.tools.sandbox.base import ExecResult, PathError, Sandbox, Snapshot
 from agentrl.tools.sandbox.remote.wire import Report
+from agentrl.tools.sandbox.spec import SandboxSpec
 
 PROCESSES = 256
 """Background processes of a sandbox whose end was not asked for yet."""

@@ -16,6 +16,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from agentrl.errors import SandboxError, ToolArguments, ToolError
 
+DEFAULT_IMAGE = "agentrl/base:latest"
+"""The image of a sandbox whose specification names none."""
+
 Command = str | Sequence[str]
 """A line for the sandbox's shell, or an argument vector that no shell sees."""
 

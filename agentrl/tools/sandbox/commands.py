@@ -11,14 +11,17 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from agentrl.errors import ConfigError
-from agentrl.tools.sandbox.spec import DEFAULT_IMAGE, SandboxSpec
+from agentrl.tools.sandbox.base import DEFAULT_IMAGE
+
+if TYPE_CHECKING:
+    from agentrl.tools.sandbox.spec import SandboxSpec
 
 app = typer.Typer(help="Docker sandboxes: images, orphaned containers, an interactive shell.", no_args_is_help=True)
 ImageOption = Annotated[str, typer.Option(help="The image of the sandbox.")]
@@ -34,6 +37,7 @@ def check_sandbox(name: str, options: dict[str, Any], out: Console) -> bool:
     """
     from agentrl.tools.sandbox import conformance
     from agentrl.tools.sandbox.remote import backend as remote
+    from agentrl.tools.sandbox.spec import SandboxSpec
 
     if name == "remote":
         remote.use(*(options.pop(field, None) for field in ("url", "key_file", "certificate")))
@@ -90,6 +94,8 @@ def reap(dry_run: Annotated[bool, typer.Option(help="Only say what would be remo
 @app.command()
 def shell(image: ImageOption = DEFAULT_IMAGE) -> None:
     """Open an interactive shell in a fresh sandbox, which is removed at the end."""
+    from agentrl.tools.sandbox.spec import SandboxSpec
+
     docker = shutil.which("docker")
     if not docker:
         raise ConfigError("an interactive shell needs the `docker` command, which is not there")
@@ -117,6 +123,7 @@ def bench(
 ) -> None:
     """Time starting, running and ending sandboxes, beside plain docker-py doing the same."""
     from agentrl.tools.sandbox import bench as timing
+    from agentrl.tools.sandbox.spec import SandboxSpec
 
     for line in asyncio.run(timing.compare(SandboxSpec(image=image), rounds)):
         typer.echo(line)

@@ -14,8 +14,8 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from agentrl.config import Section
+from agentrl.tools.sandbox.base import DEFAULT_IMAGE
 
-DEFAULT_IMAGE = "agentrl/base:latest"
 AUTO = "auto"
 Allowed = Annotated[str, Field(pattern=r"^(\*\.)?[A-Za-z0-9.-]+:\d{1,5}$")]
 

@@ -25,8 +25,9 @@ from agentrl.errors import AgentRLError, ConfigError, InfraError, brief
 from agentrl.rollout.workers import environment_workers as environments
 from agentrl.rollout.workers import gateway_workers
 from agentrl.rollout.workers.gateways import listening_place
+from agentrl.tools.sandbox.base import DEFAULT_IMAGE
 from agentrl.tools.sandbox.docker.delivery import ImageHost
-from agentrl.tools.sandbox.spec import DEFAULT_IMAGE, SandboxSpec
+from agentrl.tools.sandbox.spec import SandboxSpec
 
 CALL_SECONDS = 10.0
 """Seconds that a gateway may take to answer."""

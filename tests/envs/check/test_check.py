@@ -23,7 +23,7 @@ from agentrl.envs.check.monitor import LoopClock
 from agentrl.envs.check.table import RULES
 from agentrl.envs.data.samples import sample
 from agentrl.errors import ConfigError, InvalidInput, UnknownName
-from agentrl.tools import Tool
+from agentrl.tools.tool import Tool
 from tests.envs.check.broken_envs import Basket, Till
 from tests.envs.check.hanging_envs import HANGING
 from tests.envs.check.honest_envs import HONEST

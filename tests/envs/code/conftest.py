@@ -9,7 +9,7 @@ import pytest
 from agentrl.envs.builtin.code import Verdict, code_verdict
 from agentrl.envs.builtin.code.runners import SPEC, InSandbox
 from agentrl.envs.sandboxes import close_all
-from agentrl.tools.sandbox import Sandbox
+from agentrl.tools.sandbox.base import Sandbox
 from agentrl.tools.sandbox.docker.backend import create_docker
 from agentrl.tools.sandbox.docker.daemon import available
 from agentrl.tools.sandbox.docker.images import present

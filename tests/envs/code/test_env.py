@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from agentrl.envs import calls, make
+from agentrl.envs import calls
 from agentrl.envs.builtin.code import code_exec, runners
 from agentrl.envs.builtin.code.builtin import PROBLEMS
 from agentrl.envs.builtin.code.env import Code
 from agentrl.envs.check import check_env
 from agentrl.envs.episode import expert_policy, noop_policy, play
+from agentrl.envs.registry import make
 from agentrl.errors import Blame, ConfigError, DeadlineExceeded, SandboxError
 from tests.envs.code.conftest import PATIENCE
 

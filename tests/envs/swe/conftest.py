@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.envs import EnvState, calls, sandboxes
+from agentrl.envs import calls, sandboxes
 from agentrl.envs.builtin.swe.changes import File
 from agentrl.envs.builtin.swe.env import SPEC, Swe
 from agentrl.envs.builtin.swe.generation.find_key import find_stored
@@ -16,6 +16,7 @@ from agentrl.envs.builtin.swe.patch import as_patch
 from agentrl.envs.builtin.swe.scoring import Exam, ScoringResult, score
 from agentrl.envs.builtin.swe.source import source_of
 from agentrl.envs.builtin.swe.task import Commit, SweTask
+from agentrl.envs.state import EnvState
 from agentrl.tools.sandbox.docker.daemon import available
 from agentrl.tools.sandbox.docker.images import present
 from agentrl.tools.sandbox.runner.loop import blocking

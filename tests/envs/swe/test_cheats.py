@@ -16,7 +16,7 @@ from agentrl.envs import sandboxes
 from agentrl.envs.builtin.swe.changes import LINK, File, applied, write_tar
 from agentrl.envs.builtin.swe.env import SPEC
 from agentrl.envs.builtin.swe.scoring import Exam
-from agentrl.tools.sandbox import Sandbox
+from agentrl.tools.sandbox.base import Sandbox
 from tests.envs.swe.conftest import BROKEN, FIXED, HIDDEN, TASK, judged
 
 pytestmark = [pytest.mark.usefixtures("docker")]

@@ -21,7 +21,7 @@ from agentrl.envs.builtin.swe.generation.generate import Package, candidates, ge
 from agentrl.envs.builtin.swe.generation.proof import prove, solved_tree
 from agentrl.envs.builtin.swe.task import SweTask
 from agentrl.errors import InvalidInput
-from agentrl.tools.sandbox import Sandbox
+from agentrl.tools.sandbox.base import Sandbox
 
 T = TypeVar("T")
 STORE = '''\

@@ -17,7 +17,7 @@ from agentrl.rollout.episodes.groups import Rollouts
 from agentrl.rollout.episodes.policies import Policy
 from agentrl.sessions.renderers.families.null import NullRenderer
 from agentrl.sessions.tree.conversation import Conversation
-from agentrl.tools.sandbox import Sandbox
+from agentrl.tools.sandbox.base import Sandbox
 from agentrl.tools.sandbox.docker.backend import DockerSandbox
 from agentrl.tools.sandbox.runner.loop import on_loop
 from agentrl.types import Group, Message, Node, Status

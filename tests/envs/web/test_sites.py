@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.common.pictures import picture
-from agentrl.envs import calls, make
+from agentrl.envs import calls
 from agentrl.envs.builtin.web.env import WebEnv
 from agentrl.envs.builtin.web.forms.catalogue import FORMS, SIMPLE, value_of
 from agentrl.envs.builtin.web.forms.site import FormSite
@@ -34,6 +34,7 @@ from agentrl.envs.builtin.web.shop.tasks import credit as shop_credit
 from agentrl.envs.check import check_env
 from agentrl.envs.data.samples import random_policy
 from agentrl.envs.episode import expert_policy, play, record
+from agentrl.envs.registry import make
 from agentrl.errors import ConfigError
 from agentrl.types import Status, Task
 from tests.conftest import need

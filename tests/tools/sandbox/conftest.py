@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agentrl.tools.sandbox import SandboxSpec
 from agentrl.tools.sandbox.docker.backend import DockerSandbox, create_docker
 from agentrl.tools.sandbox.docker.daemon import available
 from agentrl.tools.sandbox.docker.images import present
 from agentrl.tools.sandbox.runner.loop import blocking
+from agentrl.tools.sandbox.spec import SandboxSpec
 from tests.conftest import need
 
 SMALL = SandboxSpec(memory_mb=160, pids=64, tmpfs_mb={"/work": 32, "/tmp": 16}, shm_mb=8, file_mb=24, nofile=256)

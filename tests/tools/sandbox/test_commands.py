@@ -11,7 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from agentrl.errors import InvalidInput
-from agentrl.tools.sandbox import DaemonError
+from agentrl.tools.sandbox.base import DaemonError
 from agentrl.tools.sandbox.commands import app, check_sandbox
 from agentrl.tools.sandbox.conformance import CHECKS
 from agentrl.tools.sandbox.docker import images

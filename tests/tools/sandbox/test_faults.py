@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import Blame, SandboxError
-from agentrl.tools.sandbox import DaemonError, PathError, Sandbox, SandboxDied
+from agentrl.tools.sandbox.base import DaemonError, PathError, Sandbox, SandboxDied
 from agentrl.tools.sandbox.docker import daemon as daemons
 from agentrl.tools.sandbox.docker.backend import DockerSandbox, create_docker
 from agentrl.tools.sandbox.pool import SandboxPool

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import ToolError
-from agentrl.tools.sandbox import DaemonError, PathError, SandboxDied, SandboxMemory, SandboxSpec
 from agentrl.tools.sandbox import pool as pools
+from agentrl.tools.sandbox.base import DaemonError, PathError, SandboxDied, SandboxMemory
 from agentrl.tools.sandbox.pool import SandboxPool
 from agentrl.tools.sandbox.runner.loop import on_loop
+from agentrl.tools.sandbox.spec import SandboxSpec
 from tests.tools.sandbox.test_pool import OTHER, SPEC, Fake, FakeBackend
 
 TOTAL = 3

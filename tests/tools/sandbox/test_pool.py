@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError, DeadlineExceeded, SandboxError
-from agentrl.tools.sandbox import DaemonError, SandboxDied, SandboxSpec
+from agentrl.tools.sandbox.base import DaemonError, SandboxDied
 from agentrl.tools.sandbox.pool import SandboxPool
 from agentrl.tools.sandbox.runner.loop import sandbox_loop
+from agentrl.tools.sandbox.spec import SandboxSpec
 
 SPEC = SandboxSpec()
 OTHER = SandboxSpec(image="other")

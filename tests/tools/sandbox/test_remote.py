@@ -20,10 +20,11 @@ from agentrl.envs import sandboxes
 from agentrl.envs.sandbox_server import SandboxServer, SandboxServerConfig, running
 from agentrl.errors import Blame, ConfigError, InvalidInput, SandboxError
 from agentrl.overrides import validate
-from agentrl.tools.sandbox import PathError, Sandbox, SandboxDied, SandboxSpec
+from agentrl.tools.sandbox.base import PathError, Sandbox, SandboxDied
 from agentrl.tools.sandbox.conformance import check_sandbox
 from agentrl.tools.sandbox.remote import backend as remote
 from agentrl.tools.sandbox.remote.backend import RemoteSandbox, create_remote
+from agentrl.tools.sandbox.spec import SandboxSpec
 from agentrl.tools.sandbox.toolkit import Toolkit
 from tests.tools.sandbox.conftest import SMALL
 
@@ -251,7 +252,7 @@ async def test_a_command_ends_with_whoever_waits_for_it(tmp_path: Path) -> None:
 
 CLIENT = """
 import asyncio, sys
-from agentrl.tools.sandbox import SandboxSpec
+from agentrl.tools.sandbox.spec import SandboxSpec
 from agentrl.tools.sandbox.remote import backend as remote
 async def main():
     remote.use(sys.argv[1])

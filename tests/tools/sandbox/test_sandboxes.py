@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import ConfigError, DeadlineExceeded, MissingExtra, ToolArguments
-from agentrl.tools.sandbox import Outcome, PathError, SandboxSpec
+from agentrl.tools.sandbox.base import Outcome, PathError
 from agentrl.tools.sandbox.conformance import check_sandbox
 from agentrl.tools.sandbox.docker.backend import DockerSandbox, create_docker
 from agentrl.tools.sandbox.docker.hardening import audit
 from agentrl.tools.sandbox.docker.plain import PlainSandbox
 from agentrl.tools.sandbox.local import create_subprocess
 from agentrl.tools.sandbox.runner.build import assets
+from agentrl.tools.sandbox.spec import SandboxSpec
 from tests.tools.sandbox.conftest import SMALL, TINY, Make
 
 
@@ -122,7 +123,7 @@ async def test_an_unknown_runtime_is_the_configurations_fault(docker: None) -> N
 
 
 async def test_no_daemon_is_said_in_one_line() -> None:
-    from agentrl.tools.sandbox import DaemonError
+    from agentrl.tools.sandbox.base import DaemonError
 
     with pytest.raises(DaemonError, match="no Docker daemon at unix:///nowhere"):
         await create_docker(SandboxSpec(daemon="unix:///nowhere/docker.sock"))
@@ -213,7 +214,7 @@ async def test_the_runner_ends_with_its_controllers_connection(make: Make) -> No
 
 @pytest.mark.slow
 async def test_a_lifetime_ends_a_sandbox_in_any_state() -> None:
-    from agentrl.tools.sandbox import SandboxDied
+    from agentrl.tools.sandbox.base import SandboxDied
 
     sandbox = await create_subprocess(SandboxSpec(timeout=0.2, lifetime=0.3))
     try:

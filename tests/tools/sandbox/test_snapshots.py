@@ -9,11 +9,12 @@ from collections.abc import Callable
 import pytest
 
 from agentrl.errors import InvalidInput
-from agentrl.tools.sandbox import SandboxSpec, Snapshot, SnapshotRefused
+from agentrl.tools.sandbox.base import Snapshot, SnapshotRefused
 from agentrl.tools.sandbox.docker.backend import DockerSandbox
 from agentrl.tools.sandbox.docker.plain import create_plain
 from agentrl.tools.sandbox.pool import SandboxPool
 from agentrl.tools.sandbox.snapshot import canonical, check_trees
+from agentrl.tools.sandbox.spec import SandboxSpec
 from tests.tools.sandbox.conftest import SMALL, Make
 
 LIMIT = 1 << 20

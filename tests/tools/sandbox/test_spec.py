@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from agentrl.tools.sandbox import SandboxSpec
 from agentrl.tools.sandbox.docker.hardening import audit, container_config
 from agentrl.tools.sandbox.runner.build import runner_binary, seccomp_profile
+from agentrl.tools.sandbox.spec import SandboxSpec
 
 
 def test_the_default_is_not_loosened() -> None:

@@ -10,10 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import AgentError, ToolArguments
-from agentrl.tools.sandbox import PathError, Sandbox, SandboxSpec
+from agentrl.tools.sandbox.base import PathError, Sandbox
 from agentrl.tools.sandbox.docker.plain import PlainSandbox
 from agentrl.tools.sandbox.local import create_subprocess
 from agentrl.tools.sandbox.runner.loop import blocking
+from agentrl.tools.sandbox.spec import SandboxSpec
 
 Use = Callable[[Sandbox, str], Awaitable[Any]]
 ENTRANCES: dict[str, Use] = {

@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.tools.sandbox import PathError, SandboxSpec
 from agentrl.tools.sandbox.archive import pack, unpack
+from agentrl.tools.sandbox.base import PathError
 from agentrl.tools.sandbox.local import create_subprocess
 from agentrl.tools.sandbox.runner.loop import blocking
 from agentrl.tools.sandbox.runner.resident import ResidentSandbox
+from agentrl.tools.sandbox.spec import SandboxSpec
 
 NAMES = st.one_of(
     st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=20),

@@ -15,7 +15,7 @@ from agentrl.envs.builtin.code.runners import SPEC, InSandbox, JudgeRunner, Remo
 from agentrl.envs.data.splits import BUILT_IN_SHARE, SHARE, divide
 from agentrl.envs.sandboxes import SandboxLease, supplier
 from agentrl.errors import ConfigError
-from agentrl.tools.sandbox import Sandbox
+from agentrl.tools.sandbox.base import Sandbox
 from agentrl.tools.sandbox.toolkit import Toolkit
 from agentrl.types import Message, Session, Task
 

@@ -27,7 +27,8 @@ from agentrl.envs.builtin.code.inside.solution import BOOT
 from agentrl.envs.builtin.code.judging import CANARY, Job, Verdict, encode_job, program, read
 from agentrl.envs.sandboxes import supplier
 from agentrl.errors import ConfigError, DeadlineExceeded, SandboxError
-from agentrl.tools.sandbox import Outcome, Sandbox, SandboxMemory, SandboxSpec
+from agentrl.tools.sandbox.base import Outcome, Sandbox, SandboxMemory
+from agentrl.tools.sandbox.spec import SandboxSpec
 
 SPEC = SandboxSpec(memory_mb=512, pids=64, tmpfs_mb={"/work": 64, "/tmp": 32}, file_mb=64)
 CANARY_SECONDS = 60.0

@@ -31,7 +31,7 @@ def prepare(
     """Write corpus, questions and the BM25 index that env=search_r1 uses."""
     from agentrl.envs.builtin.search_r1.data import FOLDER
     from agentrl.envs.builtin.search_r1.squad import choose_demonstrations, prepare_squad
-    from agentrl.retrieval import build
+    from agentrl.retrieval.index import build
 
     folder = (out or FOLDER).expanduser()
     passages, train, held_out = prepare_squad(squad, folder, words, hops=two_hops, gaps=gaps)

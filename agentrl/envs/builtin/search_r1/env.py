@@ -21,7 +21,9 @@ from agentrl.envs.builtin.search_r1.data import FOLDER, folder_of, split_tasks
 from agentrl.envs.builtin.search_r1.prompts import INVALID, PROMPT, TOOLS_PROMPT
 from agentrl.envs.builtin.search_r1.published import SETS
 from agentrl.errors import ConfigError, ToolError
-from agentrl.retrieval import Passage, RetrievalClient, service
+from agentrl.retrieval.client import RetrievalClient
+from agentrl.retrieval.corpus import Passage
+from agentrl.retrieval.service import service
 from agentrl.types import Message, Session, StepResult, Task
 
 EARLIER = 0.9

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ConfigError
-from agentrl.retrieval import open_index
+from agentrl.retrieval.index import open_index
 
 EVAL_SHARE = 5
 """Of SQuAD's paragraphs one in this many, with all its questions, is held out."""

@@ -31,7 +31,7 @@ from agentrl.envs.builtin.swe.workspace import SPEC
 from agentrl.envs.data.rows import ENDINGS
 from agentrl.envs.sandboxes import Supplier, supplier
 from agentrl.errors import AgentError, ConfigError, StateUnsupported
-from agentrl.tools.sandbox import Sandbox, Snapshot
+from agentrl.tools.sandbox.base import Sandbox, Snapshot
 from agentrl.types import Message, Session, StepResult, Task
 
 __all__ = ["SPEC", "Swe"]

@@ -33,7 +33,8 @@ from agentrl.envs.builtin.swe.scoring import ScoringResult, protected
 from agentrl.envs.builtin.swe.task import SweTask
 from agentrl.envs.builtin.swe.workspace import ARCHIVE_BYTES, set_up
 from agentrl.errors import InvalidInput, SandboxError, ToolError
-from agentrl.tools.sandbox import Outcome, Sandbox, SandboxSpec
+from agentrl.tools.sandbox.base import Outcome, Sandbox
+from agentrl.tools.sandbox.spec import SandboxSpec
 
 Manifest = dict[str, tuple[int, str]]
 """Of each path its mode and its hash, or a link's target."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from agentrl.envs.builtin.swe.limits import EpisodeLimits
-from agentrl.tools.sandbox import ExecResult
+from agentrl.tools.sandbox.base import ExecResult
 
 SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 """mini-swe-agent's own word."""

@@ -18,7 +18,7 @@ from agentrl.envs.builtin.swe.generation.key import Key, verdicts
 from agentrl.envs.builtin.swe.generation.running import SuiteResult, TaskSuite, Unfinished, run_tests
 from agentrl.envs.builtin.swe.task import SweTask
 from agentrl.envs.builtin.swe.workspace import base_tree
-from agentrl.tools.sandbox import Sandbox
+from agentrl.tools.sandbox.base import Sandbox
 
 PROTECTED = frozenset(
     {"conftest.py", "pytest.ini", ".pytest.ini", "tox.ini", "sitecustomize.py", "usercustomize.py", "__editable__.pth"}

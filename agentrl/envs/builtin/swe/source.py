@@ -15,8 +15,9 @@ from agentrl.envs.builtin.swe.task import SweTask
 from agentrl.envs.builtin.swe.tools import Step, end_step, expert_steps
 from agentrl.envs.builtin.swe.workspace import SPEC, base_tree, create_workspace, read_workspace
 from agentrl.envs.sandboxes import Supplier
-from agentrl.tools.sandbox import Sandbox, SandboxSpec
+from agentrl.tools.sandbox.base import Sandbox
 from agentrl.tools.sandbox.local import SubprocessSandbox
+from agentrl.tools.sandbox.spec import SandboxSpec
 
 
 class RepositorySource(Protocol):

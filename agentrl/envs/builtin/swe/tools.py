@@ -11,7 +11,7 @@ from typing import Any
 from agentrl.envs.builtin.swe.changes import EXECUTABLE, LINK, REGULAR, Changes, File, Tree
 from agentrl.envs.builtin.swe.limits import EpisodeLimits
 from agentrl.envs.builtin.swe.prompts import SUBMIT, observation, submits
-from agentrl.tools.sandbox import Sandbox
+from agentrl.tools.sandbox.base import Sandbox
 from agentrl.tools.sandbox.toolkit import Toolkit, shown
 from agentrl.tools.tool import Tool, tool
 

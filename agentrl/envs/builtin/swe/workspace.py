@@ -14,7 +14,8 @@ from agentrl.envs.builtin.swe.changes import IGNORED, IGNORED_ENDINGS, MAX_BYTES
 from agentrl.envs.builtin.swe.repository import fast_import, setup
 from agentrl.envs.builtin.swe.task import SweTask
 from agentrl.errors import SandboxError
-from agentrl.tools.sandbox import Outcome, Sandbox, SandboxSpec
+from agentrl.tools.sandbox.base import Outcome, Sandbox
+from agentrl.tools.sandbox.spec import SandboxSpec
 
 SPEC = SandboxSpec(workdir="/work/repo", env={"HOME": "/work"})
 """The sandbox of tasks made of commits: the repository is the working directory."""

@@ -15,8 +15,7 @@ from agentrl.envs.builtin.terminal.tasks import LEVELS, tasks
 from agentrl.envs.builtin.terminal.verify import passed
 from agentrl.envs.sandboxes import SandboxLease, supplier
 from agentrl.errors import ConfigError, StateUnsupported
-from agentrl.tools.sandbox import Sandbox, Snapshot
-from agentrl.tools.sandbox.base import Process
+from agentrl.tools.sandbox.base import Process, Sandbox, Snapshot
 from agentrl.tools.sandbox.toolkit import Toolkit
 from agentrl.types import Message, Session, Task
 

@@ -14,8 +14,7 @@ from typing import Any
 
 from agentrl.common.untrusted import read_json
 from agentrl.errors import DeadlineExceeded
-from agentrl.tools.sandbox import Sandbox
-from agentrl.tools.sandbox.base import Process, SandboxMemory
+from agentrl.tools.sandbox.base import Process, Sandbox, SandboxMemory
 
 SECONDS = 20.0
 """For each command of the verifier's."""

@@ -5,17 +5,18 @@ from __future__ import annotations
 import shlex
 from io import StringIO
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
 from agentrl.common.terminal import err, out, print_lines
-from agentrl.config import NAMED, Section
 from agentrl.errors import ConfigError
-from agentrl.overrides import Tree, validate
+
+if TYPE_CHECKING:
+    from agentrl.overrides import Tree
+    from agentrl.train.evaluation.suite.baseline import CompareConfig
 
 app = typer.Typer()
 PLAIN_WIDTH = 200
@@ -24,36 +25,6 @@ NAME_WIDTH = 8
 """Columns that a part's name needs at least, before it goes on in the next line."""
 WORSE = 3
 """The exit code where a policy is worse than its baseline; other failures end with 1, mistakes with 2."""
-
-
-class CompareConfig(Section):
-    """The settings of a comparison with an earlier result."""
-
-    name: str
-    """A result.json, or the folder that has it."""
-    alpha: float = Field(default=0.05, gt=0, lt=1)
-    """The chance of calling equal policies different, over all parts."""
-    accept_changed_data: bool = False
-    """Compare the tasks that both have, with the same content, where their data differs."""
-
-
-class _Compared(Section):
-    compare: Annotated[CompareConfig, NAMED]
-
-
-def take_baseline(tree: Tree) -> CompareConfig | None:
-    """Take `compare` out of an evaluation's settings; its file is read at once, so that it is not missed at the end.
-
-    Raises:
-        ConfigError: there is no such result, or a setting is wrong.
-    """
-    if "compare" not in tree:
-        return None
-    from agentrl.train.evaluation.suite.results import read_results
-
-    chosen = validate({"compare": tree.pop("compare")}, _Compared).compare
-    read_results(chosen.name)
-    return chosen
 
 
 def evaluate_suite(tree: Tree, baseline: CompareConfig | None) -> None:

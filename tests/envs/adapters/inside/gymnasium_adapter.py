@@ -24,11 +24,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import agentrl
-from agentrl.envs import EnvState, calls
+from agentrl.envs import calls
 from agentrl.envs.adapters import spaces as ours
 from agentrl.envs.adapters.as_gymnasium import AsGymnasium
 from agentrl.envs.episode import DEMONSTRATOR, play
 from agentrl.envs.registry import factory
+from agentrl.envs.state import EnvState
 from agentrl.errors import ConfigError, InfraError, InvalidInput, StateUnsupported, ToolArguments
 from agentrl.types import Message, Session, Status
 

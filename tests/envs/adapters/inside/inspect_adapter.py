@@ -21,7 +21,8 @@ from inspect_ai.tool import ToolCall as TheirCall
 
 import agentrl
 from agentrl.config import RolloutConfig
-from agentrl.envs import Env, calls
+from agentrl.envs import calls
+from agentrl.envs.base import Env
 from agentrl.envs.episode import NO_DEADLINES, ScriptedActor, play, run_episode
 from agentrl.envs.registry import factory
 from agentrl.envs.turns import Player

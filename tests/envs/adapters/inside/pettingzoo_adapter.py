@@ -17,9 +17,10 @@ from pettingzoo import ParallelEnv
 from pettingzoo.utils.conversions import parallel_to_aec
 
 import agentrl
-from agentrl.envs import EnvState, calls
+from agentrl.envs import calls
 from agentrl.envs.episode import DEMONSTRATOR, NOOP, ScriptedPolicy, play
 from agentrl.envs.registry import factory
+from agentrl.envs.state import EnvState
 from agentrl.errors import ConfigError, EnvError, UnknownName
 from agentrl.types import FinishReason, Message, Node, Session, Status
 

@@ -12,9 +12,10 @@ import pytest
 import textarena
 
 import agentrl
-from agentrl.envs import EnvState, calls
+from agentrl.envs import calls
 from agentrl.envs.episode import DEMONSTRATOR, NOOP, play, record
 from agentrl.envs.registry import factory
+from agentrl.envs.state import EnvState
 from agentrl.errors import ConfigError, UnknownName
 from agentrl.types import Message, Node, Session, Status
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from agentrl.tools.sandbox import ExecResult
+from agentrl.tools.sandbox.base import ExecResult
 from agentrl.tools.sandbox.docker.backend import DockerSandbox
 from agentrl.tools.sandbox.docker.hardening import audit
 from agentrl.tools.sandbox.runner.loop import blocking

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.tools.sandbox import PathError
 from agentrl.tools.sandbox.archive import ArchiveLimits, unpack
+from agentrl.tools.sandbox.base import PathError
 from agentrl.tools.sandbox.docker.backend import DockerSandbox
 from tests.tools.sandbox.attacks.conftest import Attack
 

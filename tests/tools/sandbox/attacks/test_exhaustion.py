@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import Blame
-from agentrl.tools.sandbox import Outcome, SandboxMemory
+from agentrl.tools.sandbox.base import Outcome, SandboxMemory
 from agentrl.tools.sandbox.docker.backend import DockerSandbox
 from agentrl.tools.sandbox.runner.interpreter import Interpreter
 from tests.tools.sandbox.attacks.conftest import Attack

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.tools.sandbox import Outcome
+from agentrl.tools.sandbox.base import Outcome
 from agentrl.tools.sandbox.docker.backend import DockerSandbox
 from agentrl.tools.sandbox.runner.interpreter import Interpreter
 from agentrl.tools.sandbox.runner.shell import Shell

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.tools.sandbox import SandboxSpec
 from agentrl.tools.sandbox.docker.backend import DockerSandbox
 from agentrl.tools.sandbox.docker.daemon import daemon
 from agentrl.tools.sandbox.runner.loop import blocking
+from agentrl.tools.sandbox.spec import SandboxSpec
 from tests.tools.sandbox.conftest import SMALL, Make
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from agentrl.tools.sandbox import Outcome, PathError
+from agentrl.tools.sandbox.base import Outcome, PathError
 from agentrl.tools.sandbox.docker.backend import DockerSandbox
 from tests.tools.sandbox.attacks.conftest import Attack
 

@@ -29,7 +29,7 @@ from agentrl.envs.builtin.swe.generation.running import SuiteResult, Unfinished,
 from agentrl.envs.builtin.swe.scoring import Exam, final_tree, judged
 from agentrl.envs.builtin.swe.task import SweTask
 from agentrl.errors import InvalidInput
-from agentrl.tools.sandbox import Sandbox
+from agentrl.tools.sandbox.base import Sandbox
 
 LEAST_BITS = 7.0
 """Of a task (`guess.bits`): one that is guessed more easily is refused."""

@@ -28,7 +28,8 @@ from agentrl.envs.builtin.swe.generation.proof import Outcomes, Trial, run_trial
 from agentrl.envs.builtin.swe.patch import as_patch
 from agentrl.envs.builtin.swe.task import Commit, Difficulty, SweTask
 from agentrl.errors import InvalidInput
-from agentrl.tools.sandbox import Sandbox, SandboxSpec
+from agentrl.tools.sandbox.base import Sandbox
+from agentrl.tools.sandbox.spec import SandboxSpec
 
 SKIPPED = frozenset({"__pycache__", "node_modules", "build", "dist", "venv"})
 NOT_PLANTED = frozenset({"setup.py", "conftest.py", "__main__.py"})

@@ -17,7 +17,7 @@ from agentrl.envs.builtin.swe.inside import PROGRAM
 from agentrl.envs.builtin.swe.patch import read_patch
 from agentrl.envs.builtin.swe.task import SweTask
 from agentrl.errors import InvalidInput, SandboxError
-from agentrl.tools.sandbox import Sandbox
+from agentrl.tools.sandbox.base import Sandbox
 
 AT_ONCE = 24
 """Trees in a sandbox at a time: a few megabytes, and minutes at the worst."""

@@ -12,7 +12,7 @@ from agentrl.common.untrusted import read_json
 from agentrl.envs.builtin.swe.changes import Tree, write_tar
 from agentrl.envs.builtin.swe.generation.key import ReportRow
 from agentrl.envs.builtin.swe.inside import PROGRAM
-from agentrl.tools.sandbox import ExecResult, Outcome, Sandbox
+from agentrl.tools.sandbox.base import ExecResult, Outcome, Sandbox
 
 REPORT_BYTES = 2 << 20
 FILE_BYTES = 64 << 20
