@@ -275,7 +275,7 @@ async def score(base: Path, reward: str, workers: int) -> tuple[float, list[floa
         ModelActor(Sampling(max_new_tokens=driver_cost.ANSWER)),
     )
     tasks, late = list(plain().tasks()), list[float]()
-    async with open_reward_workers(plain, config) as (make_env, _):
+    async with open_reward_workers(plain, config.rewards, config.cluster, config.sandbox) as (make_env, _):
         rollouts = Rollouts(make_env, policy, config.rollout, 0)
         await rollouts.collect(tasks[:4], actor, phase="warm", n=1)
         watching, began = asyncio.create_task(lateness(late)), time.monotonic()

@@ -58,7 +58,7 @@ async def rate(reward: str, workers: int, made: Sequence[Session]) -> tuple[floa
     added = {"r": {"name": reward, **({} if reward == "math" else {"extract": "boxed"})}}
     config = RunConfig.model_validate({"env": "calculator", "rewards": added, "cluster": {"rewards": workers}})
     slots = asyncio.Semaphore(AT_ONCE)
-    async with open_reward_workers(Env, config) as (make_env, _):
+    async with open_reward_workers(Env, config.rewards, config.cluster, config.sandbox) as (make_env, _):
         ((_, compute),) = context_of(make_env()).added_rewards
 
         async def scored(session: Session) -> float:

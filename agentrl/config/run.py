@@ -165,6 +165,11 @@ class RunConfig(Section):
         return settings
 
     @property
+    def played_by(self) -> str:
+        """The model that is trained, or the model, script or API that `agentrl eval` measures."""
+        return self.model.name if self.policy == "model" else self.policy
+
+    @property
     def views(self) -> bool:
         """True if a critic reads what environments tell it (`Env.critic_view`)."""
         return getattr(self.algo, "value_view", 0) > 0
@@ -269,12 +274,6 @@ class RunConfig(Section):
         elif unused:
             name = min(unused)
             raise ValueError(f"policies.{name} plays no agent; set agents.NAME={name}")
-
-    @property
-    def judging_engines(self) -> dict[str, str]:
-        """The policies with an engine of the run that judge, by the reward that asks (`rewards.NAME.policy`)."""
-        named = {name: str(getattr(each, "policy", "")) for name, each in self.rewards.items()}
-        return {name: policy for name, policy in named.items() if policy and not self.policies[policy].remote}
 
     @property
     def learned(self) -> tuple[str, ...]:

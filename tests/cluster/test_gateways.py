@@ -18,16 +18,17 @@ from agentrl.cluster import Address, Connection, Worker, connect, opened
 from agentrl.cluster.pool import WorkerPool
 from agentrl.cluster.shared_pool import DistantPool, shared_pool
 from agentrl.cluster.wire.calls import Listener
-from agentrl.config import ClusterConfig, RunConfig
+from agentrl.config import ClusterConfig, GatewayConfig, ModelConfig, RolloutConfig, RunConfig
 from agentrl.envs.base import Env
 from agentrl.errors import ConfigError, Diverged, InfraError, InvalidInput
 from agentrl.overrides import typed, validate
+from agentrl.rollout.episodes import programs
 from agentrl.rollout.episodes.agents import load_agent
 from agentrl.rollout.episodes.groups import Rollouts
 from agentrl.rollout.episodes.policies import Policy
 from agentrl.rollout.episodes.programs import ServedProgram
 from agentrl.rollout.workers import gateway_workers, gateways
-from agentrl.rollout.workers.gateway_workers import DistantGateway, served
+from agentrl.rollout.workers.gateway_workers import DistantGateway, distant_program
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.store.store import Store
 from agentrl.types import Engine, Session, Status, Task
@@ -101,16 +102,22 @@ async def serving(
     config = RunConfig.model_validate(run)
     rollouts = Rollouts(World, Policy(get_renderer(folder, "chatml"), engine), config.rollout, seed=3)
     with opened(config.cluster, None), Store(":memory:") as store:
-        async with gateway_workers.gateway_workers(config, rollouts, folder) as pool:
-            if pool is None or caller == "driver":
-                async with served(config, rollouts.policy, store, pool) as program:
+        async with gateway_workers.gateway_workers(*sections(config), rollouts, folder) as pool:
+            if pool is None:
+                async with programs.serving(agent, rollouts.policy, store, config.rollout) as program:
                     yield program, pool
+                return
+            if caller == "driver":
+                yield distant_program(agent, config.gateway, pool), pool
                 return
             async with shared_pool(pool, "gateways") as address:
                 distant = DistantPool(address)
-                async with served(config, rollouts.policy, store, distant) as program:
-                    yield program, pool
+                yield distant_program(agent, config.gateway, distant), pool
                 distant.close()
+
+
+def sections(config: RunConfig) -> tuple[ClusterConfig, GatewayConfig, ModelConfig]:
+    return config.cluster, config.gateway, config.model
 
 
 async def play(program: ServedProgram, name: str, seconds: float = 300.0, **data: Any) -> Session:
@@ -286,8 +293,8 @@ async def test_a_recorded_request_that_does_not_come_is_told_to_whoever_runs_the
         before = await play(program, "s", how="nothing")
     monkeypatch.setattr(gateways, "PATIENCE", 0.5 - 10 * ((before.ended or 0.0) - (before.started or 0.0)))
     nowhere = Address("engines", "127.0.0.1", 9, b"")
-    config = RunConfig.model_validate({"env": "calculator", "agent": "solve", "model": {"renderer": "chatml"}})
-    role = gateway_workers.GatewayRole(config, folder, nowhere, engine.capabilities)
+    sections = GatewayConfig(), ModelConfig(renderer="chatml"), RolloutConfig()
+    role = gateway_workers.GatewayRole(*sections, folder, nowhere, engine.capabilities)
     async with Listener(role, "a gateway worker", "here", "127.0.0.1", b"key") as address:
         connection = await asyncio.to_thread(connect, address)
         workers: Any = OneWorker(connection)
@@ -330,7 +337,7 @@ async def test_where_nothing_can_listen_at_the_address_the_run_ends_as_it_starts
     config = RunConfig.model_validate(run | {"cluster": {"gateways": 1}, "model": {"renderer": "chatml"}})
     rollouts = Rollouts(World, Policy(get_renderer(folder, "chatml"), engine), config.rollout, seed=3)
     with opened(config.cluster, None), pytest.raises(InfraError, match=r"can't listen on 198\.51\.100\.7"):
-        async with gateway_workers.gateway_workers(config, rollouts, folder):
+        async with gateway_workers.gateway_workers(*sections(config), rollouts, folder):
             pass
 
 

@@ -55,7 +55,7 @@ async def computing(
     settings = {"rewards": 2} | settings
     config = RunConfig.model_validate({"env": "calculator", "cluster": settings, "rewards": added})
     with opened(config.cluster, None):
-        async with open_reward_workers(Env, config) as (own, workers):
+        async with open_reward_workers(Env, config.rewards, config.cluster, config.sandbox) as (own, workers):
             assert workers is not None
             if caller == "driver":
                 yield by_name(own), workers
@@ -71,7 +71,7 @@ def by_name(make_env: Callable[[], Env]) -> dict[str, Score]:
 async def here(rewards: dict[str, Any]) -> dict[str, Score]:
     """The same rewards in this process."""
     config = RunConfig.model_validate({"env": "calculator", "rewards": rewards})
-    async with open_reward_workers(Env, config) as (make_env, none):
+    async with open_reward_workers(Env, config.rewards, config.cluster, config.sandbox) as (make_env, none):
         assert none is None
         return by_name(make_env)
 

@@ -124,7 +124,7 @@ def test_which_tasks_are_evaluated_does_not_depend_on_the_seed(tmp_path: Path) -
 
     def chosen(seed: int) -> list[str]:
         config = RunConfig(env={"name": "questions"}, seed=seed, eval={"tasks": 23})  # type: ignore[arg-type]
-        return [task.id for task in held_out_tasks(config, env)]
+        return [task.id for task in held_out_tasks(config.eval, env)]
 
     assert len(chosen(0)) == 23
     assert chosen(0) == chosen(1)

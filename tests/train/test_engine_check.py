@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import agentrl
-from agentrl.config import EngineConfig, RunConfig
+from agentrl.config import EngineConfig, RunConfig, TrainerConfig, WeightsConfig
 from agentrl.errors import EngineError
 from agentrl.models import tiny
 from agentrl.overrides import validate
@@ -25,6 +25,10 @@ from tests.train.backends.test_loaded import folder_of, missing
 
 def run_of(**sections: Any) -> RunConfig:
     return validate({"env": {"name": "calculator"}, "engine": {"device": "cpu"}, **sections}, RunConfig)
+
+
+def sections(config: RunConfig) -> tuple[WeightsConfig, TrainerConfig, EngineConfig]:
+    return config.weights, config.trainer, config.engine
 
 
 async def compared(
@@ -105,21 +109,23 @@ def test_the_bound_is_twice_what_both_precisions_are_off_by_in_transformers() ->
     low = run_of(engine={"dtype": "bfloat16"}, trainer={"dtype": "bfloat16"})
     mixed = run_of(engine={"dtype": "bfloat16"})
     measured = Loaded(own={"bfloat16": 0.02})
-    assert difference_bound(low, measured) == pytest.approx(0.08)
-    assert difference_bound(mixed, measured) == pytest.approx(0.04)
-    assert difference_bound(run_of(), measured) == 2e-3
-    assert difference_bound(mixed, None) == pytest.approx(0.2), "nothing was measured"
+    assert difference_bound(*sections(low), measured) == pytest.approx(0.08)
+    assert difference_bound(*sections(mixed), measured) == pytest.approx(0.04)
+    assert difference_bound(*sections(run_of()), measured) == 2e-3
+    assert difference_bound(*sections(mixed), None) == pytest.approx(0.2), "nothing was measured"
 
 
 def test_the_probes_bound_is_narrow_in_float32_and_lets_honest_runs_in_bfloat16_go_on() -> None:
     """It was 0.1 for all: SmolLM2-135M is off by 0.08 to 0.11 in bfloat16 on a CPU, and by 5e-6 in float32."""
     low = run_of(engine={"dtype": "bfloat16"}, trainer={"dtype": "bfloat16"})
     measured = Loaded(own={"bfloat16": 0.05})
-    assert probe_bound(run_of(), measured) == 2e-3
-    assert probe_bound(low, measured) == pytest.approx(0.4)
-    assert probe_bound(run_of(engine={"dtype": "bfloat16"}), measured) == pytest.approx(0.2)
-    assert probe_bound(run_of(weights={"dtype": "bfloat16"}), measured) == pytest.approx(0.2), "they are sent in it"
-    assert probe_bound(run_of(weights={"probe_bound": 0.03}), measured) == 0.03
+    assert probe_bound(*sections(run_of()), measured) == 2e-3
+    assert probe_bound(*sections(low), measured) == pytest.approx(0.4)
+    assert probe_bound(*sections(run_of(engine={"dtype": "bfloat16"})), measured) == pytest.approx(0.2)
+    assert probe_bound(*sections(run_of(weights={"dtype": "bfloat16"})), measured) == pytest.approx(0.2), (
+        "they are sent in it"
+    )
+    assert probe_bound(*sections(run_of(weights={"probe_bound": 0.03})), measured) == 0.03
 
 
 @pytest.mark.slow
@@ -131,10 +137,10 @@ def test_the_prompt_is_as_long_as_the_context_the_budget_and_some_seconds_allow(
         hidden_size, num_hidden_layers = 4096, 32
 
     cpu = {"device": "cpu"}
-    assert prompt_length(run_of(trainer=cpu), Small, 2000) == 2000
-    assert prompt_length(run_of(trainer=cpu | {"token_budget": 512}), Small, 2000) == 512
-    assert prompt_length(run_of(trainer=cpu, weights={"start_tokens": 300}), Large, 2000) == 300
-    assert prompt_length(run_of(trainer=cpu), Large, 100_000) < 64
+    assert prompt_length(*sections(run_of(trainer=cpu)), Small, 2000, False) == 2000
+    assert prompt_length(*sections(run_of(trainer=cpu | {"token_budget": 512})), Small, 2000, False) == 512
+    assert prompt_length(*sections(run_of(trainer=cpu, weights={"start_tokens": 300})), Large, 2000, False) == 300
+    assert prompt_length(*sections(run_of(trainer=cpu)), Large, 100_000, False) < 64
 
 
 @pytest.mark.slow

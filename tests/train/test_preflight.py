@@ -200,7 +200,12 @@ async def test_prompts_that_do_not_fit_are_found_before_the_run_wherever_they_ar
 def test_penalties_are_refused_on_servers_which_record_supports_without_them(engine: str) -> None:
     """They count a prompt's tokens otherwise, and a continued turn's own anew."""
     server = {"engine": {"name": engine, "url": "http://127.0.0.1:9"}, "env": "calculator", "model": "tiny"}
-    preflight._check_sampling(validate({**server, "rollout": {"top_p": 0.9, "min_p": 0.1}}, RunConfig))
+
+    def check(**rollout: float) -> None:
+        config = validate({**server, "rollout": {"top_p": 0.9, **rollout}}, RunConfig)
+        preflight._check_sampling(config.rollout, config.engine, config.trainer, refuse=True)
+
+    check(min_p=0.1)
     refusal = f"repetition_penalty=1.1: no token could be trained: engine={engine} does not record what penalties"
     with pytest.raises(ConfigError, match=refusal):
-        preflight._check_sampling(validate({**server, "rollout": {"top_p": 0.9, "repetition_penalty": 1.1}}, RunConfig))
+        check(repetition_penalty=1.1)

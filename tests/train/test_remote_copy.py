@@ -12,7 +12,6 @@ import pytest
 from safetensors.torch import load_file
 
 import agentrl
-from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.train.record import remote_copy
 from agentrl.train.record.remote_copy import Storage, Uploads, fetch
@@ -47,10 +46,6 @@ def url(request: pytest.FixtureRequest) -> str:
     return url
 
 
-def config(**settings: Any) -> RunConfig:
-    return RunConfig.model_validate({"env": {"name": "calculator"}, **settings})
-
-
 def add_step(run: Path, step: int) -> None:
     shutil.copytree(run / "checkpoints/step-000001", run / f"checkpoints/step-{step:06d}")
 
@@ -78,7 +73,7 @@ def test_a_copy_that_lacks_its_index_is_none_and_the_next_upload_removes_it(run:
     storage = Storage(url, "checkpoint_url")
     storage.put(run / "metrics.jsonl", "step-000000/run/metrics.jsonl")
     assert storage.steps() == []
-    Uploads(run, url, config(), pytest.fail).close()
+    Uploads(run, url, 2, 60.0, pytest.fail).close()
     assert storage.steps() == [1]
     assert not storage.files.exists(f"{storage.root}/step-000000")
 
@@ -93,7 +88,7 @@ def test_as_many_copies_stay_as_the_run_keeps_checkpoints_and_the_model_is_uploa
     for step in (1, 2, 3):
         if step > 1:
             add_step(run, step)
-        Uploads(run, url, config(keep_checkpoints=2), pytest.fail).close()
+        Uploads(run, url, 2, 60.0, pytest.fail).close()
     assert Storage(url, "resume").steps() == [2, 3]
     assert put.count("model/weights") == 1
 
@@ -102,7 +97,7 @@ def test_an_upload_that_fails_is_told_and_done_again_when_the_run_ends(
     run: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warnings: list[str] = []
-    uploads = Uploads(run, url, config(), warnings.append)
+    uploads = Uploads(run, url, 2, 60.0, warnings.append)
     with monkeypatch.context() as patch:
         patch.setattr(Storage, "commit", lambda *args: (_ for _ in ()).throw(OSError("no route")))
         uploads.add_newest()
@@ -120,7 +115,7 @@ def test_a_storage_that_hangs_ends_no_run(run: Path, url: str, monkeypatch: pyte
     warnings: list[str] = []
     free = threading.Event()
     monkeypatch.setattr(Storage, "put", lambda *args: free.wait())
-    Uploads(run, url, config(checkpoint_url_timeout=0.1), warnings.append).close()
+    Uploads(run, url, 2, 0.1, warnings.append).close()
     assert "checkpoint_url_timeout" in warnings[0]
     free.set()
 
@@ -140,17 +135,17 @@ def test_a_wrong_url_is_refused_by_name_before_anything_is_trained(wrong: str, m
 
 
 def test_a_url_that_holds_another_run_is_refused(run: Path, url: str) -> None:
-    Uploads(run, url, config(), pytest.fail).close()
+    Uploads(run, url, 2, 60.0, pytest.fail).close()
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(ConfigError, match="holds step 1 of a run, and this run is new; resume=memory://"):
-        Uploads(run, url, config(), pytest.fail)
+        Uploads(run, url, 2, 60.0, pytest.fail)
 
 
 def test_what_can_not_be_downloaded_is_refused_and_leaves_no_folder(run: Path, url: str, tmp_path: Path) -> None:
     new, said = tmp_path / "new", lambda text: None
     with pytest.raises(ConfigError, match=r"no complete copy of a run there"):
         fetch(url, new, said)
-    Uploads(run, url, config(), pytest.fail).close()
+    Uploads(run, url, 2, 60.0, pytest.fail).close()
     with pytest.raises(ConfigError, match="is there; resume="):
         fetch(url, run, said)
     storage = Storage(url, "resume")

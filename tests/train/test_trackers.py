@@ -224,7 +224,7 @@ def test_back_ends_are_told_the_settings_without_secrets(tmp_path: Path, monkeyp
     mine = kinds()
     monkeypatch.setitem(TRACKERS._targets, "tensorboard", mine)
     folder = RunFolder.create(tmp_path / "run", CONFIG)
-    folder.track(CONFIG, pytest.fail)
+    folder.track(pytest.fail)
     folder.log(1, {"reward/mean": 0.5})
     folder.close()
     about = mine.made[0].about

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
-from agentrl.config import RunConfig
+from agentrl.config import EvalConfig
 from agentrl.envs.base import Env
 from agentrl.envs.episode import EXPERT, NOOP
 from agentrl.envs.turns import Actor
@@ -22,30 +22,30 @@ SCRIPTED: dict[str, Actor] = {"expert": EXPERT, "noop": NOOP}
 """Policies that need no model."""
 
 
-def held_out_split(config: RunConfig, env: Env) -> str:
+def held_out_split(measured: EvalConfig, env: Env) -> str:
     """The split to measure on: the one that the configuration names, or `eval`, or the environment's last.
 
     Raises:
         ConfigError: the environment has no such split.
     """
-    split = config.eval.split
+    split = measured.split
     if split is None:
         return "eval" if "eval" in env.splits else env.splits[-1]
     if split not in env.splits:
         guess = nearest(split, env.splits)
         hint = f"; did you mean {guess!r}?" if guess else ""
         known = ", ".join(env.splits)
-        raise ConfigError(f"eval.split={split!r}: env={config.env.name} has no such split{hint} (splits: {known})")
+        raise ConfigError(f"eval.split={split!r}: the environment has no such split{hint} (splits: {known})")
     return split
 
 
-def held_out_tasks(config: RunConfig, env: Env) -> list[Task]:
+def held_out_tasks(measured: EvalConfig, env: Env) -> list[Task]:
     """The tasks that are measured on: `eval.tasks` of the split, or all where there are fewer; whatever the seed is."""
-    return TaskStream(env, held_out_split(config, env), seed=0).once(config.eval.tasks)
+    return TaskStream(env, held_out_split(measured, env), seed=0).once(measured.tasks)
 
 
 async def play_held_out(
-    config: RunConfig,
+    measured: EvalConfig,
     rollouts: Rollouts,
     who: Actor | Program,
     progress: Progress,
@@ -58,7 +58,7 @@ async def play_held_out(
     """Play `eval.tasks` tasks, `eval.n` sessions each; the summary, and the sessions themselves.
 
     Args:
-        config: the run's.
+        measured: which tasks, and how often each.
         rollouts: generates the sessions.
         who: writes the evaluated policy's messages.
         progress: displays progress, and warnings about the sessions.
@@ -72,22 +72,22 @@ async def play_held_out(
         InfraError: all of them ended in an infrastructure error.
     """
     env = rollouts.make_env()
-    tasks = held_out_tasks(config, env) if tasks is None else tasks
-    if len(tasks) < config.eval.tasks:
-        split = held_out_split(config, env)
+    tasks = held_out_tasks(measured, env) if tasks is None else tasks
+    if len(tasks) < measured.tasks:
+        split = held_out_split(measured, env)
         found = f"{len(tasks)} task{'' if len(tasks) == 1 else 's'}"
-        progress.say(f"{name}: {found}, not eval.tasks={config.eval.tasks}: split {split!r} has no more")
+        progress.say(f"{name}: {found}, not eval.tasks={measured.tasks}: split {split!r} has no more")
 
     attempts = itertools.count()
 
     async def generate() -> list[Group]:
-        with progress.part(name, len(tasks) * config.eval.n, detail=detail) as advance:
+        with progress.part(name, len(tasks) * measured.n, detail=detail) as advance:
 
             async def report(session: Session) -> None:
                 ended(session)
                 advance(session)
 
-            size, attempt = config.eval.n, next(attempts)
+            size, attempt = measured.n, next(attempts)
             return await rollouts.collect(tasks, who, phase="eval", n=size, step=step, attempt=attempt, ended=report)
 
     groups = await with_retries(generate, name, progress.warn)
@@ -98,4 +98,4 @@ async def play_held_out(
         progress.warn(f"{name}: {long}")
     for note in sampling_notes(sessions, trained=False):
         progress.warn_once(note)
-    return evaluate_groups(groups, config.eval), groups
+    return evaluate_groups(groups, measured), groups

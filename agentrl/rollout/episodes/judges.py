@@ -10,14 +10,14 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from agentrl.config import START, FleetConfig, PolicyConfig, RunConfig, WeightsConfig
+from agentrl.config import START, FleetConfig, PolicyConfig, RewardConfig, WeightsConfig
 from agentrl.errors import AgentRLError, ConfigError, EngineError, InfraError
 from agentrl.models.registry import model_folder
 from agentrl.rollout.fleet import make_engines, wait_until_started
@@ -35,11 +35,14 @@ EDGE = 1 << 20
 
 
 @asynccontextmanager
-async def serve_judges(config: RunConfig, start: Path | None) -> AsyncIterator[RunConfig]:
-    """Serve the policies that judge; yields the configuration with their addresses in the rewards that ask them.
+async def serve_judges(
+    rewards: Mapping[str, RewardConfig], policies: Mapping[str, PolicyConfig], start: Path | None
+) -> AsyncIterator[dict[str, RewardConfig]]:
+    """Serve the policies that judge; yields the rewards, with addresses in those that ask them.
 
     Args:
-        config: the run's.
+        rewards: the run's.
+        policies: the run's.
         start: the folder of the model that the run begins with; None where there is none.
 
     Raises:
@@ -48,25 +51,34 @@ async def serve_judges(config: RunConfig, start: Path | None) -> AsyncIterator[R
     """
     async with AsyncExitStack() as stack:
         addresses: dict[str, tuple[str, str]] = {}
-        rewards = dict(config.rewards)
-        for reward, policy in config.judging_engines.items():
+        judging, served = judging_engines(rewards, policies), dict(rewards)
+        for reward, policy in judging.items():
             if policy not in addresses:
-                own = config.policies[policy]
-                folder = _folder(policy, own, start)
+                own = policies[policy]
+                folder = start_folder(policy, own, start)
                 longest = max(
-                    getattr(rewards[name], "request_timeout", 0.0)
-                    for name, other in config.judging_engines.items()
-                    if other == policy
+                    getattr(rewards[name], "request_timeout", 0.0) for name, other in judging.items() if other == policy
                 )
                 url = await stack.enter_async_context(_served(own, folder, longest))
                 addresses[policy] = url, await asyncio.to_thread(_identity, folder)
             url, identity = addresses[policy]
             asking: Any = rewards[reward]
-            rewards[reward] = asking.asking(url, identity)
-        yield config.model_copy(update={"rewards": rewards}) if addresses else config
+            served[reward] = asking.asking(url, identity)
+        yield served
 
 
-def _folder(name: str, own: PolicyConfig, start: Path | None) -> Path:
+def judging_engines(rewards: Mapping[str, RewardConfig], policies: Mapping[str, PolicyConfig]) -> dict[str, str]:
+    """Return the policies with an engine of the run that judge, by the reward that asks (`rewards.NAME.policy`)."""
+    named = {name: str(getattr(each, "policy", "")) for name, each in rewards.items()}
+    return {name: policy for name, policy in named.items() if policy and not policies[policy].remote}
+
+
+def start_folder(name: str, own: PolicyConfig, start: Path | None) -> Path:
+    """Return the folder of a policy's model; `start` is the one that the run begins with, None where there is none.
+
+    Raises:
+        ConfigError: the policy begins with that one.
+    """
     found = start if own.model.name == START else model_folder(own.model)
     if found is None:
         raise ConfigError(f"policies.{name}.model={START}: nothing is loaded that it could be; set a folder or a name")

@@ -22,13 +22,14 @@ from agentrl.envs.turns import Actor
 from agentrl.errors import AgentRLError, ConfigError, unknown_name
 from agentrl.models.registry import model_folder
 from agentrl.rollout.episodes.actors import ModelActor, sampling_of
+from agentrl.rollout.episodes.judges import start_folder
 from agentrl.rollout.episodes.past import PastVersions
 from agentrl.rollout.episodes.policies import Fixed, Opponent, Partners, Policy
 from agentrl.rollout.fleet import make_engines
 from agentrl.rollout.remote import check_api, remote_actor
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.renderers.families.null import NullRenderer
-from agentrl.types import MAIN, Message, Sampling
+from agentrl.types import MAIN, Engine, Message, Sampling
 
 SCRIPTS: Mapping[str, Actor] = {"expert": EXPERT, "demonstrator": DEMONSTRATOR, "noop": NOOP}
 """Policies that need neither weights nor a function of the user's."""
@@ -43,31 +44,48 @@ async def open_partners(config: RunConfig, start: Path | None, folder: Path) -> 
         start: the folder of the model that the run begins with; None where there is none.
         folder: the run's.
     """
+    limits = config.rollout
     async with AsyncExitStack() as stack:
         made: dict[str, Opponent] = {}
         for name, own in sorted(config.policies.items(), key=lambda each: each[1].name == PAST):  # they need others
             if name not in config.agents.values() and not own.learns:
                 continue  # it is asked by the algorithm
-            made[name] = await _open(name, own, config, start, folder, stack, made)
+            if own.name == PAST:
+                of, learner = own.past.of, made.get(own.past.of)
+                whose = config.model if of == MAIN else config.policies[of].model
+                versions = PastVersions(
+                    name,
+                    own.past,
+                    folder / PAST if of == MAIN else folder / PAST / of,
+                    partial(_frozen, own.model_copy(update={"model": whose})),
+                    ModelActor(_sampling(own, limits)),
+                    seed=config.seed,
+                    staleness=limits.staleness,
+                    learner=(learner.policy, learner.actor) if isinstance(learner, Fixed) else None,
+                )
+                stack.push_async_callback(versions.close)
+                made[name] = versions
+            else:
+                made[name] = await _open(name, own, limits, start, stack)
         yield {agent: made[name] for agent, name in config.agents.items() if name != MAIN}
 
 
 @asynccontextmanager
-async def open_rules(config: RunConfig) -> AsyncIterator[Partners]:
+async def open_rules(
+    policies: Mapping[str, PolicyConfig], agents: Mapping[str, str], limits: RolloutConfig
+) -> AsyncIterator[Partners]:
     """The partners that need no engine: rules and APIs; for processes that have none (`environment_workers`)."""
-    rules = {name: own for name, own in config.policies.items() if own.remote or own.name not in (MODEL, PAST)}
+    rules = {name: own for name, own in policies.items() if own.remote or own.name not in (MODEL, PAST)}
     async with AsyncExitStack() as stack:
-        made = {name: await _open_rules(name, own, config, stack) for name, own in rules.items()}
-        yield {agent: made[name] for agent, name in config.agents.items() if name in made}
+        made = {name: await _open_rules(name, own, limits, stack) for name, own in rules.items()}
+        yield {agent: made[name] for agent, name in agents.items() if name in made}
 
 
-async def _open_rules(name: str, own: PolicyConfig, config: RunConfig, stack: AsyncExitStack) -> Opponent:
+async def _open_rules(name: str, own: PolicyConfig, limits: RolloutConfig, stack: AsyncExitStack) -> Opponent:
     policy = Policy(NullRenderer(), name=name, frozen=True)
     if not own.remote:
         return Fixed(policy, script(name, own.name))
-    api = remote_actor(
-        own.name, own.api, _sampling(own, config.rollout), setting=f"policies.{name}", counted=f"{name}/"
-    )
+    api = remote_actor(own.name, own.api, _sampling(own, limits), setting=f"policies.{name}", counted=f"{name}/")
     return Fixed(policy, await stack.enter_async_context(api))
 
 
@@ -76,48 +94,21 @@ def _sampling(own: PolicyConfig, limits: RolloutConfig) -> Sampling:
 
 
 async def _open(
-    name: str,
-    own: PolicyConfig,
-    config: RunConfig,
-    start: Path | None,
-    folder: Path,
-    stack: AsyncExitStack,
-    made: Partners,
+    name: str, own: PolicyConfig, limits: RolloutConfig, start: Path | None, stack: AsyncExitStack
 ) -> Opponent:
-    sampling = _sampling(own, config.rollout)
-    if own.remote or own.name not in (MODEL, PAST):
-        return await _open_rules(name, own, config, stack)
-    if own.name == PAST:
-        of, learner = own.past.of, made.get(own.past.of)
-        model_config = config.model if of == MAIN else config.policies[of].model
-        versions = PastVersions(
-            name,
-            own.past,
-            folder / PAST if of == MAIN else folder / PAST / of,
-            partial(_frozen, own.model_copy(update={"model": model_config})),
-            ModelActor(sampling),
-            seed=config.seed,
-            staleness=config.rollout.staleness,
-            learner=(learner.policy, learner.actor) if isinstance(learner, Fixed) else None,
-        )
-        stack.push_async_callback(versions.close)
-        return versions
-    if own.learns:
-        sampling = sampling_of(config.rollout)
-    model = start if own.model.name == START else model_folder(own.model)
-    if model is None:
-        raise ConfigError(f"policies.{name}.model={START}: policy={config.policy} has no weights to start from")
-    policy = _frozen(own, name, model)
-    assert policy.engine is not None
-    stack.push_async_callback(policy.engine.close)
-    return Fixed(policy, ModelActor(sampling))
+    if own.remote or own.name != MODEL:
+        return await _open_rules(name, own, limits, stack)
+    sampling = sampling_of(limits) if own.learns else _sampling(own, limits)
+    engine = make_engines(own.engine, FleetConfig(), WeightsConfig(), model := start_folder(name, own, start))
+    stack.push_async_callback(engine.close)
+    return Fixed(_frozen(own, name, model, engine), ModelActor(sampling))
 
 
-def _frozen(own: PolicyConfig, name: str, model: Path) -> Policy:
-    """A policy of a model's folder, with an engine of its own; frozen unless it learns."""
+def _frozen(own: PolicyConfig, name: str, model: Path, engine: Engine | None = None) -> Policy:
+    """A policy of a model's folder, with an engine of its own unless one is given; frozen unless it learns."""
     return Policy(
         get_renderer(model, own.model.renderer, own.model.stop),
-        make_engines(own.engine, FleetConfig(), WeightsConfig(), model),
+        make_engines(own.engine, FleetConfig(), WeightsConfig(), model) if engine is None else engine,
         name=name,
         model=model,
         strip_reasoning=own.model.reasoning == "strip",

@@ -141,10 +141,10 @@ async def serving(
     store: Store,
     limits: RolloutConfig,
     where: GatewayConfig | None = None,
-    *,
-    keeps: bool = True,
     policies: Mapping[str, str] | None = None,
     partners: Partners | None = None,
+    *,
+    keeps: bool = True,
 ) -> AsyncIterator[ServedProgram]:
     """An agent program with a gateway of this process's own; raises as `load_agent` and `own_gateway` do.
 

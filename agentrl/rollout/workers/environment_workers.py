@@ -36,12 +36,12 @@ from agentrl.errors import InfraError, WorkerLost
 from agentrl.rollout.episodes.groups import DEMO, Rollouts
 from agentrl.rollout.episodes.opponents import open_rules
 from agentrl.rollout.episodes.policies import Fixed, Opponent, Partners, Policy
-from agentrl.rollout.episodes.programs import Program, ServedProgram
+from agentrl.rollout.episodes.programs import Program, ServedProgram, serving
 from agentrl.rollout.workers import gateway_workers
 from agentrl.rollout.workers.distant_engine import DistantEngine, EngineCalls
 from agentrl.rollout.workers.distant_recorder import DistantRecorder
 from agentrl.rollout.workers.engine_access import EngineAccess
-from agentrl.rollout.workers.gateway_workers import served
+from agentrl.rollout.workers.gateway_workers import distant_program
 from agentrl.rollout.workers.held import SessionHead, SessionRef
 from agentrl.rollout.workers.reward_workers import RewardWorkers, SharedRewards, longest, scored_in_worker
 from agentrl.sessions.renderers import get_renderer
@@ -147,7 +147,7 @@ class EnvironmentRole:
             rollouts = self._rollouts = self._rollouts or await self._make_rollouts()
             told = {agent: await self._partner(agent, given) for agent, given in by_engine.items()}
             if isinstance(actor, Program):
-                actor = replace(await self._served(), recorded=actor.recorded)
+                actor = replace(await self._served(actor.agent), recorded=actor.recorded)
         policy = self._policy
         if other is not None:
             engine = DistantEngine(self._calls, other.capabilities, other.policy)
@@ -166,16 +166,17 @@ class EnvironmentRole:
         config = self._config
         self._equipped = await self._open.enter_async_context(with_tools(self._make_env, config.tools))
         make_env = await self._open.enter_async_context(scored_in_worker(self._equipped, config.rewards, self._rewards))
-        partners = await self._open.enter_async_context(open_rules(config))
+        partners = await self._open.enter_async_context(open_rules(config.policies, config.agents, config.rollout))
         return Rollouts(make_env, self._policy, config.rollout, config.seed, partners, views=config.views)
 
-    async def _served(self) -> ServedProgram:
-        if self._program is None:
-            workers = None if self._gateways is None else DistantPool(self._gateways)
-            if workers is not None:
-                self._open.callback(workers.close)
+    async def _served(self, agent: str) -> ServedProgram:
+        config = self._config
+        if self._program is None and self._gateways is not None:
+            self._open.callback((workers := DistantPool(self._gateways)).close)
+            self._program = distant_program(agent, config.gateway, workers)
+        elif self._program is None:
             store = self._open.enter_context(Store(":memory:"))
-            program = served(self._config, self._policy, store, workers, keeps=False)  # the run's process keeps them
+            program = serving(agent, self._policy, store, config.rollout, config.gateway, keeps=False)  # the run does
             self._program = await self._open.enter_async_context(program)
         return self._program
 

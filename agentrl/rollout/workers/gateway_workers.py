@@ -23,12 +23,12 @@ from agentrl.cluster import Address, Resources, Role
 from agentrl.cluster.pool import WorkerPool, Workers
 from agentrl.cluster.wire.calls import Listener
 from agentrl.cluster.wire.connection import Calling
-from agentrl.config import ClusterConfig, RunConfig
+from agentrl.config import ClusterConfig, GatewayConfig, ModelConfig, RolloutConfig
 from agentrl.errors import AgentRLError, DeadlineExceeded, InfraError
 from agentrl.rollout.episodes import agents
 from agentrl.rollout.episodes.groups import Rollouts
-from agentrl.rollout.episodes.policies import Partners, Policy
-from agentrl.rollout.episodes.programs import ServedProgram, load_agent, serving
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.episodes.programs import ServedProgram, load_agent
 from agentrl.rollout.workers.distant_engine import DistantEngine, EngineCalls
 from agentrl.rollout.workers.engine_access import EngineAccess
 from agentrl.rollout.workers.gateways import LocalGateway, LocalSession, listening_place, own_gateway
@@ -47,7 +47,9 @@ class GatewayRole:
     """A gateway, in a worker's process.
 
     Args:
-        config: the run's.
+        where: which address it listens on, and whether it serves HTTPS.
+        model: what names the tokenizer's settings.
+        limits: the run's budgets and deadlines.
         base: the folder of the model, for its tokenizer.
         engines: where the run's engines are called.
         capabilities: those of the trained policy's engines.
@@ -60,7 +62,9 @@ class GatewayRole:
 
     def __init__(
         self,
-        config: RunConfig,
+        where: GatewayConfig,
+        model: ModelConfig,
+        limits: RolloutConfig,
         base: Path,
         engines: Address,
         capabilities: Capabilities,
@@ -68,13 +72,13 @@ class GatewayRole:
     ) -> None:
         from agentrl.sessions.gateway.http.listener import listening
 
-        host, _, _ = listening_place(config.gateway)
-        self._config, self._bound, self._calls = config, listening(host, 0), EngineCalls(engines)
+        host, _, _ = listening_place(where)
+        self._where, self._limits, self._bound, self._calls = where, limits, listening(host, 0), EngineCalls(engines)
         self._policy = Policy(
-            get_renderer(base, config.model.renderer, config.model.stop),
+            get_renderer(base, model.renderer, model.stop),
             DistantEngine(self._calls, capabilities),
             model=base,
-            strip_reasoning=config.model.reasoning == "strip",
+            strip_reasoning=model.reasoning == "strip",
         )
         self._open, self._opening = AsyncExitStack(), asyncio.Lock()
         self._gateway: LocalGateway | None = None
@@ -112,8 +116,8 @@ class GatewayRole:
         return await self._sessions[session_id].finish(status, error)
 
     async def _served(self) -> LocalGateway:
-        config, store = self._config, self._open.enter_context(Store(":memory:"))
-        own = own_gateway(self._policy, store, config.rollout, config.gateway, keeps=False, bound=self._bound)
+        store = self._open.enter_context(Store(":memory:"))
+        own = own_gateway(self._policy, store, self._limits, self._where, keeps=False, bound=self._bound)
         return await self._open.enter_async_context(own)
 
     async def close(self) -> None:
@@ -186,15 +190,19 @@ def longest(limits: ClusterConfig) -> float:
 
 
 @asynccontextmanager
-async def gateway_workers(config: RunConfig, rollouts: Rollouts, base: Path) -> AsyncIterator[WorkerPool | None]:
+async def gateway_workers(
+    limits: ClusterConfig, where: GatewayConfig, model: ModelConfig, rollouts: Rollouts, base: Path
+) -> AsyncIterator[WorkerPool | None]:
     """A run's gateway workers; None where it has none.
 
     Args:
-        config: the run's.
+        limits: how many there are.
+        where: which address they listen on, and whether they serve HTTPS.
+        model: the run's.
         rollouts: those of the run's process, whose engines generate.
         base: the folder of the model.
     """
-    limits, here = config.cluster, cluster.current()
+    here = cluster.current()
     if not limits.gateways:
         yield None
         return
@@ -205,7 +213,7 @@ async def gateway_workers(config: RunConfig, rollouts: Rollouts, base: Path) -> 
         role = Role(
             "gateway",
             f"{__name__}:GatewayRole",
-            (config, Path(folder), engines, capabilities, tracing.destination()),
+            (where, model, rollouts.limits, Path(folder), engines, capabilities, tracing.destination()),
             resources=Resources(cpus=CPUS),
         )
         pool = WorkerPool(role, limits.gateways, limits.start_timeout, limits.max_restarts)
@@ -218,44 +226,10 @@ async def gateway_workers(config: RunConfig, rollouts: Rollouts, base: Path) -> 
                 await pool.close()
 
 
-@asynccontextmanager
-async def served(
-    config: RunConfig,
-    policy: Policy,
-    store: Store,
-    workers: Workers | None,
-    *,
-    keeps: bool = True,
-    partners: Partners | None = None,
-) -> AsyncIterator[ServedProgram]:
-    """The run's agent program, with its gateway workers where it has any, else with a gateway of this process.
-
-    Args:
-        config: the run's.
-        policy: generates the turns of a gateway of this process.
-        store: where that one stores its sessions.
-        workers: the run's gateway workers.
-        keeps: whether the store keeps sessions that have ended.
-        partners: what plays agents that requests name as their model, in the place of `policy`.
+def distant_program(agent: str, where: GatewayConfig, workers: Workers) -> ServedProgram:
+    """A run's agent program with its gateway workers.
 
     Raises:
-        ConfigError: the certificate or the agent can't be used.
-        InfraError: nothing can listen at `gateway.host`.
+        ConfigError: the agent can't be used.
     """
-    assert config.agent is not None
-    if workers is not None:
-        user_agent = load_agent(config.agent, config.gateway)
-        yield ServedProgram(config.agent, gateway=DistantGateway(workers), user_agent=user_agent)
-        return
-    own = serving(
-        config.agent,
-        policy,
-        store,
-        config.rollout,
-        config.gateway,
-        keeps=keeps,
-        policies=config.agents,
-        partners=partners,
-    )
-    async with own as program:
-        yield program
+    return ServedProgram(agent, gateway=DistantGateway(workers), user_agent=load_agent(agent, where))

@@ -25,7 +25,7 @@ from agentrl.cluster.pool import WorkerPool, Workers
 from agentrl.cluster.shared_pool import DistantPool, shared_pool
 from agentrl.common import cores, processes
 from agentrl.common.foreign_errors import words
-from agentrl.config import ClusterConfig, GroupRewardConfig, RewardConfig, RunConfig, SandboxConfig
+from agentrl.config import ClusterConfig, GroupRewardConfig, RewardConfig, SandboxConfig
 from agentrl.envs import sandboxes
 from agentrl.envs.base import Env, RewardMark
 from agentrl.envs.rewards import NamedReward, RewardedEnvs, Value, adding, make_rewards, rewarded
@@ -177,7 +177,7 @@ class RewardWorkers:
             yield SharedRewards(address, self.marks)
 
 
-def longest(limits: ClusterConfig, rewards: dict[str, RewardConfig]) -> float:
+def longest(limits: ClusterConfig, rewards: Mapping[str, RewardConfig]) -> float:
     """Seconds that the added rewards of a session may take: one after the other, with the start of another worker."""
     waiting = limits.start_timeout if limits.rewards else 0.0
     return waiting + sum(each.timeout + OVERTIME for each in rewards.values())
@@ -185,21 +185,21 @@ def longest(limits: ClusterConfig, rewards: dict[str, RewardConfig]) -> float:
 
 @asynccontextmanager
 async def open_reward_workers(
-    make_env: MakeEnv, config: RunConfig
+    make_env: MakeEnv, rewards: Mapping[str, RewardConfig], limits: ClusterConfig, sandbox: SandboxConfig
 ) -> AsyncIterator[tuple[MakeEnv, RewardWorkers | None]]:
-    """Makes the same environments with the run's `rewards.*`, and the workers that compute them.
+    """Makes the same environments with a run's `rewards.*`, and the workers that compute them.
 
     Without `cluster.rewards` there are no workers: the rewards are computed where a session is played.
     """
-    limits, configs = config.cluster, of_sessions(config.rewards)
+    configs = of_sessions(rewards)
     if not limits.rewards or not configs:
-        async with rewarded(make_env, config.rewards) as made:
+        async with rewarded(make_env, rewards) as made:
             yield made, None
         return
     role = Role(
         "rewards",
         f"{__name__}:RewardRole",
-        (configs, config.sandbox),
+        (configs, sandbox),
         resources=Resources(cpus=CPUS),
         threads=cores.chosen(None, 1),  # as many as rewards have in the run's process
     )
@@ -210,7 +210,7 @@ async def open_reward_workers(
         marks = tuple(await pool.call("marks", timeout=limits.start_timeout))
         async with (
             cluster.while_not_lost(pool.none_left),
-            _distant(make_env, config.rewards, marks, pool) as made,
+            _distant(make_env, rewards, marks, pool) as made,
         ):
             yield made, RewardWorkers(pool, marks)
     finally:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentrl.config import RunConfig
+from agentrl.config import EvalConfig, RunConfig
 from agentrl.errors import ConfigError, unknown_name
 from agentrl.overrides import Tree, validate
 from agentrl.train.driver import setup
@@ -61,9 +61,8 @@ def read_settings(tree: Tree, folder: Path) -> tuple[RunConfig, RejectConfig]:
     return setup.complete({**settings, "run_dir": str(folder)}), own
 
 
-def described(config: RunConfig, own: RejectConfig) -> Iterator[str]:
+def described(own: RejectConfig, measured: EvalConfig, env: str, who: str) -> Iterator[str]:
     """The lines of a dry run."""
-    who = config.model.name if config.policy == "model" else config.policy
-    low = config.eval.solved_at if own.min_reward is None else own.min_reward
-    yield f"plays {own.n} sessions of each of {config.eval.tasks} tasks of {config.env.name} by {who}"
+    low = measured.solved_at if own.min_reward is None else own.min_reward
+    yield f"plays {own.n} sessions of each of {measured.tasks} tasks of {env} by {who}"
     yield f"keeps at most {own.max_per_task} of a task, with a reward of at least {low:g}, in {own.out}"

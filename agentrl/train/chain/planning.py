@@ -61,7 +61,7 @@ class Stage:
     @property
     def hash(self) -> str:
         """A hash of its settings, secrets aside."""
-        return settings_hash(without_declared(self.tree, self.config))
+        return settings_hash(without_declared(self.tree, public(self.config)))
 
     @property
     def model(self) -> StageOutput | None:
@@ -115,7 +115,11 @@ class Chain:
                 yield "  it is done"
                 continue
             checked = _as_checked(stage)
-            lines = described(checked) if stage.best_of is None else best_of.described(checked, stage.best_of)
+            lines = (
+                described(checked)
+                if stage.best_of is None
+                else best_of.described(stage.best_of, checked.eval, checked.env.name, checked.played_by)
+            )
             for line in lines:
                 yield f"  {line}"
 
@@ -153,16 +157,17 @@ def plan_chain(*layers: Tree) -> Chain:
 
 def kept_settings(plan: Chain) -> Tree:
     """The settings as chain.yaml has them: without secrets, which are given anew."""
-    stages = {stage.name: without_declared(plan.settings[STAGES][stage.name], stage.config) for stage in plan.stages}
+    stages = {
+        stage.name: without_declared(plan.settings[STAGES][stage.name], public(stage.config)) for stage in plan.stages
+    }
     found: Tree = {**plan.settings, STAGES: stages}
     for stage in plan.stages:
-        found = without_declared(found, stage.config)
+        found = without_declared(found, public(stage.config))
     return found
 
 
-def without_declared(tree: Mapping[str, Any], config: RunConfig) -> Tree:
-    """Settings without what their names tell to be secret, or the configuration that is made of them declares."""
-    shown = public(config)
+def without_declared(tree: Mapping[str, Any], shown: Mapping[str, Any]) -> Tree:
+    """Settings without what their names tell to be secret, or what their configuration does not show (`public`)."""
 
     def kept(below: Mapping[str, Any], prefix: str) -> Tree:
         found: Tree = {}
@@ -269,7 +274,8 @@ def _stage(
         return _best_of(path, name, tree, earlier, models)
     known = record.stage(name) if record else None
     saved = saved_settings(path / name) if known is not None and known.state is StageState.DONE else None
-    if known is not None and saved is not None and known.settings == settings_hash(without_declared(tree, saved)):
+    kept = None if saved is None else settings_hash(without_declared(tree, public(saved)))
+    if known is not None and saved is not None and known.settings == kept:
         config = saved  # needs no secrets, and nothing that it names
     else:
         config = setup.complete({**resolved(tree, path, models), "run_dir": str(path / name)})
@@ -351,7 +357,7 @@ def _refuse_changes(plan: Chain, stage: Stage) -> None:
     known = plan.record.stage(stage.name) if plan.record else None
     if known is None or known.settings == stage.hash:
         return
-    changed = changed_settings(saved_settings(plan.path / stage.name), stage.config)
+    changed = changed_settings(public(saved_settings(plan.path / stage.name)), public(stage.config))
     if stage.best_of is not None:
         before = read_yaml(plan.path / chain.SETTINGS)[STAGES][stage.name]
         changed += [best_of.REJECT] if before.get(best_of.REJECT) != stage.tree[best_of.REJECT] else []

@@ -85,7 +85,7 @@ async def _train_stage(
         config = resume_config(plan, stage, record)
     else:
         config = begin_config(plan, stage, record)
-        record = record.changed(stage.name, state=StageState.BEGUN, start=_start(plan, stage, config, record))
+        record = record.changed(stage.name, state=StageState.BEGUN, start=_start(plan, stage, config.played_by, record))
         record.write()
     if stage.best_of is not None:
         return await _keep_best(stage.best_of, config, record, stage.name, display)
@@ -114,12 +114,12 @@ async def _keep_best(
     return record, TrainResult(folder, None, None, [])
 
 
-def _start(plan: Chain, stage: Stage, config: RunConfig, record: ChainRecord) -> StageStart:
+def _start(plan: Chain, stage: Stage, model: str, record: ChainRecord) -> StageStart:
     """The model that a stage begins with; the digest is of what an earlier stage recorded."""
     read = outputs_read(stage, record)
     if stage.model is None:
-        return StageStart(None, config.model.name if config.policy == "model" else config.policy, "", read)
-    folder = Path(config.model.name)
+        return StageStart(None, model, "", read)
+    folder = Path(model)
     return StageStart(stage.model.stage, folder.relative_to(plan.path).as_posix(), manifest.weights(folder), read)
 
 

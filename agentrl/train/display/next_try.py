@@ -50,7 +50,7 @@ def next_try(
     if top - before.mean <= NEAR_TOP * abs(top):
         return ""
     found = f"the held-out reward did not rise: {change:+.3f} [{low:+.3f}, {high:+.3f}], paired by task"
-    words, why = _proposal(config, rows, top)
+    words, why = _proposal(config.steps, config.warm_start.steps, config.rollout.group_size, rows, top)
     begin = [f"resume={run}"]
     if "warm_start.steps" in words:  # which are those before step 1
         begin = ["--config", str(run / "config.yaml"), f"run_dir={run}-again"]
@@ -61,16 +61,18 @@ def next_try(
     return f"{found}: {why}; try\n  {command}"
 
 
-def _proposal(config: RunConfig, rows: Sequence[Metrics], top: float) -> tuple[dict[str, int], str]:
+def _proposal(
+    taken: int, imitated: int, group_size: int, rows: Sequence[Metrics], top: float
+) -> tuple[dict[str, int], str]:
     rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
     last = fmean(rewards[-max(1, len(rewards) // 4) :]) if rewards else 0.0
     sampled = sum(row.get(SAMPLED, 0.0) for row in rows)
     flat = sum(row.get(Cause.FLAT.metric, 0.0) for row in rows) / sampled if sampled else 0.0
-    steps = {"steps": MORE * config.steps}
-    if flat > 0.5 and last < SELDOM * top and config.warm_start.steps:
-        more = {"warm_start.steps": MORE * config.warm_start.steps}
+    steps = {"steps": MORE * taken}
+    if flat > 0.5 and last < SELDOM * top and imitated:
+        more = {"warm_start.steps": MORE * imitated}
         return more | steps, f"it is earned seldom ({last:.2f}), so there is little to compare: imitate longer first"
     if flat > 0.5:
-        more = {"rollout.group_size": 2 * config.rollout.group_size}
+        more = {"rollout.group_size": 2 * group_size}
         return more | steps, f"sessions of a group score the same ({flat:.0%} of the tokens): larger groups differ more"
     return steps, f"{len(rows)} steps tell too little; the mean of those that were trained on was {last:.2f} at the end"

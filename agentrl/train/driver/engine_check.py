@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from agentrl.config import RunConfig
+from agentrl.config import EngineConfig, RunConfig, TrainerConfig, WeightsConfig
 from agentrl.errors import EngineError
 from agentrl.models.devices import torch_device
 from agentrl.models.loading import read_config
@@ -112,14 +112,16 @@ async def compare_engine(
             none answered.
     """
     capabilities, text = engine.capabilities, read_config(folder).get_text_config()
-    length, bound = prompt_length(config, text, capabilities.max_context - 1), difference_bound(config, loaded)
+    weights, fleet = config.weights, config.fleet
+    length = prompt_length(weights, config.trainer, config.engine, text, capabilities.max_context - 1, fleet.colocated)
+    bound = difference_bound(weights, config.trainer, config.engine, loaded)
     if length < 2 or not capabilities.score:
         return None
     results = await compare(engine, trainer, length, bound, MAX_SEGMENTS)
     if not results:  # a fleet leaves out engines that fail meanwhile
         raise EngineError(
             f"no engine scored the prompt of {length} tokens on which it is compared with the trainer: each failed, or "
-            f"took over weights.timeout={config.weights.timeout:g} s; weights.start_tokens=N shortens the prompt, 0 "
+            f"took over weights.timeout={weights.timeout:g} s; weights.start_tokens=N shortens the prompt, 0 "
             "skips the comparison"
         )
     for result in results:
@@ -216,23 +218,24 @@ def path_forest(ids: Sequence[int]) -> Forest:
     )
 
 
-def difference_bound(config: RunConfig, loaded: Loaded | None) -> float:
+def difference_bound(
+    weights: WeightsConfig, trainer: TrainerConfig, engine: EngineConfig, loaded: Loaded | None
+) -> float:
     """The bound of a segment's mean |difference|, in nats."""
-    if config.weights.start_bound is not None:
-        return config.weights.start_bound
-    return _bound(ERROR_FACTOR, config.trainer.dtype, config.engine.dtype, loaded)
+    if weights.start_bound is not None:
+        return weights.start_bound
+    return _bound(ERROR_FACTOR, trainer.dtype, engine.dtype, loaded)
 
 
-def probe_bound(config: RunConfig, loaded: Loaded | None) -> float:
+def probe_bound(weights: WeightsConfig, trainer: TrainerConfig, engine: EngineConfig, loaded: Loaded | None) -> float:
     """The bound of the probe's mean |difference| after each publication, in nats.
 
     Below float32 it is twice that of the start: the error was measured before the weights changed, and on more tokens.
     """
-    if config.weights.probe_bound is not None:
-        return config.weights.probe_bound
-    engine = config.engine.dtype
-    sent = config.weights.dtype or engine
-    return _bound(2 * ERROR_FACTOR, config.trainer.dtype, sent if engine == "float32" else engine, loaded)
+    if weights.probe_bound is not None:
+        return weights.probe_bound
+    sent = weights.dtype or engine.dtype
+    return _bound(2 * ERROR_FACTOR, trainer.dtype, sent if engine.dtype == "float32" else engine.dtype, loaded)
 
 
 def _bound(factor: float, trainer: str, engine: str, loaded: Loaded | None) -> float:
@@ -241,15 +244,14 @@ def _bound(factor: float, trainer: str, engine: str, loaded: Loaded | None) -> f
     return max(FLOOR, factor * sum(measured.get(low, TYPICAL[low]) for low in (trainer, engine) if low in TYPICAL))
 
 
-def prompt_length(config: RunConfig, text: Any, context: int) -> int:
+def prompt_length(
+    weights: WeightsConfig, trainer: TrainerConfig, engine: EngineConfig, text: Any, context: int, colocated: bool
+) -> int:
     """Return a number of tokens, unless set as many as time, the engine's context and the trainer's budget allow."""
-    if config.weights.start_tokens is not None:
-        return min(config.weights.start_tokens, context)
-    devices = {
-        torch_device(config.trainer.device, "trainer.device"),
-        torch_device(config.engine.device, "engine.device"),
-    }
-    most = min(context, config.trainer.token_budget, MAX_COLOCATED_TOKENS if config.fleet.colocated else context)
+    if weights.start_tokens is not None:
+        return min(weights.start_tokens, context)
+    devices = {torch_device(trainer.device, "trainer.device"), torch_device(engine.device, "engine.device")}
+    most = min(context, trainer.token_budget, MAX_COLOCATED_TOKENS if colocated else context)
     affordable = OPERATIONS["cpu" if "cpu" in devices else "cuda"]
     while most > MIN_SEGMENT and _operations(text, most) > affordable:
         most = most * 7 // 8

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from agentrl import cluster
-from agentrl.common import custom_code, garbage
-from agentrl.config import RolloutConfig, RunConfig
+from agentrl.common import garbage
+from agentrl.config import AlgoConfig, ClusterConfig, ModelConfig, RolloutConfig, RunConfig, WeightsConfig
 from agentrl.envs import sandboxes
 from agentrl.envs.added_tools import with_tools
 from agentrl.envs.base import Env
@@ -25,13 +25,13 @@ from agentrl.rollout.episodes.groups import Rollouts
 from agentrl.rollout.episodes.judges import serve_judges
 from agentrl.rollout.episodes.opponents import open_partners
 from agentrl.rollout.episodes.policies import Policy, averaged_policy
-from agentrl.rollout.episodes.programs import Program
+from agentrl.rollout.episodes.programs import Program, serving
 from agentrl.rollout.fleet import elastic, make_engines, wait_until_started
 from agentrl.rollout.rerun.engine import Recording, RerunEngine
 from agentrl.rollout.rerun.rollouts import RerunRollouts
 from agentrl.rollout.stream.batch_metrics import Evaluation
 from agentrl.rollout.workers.environment_workers import in_workers
-from agentrl.rollout.workers.gateway_workers import gateway_workers, served
+from agentrl.rollout.workers.gateway_workers import distant_program, gateway_workers
 from agentrl.rollout.workers.reward_workers import open_reward_workers
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.store.recorder import Recorder
@@ -40,21 +40,20 @@ from agentrl.train.display.console import Display
 from agentrl.train.display.pictures import transcripts
 from agentrl.train.driver import setup
 from agentrl.train.driver.loop import Loop
-from agentrl.train.driver.opening import opened_run, own_model, stoppable
+from agentrl.train.driver.opening import OpenRun, opened_run, stoppable
 from agentrl.train.driver.preparation import make_generating_loop, prepare
 from agentrl.train.driver.result import TrainResult, show
 from agentrl.train.driver.session_worker import holding
 from agentrl.train.evaluation.evaluated import before_training
 from agentrl.train.evaluation.probe import HeldOutProbe
 from agentrl.train.offline.run import train_on_data
-from agentrl.train.plan.model_checks import engine_settings, prove_architecture, require_recording
+from agentrl.train.plan.model_checks import engine_settings, require_recording
 from agentrl.train.plan.placing import reserve
 from agentrl.train.plan.room import check_room
 from agentrl.train.record import data_identity, recording
 from agentrl.train.record.best import describe_best
-from agentrl.train.record.run_folder import RunFolder
 from agentrl.train.trainers.teachers.teachers import check_teachers
-from agentrl.types import Engine, Task
+from agentrl.types import Engine
 
 SHOWN = 6
 """The most conversations of a transcript."""
@@ -68,38 +67,35 @@ async def train_run(config: RunConfig, display: Display) -> TrainResult:
     """
     setup.quiet()
     if config.data is not None:
-        with opened_run(config, display) as (folder, store):
-            return await train_on_data(config, folder, store, display)
+        with opened_run(config, display) as run:
+            return await train_on_data(run)
     sandboxes.configure(config.sandbox)
     make_env = factory(config.env.name, **config.env.kwargs)
     own = make_env()
-    data = identity.of_splits(own, setup.data_splits(config, own))
-    told = data_identity.check_same(config, own, data)
-    with opened_run(config, display) as (folder, store):
-        folder.data = data
+    data = identity.of_splits(own, setup.data_splits(own, config.eval, imitates=config.warm_start.steps > 0))
+    told = data_identity.check_same(config.resume, config.rerun, own, data, accept_changed=config.accept_changed_data)
+    with opened_run(config, display) as run:
+        run.folder.data = data
         for line in (identity.described(data), *told):
             display.say(line)
         async with with_tools(make_env, config.tools) as equipped:
-            return await _train(config, equipped, folder, store, display)
+            return await _train(run, equipped)
 
 
-async def _train(
-    config: RunConfig, make_env: Callable[[], Env], folder: RunFolder, store: Store, display: Display
-) -> TrainResult:
-    with display.part("loading the model"):
-        base = await own_model(config, partial(setup.build_tiny, make_env), folder, display)
-    if config.model.trust_remote_code:
-        custom_code.allow(base)
-    prove_architecture(config, base, display, trains=True)
+async def _train(run: OpenRun, make_env: Callable[[], Env]) -> TrainResult:
+    config, folder, display = run.config, run.folder, run.display
+    base = await run.load_model(partial(setup.build_tiny, make_env))
     await check_teachers(config, base)
-    splits = ("train", held_out_split(config, make_env()))
-    async with player(config, make_env, base, store, trains=True, splits=splits, say=display.say) as (rollouts, act):
-        loop, loaded = make_generating_loop(config, make_env, base, rollouts, act, folder, store, display)
+    splits = ("train", held_out_split(config.eval, make_env()))
+    async with player(config, make_env, base, run.store, trains=True, splits=splits, say=display.say) as (
+        rollouts,
+        act,
+    ):
+        loop, loaded = make_generating_loop(run, base, make_env, rollouts, act)
         try:
             start = await prepare(loop, rollouts, make_env, base, loaded)
-            async with held_out(config, loop, rollouts, act) as measure:
-                earlier = before_training(folder.path, store, config, folder.data) if start else None
-                before = earlier if start else await measure("before training", 0)
+            async with held_out(loop, rollouts, act) as measure:
+                before = await measure("before training", 0) if not start else before_training(run, folder.data)
                 if not start and before is not None and not before.metrics["sessions/turns_max"]:
                     raise AgentError(
                         "before training, no session of the evaluation had a single turn: see the warning above"
@@ -122,38 +118,39 @@ async def _train(
 
 @asynccontextmanager
 async def held_out(
-    config: RunConfig, loop: Loop, rollouts: Rollouts, act: Callable[[RolloutConfig], Actor | Program]
+    loop: Loop, rollouts: Rollouts, act: Callable[[RolloutConfig], Actor | Program]
 ) -> AsyncIterator[Callable[[str, int], Awaitable[Evaluation]]]:
     """Yield an evaluation of the run on held-out tasks: it takes when (in words), and how many steps are done."""
-    limits, apart = config.eval.limits(config.rollout), config.eval.concurrency is not None
+    config, folder, display = loop.config, loop.folder, loop.display
+    limits, label = config.eval.limits(config.rollout), config.eval.label
     async with AsyncExitStack() as stack:
         policy = rollouts.policy
         if config.eval.weights == "averaged":
             policy = await stack.enter_async_context(averaged_policy(policy, engine_settings(config)))
             await wait_until_started(policy.engine)
-        played, who = rollouts.limited(limits, apart=apart, policy=policy), act(limits)
-        tasks = held_out_tasks(config, rollouts.make_env())  # once: a file may change while the run goes on
-        display = loop.display
-        probe = HeldOutProbe(config, rollouts.make_env, loop.folder.path, display.warn, display.say)
+        played = rollouts.limited(limits, apart=config.eval.concurrency is not None, policy=policy)
+        who = act(limits)
+        tasks = held_out_tasks(config.eval, rollouts.make_env())  # once: a file may change while the run goes on
+        probe = HeldOutProbe(config, rollouts.make_env, folder.path, display.warn, display.say)
 
         async def measure(when: str, step: int) -> Evaluation:
             if policy.engine is not None and policy is not rollouts.policy:
                 await loop.recovering(step, partial(loop.publish_average, policy.engine))
-            loop.folder.seals.add(step, evaluation="begun")
-            result = await _measure(when, step, config, played, who, tasks, loop.folder, loop.display, probe)
+            folder.seals.add(step, evaluation="begun")
+            name, about = when.removesuffix(" training"), f"evaluation {when}"
+            result, groups = await play_held_out(
+                config.eval, played, who, display, f"{about}{label}", step, tasks=tasks
+            )
+            shown = [session for group in groups[:SHOWN] for session in group.sessions[:1]]
+            file = folder.path / "transcripts" / f"{name.replace(' ', '-')}.md"
+            transcripts(file, f"{config.env.name}, {when}", shown)
+            display.say(f"{name}{label}: {result}")
+            result = replace(result, metrics={**result.metrics, **await probe.look(groups, about, step)})
             found = await loop.learner.digests(phase="eval", step=step)
-            loop.folder.seals.add(step, evaluation="ended", sessions=found)
+            folder.seals.add(step, evaluation="ended", sessions=found)
             return result
 
         yield measure
-
-
-def share_weights_folder(config: RunConfig, folder: Path) -> RunConfig:
-    """The configuration with weights in the run's folder where other machines read them."""
-    weights = config.weights
-    if config.cluster.name == "local" or getattr(weights, "dir", "") is not None:
-        return config
-    return config.model_copy(update={"weights": weights.model_copy(update={"dir": str(folder.absolute() / "weights")})})
 
 
 @asynccontextmanager
@@ -173,7 +170,8 @@ async def player(
     `say`: tells lines about them.
     """
     folder = Path(store.path).parent
-    config = share_weights_folder(config, folder)
+    weights = _shared_weights(config.weights, config.cluster, folder)
+    config = config.model_copy(update={"weights": weights})
     async with (
         loaded(config, [(config, make_env)], base, folder, splits, say) as policy,
         playing(policy, config, make_env, store, trains=trains) as made,
@@ -220,7 +218,7 @@ async def loaded(
         async with cluster.while_not_lost(opened.lost):
             renderer = get_renderer(base, config.model.renderer, config.model.stop)
             for own, make_env in played:
-                chosen = splits or (held_out_split(own, make_env()),)
+                chosen = splits or (held_out_split(own.eval, make_env()),)
                 for line in await check_room(own, make_env, renderer, base, chosen):
                     say(line)
             engine: Engine = make_engines(engine_settings(config), config.fleet, config.weights, base)
@@ -241,59 +239,43 @@ async def playing(
     loaded: LoadedPolicy, config: RunConfig, make_env: Callable[[], Env], store: Store, *, trains: bool = False
 ) -> AsyncIterator[tuple[Rollouts, Callable[[RolloutConfig], Actor | Program]]]:
     """A loaded policy's rollouts on one environment, and a function from limits to what acts in them; see `player`."""
-    policy, shape = loaded.policy, config.rollout
-
-    def model(limits: RolloutConfig) -> Actor:
-        return ModelActor(sampling_of(limits))
-
-    async with (
-        serve_judges(config, loaded.base) as config,
-        open_partners(config, loaded.base, Path(store.path).parent) as partners,
-        open_reward_workers(make_env, config) as (with_rewards, rewards),
-        holding(config, store, trains=trains) as held,
-    ):
-        with Recorder(store) as recorder:
-            name, views = config.env.name, config.views
-            rollouts = Rollouts(with_rewards, policy, shape, config.seed, partners, name, recorder, views=views)
-            if loaded.recorded is not None:
-                rollouts = RerunRollouts.of(rollouts, loaded.recorded)
-            async with (
-                gateway_workers(config, rollouts, loaded.base) as gateways,
-                in_workers(config, rollouts, loaded.base, rewards, gateways, held) as placed,
-            ):
-                if config.agent is None:
-                    yield placed, model
-                elif config.cluster.environments:
-                    program = Program(config.agent)
-                    yield placed, lambda _: program
-                else:
-                    async with served(config, policy, store, gateways, partners=partners) as own:
-                        yield placed, lambda _: own
+    policy, folder = loaded.policy, Path(store.path).parent
+    async with AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        served = await enter(serve_judges(config.rewards, config.policies, loaded.base))
+        config = config.model_copy(update={"rewards": served})
+        partners = await enter(open_partners(config, loaded.base, folder))
+        rewards = open_reward_workers(make_env, config.rewards, config.cluster, config.sandbox)
+        make_env, scorers = await enter(rewards)
+        held = await enter(holding(config, store, trains=trains))
+        recorder, name, views = stack.enter_context(Recorder(store)), config.env.name, config.views
+        rollouts = Rollouts(make_env, policy, config.rollout, config.seed, partners, name, recorder, views=views)
+        if loaded.recorded is not None:
+            rollouts = RerunRollouts.of(rollouts, loaded.recorded)
+        gateways = await enter(gateway_workers(config.cluster, config.gateway, config.model, rollouts, loaded.base))
+        placed = await enter(in_workers(config, rollouts, loaded.base, scorers, gateways, held))
+        program: Program | None = None
+        if config.agent is not None and config.cluster.environments:
+            program = Program(config.agent)
+        elif config.agent is not None and gateways is not None:
+            program = distant_program(config.agent, config.gateway, gateways)
+        elif config.agent is not None:
+            own = serving(config.agent, policy, store, config.rollout, config.gateway, config.agents, partners)
+            program = await enter(own)
+        yield placed, lambda limits: program or ModelActor(sampling_of(limits))
 
 
-async def base_model(config: RunConfig, make_env: Callable[[], Env], folder: Path) -> Path:
+async def base_model(
+    model: ModelConfig, algo: AlgoConfig, seed: int, make_env: Callable[[], Env], folder: Path
+) -> Path:
     """The folder of the model to start from; the tiny one is built in `folder`."""
-    if config.model.name == setup.TINY:
-        return await setup.build_tiny(make_env, folder / "model", config.seed)
-    return setup.resolve_model(config.model, config.algo)
+    if model.name == setup.TINY:
+        return await setup.build_tiny(make_env, folder / "model", seed)
+    return setup.resolve_model(model, algo)
 
 
-async def _measure(
-    when: str,
-    step: int,
-    config: RunConfig,
-    rollouts: Rollouts,
-    who: Actor | Program,
-    tasks: Sequence[Task],
-    folder: RunFolder,
-    display: Display,
-    probe: HeldOutProbe,
-) -> Evaluation:
-    """Evaluate on held-out tasks and write a few transcripts."""
-    label = config.eval.label
-    result, groups = await play_held_out(config, rollouts, who, display, f"evaluation {when}{label}", step, tasks=tasks)
-    shown = [session for group in groups[:SHOWN] for session in group.sessions[:1]]
-    name = when.removesuffix(" training")
-    transcripts(folder.path / "transcripts" / f"{name.replace(' ', '-')}.md", f"{config.env.name}, {when}", shown)
-    display.say(f"{name}{label}: {result}")
-    return replace(result, metrics={**result.metrics, **await probe.look(groups, f"evaluation {when}", step)})
+def _shared_weights(weights: WeightsConfig, machines: ClusterConfig, folder: Path) -> WeightsConfig:
+    """The settings of weights that are in the run's folder where other machines read them."""
+    if machines.name == "local" or getattr(weights, "dir", "") is not None:
+        return weights
+    return weights.model_copy(update={"dir": str(folder.absolute() / "weights")})

@@ -55,7 +55,6 @@ T = TypeVar("T")
 class Loop:
     """The training of a policy, and of others beside it, step by step; without an engine nothing is published."""
 
-    config: RunConfig
     policy: Policy
     state: RunState
     folder: RunFolder
@@ -135,6 +134,11 @@ class Loop:
         await self.recovering(step + 1, partial(self.checkpoint, step + 1))
         await resizing.resize(self, step + 1)
         return row
+
+    @property
+    def config(self) -> RunConfig:
+        """The settings that the run goes on with."""
+        return self.folder.config
 
     @property
     def stream(self) -> Stream:

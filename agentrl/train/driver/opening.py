@@ -9,12 +9,14 @@ import signal
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from agentrl import faults, logs, tracing, watchdog
-from agentrl.common import cores
+from agentrl.common import cores, custom_code
 from agentrl.config import MODEL, START, RunConfig
+from agentrl.config.run import WatchdogConfig
 from agentrl.config.secrets import secret_values
 from agentrl.errors import AgentRLError, ConfigError, StoreError
 from agentrl.models.folders import pin
@@ -22,6 +24,7 @@ from agentrl.sessions.store.store import Store
 from agentrl.train.display.console import Display
 from agentrl.train.driver import interrupt, setup
 from agentrl.train.driver.loop import Loop
+from agentrl.train.plan.model_checks import prove_architecture
 from agentrl.train.record import manifest
 from agentrl.train.record.files import disk_error
 from agentrl.train.record.remote_copy import Uploads
@@ -32,26 +35,86 @@ ENDING = 10.0
 """Seconds beyond `grace` after which a run that hangs is ended, where SIGTERM did not end it."""
 
 
+@dataclass(frozen=True)
+class OpenRun:
+    """A run that trains, with what every one has open (`opened_run`).
+
+    Attributes:
+        config: its settings.
+        folder: its own, locked.
+        store: its sessions.
+        display: where progress is shown.
+    """
+
+    config: RunConfig
+    folder: RunFolder
+    store: Store
+    display: Display
+
+    async def load_model(self, build_tiny: Callable[[Path, int], Awaitable[Path]]) -> Path:
+        """Return the folder of the model that the run begins with, once its architecture is proved; see `_own_model`.
+
+        Raises:
+            ConfigError: the trainer or the engine computes it differently than transformers.
+        """
+        with self.display.part("loading the model"):
+            base = await self._own_model(build_tiny)
+        if self.config.model.trust_remote_code:
+            custom_code.allow(base)
+        prove_architecture(self.config, base, self.display, trains=True)
+        return base
+
+    async def _own_model(self, build_tiny: Callable[[Path, int], Awaitable[Path]]) -> Path:
+        """The run's own copy of the model that it began with: engines load it, also when they restart.
+
+        The folder given as `model=` and the run's checkpoints may be deleted at any time; this copy stays. Where it is
+        damaged, it is replaced by the checkpoint that the run resumes from. `build_tiny` makes the tiny model, where
+        that is asked for, in a folder with a seed.
+        """
+        config, folder = self.config, self.folder
+        own = folder.path.resolve() / "model"
+        fault = manifest.damage(own) if own.exists() else ""
+        if fault is None:
+            return own
+        if folder.checkpoint:
+            policies = {name: policy for name, policy in config.policies.items() if policy.name == MODEL}
+            if frozen := [name for name, policy in policies.items() if policy.model.name == START]:
+                raise ConfigError(f"policies.{frozen[0]}.model=start: {own} has been damaged or removed")
+            if fault:
+                self.display.warn(f"{own}: {fault}; replaced by a copy of {folder.checkpoint.name}")
+            pin(folder.checkpoint, own)
+        elif config.rerun:
+            pin(Path(config.rerun) / "model", own)
+        elif config.model.name == setup.TINY:
+            await build_tiny(own, config.seed)
+        else:
+            pin(setup.resolve_model(config.model, config.algo), own)
+        manifest.write(own)
+        if folder.checkpoint:
+            folder.seals.replace_model()
+        return own
+
+
 @contextmanager
-def opened_run(config: RunConfig, display: Display) -> Iterator[tuple[RunFolder, Store]]:
-    """The run's folder and session store, with everything that watches and records a run."""
+def opened_run(config: RunConfig, display: Display) -> Iterator[OpenRun]:
+    """Open a run's folder and session store, with everything that watches and records a run."""
     with (
         cores.at_once(2 if config.rollout.staleness else 1),
         open_folder(config, display) as folder,
         faults.injected(config.faults, folder.path),
         Store(folder.path / "sessions.db") as store,
         display,
-        watchdog.Watchdog(folder.path, config.watchdog.timeout, partial(_hung, config, display)),
+        watchdog.Watchdog(folder.path, config.watchdog.timeout, partial(_hung, config.watchdog, config.grace, display)),
         logs.written(folder.path / logs.NAME, folder.path.name, secret_values(config)),
         tracing.exported(config.tracing, {"agentrl.run": folder.path.name}, display.warn),
     ):
-        yield folder, store
+        yield OpenRun(config, folder, store, display)
 
 
-def _hung(config: RunConfig, display: Display, seconds: float, file: Path) -> None:
+def _hung(watched: WatchdogConfig, grace: float, display: Display, seconds: float, file: Path) -> None:
     display.warn(f"no progress for {seconds:g} s (watchdog.timeout); where everything stands is in {file}")
-    if config.watchdog.end:
-        end = threading.Timer(config.grace + ENDING, interrupt.end_process, (128 + signal.SIGTERM,))
+    if watched.end:
+        end = threading.Timer(grace + ENDING, interrupt.end_process, (128 + signal.SIGTERM,))
         end.daemon = True
         end.start()  # where the main thread hangs in a C call, and no Python handler of the signal can run
         os.kill(os.getpid(), signal.SIGTERM)
@@ -86,12 +149,14 @@ def open_folder(config: RunConfig, display: Display) -> Iterator[RunFolder]:
     if config.resume:
         folder = RunFolder.open(Path(config.resume), config, display.say)
     else:
-        folder = RunFolder.create(run_path(config), config)
+        folder = RunFolder.create(run_path(config.env.name, config.run_dir, config.rerun), config)
     display.resume_hint = lambda: f"interrupted; {folder.resume_hint()}"
     try:
-        folder.track(config, display.warn)
+        folder.track(display.warn)
         if config.checkpoint_url:
-            folder.uploads = Uploads(folder.path, config.checkpoint_url, config, display.warn)
+            folder.uploads = Uploads(
+                folder.path, config.checkpoint_url, config.keep_checkpoints, config.checkpoint_url_timeout, display.warn
+            )
         yield folder
     except Exception as error:
         ours = isinstance(error, OSError) and not isinstance(error, AgentRLError) and error.errno in DISK_FAILED
@@ -107,35 +172,3 @@ def open_folder(config: RunConfig, display: Display) -> Iterator[RunFolder]:
         raise named from error
     finally:
         folder.close()
-
-
-async def own_model(
-    config: RunConfig, build_tiny: Callable[[Path, int], Awaitable[Path]], folder: RunFolder, display: Display
-) -> Path:
-    """The run's own copy of the model that it began with: engines load it, also when they restart.
-
-    The folder given as `model=` and the run's checkpoints may be deleted at any time; this copy stays. Where it is
-    damaged, it is replaced by the checkpoint that the run resumes from. `build_tiny` makes the tiny model, where that
-    is asked for, in a folder with a seed.
-    """
-    own = folder.path.resolve() / "model"
-    fault = manifest.damage(own) if own.exists() else ""
-    if fault is None:
-        return own
-    if folder.checkpoint:
-        policies = {name: policy for name, policy in config.policies.items() if policy.name == MODEL}
-        if frozen := [name for name, policy in policies.items() if policy.model.name == START]:
-            raise ConfigError(f"policies.{frozen[0]}.model=start: {own} has been damaged or removed")
-        if fault:
-            display.warn(f"{own}: {fault}; replaced by a copy of {folder.checkpoint.name}")
-        pin(folder.checkpoint, own)
-    elif config.rerun:
-        pin(Path(config.rerun) / "model", own)
-    elif config.model.name == setup.TINY:
-        await build_tiny(own, config.seed)
-    else:
-        pin(setup.resolve_model(config.model, config.algo), own)
-    manifest.write(own)
-    if folder.checkpoint:
-        folder.seals.replace_model()
-    return own

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from agentrl.common import cores
-from agentrl.config import RolloutConfig, RunConfig, TrainerConfig
+from agentrl.config import AlgoConfig, RolloutConfig, TrainerConfig
 from agentrl.envs.base import Env
 from agentrl.envs.turns import Actor
 from agentrl.rollout.episodes.actors import ModelActor
@@ -30,15 +30,14 @@ from agentrl.rollout.stream.stream import Stream
 from agentrl.rollout.stream.tasks import TaskStream, training_tasks
 from agentrl.rollout.workers.environment_workers import InWorkers
 from agentrl.sessions.renderers import strip
-from agentrl.sessions.store.store import Store
 from agentrl.train.algorithms import make_algorithm
-from agentrl.train.display.console import Display
 from agentrl.train.driver import recorded_steps, setup, warmstart
 from agentrl.train.driver.colocated import leave
 from agentrl.train.driver.engine_check import compare_engine, probe_bound
 from agentrl.train.driver.learning import Learner, Learning
 from agentrl.train.driver.loop import Loop
 from agentrl.train.driver.lost_tokens import top_scores
+from agentrl.train.driver.opening import OpenRun
 from agentrl.train.driver.probe import InTraining
 from agentrl.train.driver.recovery import Recovery
 from agentrl.train.driver.resuming import step_of
@@ -47,7 +46,6 @@ from agentrl.train.plan.model_checks import compare_loaded, engine_settings
 from agentrl.train.plan.room import context
 from agentrl.train.record import provenance, recording
 from agentrl.train.record.publication import NEVER
-from agentrl.train.record.run_folder import RunFolder
 from agentrl.train.record.state import LearnedPolicy, RunState
 from agentrl.train.trainers import Trainer
 from agentrl.train.trainers.loaded import Loaded
@@ -56,28 +54,17 @@ from agentrl.train.trainers.worker import place_trainer
 from agentrl.types import MAIN
 
 
-def make_loop(
-    config: RunConfig,
-    base: Path,
-    policy: Policy,
-    stream: Stream,
-    learner: Learner,
-    folder: RunFolder,
-    store: Store,
-    display: Display,
-) -> tuple[Loop, Loaded | None]:
+def make_loop(run: OpenRun, base: Path, policy: Policy, stream: Stream, learner: Learner) -> tuple[Loop, Loaded | None]:
     """A loop over groups of any source, with a trainer that has been started, and how that compares with the folder.
 
     Args:
-        config: the run's.
+        run: to train.
         base: the model's folder.
         policy: renderer and engine; without an engine nothing is published.
         stream: the groups.
         learner: learns from them.
-        folder: the run's.
-        store: its sessions.
-        display: where progress is shown.
     """
+    config, display = run.config, run.display
 
     def starts(trainer: TrainerConfig) -> Callable[..., Trainer]:
         more = {"total_steps": config.learning_steps(MAIN), "seed": config.seed, "lora": config.lora}
@@ -93,31 +80,34 @@ def make_loop(
     algorithm = make_algorithm(config.algo)
     recovery = Recovery(start_trainer, config.trainer.max_restarts, algorithm.snapshot(), starts=starts)
     trainer, loaded = recovery.first(start, display.warn)
-    state = RunState({policy.name: LearnedPolicy(trainer, algorithm)}, stream, store)
+    state = RunState({policy.name: LearnedPolicy(trainer, algorithm)}, stream, run.store)
     if config.lora.adapter is not None:  # engines start with the base alone
         state.main.published.sent = NEVER
-    return Loop(config, policy, state, folder, display, learner, recovery=recovery), loaded
+    return Loop(policy, state, run.folder, display, learner, recovery=recovery), loaded
 
 
 def make_generating_loop(
-    config: RunConfig,
-    make_env: Callable[[], Env],
+    run: OpenRun,
     base: Path,
+    make_env: Callable[[], Env],
     rollouts: Rollouts,
     act: Callable[[RolloutConfig], Actor | Program],
-    folder: RunFolder,
-    store: Store,
-    display: Display,
 ) -> tuple[Loop, Loaded | None]:
     """The loop of a run whose groups are generated; see `make_loop`."""
-    stream = make_stream(config, rollouts, make_env, act(config.rollout))
-    learner = make_learner(config, rollouts, folder, display)
-    loop, loaded = make_loop(config, base, rollouts.policy, stream, learner, folder, store, display)
-    if line := _threads(config, base, loop.trainer):
-        display.say(line)
+    config = run.config
+    stream = make_stream(rollouts, make_env, act(config.rollout), config.algo, config.steps)
+    loop, loaded = make_loop(run, base, rollouts.policy, stream, make_learner(run, rollouts))
+    engines = divided(config.engine, config.fleet, base)
+    several = f" ({len(engines)} of them)" if len(engines) > 1 else ""
+    threads = {
+        f"engine={config.engine.name}{several}": engines[0].threads,
+        f"trainer={config.trainer.name}": loop.trainer.threads,
+    }
+    if line := cores.described(threads):
+        run.display.say(line)
     past = (partner for partner in rollouts.partners.values() if isinstance(partner, PastVersions))
     loop.past = list({each.name: each for each in past}.values())
-    loop.probe_bound = probe_bound(config, loaded)
+    loop.probe_bound = probe_bound(config.weights, config.trainer, config.engine, loaded)
     if config.learned:
         add_policies(loop, rollouts)
     loop.top_scores = top_scores(rollouts.make_env())
@@ -153,16 +143,16 @@ async def prepare_reading(loop: Loop) -> int:
     Returns:
         The steps that are done.
     """
-    config, folder, display = loop.config, loop.folder, loop.display
+    folder, display = loop.folder, loop.display
     if not folder.checkpoint:
         folder.restore()
-        recording.write_start(config, folder, loop.trainer, display, 0)
+        recording.write_start(folder, loop.trainer, display, 0)
         await loop.recovering(0, partial(loop.save, 0))
         return 0
     await loop.recovering(step_of(folder.checkpoint), loop.restore_trainers)
-    start = await recorded_steps.resume(loop, config)
+    start = await recorded_steps.resume(loop)
     folder.restore(start)
-    recording.write_start(config, folder, loop.trainer, display, start)
+    recording.write_start(folder, loop.trainer, display, start)
     display.say(f"resuming {folder.path} after step {start}")
     return start
 
@@ -188,15 +178,15 @@ async def prepare(
         await loop.recovering(step_of(folder.checkpoint), loop.restore_trainers)
     else:
         folder.restore()
-        recording.write_start(config, folder, loop.trainer, display, start)
-        await _imitate(config, rollouts, make_env, base, loop)
+        recording.write_start(folder, loop.trainer, display, start)
+        await _imitate(loop, rollouts, make_env, base)
     await leave(loop.trainer, rollouts.engines[0])
     with display.part("starting the engine"):
         await asyncio.gather(*map(wait_until_started, rollouts.engines))
     if folder.checkpoint:
-        start = await recorded_steps.resume(loop, config)
+        start = await recorded_steps.resume(loop)
         folder.restore(start)
-        recording.write_start(config, folder, loop.trainer, display, start)
+        recording.write_start(folder, loop.trainer, display, start)
         display.say(f"resuming {folder.path} after step {start}")
     for name, policy in loop.state.learned.items():
         policy.evidence.known.update(provenance.read_published(folder.path, name))
@@ -222,51 +212,43 @@ async def _begin_past(loop: Loop, past: PastVersions, start: int) -> None:
         await asyncio.to_thread(loop.folder.seal_version, 0, past.path(0))
 
 
-def make_learner(config: RunConfig, rollouts: Rollouts, folder: RunFolder, display: Display) -> Learner:
+def make_learner(run: OpenRun, rollouts: Rollouts) -> Learner:
     """Return the learner from the run's groups, where their sessions are."""
+    config, folder, part = run.config, run.folder.path, run.display.part
     engine, elsewhere = rollouts.policy.engine, rollouts.elsewhere
     assert engine is not None
     if isinstance(elsewhere, InWorkers) and elsewhere.holding is not None:
-        return DistantLearning(config, folder.path, elsewhere.holding.workers, engine, display.part)
-    return Learning(config, folder.path, engine, display.part, Teachers(config, folder.path))
+        return DistantLearning(config, folder, elsewhere.holding.workers, engine, part)
+    return Learning(config, folder, engine, part, Teachers(config, folder))
 
 
-def make_stream(config: RunConfig, rollouts: Rollouts, make_env: Callable[[], Env], actor: Actor | Program) -> Stream:
+def make_stream(
+    rollouts: Rollouts, make_env: Callable[[], Env], actor: Actor | Program, algo: AlgoConfig, steps: int
+) -> Stream:
     """The groups that a run trains on."""
-    shape = config.rollout
-    tasks = training_tasks(make_env(), "train", config.seed, shape.sampler)
-    gate = Gate(shape.groups_per_step, config.steps, shape.staleness, shape.oversample)
-    greedy = actor.greedy() if make_algorithm(config.algo).needs.greedy and isinstance(actor, ModelActor) else None
+    shape = rollouts.limits
+    tasks = training_tasks(make_env(), "train", rollouts.seed, shape.sampler)
+    gate = Gate(shape.groups_per_step, steps, shape.staleness, shape.oversample)
+    greedy = actor.greedy() if make_algorithm(algo).needs.greedy and isinstance(actor, ModelActor) else None
     if isinstance(rollouts, RerunRollouts):
         return RerunStream(rollouts, tasks, actor, group_size=shape.group_size, gate=gate, greedy=greedy)
     size, order = shape.group_size, shape.order
     return Stream(rollouts, tasks, actor, group_size=size, gate=gate, order=order, greedy=greedy)
 
 
-def _threads(config: RunConfig, base: Path, trainer: Trainer) -> str | None:
-    """The CPU threads of engines and trainer, as a line."""
-    engines = divided(config.engine, config.fleet, base)
-    several = f" ({len(engines)} of them)" if len(engines) > 1 else ""
-    return cores.described(
-        {f"engine={config.engine.name}{several}": engines[0].threads, f"trainer={config.trainer.name}": trainer.threads}
-    )
-
-
-def _stays_here(config: RunConfig) -> bool:
-    """Return whether all that reads the run's folder is on this machine, and reads it where it is."""
-    return config.cluster.name == "local" and config.checkpoint_url is None
-
-
-async def _imitate(config: RunConfig, rollouts: Rollouts, make_env: Callable[[], Env], base: Path, loop: Loop) -> None:
+async def _imitate(loop: Loop, rollouts: Rollouts, make_env: Callable[[], Env], base: Path) -> None:
     """The warm start, where there is one, and the checkpoint that reinforcement learning begins from."""
-    warm, saved = config.warm_start, loop.folder.warm_start
+    config = loop.config
+    warm, saved, limits = config.warm_start, loop.folder.warm_start, config.rollout
+    stays_here = config.cluster.name == "local" and config.checkpoint_url is None  # all that reads the run's folder
     places = {name: saved.with_name(f"{saved.name}-{name}") for name in loop.others} | {loop.policy.name: saved}
     if warm.steps:
         env = make_env()
         tasks = TaskStream(env, setup.demonstration_split(env), config.seed)
         own = replace(rollouts, make_env=make_env)  # what is imitated needs no reward of another's
         played = await warmstart.demonstrations(own, tasks, warm.demos, loop.display)
-        demos = warmstart.fitting(played, context(config, config.rollout, base), config.rollout, loop.display)
+        known = context(config.engine, config.model.name, limits, base)
+        demos = warmstart.fitting(played, known, limits, loop.display)
 
         async def imitate() -> None:
             budget = config.trainer.token_budget
@@ -277,7 +259,7 @@ async def _imitate(config: RunConfig, rollouts: Rollouts, make_env: Callable[[],
                 await warmstart.warm_start(
                     trainer, demos, warm, budget, config.seed, loop.display, place, every, whole=whole
                 )
-                if whole and hasattr(trainer, "set_base") and _stays_here(config):
+                if whole and hasattr(trainer, "set_base") and stays_here:
                     kept = place.with_name(f"base{place.name.removeprefix(saved.name)}")
                     await asyncio.to_thread(warmstart.keep_base, trainer, kept)
                 trainer.begin(each.config.algo, config.learning_steps(name))

@@ -79,7 +79,8 @@ async def publish(
                 reference = await each.reference.checksum(Weights(trainer.weights), version)
     probed = found.get("probe/abs_mean")
     bound = None if probed is None else each.probe_bound
-    had = await provenance.confirm_weights(engine, each.config, losses, probed, bound, reference)
+    kind, weighing = each.config.engine.name, each.config.weights
+    had = await provenance.confirm_weights(engine, kind, weighing, losses, probed, bound, reference)
     if wrong := had.undelivered:
         raise EngineError(f"{wrong} (weights.prove_every)")
     learned.evidence.add(replace(had, parts=parts, policy=learned.evidence.policy))

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from agentrl.config import RunConfig
 from agentrl.rollout.stream.outcomes import REPLAYED, TRAINED, GroupOutcome
 from agentrl.rollout.workers.held import has_content
 from agentrl.sessions.store.query import Between
@@ -80,13 +79,13 @@ def read(folder: RunFolder, start: int) -> RecordedSteps | None:
     return RecordedSteps(last, state, outcomes, rows)
 
 
-async def resume(loop: Loop, config: RunConfig) -> int:
+async def resume(loop: Loop) -> int:
     """Bring a resumed run, whose trainer has its checkpoint's weights, to the step that it continues after.
 
     Returns:
         The last step that is recorded, where its weights could be computed again; else the checkpoint's.
     """
-    folder, state = loop.folder, loop.state
+    config, folder, state = loop.config, loop.folder, loop.state
     assert folder.checkpoint is not None
     assert folder.saved is not None
     start = last = step_of(folder.checkpoint)
@@ -96,7 +95,7 @@ async def resume(loop: Loop, config: RunConfig) -> int:
         loop.display.warn(f"steps {start + 1} to {done} are lost, and learned again: {STREAM} or metrics lack them")
     if recorded is not None:
         again = all(policy.trainer.deterministic for policy in state.learned.values())
-        why = _changed(config, folder.saved) if again else f"trainer={config.trainer.name} is not deterministic here"
+        why = _changed(loop) if again else f"trainer={config.trainer.name} is not deterministic here"
         if not why and not (why := await loop.recovering(start, partial(_train_again, loop, recorded, start))):
             last = recorded.last
             loop.display.say(f"steps {start + 1} to {last} were trained again as they are recorded")
@@ -109,7 +108,7 @@ async def resume(loop: Loop, config: RunConfig) -> int:
         state.restore_algorithms(recorded.state)
     else:
         state.restore_stream(saved(folder.checkpoint)["stream"])
-    survived, reproducible = loop.trainer.version, _reproducible(loop, config)
+    survived, reproducible = loop.trainer.version, _reproducible(loop)
 
     def seal(content: bytes) -> None:
         folder.seals.add(last, files={LOSSES: digest(content)})
@@ -148,21 +147,20 @@ def losses(
     return found
 
 
-def _reproducible(loop: Loop, config: RunConfig) -> bool:
+def _reproducible(loop: Loop) -> bool:
     """True where steps that are taken again have the same groups, tokens and weights."""
     assert loop.folder.saved is not None
-    same = not _changed(config, loop.folder.saved) and config.rollout == loop.folder.saved.rollout
+    same = not _changed(loop) and loop.config.rollout == loop.folder.saved.rollout
     exact = all(policy.trainer.deterministic for policy in loop.state.learned.values()) and (
         loop.engine is None or loop.engine.capabilities.deterministic
     )
-    return same and exact and not config.rollout.staleness
+    return same and exact and not loop.config.rollout.staleness
 
 
-def _changed(config: RunConfig, before: RunConfig) -> str:
+def _changed(loop: Loop) -> str:
     """The settings because of which the steps would come out otherwise; empty where there are none."""
-    changed = [
-        name for name in ("algo", "trainer", "steps", "policies") if getattr(config, name) != getattr(before, name)
-    ]
+    names, now, before = ("algo", "trainer", "steps", "policies"), loop.config, loop.folder.saved
+    changed = [name for name in names if getattr(now, name) != getattr(before, name)]
     return f"{' and '.join(changed)} changed" if changed else ""
 
 

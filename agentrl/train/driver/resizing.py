@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 
 from agentrl import cluster
 from agentrl.common.concurrency import in_thread
-from agentrl.config import RunConfig
+from agentrl.config import RunConfig, TrainerConfig
 from agentrl.errors import ConfigError
 from agentrl.overrides import read_yaml, validate
 from agentrl.train.display.console import Display
@@ -32,10 +32,13 @@ CHANGEABLE = ("ranks", "tensor_parallel", "pipeline_parallel", "expert_parallel"
 class Resizable(Protocol):
     """The parts of a run's loop that the exchange of its trainer takes."""
 
-    config: RunConfig
     folder: RunFolder
     display: Display
     recovery: Recovery | None
+
+    @property
+    def config(self) -> RunConfig:
+        """The settings that the run goes on with."""
 
     def saves_after(self, step: int) -> bool:
         """Return whether a checkpoint is due after `step` steps."""
@@ -50,12 +53,12 @@ class Resizable(Protocol):
         """Do work that needs the trainer, again where that dies."""
 
 
-def requested(folder: Path, config: RunConfig, warn: Callable[[str], object]) -> RunConfig | None:
-    """The configuration that the run's folder asks for; None where it asks for none, or what it asks for is wrong.
+def requested(folder: Path, trainer: TrainerConfig, warn: Callable[[str], object]) -> TrainerConfig | None:
+    """The trainer's settings that the run's folder asks for; None where there are none, or they are wrong or the same.
 
     Args:
         folder: the run's.
-        config: as it is.
+        trainer: the settings so far.
         warn: is told what is wrong.
     """
     file = folder / FILE
@@ -65,13 +68,12 @@ def requested(folder: Path, config: RunConfig, warn: Callable[[str], object]) ->
         tree = read_yaml(file)
         if strange := sorted(tree.keys() - set(CHANGEABLE)):
             raise ConfigError(f"{strange[0]} can't be changed during a run; allowed: {', '.join(CHANGEABLE)}")
-        trainer = config.trainer
         found = validate({**trainer.model_dump(), **tree}, type(trainer))
     except ConfigError as error:
         warn(f"{file} is left out of account: {error}")
-        found = config.trainer
+        found = trainer
     file.unlink()
-    return None if found == config.trainer else config.model_copy(update={"trainer": found})
+    return None if found == trainer else found
 
 
 async def resize(loop: Resizable, done: int) -> None:
@@ -80,7 +82,7 @@ async def resize(loop: Resizable, done: int) -> None:
     Raises:
         AgentRLError: neither could be started.
     """
-    found, recovery = requested(loop.folder.path, loop.config, loop.display.warn), loop.recovery
+    found, recovery = requested(loop.folder.path, loop.config.trainer, loop.display.warn), loop.recovery
     if recovery is None:
         return
     if found is None or recovery.starts is None:
@@ -89,7 +91,7 @@ async def resize(loop: Resizable, done: int) -> None:
             loop.display.say("the trainer is moved: its node is drained")
             await _start_anew(loop, recovery, done)
         return
-    before, recovery.start = recovery.start, recovery.starts(found.trainer)
+    before, recovery.start = recovery.start, recovery.starts(found)
     try:
         await _start_anew(loop, recovery, done)
     except ConfigError as error:
@@ -97,8 +99,7 @@ async def resize(loop: Resizable, done: int) -> None:
         recovery.start = before
         await loop.recovering(done, partial(loop.restart_trainer, done))
         return
-    loop.config = found
-    loop.folder.change_settings(found, done)
+    loop.folder.change_trainer(found, done)
 
 
 async def _start_anew(loop: Resizable, recovery: Recovery, done: int) -> None:

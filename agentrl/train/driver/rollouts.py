@@ -130,7 +130,7 @@ class RolloutRun:
         plain = factory(config.env.name, **config.env.kwargs)
         make_env = await stack.enter_async_context(with_tools(plain, config.tools))
         folder = Path(stack.enter_context(TemporaryDirectory()))
-        self.model = await launch.base_model(config, make_env, folder)
+        self.model = await launch.base_model(config.model, config.algo, config.seed, make_env, folder)
         model_checks.prove_architecture(config, self.model, display, trains=False)
         if config.run_dir is not None:
             kept = RunFolder.create(Path(config.run_dir), config)
@@ -142,7 +142,7 @@ class RolloutRun:
         self.policy = made.policy
         for engine in made.engines:
             await wait_until_started(engine)
-        stream = preparation.make_stream(config, made, make_env, act(config.rollout))
+        stream = preparation.make_stream(made, make_env, act(config.rollout), config.algo, config.steps)
         self.stream = await stack.enter_async_context(stream)
 
     def __aiter__(self) -> AsyncIterator[Group]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.common.pictures import picture
-from agentrl.config import AlgoConfig, ModelConfig, RunConfig
+from agentrl.config import AlgoConfig, EvalConfig, ModelConfig, RunConfig
 from agentrl.config.secrets import hidden
 from agentrl.envs import calls
 from agentrl.envs.base import Env, has_demonstrator, has_expert
@@ -71,7 +71,8 @@ def complete(tree: Mapping[str, Any]) -> RunConfig:
     if "env" not in tree:
         validate(tree, RunConfig)  # which says so, beside what else is wrong
     named = {key: tree[key] for key in ("env", "model", "policy") if key in tree}
-    suits = recipe(validate(named, RunConfig))
+    known = validate(named, RunConfig)
+    suits = _recipe(known.env.name, "" if known.policy in SCRIPTED else known.model.name)
     try:
         validate(merge(suits, named), RunConfig)
     except ConfigError as error:
@@ -139,17 +140,19 @@ def _known(tree: Mapping[str, Any]) -> Mapping[str, Any]:
     return tree
 
 
-def recipe(config: RunConfig) -> Tree:
-    """Default settings for this environment with this model; the user's own override them."""
-    target = find(config.env.name)
+def _recipe(env: str, model: str) -> Tree:
+    """Default settings for an environment with a model, '' for a script, which plays any form of a task.
+
+    The user's own override them.
+    """
+    target = find(env)
     settings: dict[str, Any] = {}
-    model = "" if config.policy in SCRIPTED else config.model.name  # a script plays any form of a task
     if model == TINY:
         settings |= TINY_RECIPE
         if isinstance(target, type) and issubclass(target, Env) and has_demonstrator(target):
             settings["warm_start.steps"] = TINY_WARM_START
     suits = getattr(target, "recipe", None)
-    own = _written(config.env.name, suits, model) if callable(suits) else {}
+    own = _written(env, suits, model) if callable(suits) else {}
     return _in_parts(spread(settings | own), spread(own))
 
 
@@ -180,9 +183,9 @@ def demonstration_split(env: Env) -> str:
     return "demo" if "demo" in env.splits else env.splits[0]
 
 
-def data_splits(config: RunConfig, env: Env) -> list[str]:
+def data_splits(env: Env, measured: EvalConfig, *, imitates: bool) -> list[str]:
     """The splits that a run trains on, is measured by, and imitates."""
-    return ["train", held_out_split(config, env), *([demonstration_split(env)] if config.warm_start.steps else [])]
+    return ["train", held_out_split(measured, env), *([demonstration_split(env)] if imitates else [])]
 
 
 async def build_tiny(make_env: Callable[[], Env], out: Path, seed: int) -> Path:

@@ -46,7 +46,7 @@ from agentrl.errors import ConfigError, missing_extra
 from agentrl.rollout.episodes.actors import sampling_of
 from agentrl.rollout.episodes.evaluation import SCRIPTED, held_out_split, play_held_out
 from agentrl.rollout.episodes.groups import Rollouts
-from agentrl.rollout.episodes.judges import serve_judges
+from agentrl.rollout.episodes.judges import judging_engines, serve_judges
 from agentrl.rollout.episodes.opponents import open_partners
 from agentrl.rollout.episodes.policies import Policy
 from agentrl.rollout.episodes.programs import Program
@@ -159,7 +159,8 @@ async def evaluate_run(config: RunConfig, display: Display) -> Evaluation:
     """
     sandboxes.configure(config.sandbox)
     config = resolved(config)
-    with _kept(config) as (folder, store), display:
+    path = run_path(config.env.name, config.run_dir, prefix="eval-")
+    with _kept(RunFolder.create(path, config)) as (folder, store), display:
         async with loaded_policy([config], folder.path, display) as rollouts_of:
             result, _ = await measure(config, rollouts_of, folder, store, display)
     return result
@@ -211,7 +212,7 @@ async def loaded_policy(configs: Sequence[RunConfig], folder: Path, display: Dis
                 "for a trained one use model=runs/NAME/checkpoints/step-…"
             )
         with display.part("loading the model"):
-            base = await launch.base_model(config, _factory(config.env), Path(scratch))
+            base = await launch.base_model(config.model, config.algo, config.seed, _factory(config.env), Path(scratch))
         model_checks.prove_architecture(config, base, display, trains=False)
         async with launch.loaded(config, played, base, folder, say=display.say) as policy:
 
@@ -239,12 +240,13 @@ async def _without_tokens(
 ) -> AsyncIterator[tuple[Rollouts, Actor | Program]]:
     """Rollouts of what is no engine: their sessions hold messages."""
     if isinstance(actor, ScriptedActor):  # it plays every agent
-        judges = {name: config.policies[name] for name in config.judging_engines.values()}
+        judging = judging_engines(config.rewards, config.policies)
+        judges = {name: config.policies[name] for name in judging.values()}
         config = config.model_copy(update={"policies": judges, "agents": {}})
     async with (
         with_tools(_factory(config.env), config.tools) as make_env,
-        serve_judges(config, None) as config,
-        open_reward_workers(make_env, config) as (with_rewards, _),
+        serve_judges(config.rewards, config.policies, None) as rewards,
+        open_reward_workers(make_env, rewards, config.cluster, config.sandbox) as (with_rewards, _),
         open_partners(config, None, Path(store.path).parent) as partners,
     ):
         with Recorder(store) as recorder:
@@ -291,12 +293,12 @@ async def measure(
     Raises:
         InfraError: every session ended in an infrastructure error.
     """
-    began, env = time.monotonic(), _factory(config.env)()
-    split = held_out_split(config, env)
+    began, env, who = time.monotonic(), _factory(config.env)(), label(config)
+    split = held_out_split(config.eval, env)
     found = identity.of_splits(env, [split])
-    display.say(f"evaluating {label(config)} on {config.env.name}, split {split}, in {folder.path}")
+    display.say(f"evaluating {who} on {config.env.name}, split {split}, in {folder.path}")
     display.say(identity.described(found))
-    _keep_identity(config, folder.path, found, display)
+    _keep_identity(folder.path, found, display, accept_changed=config.accept_changed_data)
     kept = set[str]()
     display.resume_hint = lambda: f"interrupted; {len(kept)} sessions are in {folder.path / 'sessions.db'}{hint}"
     folder.seals.add(0, evaluation="begun")
@@ -305,14 +307,16 @@ async def measure(
         kept.add(session.id)
         ended(session)
 
-    async with rollouts_of(config, store) as (rollouts, who):
+    async with rollouts_of(config, store) as (rollouts, actor):
         rollouts.left.find_evaluated(store)
-        result, groups = await play_held_out(config, rollouts, who, display, name, ended=keep, detail=detail)
+        result, groups = await play_held_out(config.eval, rollouts, actor, display, name, ended=keep, detail=detail)
         probe = HeldOutProbe(config, rollouts.make_env, folder.path, display.warn, display.say)
         result = replace(result, metrics={**result.metrics, **await probe.look(groups, name, 0)})
     shown = [session for group in groups[:SHOWN] for session in group.sessions[:1]]
-    transcripts(folder.path / "transcripts" / "eval.md", f"{config.env.name}, {label(config)}", shown)
-    data = _as_json(config, split, result, groups, time.monotonic() - began)
+    transcripts(folder.path / "transcripts" / "eval.md", f"{config.env.name}, {who}", shown)
+    env_name, seed, agent = config.env.name, config.seed, config.agent
+    data: dict[str, Any] = {"env": env_name, "policy": who, "agent": agent, "split": split, "seed": seed}
+    data |= _as_json(result, groups, time.monotonic() - began)
     data |= {identity.KEY: identity.json(found), **(about or {})}
     _write_result(folder, store, data)
     return result, data
@@ -326,7 +330,7 @@ def _write_result(folder: RunFolder, store: Store, data: Mapping[str, Any]) -> N
     write_atomically(folder.path / RESULT, content)
 
 
-def _keep_identity(config: RunConfig, folder: Path, found: identity.Identities, display: Display) -> None:
+def _keep_identity(folder: Path, found: identity.Identities, display: Display, *, accept_changed: bool) -> None:
     """Write which data an evaluation has, before it begins; one that goes on has to have the same.
 
     Raises:
@@ -336,7 +340,7 @@ def _keep_identity(config: RunConfig, folder: Path, found: identity.Identities, 
     before = identity.read(orjson.loads(file.read_bytes())) if file.exists() else {}
     if changed := identity.differences(before, found):
         what = f"{folder}: the data changed since this evaluation began: {'; '.join(changed)}"
-        if not config.accept_changed_data:
+        if not accept_changed:
             raise ConfigError(
                 f"{what}. Another run_dir measures all of it anew; accept_changed_data=true measures here what is "
                 "other, and replaces the result"
@@ -349,14 +353,13 @@ def label(config: RunConfig) -> str:
     """Name what is measured."""
     if is_remote(config.policy):
         return f"{config.api.model} at {without_secrets(config.policy)}"
-    name = config.policy if config.policy != "model" else config.model.name
-    return f"agent {config.agent!r} with {name}" if config.agent else name
+    return f"agent {config.agent!r} with {config.played_by}" if config.agent else config.played_by
 
 
 @contextmanager
-def _kept(config: RunConfig) -> Iterator[tuple[RunFolder, Store]]:
-    """A new folder for the evaluation, and its store; removed where it fails before any session has ended."""
-    with closing(RunFolder.create(run_path(config, "eval-"), config)) as folder:
+def _kept(made: RunFolder) -> Iterator[tuple[RunFolder, Store]]:
+    """The evaluation's new folder and its store; removed where it fails before any session has ended."""
+    with closing(made) as folder:
         empty = True
         try:
             with Store(folder.path / "sessions.db") as store:
@@ -370,16 +373,9 @@ def _kept(config: RunConfig) -> Iterator[tuple[RunFolder, Store]]:
             raise
 
 
-def _as_json(
-    config: RunConfig, split: str, result: Evaluation, groups: Sequence[Group], seconds: float
-) -> dict[str, Any]:
+def _as_json(result: Evaluation, groups: Sequence[Group], seconds: float) -> dict[str, Any]:
     sessions = sessions_of(groups)
     about = {
-        "env": config.env.name,
-        "policy": label(config),
-        "agent": config.agent,
-        "split": split,
-        "seed": config.seed,
         "seconds": round(seconds, 3),
         "ends": dict(Counter(session.status.value for session in sessions)),
         "finding": finding(sessions) or failures(sessions) or None,

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from pathlib import Path
 
 import orjson
 
-from agentrl.config import EvalConfig, RunConfig
+from agentrl.config import EvalConfig
 from agentrl.config.secrets import public
 from agentrl.envs.data import identity
 from agentrl.envs.data.identity import Identities
 from agentrl.errors import ConfigError
 from agentrl.overrides import validate
 from agentrl.rollout.stream.batch_metrics import Evaluation, evaluate_groups
-from agentrl.sessions.store.store import Store
+from agentrl.train.driver.opening import OpenRun
 from agentrl.train.record.data_identity import STARTS
 from agentrl.types import Group, Session
 
@@ -31,25 +30,22 @@ def groups_of(sessions: Sequence[Session]) -> Iterator[Group]:
             yield Group(kept[0].group, kept[0].task, kept, number=number)
 
 
-def before_training(run: Path, store: Store, config: RunConfig, data: Identities) -> Evaluation | None:
+def before_training(run: OpenRun, data: Identities) -> Evaluation | None:
     """The evaluation before the first step of a run that goes on, as one to compare the next with.
 
     Args:
-        run: its folder.
-        store: its sessions.
-        config: the settings that it goes on with.
+        run: with the settings that it goes on with.
         data: the data that it goes on with.
 
     Returns:
         None where its sessions are gone, or what is evaluated, how, or on which tasks changed since.
     """
-    groups = list(groups_of(list(store.sessions(phase="eval", step=0))))
+    measured, groups = run.config.eval, list(groups_of(list(run.store.sessions(phase="eval", step=0))))
     try:
-        first = orjson.loads((run / STARTS).read_bytes().splitlines()[0])
+        first = orjson.loads((run.folder.path / STARTS).read_bytes().splitlines()[0])
         then, same = first["settings"], not identity.differences(identity.read(first[identity.KEY]), data)
-        same = (
-            same and validate(then["eval"], EvalConfig) == config.eval and then["rewards"] == public(config)["rewards"]
-        )
+        same = same and validate(then["eval"], EvalConfig) == measured
+        same = same and then["rewards"] == public(run.config)["rewards"]
     except (OSError, ValueError, LookupError, TypeError, AttributeError, ConfigError):  # of an older agentrl
         return None
-    return evaluate_groups(groups, config.eval) if same and any(group.scored for group in groups) else None
+    return evaluate_groups(groups, measured) if same and any(group.scored for group in groups) else None

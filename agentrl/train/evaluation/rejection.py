@@ -23,11 +23,8 @@ from agentrl.envs import sandboxes
 from agentrl.envs.registry import make
 from agentrl.errors import ConfigError, NoSignal
 from agentrl.overrides import Tree, merge, validate
-from agentrl.rollout.episodes.evaluation import SCRIPTED
-from agentrl.rollout.remote import is_remote
 from agentrl.sessions.store.store import Store
 from agentrl.train.display.console import Display
-from agentrl.train.driver import setup
 from agentrl.train.driver.resuming import saved_settings
 from agentrl.train.evaluation import evaluate
 from agentrl.train.evaluation.suite import content
@@ -169,9 +166,7 @@ def _goes_on(folder: Path, out: Path) -> bool:
 
 def _name(config: RunConfig) -> str:
     """A name of what decides the sessions: the environment's, and a digest."""
-    name = config.model.name
-    made = config.policy in SCRIPTED or is_remote(config.policy) or name == setup.TINY
-    policy = content.policy_content(config, None if made else setup.resolve_model(config.model, config.algo))
+    policy = content.policy_content(config, content.model_folder_of(config))
     part = content.part_content(config, make(config.env.name, **config.env.kwargs))
     return f"{Path(config.env.name.partition(':')[0]).stem}-{content.digest([policy, part])}"
 

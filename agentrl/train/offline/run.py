@@ -13,8 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 from agentrl import cluster
-from agentrl.common import custom_code, garbage
-from agentrl.config import RunConfig
+from agentrl.common import garbage
 from agentrl.envs.data import identity
 from agentrl.errors import ConfigError
 from agentrl.rollout.episodes.policies import Policy
@@ -25,61 +24,47 @@ from agentrl.rollout.stream.buffer import Gate
 from agentrl.rollout.stream.samplers import make_sampler
 from agentrl.rollout.stream.stream import Stream
 from agentrl.sessions.renderers import get_renderer
-from agentrl.sessions.store.store import Store
-from agentrl.train.display.console import Display
 from agentrl.train.driver import setup
 from agentrl.train.driver.learning import Learning
 from agentrl.train.driver.loop import Loop
-from agentrl.train.driver.opening import own_model, stoppable
+from agentrl.train.driver.opening import OpenRun, stoppable
 from agentrl.train.driver.preparation import make_loop, prepare_reading
 from agentrl.train.driver.result import TrainResult
 from agentrl.train.offline import held_out, scores
 from agentrl.train.offline.source import ReadData, prepare_data, read_data
-from agentrl.train.plan.model_checks import prove_architecture
 from agentrl.train.record import data_identity
 from agentrl.train.record.best import describe_best
-from agentrl.train.record.run_folder import RunFolder
 from agentrl.train.trainers.teachers.teachers import Teachers, check_teachers
 
 TOKENIZER_TEXTS = 200
 """Conversations that the tiny model's tokenizer is made from."""
 
 
-async def train_on_data(config: RunConfig, folder: RunFolder, store: Store, display: Display) -> TrainResult:
+async def train_on_data(run: OpenRun) -> TrainResult:
     """Train on what is read, and measure the held-out loss, or margin, before and after."""
+    config, display = run.config, run.display
     data = await asyncio.to_thread(read_data, config.data, config.algo)
-    with display.part("loading the model"):
-        base = await own_model(config, partial(_build_tiny, data), folder, display)
-    if config.model.trust_remote_code:
-        custom_code.allow(base)
-    prove_architecture(config, base, display, trains=True)
-    with cluster.opened(config.cluster, folder.path / "logs") as opened:
+    base = await run.load_model(partial(_build_tiny, data))
+    with cluster.opened(config.cluster, run.folder.path / "logs") as opened:
         async with cluster.while_not_lost(opened.lost):
             renderer = get_renderer(base, config.model.renderer, config.model.stop)
             policy = Policy(renderer, None, model=base)
             with display.part("reading the data"):
-                await asyncio.to_thread(prepare_data, config, data, policy.renderer, base)
-            _identify(config, data, folder, display)
+                await asyncio.to_thread(prepare_data, config.data, data, renderer, base, config.model.name)
+            _identify(run, data)
             await check_teachers(config, base)
-            return await _train(config, data, policy, base, folder, store, display)
+            return await _train(run, data, policy, base)
 
 
-async def _train(
-    config: RunConfig,
-    data: ReadData,
-    policy: Policy,
-    base: Path,
-    folder: RunFolder,
-    store: Store,
-    display: Display,
-) -> TrainResult:
+async def _train(run: OpenRun, data: ReadData, policy: Policy, base: Path) -> TrainResult:
+    config, folder, display = run.config, run.folder, run.display
     shape = config.rollout
-    source = ReadGroups(data, shape, config.seed, store, config.env.name)
+    source = ReadGroups(data, shape, config.seed, run.store, config.env.name)
     tasks = ListedTasks(data.tasks["train"], make_sampler(shape.sampler, config.seed))
     gate = Gate(shape.groups_per_step, config.steps, shape.staleness)
     stream = Stream(source, tasks, None, group_size=1, gate=gate)
     learner = Learning(config, folder.path, None, display.part, Teachers(config, folder.path))
-    loop, _ = await asyncio.to_thread(make_loop, config, base, policy, stream, learner, folder, store, display)
+    loop, _ = await asyncio.to_thread(make_loop, run, base, policy, stream, learner)
     try:
         start = await prepare_reading(loop)
         before = held_out.read(folder.path, 0) if start else await _measure(loop, data, 0)
@@ -127,10 +112,13 @@ def _described(found: Evaluation) -> str:
     return f"{found.mean:.3f}{bounds}" + ("" if accuracy is None else f" (accuracy {accuracy:.0%})")
 
 
-def _identify(config: RunConfig, data: ReadData, folder: RunFolder, display: Display) -> None:
+def _identify(run: OpenRun, data: ReadData) -> None:
     """Say which data the run has, and compare it with what it had before."""
+    config, folder, display = run.config, run.folder, run.display
     folder.data = {split: identity.of_tasks(tasks) for split, tasks in data.tasks.items()}
-    for line in (*data.lines(), identity.described(folder.data), *data_identity.check_same(config, None, folder.data)):
+    accept = config.accept_changed_data
+    told = data_identity.check_same(config.resume, config.rerun, None, folder.data, accept_changed=accept)
+    for line in (*data.lines(), identity.described(folder.data), *told):
         if line.startswith("warning: "):
             display.warn(line.removeprefix("warning: "))
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import filecmp
 from pathlib import Path
 
-from agentrl.config import AlgoConfig, DataConfig, RunConfig
+from agentrl.config import AlgoConfig, DataConfig
 from agentrl.errors import ConfigError
 from agentrl.rollout.engines.folder import ModelFacts
 from agentrl.rollout.sources.files import Conversations, read_conversations
@@ -40,27 +40,28 @@ def read_data(data: DataConfig | None, algo: AlgoConfig) -> ReadData:
     return read_run(data, demonstrated=not needs.engine, ends=needs.head is not None, pairs=needs.pairs)
 
 
-def prepare_data(config: RunConfig, data: ReadData, renderer: Renderer, base: Path) -> None:
+def prepare_data(config: DataConfig | None, data: ReadData, renderer: Renderer, base: Path, model: str) -> None:
     """Render conversations, or see that recorded tokens are the model's.
 
     Args:
-        config: the run's.
+        config: the run's `data`.
         data: from `read_data`.
         renderer: the model's.
         base: the model's folder.
+        model: its name in the settings.
 
     Raises:
         ConfigError: nothing is left to train on, or the tokens are of another tokenizer.
     """
-    assert config.data is not None
+    assert config is not None
     if not isinstance(data, RecordedRun):
         own = ModelFacts.read(base).context
-        limit = min((each for each in (config.data.max_tokens, own) if each is not None), default=None)
-        data.prepare(TreeWriter(renderer, config.data, limit))
+        limit = min((each for each in (config.max_tokens, own) if each is not None), default=None)
+        data.prepare(TreeWriter(renderer, config, limit))
         return
-    recorded = Path(config.data.name) / "model" / "tokenizer.json"
+    recorded = Path(config.name) / "model" / "tokenizer.json"
     if not recorded.exists() or not filecmp.cmp(recorded, base / "tokenizer.json", shallow=False):
         raise ConfigError(
-            f"data={config.data.name} has tokens of that run's model, and model={config.model.name} has another "
-            f"tokenizer: model={config.data.name}/model, or one of its checkpoints, has the same"
+            f"data={config.name} has tokens of that run's model, and model={model} has another "
+            f"tokenizer: model={config.name}/model, or one of its checkpoints, has the same"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -14,7 +14,17 @@ from agentrl.cluster.placement.gpus import installed
 from agentrl.cluster.placement.inventory import on_gpus
 from agentrl.cluster.placement.plan import Assignment, Place, place
 from agentrl.common import custom_code
-from agentrl.config import AlgoConfig, ClusterConfig, FleetConfig, ModelConfig, RewardConfig, RunConfig, TrainerConfig
+from agentrl.config import (
+    AlgoConfig,
+    ClusterConfig,
+    EngineConfig,
+    FleetConfig,
+    ModelConfig,
+    RewardConfig,
+    RolloutConfig,
+    RunConfig,
+    TrainerConfig,
+)
 from agentrl.envs.rewards import REWARDS, ModelMemory
 from agentrl.errors import ConfigError
 from agentrl.models.registry import cache_folder
@@ -77,13 +87,15 @@ def described(config: RunConfig, rates: Rates | None = None, on: Sequence[Cluste
     if config.model.trust_remote_code and (code := custom_code.files(Path(config.model.name).expanduser())):
         yield f"Python code of the model's folder runs (model.trust_remote_code=true): {', '.join(code)}"
     yield from _where(assignment, nodes, config.agent, config.cluster)
-    yield from _memory(trainer, engine, config)
+    budget, shown = config.trainer.token_budget, config.rollout.session_tokens
+    sessions = _at_once(config.rollout, config.engine, config.fleet)
+    yield from _memory(trainer, engine, budget, sessions if config.data is None else 0, shown)
     yield from asked
     yield from (f"memory of {each.name}: {_on_device(each, trainer, engine)}" for each in devices)
     if config.data is not None:
         yield from (f"warning: {each}" for each in too_full(devices, trainer, engine, 0))
         return
-    work = work_of(config)
+    work = work_of(config.rollout, config.engine, config.algo)
     if config.cluster.rewards:
         yield f"in a step, environments -> reward workers: {size(work.tokens * SESSION_BYTES)} of sessions"
     if config.cluster.gateways:
@@ -95,6 +107,7 @@ def described(config: RunConfig, rates: Rates | None = None, on: Sequence[Cluste
     yield from _flows(shape, split, numbers, work, config.trainer.token_budget, engines, width)
     known = rates or (Rates() if by_gpu else measured_rates())
     step = step_time(config, shape, split, engine, work, known, ranks)
+    by_role = {"trainer": config.trainer.device, "engine": config.engine.device} if config.cluster.name == "ray" else {}
     whose = "given" if rates else "an H100's data sheet" if by_gpu else "this CPU, measured now"
     learns = f"train {in_words(step.train)} + publish {in_words(step.publish)}"
     with_it = "beside" if step.overlaps else "+"
@@ -104,21 +117,24 @@ def described(config: RunConfig, rates: Rates | None = None, on: Sequence[Cluste
         else f"no engine has room for a session; {learns}"
     )
     yield f"a step: {about} (rates: {whose}; sessions of {work.length} tokens)"
-    full = too_full(devices, trainer, engine, config.rollout.session_tokens, at_once(config))
-    yield from (f"warning: {each}" for each in (*full, *_warnings(config, assignment, nodes, step)))
+    full = too_full(devices, trainer, engine, shown, sessions)
+    yield from (
+        f"warning: {each}"
+        for each in (*full, *_warnings(assignment, nodes, step, by_role, shared=config.fleet.shared > 0))
+    )
 
 
 def asked_models(config: RunConfig, shape: Shape) -> dict[str, tuple[float, bool]]:
     """Models beside the main policy's: of each a line, its bytes, and whether it is on a GPU where there is one."""
-    found = {}
+    found, asked = {}, {name: config.policies[name] for name in config.asked_policies}
     for name, each in reward_models(config.rewards).items():
         on = "a GPU" if each.device == "cuda" else "the CPU"
         line = f"memory of rewards.{name} on {on}: weights {size(each.weights)}, a batch {size(each.batch)}"
         found[line] = (each.total, each.device == "cuda")
-    for name, taken in teachers_memory(config, shape).items():
+    for name, taken in teachers_memory(asked, shape, config.trainer.token_budget).items():
         line = f"memory of the teacher {name}: {size(taken)}, from the first step on"
         found[line] = (taken, config.policies[name].engine.device != "cpu")
-    for name, taken in players_memory(config, shape).items():
+    for name, taken in players_memory(config.policies, asked, shape, config.trainer, config.algo).items():
         parts = "trainer and engine" if config.policies[name].learns else "engines"
         line = f"memory of policies.{name}: {size(taken)} for {parts}, and a cache"
         found[line] = (taken, config.policies[name].engine.device != "cpu")
@@ -208,19 +224,18 @@ def engines_of(fleet: FleetConfig) -> int:
     return len(fleet.urls) or fleet.engines
 
 
-def work_of(config: RunConfig) -> StepWork:
+def work_of(shape: RolloutConfig, engine: EngineConfig, algo: AlgoConfig) -> StepWork:
     """A step's work, with sessions of half of their limit, and one up to it."""
-    shape = config.rollout
     half = max(int(shape.session_tokens * USED / 2), 1)
-    forwards = bool(config.algo.kl_coef) + (config.algo.correction.proximal == "recomputed")
+    forwards = bool(algo.kl_coef) + (algo.correction.proximal == "recomputed")
     sessions = shape.groups_per_step * shape.group_size
-    return StepWork(sessions, half, half, config.engine.max_batch, max(shape.session_tokens - half, 1), forwards)
+    return StepWork(sessions, half, half, engine.max_batch, max(shape.session_tokens - half, 1), forwards)
 
 
-def at_once(config: RunConfig) -> int:
+def _at_once(shape: RolloutConfig, engine: EngineConfig, fleet: FleetConfig) -> int:
     """Return the number of sessions that each engine has at once."""
-    sessions = config.rollout.groups_per_step * config.rollout.group_size
-    return min(config.engine.max_batch, -(-sessions // max(engines_of(config.fleet), 1)))
+    sessions = shape.groups_per_step * shape.group_size
+    return min(engine.max_batch, -(-sessions // max(engines_of(fleet), 1)))
 
 
 def step_time(
@@ -251,19 +266,20 @@ def _where(
             yield f"{node.name}: {each.role} {each.number}{gpus}{also}"
 
 
-def _memory(trainer: TrainerMemory, engine: EngineMemory, config: RunConfig) -> Iterator[str]:
+def _memory(
+    trainer: TrainerMemory, engine: EngineMemory, budget: int, sessions: int, session_tokens: int
+) -> Iterator[str]:
     parts = (part.name for part in fields(trainer))
     each = ", ".join(
         f"{name.replace('_', ' ')} {size(getattr(trainer, name))}" for name in parts if getattr(trainer, name)
     )
-    yield f"memory of a trainer rank: {size(trainer.total)} = {each} (forests of {config.trainer.token_budget} tokens)"
-    if config.data is not None:
+    yield f"memory of a trainer rank: {size(trainer.total)} = {each} (forests of {budget} tokens)"
+    if not sessions:  # they are read
         return
-    sessions = at_once(config)
-    cache = sessions * config.rollout.session_tokens * engine.token
+    cache = sessions * session_tokens * engine.token
     yield (
         f"memory of an engine rank: weights {size(engine.weights)}, key-value cache {size(cache)} for {sessions} "
-        f"sessions of {config.rollout.session_tokens} tokens ({size(engine.token)} a token)"
+        f"sessions of {session_tokens} tokens ({size(engine.token)} a token)"
     )
 
 
@@ -290,19 +306,21 @@ def _flows(
         yield f"in a step, between data-parallel ranks: {size(gradients)} of gradients and weights for each"
 
 
-def _warnings(config: RunConfig, assignment: Assignment, nodes: Sequence[ClusterNode], step: StepTime) -> Iterator[str]:
+def _warnings(
+    assignment: Assignment, nodes: Sequence[ClusterNode], step: StepTime, by_role: Mapping[str, str], *, shared: bool
+) -> Iterator[str]:
     idle = {node.name: assignment.idle(node) for node in nodes}
     for name, gpus in idle.items():
         if gpus:
             yield f"GPUs {', '.join(map(str, gpus))} of {name} are idle"
     placed = {each.role for each in assignment.places if not each.devices}
-    if config.cluster.name == "ray" and any(node.gpus for node in nodes):
-        for role, device in (("trainer", config.trainer.device), ("engine", config.engine.device)):
+    if any(node.gpus for node in nodes):
+        for role, device in by_role.items():
             if role in placed and device == "auto":
                 yield f"{role}.device=auto takes no GPU of its node for itself here; {role}.device=cuda does"
     if step.publish > 0.2 * step.total:
         yield f"weights take {step.publish / step.total:.0%} of a step: the link to the engines is the bottleneck"
-    if step.overlaps and not config.fleet.shared and step.generate > 2 * step.train:
+    if step.overlaps and not shared and step.generate > 2 * step.train:
         yield "the trainer waits more than half of each step"
     if step.overlaps and step.train > 2 * step.alone:
         yield "the engines wait more than half of each step"

@@ -6,11 +6,24 @@ starting servers, a warm start.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
 from agentrl import faults
-from agentrl.config import MODEL, PAST, FleetConfig, RunConfig
+from agentrl.config import (
+    MODEL,
+    PAST,
+    ClusterConfig,
+    EngineConfig,
+    FleetConfig,
+    GatewayConfig,
+    PolicyConfig,
+    RewardConfig,
+    RolloutConfig,
+    RunConfig,
+    TrainerConfig,
+)
 from agentrl.envs import calls
 from agentrl.envs.base import Env, has_critic_view
 from agentrl.envs.data.hub import is_hub
@@ -70,11 +83,11 @@ def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> No
         return
     if not algorithm.needs.engine:
         raise ConfigError(f"algo={config.algo.name} learns from what is read: data=FILE or data=runs/NAME names it")
-    _check_sampling(config)
-    _check_resident(config)
+    _check_sampling(config.rollout, config.engine, config.trainer, refuse=not config.allow_no_signal)
+    _check_resident(config.rewards, config.cluster)
     env = check_rollouts(config)
     _check_view(algorithm, env)
-    _check_tasks(env, held_out_split(config, env))
+    _check_tasks(env, held_out_split(config.eval, env))
     if config.warm_start.steps:
         _check_tasks(env, setup.demonstration_split(env))
 
@@ -144,7 +157,7 @@ def check_evaluation(config: RunConfig) -> None:
         UnknownName: there is none of a name; the message lists what is known.
         ConfigError, InvalidInput, EnvError, MissingExtra: something that is named can't be used here.
     """
-    _check_resident(config)
+    _check_resident(config.rewards, config.cluster)
     env = make(config.env.name, **config.env.kwargs)
     if is_remote(config.policy):
         check_api(config.policy, config.api, env)
@@ -160,16 +173,15 @@ def check_evaluation(config: RunConfig) -> None:
                 f"policies.{name}.model=RUN/past/step-… is one of the versions"
             )
     _check_agents(config, env, trains=False)
-    _check_tasks(env, held_out_split(config, env))
+    _check_tasks(env, held_out_split(config.eval, env))
 
 
-def _check_resident(config: RunConfig) -> None:
+def _check_resident(rewards: Mapping[str, RewardConfig], cluster: ClusterConfig) -> None:
     """Refuse rewards whose models are not there, and several copies of one on a device."""
-    cluster = config.cluster
-    names = [name for name, each in config.rewards.items() if each.resident]
+    names = [name for name, each in rewards.items() if each.resident]
     for name in names:
         try:
-            REWARDS.find(config.rewards[name].name).memory(config.rewards[name])
+            REWARDS.find(rewards[name].name).memory(rewards[name])
         except ConfigError as error:
             raise ConfigError(f"rewards.{name}: {error}") from None
     if not names or cluster.resources.rewards.gpus:  # each worker has GPUs of its own
@@ -177,7 +189,7 @@ def _check_resident(config: RunConfig) -> None:
     if cluster.rewards > 1 or (cluster.environments and not cluster.rewards):
         where = f"each of cluster.environments={cluster.environments}" if not cluster.rewards else "each reward worker"
         raise ConfigError(
-            f"rewards.{names[0]}={config.rewards[names[0]].name} holds a model, of which there would be a copy in "
+            f"rewards.{names[0]}={rewards[names[0]].name} holds a model, of which there would be a copy in "
             f"{where}: use cluster.rewards=1, or with cluster=ray cluster.resources.rewards.gpus=1"
         )
 
@@ -193,8 +205,10 @@ def _check_agents(config: RunConfig, env: Env, *, trains: bool) -> None:
     if config.agent is not None and len(env.agents) > 1:
         raise ConfigError(f"agent={config.agent!r} is for one agent; env={config.env.name} has {', '.join(env.agents)}")
     if config.agent is not None and config.agents:
-        _check_named(config)
-    if trains and all(config.agents.get(agent, MAIN) != MAIN for agent in (*env.agents, *_named(config))):
+        _check_named(config.agent, config.agents, config.policies, config.gateway, config.cluster)
+    if trains and all(
+        config.agents.get(agent, MAIN) != MAIN for agent in (*env.agents, *(config.agents if config.agent else ()))
+    ):
         raise ConfigError(
             f"policies that are not trained play all agents of env={config.env.name}: there is nothing to train"
         )
@@ -206,46 +220,47 @@ def _check_agents(config: RunConfig, env: Env, *, trains: bool) -> None:
             check_partner(name, policy, env)
 
 
-def _named(config: RunConfig) -> tuple[str, ...]:
-    """The agents that a program's requests name as their model."""
-    return () if config.agent is None else tuple(config.agents)
-
-
-def _check_named(config: RunConfig) -> None:
+def _check_named(
+    program: str,
+    agents: Mapping[str, str],
+    policies: Mapping[str, PolicyConfig],
+    gateway: GatewayConfig,
+    cluster: ClusterConfig,
+) -> None:
     """Refuse policies by which no request of a program can be answered, and gateways that have one policy."""
-    forwarded = {*config.agents, *config.agents.values()} & set(config.gateway.forward.models)
-    if odd := sorted({agent for agent in config.agents if "/" in agent} | forwarded):
+    forwarded = {*agents, *agents.values()} & set(gateway.forward.models)
+    if odd := sorted({agent for agent in agents if "/" in agent} | forwarded):
         raise ConfigError(
             f"agents.{odd[0]}: a program's agents are named without a slash, and not as models of gateway.forward are"
         )
-    for agent, name in config.agents.items():
-        kind = MODEL if name == MAIN else config.policies[name].name
+    for agent, name in agents.items():
+        kind = MODEL if name == MAIN else policies[name].name
         if kind not in (MODEL, PAST):
             raise ConfigError(
-                f"policies.{name}={kind} plays agents.{agent}, and requests of agent={config.agent!r} are answered by "
+                f"policies.{name}={kind} plays agents.{agent}, and requests of agent={program!r} are answered by "
                 "models that are loaded here: set its model; another server's are asked by gateway.forward"
             )
-    elsewhere = {"environments": config.cluster.environments, "gateways": config.cluster.gateways}
+    elsewhere = {"environments": cluster.environments, "gateways": cluster.gateways}
     if found := next((name for name, count in elsewhere.items() if count), None):
         raise ConfigError(
             f"cluster.{found}={elsewhere[found]}: the gateways of other processes answer by one policy, and "
-            f"agent={config.agent!r} has several (agents: {', '.join(config.agents)}): set cluster.{found}=0"
+            f"agent={program!r} has several (agents: {', '.join(agents)}): set cluster.{found}=0"
         )
 
 
-def _check_sampling(config: RunConfig) -> None:
+def _check_sampling(limits: RolloutConfig, engine: EngineConfig, trainer: TrainerConfig, *, refuse: bool) -> None:
     """Refuse sampling by which no token can be trained; temperature 0 is refused with the settings."""
-    engine, trainer, plugin = config.engine, config.trainer, ENGINES.find(config.engine.name)
-    if config.rollout.strict_calls and not plugin.keeps_to_calls:
+    plugin = ENGINES.find(engine.name)
+    if limits.strict_calls and not plugin.keeps_to_calls:
         raise ConfigError(f"rollout.strict_calls=true: engine={engine.name} has no grammars of tool calls: use local")
-    if config.rollout.strict_calls and not grammars.available():
+    if limits.strict_calls and not grammars.available():
         raise missing_extra("llguidance", grammars.EXTRA)
-    narrowed = config.rollout.narrowed
-    if not narrowed or config.allow_no_signal:
+    narrowed = limits.narrowed
+    if not narrowed or not refuse:
         return
     recorded, computed = plugin.records_supports, TRAINERS.find(trainer.name).computes_supports
-    if recorded and config.rollout.repetition_penalty != 1 and not plugin.records_penalties:
-        recorded, narrowed = False, f"repetition_penalty={config.rollout.repetition_penalty:g}"
+    if recorded and limits.repetition_penalty != 1 and not plugin.records_penalties:
+        recorded, narrowed = False, f"repetition_penalty={limits.repetition_penalty:g}"
     if recorded and computed and engine.support_bytes:
         return
     why = f"trainer={trainer.name} computes log-probabilities over the whole vocabulary alone"

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from agentrl.config import RolloutConfig, RunConfig
+from agentrl.config import EngineConfig, RolloutConfig, RunConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env
 from agentrl.errors import AgentRLError, ConfigError, InfraError, RenderError
@@ -33,12 +34,12 @@ MEASURED = 10_000
 _log = logging.getLogger(__name__)
 
 
-def context(config: RunConfig, limits: RolloutConfig, model: Path) -> dict[str, int]:
+def context(engine: EngineConfig, name: str, limits: RolloutConfig, model: Path) -> dict[str, int]:
     """The limits of a path's tokens that hold in a run, by what sets them."""
     found = {
-        f"engine.max_context={config.engine.max_context}": config.engine.max_context,
+        f"engine.max_context={engine.max_context}": engine.max_context,
         f"rollout.context_tokens={limits.context_tokens}": limits.context_tokens,
-        f"model={config.model.name}'s context of {(own := ModelFacts.read(model).context)} tokens": own,
+        f"model={name}'s context of {(own := ModelFacts.read(model).context)} tokens": own,
     }
     return {name: limit for name, limit in found.items() if limit is not None}
 
@@ -67,16 +68,18 @@ async def check_room(
     """
     if config.agent is not None:  # a program writes its own prompts
         return []
+    others = frozenset(agent for agent, policy in config.agents.items() if policy != MAIN)
+    measure = partial(_tokens, seed=config.seed, others=others, renderer=renderer)
     env, lines = make_env(), list[str]()
     for split in dict.fromkeys(splits or env.splits[:1]):
         evaluated = split != "train" and config.eval.session_tokens is not None
         limits = config.eval.limits(config.rollout) if evaluated else config.rollout
         own = f"{'eval' if evaluated else 'rollout'}.session_tokens={limits.session_tokens}"
-        known = context(config, limits, model) | {own: limits.session_tokens}
+        known = context(config.engine, config.model.name, limits, model) | {own: limits.session_tokens}
         setting = min(known, key=known.__getitem__)
         source = env.tasks(split)
         count = len(source) if isinstance(source, Sequence) else None
-        opened = await _opened(config, make_env, _chosen(env, split, source), renderer)
+        opened = await _opened(make_env, _chosen(env, split, source), measure)
         over = [(task, tokens) for task, tokens in opened if tokens >= known[setting]]
         if over and len(over) == len(opened):
             task, tokens = over[0]
@@ -111,14 +114,14 @@ def _some(over: Sequence[tuple[Task, int]], examined: int, split: str, setting: 
 
 
 async def _opened(
-    config: RunConfig, make_env: Callable[[], Env], tasks: Iterator[Task], renderer: Renderer
+    make_env: Callable[[], Env], tasks: Iterator[Task], tokens: Callable[[Env, Task], Awaitable[int]]
 ) -> list[tuple[Task, int]]:
     """Some tasks, and how many tokens the longest opening of each has."""
     found: list[tuple[Task, int]] = []
     began = time.monotonic()
     for task in tasks:
         try:
-            found.append((task, await _tokens(config, make_env().for_task(task), task, renderer)))
+            found.append((task, await tokens(make_env().for_task(task), task)))
         except RenderError:
             raise
         except AgentRLError as error:
@@ -157,9 +160,9 @@ def _spread(count: int, most: int) -> list[int]:
     return [place * (count - 1) // max(most - 1, 1) for place in range(most)]
 
 
-async def _tokens(config: RunConfig, env: Env, task: Task, renderer: Renderer) -> int:
+async def _tokens(env: Env, task: Task, *, seed: int, others: Collection[str], renderer: Renderer) -> int:
     try:
-        openings = await calls.openings(env, task, seed=config.seed)
+        openings = await calls.openings(env, task, seed=seed)
     finally:
         await calls.close(env)
 
@@ -168,4 +171,4 @@ async def _tokens(config: RunConfig, env: Env, task: Task, renderer: Renderer) -
         conversation.add(opening)
         return len(conversation.token_ids) + len(renderer.generation_prompt(conversation.head))
 
-    return max((tokens(o) for agent, o in openings.items() if config.agents.get(agent, MAIN) == MAIN), default=0)
+    return max((tokens(o) for agent, o in openings.items() if agent not in others), default=0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from agentrl.config import MODEL, PAST, START, PolicyConfig, RunConfig
+from collections.abc import Container, Mapping
+
+from agentrl.config import MODEL, PAST, START, AlgoConfig, PolicyConfig, TrainerConfig
 from agentrl.models.registry import cache_folder
 from agentrl.rollout.engines import ENGINES
 from agentrl.train.algorithms import make_algorithm
@@ -12,38 +14,36 @@ from agentrl.train.trainers import TRAINERS
 from agentrl.types import MAIN
 
 
-def teachers_memory(config: RunConfig, student: Shape) -> dict[str, float]:
+def teachers_memory(asked: Mapping[str, PolicyConfig], student: Shape, token_budget: int) -> dict[str, float]:
     """Bytes of each teacher that the run keeps, by its policy's name; one behind a URL takes none here.
 
     One that reads forests has float32 weights, and the activations of one layer at a time; another engine's are in its
     own precision, without its cache.
     """
-    found = {}
-    for name in sorted(config.asked_policies):
-        own = config.policies[name]
-        if not own.remote:
-            found[name] = _bytes(own, _shape(own, student), config.trainer.token_budget)
-    return found
+    local = {name: own for name, own in sorted(asked.items()) if not own.remote}
+    return {name: _bytes(own, _shape(own, student), token_budget) for name, own in local.items()}
 
 
-def players_memory(config: RunConfig, main: Shape) -> dict[str, float]:
+def players_memory(
+    policies: Mapping[str, PolicyConfig], asked: Container[str], main: Shape, trainer: TrainerConfig, algo: AlgoConfig
+) -> dict[str, float]:
     """Bytes of each policy that plays with weights of its own, by its name: its engines', and its trainer's.
 
-    Earlier versions have an engine each; an engine's cache is not counted.
+    Earlier versions have an engine each; an engine's cache is not counted. `trainer` and `algo` are those of
+    policies that have none of their own.
     """
     found = {}
-    for name, own in config.policies.items():
-        if own.name not in (MODEL, PAST) or name in config.asked_policies:
+    for name, own in policies.items():
+        if own.name not in (MODEL, PAST) or name in asked:
             continue
-        whose = config.policies.get(own.past.of, own) if own.name == PAST else own
+        whose = policies.get(own.past.of, own) if own.name == PAST else own
         shape = main if own.name == PAST and own.past.of == MAIN else _shape(whose, main)
         engines = own.past.size + 1 if own.name == PAST else 1
         found[name] = engines * shape.parameters * (4.0 if own.engine.dtype == "float32" else 2.0)
         if own.learns:
-            alone = config.of_policy(name)
-            plugin, algorithm = TRAINERS.find(alone.trainer.name), make_algorithm(alone.algo)
-            split = plugin.split(alone.trainer, shape, 0)
-            found[name] += plugin.memory(alone.trainer, algorithm, shape, split).total
+            training = own.trainer or trainer
+            plugin, algorithm = TRAINERS.find(training.name), make_algorithm(own.algo or algo)
+            found[name] += plugin.memory(training, algorithm, shape, plugin.split(training, shape, 0)).total
     return found
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import orjson
 
-from agentrl.config import RunConfig
 from agentrl.envs.base import Env
 from agentrl.envs.data import identity
 from agentrl.envs.data.identity import Identities
@@ -44,22 +43,26 @@ def recorded(run: Path) -> Identities:
         raise ConfigError(f"{file} is damaged: {error}") from None
 
 
-def check_same(config: RunConfig, env: Env | None, found: Identities) -> list[str]:
+def check_same(
+    resume: str | None, rerun: str | None, env: Env | None, found: Identities, *, accept_changed: bool
+) -> list[str]:
     """Compare a run's data with that of the run which it resumes or repeats.
 
     Args:
-        config: names that run, if any.
+        resume: that run, where one is resumed.
+        rerun: that run, where one is repeated.
         env: has the data; None where it is read.
         found: its identities.
+        accept_changed: go on with other data, and say so.
 
     Returns:
         Lines that are to be shown.
 
     Raises:
-        ConfigError: it changed, and `accept_changed_data` is not set.
+        ConfigError: it changed.
     """
-    name = "resume" if config.resume else "rerun"
-    if (run := config.resume or config.rerun) is None:
+    name = "resume" if resume else "rerun"
+    if (run := resume or rerun) is None:
         return []
     before = recorded(Path(run))
     old = list(_other_tasks(Path(run), env)) if env is not None and not before else []
@@ -67,7 +70,7 @@ def check_same(config: RunConfig, env: Env | None, found: Identities) -> list[st
     if not changed:
         return [] if before else [f"{run} does not say which data it had; the tasks that it trained are still there"]
     what = f"{name}={run}: the data changed since: {'; '.join(changed)}"
-    if config.accept_changed_data:
+    if accept_changed:
         return [f"warning: {what} (accept_changed_data=true)"]
     raise ConfigError(
         f"{what}. Groups would have other tasks than the run says. Give it the data that it had, or begin a new run; "

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import orjson
 
-from agentrl.config import RunConfig
+from agentrl.config import WeightsConfig
 from agentrl.errors import ConfigError, Unproven
 from agentrl.rollout.engines.managed import managed
 from agentrl.sessions.tree.codec import pack_floats
@@ -243,7 +243,8 @@ def forest_hash(forests: Sequence[Forest]) -> str:
 
 async def confirm_weights(
     engine: Engine,
-    config: RunConfig,
+    kind: str,
+    weights: WeightsConfig,
     losses: Sequence[int],
     probed: float | None = None,
     bound: float | None = None,
@@ -253,17 +254,18 @@ async def confirm_weights(
 
     Args:
         engine: the trained policy's.
-        config: the run's.
+        kind: the engine's name in the settings.
+        weights: how they were sent.
         losses: see `sessions.tree.incarnations`.
         probed: see `Published.probe`.
         bound: see `Published.probe_bound`.
         reference: see `Published.reference`.
     """
-    weights, version = config.weights, engine.version()
+    version = engine.version()
     checksums = await managed(engine).checksums() if weights.verify else {}
     caches: Caches = "kept" if weights.mode == "in_place" else "dropped"
     number = incarnation(version, losses)
-    return Published(version, number, config.engine.name, caches, checksums, probed, bound, reference)
+    return Published(version, number, kind, caches, checksums, probed, bound, reference)
 
 
 # ------------------------------------------------------------------------------------------- the file

@@ -21,7 +21,7 @@ import orjson
 
 from agentrl import __version__
 from agentrl.common import cores, native
-from agentrl.config import RunConfig
+from agentrl.config import EngineConfig, FleetConfig, RunConfig
 from agentrl.envs.data import identity
 from agentrl.errors import ConfigError, Diverged
 from agentrl.rollout.engines import ENGINES
@@ -119,24 +119,25 @@ def require_kernel(run: Path, own: str) -> None:
         )
 
 
-def write_start(config: RunConfig, folder: RunFolder, trainer: Trainer, display: Display, start: int) -> None:
+def write_start(folder: RunFolder, trainer: Trainer, display: Display, start: int) -> None:
     """Record where and with what a process trains after the step `start`; a rerun names what differs."""
+    config = folder.config
     own = {
-        **machine(config, folder.path / "model", trainer),
-        "settings": folder.settings(config),
+        **machine(config.engine, config.fleet, folder.path / "model", trainer),
+        "settings": folder.settings(),
         "code": kept_code.digests(folder.path),
         identity.KEY: identity.json(folder.data),
     }
-    folder.begin(config, start, own)
+    folder.begin(start, own)
     if config.rerun:
         for line in differences(Path(config.rerun), own):
             display.warn(line)
         folder.check_row = _row_check(Path(config.rerun))
 
 
-def machine(config: RunConfig, model: Path, trainer: Trainer) -> dict[str, Any]:
+def machine(engine: EngineConfig, fleet: FleetConfig, model: Path, trainer: Trainer) -> dict[str, Any]:
     """Return what numbers may depend on besides seeds and settings."""
-    engines = divided(config.engine, config.fleet, model)
+    engines = divided(engine, fleet, model)
     users = os.environ[cores.VARIABLE] if cores.set_by_user() else None
     return {
         "python": platform.python_version(),
@@ -145,7 +146,7 @@ def machine(config: RunConfig, model: Path, trainer: Trainer) -> dict[str, Any]:
         "cpu": native.processor(),
         "cores": len(cores.allowed()),
         "engines": len(engines),
-        "engine_kernel": ENGINES.find(config.engine.name).kernel(config.engine),
+        "engine_kernel": ENGINES.find(engine.name).kernel(engine),
         "engine_threads": engines[0].threads or users,
         "trainer_threads": trainer.threads or users,
     }

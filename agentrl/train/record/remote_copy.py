@@ -30,7 +30,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from agentrl.common import formats
-from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.train.display.console import Display
 from agentrl.train.driver import resuming
@@ -150,16 +149,17 @@ class Uploads:
     Args:
         run: the run's folder.
         url: where to.
-        config: the run's; as many copies stay as it keeps checkpoints.
+        keep: how many copies stay.
+        timeout: seconds that the end of a run waits for the last one.
         warn: displays a line.
 
     Raises:
         ConfigError: nothing can be written there, or it holds copies that this run does not continue.
     """
 
-    def __init__(self, run: Path, url: str, config: RunConfig, warn: Callable[[str], None]) -> None:
+    def __init__(self, run: Path, url: str, keep: int, timeout: float, warn: Callable[[str], None]) -> None:
         self.storage = Storage(url, "checkpoint_url")
-        self._keep, self._timeout = config.keep_checkpoints, config.checkpoint_url_timeout
+        self._keep, self._timeout = keep, timeout
         self._run, self._warn = run, warn
         self._copied = -1
         self._refuse_another_run()

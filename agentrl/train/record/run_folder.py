@@ -44,7 +44,7 @@ import orjson
 
 from agentrl import faults, logs
 from agentrl.common import formats
-from agentrl.config import PAST, RunConfig, yaml_settings
+from agentrl.config import PAST, RunConfig, TrainerConfig, yaml_settings
 from agentrl.config.secrets import public
 from agentrl.envs.data.identity import Identities
 from agentrl.errors import AgentRLError, Blame, ConfigError, StoreError
@@ -94,6 +94,7 @@ class RunFolder:
 
     Attributes:
         path: the folder.
+        config: the settings that the run goes on with.
         checkpoint: what the run resumes from; None where it begins.
         saved: the settings of a run that is resumed, as they were before.
         check_row: is called with each row of metrics before it is written; a rerun compares it with the recorded one.
@@ -102,6 +103,8 @@ class RunFolder:
         data: the identities of the run's data.
         seals: digests of what is written.
     """
+
+    config: RunConfig
 
     def __init__(self, path: Path) -> None:
         self.path, self.seals = path, Seals(path)
@@ -141,7 +144,8 @@ class RunFolder:
                 )
             if not again and (found := [name for name in WRITTEN if (path / name).exists()]):
                 raise ConfigError(f"run_dir={str(path)!r} holds {found[0]}, which a run would write over")
-            folder.write_settings(config)
+            folder.config = config
+            folder.write_settings()
         except BaseException as error:
             folder.close()
             folder._unmake()
@@ -167,7 +171,7 @@ class RunFolder:
         saved = resuming.saved_settings(path)
         resuming.check_formats(path)
         folder = cls(path)
-        folder.saved = saved
+        folder.config, folder.saved = config, saved
         try:
             folder._lock = RunLock(path)
             changes = resuming.changes(path, saved, config)
@@ -197,19 +201,18 @@ class RunFolder:
         if self.checkpoint is None or start == step_of(self.checkpoint):
             (self.path / STREAM).unlink(missing_ok=True)  # of steps that are taken otherwise
 
-    def begin(self, config: RunConfig, start: int, about: Mapping[str, Any]) -> None:
+    def begin(self, start: int, about: Mapping[str, Any]) -> None:
         """Record that a process trains after the step `start`.
 
         Args:
-            config: its settings.
             start: the step.
             about: what `starts.jsonl` has of it besides.
         """
         line = orjson.dumps({"step": start, **about, "sealed": True}) + b"\n"
         file = self.path / LOSSES
         lost: list[int] = orjson.loads(file.read_bytes()) if file.exists() else []
-        self.seals.start(start, self._yaml(config), line, losses=lost, anew=self.checkpoint is None)
-        self.write_settings(config)
+        self.seals.start(start, self._yaml(), line, losses=lost, anew=self.checkpoint is None)
+        self.write_settings()
         append(self.path / STARTS, line)
 
     def discard(self) -> None:
@@ -229,24 +232,25 @@ class RunFolder:
             with suppress(OSError):
                 folder.rmdir()
 
-    def write_settings(self, config: RunConfig) -> None:
+    def write_settings(self) -> None:
         """Write what the run goes on with, also where it is resumed; secrets are given anew each time."""
         write_atomically(self.path / formats.NAME, formats.mark_run())
-        write_atomically(self.path / SETTINGS, self._yaml(config))
+        write_atomically(self.path / SETTINGS, self._yaml())
 
-    def change_settings(self, config: RunConfig, step: int) -> None:
-        """Write settings that changed after a step, while the run goes on."""
-        self.seals.add(step, files={SETTINGS: digest(self._yaml(config))})
-        self.write_settings(config)
+    def change_trainer(self, trainer: TrainerConfig, step: int) -> None:
+        """Write settings of the trainer that changed after a step, while the run goes on."""
+        self.config = self.config.model_copy(update={"trainer": trainer})
+        self.seals.add(step, files={SETTINGS: digest(self._yaml())})
+        self.write_settings()
 
-    def settings(self, config: RunConfig) -> dict[str, Any]:
-        """Settings as they are recorded: without secrets; copies of the files that they name are kept."""
-        settings = kept_code.restore_names(self.path, public(config))
+    def settings(self) -> dict[str, Any]:
+        """The settings as they are recorded: without secrets; copies of the files that they name are kept."""
+        settings = kept_code.restore_names(self.path, public(self.config))
         kept_code.keep(self.path, settings)
         return settings
 
-    def _yaml(self, config: RunConfig) -> bytes:
-        settings = self.settings(config) | {"resume": None, "accept_changed_data": False}
+    def _yaml(self) -> bytes:
+        settings = self.settings() | {"resume": None, "accept_changed_data": False}
         return yaml_settings.write(settings).encode()
 
     # ------------------------------------------------------------------------------------- metrics
@@ -281,8 +285,9 @@ class RunFolder:
         if stream:
             write_atomically(self.path / STREAM, stream)
 
-    def track(self, config: RunConfig, warn: Callable[[str], None]) -> None:
+    def track(self, warn: Callable[[str], None]) -> None:
         """Pass metrics on to the back ends that the settings name; `warn` displays what goes wrong with one."""
+        config = self.config
         settings = resuming.flat(public(config))
         kinds = {name: TRACKERS.find(name) for name in config.metrics}
         about = TrackedRun(self.path, config.metrics_project, settings, config.metrics_address)
@@ -392,9 +397,9 @@ class RunFolder:
             self._lock = None
 
 
-def run_path(config: RunConfig, prefix: str = "") -> Path:
+def run_path(env: str, run_dir: str | None, rerun: str | None = None, prefix: str = "") -> Path:
     """Return a new run's folder: `run_dir`, or a name made of its environment and the time."""
-    name = Path(config.env.name.partition(":")[0]).stem
-    if config.rerun and not config.run_dir:
-        return Path(f"{config.rerun.rstrip('/')}-rerun")
-    return Path(config.run_dir or f"runs/{prefix}{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    name = Path(env.partition(":")[0]).stem
+    if rerun and not run_dir:
+        return Path(f"{rerun.rstrip('/')}-rerun")
+    return Path(run_dir or f"runs/{prefix}{name}-{time.strftime('%Y%m%d-%H%M%S')}")

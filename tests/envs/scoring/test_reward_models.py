@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from agentrl.config import EnvConfig, RunConfig
+from agentrl.config import ClusterConfig, RunConfig
 from agentrl.envs.rewards import NamedReward, make_rewards
 from agentrl.envs.scoring import score_server
 from agentrl.envs.scoring.reward_models import TOO_LONG, ScoreModelReward
@@ -178,9 +178,9 @@ def test_its_memory_is_in_the_plan_and_several_copies_are_refused(model: Path) -
     (found,) = reward_models(config.rewards).values()
     assert found.device == "cpu"
     assert found.weights == 4 * parameters(model)
-    preflight._check_resident(config)
+    preflight._check_resident(config.rewards, config.cluster)
     for cluster in ({"rewards": 2}, {"environments": 2}):
         wrong = validate({"env": {"name": "calculator"}, "rewards": rewards, "cluster": cluster}, RunConfig)
         with pytest.raises(ConfigError, match=r"holds a model, of which there would be a copy in each"):
-            preflight._check_resident(wrong)
-    preflight._check_resident(RunConfig(env=EnvConfig(name="calculator")))
+            preflight._check_resident(wrong.rewards, wrong.cluster)
+    preflight._check_resident({}, ClusterConfig())

@@ -22,7 +22,16 @@ from pydantic import Field, PositiveInt
 
 from agentrl import cluster
 from agentrl.common.concurrency import concurrently
-from agentrl.config import NAMED, ClusterConfig, PolicyConfig, RewardSections, RunConfig, SandboxConfig, Section
+from agentrl.config import (
+    NAMED,
+    ClusterConfig,
+    PolicyConfig,
+    RewardConfig,
+    RewardSections,
+    RunConfig,
+    SandboxConfig,
+    Section,
+)
 from agentrl.config.secrets import public
 from agentrl.envs import sandboxes
 from agentrl.envs.base import Env
@@ -126,13 +135,14 @@ async def _rescored(
         display.resume_hint = lambda: f"interrupted; the same command goes on, in {target}"
         opened = cluster.opened(config.cluster, target / "logs") if config.cluster.rewards else nullcontext()
         with opened:
-            scored, changes = await _score(groups, source, store, settings, config, display)
+            scored, changes = await _score(groups, source, store, settings.rewards, settings.policies, config, display)
         result = _combined(evaluate_groups(scored, settings.eval))
         if all(session.status is Status.INFRA_ERROR for group in scored for session in group.sessions):
             first = scored[0].sessions[0]
             raise InfraError(f"every session was lost to the infrastructure; the first one: {first.error}")
         changed = compare_scores(changes, config.solved_at)
-        data = _result(run, config, settings, result, changed, scored, time.monotonic() - began)
+        about = {"env": settings.env.name, "seed": settings.seed, "seconds": round(time.monotonic() - began, 3)}
+        data = _result(run, config, about, result, changed, scored)
         content = orjson.dumps(data, option=orjson.OPT_INDENT_2) + b"\n"
         write_atomically(target / DATA, orjson.dumps(data["data"]))
         files = {name: digest((target / name).read_bytes()) for name in (SETTINGS, DATA)}
@@ -218,7 +228,8 @@ async def _score(
     groups: Sequence[Sequence[str]],
     source: Store,
     store: Store,
-    settings: RunConfig,
+    rewards: Mapping[str, RewardConfig],
+    policies: Mapping[str, PolicyConfig],
     config: RescoreConfig,
     display: Display,
 ) -> tuple[list[Group], list[SessionScores]]:
@@ -241,7 +252,10 @@ async def _score(
     for ids in groups:
         if done.issuperset(ids):
             keep([store.load(each) for each in ids])
-    async with serve_judges(settings, None) as placed, open_reward_workers(Env, placed) as (make_env, _):
+    async with (
+        serve_judges(rewards, policies, None) as served,
+        open_reward_workers(Env, served, config.cluster, config.sandbox) as (make_env, _),
+    ):
         with display.part("scoring", sum(map(len, left))) as advance:
             for batch in _batches(left, config.concurrency):
                 for members in await concurrently(
@@ -305,23 +319,22 @@ def _combined(result: Evaluation) -> Evaluation:
 def _result(
     run: Path,
     config: RescoreConfig,
-    settings: RunConfig,
+    about: Mapping[str, Any],
     result: Evaluation,
     changes: ScoreChanges,
     groups: Sequence[Group],
-    seconds: float,
 ) -> dict[str, Any]:
     """What `result.json` has: an evaluation's, and the run with what changed."""
     recorded = _recorded(run)
     ends = Counter(session.status.value for group in groups for session in group.sessions)
-    about = {"env": settings.env.name, "policy": recorded["policy"], "agent": None, "split": recorded["split"]}
-    about |= {"seed": settings.seed, "seconds": round(seconds, 3), "ends": dict(ends), "finding": None}
+    known = {"policy": recorded["policy"], "agent": None, "split": recorded["split"]}
+    known |= {"ends": dict(ends), "finding": None}
     passes = {
         name: {str(k): value for k, value in each.items()}
         for name, each in (("pass_at", result.pass_at), ("pass_hat", result.pass_hat))
     }
     rescored = {"run": str(run), "rewards": public(config)["rewards"], "changes": changes.json()}
-    return about | asdict(result) | passes | {"data": recorded["data"], KEY: rescored}
+    return {**about} | known | asdict(result) | passes | {"data": recorded["data"], KEY: rescored}
 
 
 def described(run: Path, folder: Path, result: Evaluation, changes: ScoreChanges) -> list[str]:

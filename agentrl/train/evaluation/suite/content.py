@@ -20,6 +20,7 @@ from agentrl.config import RunConfig
 from agentrl.envs.base import Env
 from agentrl.rollout.episodes.evaluation import SCRIPTED, held_out_split
 from agentrl.rollout.remote import is_remote
+from agentrl.train.driver import setup
 from agentrl.train.record import manifest
 from agentrl.types import Task
 
@@ -61,6 +62,13 @@ def policy_content(config: RunConfig, folder: Path | None) -> dict[str, Any]:
     }
 
 
+def model_folder_of(config: RunConfig) -> Path | None:
+    """The folder of the model that is measured; None where none is used, or it is made on the spot."""
+    if config.policy in SCRIPTED or is_remote(config.policy) or config.played_by == setup.TINY:
+        return None
+    return setup.resolve_model(config.model.model_copy(update={"name": config.played_by}), config.algo)
+
+
 def part_content(config: RunConfig, env: Env) -> dict[str, Any]:
     """Return what a part's sessions are besides its tasks: environment, rewards, limits, sampling, seed."""
     source = inspect.getsourcefile(type(env.unwrapped))
@@ -73,7 +81,7 @@ def part_content(config: RunConfig, env: Env) -> dict[str, Any]:
         "version": env.version,
         "source": manifest.digest(Path(source)) if source and Path(source).is_file() else None,
         "agentrl": agentrl.__version__,
-        "split": held_out_split(config, env),
+        "split": held_out_split(config.eval, env),
         "limits": limits.model_dump(mode="json", include=set(LIMITS)) | narrowed | overlong,
         "rewards": {name: reward.model_dump(mode="json") for name, reward in config.rewards.items()},
         "seed": config.seed,

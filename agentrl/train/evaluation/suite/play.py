@@ -19,16 +19,13 @@ from typing import Any
 
 import orjson
 
-from agentrl.config import RunConfig
 from agentrl.envs import sandboxes
 from agentrl.envs.registry import make
 from agentrl.errors import AgentRLError
-from agentrl.rollout.episodes.evaluation import SCRIPTED, held_out_tasks
-from agentrl.rollout.remote import is_remote
+from agentrl.rollout.episodes.evaluation import held_out_tasks
 from agentrl.sessions.store.store import Store
 from agentrl.train.display.console import Display
 from agentrl.train.display.panel import TimedProgress
-from agentrl.train.driver import setup
 from agentrl.train.evaluation import evaluate
 from agentrl.train.evaluation.suite import content, report
 from agentrl.train.evaluation.suite.parts import Suite, SuitePart
@@ -73,7 +70,7 @@ async def run_suite(suite: Suite, display: Display) -> Results:
     for part in suite.parts:
         with named(part):
             check_evaluation(part.config)
-    model = _model_folder(suite.config)
+    model = content.model_folder_of(suite.config)
     policy = content.policy_content(suite.config, model)
     folder = Path(suite.run_dir or f"runs/suite-{suite.name}-{content.digest(policy)}")
     plans = [_plan(part, folder, policy) for part in suite.parts]
@@ -97,19 +94,10 @@ def named(part: SuitePart) -> Iterator[None]:
         raise
 
 
-def _model_folder(config: RunConfig) -> Path | None:
-    """The folder of the model; None where none is used, or it is made on the spot."""
-    name = config.model.name if config.policy == "model" else config.policy
-    if config.policy in SCRIPTED or is_remote(config.policy) or name == setup.TINY:
-        return None
-    own = evaluate.resolved(config)
-    return setup.resolve_model(own.model, own.algo)
-
-
 def _plan(part: SuitePart, folder: Path, policy: Mapping[str, Any]) -> Planned:
     config = part.config
     env = make(config.env.name, **config.env.kwargs)
-    tasks = held_out_tasks(config, env)
+    tasks = held_out_tasks(config.eval, env)
     key = content.digest([policy, content.part_content(config, env)])
     own = folder / f"{part.name}-{key}"
     chosen = config.eval.model_dump(include={"n", "solved_at", "prompt_price", "completion_price"})

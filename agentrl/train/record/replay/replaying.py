@@ -12,7 +12,7 @@ from pydantic import Field, PositiveInt
 
 from agentrl.common import custom_code
 from agentrl.common.imports import names_only
-from agentrl.config import RunConfig
+from agentrl.config import AlgoConfig, ModelConfig, RunConfig
 from agentrl.config.sections import Section
 from agentrl.envs import sandboxes
 from agentrl.envs.registry import factory
@@ -144,7 +144,7 @@ async def replay(
         if config.model is None:
             base, how = weights_of(recorded, store, node.versions[0], Path(scratch) / "weights")
         else:
-            base, how = _other_model(settings, run, config.model)
+            base, how = _other_model(settings.model.model_copy(update={"name": config.model}), settings.algo, run)
         say(how)
         for line in kept_code.changes(run, settings.model_dump(mode="json")):
             say(line)
@@ -249,10 +249,9 @@ def _settings(config: RunConfig, session: Session) -> RunConfig:
     )
 
 
-def _other_model(config: RunConfig, run: Path, name: str) -> tuple[Path, str]:
+def _other_model(model: ModelConfig, algo: AlgoConfig, run: Path) -> tuple[Path, str]:
     """The folder of a model with the run's tokenizer."""
-    own = config.model.model_copy(update={"name": name})
-    base = setup.resolve_model(own, config.algo)
+    base, name = setup.resolve_model(model, algo), model.name
     one, other = (folder / "tokenizer.json" for folder in (run / "model", base))
     if not other.is_file() or one.read_bytes() != other.read_bytes():
         raise ConfigError(f"model={name!r} has another tokenizer than {run}: the recorded turns are not its tokens")

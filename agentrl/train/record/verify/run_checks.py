@@ -68,7 +68,7 @@ def _verify(run: Path, weights: bool, trust: bool) -> Report:
     first: dict[str, int] = {}
     tasks, texts = StoredTasks(), Check("texts", "what turns and users say is what their tokens say")
     with Store(run / "sessions.db", read_only=True) as stored:
-        check_store(stored, store, tasks, Texts(run / "model", texts, models_apart(recorded.settings(1))))
+        check_store(stored, store, tasks, Texts(run / "model", texts, models_apart(recorded.settings(1).policies)))
         if sealed is not None:
             evaluated = {step: set(stored.ids(phase="eval", step=step)) for step in sealed.evaluations}
             seal_checks.check_sessions(sealed, stored.digests(), evaluated, written)

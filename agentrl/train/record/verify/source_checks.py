@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.config import AlgoConfig, RunConfig
+from agentrl.config import AlgoConfig, DataConfig, ModelConfig
 from agentrl.envs.data import identity
 from agentrl.envs.data.hub import is_hub
 from agentrl.errors import AgentRLError, brief
@@ -35,7 +35,7 @@ def check_source(recorded: Recorded, store: Store, check: Check) -> None:
         check.unknown["sources that are not there any more"] += 1
         return
     try:
-        data = _read(config, recorded.run / "model")
+        data = _read(config.data, config.algo, config.model, recorded.run / "model")
     except AgentRLError as error:
         check.unknown[f"sources that can't be read: {brief(str(error))}"] += 1
         return
@@ -55,9 +55,9 @@ def check_source(recorded: Recorded, store: Store, check: Check) -> None:
             check.examined["sessions"] += len(group.sessions)
 
 
-def _read(config: RunConfig, base: Path) -> ReadData:
-    data = read_data(config.data, config.algo)
-    prepare_data(config, data, get_renderer(base, config.model.renderer, config.model.stop), base)
+def _read(source: DataConfig | None, algo: AlgoConfig, model: ModelConfig, base: Path) -> ReadData:
+    data = read_data(source, algo)
+    prepare_data(source, data, get_renderer(base, model.renderer, model.stop), base, model.name)
     return data
 
 

@@ -10,10 +10,10 @@ turn, so its turns may go back.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 
-from agentrl.config import PAST, START, RunConfig
+from agentrl.config import PAST, START, PolicyConfig
 from agentrl.errors import AgentRLError
 from agentrl.models.tokenizers import HFTokenizer, load_tokenizer
 from agentrl.train.record.verify.report import Check, Discrepancy
@@ -72,9 +72,8 @@ class Texts:
         return same
 
 
-def models_apart(config: RunConfig) -> frozenset[str]:
+def models_apart(policies: Mapping[str, PolicyConfig]) -> frozenset[str]:
     """The policies that are not of the model that the run began with."""
-    policies = config.policies
     model_of = {name: own.past.of if own.name == PAST else name for name, own in policies.items()}
     return frozenset(name for name, of in model_of.items() if of in policies and policies[of].model.name != START)
 

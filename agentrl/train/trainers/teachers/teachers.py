@@ -7,7 +7,7 @@ engine, and a server at a URL, is asked for each path. Teachers are opened when 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -150,10 +150,10 @@ async def check_teachers(config: RunConfig, start: Path) -> None:
     algorithm = make_algorithm(config.algo)
     if not algorithm.needs.teacher:
         return
-    _check_divergence(config, algorithm)
+    asked = {name: config.policies[name] for name in sorted(config.asked_policies)}
+    _check_divergence(config.trainer.name, algorithm, asked)
     mine = load_tokenizer(start)
-    for name in sorted(config.asked_policies):
-        own = config.policies[name]
+    for name, own in asked.items():
         if own.remote:
             await _check_server(config.rollout, algorithm, name, own, start)
             continue
@@ -171,18 +171,18 @@ async def check_teachers(config: RunConfig, start: Path) -> None:
             TRAINERS.find(settings.name).prove(settings, folder, own.model.name, None)
 
 
-def _check_divergence(config: RunConfig, algorithm: Algorithm) -> None:
-    wanted, trainer = algorithm.divergence, config.trainer.name
+def _check_divergence(trainer: str, algorithm: Algorithm, asked: Mapping[str, PolicyConfig]) -> None:
+    wanted = algorithm.divergence
     if wanted is None:
         return
-    where, able = f"algo.divergence={getattr(config.algo, 'divergence', '')}", TRAINERS.find(trainer).divergences
+    where, able = f"algo.divergence={getattr(algorithm.config, 'divergence', '')}", TRAINERS.find(trainer).divergences
     whole = wanted.top_k is None
     if able == "none" or (whole and able == "top_k"):
         instead = "set algo.top_k, such as 64" if able == "top_k" else "use algo.divergence=sampled"
         raise ConfigError(
             f"{where} with algo.top_k={wanted.top_k or 'none'}: trainer={trainer} has no place for it; {instead}"
         )
-    names = set(config.asked_policies)
+    names = set(asked)
     if algorithm.config.by_itself:
         names.add(MAIN)
     if MAIN in names and able != "own":
@@ -190,12 +190,11 @@ def _check_divergence(config: RunConfig, algorithm: Algorithm) -> None:
             f"{where}: trainer={trainer} can't read what the policy itself says of a whole distribution; use "
             "policies.teacher.model=start, a copy that stays, or algo.divergence=sampled"
         )
-    if whole and (len(names) > 1 or MAIN in names or any(config.policies[name].remote for name in names - {MAIN})):
+    if whole and (len(names) > 1 or MAIN in names or any(asked[name].remote for name in names - {MAIN})):
         raise ConfigError(
             f"{where} with algo.top_k=none has one teacher, a model of a folder; set algo.top_k, such as 20"
         )
-    for name in sorted(names - {MAIN}):
-        own = config.policies[name]
+    for name, own in asked.items():
         if not own.remote and not _reads_forests(own):
             raise ConfigError(
                 f"{where} needs more than the sampled tokens' log-probabilities, which policies.{name} with engine="
