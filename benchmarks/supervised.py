@@ -4,9 +4,9 @@
     python -m benchmarks.supervised --steps 20
 
 The tiny model learns the answers of GSM8K's problems; a tenth of them, by the hash of the question, is held out. An
-answer is unfinished where the model has not ended its turn within `BOUND` tokens, more than nine of ten answers of the
-file have; the model of random weights ends by chance. It ends with 1 where the held-out loss does not fall by a nat a
-token, or the share of unfinished answers does not fall.
+answer is unfinished where the model has not ended its turn within `BOUND` tokens, which 99 of 100 answers of the file
+do; random weights end it by chance. It ends with 1 where the held-out loss does not fall by a nat a token, or the share
+of unfinished answers does not fall.
 """
 
 from __future__ import annotations
