@@ -34,15 +34,21 @@ from agentrl.models import tiny
 from agentrl.train.display.console import Display
 from benchmarks.machine import machine
 
-THINGS = ("sky", "grass", "snow", "coal", "sea", "leaf", "milk", "night", "berry", "moss", "salt", "ink")
+THINGS = (
+    *("sky", "grass", "snow", "coal", "sea", "leaf", "milk", "night", "berry", "moss", "salt", "ink"),
+    *("fern", "chalk", "soot", "lake", "plum", "rice", "tar", "pine", "swan", "crow", "jade", "iris"),
+)
 WORDS = ("blue", "green", "white", "black")
 RIGHT = 0.34
 """The share of demonstrations that are right."""
-ROWS = 480
-STEPS = {"imitate": 40, "prefer": 12, "reinforce": 50}
+ROWS = 960
+STEPS = {"imitate": 40, "prefer": 4, "reinforce": 48}
 SMALL = {"imitate": 3, "prefer": 1, "reinforce": 1}
+FEW = 12
+"""Groups of a small step."""
 ALGORITHMS = {"imitate": "sft", "prefer": "dpo", "reinforce": "grpo"}
-RATES = {"imitate": 3e-3, "prefer": 3e-4, "reinforce": 1e-3}
+RATES = {"imitate": 3e-3, "prefer": 3e-4, "reinforce": 4e-4}
+"""With more steps of `dpo`, or a greater rate of `grpo`, words are given up before they have been tried."""
 UPDATES = {"imitate": 1, "prefer": 1, "reinforce": 4}
 PIECE = 2
 """A part takes this many times more steps, again and again, until it has had the chain's tokens."""
@@ -125,8 +131,8 @@ def base_model(folder: Path, seed: int) -> Path:
 class Bench:
     """One seed's runs."""
 
-    def __init__(self, folder: Path, seed: int, steps: dict[str, int]) -> None:
-        self.folder, self.seed, self.steps = folder, seed, steps
+    def __init__(self, folder: Path, seed: int, steps: dict[str, int], groups: int = len(THINGS)) -> None:
+        self.folder, self.seed, self.steps, self.groups = folder, seed, steps, groups
         self.data = demonstrations(folder / "demonstrations.jsonl", seed)
         self.held_out = demonstrations(folder / "held_out.jsonl", seed + 1000)
         self.base = base_model(folder / "base", seed)
@@ -143,7 +149,7 @@ class Bench:
         return {
             "seed": self.seed,
             "run_dir": str(self.folder / name),
-            "rollout": {"groups_per_step": len(THINGS), "group_size": 8, "turn_tokens": 16, "session_tokens": 256},
+            "rollout": {"groups_per_step": self.groups, "group_size": 8, "turn_tokens": 16, "session_tokens": 256},
             "eval": {"tasks": len(THINGS)},
             "warm_start": {"steps": 0},
             "weights": {"probe_tokens": 0, "start_tokens": 0},
@@ -200,7 +206,7 @@ def tokens_of(run: Path) -> Tokens:
 def compare(folder: Path, seed: int, *, small: bool) -> list[str]:
     """Train the chain and its parts with a seed; prints a table, and returns what does not hold."""
     began = time.monotonic()
-    bench = Bench(folder, seed, SMALL if small else STEPS)
+    bench = Bench(folder, seed, SMALL, FEW) if small else Bench(folder, seed, STEPS)
     n = 1 if small else 16
     policy, chain_tokens, ends = bench.chain()
     measured = {} if small else {"the base": bench.base, **{f"after the stage {k}": v for k, v in ends.items()}}

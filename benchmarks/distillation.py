@@ -3,10 +3,12 @@
 The teacher is what reinforcement learning made of an imitation of the calculator's demonstrator, the student that
 imitation. Rows are what is learned from (`ROWS`): sampled tokens alone, divergences over the vocabulary and over the
 teacher's top k, a teacher behind a URL (with `--sglang`, whose server is started), and the policy itself with the
-answer in its prompt. Printed are the reverse KL divergence of the student from the teacher, in nats a sampled token, in
-the first step and in the mean of the last three, and the held-out rewards. The aim: under 0.05. With `--small` the
-teacher learned from the best of the student's own sessions. CI's form, of a quarter of the steps or less, is
-`tests/train/test_distill.py`.
+answer in its prompt. That last one is another policy, of the questions of `benchmarks.chain`, which has imitated
+prompts that say the word and prompts that don't: one that has never read such a paragraph has nothing to teach.
+
+Printed are the reverse KL divergence of the student from the teacher, in nats a sampled token, in the first step and in
+the mean of the last three, and the held-out rewards. The aim: under 0.05. With `--small` the teacher learned from the
+best of the student's own sessions. CI's form, of a quarter of the steps or less, is `tests/train/test_distill.py`.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -26,10 +29,11 @@ from typing import Any
 from rich.console import Console
 
 import agentrl
+from agentrl.models import tiny
 from agentrl.rollout.engines import make_engine
 from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.train.display.console import Display
-from benchmarks import preferences
+from benchmarks import chain, preferences
 from benchmarks.machine import machine
 
 ROWS: dict[str, dict[str, Any]] = {
@@ -43,6 +47,10 @@ ROWS: dict[str, dict[str, Any]] = {
 """The settings of each row; `url` has the teacher's address besides."""
 
 
+INFORMED = 2400
+"""Demonstrations of the row `privileged`, of which four in five have the word in their prompt."""
+
+
 def distil(
     student: Path,
     teacher: Path | str,
@@ -53,13 +61,14 @@ def distil(
     seed: int = 0,
     tasks: int = 64,
     groups: int = 64,
+    env: str = "calculator",
 ) -> list[float]:
     """Train the student; prints what came of it, and returns each step's divergence (of the row's own kind)."""
     began = time.perf_counter()
     asked = {} if row == "privileged" else {"policies.teacher.model": str(teacher)}
     with (folder / "log").open("w") as log:
         result = agentrl.train(
-            "calculator",
+            env,
             model=str(student),
             algo="distill",
             steps=steps,
@@ -89,6 +98,36 @@ def distil(
         flush=True,
     )
     return [line.get("distill/divergence", line["distill/reverse_kl"]) for line in rows]
+
+
+class Told(chain.Colours):
+    """The questions of `benchmarks.chain`, whose tasks have the right word besides; a question may say it."""
+
+    def tasks(self, split: str = "train") -> Iterator[dict[str, Any]]:
+        """The same questions in each split."""
+        yield from ({"thing": thing, "answer": chain.colour(thing)} for thing in chain.THINGS)
+
+
+def informed(folder: Path, seed: int) -> Path:
+    """A policy that says the word that its prompt says, and any word where the prompt says none."""
+    chance, rows = random.Random(seed), []
+    for number in range(INFORMED):
+        thing, word = chain.THINGS[number % len(chain.THINGS)], chance.choice(chain.WORDS)
+        told = f"\n\nAdditional information: {word}" if number % 5 else ""
+        rows.append({"question": chain.question(thing) + told, "answer": chain.answer(thing, word)})
+    data = folder / "informed.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    texts = [
+        tiny.render([{"role": "user", "content": row["question"]}, {"role": "assistant", "content": row["answer"]}])
+        for row in rows
+    ]
+    model = tiny.build(folder / "informed", texts, seed=seed)
+    with (folder / "log").open("w") as log:
+        settings = {"algo": {"name": "sft", "lr": 3e-3}, "steps": 60, "data": str(data), "checkpoint_every": 1000}
+        run = str(folder / "imitation")
+        return Path(
+            agentrl.train(model=str(model), run_dir=run, display=Display(Console(file=log)), **settings).checkpoint
+        )
 
 
 @contextmanager
@@ -124,10 +163,13 @@ def main() -> None:
     parser.add_argument("--sglang", action="store_true", help="also the row `url`")
     parser.add_argument("--small", action="store_true", help="a teacher that sft made, and half the sessions")
     given = parser.parse_args()
+    agentrl.register("Told", Told)
     print(machine(), flush=True)
     with TemporaryDirectory() as name:
         folder = Path(name)
-        if given.small:
+        if given.rows == ["privileged"]:
+            first = last = folder  # which has no teacher but itself
+        elif given.small:
             first = preferences.imitate(folder, 0) / "checkpoints" / "step-000000"
             _, last = preferences.improve(folder, 0, first)
         else:
@@ -136,8 +178,11 @@ def main() -> None:
             for row, seed in product([*given.rows, *(["url"] if given.sglang else [])], range(given.seeds)):
                 own = folder / f"{row}-{seed}"
                 own.mkdir()
-                more = {"groups": 32} if given.small else {}
-                distil(first, url if row == "url" else last, own, row=row, seed=seed, **more)
+                more: dict[str, Any] = {"groups": 32} if given.small else {}
+                student = first
+                if row == "privileged":
+                    student, more["env"] = informed(own, seed), "Told"
+                distil(student, url if row == "url" else last, own, row=row, seed=seed, **more)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
     python -m benchmarks.scoring [--small] [--rounds 3]
 
 Rates are scored sessions a second, by this process and by two reward workers, deadlines, checks and transfers
-included. The baseline of each round is `exact_match` on the same sessions in the same places, which compares strings:
-`ratio` is the rate of math over it, and says what the comparison itself costs. `--small` takes few sessions, and ends
-with an error where right and wrong answers are not told apart.
+included. In this process the CPU time of a check is printed too, which other work on the machine hardly changes. The
+baseline of each round is `exact_match` on the same sessions in the same places, which compares strings: `ratio` is the
+rate of math over it, and says what the comparison itself costs. `--small` takes few sessions, and ends with an error
+where right and wrong answers are not told apart.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ def sessions(count: int) -> list[Session]:
     return made
 
 
-async def rate(reward: str, workers: int, made: Sequence[Session]) -> tuple[float, int]:
-    """Scored sessions a second, and how many were right."""
+async def rate(reward: str, workers: int, made: Sequence[Session]) -> tuple[float, int, float]:
+    """Scored sessions a second, how many were right, and seconds of this process's CPU time for each."""
     added = {"r": {"name": reward, **({} if reward == "math" else {"extract": "boxed"})}}
     config = RunConfig.model_validate({"env": "calculator", "rewards": added, "cluster": {"rewards": workers}})
     slots = asyncio.Semaphore(AT_ONCE)
@@ -66,9 +67,10 @@ async def rate(reward: str, workers: int, made: Sequence[Session]) -> tuple[floa
                 return float(await compute(session))
 
         await concurrently(map(scored, made[:8]))
-        began = time.perf_counter()
+        began, computed = time.perf_counter(), time.process_time()
         values = await concurrently(map(scored, made))
-        return len(made) / (time.perf_counter() - began), int(sum(values))
+        taken, computed = time.perf_counter() - began, time.process_time() - computed
+        return len(made) / taken, int(sum(values)), computed / len(made)
 
 
 async def measure(count: int, rounds: int) -> None:
@@ -82,13 +84,14 @@ async def measure(count: int, rounds: int) -> None:
     for workers in (0, 2):
         found: list[tuple[float, ...]] = []
         for _ in range(rounds):
-            (math, right), (plain, _) = [await rate(reward, workers, made) for reward in REWARDS]
+            (math, right, own), (plain, _, other) = [await rate(reward, workers, made) for reward in REWARDS]
             if right != planted:
                 raise SystemExit(f"{right} answers are right, and {planted} were planted")
-            found.append((math, plain))
-        math, plain = (statistics.median(each) for each in zip(*found, strict=True))
+            found.append((math, plain, own, other))
+        math, plain, own, other = (statistics.median(each) for each in zip(*found, strict=True))
         where = f"{workers} reward workers" if workers else "this process"
-        print(f"{where}: math {math:,.0f} a second, exact_match {plain:,.0f}, ratio {math / plain:.2f}")
+        computing = "" if workers else f"; CPU time of a check {own * 1e6:.0f} µs, {other * 1e6:.0f} µs"
+        print(f"{where}: math {math:,.0f} a second, exact_match {plain:,.0f}, ratio {math / plain:.2f}{computing}")
 
 
 def main() -> None:

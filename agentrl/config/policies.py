@@ -89,14 +89,13 @@ class PolicyConfig(Section):
         return self
 
 
-def judged_by(reward: str, asking: Any, policies: Mapping[str, PolicyConfig], *, here: bool) -> Any:
+def judged_by(reward: str, asking: Any, policies: Mapping[str, PolicyConfig]) -> Any:
     """Return a reward's settings with the address of the policy that judges for it, where that is an API.
 
     Args:
         reward: its name.
         asking: its settings; `policy` names the judge.
         policies: of the run.
-        here: whether all rewards are computed on this machine.
 
     Raises:
         ValueError: that policy can't judge.
@@ -115,10 +114,5 @@ def judged_by(reward: str, asking: Any, policies: Mapping[str, PolicyConfig], *,
         raise ValueError(
             f"{where}: a policy that judges is a model that is not trained, policies.{asking.policy}.model=FOLDER, or "
             f"an API with OpenAI's protocol, policies.{asking.policy}=URL"
-        )
-    if not here:
-        raise ValueError(
-            f"{where}: its engine can be asked on this machine alone, and a cluster's rewards are computed on others "
-            f"too: start it as a server, and set policies.{asking.policy}=URL"
         )
     return asking

@@ -265,7 +265,7 @@ class RunConfig(Section):
             )
         judges = {name: str(judge) for name, each in self.rewards.items() if (judge := getattr(each, "policy", ""))}
         for name in judges:
-            judged = judged_by(name, self.rewards[name], self.policies, here=self.cluster.name == "local")
+            judged = judged_by(name, self.rewards[name], self.policies)
             self.__dict__["rewards"] = {**self.rewards, name: judged}
         now = {each.past.of for each in self.policies.values() if each.name == PAST and each.past.current}
         unused = set(self.policies) - {*self.agents.values(), *judges.values()} - asked - now

@@ -65,11 +65,8 @@ def load_score_model(folder: Path, head: ScoreHead, dtype: Any, attention: str, 
     """
     config = loading.loadable_config(folder)
     kind = _model_class(folder, config, per_token=head.per_token)
-    config.id2label = dict(enumerate(head.labels))
-    config.label2id = {name: number for number, name in enumerate(head.labels)}
-    config.problem_type = "single_label_classification" if head.classes else "regression"
-    setattr(config, SETTINGS, {"separator": head.separator} if head.per_token else {"read": "end of the last turn"})
-    config.pad_token_id = padding_token(folder, config)
+    for name, value in score_settings(folder, head).items():
+        setattr(config, name, value)
     model, found = loading.load_with_match(lambda: kind, folder, config, dtype, attention)
     own = {name for name in found.missing if name.startswith(f"{HEAD}.")}
     others = {name for name in found.unexpected if name.startswith(_LANGUAGE_HEAD)}
@@ -82,6 +79,33 @@ def load_score_model(folder: Path, head: ScoreHead, dtype: Any, attention: str, 
     if own:
         _draw_head(model, config, seed)
     return model
+
+
+def score_settings(folder: Path, head: ScoreHead) -> dict[str, Any]:
+    """What the configuration of a folder's score model has beside, or in place of, that of the folder's model.
+
+    Raises:
+        InvalidInput: transformers has no score model of this kind, or one without a linear head of this name.
+    """
+    config = loading.loadable_config(folder)
+    kind = _model_class(folder, config, per_token=head.per_token)
+    return {
+        "architectures": [kind._model_mapping[type(config)].__name__],
+        "id2label": dict(enumerate(head.labels)),
+        "label2id": {name: number for number, name in enumerate(head.labels)},
+        "problem_type": "single_label_classification" if head.classes else "regression",
+        SETTINGS: {"separator": head.separator} if head.per_token else {"read": "end of the last turn"},
+        "pad_token_id": padding_token(folder, config),
+    }
+
+
+def draw_head(labels: int, width: int, config: Any, seed: int) -> Any:
+    """Return a new head's weight, [labels, width], normal in float32; its bias begins at 0."""
+    import torch
+
+    drawn = torch.Generator().manual_seed(seed)
+    spread = getattr(config.get_text_config(), "initializer_range", None) or SPREAD
+    return torch.randn((labels, width), generator=drawn) * spread
 
 
 def read_score_model(folder: Path, dtype: Any, *, per_token: bool = False) -> Any:
@@ -151,15 +175,12 @@ def _model_class(folder: Path, config: Any, *, per_token: bool) -> Any:
 
 
 def _draw_head(model: Any, config: Any, seed: int) -> None:
-    """Give a new head its weights: normal ones, and a bias of 0."""
     import torch
 
     head = getattr(model, HEAD, None)
     if not isinstance(head, torch.nn.Linear):
         raise InvalidInput(f"{type(model).__name__} has no linear head named {HEAD!r}, which is trained and read here")
-    drawn = torch.Generator().manual_seed(seed)
-    spread = getattr(config.get_text_config(), "initializer_range", None) or SPREAD
     with torch.no_grad():
-        head.weight.copy_(torch.randn(head.weight.shape, generator=drawn) * spread)
+        head.weight.copy_(draw_head(*head.weight.shape, config, seed))
         if head.bias is not None:
             head.bias.zero_()

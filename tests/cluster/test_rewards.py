@@ -12,15 +12,18 @@ from typing import Any
 
 import pytest
 
+import agentrl
 from agentrl.cluster import current, opened
 from agentrl.config import RunConfig
 from agentrl.envs.base import Env
 from agentrl.envs.context import context_of
 from agentrl.envs.results import give_rewards
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, EnvError, InfraError
+from agentrl.models.tiny import TinyShape, build
 from agentrl.overrides import typed, validate
 from agentrl.rollout.workers import reward_workers
 from agentrl.rollout.workers.reward_workers import RewardWorkers, open_reward_workers, scored_in_worker
+from agentrl.sessions.gateway.http import listener
 from agentrl.sessions.store.store import Store
 from agentrl.train.record import ledger
 from agentrl.types import Message, Node, Session, Status, Task
@@ -28,6 +31,7 @@ from tests.cluster.conftest import add_node, remove_node
 from tests.cluster.test_contract import SILENCE
 from tests.cluster.test_elastic import soon
 from tests.cluster.test_run import require_same, run
+from tests.rollout import test_judging_policies
 
 pytestmark = pytest.mark.slow
 
@@ -282,6 +286,29 @@ def test_environment_workers_on_ray_nodes_have_rewards_computed_on_the_nodes_tha
     demonstrations = {id_ for id_ in scored_by if id_.startswith("demo")}
     assert demonstrations == {id_ for id_, process in scored_by.items() if process is None} != set()
     assert os.getpid() not in scored_by.values()
+
+
+def test_rewards_on_ray_nodes_ask_the_policy_of_the_run_that_judges(
+    ray_nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was refused: its engine listened where no other node reaches it."""
+    hosts = list[str]()
+    address = listener.address
+    monkeypatch.setattr(listener, "address", lambda bound, host: hosts.append(host) or address(bound, host))  # type: ignore[func-returns-value]
+    words = ["hello there, how are you? <|im_end|>"] * 50
+    judge = build(tmp_path / "judge", words, shape=TinyShape(vocab=300, context=4096))
+    resources = {"rewards": {"cpus": 0.5, "custom": {"far": 1}}}
+    result = agentrl.evaluate(
+        "calculator",
+        run_dir=str(tmp_path / "run"),
+        policy="expert",
+        policies={"judge": {"model": str(judge), "engine": f"{test_judging_policies.__file__}:lenient"}},
+        rewards={"clear": {"name": "llm_judge", "policy": "judge"}},
+        cluster={"name": "ray", "address": ray_nodes.address, "rewards": 1, "resources": resources},
+        **{"eval.tasks": 2},
+    )
+    assert result.metrics["reward/clear"] == pytest.approx(0.7)
+    assert hosts == [ray_nodes.address.partition(":")[0]]
 
 
 async def test_each_reward_worker_sees_a_gpu_of_its_own(ray_nodes: Any) -> None:

@@ -349,13 +349,10 @@ def test_a_run_on_data_is_planned_without_an_engine(tmp_path: Path) -> None:
     assert "generate" not in said
 
 
-@pytest.mark.parametrize("more", [{"trainer": "megatron"}, {"lora": {"rank": 8}}])
-def test_a_run_whose_trainer_can_not_train_the_algorithm_is_refused_as_when_it_starts(
-    more: dict[str, object], tmp_path: Path
-) -> None:
-    """A dry run described reward models on Megatron and with an adapter, which the run itself refuses."""
+def test_a_run_whose_trainer_can_not_train_the_algorithm_is_refused_as_when_it_starts(tmp_path: Path) -> None:
+    """A dry run described reward models with an adapter, which the run itself refuses."""
     file = tmp_path / "pairs.jsonl"
     file.write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
-    config = complete({"algo": "reward_model", "data": str(file), "model": "tiny", **more})
-    with pytest.raises(ConfigError, match=r"trains no score models|trains whole models"):
+    config = complete({"algo": "reward_model", "data": str(file), "model": "tiny", "lora": {"rank": 8}})
+    with pytest.raises(ConfigError, match="trains whole models"):
         list(described(config, Rates()))

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, logsigmoid, mse_loss
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
-from agentrl.config import DataConfig
+from agentrl.config import DataConfig, TrainerConfig
 from agentrl.errors import ConfigError, InvalidInput, InvalidWeights
 from agentrl.models.scoring import ScoreHead, load_score_model, read_score_model
 from agentrl.rollout.sources.judged import MARGIN, PAIR, mark_ends
@@ -25,7 +25,6 @@ from agentrl.train.forest.forest import sequence_count, token_counts
 from agentrl.train.forest.packing import pack_credited
 from agentrl.train.trainers import check_trainer, make_trainer
 from agentrl.train.trainers.fsdp.settings import FsdpConfig
-from agentrl.train.trainers.megatron.settings import MegatronConfig
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Group, Session
@@ -188,11 +187,15 @@ def test_a_recorded_score_counts_step_rewards_and_is_that_of_the_path_where_sess
         assert TARGET.fill(forked, path[-1]) == pytest.approx(outcome(forked, path[-1].id) + steps)
 
 
+def without_scores(*_: Any, **__: Any) -> Any:
+    """Somebody's trainer, which says nothing of score models."""
+
+
 def test_settings_that_do_not_go_together_and_trainers_without_a_head_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="target=label takes the names"):
         algorithm_settings({"name": "reward_model", "target": "label"})
-    with pytest.raises(ConfigError, match="trainer=megatron trains no score models; those that do: fsdp, torch"):
-        check_trainer(MegatronConfig(name="megatron"), algorithm_settings({"name": "prm"}))
+    with pytest.raises(ConfigError, match="trains no score models; those that do: fsdp, torch, megatron"):
+        check_trainer(TrainerConfig(name=f"{__name__}:without_scores"), algorithm_settings({"name": "prm"}))
     algorithm = make_algorithm(algorithm_settings({"name": "reward_model"}))
     alone = linear_session("s", [8], [[9]], reward=1.0, demonstrated=True)
     alone.info = {PAIR: 0}

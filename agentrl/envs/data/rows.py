@@ -64,6 +64,11 @@ CELL_CHARS = 1 << 24
 """Characters of a CSV file's cell; Python's own limit is 131,072, which long documents exceed."""
 
 
+PACKERS = {b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zX": "xz", b"PK\x03\x04": "zip", b"\x1f\x8b": "gzip"}
+"""The first bytes of packed files, and what packed them."""
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+
+
 class Row(dict[str, Any]):
     """A row that knows which of its columns were asked for."""
 
@@ -150,10 +155,17 @@ def _numbered(name: str, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]
             case _:
                 yield from _jsonl(name, _lines(name, io.TextIOWrapper(file, "utf-8-sig")))
     except UnicodeDecodeError as error:
-        mend = f"`iconv -f WINDOWS-1252 -t UTF-8 {name}` writes it anew, where that is its encoding"
-        raise ConfigError(f"{name}: not UTF-8 ({error}); {mend}") from None
+        raise ConfigError(f"{name}: not UTF-8 ({error}){_instead(name, error.object[:4])}") from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ConfigError(f"{name}: not a gzip file: {error}") from None
+
+
+def _instead(name: str, head: bytes) -> str:
+    """What makes a file readable that is not UTF-8, by its first bytes."""
+    if packer := next((packer for magic, packer in PACKERS.items() if head.startswith(magic)), None):
+        return f"; it is packed by {packer}: unpack it, or pack it by gzip as {Path(name).stem}.gz"
+    encoding, only = ("UTF-16", "") if head[:2] in UTF_16 else ("WINDOWS-1252", ", where that is its encoding")
+    return f"; `iconv -f {encoding} -t UTF-8 {name} > utf8-{Path(name).name}` writes it anew{only}"
 
 
 def _lines(name: str, text: io.TextIOBase) -> Iterator[str]:
@@ -198,10 +210,19 @@ def _json(name: str, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
             return
         raise ConfigError(f"{name}: not JSON: {error}") from None
     if isinstance(rows, dict):
+        if rows and (_is_numbered(rows) or all(map(_is_numbered, rows.values()))):
+            raise ConfigError(
+                f"{name}: its rows stand by number, as pandas' to_json writes them; "
+                "to_json(orient='records', lines=True) writes a list"
+            )
         rows = next((value for key, value in rows.items() if key.lower() == "data" and isinstance(value, list)), [rows])
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ConfigError(f"{name}: a list of objects is expected")
     yield from enumerate(rows, 1)
+
+
+def _is_numbered(value: Any) -> bool:
+    return isinstance(value, dict) and len(value) > 0 and all(map(str.isdecimal, value))
 
 
 def _csv(name: str, lines: Iterator[str], tabs: bool) -> Iterator[tuple[int, dict[str, Any]]]:

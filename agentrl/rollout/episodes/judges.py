@@ -1,7 +1,8 @@
-"""Policies of a run that judge (`rewards.NAME.policy`): their engines, served on this machine to the rewards that ask.
+"""Policies of a run that judge (`rewards.NAME.policy`): their engines, served by the run's process to rewards that ask.
 
-A reward asks over HTTP, as it asks any judge, from the run's process or from a worker of it. A policy that several
-rewards name has one engine. The address has a word that nobody can guess, since whoever knows it may generate.
+A reward asks over HTTP, as it asks any judge, from the run's process or from a worker of it, on whichever node. A
+policy that several rewards name has one engine. The address has a word that nobody can guess, since whoever knows it
+may generate.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from agentrl import cluster
 from agentrl.config import START, FleetConfig, PolicyConfig, RewardConfig, WeightsConfig
 from agentrl.errors import AgentRLError, ConfigError, EngineError, InfraError
 from agentrl.models.registry import model_folder
@@ -108,7 +110,8 @@ async def _served(own: PolicyConfig, folder: Path, longest: float) -> AsyncItera
     from agentrl.sessions.gateway.http.listener import address, listening, served
 
     engine = make_engines(own.engine, FleetConfig(), WeightsConfig(), folder)
-    listener = listening("127.0.0.1", 0)
+    host = cluster.current().host
+    listener = listening(host, 0)
     try:
         await wait_until_started(engine)
         renderer = get_renderer(folder, own.model.renderer, own.model.stop)
@@ -116,7 +119,7 @@ async def _served(own: PolicyConfig, folder: Path, longest: float) -> AsyncItera
         word = secrets.token_urlsafe(16)
         app = Starlette(routes=[Route(f"/{word}/v1/chat/completions", judge.complete, methods=["POST"])])
         async with served(app, listener, Limits()):
-            yield f"{address(listener, '127.0.0.1')}/{word}/v1"
+            yield f"{address(listener, host)}/{word}/v1"
     finally:
         listener.close()
         await engine.close()

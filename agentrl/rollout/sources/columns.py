@@ -12,7 +12,7 @@ from typing import Any
 
 from agentrl.config.data import DataConfig
 from agentrl.errors import ConfigError
-from agentrl.rollout.sources.messages import Example, MessageReader, parsed
+from agentrl.rollout.sources.messages import Example, MessageReader, parsed, transcript
 
 OURS = ("messages", "prompt", "completion", "text", "tools", "system", "chosen", "rejected", "scored", "label")
 MESSAGES = {"messages": "TRL, OpenAI", "conversations": "ShareGPT", "conversation": "ShareGPT"}
@@ -82,8 +82,10 @@ def choose_columns(row: Mapping[str, Any], config: DataConfig, place: str) -> Co
         )
         raise ConfigError(f"data={config.name}: {place} can be read in {len(fitting)} ways: say which: {named}")
     (chosen,) = fitting
-    about = next((name for name in ("input", "context") if "prompt" in chosen.taken and name in there), None)
-    extra = {} if about is None else {"input": about}
+    free = there - set(chosen.taken.values()) if "prompt" in chosen.taken else set()
+    extra = {"history": "history"} if "history" in free else {}
+    if (about := next((name for name in ("input", "context") if name in free), None)) is not None:
+        extra["input"] = about
     if "text" in chosen.taken:
         beside.pop("system", None)
     return ColumnChoice({**chosen.taken, **extra, **beside}, chosen.known, chosen.chat)
@@ -166,6 +168,9 @@ def _prompted(
 ) -> Example:
     prompt, completion = own["prompt"], own["completion"]
     lists = [not isinstance(each, str) for each in (prompt, completion)]
+    turns = [] if any(lists) or chosen.chat is False else transcript(f"{prompt}{completion}")
+    if turns and turns[-1]["role"] == "assistant" and len(transcript(prompt)) == len(turns):
+        return reader.example(place, [*({**each, "train": False} for each in turns[:-1]), turns[-1]], own.get("tools"))
     if not any(lists) and chosen.chat is None:
         raise ConfigError(
             f"data={config.name}: in {place} the columns {chosen.taken['prompt']!r} and {chosen.taken['completion']!r} "
@@ -183,8 +188,25 @@ def _prompted(
     if isinstance(completion, str):
         completion = [{"role": "assistant", "content": completion}]
     before = [{"role": "system", "content": own["system"]}] if own.get("system") else []
+    before += _earlier(own.get("history"))
     context = [{**row, "train": False} if row.get("role") == "assistant" else row for row in prompt]
     return reader.example(place, [*before, *context, *completion], own.get("tools"))
+
+
+def _earlier(history: Any) -> list[dict[str, Any]]:
+    """The turns before a prompt, as LLaMA-Factory has them: pairs of what was asked and answered.
+
+    Raises:
+        ValueError: they are something else.
+    """
+    pairs = parsed(history) or []
+    if not isinstance(pairs, list) or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
+        raise ValueError(f"'history' is {history!r}: pairs of a question and an answer are expected")
+    return [
+        {"role": role, "content": said}
+        for pair in pairs
+        for role, said in zip(("user", "assistant"), pair, strict=True)
+    ]
 
 
 def _after_system(own: Mapping[str, Any]) -> Any:

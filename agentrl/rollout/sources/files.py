@@ -131,7 +131,7 @@ class Conversations:
         for said, number in self.columns.items():
             yield f"data: {said}" + (f", in {number:,} rows" if len(self.columns) > 1 else "")
         if self.unread:
-            yield f"data: not read: {', '.join(sorted(self.unread))}"
+            yield f"data: not read: {', '.join(name or 'a column without a name' for name in sorted(self.unread))}"
         first = next(self.messages())
         for number, message in enumerate(first.messages):
             calls = ", ".join(f"{c.function.name}({c.function.arguments})" for c in message.tool_calls or ())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -322,7 +323,10 @@ def read_scored(config: DataConfig, kind: Literal["score", "label"], classes: Se
     def read(row: Mapping[str, Any], place: str) -> list[ScoredRow]:
         names = [name for name in (kind, *JUDGEMENTS[kind]) if row.get(name) is not None]
         if not names:
-            raise ConfigError(f"data={config.name}: {place} has no {kind}: data.columns.{kind}=COLUMN names it")
+            raise ConfigError(
+                f"data={config.name}: {place} has no {kind} (its columns: {', '.join(row)}): "
+                f"data.columns.{kind}=COLUMN names it"
+            )
         value, rest = row[names[0]], {name: each for name, each in row.items() if name not in names}
         found.note(f"{kind} = {names[0]!r}" + (f", of {', '.join(classes)}" if classes else ""))
         example = read_example(rest, choose_columns(rest, own, place), own, place, reader)
@@ -340,10 +344,13 @@ def class_of(value: Any, classes: Sequence[str], where: str) -> int:
     Raises:
         ConfigError: it is none of them.
     """
-    if isinstance(value, bool):
-        return (len(classes) - 1) * value
     if isinstance(value, str) and value in classes:
         return classes.index(value)
+    if isinstance(value, str):  # a table's
+        words = value.strip().lower()
+        value = words == "true" if words in ("true", "false") else int(words) if words.isdecimal() else value
+    if isinstance(value, bool):
+        return (len(classes) - 1) * value
     if isinstance(value, int | float) and value in range(len(classes)):
         return int(value)
     raise ConfigError(
@@ -352,6 +359,11 @@ def class_of(value: Any, classes: Sequence[str], where: str) -> int:
 
 
 def _number(value: Any, name: str, config: DataConfig, place: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value or abs(value) == float("inf"):
+    """A number, or one in words, as a table has it."""
+    try:
+        found = math.nan if isinstance(value, bool) or not isinstance(value, str | int | float) else float(value)
+    except ValueError:
+        found = math.nan
+    if not math.isfinite(found):
         raise ConfigError(f"data={config.name}: {place}: {name} is {value!r}, no number")
-    return float(value)
+    return found

@@ -6,6 +6,7 @@ Whatever is not read is counted by its name, to be told.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ TRAINED = ("weight", "train", "training", "loss")
 """Fields by which a message says itself whether it is trained on: OpenAI's `weight`, and what others call it."""
 Span = tuple[str, bool]
 """The text of a part of a message, and whether it is trained on."""
+SPEAKERS = {"Human": "user", "Assistant": "assistant"}
+_TURN = re.compile(r"(?:^|\n\n)(Human|Assistant): ?")
 READ = {"role", "content", "from", "value", "tool_calls", "function_call", "tool_call_id", "name"}
 
 
@@ -82,6 +85,7 @@ class MessageReader:
         trained: list[bool | None] = []
         spans: list[tuple[Span, ...]] = []
         for number, row in enumerate(rows):
+            row = parsed(row)
             if not isinstance(row, Mapping):
                 raise ValueError(f"message {number + 1} is {type(row).__name__}, no mapping")
             row, own = _without_marks({k: v for k, v in row.items() if v is not None})
@@ -164,6 +168,14 @@ def _tools(tools: Any) -> tuple[dict[str, Any], ...]:
         raise ValueError(f"tools are {type(found).__name__}, no list")
     schemas = [dict(parsed(tool)) for tool in found]
     return tuple(each if "function" in each else {"type": "function", "function": each} for each in schemas)
+
+
+def transcript(text: Any) -> list[dict[str, str]]:
+    """The messages of a conversation that is one text, with its speakers: Human, Assistant; none where it is not."""
+    if not isinstance(text, str) or not _TURN.match(text):
+        return []
+    parts = _TURN.split(text)[1:]
+    return [{"role": SPEAKERS[who], "content": said.strip()} for who, said in zip(parts[::2], parts[1::2], strict=True)]
 
 
 def parsed(value: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from agentrl.config.data import DataConfig
 from agentrl.errors import ConfigError
 from agentrl.rollout.sources.columns import ColumnChoice, choose_columns, conversations_in, read_example
-from agentrl.rollout.sources.messages import ROLES, SHAREGPT, Example, MessageReader, parsed
+from agentrl.rollout.sources.messages import ROLES, SHAREGPT, Example, MessageReader, parsed, transcript
 
 Compared = Literal["pairs", "labels"]
 """The form in which an algorithm compares replies; see `Needs.pairs` and `Needs.labels`."""
@@ -34,9 +34,11 @@ SCORED = ("completions", "responses")
 TEXTS, SCORES = ("response", "completion", "content", "text"), ("overall_score", "score", "reward", "rating")
 """The fields of such a reply."""
 LABELS = ("label", "kto_tag")
-VERDICTS = {"true": 1.0, "1": 1.0, "false": 0.0, "0": 0.0}
-SPEAKERS = {"Human": "user", "Assistant": "assistant"}
-_TURN = re.compile(r"(?:^|\n\n)(Human|Assistant): ?")
+VERDICTS = {
+    **dict.fromkeys(("true", "1", "yes", "good", "desirable", "chosen"), 1.0),
+    **dict.fromkeys(("false", "0", "-1", "no", "bad", "undesirable", "rejected"), 0.0),
+}
+"""Verdicts on a reply as data sets write them."""
 
 
 def choose_compared(row: Mapping[str, Any], config: DataConfig, place: str, compared: Compared) -> ColumnChoice:
@@ -87,7 +89,8 @@ def _prompted(
     if tools := next((name for name in TOOLS if column(row, name) is not None), None):
         taken["tools"] = tools
     if prompt not in LISTED:
-        taken |= {name: name for name in ("system", "input") if isinstance(row.get(name), str)}
+        beside = {"system", "input"} - set(taken.values())
+        taken |= {name: name for name in sorted(beside) if isinstance(row.get(name), str)}
     taken |= {ours: config.columns[ours] for ours in ("tools", "system") if ours in config.columns}
     chat = config.strings == "chat" if config.strings is not None else known.get(prompt or "") or None
     return ColumnChoice(taken, "" if config.columns.keys() & replies.keys() else who, chat)
@@ -154,8 +157,8 @@ def _read(
             raise ValueError(f"{name!r} is empty")
     if all(isinstance(each, str) for each in (*listed, prompt or "")) and config.strings != "plain":
         said = [each if prompt is None else f"{_lead(prompt)}{each}" for each in listed]
-        if all(_TURN.match(each) for each in said):
-            listed, prompt = [_transcript(each) for each in said], None
+        if all(turns := [transcript(each) for each in said]):
+            listed, prompt = list(turns), None
     texts = all(isinstance(each, str) for each in listed) and isinstance(prompt, str | None)
     if texts and prompt is None and config.strings != "plain":
         raise ValueError(
@@ -225,13 +228,7 @@ def _shared(rows: Sequence[Sequence[Any]]) -> int:
 
 def _lead(prompt: Any) -> str:
     """A prompt that is a transcript, which its reply follows; '' where it is none."""
-    return prompt if isinstance(prompt, str) and _TURN.match(prompt) else ""
-
-
-def _transcript(text: str) -> list[dict[str, str]]:
-    """The messages of a conversation that is written as one text, with its speakers: Human, Assistant."""
-    parts = _TURN.split(text)[1:]
-    return [{"role": SPEAKERS[who], "content": said.strip()} for who, said in zip(parts[::2], parts[1::2], strict=True)]
+    return prompt if transcript(prompt) else ""
 
 
 def _list(value: Any) -> list[Any]:

@@ -13,6 +13,7 @@ of a chunk have short sets, only these tokens' logits are computed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -150,6 +151,25 @@ def _chunk(
     logps = torch.log_softmax(logits, -1)
     entropy = -(logps.exp() * logps).sum(-1)
     return logps.gather(1, targets[:, None]).squeeze(1), entropy
+
+
+def read_scores(head: Callable[[Tensor], Tensor], states: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+    """The score of each row, or with several classes the log-probability of its label.
+
+    Args:
+        head: a linear one, [*, d] -> [*, K].
+        states: [P, d], the last hidden state of each row's target.
+        rows: P rows; with several classes their field `target` is the label's number.
+
+    Returns:
+        Scores, or log-probabilities in nats, [P], and the entropy of the classes, [P] (0 for a score), in float32.
+    """
+    outputs = head(states).float()
+    if outputs.shape[1] == 1:
+        return outputs[:, 0], torch.zeros_like(outputs[:, 0]).detach()
+    logps = torch.log_softmax(outputs, -1)
+    label = rows.fields["target"].values.long()
+    return logps.gather(1, label[:, None]).squeeze(1), -(logps.exp() * logps).sum(-1)
 
 
 def vocabulary_logps(

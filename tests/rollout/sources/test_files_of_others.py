@@ -5,6 +5,7 @@ Every file is written here by hand, with the layout, the encoding and the odd en
 
 from __future__ import annotations
 
+import bz2
 import csv
 import gzip
 import json
@@ -18,6 +19,7 @@ import pytest
 from agentrl.config.data import DataConfig
 from agentrl.errors import ConfigError
 from agentrl.rollout.sources.files import Conversations, read_conversations
+from agentrl.rollout.sources.pairs import Compared
 
 Said = list[tuple[str, str]]
 USER, REPLY = {"role": "user", "content": "Capital of Peru?"}, {"role": "assistant", "content": "Lima."}
@@ -70,6 +72,7 @@ class Given:
     expected: list[Said] | str
     settings: dict[str, Any] = field(default_factory=dict)
     told: str = ""
+    compared: Compared | None = None
 
 
 def one(name: str, write: Callable[[Path], None], *expected: Said, told: str = "", **settings: Any) -> Given:
@@ -291,6 +294,80 @@ GIVEN: dict[str, Given] = {
         "a.jsonl", lines({"messages": [USER, REPLY], "text": "Lima"}), "row 1 can be read in 2 ways"
     ),
     "a line that is cut off": refused("a.jsonl", text('{"messages": [{"role": "us'), "line 1: not a JSON object"),
+    "Anthropic's prompts and completions": one(
+        "a.jsonl",
+        lines({"prompt": "\n\nHuman: Capital of Peru?\n\nAssistant:", "completion": " Lima."}),
+        CHAT,
+    ),
+    "LLaMA-Factory's history": one(
+        "a.json",
+        text(
+            json.dumps(
+                [
+                    {"instruction": "Capital of Peru?", "input": "", "output": "Lima.", "system": "Be brief."}
+                    | {"history": [["Capital of Peru?", "Lima."]]}
+                ]
+            )
+        ),
+        [("system", "Be brief."), *CHAT, *CHAT],
+        told="history = 'history'",
+    ),
+    "a list of messages that are JSON": one(
+        "a.jsonl", lines({"conversations": [json.dumps(each) for each in SHARE]}), CHAT
+    ),
+    "a table with an index": one(
+        "a.csv",
+        text("\ufeff,question,answer\r\n0,Capital of Peru?,Lima.\r\n"),
+        CHAT,
+        told="not read: a column without a name",
+    ),
+    "a prompt that is called input": one(
+        "a.jsonl",
+        lines({"input": "Capital of Peru?", "output": "Lima."}),
+        CHAT,
+        columns={"prompt": "input", "completion": "output"},
+        strings="chat",
+    ),
+    "UTF-16": refused(
+        "a.csv",
+        lambda path: path.write_bytes("question,answer\r\na,b\r\n".encode("utf-16")) and None,
+        "iconv -f UTF-16",
+    ),
+    "a file packed by bzip2": refused(
+        "a.jsonl.bz2",
+        lambda path: path.write_bytes(bz2.compress(b'{"text": "a"}')) and None,
+        "packed by bzip2.*a.jsonl.gz",
+    ),
+    "pandas' columns": refused(
+        "a.json",
+        text(json.dumps({"question": {"0": "a", "7": "c"}, "answer": {"0": "b", "7": "d"}})),
+        "orient='records'",
+    ),
+    "KTO's verdicts in words": Given(
+        {"a.csv": table({"prompt": "Capital of Peru?", "response": "Lima.", "label": "Desirable"})},
+        [CHAT],
+        compared="labels",
+    ),
+    "pairs with scores beside": Given(
+        {
+            "a.jsonl": lines(
+                {
+                    "prompt": "Capital of Peru?",
+                    "chosen": [USER, REPLY],
+                    "rejected": [USER, {**REPLY, "content": "Rome."}],
+                }
+                | {"score_chosen": 8.5, "score_rejected": 3.0, "messages": [USER, REPLY]}
+            )
+        },
+        [CHAT, [CHAT[0], ("assistant", "Rome.")]],
+        told="not read: messages, score_chosen, score_rejected",
+        compared="pairs",
+    ),
+    "pairs of another name": Given(
+        {"a.jsonl": lines({"question": "a", "response_j": "b", "response_k": "c"})},
+        "no pair.*its columns: question, response_j, response_k.*data.columns.chosen=COLUMN",
+        compared="pairs",
+    ),
     "a folder with splits": Given(
         {"data/train-00000-of-00001.parquet": parquet(OPENAI), "data/test-00000-of-00001.parquet": parquet(OPENAI)},
         [WITH_SYSTEM],
@@ -317,7 +394,7 @@ def read(folder: Path, given: Given) -> Conversations:
     whole = len(given.files) > 1
     path = folder if whole else folder / next(iter(given.files))
     more = {} if whole else {"held_out": str(path)}
-    return read_conversations(DataConfig(name=str(path), **more, **given.settings))
+    return read_conversations(DataConfig(name=str(path), **more, **given.settings), given.compared)
 
 
 @pytest.mark.parametrize("name", GIVEN)

@@ -148,7 +148,7 @@ def test_pairs_are_labels_too_and_replies_without_a_difference_are_left_out_and_
         ({"prompt": [USER], "completion": [GOOD], "label": True}, "pairs", "verdict 'label'.*algo=kto"),
         ({"messages": [USER, GOOD]}, "pairs", "algo=sft learns from"),
         ({"messages": [USER, GOOD]}, "labels", r"no label and no pair.*data\.columns\.label=COLUMN"),
-        ({"prompt": [USER], "completion": [GOOD], "label": "good"}, "labels", "row 1: 'label' is 'good'"),
+        ({"prompt": [USER], "completion": [GOOD], "label": "so so"}, "labels", "row 1: 'label' is 'so so'"),
         ({"prompt": [USER], "chosen": [], "rejected": [BAD]}, "pairs", "row 1: 'chosen' is empty"),
         ({"prompt": "z", "chosen": [USER, GOOD], "rejected": [USER, BAD]}, "pairs", "does not begin with the prompt"),
         ({"story": "s"}, "pairs", r"its columns: story.*data\.columns\.chosen=COLUMN"),

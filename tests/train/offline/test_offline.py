@@ -29,6 +29,7 @@ from agentrl.train.display.step_warnings import StepWarnings
 from agentrl.train.driver import api
 from agentrl.train.record.verify.run_checks import verify
 from agentrl.types import Session
+from benchmarks import supervised
 
 ROWS = 60
 SMALL: dict[str, Any] = {
@@ -90,6 +91,15 @@ def test_supervised_learning_lowers_the_held_out_loss_and_is_the_same_after_a_ki
     (tmp_path / "sums.jsonl").write_text('{"question": "a", "answer": "b"}\n{"question": "c", "answer": "d"}\n')
     with pytest.raises(ConfigError, match="the data changed"):
         api.train(resume=str(killed), steps=5)
+
+
+@pytest.mark.slow
+def test_imitated_answers_are_finished_within_the_bound(tmp_path: Path) -> None:
+    """The small form of `python -m benchmarks.supervised`."""
+    few = {"rollout.groups_per_step": 8, "eval.tasks": 4, "eval.every": 1000, "checkpoint_every": 1000}
+    found = supervised.measure(rows(tmp_path / "sums.jsonl"), tmp_path, seed=0, bound=32, tasks=8, steps=15, **few)
+    assert found.unfinished_before > 0.5
+    assert found.unfinished_after < found.unfinished_before
 
 
 def naive_loss(model: Path, data: str) -> float:

@@ -207,9 +207,18 @@ def test_scores_and_labels_are_read_by_their_columns(tmp_path: Path, tokenizer_f
     assert "score = 'rating'" in "\n".join(found.lines())
     found = prepared(read_scored(config, "label", ("bad", "so so", "good")), tokenizer_folder)
     assert [s.reward for t in found.tasks["train"] for s in found.sessions("train", t)] == [0.0, 2.0]
+    in_words = pair_rows(
+        tmp_path / "words.jsonl", *({**row, "rating": str(row["rating"]), "class": "2"} for row in rows)
+    )
+    found = prepared(read_scored(in_words, "score", ()), tokenizer_folder)
+    assert [s.reward for t in found.tasks["train"] for s in found.sessions("train", t)] == [3.0, 1.5]
+    found = prepared(read_scored(in_words, "label", ("bad", "so so", "good")), tokenizer_folder)
+    assert [s.reward for t in found.tasks["train"] for s in found.sessions("train", t)] == [2.0, 2.0]
     with pytest.raises(ConfigError, match="the label 'bad' is none of wrong, right"):
         read_scored(config, "label", ("wrong", "right"))
-    with pytest.raises(ConfigError, match=r"has no score: data\.columns\.score=COLUMN"):
+    with pytest.raises(
+        ConfigError, match=r"has no score \(its columns: question, answer\): data\.columns\.score=COLUMN"
+    ):
         read_scored(pair_rows(tmp_path / "none.jsonl", {"question": "A?", "answer": "a"}), "score", ())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +11,40 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.distributed.finalize_model_grads import finalize_model_grads
+from torch import Tensor
 
 from agentrl.train.trainers.megatron.layout import ParallelLayout, experts_of
 from agentrl.train.trainers.megatron.models import Family, build, load
+from agentrl.train.trainers.megatron.models.scores import put_heads
 from agentrl.train.trainers.megatron.moe import moe_settings
 from agentrl.train.trainers.megatron.settings import MegatronConfig
 from agentrl.train.trainers.megatron.update import device
 
 
-def chunks_of(folder: str | Path, hf: Any, family: Family, config: MegatronConfig, layout: ParallelLayout) -> list[Any]:
-    """Load this rank's part of a folder's model, on its device."""
+def chunks_of(
+    folder: str | Path,
+    hf: Any,
+    family: Family,
+    config: MegatronConfig,
+    layout: ParallelLayout,
+    drawn: Mapping[str, Tensor] | None = None,
+) -> list[Any]:
+    """Load this rank's part of a folder's model, on its device.
+
+    Args:
+        folder: the folder.
+        hf: its configuration.
+        family: the model's; of a score model, what `prepare_scores` returns.
+        config: the trainer's settings.
+        layout: how the model is shared.
+        drawn: a score model's head, by the names of files, for a folder without one; None: a language model.
+    """
     settings = megatron_settings(hf, family, config, layout)
-    models = [model.to(device()) for model in build(family, hf, **settings)]
-    load(models, folder, family)
+    models = build(family, hf, **settings)
+    if drawn is not None:
+        put_heads(models, drawn)
+    models = [model.to(device()) for model in models]
+    load(models, folder, family, drawn)
     if layout.pipeline > 1 and models[0].share_embeddings_and_output_weights:
         _share_embedding(models)
     return models

@@ -29,7 +29,8 @@ class Micro:
         token_ids: [1, L], those that this context-parallel rank holds.
         table: see `table`.
         padding: [1, L], true at padding tokens; None without any.
-        rows: the pairs whose predictor is held here; `predictor` counts the tokens held, `target` the forest's.
+        rows: the pairs whose predictor is held here; `predictor` counts the tokens held, `target` the forest's. Of a
+            score model, `predictor` is the target among the tokens held.
         share: which tokens are held.
         routed_experts: by layer number, the experts [tokens, topk] that were chosen; see `moe`.
     """
@@ -76,7 +77,15 @@ def _padded(tokens: int, layout: ParallelLayout, gpu: bool) -> int:
     return padded_tokens(tokens, layout.context, layout.tensor if layout.sequence else 1, block)
 
 
-def micro_batch(work: ForestWork, length: int, layout: ParallelLayout, rank: int, device: torch.device) -> Micro:
+def micro_batch(
+    work: ForestWork,
+    length: int,
+    layout: ParallelLayout,
+    rank: int,
+    device: torch.device,
+    *,
+    at_target: bool = False,
+) -> Micro:
     """Make a rank's micro-batch.
 
     Args:
@@ -85,6 +94,7 @@ def micro_batch(work: ForestWork, length: int, layout: ParallelLayout, rank: int
         layout: how it is shared.
         rank: the context-parallel rank.
         device: where it is computed.
+        at_target: rows are computed from the states of their targets, as scores are, and not of their predictors.
     """
     tokens = len(work.forest)
     forest = work.forest.padded(length)
@@ -95,6 +105,8 @@ def micro_batch(work: ForestWork, length: int, layout: ParallelLayout, rank: int
     place = torch.full((length,), -1)
     place[share.mine] = torch.arange(share.length)
     rows = work.forest.rows()
+    if at_target:
+        rows.predictor = rows.target
     kept = place[rows.predictor] >= 0
     rows = rows.take(kept)
     rows.predictor = place[rows.predictor]

@@ -26,11 +26,12 @@ from agentrl.train.algorithms.divergences import Divergence
 from agentrl.train.forest.distribution import Drawn
 from agentrl.train.forest.forest import Rows
 from agentrl.train.trainers.critic import ValueHead
-from agentrl.train.trainers.head import vocabulary_logps
+from agentrl.train.trainers.head import read_scores, vocabulary_logps
 from agentrl.train.trainers.megatron.attention import PLANS
 from agentrl.train.trainers.megatron.copied import copied
 from agentrl.train.trainers.megatron.critic import own_rows
 from agentrl.train.trainers.megatron.micro import Micro
+from agentrl.train.trainers.megatron.models.scores import head_of_scores
 from agentrl.train.trainers.teachers.divergence import VocabularyHead, row_divergences
 
 if TYPE_CHECKING:
@@ -138,8 +139,10 @@ class Heads:
         return row_divergences(wanted, self.predicting(), head_of(self.model), self.micro.rows, teacher)
 
     def logps(self) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy of the micro-batch's rows: [P] each."""
+        """Log-probability and entropy of the micro-batch's rows, or their scores (`read_scores`): [P] each."""
         rows = self.micro.rows
+        if (head := head_of_scores(self.model)) is not None:
+            return self._scores(head)
         return vocabulary_logps(
             self.predicting(),
             head_weight(self.model),
@@ -150,6 +153,13 @@ class Heads:
             shape=self.model.logits,
             drawn=Drawn.of(rows),
         )
+
+    def _scores(self, head: torch.nn.Linear) -> tuple[Tensor, Tensor]:
+        """Computed from whole states by every tensor rank alike, so none of their gradients are summed."""
+        states = self.out.squeeze(1)
+        if self.model.config.sequence_parallel:
+            states = gather_from_sequence_parallel_region(states, tensor_parallel_output_grad=False)
+        return read_scores(head, states.index_select(0, self.micro.rows.predictor), self.micro.rows)
 
     def values(self, head: ValueHead) -> Tensor:
         """The critic's value of the state before each row's target: [P].

@@ -23,6 +23,7 @@ class MegatronPlugin(TrainerPlugin):
     trains_adapters = True
     has_ranks = True
     computes_supports = True
+    trains_scores = True
     own_critic = False
     divergences: Literal["none", "top_k", "whole", "own"] = "whole"
     untrained = "dropped"

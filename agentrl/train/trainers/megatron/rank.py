@@ -25,7 +25,7 @@ from torch import Tensor
 from agentrl.config import AlgoConfig, LoraConfig
 from agentrl.errors import InvalidInput
 from agentrl.models.adapters import SavedAdapter
-from agentrl.train.algorithms import algorithm_settings
+from agentrl.train.algorithms import algorithm_settings, make_algorithm
 from agentrl.train.algorithms.objective import Meter, add_sums
 from agentrl.train.forest.forest import Rows
 from agentrl.train.trainers.copies import WeightCopy
@@ -40,6 +40,7 @@ from agentrl.train.trainers.megatron.layout import ParallelLayout
 from agentrl.train.trainers.megatron.micro import Micro, lengths, micro_batch
 from agentrl.train.trainers.megatron.models import export, family_of, read_config
 from agentrl.train.trainers.megatron.models.folder import write_weights
+from agentrl.train.trainers.megatron.models.scores import prepare_scores
 from agentrl.train.trainers.megatron.moe import Routers, metrics, recorded_experts
 from agentrl.train.trainers.megatron.muon import Muon
 from agentrl.train.trainers.megatron.parameters import rate_factors
@@ -76,9 +77,13 @@ class Rank(StepLearner[Micro]):
         lora: LoraConfig | None = None,
     ) -> None:
         self.config, self.layout = config, layout
+        algo = algo if isinstance(algo, AlgoConfig) else algorithm_settings(algo)
         hf = read_config(folder, config.family)
-        self.family, self.width = family_of(hf, config.family), int(hf.hidden_size)
-        self.models = chunks_of(folder, hf, self.family, config, layout)
+        self.family, self.width, drawn = family_of(hf, config.family), int(hf.hidden_size), None
+        if (head := make_algorithm(algo).needs.head) is not None:
+            self.family, drawn = prepare_scores(self.family, hf, head, seed)
+        self.at_target = head is not None
+        self.models = chunks_of(folder, hf, self.family, config, layout, drawn)
         self.routers = Routers(self.models, config.moe, recompute=config.recompute == "full")
         self.sparse_layers = sparse_layers(self.models[0].config)
         self.control = dist.new_group(backend="gloo")
@@ -226,7 +231,10 @@ class Rank(StepLearner[Micro]):
         updates = any(work.forest.updates for work in share.works)
         mine, context = parallel_state.get_data_parallel_rank(), parallel_state.get_context_parallel_rank()
         padded = lengths(share.lengths, layout, gpu=gpu, together=together, updates=updates)[mine]
-        micros = [micro_batch(w, n, layout, context, device()) for w, n in zip(share.works, padded, strict=True)]
+        micros = [
+            micro_batch(work, length, layout, context, device(), at_target=self.at_target)
+            for work, length in zip(share.works, padded, strict=True)
+        ]
         if self.config.moe.routing_replay == "rollout":
             for micro in micros:
                 self._replay_recorded(micro)

@@ -18,6 +18,7 @@ from torch import Tensor
 from agentrl.config import AlgoConfig, LoraConfig
 from agentrl.errors import ConfigError, InvalidInput, missing_extra
 from agentrl.models.folders import exported, read_side_files, write_side_files
+from agentrl.models.scoring import score_settings
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.forest.forest import Forest
 from agentrl.train.trainers.megatron.layout import layout_of
@@ -58,6 +59,8 @@ class MegatronTrainer(RankTrainer):
         self.layout = layout_of(self.config, model_settings(Path(path)), gpus_of(self.config))
         require_megatron()
         self._side_files = read_side_files(Path(path))  # now: the folder may be gone by the time of an export
+        head = make_algorithm(algo).needs.head
+        self._scores = {} if head is None else score_settings(Path(path), head)
         super().__init__(
             Path(path),
             self.config,
@@ -140,7 +143,7 @@ class MegatronTrainer(RankTrainer):
         for stale in ("torch_dtype", "quantization_config"):  # the written weights are not quantised
             settings.pop(stale, None)
         settings["dtype"] = max(dtypes, key=lambda name: dtypes[name])
-        (folder / "config.json").write_text(json.dumps(settings, indent=2))
+        (folder / "config.json").write_text(json.dumps(settings | self._scores, indent=2))
 
     def close(self) -> None:
         """End the ranks; a checkpoint that is still being written is finished first."""

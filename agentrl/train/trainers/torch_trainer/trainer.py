@@ -30,6 +30,7 @@ from agentrl.models.devices import torch_device
 from agentrl.models.folders import exported, read_side_files
 from agentrl.models.mixers import set_plan
 from agentrl.models.rope import fixed_angle_length
+from agentrl.models.scoring import HEAD
 from agentrl.models.untrained import Untrained
 from agentrl.rollout.engines.local.weights import single_experts
 from agentrl.rollout.weights.buckets import ADAPTER
@@ -38,7 +39,7 @@ from agentrl.train.algorithms.objective import Meter, add_sums
 from agentrl.train.forest.forest import Forest, Rows, sequence_count, token_counts
 from agentrl.train.trainers.copies import WeightCopy
 from agentrl.train.trainers.critic import ValueModel
-from agentrl.train.trainers.head import Logits, token_logps
+from agentrl.train.trainers.head import Logits, read_scores, token_logps
 from agentrl.train.trainers.learner import RankStepResult
 from agentrl.train.trainers.lora import Lora, merge, merged
 from agentrl.train.trainers.optimizer import Optimizer
@@ -49,7 +50,7 @@ from agentrl.train.trainers.reward_model import RewardModel
 from agentrl.train.trainers.torch_trainer.batch import TorchBatch, before_head, computing, prepare_batch, trunk_of
 from agentrl.train.trainers.torch_trainer.checkpoint import TorchCheckpoints
 from agentrl.train.trainers.torch_trainer.distillation import Distilling
-from agentrl.train.trainers.torch_trainer.scores import load_network, read_scores
+from agentrl.train.trainers.torch_trainer.scores import load_network
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 
 T = TypeVar("T")
@@ -316,7 +317,7 @@ class TorchTrainer(Distilling, TorchCheckpoints):
     def _logps(self, model: nn.Module, hidden: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         with self._precision():
             if self.head is not None:
-                return read_scores(model, hidden, rows)
+                return read_scores(model.get_submodule(HEAD), hidden.index_select(0, rows.target), rows)
             head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
             return token_logps(head, before_head(model)(hidden), rows, shape=self.logits)
 

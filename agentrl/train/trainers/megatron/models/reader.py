@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
@@ -28,10 +29,15 @@ _BLOCK = (128, 128)
 
 
 class TensorReader:
-    """A folder's tensors; files are opened on first use, and closed together."""
+    """A folder's tensors; files are opened on first use, and closed together.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    Args:
+        folder: the folder.
+        drawn: tensors by name that stand for those that the folder lacks.
+    """
+
+    def __init__(self, folder: Path, drawn: Mapping[str, Tensor] | None = None) -> None:
+        self.folder, self.drawn = folder, drawn or {}
         self._files: dict[str, Any] = {}
         self._stack = ExitStack()
         self._where = self._index()
@@ -76,6 +82,8 @@ class TensorReader:
                 f"{self.folder}: {name} is quantised (MXFP4), which can't be trained; "
                 "load the model with Mxfp4Config(dequantize=True) and save it in bfloat16 first"
             )
+        if name not in self._where and name in self.drawn:
+            return self.drawn[name].narrow(piece.dim, piece.start, len(piece))
         if name not in self._where:
             raise InvalidWeights(f"{self.folder} lacks the tensor {name}")
         entry = self._open(self._where[name]).get_slice(name)

@@ -12,7 +12,7 @@ a collective over the right group would be fewer. Whoever consumes slowly makes 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,14 +65,22 @@ class _Shard:
     rank: int
 
 
-def load(chunks: Sequence[GPTModel], folder: str | Path, family: Family) -> None:
+def load(
+    chunks: Sequence[GPTModel], folder: str | Path, family: Family, drawn: Mapping[str, Tensor] | None = None
+) -> None:
     """Fill this rank's chunks from a Hugging Face folder (safetensors), converting to the parameters' precision.
+
+    Args:
+        chunks: this rank's.
+        folder: the folder.
+        family: the model's.
+        drawn: tensors by name that stand for those that the folder lacks: those of a new head.
 
     Raises:
         InvalidInput: the folder lacks a tensor, has one of another shape, or one that the family does not know.
     """
     tables = _rows(family)
-    with TensorReader(Path(folder)) as reader, torch.no_grad():
+    with TensorReader(Path(folder), drawn) as reader, torch.no_grad():
         for held in _held(chunks, family):
             layout = tables[held.place.row][1]
             local = layout.filed(tuple(held.tensor.shape))
