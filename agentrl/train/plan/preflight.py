@@ -236,15 +236,18 @@ def _check_named(config: RunConfig) -> None:
 def _check_sampling(config: RunConfig) -> None:
     """Refuse sampling by which no token can be trained; temperature 0 is refused with the settings."""
     engine, trainer, plugin = config.engine, config.trainer, ENGINES.find(config.engine.name)
-    if config.rollout.strict_calls and not plugin.keeps_to_calls:
-        raise ConfigError(f"rollout.strict_calls=true: engine={engine.name} has no grammars of tool calls: use local")
+    if config.rollout.strict_calls and not plugin.keeps_to_calls(engine):
+        raise ConfigError(
+            f"rollout.strict_calls=true: engine={engine.name} has no grammars of tool calls: use local, or a server of "
+            "agentrl's own (sglang, vllm); one that runs already needs llguidance's grammars and a setting that says so"
+        )
     if config.rollout.strict_calls and not grammars.available():
         raise missing_extra("llguidance", grammars.EXTRA)
     narrowed = config.rollout.narrowed
     if not narrowed or config.allow_no_signal:
         return
     recorded, computed = plugin.records_supports, TRAINERS.find(trainer.name).computes_supports
-    if recorded and config.rollout.repetition_penalty != 1 and not plugin.records_penalties:
+    if recorded and config.rollout.repetition_penalty != 1 and not plugin.records_penalties(engine):
         recorded, narrowed = False, f"repetition_penalty={config.rollout.repetition_penalty:g}"
     if recorded and computed and engine.support_bytes:
         return

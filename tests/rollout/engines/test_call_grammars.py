@@ -26,7 +26,7 @@ from agentrl.sessions.tree.conversation import Conversation
 from agentrl.sessions.tree.turn_generator import TurnGenerator
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Sampling, Session, Status, Task
-from benchmarks.fidelity import agreement
+from benchmarks.fidelity import agreement, random_sessions
 from tests.conftest import need
 from tests.rollout.engines.conftest import TEXTS
 from tests.rollout.engines.test_support import BOUND
@@ -94,6 +94,24 @@ async def test_each_call_fits_its_tools_schema_and_each_token_has_the_log_probab
     assert agreement(TorchTrainer(folder), sessions).max <= BOUND
     stored = sessions[0].nodes[-1]
     assert support.unpack(stored.attachments[support.NAME]).rule.startswith("agentrl-1+llguidance-")
+
+
+async def check_servers_calls(server: Any, folder: Path) -> None:
+    """The same of a server, whose library is the same and whose turns are trained by what it or our matcher says."""
+    renderer = get_renderer(folder)
+    tag, end = (load_tokenizer(folder).special(mark) for mark in ("<tool_call>", "<|im_end|>"))
+    narrowed = {"logit_bias": ((tag, 6.0), (end, 4.0)), "stop_token_ids": (end,), "lark": call_grammar(renderer, TOOLS)}
+    sessions = await random_sessions(server, 8, turns=1, new=70, narrowings=(narrowed,))
+    calls = 0
+    for node in (node for session in sessions for node in session.nodes if node.sampled):
+        assert all(node.trainable)
+        if node.token_ids[-1] == end:
+            for call in parse(renderer, node.token_ids, TOOLS).message.tool_calls or ():
+                assert call.error is None
+                check_call(call.function.name, call.function.arguments)
+                calls += 1
+    assert calls > 1
+    assert agreement(TorchTrainer(folder), sessions).max <= BOUND
 
 
 async def test_a_clients_strict_tools_and_forced_calls_are_drawn_under_the_grammar(
