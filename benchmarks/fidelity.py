@@ -18,6 +18,7 @@ import torch
 from agentrl.attachments import support
 from agentrl.sessions.tree import tree
 from agentrl.train.algorithms.credit import Credit, NodeAdvantage, trainable_nodes
+from agentrl.train.forest.forest import Forest
 from agentrl.train.forest.packing import pack
 from agentrl.train.trainers.base import Trainer
 from agentrl.types import Engine, FinishReason, Group, Message, Sampling, Session, Task, collect
@@ -81,9 +82,7 @@ async def random_sessions(
 
 def agreement(trainer: Trainer, sessions: Sequence[Session], token_budget: int = 4096) -> Agreement:
     """Compare the trainer's log-probabilities of the sessions' trained tokens with the engine's."""
-    groups = [Group(session.id, session.task, [session]) for session in sessions]
-    nodes = [(session.id, node.id) for session in sessions for node in trainable_nodes(session)]
-    forests = pack(groups, Credit(dict.fromkeys(nodes, (NodeAdvantage(1.0, 1.0),))), token_budget)
+    forests = forests_of(sessions, token_budget)
     deltas: list[torch.Tensor] = []
     for forest, logp_T in zip(forests, trainer.logprobs(forests), strict=True):
         trained_T = torch.as_tensor(forest.weight) > 0
@@ -91,3 +90,10 @@ def agreement(trainer: Trainer, sessions: Sequence[Session], token_budget: int =
         deltas.append((logp_T.cpu() - behaviour_T)[trained_T].abs().double())
     delta = torch.cat(deltas)
     return Agreement(delta.mean().item(), delta.max().item(), delta.numel(), len(sessions))
+
+
+def forests_of(sessions: Sequence[Session], token_budget: int = 4096) -> list[Forest]:
+    """The sessions as a trainer gets them; each trained token has the weight 1."""
+    groups = [Group(session.id, session.task, [session]) for session in sessions]
+    nodes = [(session.id, node.id) for session in sessions for node in trainable_nodes(session)]
+    return pack(groups, Credit(dict.fromkeys(nodes, (NodeAdvantage(1.0, 1.0),))), token_budget)

@@ -7,8 +7,9 @@ support, and the local engine's time for a turn's tokens, by what turns are draw
 logits are normal with a deviation of 5, which leaves some hundred tokens to top-p 0.9. Aim: the head at most 1.10 times
 full support.
 
-proof: 100,000 rows whose recorded set is compared with that of sorted lists in float64 (a difference is allowed where
-rounding puts a token on the border), and 50,000 draws whose frequencies are compared with their log-probabilities.
+proof: 100,000 rows, of all filters, penalties, biases and masks and their combinations, whose recorded set is compared
+with that of sorted lists in float64 (a difference is allowed where rounding puts a token on the border), and 50,000
+draws whose frequencies are compared with their log-probabilities.
 
 learn: `calculator` as in `benchmarks.learning`, with full support and narrowed, and for each the largest difference
 between the trainer's and the engine's log-probability of a token in any step. `--small` takes a step of each.
@@ -136,6 +137,23 @@ def cost(rows: int, repeats: int, vocabulary: int) -> None:
         )
 
 
+def changed_by_definition(
+    logits: np.ndarray, own: Sampling, prompt: Sequence[int], turn: Sequence[int], allowed: np.ndarray | None
+) -> np.ndarray:
+    """The logits that grammar, penalties and bias leave, token by token and in float64."""
+    found = logits.astype(np.float64)
+    for token in {*prompt, *turn}:
+        penalty = own.repetition_penalty
+        found[token] = found[token] / penalty if found[token] > 0 else found[token] * penalty
+    for token, count in Counter(turn).items():
+        found[token] -= own.presence_penalty + own.frequency_penalty * count
+    for token, bias in own.logit_bias:
+        found[token] += bias
+    if allowed is not None:
+        found[~allowed] = -np.inf
+    return found
+
+
 def kept_by_definition(logits: np.ndarray, own: Sampling) -> list[int]:
     """The ids that top-k, top-p and min-p leave, by their definitions, with sorted lists and float64."""
     scaled = logits.astype(np.float64) / own.temperature
@@ -146,7 +164,7 @@ def kept_by_definition(logits: np.ndarray, own: Sampling) -> list[int]:
     within = (before < own.top_p) | (own.top_p >= 1)
     within &= scaled[allowed] >= scaled.max() + (np.log(own.min_p) if own.min_p else -np.inf)
     within[0] = True
-    return sorted(allowed[within].tolist())
+    return sorted(allowed[within & np.isfinite(scaled[allowed])].tolist())
 
 
 def kept_ids(data: bytes, token: int) -> list[int]:
@@ -171,14 +189,23 @@ def differing(rows: int, seed: int = 0) -> tuple[int, int]:
             top_p=dice.choice((0.5, 0.9, 0.999, 1.0)),
             top_k=dice.choice((None, 3, 20, 5000)),
             min_p=dice.choice((0.0, 0.05)),
+            repetition_penalty=dice.choice((1.0, 1.0, 1.3)),
+            presence_penalty=dice.choice((0.0, 0.0, 0.5)),
+            frequency_penalty=dice.choice((0.0, 0.0, 0.3)),
+            logit_bias=dice.choice(((), ((2, 1.5), (3, -100.0)))),
         )
+        prompt, turn = (dice.choices(range(vocabulary), k=count) for count in (6, 4))
+        allowed = torch.rand(vocabulary, generator=generator).numpy() < 0.7 if dice.random() < 0.3 else None
+        if allowed is not None:
+            allowed[turn] = True
         recorder = support.SupportRecorder(vocabulary, 1 << 20)
-        (token,), (logp,), _ = sample(logits, [RowSampling(own, number, 0, (), (), recorder)])
+        (token,), (logp,), _ = sample(logits, [RowSampling(own, number, 0, turn, prompt, recorder, allowed)])
         kept = kept_ids(recorder.data(), token)
         assert token in kept
-        own_logps = torch.log_softmax(logits[0, kept] / own.temperature, -1)
+        changed = changed_by_definition(logits[0].numpy(), own, prompt, turn, allowed)
+        own_logps = torch.log_softmax(torch.from_numpy(changed[kept]) / own.temperature, -1)
         assert abs(logp - float(own_logps[kept.index(token)])) < 1e-5
-        beside = len(set(kept) ^ set(kept_by_definition(logits[0].numpy(), own)))
+        beside = len(set(kept) ^ set(kept_by_definition(changed, own)))
         different, most = different + (beside > 0), max(most, beside)
     return different, most
 

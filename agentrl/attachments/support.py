@@ -28,12 +28,14 @@ if TYPE_CHECKING:
 
 NAME = "support"
 UNKNOWN, OVERSIZE, OUTSIDE, FULL, ONE, SETS = range(6)
-LOCAL, SGLANG, VLLM = "agentrl-1", "sglang-1", "vllm-2"
+LOCAL, SGLANG, VLLM = "agentrl-1", "sglang-2", "vllm-2"
 RULES = {
     LOCAL: "tokens that a grammar forbids are left out; repetition penalty on the tokens of prompt and turn; then "
     "presence and frequency penalties on the turn's own, and the logit bias, are added; divided by the temperature; "
     "top-k, top-p, min-p",
-    SGLANG: "no penalties; the logit bias is added; divided by the temperature; the set is the server's own mask",
+    "sglang-1": "no penalties; the logit bias is added; divided by the temperature; the set is the server's mask",
+    SGLANG: "repetition penalty on the turn's own tokens; then presence and frequency penalties on these, and the "
+    "logit bias, are added; divided by the temperature; the set is the server's own mask",
     "vllm-1": "no penalties; the logit bias is added; divided by the temperature; the set is what the server gives a "
     "log-probability",
     VLLM: "repetition penalty on the tokens of prompt and turn, not together with a logit bias; then presence and "
@@ -44,6 +46,8 @@ RULES = {
 
 Behind a rule's name and a plus a turn may name the library that said what its grammar forbids, with its version.
 """
+OWN_TOKENS = frozenset({SGLANG})
+"""Rules by which all penalties are on the turn's own tokens alone."""
 _FORMAT, _SPLIT = b"S", b"P"
 _SHARED = 96
 """The fewest bytes of a set that a store keeps apart: to name one takes 80."""
@@ -152,17 +156,19 @@ class SupportRecorder:
             stored = _stored(kept, self.vocabulary)
             self._codes.append(self._number.setdefault(stored, SETS + len(self._number)))
 
-    def add_ids(self, kept: Sequence[int] | None, drawn: int) -> None:
+    def add_ids(self, kept: Sequence[int] | NDArray[np.int64] | None, drawn: int) -> None:
         """Record what a token was drawn from as a server lists it, in any order; None: it does not list all.
 
-        The range of the vocabulary stands for all of it.
+        The range of the vocabulary stands for all of it; an array is ascending.
         """
         import numpy as np
 
         if kept is None:
             self._codes.append(UNKNOWN)
-        elif kept == range(self.vocabulary):
+        elif isinstance(kept, range) and len(kept) == self.vocabulary:
             self._codes.append(FULL)
+        elif isinstance(kept, np.ndarray):
+            self.add(kept, drawn)
         else:
             self.add(np.unique(np.asarray(kept, dtype=np.int64)), drawn)
 

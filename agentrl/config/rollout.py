@@ -97,7 +97,7 @@ class RolloutConfig(Section):
     """What the logits of tokens that came before are divided by where they are above 0, else multiplied by."""
     strict_calls: bool = False
     """Each tool call of the environment's turns is of a tool on offer, with arguments that fit its schema: turns are
-    drawn under a grammar (engine=local, extra `grammars`)."""
+    drawn under a grammar (extra `grammars`)."""
     max_turns: PositiveInt | None = None
     """Assistant turns of a session; None is the environment's own limit."""
     turn_tokens: PositiveInt = 512

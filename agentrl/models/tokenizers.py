@@ -42,6 +42,7 @@ class HFTokenizer:
     Attributes:
         vocab_size: one more than the largest id.
         added: the published added tokens (special ones and other markup) and their ids.
+        unmarked: the ids of those added tokens that are not called special.
         strips_left: the added tokens that absorb the white space before them.
         strips_right: those that absorb the white space after them.
         chat_template: the tokenizer's own Jinja template, the one named "default" of several; None without one.
@@ -73,6 +74,7 @@ class HFTokenizer:
         self.chat_template = self.templates.get("default")
         self.tool_template = self.templates.get("tool_use", self.chat_template)
         self.added: dict[str, int] = {token: index for token, index in added.items() if not _is_space(token)}
+        self.unmarked = frozenset(index for index, token in known.items() if not token.special)
         self.strips_left = frozenset(token.content for token in known.values() if token.lstrip)
         self.strips_right = frozenset(token.content for token in known.values() if token.rstrip)
         self._markup = frozenset(self.added.values())

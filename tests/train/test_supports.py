@@ -53,7 +53,7 @@ def narrowed(rng: random.Random, session: Session, kept: Kept) -> None:
             logit_bias=rng.choice(((), ((7, 1.5), (9, -2.0)))),
         )
         start = node.versions[0].start
-        recorder = support.SupportRecorder(VOCABULARY, 1000)
+        recorder = support.SupportRecorder(VOCABULARY, 1000, rng.choice((support.LOCAL, support.SGLANG)))
         for place in range(start, len(node.token_ids)):
             size = rng.choice((1, 3, 20, 40, VOCABULARY))
             ids = {node.token_ids[place], *rng.sample(range(VOCABULARY), size)} if size > 1 else {node.token_ids[place]}
@@ -68,6 +68,8 @@ def one_logp(logits: Tensor, session: Session, node: Node, place: int, kept: Kep
     assert own is not None
     before = [*tree.path_ids(session, node.parent), *node.token_ids[:place]]
     turn = Counter(node.token_ids[node.versions[0].start : place])
+    if support.NAME in node.attachments and support.unpack(node.attachments[support.NAME]).rule == support.SGLANG:
+        before = list(turn)
     values = {}
     for token in sorted(kept.get((session.id, node.id, place), range(VOCABULARY))):
         logit = logits[token]

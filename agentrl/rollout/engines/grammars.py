@@ -87,13 +87,14 @@ class Grammars:
     Args:
         tokenizer: the model's.
         vocabulary: how many logits the model has; those without a token are never allowed.
+        text: whether added tokens that their file does not call special are text, as they are to servers.
     """
 
-    def __init__(self, tokenizer: HFTokenizer, vocabulary: int) -> None:
-        self._tokenizer, self._vocabulary = tokenizer, vocabulary
+    def __init__(self, tokenizer: HFTokenizer, vocabulary: int, *, text: bool = False) -> None:
+        self.tokenizer, self._vocabulary = tokenizer, vocabulary
         self._library = _library()
         self._known = self._library.LLTokenizer(
-            self._library.TokenizerWrapper(_Vocabulary(tokenizer, vocabulary)), n_vocab=vocabulary + 1
+            self._library.TokenizerWrapper(_Vocabulary(tokenizer, vocabulary, text)), n_vocab=vocabulary + 1
         )
         self._compiled = lru_cache(_COMPILED)(self._compile)
 
@@ -107,7 +108,7 @@ class Grammars:
         matcher = self._compiled(grammar).deep_copy()
         if matcher.is_error():
             raise InvalidInput(f"sampling.{kind} is no grammar that can be kept to: {_first_line(matcher)}")
-        stops = sampling.stop_token_ids or self._tokenizer.end_tokens
+        stops = sampling.stop_token_ids or self.tokenizer.end_tokens
         ends = [token for token in stops if 0 <= token < self._vocabulary]
         found = Matcher(matcher, f"llguidance-{self._library.__version__}", self._vocabulary, ends)
         if not all(map(found.accept, turn)):
@@ -133,9 +134,9 @@ class _Vocabulary:
 
     bos_token_id = None
 
-    def __init__(self, tokenizer: HFTokenizer, vocabulary: int) -> None:
+    def __init__(self, tokenizer: HFTokenizer, vocabulary: int, text: bool) -> None:
         self._tokenizer, self.eos_token_id = tokenizer, vocabulary
-        markup = set(tokenizer.added.values())
+        markup = set(tokenizer.added.values()) - (tokenizer.unmarked if text else frozenset())
         self.tokens = [b"" if token in markup else tokenizer.token_bytes(token) for token in range(vocabulary)] + [b""]
         self.special_token_ids = [vocabulary]
 

@@ -23,15 +23,11 @@ class EnginePlugin:
     Attributes:
         settings: the class of its section of the configuration (`engine.*`).
         records_supports: whether its turns bring what their tokens were drawn from (`attachments.support`).
-        records_penalties: whether those do that were drawn with penalties on the tokens so far.
-        keeps_to_calls: whether they can draw tool calls under a grammar (`Capabilities.lark`).
         scheduler_cores: CPU cores that each engine keeps busy beside its `settings.threads`.
     """
 
     settings: type[EngineConfig] = EngineConfig
     records_supports: bool = False
-    records_penalties: bool = False
-    keeps_to_calls: bool = False
     scheduler_cores: int = 0
 
     def make(self, path: Path, config: Any, tokenizer: Tokenizer | None = None) -> Engine:
@@ -58,6 +54,14 @@ class EnginePlugin:
             ConfigError: there is no such device, interpreter or address.
             MissingExtra: what it needs is not installed.
         """
+
+    def records_penalties(self, config: Any) -> bool:
+        """Return whether its turns bring what their tokens were drawn from with penalties on the tokens so far."""
+        return False
+
+    def keeps_to_calls(self, config: Any) -> bool:
+        """Return whether its engines can draw tool calls under a grammar (`Capabilities.lark`)."""
+        return False
 
     def in_process(self, config: Any) -> bool:
         """Return whether its engines run in this process: a single one needs no fleet that watches it."""
@@ -126,6 +130,8 @@ class ServerPlugin(EngineFactoryPlugin):
         sleep_option: str | None = None,
         scheduler_cores: int = 0,
         records_supports: bool = False,
+        records_penalties: Callable[[ServerConfig], bool] = lambda _config: False,
+        keeps_to_calls: Callable[[ServerConfig], bool] = lambda _config: False,
     ) -> None:
         """Build a plug-in.
 
@@ -137,8 +143,11 @@ class ServerPlugin(EngineFactoryPlugin):
             sleep_option: the server's option with which it can give its memory back; None: it can't.
             scheduler_cores: see `EnginePlugin`.
             records_supports: see `EnginePlugin`.
+            records_penalties: see `EnginePlugin`.
+            keeps_to_calls: see `EnginePlugin`.
         """
         super().__init__(factory)
+        self._records_penalties, self._keeps_to_calls = records_penalties, keeps_to_calls
         self.records_supports = records_supports
         self.settings = getattr(factory, "settings", ServerConfig)
         self.packages, self.supported = packages, supported
@@ -152,6 +161,14 @@ class ServerPlugin(EngineFactoryPlugin):
                 raise ConfigError(f"{setting}={url!r} is no address of a server; it looks like http://host:port")
         if not urls:
             options.check_version(options.interpreter(config), self.packages, *self.supported)
+
+    def records_penalties(self, config: ServerConfig) -> bool:
+        """Return whether the server, started or attached to with these settings, counts as its rule says."""
+        return self._records_penalties(config)
+
+    def keeps_to_calls(self, config: ServerConfig) -> bool:
+        """Return whether the server has grammars of llguidance with these settings."""
+        return self._keeps_to_calls(config)
 
     def takes(self, config: ServerConfig) -> frozenset[str]:
         """Adapters, where `engine.adapter_rank` says so."""

@@ -223,6 +223,7 @@ async def own_gateway(
         context_tokens=limits.context_tokens,
         retry_detection=limits.retry_detection,
         strip_reasoning=policy.strip_reasoning,
+        strict_calls=limits.strict_calls,
         exclude=where.exclude,
         forward=where.forward,
         admin_key=secrets.token_urlsafe(24),

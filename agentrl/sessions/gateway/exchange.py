@@ -130,10 +130,12 @@ class Exchange:
         What a client demands of the form of a text is then a part of it.
         """
         request, engine, renderer, tools = self.request, self.parts.engine, self.parts.renderer, self._demanded()
-        if not tools or not self._checked() or request.prefill or sampling.regex is not None:
+        if not tools or not self._checked():
             return sampling
         checked = None if self.parts.generator.strict_calls else request.strict
         try:
+            if request.prefill or sampling.regex is not None:
+                raise RenderError("a turn that is begun, or has another grammar, has no grammar of calls")
             if not engine.capabilities.lark or support.NAME not in engine.capabilities.attachments:
                 raise RenderError("the engine has no grammars of calls that are trained")
             begun, form = (None if request.force is None else self.forced), sampling.json_schema
@@ -309,7 +311,7 @@ class Exchange:
         for name in self.request.ignored.values():
             session.count(f"gateway/ignored/{name}")
         if self.loose_calls:
-            session.count("gateway/ignored/tools.strict")
+            session.count(f"gateway/ignored/{'tools.strict' if self.request.strict else 'strict_calls'}")
         if self.is_retry:
             session.count("gateway/retries")
             nodes = [choice.node for choice in self.choices if choice.node is not None]

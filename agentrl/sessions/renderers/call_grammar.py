@@ -94,7 +94,7 @@ def call_grammar(
     rules = [
         f"call: {' | '.join(f'{_lark(head)} {schema}' for head, schema in bodies)}",
         f"rest: {more}{_lark(known.after)}",
-        "TEXT: /(.|\\n)*/",
+        f"TEXT: {_text(renderer, known.before[0])}",
     ]
     if begun is None:
         return "\n".join(["%llguidance {}", *_free(known, form), *rules, ""])
@@ -134,6 +134,15 @@ def _free(known: CallFormat, form: str | None) -> list[str]:
     begins = f"opened {_lark((first[len(tag) :], *others))}" if form is None else _lark(known.before)
     opened = [] if form is not None else [f"opened[lazy]: TEXT {_quoted(tag)}"]
     return [f"start: {reasoned}({begins} call rest | {answer})", *opened]
+
+
+def _text(renderer: Renderer, first: int | str) -> str:
+    """Any text; without the tag of a call where that token is text to servers, since its file calls it no special."""
+    added = getattr(renderer.tokenizer, "added", {})
+    tag = next((tag for tag, token in added.items() if token == first), None)
+    if tag is None or first not in getattr(renderer.tokenizer, "unmarked", ()):
+        return "/(.|\\n)*/"
+    return f"/(.|\\n)*/ & ~/(.|\\n)*{re.escape(tag).replace('/', '[/]')}(.|\\n)*/"
 
 
 def _arguments(tool: ToolSchema, checked: frozenset[str] | None) -> str:

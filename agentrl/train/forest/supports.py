@@ -77,7 +77,8 @@ class _Fields:
         assert sampling is not None
         codes, opening = codes_of(node, found), len(node.token_ids) - len(found.codes)
         path = tree.path_ids(session, node.id) if sampling.penalised else []
-        prefix = len(path) - len(node.token_ids)
+        first = len(path) - len(node.token_ids) + opening if found.rule in support.OWN_TOKENS else 0
+        path, prefix = path[first:], len(path) - len(node.token_ids) - first
         for offset in trained.tolist():
             place, code = start + offset, codes[start + offset]
             token = node.token_ids[place]

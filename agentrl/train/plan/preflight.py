@@ -251,15 +251,18 @@ def _check_named(
 def _check_sampling(limits: RolloutConfig, engine: EngineConfig, trainer: TrainerConfig, *, refuse: bool) -> None:
     """Refuse sampling by which no token can be trained; temperature 0 is refused with the settings."""
     plugin = ENGINES.find(engine.name)
-    if limits.strict_calls and not plugin.keeps_to_calls:
-        raise ConfigError(f"rollout.strict_calls=true: engine={engine.name} has no grammars of tool calls: use local")
+    if limits.strict_calls and not plugin.keeps_to_calls(engine):
+        raise ConfigError(
+            f"rollout.strict_calls=true: engine={engine.name} has no grammars of tool calls: use local, or a server of "
+            "agentrl's own (sglang, vllm); one that runs already needs llguidance's grammars and a setting that says so"
+        )
     if limits.strict_calls and not grammars.available():
         raise missing_extra("llguidance", grammars.EXTRA)
     narrowed = limits.narrowed
     if not narrowed or not refuse:
         return
     recorded, computed = plugin.records_supports, TRAINERS.find(trainer.name).computes_supports
-    if recorded and limits.repetition_penalty != 1 and not plugin.records_penalties:
+    if recorded and limits.repetition_penalty != 1 and not plugin.records_penalties(engine):
         recorded, narrowed = False, f"repetition_penalty={limits.repetition_penalty:g}"
     if recorded and computed and engine.support_bytes:
         return

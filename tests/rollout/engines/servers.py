@@ -20,8 +20,8 @@ FORKED = Path(__file__).parent / "forked"
 START_SECONDS = 900.0
 """A loaded machine of two cores takes minutes for what a quiet one does in 40 s."""
 ATTACHED = {
-    "sglang": {"max_batch": 32, "server": {"max_total_tokens": 20000}},
-    "vllm": {"max_batch": 32, "server": {"block_size": 32}},
+    "sglang": {"max_batch": 32, "server": {"max_total_tokens": 20000, "grammar_backend": "llguidance"}},
+    "vllm": {"max_batch": 32, "server": {"block_size": 32, "structured_outputs_config": {"backend": "guidance"}}},
 }
 """What the shared servers are started with, beside the defaults."""
 

@@ -11,18 +11,22 @@ from typing import Any
 import pytest
 
 from agentrl.attachments import support
+from agentrl.config import GatewayConfig, RolloutConfig
 from agentrl.errors import InvalidInput, RenderError
 from agentrl.models import tiny
 from agentrl.models.tokenizers import load_tokenizer
 from agentrl.rollout.engines.local.engine import LocalEngine
+from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.workers.gateways import own_gateway
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.renderers.base import parse
 from agentrl.sessions.renderers.call_grammar import call_grammar
+from agentrl.sessions.store.store import Store
 from agentrl.sessions.tree.conversation import Conversation
 from agentrl.sessions.tree.turn_generator import TurnGenerator
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
-from agentrl.types import Sampling, Session, Task
-from benchmarks.fidelity import agreement
+from agentrl.types import Sampling, Session, Status, Task
+from benchmarks.fidelity import agreement, random_sessions
 from tests.conftest import need
 from tests.rollout.engines.conftest import TEXTS
 from tests.rollout.engines.test_support import BOUND
@@ -92,6 +96,24 @@ async def test_each_call_fits_its_tools_schema_and_each_token_has_the_log_probab
     assert support.unpack(stored.attachments[support.NAME]).rule.startswith("agentrl-1+llguidance-")
 
 
+async def check_servers_calls(server: Any, folder: Path) -> None:
+    """The same of a server, whose library is the same and whose turns are trained by what it or our matcher says."""
+    renderer = get_renderer(folder)
+    tag, end = (load_tokenizer(folder).special(mark) for mark in ("<tool_call>", "<|im_end|>"))
+    narrowed = {"logit_bias": ((tag, 6.0), (end, 4.0)), "stop_token_ids": (end,), "lark": call_grammar(renderer, TOOLS)}
+    sessions = await random_sessions(server, 8, turns=1, new=70, narrowings=(narrowed,))
+    calls = 0
+    for node in (node for session in sessions for node in session.nodes if node.sampled):
+        assert all(node.trainable)
+        if node.token_ids[-1] == end:
+            for call in parse(renderer, node.token_ids, TOOLS).message.tool_calls or ():
+                assert call.error is None
+                check_call(call.function.name, call.function.arguments)
+                calls += 1
+    assert calls > 1
+    assert agreement(TorchTrainer(folder), sessions).max <= BOUND
+
+
 async def test_a_clients_strict_tools_and_forced_calls_are_drawn_under_the_grammar(
     engine: LocalEngine, folder: Path, serve: Serve
 ) -> None:
@@ -119,6 +141,31 @@ async def test_a_clients_strict_tools_and_forced_calls_are_drawn_under_the_gramm
         access = await served.open()
         await client(access).chat.completions.create(**asked, tools=strict)
         assert served.session(access["id"]).counters["gateway/ignored/tools.strict"] == 1
+
+
+async def test_a_runs_strict_calls_reach_the_requests_of_its_programs(engine: LocalEngine, folder: Path) -> None:
+    """They stopped at the gateway: a program's calls were drawn as if the setting were off, and nothing said so."""
+    renderer, session = get_renderer(folder), Session("s", Task(id="t"))
+    asked: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "?"}], "max_tokens": 60}
+    format_ = {"type": "json_schema", "json_schema": {"name": "n", "schema": PLACE}}
+    with Store(":memory:") as store:
+        limits, where = RolloutConfig(strict_calls=True), GatewayConfig()
+        async with (
+            own_gateway(Policy(renderer, engine), store, limits, where) as gateway,
+            gateway.opened(session, Sampling(), None) as opened,
+        ):
+            access = {"base_url": opened.address.base_url, "api_key": opened.address.api_key}
+            completions = client(access).chat.completions
+            reply = await completions.create(**asked, tools=TOOLS, tool_choice="required", seed=1)
+            for call in reply.choices[0].message.tool_calls or ():
+                check_call(call.function.name, call.function.arguments)
+            await completions.create(**asked, tools=TOOLS, response_format=format_)
+            await completions.create(**asked)
+            await completions.create(**asked, tools=TOOLS, extra_body={"structured_outputs": {"regex": "a+"}})
+            await opened.finish(Status.COMPLETED, None)
+    drawn = [node for node in session.nodes if node.sampled]
+    assert [node.sampling.lark is not None for node in drawn] == [True, True, False, False]
+    assert session.counters["gateway/ignored/strict_calls"] == 1, "the request with a grammar of its own"
 
 
 def test_tags_that_are_text_begin_a_call_wherever_they_are_written(smollm: Path) -> None:

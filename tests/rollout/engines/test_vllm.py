@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from benchmarks.fidelity import agreement, random_sessions
 from tests.rollout.engines import servers
 from tests.rollout.engines.conftest import reference
 from tests.rollout.engines.taught import check_teacher
+from tests.rollout.engines.test_call_grammars import check_servers_calls
 from tests.rollout.engines.verified import check_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -54,12 +56,16 @@ async def test_narrowed_turns_bring_the_set_that_the_server_drew_from(vllm: VLLM
         {"top_p": 0.8, "min_p": 0.02, "repetition_penalty": 1.5},
         {"presence_penalty": 1.5, "frequency_penalty": 0.7, "repetition_penalty": 0.8},
         {"frequency_penalty": 0.7, "logit_bias": ((9, 5.0),)},
+        {"json_schema": json.dumps({"type": "object", "properties": {"name": {"type": "string"}}})},
     )
     sessions = await random_sessions(vllm, 6, turns=2, narrowings=narrowings)
     drawn = [node for session in sessions for node in session.nodes if node.sampled]
     assert all(all(node.trainable) for node in drawn)
-    assert {support.unpack(node.attachments[support.NAME]).rule for node in drawn} == {support.VLLM}
-    assert agreement(TorchTrainer(folder), sessions).max <= 1e-4
+    rules = [support.unpack(node.attachments[support.NAME]).rule.partition("+")[::2] for node in drawn]
+    assert {rule for rule, _ in rules} == {support.VLLM}
+    assert [bool(library) for _, library in rules] == [node.sampling.grammar for node in drawn], "our matcher's masks"
+    assert agreement(TorchTrainer(folder), sessions).max <= 1e-5
+    await check_servers_calls(vllm, folder)
 
 
 def test_a_run_on_vllm_is_verified_by_vllms_own_checksums_and_a_swapped_token_in_it_is_found(

@@ -36,7 +36,15 @@ class LocalPlugin(EnginePlugin):
     """The engine, in this process unless its settings say otherwise."""
 
     settings = LocalConfig
-    records_supports = records_penalties = keeps_to_calls = True
+    records_supports = True
+
+    def records_penalties(self, config: EngineConfig) -> bool:
+        """Return True: its sampler counts."""
+        return True
+
+    def keeps_to_calls(self, config: EngineConfig) -> bool:
+        """Return True, with the extra `grammars`."""
+        return True
 
     def in_process(self, config: EngineConfig) -> bool:
         """Return True unless `engine.process=own`."""

@@ -205,8 +205,11 @@ class RemoteEngine(ManagedEngine, ABC):
 
     def _check(self, sampling: Sampling) -> None:
         check_sampling(sampling, self.capabilities.vocab_size)
-        if sampling.lark is not None:
-            raise InvalidInput("sampling.lark: servers can't keep to such a grammar; engine=local can")
+        if sampling.lark is not None and not self.capabilities.lark:
+            raise InvalidInput(
+                f"sampling.lark: this server of engine={self.capabilities.name} is not known to have llguidance's "
+                "grammars; engine=local and servers that agentrl starts do (docs/engines.md#supports)"
+            )
 
     async def score(self, input_ids: Sequence[int], temperature: float = 1.0) -> list[float]:
         """Log-probability of each token given those before it, at `temperature`; the first one's is 0.0.

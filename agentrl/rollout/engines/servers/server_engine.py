@@ -12,7 +12,7 @@ import math
 import uuid
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 from urllib.parse import urlsplit
@@ -48,12 +48,16 @@ class ServerInfo:
         weights: what its weights are called; not a number for weights that agentrl did not load.
         incremental: each event of a stream has only what is new.
         listed: how many of the tokens that one was drawn from it can list.
+        counts: it counts the tokens so far for penalties as its rule says.
+        lark: it has llguidance's grammars.
     """
 
     max_context: int | None
     weights: str
     incremental: bool = True
     listed: int = 0
+    counts: bool = True
+    lark: bool = True
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,7 @@ class ServerEngine(RemoteEngine):
             vocab_size=self.facts.vocab_size,
             deterministic=self.config.deterministic and self.config.url is None and self._deterministic(),
             json_schema=True,
+            lark=self._keeps_to_lark(),
             pause_modes=frozenset(PauseMode),
             attachments=frozenset(
                 ([routed_experts.NAME] if self.config.routed_experts else [])
@@ -180,6 +185,7 @@ class ServerEngine(RemoteEngine):
     def assume_ready(self, info: ServerInfo) -> None:
         """Generate by a server that another process has started or attached to, and asked for `info`."""
         self.info, self._started = info, True
+        self._capabilities = replace(self._capabilities, lark=info.lark)
 
     # -------------------------------------------------------------------------------- what a server says
 
@@ -210,6 +216,10 @@ class ServerEngine(RemoteEngine):
     @abstractmethod
     def _deterministic(self) -> bool:
         """True where a server of ours on this platform keeps to seeds."""
+
+    @abstractmethod
+    def _keeps_to_lark(self) -> bool:
+        """True where the server is known to have llguidance's grammars."""
 
     def _max_context(self) -> int:
         return self.facts.context
@@ -318,20 +328,19 @@ class ServerEngine(RemoteEngine):
 
         Where a turn is continued, its earlier tokens are a prompt to a server: its grammar begins anew, and what that
         leaves is not what fits the turn. vLLM counts a turn's own tokens for presence and frequency anew as well, and
-        scales by the repetition penalty after it has added a logit bias. SGLang's counts are behind by a token where it
-        overlaps steps, and begin anew where it retracts a request, of which nobody is told: it has no rule for
-        penalties.
+        scales by the repetition penalty after it has added a logit bias. SGLang counts the turn's own tokens alone, and
+        exactly where `ServerInfo.counts`.
         """
         sampling = request.sampling
         begins = sampling.record_from(support.NAME)
         if begins is None or not self.config.support_bytes or sampling.temperature == 0 or sampling.full_support:
             return None
         continued = len(request.ids) > begins
-        counted = bool(sampling.presence_penalty or sampling.frequency_penalty)
+        counted, own = bool(sampling.presence_penalty or sampling.frequency_penalty), rule == support.SGLANG
         biased = sampling.repetition_penalty != 1 and bool(sampling.logit_bias)
-        if continued and (sampling.grammar or counted):
+        if continued and (sampling.grammar or counted or (own and sampling.penalised)):
             return None
-        if sampling.penalised and (rule == support.SGLANG or biased):
+        if sampling.penalised and ((self.info is not None and not self.info.counts) or (biased and not own)):
             return None
         return support.SupportRecorder(self.facts.vocab_size, self.config.support_bytes, rule)
 

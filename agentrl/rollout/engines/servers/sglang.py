@@ -35,7 +35,15 @@ from agentrl.rollout.engines.servers.open_request import OpenRequest, routing
 from agentrl.rollout.engines.servers.server_engine import ServerEngine, ServerInfo
 from agentrl.rollout.engines.servers.server_settings import OptionValue
 from agentrl.rollout.engines.servers.sglang_client import SGLangClient
-from agentrl.rollout.engines.servers.sglang_options import KEPT, OWNED, SUPPORTED, launch_options, sampling_params
+from agentrl.rollout.engines.servers.sglang_options import (
+    KEPT,
+    OWNED,
+    SUPPORTED,
+    counts_exactly,
+    keeps_to_lark,
+    launch_options,
+    sampling_params,
+)
 from agentrl.rollout.engines.servers.sglang_receiver import SGLangReceiver
 from agentrl.rollout.weights.receiver import Receiver
 from agentrl.types import FinishReason, PauseMode, Sampling, Turn, VersionSpan
@@ -60,11 +68,16 @@ class SGLangEngine(ServerEngine):
         return SGLangClient(url, api_key)
 
     def _command(self) -> list[str]:
-        return ["agentrl_sglang" if self.config.adapter_rank and self.platform == "cpu" else "sglang.launch_server"]
+        return ["agentrl_sglang" if self._extended else "sglang.launch_server"]
+
+    @property
+    def _extended(self) -> bool:
+        """True where the server is started with what `sglang_extension` changes."""
+        return counts_exactly(self.config) or (bool(self.config.adapter_rank) and self.platform == "cpu")
 
     def _environment(self) -> dict[str, str]:
         env = {"SGLANG_USE_CPU_ENGINE": "1", **driver_environment()} if self.platform == "cpu" else {}
-        if self.config.adapter_rank and self.platform == "cpu":
+        if self._extended:
             env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_EXTENSION), os.environ.get("PYTHONPATH")]))
         env["SGLANG_TIMEOUT_KEEP_ALIVE"] = os.environ.get("SGLANG_TIMEOUT_KEEP_ALIVE", KEEP_ALIVE)
         if self.platform == "cpu" and self.config.cores:
@@ -76,6 +89,9 @@ class SGLangEngine(ServerEngine):
 
     def _deterministic(self) -> bool:
         return self.platform != "cpu"
+
+    def _keeps_to_lark(self) -> bool:
+        return keeps_to_lark(self.config)
 
     def _max_context(self) -> int:
         return self.facts.context - KEPT
@@ -97,7 +113,9 @@ class SGLangEngine(ServerEngine):
         version = str((await self.client.model_info()).get("weight_version"))
         incremental = bool(info.get("incremental_streaming_output"))
         listed = int(info.get("sampling_mask_max_tokens") or 0)
-        return ServerInfo(None if longest is None else int(longest), version, incremental, listed)
+        counts = counts_exactly(self.config)
+        lark = self.capabilities.lark
+        return ServerInfo(None if longest is None else int(longest), version, incremental, listed, counts, lark)
 
     # -------------------------------------------------------------------------------------- generating
 
@@ -295,4 +313,6 @@ ENGINE = ServerPlugin(
     ranks=(("tp_size", "tp", "tensor_parallel_size"), ("pp_size", "pp", "pipeline_parallel_size")),
     sleep_option="enable_memory_saver",
     records_supports=True,
+    records_penalties=counts_exactly,
+    keeps_to_calls=keeps_to_lark,
 )

@@ -16,6 +16,8 @@ SUPPORTED = ((0, 5, 23), (0, 6))
 """The versions that this was read against: from the first on, below the second."""
 KEPT = 6
 """Places of the context that the server does not give to a prompt."""
+GRAMMARS = "llguidance"
+"""The library of its grammars, as `engine.server.grammar_backend` names it: local engines have the same."""
 _KV_BYTES = 2 << 30  # of a CPU's memory, at most; an eighth of it where that is less
 OWNED = {
     "enable_lora": "engine.adapter_rank",
@@ -35,6 +37,20 @@ OWNED = {
     "skip_tokenizer_init": "agentrl itself",
 }
 """Options that belong to a setting of ours, and which."""
+
+
+def keeps_to_lark(config: ServerConfig) -> bool:
+    """Return whether a server has llguidance's grammars: one of ours unless told otherwise, others where told so."""
+    return config.server.get("grammar_backend", None if config.url else GRAMMARS) == GRAMMARS
+
+
+def counts_exactly(config: ServerConfig) -> bool:
+    """Return whether a server counts a turn's tokens for penalties as they were drawn.
+
+    Where it overlaps steps it is a token behind, and where it retracts a request it begins anew. One of ours that
+    does not overlap counts again (`sglang_extension`).
+    """
+    return config.url is None and config.server.get("disable_overlap_schedule") is True
 
 
 def sampling_params(sampling: Sampling, limit: int, interval: int) -> dict[str, Any]:
@@ -70,6 +86,8 @@ def sampling_params(sampling: Sampling, limit: int, interval: int) -> dict[str, 
         found["json_schema"] = sampling.json_schema
     elif sampling.regex is not None:
         found["regex"] = sampling.regex
+    elif sampling.lark is not None:
+        found["ebnf"] = sampling.lark  # llguidance's backend takes Lark as well
     return found
 
 
@@ -96,6 +114,7 @@ def launch_options(config: ServerConfig, facts: ModelFacts, platform: Platform) 
         "log_level_http": "warning",
         "api_key": config.api_key,
         "enable_return_routed_experts": config.routed_experts or None,
+        "grammar_backend": GRAMMARS,
         "sampling_mask_max_tokens": facts.vocab_size if config.support_bytes else None,
         "trust_remote_code": custom_code.allowed(facts.path) or None,
         **_adapters(config, facts, platform),

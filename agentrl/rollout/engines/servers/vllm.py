@@ -30,6 +30,7 @@ import logging
 import math
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,6 +38,7 @@ from agentrl.attachments import support
 from agentrl.common import cores
 from agentrl.errors import ConfigError, EngineError
 from agentrl.rollout.engines.plugin import ServerPlugin
+from agentrl.rollout.engines.servers.grammar_mask import GrammarMask, ServerGrammars
 from agentrl.rollout.engines.servers.http import KEEP_ALIVE
 from agentrl.rollout.engines.servers.open_request import OpenRequest, routing
 from agentrl.rollout.engines.servers.server_engine import ServerEngine, ServerInfo
@@ -46,6 +48,7 @@ from agentrl.rollout.engines.servers.vllm_options import (
     LISTED,
     OWNED,
     SUPPORTED,
+    keeps_to_lark,
     launch_options,
     listed,
     narrows,
@@ -101,6 +104,9 @@ class VLLMEngine(ServerEngine):
     def _deterministic(self) -> bool:
         return self.platform == "cuda"
 
+    def _keeps_to_lark(self) -> bool:
+        return keeps_to_lark(self.config)
+
     def _cache_block(self) -> int:
         return int(str((self.launched or self.config.server).get("block_size") or _BLOCK))
 
@@ -114,7 +120,8 @@ class VLLMEngine(ServerEngine):
         longest = (await self.client.model()).get("max_model_len")
         version = await self.client.weight_version()
         most = {**self.config.server, **self.launched}.get("max_logprobs", 0 if self.config.url else LISTED)
-        return ServerInfo(None if longest is None else int(longest), version, listed=max(0, int(str(most))))
+        longest, listed = None if longest is None else int(longest), max(0, int(str(most)))
+        return ServerInfo(longest, version, listed=listed, lark=self.capabilities.lark)
 
     # -------------------------------------------------------------------------------------- generating
 
@@ -122,6 +129,7 @@ class VLLMEngine(ServerEngine):
         request.rid = self._next_id()
         most = 0 if self.info is None else self.info.listed
         request.support = self._recorder(request, support.VLLM) if most else None
+        mask = self._mask(request)
         count = listed(request.sampling, min(most, self.facts.vocab_size))
         few, everything = request.sampling.truncated, range(self.facts.vocab_size)
         narrowed = narrows(request.sampling) and request.support is None
@@ -142,7 +150,11 @@ class VLLMEngine(ServerEngine):
                         held += ids
                     elif request.support is not None:
                         found = [_candidates(place) for place in places]
-                        kept = [_left(one, count, self.facts.vocab_size) if few else everything for one in found]
+                        kept: list[Any] = [everything] * len(found)
+                        if mask is not None:
+                            kept = [mask.accept(token) for token in ids]
+                        elif few:
+                            kept = [_left(one, count, self.facts.vocab_size) for one in found]
                         request.take(ids, logprobs, self._made_by(request, self._version), found, kept)
                     else:
                         wanted = places if request.sampling.top_logprobs else []
@@ -158,6 +170,20 @@ class VLLMEngine(ServerEngine):
             self._set_versions(request, ended)
         self._add_experts(request, ended)
         return _turn(request, ended)
+
+    @cached_property
+    def _grammars(self) -> ServerGrammars:
+        return ServerGrammars(self.path, self.facts.vocab_size)
+
+    def _mask(self, request: OpenRequest) -> GrammarMask | None:
+        """What says which tokens a request's grammar leaves; None where it has none, or is narrowed besides."""
+        sampling = request.sampling
+        if request.support is None or not sampling.grammar or narrows(sampling) or not self.capabilities.lark:
+            return None
+        mask = self._grammars.mask(sampling)
+        if mask is not None:
+            request.support.rule = f"{support.VLLM}+{mask.library}"
+        return mask
 
     async def _take_scored(self, request: OpenRequest, sampled: list[int]) -> None:
         """Take tokens that were sampled from less than the vocabulary, with their log-probabilities in it."""
@@ -199,7 +225,8 @@ class VLLMEngine(ServerEngine):
 
     def _body(self, request: OpenRequest) -> dict[str, Any]:
         params = sampling_params(request.sampling, request.limit, self.config.stream_tokens)
-        if request.support is not None and request.sampling.truncated and self.info is not None:
+        masked = request.support is not None and "+" in request.support.rule
+        if request.support is not None and request.sampling.truncated and self.info is not None and not masked:
             params["logprobs"] = listed(request.sampling, min(self.info.listed, self.facts.vocab_size))
         if self.config.routed_experts and request.experts_from is not None:
             params["routed_experts_prompt_start"] = request.experts_from
@@ -363,5 +390,7 @@ ENGINE = ServerPlugin(
     ranks=(("tensor_parallel_size",), ("pipeline_parallel_size",)),
     sleep_option="enable_sleep_mode",
     records_supports=True,
+    records_penalties=lambda _config: True,
+    keeps_to_calls=keeps_to_lark,
     scheduler_cores=1,  # vLLM sets one aside as well
 )

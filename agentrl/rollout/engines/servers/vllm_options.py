@@ -36,6 +36,8 @@ OWNED = {
 """Options that belong to a setting of ours, and which."""
 
 
+GRAMMARS: dict[str, Any] = {"backend": "guidance"}
+"""`engine.server.structured_outputs_config` of servers whose grammars are llguidance's, as those of local engines."""
 LISTED = 512
 """Tokens that a server of ours gives log-probabilities of, at most: what a token was drawn from is read off them."""
 
@@ -46,6 +48,12 @@ def listed(sampling: Sampling, most: int) -> int:
     One more than can be left, since equally probable tokens are all left; the server gives `most`.
     """
     return min(most, LISTED if sampling.top_k is None else sampling.top_k + 1)
+
+
+def keeps_to_lark(config: ServerConfig) -> bool:
+    """Return whether a server has llguidance's grammars: one of ours unless told otherwise, others where told so."""
+    told = config.server.get("structured_outputs_config", None if config.url else GRAMMARS)
+    return isinstance(told, dict) and told.get("backend") == GRAMMARS["backend"]
 
 
 def narrows(sampling: Sampling) -> bool:
@@ -83,6 +91,8 @@ def sampling_params(sampling: Sampling, limit: int, interval: int) -> dict[str, 
         found["structured_outputs"] = {"json": sampling.json_schema}
     elif sampling.regex is not None:
         found["structured_outputs"] = {"regex": sampling.regex}
+    elif sampling.lark is not None:
+        found["structured_outputs"] = {"grammar": sampling.lark}
     return found
 
 
@@ -93,6 +103,7 @@ def launch_options(config: ServerConfig, facts: ModelFacts, platform: Platform) 
         "max_model_len": facts.context if config.max_context is None else config.max_context,
         "max_num_seqs": config.max_batch,
         "logprobs_mode": "processed_logprobs",
+        "structured_outputs_config": GRAMMARS,
         "max_logprobs": LISTED if config.support_bytes else MOST_PROBABLE + 1,
         "enable_scale_out": True,
         "enable_prompt_tokens_details": True,

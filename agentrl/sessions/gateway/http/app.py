@@ -110,6 +110,7 @@ def create_app(
     context_tokens: int | None = None,
     retry_detection: RetryDetection = "lost",
     strip_reasoning: bool = False,
+    strict_calls: bool = False,
     exclude: tuple[str, ...] = (ONE_TURN,),
     forward: ForwardConfig | None = None,
     admin_key: str | None = None,
@@ -130,6 +131,7 @@ def create_app(
         context_tokens: the longest path, where that is less than the engine's own limit.
         retry_detection: which identical requests are retries; see `RetryDetection`.
         strip_reasoning: see `TurnGenerator`.
+        strict_calls: whether all tools are as strict as those that a client calls so.
         forward: where requests for other models are sent; None: nowhere.
         exclude: which roots are not trained on; see `GatewayConfig.exclude`.
         admin_key: what opening a session needs; None allows everyone who reaches the address.
@@ -138,7 +140,9 @@ def create_app(
         shard: which sessions belong to this process, where several serve together; None means all.
         score: sets a closed session's rewards, where its client gave none; see `Gateway`.
     """
-    generator = TurnGenerator(renderer, engine, context_tokens, session_tokens, strip_reasoning)
+    generator = TurnGenerator(
+        renderer, engine, context_tokens, session_tokens, strip_reasoning, strict_calls=strict_calls
+    )
     parts = Parts(generator, (limits or Limits()).of_model(renderer.tokenizer), retry_detection, Exclusion(exclude))
     check_length(renderer.tokenizer, 0, 1)  # reads the vocabulary now, not during a request
     check_text(renderer.tokenizer, "", 1)

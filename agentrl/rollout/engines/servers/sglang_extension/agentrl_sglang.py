@@ -1,13 +1,20 @@
-"""`python -m agentrl_sglang`: SGLang's server on a CPU with adapters, without agentrl installed.
+"""`python -m agentrl_sglang`: SGLang's server, changed where agentrl needs it, without agentrl installed.
 
 SGLang 0.5.23 puts what its adapters need into pinned memory whatever the device is, and torch asks CUDA's runtime for
-that. Without a GPU there is nothing to pin it for. Processes that SGLang spawns import this module as well.
+that. Without a GPU there is nothing to pin it for.
+
+Its penalties count a request's tokens from the time on that it is in a batch: where the scheduler retracts one, for
+memory or at a pause, they begin anew. Here they count again what it has. They are applied in the order of a set's
+elements, which is another in each process: here scaling ones come first.
+
+Processes that SGLang spawns import this module as well.
 """
 
 from __future__ import annotations
 
 import functools
 import runpy
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -28,6 +35,39 @@ def leave_unpinned() -> None:
     torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[method-assign]
 
 
-leave_unpinned()
+def count_again() -> None:
+    """Have penalties count the tokens that requests have already when they join a batch, and scale before they add."""
+    from sglang.srt.sampling.penaltylib import orchestrator
+
+    plain = orchestrator.BatchedPenalizerOrchestrator.__init__
+
+    def counted(self: Any, vocab_size: int, batch: Any, penalizers: Iterable[Any]) -> None:
+        plain(self, vocab_size, batch, sorted(penalizers, key=lambda one: (not one.is_multiplicative, one.__name__)))
+        for row, request in enumerate(batch.reqs):
+            if len(request.output_ids):
+                ids = torch.tensor(list(request.output_ids), dtype=torch.int64, device=self.device)
+                for penalizer in self.penalizers.values():
+                    count_row(penalizer, row, ids)
+
+    orchestrator.BatchedPenalizerOrchestrator.__init__ = counted
+
+
+def count_row(penalizer: Any, row: int, ids: torch.Tensor) -> None:
+    """Add a row's tokens to what a penaliser has counted."""
+    for kind in ("frequency", "presence", "repetition"):
+        counts = getattr(penalizer, f"cumulated_{kind}_penalties", None)
+        if counts is None:
+            continue
+        each = getattr(penalizer, f"{kind}_penalties")[row].expand(len(ids))
+        if kind == "frequency":
+            counts[row].scatter_add_(0, ids, each)
+        else:
+            counts[row].scatter_(0, ids, each)
+
+
+if not torch.cuda.is_available():
+    leave_unpinned()
+if __name__ in ("__main__", "__mp_main__"):
+    count_again()
 if __name__ == "__main__":
     runpy.run_module("sglang.launch_server", run_name="__main__")
