@@ -66,6 +66,7 @@ def check_call(name: str, arguments: str) -> None:
         assert set(found["text"]) <= set("abcdef")
 
 
+@pytest.mark.slow
 async def test_each_call_fits_its_tools_schema_and_each_token_has_the_log_probability_that_the_trainer_computes(
     engine: LocalEngine, folder: Path
 ) -> None:
@@ -92,6 +93,7 @@ async def test_each_call_fits_its_tools_schema_and_each_token_has_the_log_probab
     assert support.unpack(stored.attachments[support.NAME]).rule.startswith("agentrl-1+llguidance-")
 
 
+@pytest.mark.slow
 async def test_a_clients_strict_tools_and_forced_calls_are_drawn_under_the_grammar(
     engine: LocalEngine, folder: Path, serve: Serve
 ) -> None:
@@ -121,6 +123,7 @@ async def test_a_clients_strict_tools_and_forced_calls_are_drawn_under_the_gramm
         assert served.session(access["id"]).counters["gateway/ignored/tools.strict"] == 1
 
 
+@pytest.mark.slow
 def test_tags_that_are_text_begin_a_call_wherever_they_are_written(smollm: Path) -> None:
     from agentrl.rollout.engines.grammars import Grammars
 
