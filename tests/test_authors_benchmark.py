@@ -18,6 +18,7 @@ def test_there_are_twenty_newcomers_environments_four_of_each_kind() -> None:
     assert kinds == {f"benchmarks.newcomers.{kind}": 4 for kind in authors.KINDS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", authors.environments("newcomers"))
 async def test_a_newcomers_environment_has_two_splits_and_a_demonstrator_who_is_sometimes_rewarded(name: str) -> None:
     make = factory(authors.environments("newcomers")[name])

@@ -33,6 +33,7 @@ def test_what_a_run_leaves_in_cycles_is_found_during_it_and_the_collector_is_as_
     assert not gc.get_freeze_count()
 
 
+@pytest.mark.slow
 def test_a_run_in_a_process_that_has_frozen_objects_freezes_no_others() -> None:
     """They would be kept for as long as those: the engine and the trainer of a run are in cycles, and would stay."""
     gc.unfreeze()

@@ -48,6 +48,7 @@ def test_images_are_looked_up_on_the_nodes_with_docker(docker: None, tmp_path: P
     assert found.sent == []
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_is_named_beside_what_else_the_machine_lacks(tmp_path: Path) -> None:
     """It was all that was told: a machine with a full disk got no word about its driver."""
     (tmp_path / "file").touch()

@@ -70,6 +70,7 @@ def followed(words: str, told: dict[tuple[str, str], str]) -> str:
     return words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", SIZES)
 async def test_the_expert_finds_every_answer_with_searches_and_reading_where_it_was_found(level: int):
     for task in islice(make("document_search", level=level).tasks("eval"), 8):

@@ -30,6 +30,7 @@ async def say(env: Any, text: str) -> StepResult:
     return await calls.step(env, Message(role="assistant", content=text, name=env.turn))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GAMES)
 async def test_experts_finish_every_game_by_its_rules(name: str):
     for task in islice(make(name).tasks("eval"), 20):

@@ -61,6 +61,7 @@ class Lazy(Sequence[dict[str, Any]]):
         return {"id": f"r{index}", "text": "other" if index == self.changed else "same"}
 
 
+@pytest.mark.slow
 @given(ROWS, st.randoms())
 def test_equal_rows_have_one_identity_whatever_the_order_of_their_keys(rows: list[dict[str, Any]], random: Any) -> None:
     def mixed(row: dict[str, Any]) -> dict[str, Any]:
@@ -71,6 +72,7 @@ def test_equal_rows_have_one_identity_whatever_the_order_of_their_keys(rows: lis
     assert of([mixed(row) for row in rows]) == of(tuple(rows))
 
 
+@pytest.mark.slow
 @given(ROWS, st.data())
 def test_a_row_that_is_changed_added_moved_or_removed_is_another_identity(
     rows: list[dict[str, Any]], data: st.DataObject

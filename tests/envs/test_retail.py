@@ -49,6 +49,7 @@ def saying(*texts: str) -> Any:
     return policy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
 async def test_the_expert_solves_the_made_tasks_of_every_level_and_no_call_of_its_is_refused(level: int):
     for task in islice(make("retail", level=level).tasks("eval"), 12):

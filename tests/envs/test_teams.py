@@ -25,6 +25,7 @@ ONE_CHOICE = ("joint_length", "speaker_listener", "hide_and_seek", "allocation")
 TEAMS = ("joint_length", "speaker_listener", "allocation", "debate", "planner_worker")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TEAMS)
 async def test_experts_reach_a_teams_optimum_in_every_situation(name: str):
     for task in islice(make(name).tasks("eval"), 25):

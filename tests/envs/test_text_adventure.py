@@ -18,6 +18,7 @@ from agentrl.errors import ConfigError
 from agentrl.types import Status, Task
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("level", "least", "most"), [(1, 12, 35), (2, 50, 130), (3, 200, 400)])
 async def test_the_expert_climbs_every_tower_of_a_level_in_the_turns_that_it_promises(
     level: int, least: int, most: int

@@ -39,6 +39,7 @@ def test_a_small_model_is_small(shares: Shares) -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) < 1_000_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["minicpm3", "modernbert-decoder", "gpt2", "gpt_bigcode"])
 def test_a_kind_with_sizes_of_its_own_has_a_small_model(kind: str) -> None:
     """MiniCPM 3 derives a factor that can't be set, the ModernBERT decoder requires a padding token."""

@@ -107,6 +107,7 @@ def get(page: TestClient, path: str, **query: Any) -> Any:
     return answer.json()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("commit", "name"), RECORDS)
 def test_the_sessions_of_a_recorded_run_are_whole_and_are_exported_and_read_back(
     commit: str, name: str, tmp_path: Path

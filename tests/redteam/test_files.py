@@ -57,6 +57,7 @@ def test_no_data_is_unpacked_beyond_its_bounds(case: Attack, tmp_path: Path, mon
         list(read_rows(tmp_path / name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SETTINGS, ids=ids(SETTINGS))
 def test_no_settings_run_or_multiply(case: Attack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -90,6 +91,7 @@ def test_no_model_is_taken_that_is_none(case: Attack, tmp_path: Path) -> None:
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", FOLDERS, ids=ids(FOLDERS))
 def test_no_task_corpus_or_index_is_taken_that_is_none(case: Attack, tmp_path: Path) -> None:
     content = eval(case.payload)

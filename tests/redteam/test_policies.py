@@ -86,6 +86,7 @@ def guess(env: Any, number: int) -> Any:
     return env.call("type", number=number, text=options[-1] if options else VALID.get(name, "1"))
 
 
+@pytest.mark.slow
 async def test_what_any_form_takes_and_a_basket_of_everything_are_worth_hardly_anything() -> None:
     """They are sent and ordered, which is what the others here don't come to."""
     guesses = [lambda env, number=n: guess(env, number) for n in range(2, 5)]

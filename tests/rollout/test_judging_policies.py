@@ -40,6 +40,7 @@ def judged(judge: Path, engine: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_an_engine_of_the_run_judges_and_its_verdicts_are_kept_under_its_model(tmp_path: Path, judge: Path) -> None:
     settings = judged(judge, f"{__file__}:lenient") | {"rewards.clear.cache": str(tmp_path / "verdicts.db")}
     settings["rewards.clear"] |= {"max_tokens": 1024}
@@ -66,6 +67,7 @@ def mute(path: Path, config: Any, tokenizer: Any) -> Engine:
     return ScriptedEngine(fail=EngineError("out of memory"))
 
 
+@pytest.mark.slow
 def test_a_model_without_a_verdict_costs_no_score(tmp_path: Path, judge: Path) -> None:
     with pytest.raises(InfraError, match="judge failed 1 times: its reply has no verdict"):
         agentrl.evaluate("calculator", run_dir=str(tmp_path / "run"), **judged(judge, "local"))

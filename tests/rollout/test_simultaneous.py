@@ -120,12 +120,14 @@ async def test_agents_that_move_at_once_are_generated_at_the_same_time() -> None
     assert len(turns(session)) == ROUNDS * len(AGENTS)
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=9))
 async def test_whichever_is_ready_first_the_session_is_that_of_turns_one_after_another(delays: list[int]) -> None:
     assert seen(await played(Rounds, Slow(delays))) == seen(await in_turn())
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=9), st.integers(30, 600))
 async def test_a_budget_of_tokens_is_shared_and_kept_whichever_is_ready_first(delays: list[int], budget: int) -> None:

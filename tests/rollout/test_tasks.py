@@ -46,6 +46,7 @@ def ids(stream: TaskStream, start: int, count: int) -> list[str]:
     return [task.id for task in stream.take(start, count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", [Sequence, Endless, Short])
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 6)), min_size=1, max_size=6))
 def test_a_task_depends_on_its_number_alone_and_not_on_what_was_taken_before(

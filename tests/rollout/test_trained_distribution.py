@@ -130,6 +130,7 @@ def length_apart(seeds: Sequence[int]) -> float:
     return max(abs(sum(n <= k for n in lengths) / len(lengths) - k / LONGEST) for k in range(1, LONGEST + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 1, 4])
 def test_latency_and_length_of_what_is_trained_are_those_of_what_was_dispatched(staleness: int) -> None:
     begun, steps = run(staleness, "number")
@@ -141,6 +142,7 @@ def test_latency_and_length_of_what_is_trained_are_those_of_what_was_dispatched(
     assert latency_apart(early) < 2 * BOUND
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("oversample", [0.0, 1.0])
 def test_groups_that_overtake_others_change_when_they_are_trained_and_not_which(oversample: float) -> None:
     """What is left behind is dispatched again, as another attempt of its number."""

@@ -98,6 +98,7 @@ CONDITIONS = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(text=CONDITIONS)
 def test_a_condition_finds_what_python_says_of_each_session(text: str, store: Store) -> None:

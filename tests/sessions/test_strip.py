@@ -145,6 +145,7 @@ async def test_hundreds_of_stripped_paths_are_the_templates_own_renderings(famil
     assert await equals_the_template(family, range(100, 200)) > 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("together", [True, False])
 async def test_what_was_sampled_stays_as_it_was_and_is_trained_once(together: bool) -> None:
     for seed in range(8):

@@ -65,6 +65,7 @@ def test_adding_a_branch_never_changes_what_is_stored(grown: Session, data: st.D
     assert grown.nodes[:-1] == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoil", ["id", "parent", "lengths", "negative", "logp", "reward", "mask", "role"])
 @settings(max_examples=8, deadline=None)
 @given(sessions().filter(lambda s: s.nodes), st.data())

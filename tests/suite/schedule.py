@@ -29,7 +29,7 @@ T = TypeVar("T")
 HEAVY_WORKERS = ("gw0", "gw1")
 PARTS: dict[str, tuple[str, ...]] = {
     "models": ("tests/rollout/engines/test_real_model", "tests/rollout/engines/test_sglang_experts"),
-    "docker": ("tests/envs/swe/", "tests/envs/code/", "tests/tools/", "tests/redteam/"),
+    "docker": ("tests/envs/swe/", "tests/envs/code/", "tests/envs/test_terminal", "tests/tools/", "tests/redteam/"),
     "sglang": ("tests/rollout/engines/test_sglang.py", "tests/rollout/fleet/test_servers"),
     "ray": ("tests/cluster/",),
     "ranks": ("tests/train/backends/",),

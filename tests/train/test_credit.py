@@ -34,6 +34,7 @@ def advantages(credit: Credit, session: str) -> list[float]:
     return [s.advantage for (name, _), shares in credit.shares.items() if name == session for s in shares]  # type: ignore[misc]
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.lists(st.floats(-5, 5), min_size=2, max_size=9), min_size=1, max_size=4))
 def test_advantages_are_the_rewards_standardised_in_their_group_whatever_the_groups_sizes(

@@ -66,6 +66,7 @@ def naive_gradients(
     return {name: p.grad for name, p in models[0].named_parameters() if p.grad is not None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "beta", "top_k"), [("forward", 0.0, 5), ("jsd", 0.3, None), ("reverse", 1.0, None)])
 async def test_a_forests_gradient_is_that_of_rows_at_each_tokens_own_temperature(
     kind: str, beta: float, top_k: int | None, tiny_llama: Path, student: Path

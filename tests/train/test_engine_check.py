@@ -58,6 +58,7 @@ async def test_an_engine_and_a_trainer_that_compute_the_same_agree_to_the_end_of
     assert "agree on a prompt of 511 tokens" in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 async def test_an_engine_with_other_weights_in_one_layer_is_refused_with_the_numbers(
     dtype: str, tmp_path: Path

@@ -97,6 +97,7 @@ def reinforce(sessions: list[Session]) -> Credit:
     return group_relative([as_group(sessions)], AlgoConfig(), baseline="none", scale=False)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
@@ -117,6 +118,7 @@ def models(tiny_llama: Path) -> tuple[TorchTrainer, torch.nn.Module]:
     return TorchTrainer(tiny_llama, TorchConfig(device="cpu"), CLIP), plain
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_every_sampled_token_on_a_path_is_trained_once_and_the_rest_never(seed: int) -> None:

@@ -110,6 +110,7 @@ def by_definition(session: Session, values: Values, gamma: float, lam: float) ->
     return found
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 10**6), gamma=FRACTIONS, lam=FRACTIONS, step=st.sampled_from(["token", "turn"]))
 @settings(derandomize=True, deadline=None, max_examples=100)
 def test_the_mean_over_paths_is_what_one_walk_over_the_tree_finds(
@@ -155,6 +156,7 @@ def by_recursion(
     return found
 
 
+@pytest.mark.slow
 @given(
     seed=st.integers(0, 10**6),
     gamma=FRACTIONS,

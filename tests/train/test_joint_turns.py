@@ -39,6 +39,7 @@ def random_tree(rng: random.Random, depth: int) -> JointTurn:
     return JointTurn(rng.choice((0.0, 0.5, rng.random())), [random_tree(rng, depth - 1) for _ in range(count)])
 
 
+@pytest.mark.slow
 def test_trees_are_equal_to_brute_force() -> None:
     """The definition, term by term: a return by recursion, a baseline over a node's own children."""
 
@@ -101,6 +102,7 @@ def test_the_last_token_is_trained_unless_the_papers_code_is_to_be_repeated() ->
     assert whole.weight == theirs.weight
 
 
+@pytest.mark.slow
 def test_forks_of_sessions_are_the_trees_alternatives() -> None:
     """Without a discount, equal to the reference of forked sessions where all alternatives are of one length."""
 

@@ -79,6 +79,7 @@ def test_a_ratio_beyond_the_clip_has_no_gradient_in_the_direction_it_went(
     assert bool(x.grad.abs() > 0) is moves
 
 
+@pytest.mark.slow
 @given(logp=numbers, old=numbers, c=st.floats(0, 5), advantage=numbers)
 def test_every_built_in_loss_is_positively_homogeneous_in_the_advantage(
     logp: float, old: float, c: float, advantage: float
@@ -89,6 +90,7 @@ def test_every_built_in_loss_is_positively_homogeneous_in_the_advantage(
         assert scaled.item() == pytest.approx(c * plain.item(), rel=1e-3, abs=1e-4)
 
 
+@pytest.mark.slow
 @given(logp=numbers, behaviour=numbers, advantage=numbers, trained=st.integers(3, 5))
 def test_a_token_of_an_older_version_has_a_ratio_against_what_sampled_it_and_a_current_one_exactly_one(
     logp: float, behaviour: float, advantage: float, trained: int

@@ -307,6 +307,7 @@ def test_a_critic_makes_an_update_with_each_part_in_each_of_its_epochs(trunk: st
     assert row["critic/loss"] > 0
 
 
+@pytest.mark.slow
 def test_pairs_are_learned_part_by_part(tiny_llama: Path) -> None:
     groups = ragged(2, 4)
     sessions = [session for group in groups for session in group.sessions]

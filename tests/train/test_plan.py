@@ -80,6 +80,7 @@ def test_parameters_of_models_that_see_are_those_of_transformers(name: str) -> N
     assert read_shape(config.to_dict(), "x").parameters == shape.parameters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(KNOWN.keys() - SEEING.keys()))
 def test_parameters_of_the_known_models_are_those_of_transformers(name: str) -> None:
     settings = settings_of(KNOWN[name])
@@ -166,6 +167,7 @@ def test_parallel_ranks_keep_their_share_of_the_parameters(name: str) -> None:
     assert trainer_memory(shape, Split(), Numbers(recompute=True), 4096).activations < whole.activations / 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "nodes"), [("qwen3-0.6b", 1), ("qwen3-8b", 2), ("qwen3-30b-a3b", 4)])
 def test_planned_layouts_fit_are_placed_and_are_ranked(name: str, nodes: int) -> None:
     config = PlanConfig(model=name, nodes=nodes, environments=4, show=8)
@@ -238,6 +240,7 @@ def test_a_model_that_fits_nowhere_is_refused_with_what_it_takes() -> None:
         rank_layouts(KNOWN[config.model], config, config.described)
 
 
+@pytest.mark.slow
 def test_the_tables_of_the_documentation_are_what_plan_prints() -> None:
     text = PAGE.read_text()
     commands = re.findall(r"^agentrl plan (.*)$", text, re.MULTILINE)

@@ -44,6 +44,7 @@ async def look(model: Path, *words: str) -> None:
     await room.check_room(config, Greeting, get_renderer(model), model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "word",
     [
@@ -64,6 +65,7 @@ async def test_a_session_that_is_too_short_is_given_a_length_that_passes(model: 
     await look(model, "rollout.turn_tokens=10", re.findall(r"rollout\.session_tokens=\d+", str(refused.value))[-1])
 
 
+@pytest.mark.slow
 async def test_budgets_with_room_pass_and_programs_may_write_shorter_prompts(model: Path) -> None:
     await look(model, "engine.max_context=100")
     await look(model, "engine.max_context=10", "agent=solve.py:solve")

@@ -149,6 +149,7 @@ def test_the_reward_models_update_is_the_gradient_of_cross_entropy_on_rows(budge
         assert float((ours.grad - theirs.grad).abs().max()) <= 1e-5 * size
 
 
+@pytest.mark.slow
 def test_before_its_first_update_rewards_are_0_and_after_some_it_tells_outcomes_apart(tiny_llama: Path) -> None:
     sessions = [linear_session(f"s{i}", [8, 9], [[12 + i, 30, 31]], reward=float(i % 2)) for i in range(6)]
     trainer = TorchTrainer(tiny_llama, CPU, ALGO, total_steps=12)
@@ -159,6 +160,7 @@ def test_before_its_first_update_rewards_are_0_and_after_some_it_tells_outcomes_
     assert metrics[-1]["reward_model/error"] < 0.25
 
 
+@pytest.mark.slow
 def test_a_resumed_reward_model_learns_on_bit_for_bit(tmp_path: Path, tiny_llama: Path) -> None:
     groups = ragged(2)
     first, second = (TorchTrainer(tiny_llama, CPU, ALGO, total_steps=4) for _ in range(2))

@@ -28,6 +28,7 @@ def run(folder: Path, **settings: Any) -> Rejection:
     return run_reject(complete(config), chosen)
 
 
+@pytest.mark.slow
 def test_the_best_sessions_are_a_file_that_sft_reads_and_the_same_command_goes_on(tmp_path: Path) -> None:
     whole, begun = tmp_path / "whole", tmp_path / "begun"
     found = run(whole, n=2, **{"eval.tasks": 6})

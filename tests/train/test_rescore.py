@@ -73,6 +73,7 @@ async def test_every_session_has_the_new_rewards_alone_and_the_run_is_as_it_was(
     assert [len(task["scores"]) for each in paired for task in each["scores"]] == [4, 4, 4]
 
 
+@pytest.mark.slow
 async def test_it_goes_on_where_it_was_stopped_and_tries_again_what_a_service_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +108,7 @@ async def test_it_goes_on_where_it_was_stopped_and_tries_again_what_a_service_fa
         assert (same, len(asked)) == (folder, again)
 
 
+@pytest.mark.slow
 async def test_sessions_that_a_service_failed_have_no_score_and_where_it_failed_all_that_is_said(
     tmp_path: Path,
 ) -> None:

@@ -156,6 +156,7 @@ def scalars(folder: Path) -> dict[tuple[str, int], float]:
     return {(n, e.step): float(e.tensor_proto.float_val[0]) for n in names for e in events.Tensors(n)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["eval/mean", "-eval/loss"])
 @given(values=st.lists(st.one_of(st.none(), st.integers(0, 3)), min_size=1, max_size=6), keep=st.integers(1, 3))
 @settings(max_examples=8)

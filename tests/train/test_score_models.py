@@ -107,6 +107,7 @@ def on_rows(model: Any, kind: str, groups: list[Group]) -> Tensor:
     return cross_entropy(rows, torch.tensor(targets).long())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [24, 10_000])
 @pytest.mark.parametrize("kind", KINDS)
 def test_loss_and_gradient_on_forests_are_those_of_rows(

@@ -153,6 +153,7 @@ def test_tokens_have_their_own_advantages_and_a_path_has_no_more_of_a_turn_than_
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["turn", "session"])
 def test_the_trainers_two_passes_give_the_gradient_of_rows(kind: SequenceKind, tiny_llama: Path) -> None:
     rng = random.Random(4)

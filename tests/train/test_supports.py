@@ -106,6 +106,7 @@ def rows_of(sessions: Sequence[Session], budget: int = 10_000, sequence: Sequenc
     return pack([as_group(sessions)], credit_of(sessions), budget, sequence=sequence)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("cap", [None, 2.0])
 @pytest.mark.parametrize("limit", [1 << 24, VOCABULARY * 5])
@@ -157,6 +158,7 @@ def test_a_head_with_a_bias_and_one_without_gradients_give_the_same(monkeypatch:
         assert torch.allclose(one, three, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(name for name, loss in LOSSES.available().items() if not loss.compares))
 def test_every_loss_is_the_same_however_a_narrowed_batch_is_split(name: str, tiny_llama: Path) -> None:
     """Losses over pairs and labels sum the same log-probabilities."""

@@ -46,6 +46,7 @@ def faults(model: Path, node: Node) -> list[str]:
     return [fault.what for fault in check.faults]
 
 
+@pytest.mark.slow
 @given(text=WORDS, seed=st.integers(0, 10**6))
 @settings(deadline=None, max_examples=60)
 def test_what_a_parser_reads_is_in_the_tokens_and_what_was_put_in_is_not(

@@ -99,6 +99,7 @@ async def test_exports_and_copies_have_the_images_themselves(run: Path, tmp_path
     assert to_parquet([session], tmp_path / "out.parquet") == 1
 
 
+@pytest.mark.slow
 def test_a_store_of_ten_thousand_images_holds_each_once(tmp_path: Path) -> None:
     """Groups of sessions show the same images; 50 distinct ones stand here for many."""
     images = [url(picture(colour=(number, 0, 0))) for number in range(50)]

@@ -87,6 +87,7 @@ def test_sessions_are_found_by_a_condition(runs: Path, command: Any) -> None:
     assert "is no condition, such as" in text
 
 
+@pytest.mark.slow
 def test_sessions_are_found_by_a_text_in_a_tool_call_or_its_answer(runs: Path, command: Any) -> None:
     found = listed(command, runs / "first", "--grep", "DIVISION by zero", "--limit", 7)
     assert len(found) == 7
@@ -109,6 +110,7 @@ def test_a_table_of_sessions_has_their_whole_ids_at_any_width(
     assert "no session fits" in command("sessions", runs / "first", "step=99")[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -137,6 +139,7 @@ def test_a_folder_that_is_no_runs_is_refused_with_the_runs_beside_it(verb: str, 
     assert str(runs / "first") in text
 
 
+@pytest.mark.slow
 def test_nothing_that_a_session_holds_reaches_the_terminal_as_a_command(runs: Path, command: Any) -> None:
     hostile = ("sessions", runs / "first", "group=hostile")
     others = ("top", runs / "first"), ("diff", runs / "first", runs / "below" / "slow")
@@ -314,6 +317,7 @@ def test_the_report_is_written_where_it_is_asked_for(tmp_path: Path, runs: Path,
     assert "can't write there" in text
 
 
+@pytest.mark.slow
 def test_all_pages_link_to_each_other_alone_and_every_session_is_whole(
     tmp_path: Path, command: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,6 +105,7 @@ def agrees(folder: Path, session: Session, head: int) -> int:
     return len(frames)
 
 
+@pytest.mark.slow
 def test_paths_and_forks_are_what_the_processor_makes_of_the_whole(tiny_folder: Path, smolvlm_folder: Path) -> None:
     for folder, tool in ((tiny_folder, "tool"), (smolvlm_folder, "user")):
         renderer = get_renderer(str(folder))

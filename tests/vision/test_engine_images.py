@@ -30,6 +30,7 @@ def recorded(name: str, seed: int, turn: Sequence[int], logprobs: Sequence[float
     return made
 
 
+@pytest.mark.slow
 async def test_the_engine_agrees_with_the_trainer_before_and_after_a_publication(tmp_path: Path) -> None:
     folder = tiny_vlm(tmp_path / "vlm")
     engine = LocalEngine(folder, EngineConfig(device="cpu", dtype="float32"))

@@ -70,6 +70,7 @@ def trainer_of(folder: Path, vision: str = "full") -> TorchTrainer:
     return TorchTrainer(folder, config, AlgoConfig(name="reinforce", lr=1e-2))
 
 
+@pytest.mark.slow
 def test_values_and_gradients_are_those_of_rows_with_the_tower_run_once_for_each_image(folder: Path) -> None:
     rng = random.Random(3)
     sessions = [session("a", 1, 5, rng), session("b", 1, None, rng), session("c", 2, 6, rng), session("d", 1, 5, rng)]
@@ -117,6 +118,7 @@ def test_values_and_gradients_are_those_of_rows_with_the_tower_run_once_for_each
     assert compared > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vision", ["full", "projector", "frozen"])
 def test_a_step_changes_the_parts_that_are_trained(folder: Path, vision: str) -> None:
     rng = random.Random(4)

@@ -11,6 +11,7 @@ import anthropic
 import httpx
 import numpy as np
 import openai
+import pytest
 
 from agentrl.attachments import images
 from agentrl.config import EngineConfig
@@ -34,6 +35,7 @@ def picture(colour: str) -> str:
     return base64.b64encode(out.getvalue()).decode()
 
 
+@pytest.mark.slow
 async def test_vision_clients_unmodified_have_turns_of_a_model_that_sees(tmp_path: Path) -> None:
     """Each image is processed once, over three protocols and two turns, and one path has what the engine read."""
     texts = [tiny.render([{"role": "user", "content": "How many?"}, {"role": "assistant", "content": "3"}])] * 9

@@ -57,6 +57,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_that_sees_is_resumed_to_the_last_bit_and_computed_again_from_its_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -179,6 +179,7 @@ async def test_a_failing_service_is_called_again(hasty: None) -> None:
         assert len(asked) == 5, "three failures, the proof that it can judge, and the verdict"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "answer",
     [(500, {}), (200, b"not json"), (200, []), (200, {"status": "Success"}), (200, b"[" + b" " * (5 << 20) + b"]")],

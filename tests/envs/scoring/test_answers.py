@@ -41,6 +41,7 @@ async def score(name: str, made: Session, **options: Any) -> Any:
     return await reward(made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONS)
 async def test_every_built_in_reward_keeps_the_contract(name: str) -> None:
     sessions = [
@@ -170,6 +171,7 @@ def with_schemas(below: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 schemas = st.recursive(st.fixed_dictionaries({}, optional=keywords) | st.booleans(), with_schemas, max_leaves=4)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(schemas, values)
 def test_a_value_is_allowed_exactly_where_jsonschema_allows_it(schema: Any, value: Any) -> None:

@@ -73,6 +73,7 @@ def reward(model: Path) -> Iterator[tuple[NamedReward, ScoreModelReward]]:
     asyncio.run(named.close())
 
 
+@pytest.mark.slow
 async def test_batches_give_the_scores_of_single_rows_from_one_copy(model: Path) -> None:
     alone, one = made(model)
     batched, other = made(model, batch_tokens=500)
@@ -95,6 +96,7 @@ async def test_batches_give_the_scores_of_single_rows_from_one_copy(model: Path)
     assert score_server._held == {}
 
 
+@pytest.mark.slow
 async def test_a_models_failure_is_an_infrastructure_error_and_never_a_score(
     reward: tuple[NamedReward, ScoreModelReward],
 ) -> None:
@@ -121,6 +123,7 @@ async def test_a_models_failure_is_an_infrastructure_error_and_never_a_score(
     assert isinstance(await named(session(*CHATS[0])), float)
 
 
+@pytest.mark.slow
 async def test_what_is_too_long_has_no_reward_or_that_of_its_end_and_is_counted(model: Path) -> None:
     for overlong, given in (("none", False), ("tail", True)):
         named, _ = made(model, max_tokens=30, overlong=overlong)

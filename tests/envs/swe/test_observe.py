@@ -70,6 +70,7 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(VALUES)
 def test_a_value_comes_out_of_the_sandbox_as_it_was(value: Any) -> None:
     sent = json.loads(json.dumps(INSIDE["shown"](value)))

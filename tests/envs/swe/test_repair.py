@@ -70,6 +70,7 @@ def test_the_sandbox_comes_to_what_the_lines_say() -> None:
     assert got == [trace(lines, value) for value in (0, 7, 30)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("docker")
 def test_the_expert_mends_every_program_and_the_careless_demonstrator_some() -> None:
     async def all_of() -> tuple[list[Session], list[Session], list[Session]]:

@@ -192,6 +192,7 @@ def test_a_page_shows_headings_lists_and_numbered_elements_and_no_scripts():
 # ------------------------------------------------------------------------------ the shop
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
 def test_an_order_has_its_credit_for_item_options_quantity_budget_and_nothing_else(level: int):
     rng = random.Random(level)

@@ -70,6 +70,7 @@ def check_call(name: str, arguments: str) -> None:
         assert set(found["text"]) <= set("abcdef")
 
 
+@pytest.mark.slow
 async def test_each_call_fits_its_tools_schema_and_each_token_has_the_log_probability_that_the_trainer_computes(
     engine: LocalEngine, folder: Path
 ) -> None:
@@ -114,6 +115,7 @@ async def check_servers_calls(server: Any, folder: Path) -> None:
     assert agreement(TorchTrainer(folder), sessions).max <= BOUND
 
 
+@pytest.mark.slow
 async def test_a_clients_strict_tools_and_forced_calls_are_drawn_under_the_grammar(
     engine: LocalEngine, folder: Path, serve: Serve
 ) -> None:
@@ -168,6 +170,7 @@ async def test_a_runs_strict_calls_reach_the_requests_of_its_programs(engine: Lo
     assert session.counters["gateway/ignored/strict_calls"] == 1, "the request with a grammar of its own"
 
 
+@pytest.mark.slow
 def test_tags_that_are_text_begin_a_call_wherever_they_are_written(smollm: Path) -> None:
     from agentrl.rollout.engines.grammars import Grammars
 

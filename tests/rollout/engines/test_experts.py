@@ -156,6 +156,7 @@ def test_a_model_without_experts_is_refused(tmp_path: Path) -> None:
         LocalEngine(folder, EngineConfig(max_batch=2, device="cpu", routed_experts=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(zoo.CASES))
 def test_a_folders_configuration_names_the_layers_with_experts(name: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM

@@ -70,6 +70,7 @@ async def one_turn(engine: Any, session: Session, own: Sampling) -> None:
     tree.add_turn(session, user.id, [], turn, own, Message(role="assistant", content="."))
 
 
+@pytest.mark.slow
 async def test_turns_under_a_grammar_fit_it_and_each_token_has_the_log_probability_that_the_trainer_computes(
     engine: LocalEngine, folder: Path, tmp_path: Path
 ) -> None:
@@ -151,6 +152,7 @@ async def test_greedy_turns_keep_to_a_grammar_and_a_grammar_that_is_none_is_refu
         await collect(engine.generate("s/0", PROMPT, own))
 
 
+@pytest.mark.slow
 def test_under_a_schema_with_free_strings_nearly_all_tokens_of_a_real_vocabulary_are_trained(smollm: Path) -> None:
     """99 % and more, at two kilobytes a token; masks along a bounded string differ from token to token."""
     from agentrl.rollout.engines.grammars import Grammars

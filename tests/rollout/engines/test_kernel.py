@@ -62,6 +62,7 @@ def path_logits(runner: ModelRunner, ids: Sequence[int], pieces: Sequence[int], 
     return torch.cat(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "changes"),
     [*((family, {}) for family in FAMILIES), ("Llama", {"rope_parameters": YARN, "tie_word_embeddings": False})],

@@ -111,6 +111,7 @@ async def test_long_scorings_are_computed_in_pieces_and_agree(engine: LocalEngin
         assert found == pytest.approx(expected[: len(found)], abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong", [{"temperature": -1.0}, {"top_p": 0.0}, {"top_k": 0}, {"min_p": 2.0}, {"stop": ("",)}]
 )

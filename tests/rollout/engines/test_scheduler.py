@@ -62,6 +62,7 @@ def walk(parts: Parts, seeds: range, events: int) -> Counter[str]:
     return seen
 
 
+@pytest.mark.slow
 def test_a_request_that_is_moved_while_it_is_prefilled_keeps_all_its_tokens(parts: Parts) -> None:
     """Seventeen rows go idle below one that decodes and one that is still being prefilled: both move down."""
     runner, reference = parts

@@ -40,6 +40,7 @@ def test_paths_are_played_as_rows_mean_them(kind: str) -> None:
     assert found.passed, str(found)
 
 
+@pytest.mark.slow
 async def test_a_next_turn_continues_the_state_and_who_shares_less_computes_anew(folder: Path) -> None:
     engine = LocalEngine(folder, EngineConfig(device="cpu"))
     try:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet
+import pytest
 
 from agentrl.attachments import support
 from agentrl.rollout.engines.local.engine import LocalEngine
@@ -35,6 +36,7 @@ NARROWINGS = (
 )
 
 
+@pytest.mark.slow
 async def test_tokens_that_are_drawn_from_a_recorded_support_have_the_log_probability_that_the_trainer_computes(
     engine: LocalEngine, folder: Path
 ) -> None:
@@ -50,6 +52,7 @@ async def test_tokens_that_are_drawn_from_a_recorded_support_have_the_log_probab
     assert agreement(TorchTrainer(folder), sessions).max > 0.05, "without the supports it would be another distribution"
 
 
+@pytest.mark.slow
 def test_the_recorded_set_is_an_independent_samplers_and_holds_the_drawn_token() -> None:
     """Where a token lies on the border by less than rounding, either set is right; the benchmark takes 100,000 rows."""
     different, most = differing(600)
@@ -57,6 +60,7 @@ def test_the_recorded_set_is_an_independent_samplers_and_holds_the_drawn_token()
     assert most <= 2
 
 
+@pytest.mark.slow
 def test_draws_from_a_recorded_set_follow_its_log_probabilities() -> None:
     """By chi-square, with every filter, a penalty and a bias; chance exceeds the bound once in a million."""
     square, freedom = chi_square(5_000)

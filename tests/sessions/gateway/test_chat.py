@@ -229,6 +229,7 @@ def _as_ids(engine: ScriptedEngine, ids: list[int]) -> Any:
     return limited
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "sub"}}])
 async def test_a_forced_call_begins_in_tokens_that_are_not_trained_on(serve: Serve, choice: Any) -> None:
     async with serve(ScriptedEngine()) as served:

@@ -65,6 +65,7 @@ async def test_by_default_a_root_of_one_turn_without_tools_beside_one_with_tools
         assert {node["id"] for node in shown if node["excluded"]} == session.excluded_nodes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "requests",
     [
@@ -80,6 +81,7 @@ async def test_by_default_no_other_root_is(serve: Serve, requests: list[dict[str
     assert left_out(await played(serve, *requests)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "found"),
     [
@@ -99,6 +101,7 @@ async def test_a_rule_is_on_the_prompt_the_tools_or_a_header(serve: Serve, rule:
     assert left_out(await played(serve, title, task, exclude=(rule,))) == found
 
 
+@pytest.mark.slow
 async def test_with_no_rule_nothing_is_excluded_and_all_roots_never_are(serve: Serve) -> None:
     both = [{"messages": TITLE}, {"messages": TASK, "tools": TOOL}]
     assert left_out(await played(serve, *both, exclude=())) == []

@@ -130,6 +130,7 @@ async def test_replies_have_usage_ends_and_several_candidates(serve: Serve) -> N
         assert reply["responseId"] == served.session(access["id"]).nodes[1].reply_id
 
 
+@pytest.mark.slow
 async def test_errors_are_in_googles_form_with_a_status_that_its_clients_know(serve: Serve) -> None:
     async with serve() as served:
         access = await served.open()

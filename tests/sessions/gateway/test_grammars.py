@@ -41,6 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+@pytest.mark.slow
 async def test_replies_that_a_client_wants_in_a_form_have_it_and_all_their_tokens_are_trained(
     serve: Serve, folder: Path, tmp_path: Path
 ) -> None:

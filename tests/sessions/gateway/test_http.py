@@ -30,6 +30,7 @@ async def post(served: Served, access: dict[str, str], body: bytes, **headers: s
         return await http.post(f"{access['base_url']}/chat/completions", content=body, headers=given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("encoding", "packed"),
     [("gzip", gzip.compress(BODY)), ("GZIP", gzip.compress(BODY)), ("deflate", zlib.compress(BODY))],
@@ -42,6 +43,7 @@ async def test_compressed_bodies_are_read(serve: Serve, encoding: str, packed: b
         assert (reply.status_code, reply.json()["choices"][0]["message"]["content"]) == (200, "hello")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("encoding", "packed", "status"),
     [
@@ -143,6 +145,7 @@ async def test_a_client_of_http_1_0_is_sent_no_chunks(serve: Serve, stream: bool
         assert "".join(delta.get("content") or "" for delta in deltas) == "hello, how are you"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("failure", [EngineError("no memory"), RuntimeError("a bug")])
 async def test_our_own_failures_are_never_called_overload(serve: Serve, failure: Exception, stream: bool) -> None:
@@ -170,6 +173,7 @@ async def test_what_fails_while_a_request_is_read_is_answered_in_the_protocols_s
         assert (reply.status_code, reply.json()["error"]["code"]) == (500, "internal_error")
 
 
+@pytest.mark.slow
 async def test_a_gateway_that_has_ended_keeps_no_engine_in_memory(serve: Serve) -> None:
     """FastAPI caches each endpoint's function for the life of the process: 600 MB of a run's cache stayed with them."""
     async with serve() as served:

@@ -99,6 +99,7 @@ async def ask(served: Any, opened: dict[str, str], protocol: str, image: str) ->
 PROTOCOLS = ("chat", "responses", "messages")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_an_image_becomes_a_part_of_the_users_message_whose_type_is_the_decoded_one(
     serve: Serve, protocol: str
@@ -111,6 +112,7 @@ async def test_an_image_becomes_a_part_of_the_users_message_whose_type_is_the_de
         assert user.message.images == [url(picture(kind="JPEG"), "image/jpeg")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize(
     ("image", "code", "why"),
@@ -147,6 +149,7 @@ async def test_a_model_that_reads_text_refuses_images_by_name(serve: Serve) -> N
             assert (answer.status_code, "text only" in answer.text) == (400, True)
 
 
+@pytest.mark.slow
 async def test_openais_and_anthropics_own_clients_send_images(serve: Serve) -> None:
     image, size = picture("green"), {"type": "base64", "media_type": "image/png"}
     source = {**size, "data": base64.b64encode(image).decode()}
@@ -206,6 +209,7 @@ async def test_a_tool_may_answer_with_an_image_and_a_system_prompt_may_not(serve
             assert (answer.status_code, "text only" in answer.text) == (400, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("image", [bomb(), picture()[:40], b"<svg/>"], ids=["bomb", "broken", "svg"])
 async def test_a_program_that_sends_such_a_file_ends_its_session_by_its_own_fault_and_no_other(
     serve: Serve, image: bytes

@@ -55,6 +55,7 @@ class _NONE:
     content: tuple[()] = ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_responses_text_has_log_probabilities_where_they_are_included(serve: Serve, streamed: bool) -> None:
     """A call ends the text in a stream, before the turn's end is known: it waits."""
@@ -96,6 +97,7 @@ async def test_completions_have_the_most_probable_texts_of_each_place(serve: Ser
             await create(model="m", prompt="once ", logprobs=21)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("most", [0, 2])
 async def test_googles_candidates_end_with_the_log_probabilities_of_their_text(

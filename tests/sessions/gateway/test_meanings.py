@@ -363,11 +363,13 @@ def test_every_parameter_that_is_named_here_is_the_sdks_or_told_of() -> None:
     assert messages.PARAMETERS.known - said - ours - sampled == set()
 
 
+@pytest.mark.slow
 def test_serving_imports_neither_openais_nor_anthropics_sdk() -> None:
     code = "import sys, agentrl.sessions.gateway.http.app; print(sorted({'openai', 'anthropic'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("protocol", ["chat", "responses", "messages"])

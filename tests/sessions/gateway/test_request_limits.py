@@ -54,6 +54,7 @@ async def test_many_short_messages_are_matched_beside_the_event_loop(
         assert not any(here)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [101, 400, 700])
 async def test_parameters_that_nest_deeply_are_the_clients_mistake(serve: Serve, depth: int) -> None:
     """A schema 400 deep was answered with 500."""
@@ -72,6 +73,7 @@ async def test_parameters_that_nest_deeply_are_the_clients_mistake(serve: Serve,
             assert refused.status_code == 400, refused.text
 
 
+@pytest.mark.slow
 async def test_a_wrong_key_costs_no_reading_of_the_store(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[str] = []
     load = Store.load

@@ -48,6 +48,7 @@ class HeldStore(Store):
         super().append_all(additions)
 
 
+@pytest.mark.slow
 async def test_a_request_whose_reply_was_sent_is_no_longer_in_progress_however_slow_the_store_is(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,6 +83,7 @@ def test_rendering_at_once_equals_rendering_turn_by_turn(family: str) -> None:
         assert renderer.render(messages, tools=offered) == piecewise
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", TOOLED)
 def test_tool_results_that_arrive_one_by_one_take_the_same_places_as_together(family: str) -> None:
     renderer = renderer_of(family)
@@ -280,6 +281,7 @@ def named(**templates: str) -> HFTokenizer:
     return HFTokenizer(trained(CHATML_TOKENS)._published.to_str(), {"chat_template": listed})
 
 
+@pytest.mark.slow
 def test_of_named_templates_tools_choose_the_one_for_tools_and_all_else_the_default() -> None:
     tokens = named(tool_use=CALLING, default=APPENDING, rag="{{ documents }}")
     renderer, user = get_renderer(tokens, "generic"), Message(role="user", content="u")

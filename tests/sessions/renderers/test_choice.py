@@ -36,6 +36,7 @@ def test_a_model_with_a_familys_tokens_and_another_template_is_not_taken_for_the
     assert (made.renderer, made.exact) in (("`generic`", "yes"), ("`generic`", "but for"), ("refused", ""))
 
 
+@pytest.mark.slow
 def test_a_refusal_names_what_was_tried_and_how_to_name_another() -> None:
     with pytest.raises(ConfigError, match=r"chatml does not fit \(chat: .*differ") as caught:
         get_renderer(BY_NAME["Bielik 11B"].tokenizer())
@@ -212,6 +213,7 @@ UNREADABLE = minimal.YI.replace(
 ).replace("{% for", "{% if tools %}{{ tools | tojson }}{% endif %}{% for", 1)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_tools_whose_calls_no_grammar_reads_back_are_refused_with_the_remedy(caplog: pytest.LogCaptureFixture) -> None:
     model = with_template(trained(CHATML_TOKENS), UNREADABLE)
     renderer = get_renderer(model, "generic")
@@ -224,6 +226,7 @@ def test_tools_whose_calls_no_grammar_reads_back_are_refused_with_the_remedy(cap
     assert "'hermes' does not read back" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_grammar_is_found_by_reading_calls_back_where_no_clue_in_the_template_names_it() -> None:
     spelt = minimal.FALCON_H1.replace("<tool_call>", "<tool' ~ '_call>")
     model = with_template(trained(CHATML_TOKENS[:2]), spelt, bos_token="")

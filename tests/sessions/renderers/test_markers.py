@@ -67,6 +67,7 @@ def not_read(tokenizer: HFTokenizer, grammar: str = "hermes") -> dict[MarkerPart
     return {found.part: found for found in read_back(unproven(tokenizer, grammar=grammar)) if found.lost}
 
 
+@pytest.mark.slow
 def test_all_parts_of_a_template_that_keeps_them_come_out_again() -> None:
     found = read_back(get_renderer(served(), "generic"))
     assert found == [MarkerCheck(part, True) for part in MarkerPart]
@@ -108,6 +109,7 @@ def test_tools_and_system_messages_that_a_template_does_not_show_are_warned_of(
     assert rows[f"generic gives back: {part}"].ok is None
 
 
+@pytest.mark.slow
 def test_a_format_that_nobody_named_refuses_tools_that_its_template_does_not_list() -> None:
     """They were warned of alone, and a run whose model knew none of its tools went on; text is served as before."""
     tokenizer = served(WHOLE.replace(*FAULTS[MarkerPart.TOOLS]))

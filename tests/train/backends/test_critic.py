@@ -65,6 +65,7 @@ def awake(trainer: TorchTrainer, seed: int = 5) -> tuple[Tensor, float]:
     return head.weight.detach()[0] / head.weight.shape[1] ** 0.5, 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trunk", ["policy", "own"])
 def test_the_value_of_a_token_is_a_row_times_the_hidden_state_that_predicts_it_and_a_bias(
     trunk: str, tiny_llama: Path
@@ -279,6 +280,7 @@ def test_a_checkpoint_of_a_critic_that_saw_more_is_refused_with_what_to_do(tiny_
         trainer_on(tiny_llama).load(tmp_path / "saved")
 
 
+@pytest.mark.slow
 def test_rates_of_its_own_move_the_critic_and_not_the_policy(tiny_llama: Path) -> None:
     """The first step of Adam is as long as its rate, whatever the gradient."""
     found = []
@@ -319,6 +321,7 @@ def test_more_updates_of_the_critic_change_nothing_else(tiny_llama: Path) -> Non
     assert not torch.equal(found[0][2], found[1][2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trunk", "coef", "shaped"), [("policy", 0.5, True), ("policy", 0.0, False), ("own", 0.5, False)]
 )

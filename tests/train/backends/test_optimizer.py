@@ -98,6 +98,7 @@ def test_a_reference_that_follows_is_the_exponential_average_of_the_policies(tin
     assert all(torch.allclose(w.double(), mean[n], atol=1e-6) for n, w in trainer.reference.state_dict().items())
 
 
+@pytest.mark.slow
 def test_an_average_for_evaluation_follows_the_policy_in_checkpoints_and_changes_nothing_else(
     tiny_llama: Path, tmp_path: Path
 ) -> None:
@@ -154,6 +155,7 @@ def test_offloaded_moments_are_on_the_other_device_between_updates_and_come_back
         trainer.step(forests_for(ALGO, 1))
 
 
+@pytest.mark.slow
 def test_a_trainer_that_offloads_its_moments_learns_the_same_bits_and_goes_on_from_one_that_does_not(
     tiny_llama: Path, tmp_path: Path
 ) -> None:

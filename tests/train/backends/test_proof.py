@@ -167,6 +167,7 @@ def test_trainer_and_engine_take_the_angles_of_short_rows_and_refuse_longer_ones
     assert trainer.logprobs([path_forest(list(range(64)))])[0].shape == (64,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mistral", "windows in some layers"])
 def test_a_window_that_were_not_kept_would_be_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BlockPlan, "within", lambda plan, window: plan)

@@ -84,6 +84,7 @@ def test_recomputed_layers_go_along_the_same_paths(folder: Path, trainer: TorchT
     assert gradient_distance(gradients(again, forest), gradients(trainer, forest)) < 1e-6
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_model_computes_with_its_own_weights(trainer: TorchTrainer) -> None:
     """References and critics are copies of the policy that is being changed."""
     twin = copy.deepcopy(trainer.model)

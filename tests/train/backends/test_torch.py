@@ -211,6 +211,7 @@ def test_a_gradient_that_is_not_finite_costs_a_step_and_nothing_else(tiny_llama:
     assert not same(parameters(trainer), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_the_schedule_reaches_its_end_with_the_run_whatever_the_epochs_and_steps_without_signal(
     epochs: int, tiny_llama: Path

@@ -14,6 +14,7 @@ from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from tests.train.backends.megatron import zoo
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3_moe", "glm4_moe", "smollm2"])
 def test_weights_go_by_the_names_and_shapes_that_files_have(name: str, tmp_path: Path) -> None:
     from safetensors.torch import load_file

@@ -109,6 +109,7 @@ def test_it_takes_the_model_that_was_trained_before_it_and_passes_that_on(tmp_pa
     assert not (tmp_path / "chain").exists()
 
 
+@pytest.mark.slow
 def test_what_the_model_of_an_earlier_stage_plays_is_imitated_by_the_next(tmp_path: Path) -> None:
     stages = {
         "first": {"data": rows(tmp_path / "sums.jsonl"), "algo": "sft", "steps": 6},

@@ -28,6 +28,7 @@ SMALL: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_a_trainer_goes_on_from_the_adapter_and_the_base_that_lies_beside_it(tiny_llama: Path, tmp_path: Path) -> None:
     """Also where both were moved, and where the trainer that loads was on another base; a changed base is refused."""
     first = trainer_on(tiny_llama)

@@ -57,6 +57,7 @@ def logits(folder: Path) -> Tensor:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"rslora": True, "init": "gaussian", "targets": ("*.q_proj", "*.down_proj")}])
 def test_an_adapter_begins_as_its_base_and_leaves_everything_but_its_layers_as_it_is(
     tiny_llama: Path, settings: dict[str, Any]
@@ -70,6 +71,7 @@ def test_an_adapter_begins_as_its_base_and_leaves_everything_but_its_layers_as_i
     assert changed == {name for name in base if name.endswith(ends)}
 
 
+@pytest.mark.slow
 def test_a_saved_trainer_learns_on_bit_for_bit_also_where_a_warm_start_changed_its_base(
     tiny_llama: Path, tmp_path: Path
 ) -> None:
@@ -102,6 +104,7 @@ def test_a_saved_trainer_learns_on_bit_for_bit_also_where_a_warm_start_changed_i
         TorchTrainer(tiny_llama, TorchConfig(device="cpu"), algo).load(tmp_path / "trainer")
 
 
+@pytest.mark.slow
 def test_the_reference_is_the_policy_as_it_began_also_where_it_began_with_an_adapter(
     tiny_llama: Path, tmp_path: Path
 ) -> None:
@@ -118,6 +121,7 @@ def test_the_reference_is_the_policy_as_it_began_also_where_it_began_with_an_ada
     assert all(map(torch.equal, second.logprobs(forests, reference=True), began))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"name": "ppo"}, {"name": "ppo", "value_trunk": "own"}, {"name": "prime"}])
 def test_critics_and_reward_models_learn_beside_an_adapter(tiny_llama: Path, settings: dict[str, Any]) -> None:
     algo = algorithm_settings({"lr": 1e-2, **settings})

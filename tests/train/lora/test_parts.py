@@ -42,6 +42,7 @@ async def sums(engine: Engine) -> set[str]:
     return set((await managed(engine).checksums()).values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [one_engine, two_in_this_process, one_process])
 def test_an_engine_that_takes_the_adapter_has_the_bits_of_the_whole_weights(
     tiny_llama: Path, make: Callable[[Path], Engine]
@@ -69,6 +70,7 @@ def test_an_engine_that_takes_the_adapter_has_the_bits_of_the_whole_weights(
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_an_engine_that_comes_back_gets_the_version_that_the_others_took_as_an_adapter(tiny_llama: Path) -> None:
     """From the publisher's copy of the adapter in memory, or from the folder that the engines loaded."""
     trainer = learn(trainer_on(tiny_llama, rank=1), 1)
@@ -97,6 +99,7 @@ def test_an_engine_that_comes_back_gets_the_version_that_the_others_took_as_an_a
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_turns_that_are_under_way_go_on_under_a_published_adapter(tiny_llama: Path) -> None:
     """Its keys and values are computed anew, so that the turn's later tokens are those of the new weights alone."""
     trainer = learn(trainer_on(tiny_llama))

@@ -71,6 +71,7 @@ def test_every_setting_of_ours_in_a_table_exists_and_takes_its_values(framework:
             complete(parse_words([f"{name}={each}" for name, each in around.items()]))
 
 
+@pytest.mark.slow
 def test_every_setting_of_verls_in_the_table_is_one_of_verls() -> None:
     need(VERLS.exists(), "verl's package is not there: make .venv-verl/installed")
     names: set[str] = set()

@@ -112,6 +112,7 @@ def test_the_other_losses_learn_from_the_same_file(tmp_path: Path, algo: str) ->
     assert result.after.mean > result.before.mean
 
 
+@pytest.mark.slow
 def test_kto_learns_from_verdicts_on_single_replies(tmp_path: Path) -> None:
     file = tmp_path / "verdicts.jsonl"
     rows = [

@@ -196,6 +196,7 @@ def test_pairs_of_one_prompt_lie_in_one_group_and_what_can_not_be_compared_is_to
     assert "(as TRL has them), margin = 'margin'" in said
 
 
+@pytest.mark.slow
 def test_scores_and_labels_are_read_by_their_columns(tmp_path: Path, tokenizer_folder: Path) -> None:
     rows = [
         {"question": "A?", "answer": "a", "rating": 3, "class": "bad"},
@@ -253,6 +254,7 @@ FORMATS: dict[str, tuple[dict[str, Any], list[tuple[str, int | None, int]]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_labelled_steps_are_read_in_the_formats_that_data_sets_have(
     name: str, tmp_path: Path, tokenizer_folder: Path

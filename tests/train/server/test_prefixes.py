@@ -91,6 +91,7 @@ def reference(loss: str, logp: torch.Tensor, datum: Datum) -> torch.Tensor:
     return -(logp * advantage - 0.5 * 0.05 * (logp - given["logprobs"]) ** 2).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", WIRE_LOSSES)
 def test_shared_prefixes_give_the_loss_and_the_gradient_of_separate_rows(
     base: SharedBase, folder: Path, loss: str

@@ -81,6 +81,7 @@ def test_code_that_a_folder_brings_is_not_run(world: World, tmp_path: Path) -> N
     assert world.run(f"{WORK}:family_name", folder) == ["deepseek_v3"]
 
 
+@pytest.mark.slow
 def test_an_unknown_model_type_lists_what_is_known(world: World, tmp_path: Path) -> None:
     folder = folder_with(tmp_path, "llama", model_type="lama")
     kind, message = world.run(f"{WORK}:refusal", folder)[0]

@@ -33,6 +33,7 @@ def covered(shards: list[list[Piece]], name: str) -> list[int]:
     return sorted(i for pieces in shards for p in pieces if p.name == name for i in range(p.start, p.stop))
 
 
+@pytest.mark.slow
 @given(count=st.sampled_from([1, 2, 4, 8]), size=st.integers(1, 9), other=st.integers(1, 5))
 @settings(derandomize=True, deadline=None)
 @pytest.mark.parametrize("layout", [OutputCut("a"), InputCut("a"), Gated("a", "b"), Halves("a")], ids=repr)
