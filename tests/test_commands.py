@@ -81,6 +81,7 @@ ADAPTERS = "tests/envs/adapters/test_adapters.py"
 REAL = "tests/rollout/engines/test_real_model.py"
 PLAY = "tests/envs/test_play.py"
 TINKER = "tests/train/server/test_sdk.py::test_"
+_FUNCTIONS = "tests/envs/adapters/test_functions.py::test_"
 REMOTE = "tests/tools/sandbox/test_remote.py"
 SERVERS = "engine.python=.venv-sglang/bin/python fleet.engines=2 engine.device=cpu "
 COMMANDS: dict[str, Run | Elsewhere | Left] = {
@@ -399,6 +400,24 @@ PAGES_OF_OTHERS = {
     ("chains.md", "agentrl train -c examples/chains/best_of_practice.yaml dry_run=true"): Run(slow=False),
     ("chains.md", "agentrl verify runs/practice"): Elsewhere(
         f"{_CHAIN}a_chain_is_its_runs_and_the_same_after_kills_anywhere"
+    ),
+    ("migration.md", "agentrl train env=prompts env.path=examples/migration/rows.jsonl rewards.short=trl"): Run(
+        TRAINED + "steps=1 warm_start.steps=0"
+    ),
+    ("migration.md", "agentrl train env=prompts env.path=examples/migration/rows.jsonl rewards.right"): Elsewhere(
+        f"{_FUNCTIONS}a_reward_function_gets_its_rows_columns_and_gives_its_value_plain_or_async"
+    ),
+    ("migration.md", "agentrl train env=trl:"): Elsewhere(
+        f"{_FUNCTIONS}an_environment_of_trl_has_its_methods_as_tools_and_its_own_reward"
+    ),
+    ("migration.md", "agentrl train env=verl:"): Elsewhere(
+        f"{_FUNCTIONS}functions_and_classes_of_trl_and_verl_run_beside_their_libraries"
+    ),
+    ("migration.md", 'agentrl train env=prompts env.path=examples/migration/rows.jsonl agent="slime:'): Elsewhere(
+        f"{_FUNCTIONS}a_generate_function_of_slime_is_trained_and_its_reward_function_scores_it"
+    ),
+    ("migration.md", "agentrl train env=prompts env.path=examples/migration/rows.jsonl model=FOLDER"): Elsewhere(
+        f"{_FUNCTIONS}functions_and_classes_of_trl_and_verl_run_beside_their_libraries"
     ),
     ("lora.md", "agentrl train env=calculator lora.rank=16"): Elsewhere(
         f"{_LORA}an_adapters_learning_rate_is_ten_times_the_whole_models_unless_it_is_given"

@@ -119,6 +119,9 @@ BUILT_IN = {
     "llm_judge": f"{_SCORING}.judges:LlmJudge",
     "pairwise": f"{_SCORING}.judges:Pairwise",
     "rank": f"{_SCORING}.judges:SiblingRank",
+    "trl": f"{_SCORING}.functions:TrlFunction",
+    "verl": f"{_SCORING}.functions:VerlFunction",
+    "slime": f"{_SCORING}.functions:SlimeFunction",
     "reward_model": f"{_SCORING}.reward_models:ScoreModelReward",
 }
 """agentrl's own rewards by name."""

@@ -1,4 +1,4 @@
-"""The README and the first ten pages have short sentences and paragraphs.
+"""The README and the pages have short sentences and paragraphs.
 
 `python -m tests.docs.test_readability [PAGE …]` says where not.
 Running text alone is looked at: code, tables and headings are left out. A link counts as its words, code as one word.
@@ -12,24 +12,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = [
-    ROOT / "README.md",
-    *(
-        ROOT / "docs" / f"{name}.md"
-        for name in (
-            "index",
-            "first_minutes",
-            "choosing",
-            "debugging",
-            "faq",
-            "recipes",
-            "migration",
-            "environments",
-            "agents",
-            "rewards",
-        )
-    ),
-]
+LATER = {
+    "algorithms",
+    "benchmarks",
+    "cluster",
+    "engines",
+    "evaluation",
+    "families",
+    "fleet",
+    "megatron",
+    "runs",
+    "tests",
+    "viewer",
+}
+"""Pages that still have long sentences; one that has none left is taken out."""
+PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").glob("*.md") if page.stem not in LATER)]
 MOST_WORDS = 35
 MOST_LINES = 6
 WIDTH = 120
@@ -84,8 +81,12 @@ def test_what_is_too_long_is_found_and_code_and_tables_are_not_counted() -> None
     assert [found[:8] for found in too_long("A few short words. " * 40)] == ["7 lines:"]
 
 
-def test_the_first_pages_have_no_long_sentence_and_no_long_paragraph() -> None:
+def test_pages_have_no_long_sentence_and_no_long_paragraph() -> None:
     assert {page.name: found for page in PAGES if (found := list(too_long(page.read_text())))} == {}
+
+
+def test_a_page_that_has_no_long_sentence_left_is_held_to_that() -> None:
+    assert {name for name in LATER if not list(too_long((ROOT / "docs" / f"{name}.md").read_text()))} == set()
 
 
 if __name__ == "__main__":

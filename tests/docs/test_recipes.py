@@ -60,6 +60,18 @@ def memory_of(lines: list[str]) -> str:
     return f"trainer rank {trainer}; engine rank {weights}, and {cache} of cache for {sessions} sessions"
 
 
+@pytest.mark.parametrize("file", [file for file in RECIPES if "engines" in head(file)], ids=lambda file: file.stem)
+def test_engines_of_several_nodes_are_started_with_the_ranks_and_records_that_the_recipe_plans(file: Path) -> None:
+    """By the command of its head, on each node of an engine; the rest are flags that an attached server needs."""
+    config, command = config_of(file), head(file)["engines"]
+    told = dict(re.findall(r"--([a-z-]+) (\S+)", command))
+    ranks = int(config.engine.server["tp_size"])  # type: ignore[attr-defined]  # SGLang's
+    assert int(told["tp-size"]) == ranks == 8 * int(told["nnodes"])
+    assert {"--incremental-streaming-output", "--enable-return-routed-experts"} <= set(command.split())
+    nodes = int(re.search(r"(\d+) nodes", head(file)["hardware"])[1])  # type: ignore[index]
+    assert nodes == config.trainer.ranks // 8 + len(config.fleet.urls) * ranks // 8  # type: ignore[attr-defined]
+
+
 def table() -> Iterator[str]:
     """The page's table, a row for each recipe."""
     yield "| recipe | hardware | memory | tried |\n|---|---|---|---|\n"
@@ -80,12 +92,14 @@ def test_a_recipe_is_planned_and_takes_the_memory_that_its_head_says(
 ) -> None:
     monkeypatch.chdir(ROOT)
     said = head(file)
-    assert tuple(said) == ("about", *FIELDS)
+    assert tuple(name for name in said if name != "engines") == ("about", *FIELDS)
     assert said["run"].startswith(f"agentrl train -c recipes/{file.name}")
     lines = lines_of(file)
     assert said["memory"] == memory_of(lines), "run python -m tests.docs.test_recipes"
-    assert [line for line in lines if "a trainer rank computes with" in line or "no cache" in line] == []
+    wrong = ("a trainer rank computes with", "no cache", "has room for a session")
+    assert [line for line in lines if any(each in line for each in wrong)] == []
     config = config_of(file)
+    assert ("engines" in said) == bool(config.fleet.urls), "how engines that run already are started"
     make_algorithm(config.algo)
     there = config.trainer.model_copy(update={"device": "auto"})  # whose devices this machine may lack
     check_trainer(there, config.algo, config.lora)

@@ -29,6 +29,7 @@ from agentrl.cluster.keeper import Keeper
 from agentrl.common import processes
 from agentrl.common.foreign_errors import words
 from agentrl.common.imports import load
+from agentrl.envs.adapters import programs
 from agentrl.errors import AgentError, ConfigError, missing_extra
 from agentrl.sessions.tree.codec import whole_json
 from agentrl.types import Sampling, Session, Status, Task
@@ -234,7 +235,7 @@ def load_agent(agent: str | Callable[..., Any] | UserAgent, trusted: ssl.SSLCont
     """An agent from `path/to/file.py:function`, a command line, or a coroutine function.
 
     Args:
-        agent: it.
+        agent: it; `slime:` or `verl:` before a path is a function or a loop of these (`envs.adapters.programs`).
         trusted: what a function's client trusts where the gateway serves HTTPS; None is as usual.
 
     Raises:
@@ -242,9 +243,13 @@ def load_agent(agent: str | Callable[..., Any] | UserAgent, trusted: ssl.SSLCont
         ConfigError: it is no coroutine function, importing it raised something, or there is no such program.
     """
     if isinstance(agent, str):
-        if _FUNCTION.fullmatch(agent.strip()) is None:
+        named = agent
+        if programs.is_foreign(agent):
+            agent = programs.load_program(agent)
+        elif _FUNCTION.fullmatch(agent.strip()) is None:
             return _command(agent)
-        named, agent = agent, load(agent, f"agent={agent!r}")
+        else:
+            agent = load(agent, f"agent={agent!r}")
     else:
         named = getattr(agent, "__name__", repr(agent))
     if hasattr(agent, "run"):

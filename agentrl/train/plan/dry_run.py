@@ -80,6 +80,8 @@ def described(config: RunConfig, rates: Rates | None = None, on: Sequence[Cluste
     asked = asked_models(config, shape)
     devices = with_models(devices_of(assignment, nodes, memory), asked.values(), memory)
     engine = engine_of(shape, ranks, width, devices, trainer)
+    if config.fleet.urls or getattr(config.engine, "url", None):  # their devices are not known: they have what is asked
+        engine = replace(engine, cache=at_once(config) * config.rollout.session_tokens * engine.token)
     by_gpu = any(each.numbers for each in devices if each.trainers)
     what = f"env={config.env.name}" if config.data is None else f"data={config.data.name}"
     yield f"dry run of {what} model={config.model.name}: nothing is started"

@@ -26,6 +26,7 @@ PARAMETERS = Parameters(
     ),
     harmless=("user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier"),
     fixed={"best_of": (1,), "echo": (False,), "suffix": ("",)},
+    servers=("return_token_ids",),
     inside="prompt",
 )
 
@@ -51,6 +52,7 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
         extra={
             "prompt": _prompt(body.history.items() if body.history is not None else given.get("prompt")),
             "logprobs": "logprobs" in given,
+            "token_ids": bool(given.get("return_token_ids", False)),
             "usage": bool(given.get("stream_options", {}).get("include_usage", False)),
         },
         ignored=ignored,
@@ -97,7 +99,8 @@ async def stream(exchange: Exchange) -> AsyncIterator[bytes]:
 def _choice(exchange: Exchange, place: int, text: str, choice: GeneratedTurn) -> dict[str, Any]:
     reason = "length" if choice.turn.finish_reason is FinishReason.LENGTH else "stop"
     logprobs = _logprobs(exchange, choice) if exchange.request.extra["logprobs"] else None
-    return {"index": place, "text": text, "finish_reason": reason, "logprobs": logprobs}
+    sampled = {"token_ids": list(choice.turn.token_ids)} if exchange.request.extra["token_ids"] else {}
+    return {"index": place, "text": text, "finish_reason": reason, "logprobs": logprobs, **sampled}
 
 
 def _logprobs(exchange: Exchange, choice: GeneratedTurn) -> dict[str, Any]:

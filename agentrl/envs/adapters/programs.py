@@ -1,0 +1,170 @@
+"""Agents of slime and verl: `agent="slime:file.py:generate …"`, `agent="verl:file.py:Loop …"`.
+
+Both ask for tokens behind tokens. Here they ask the session's gateway, whose tree keeps what was sampled: so what is
+trained is what the engine drew, and a mask that they return is not needed. Words behind the path are settings, as in
+`tokenizer=FOLDER`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from agentrl.envs.adapters import slime
+from agentrl.errors import AgentError, ConfigError
+from agentrl.types import Task
+
+Program = Callable[[Task, Any], Awaitable[None]]
+"""`async def agent(task, client)`."""
+MODEL = "policy"
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """Sampled tokens behind a prompt.
+
+    Attributes:
+        text: of the tokens.
+        token_ids: they.
+        logprobs: of each.
+        finish_reason: `stop` or `length`.
+        prompt_tokens: the prompt's number.
+    """
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: str
+    prompt_tokens: int
+
+
+def is_foreign(agent: str) -> bool:
+    """Return whether an agent's name is one of another framework's function."""
+    return agent.strip().startswith(("slime:", "verl:"))
+
+
+def load_program(agent: str) -> Program:
+    """Return a function of slime or a loop of verl as an agent program.
+
+    Raises:
+        ConfigError: it can't be read or loaded, or a setting is none.
+    """
+    where = f"agent={agent!r}"
+    try:
+        named, *words = shlex.split(agent)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    wrong = [word for word in words if "=" not in word]
+    if wrong:
+        raise ConfigError(f"{where}: {wrong[0]!r} is no setting: allowed: NAME=VALUE behind the path")
+    settings = {name: yaml.safe_load(value) for name, _, value in (word.partition("=") for word in words)}
+    kind, _, path = named.partition(":")
+    if kind == "slime":
+        return _generate(path, settings, where)
+    from agentrl.envs.adapters.verl_loops import load_loop
+
+    return load_loop(path, settings, where)
+
+
+async def continued(
+    client: Any, prompt: str | list[int], most: int, stop: Sequence[str], more: Mapping[str, Any]
+) -> Continuation:
+    """Have the session's policy continue a text or tokens.
+
+    Args:
+        client: of the session's gateway.
+        prompt: text or token ids.
+        most: tokens.
+        stop: strings that end it.
+        more: sampling parameters, which count with `gateway.sampling=client`.
+    """
+    body: dict[str, Any] = {"model": MODEL, "prompt": prompt, "max_tokens": most}
+    body |= {"logprobs": 0, "return_token_ids": True, **more, **({"stop": list(stop)} if stop else {})}
+    reply = await client.post("/completions", body=body, cast_to=object)
+    choice = reply["choices"][0]
+    logprobs = list(choice["logprobs"]["token_logprobs"])
+    used = int(reply["usage"]["prompt_tokens"])
+    return Continuation(choice["text"], list(choice["token_ids"]), logprobs, choice["finish_reason"], used)
+
+
+async def give_reward(client: Any, value: Any) -> None:
+    """Give the session its final reward."""
+    root = str(client.base_url).rstrip("/").removesuffix("/v1")
+    await client.post(f"{root}/reward", body={"value": float(value)}, cast_to=object)
+
+
+def sampling_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of SGLang's sampling parameters that the gateway knows."""
+    known = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
+    return {name: given[name] for name in known if given.get(name) is not None}
+
+
+def _generate(path: str, settings: dict[str, Any], where: str) -> Program:
+    """A custom generate function of slime.
+
+    Settings: `tokenizer` (a folder), `rm` (a reward function of slime, called with the sample), `apply_chat_template`,
+    `max_new_tokens`; any other is an attribute of `args`.
+    """
+    folder, rewarding = settings.pop("tokenizer", None), settings.pop("rm", None)
+    most = settings.pop("max_new_tokens", slime.SETTINGS["rollout_max_response_len"])
+    generate = slime.load_function(path, where)
+    rm = slime.load_function(rewarding, f"{where}, rm={rewarding!r}") if rewarding else None
+    for name, function in (("generate", generate), ("rm", rm)):
+        if function is not None and not inspect.iscoroutinefunction(function):
+            raise ConfigError(f"{where}: {name} is {function!r:.80}: allowed: an `async def`")
+    args = slime.arguments_of(settings, hf_checkpoint=folder, rollout_max_response_len=most)
+
+    async def agent(task: Task, client: Any) -> None:
+        sample = slime.sample_of(task)
+        if args.apply_chat_template and not isinstance(sample.prompt, str):
+            template = slime.tokenizer_of(folder).apply_chat_template
+            sample.prompt = template(sample.prompt, tokenize=False, add_generation_prompt=True)
+
+        async def ask(url: str, payload: Mapping[str, Any]) -> Any:
+            return await _answered(client, url, payload, most)
+
+        slime.ASKED.set(ask)
+        drawn = {"temperature": 1.0, "top_p": 1.0, "max_new_tokens": most}
+        sample = await generate(args, sample, drawn)
+        if sample is None or isinstance(sample, list):
+            raise ConfigError(f"{where} returned {sample!r:.80}: allowed: a sample")
+        if sample.status in (type(sample).Status.ABORTED, type(sample).Status.FAILED):
+            raise AgentError(f"{where}: the sample's status is {sample.status.value}")
+        if rm is not None:
+            sample.reward = await rm(args, sample)
+        if sample.reward is not None:
+            await give_reward(client, sample.get_reward_value(args))
+
+    return agent
+
+
+async def _answered(client: Any, url: str, payload: Mapping[str, Any], most: int) -> Any:
+    """Answer a request that a function of slime makes to SGLang's router.
+
+    Raises:
+        ConfigError: it is neither for /generate nor for /v1/chat/completions.
+    """
+    if url.endswith("/v1/chat/completions"):
+        return await client.post("/chat/completions", body={"model": MODEL, **payload}, cast_to=object)
+    if not url.endswith("/generate"):
+        raise ConfigError(f"a function of slime asked {url}: allowed: /generate and /v1/chat/completions")
+    prompt = payload["input_ids"] if payload.get("input_ids") else payload["text"]
+    given = payload.get("sampling_params") or {}
+    stop = given.get("stop") or ()
+    stop = [stop] if isinstance(stop, str) else stop
+    limit = int(given.get("max_new_tokens") or most)
+    found = await continued(client, prompt, limit, stop, sampling_of(given))
+    logged = [[logp, token, None] for logp, token in zip(found.logprobs, found.token_ids, strict=True)]
+    meta = {
+        "finish_reason": {"type": found.finish_reason, "length": len(found.token_ids)},
+        "output_token_logprobs": logged,
+        "prompt_tokens": found.prompt_tokens,
+        "completion_tokens": len(found.token_ids),
+        "cached_tokens": 0,
+    }
+    return {"text": found.text, "output_ids": found.token_ids, "meta_info": meta}

@@ -1,0 +1,204 @@
+"""Reward functions of other frameworks, as they are: `rewards.NAME=trl`, `verl` and `slime`.
+
+A function is called once for each session, with a batch of one where its framework gives batches, in a thread where it
+is plain. It reads columns of the task's row, which `env=prompts` keeps whole. What it raises is an infrastructure
+error, as with every reward; an argument that it lacks ends the run, since every session would lack it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+from pydantic import Field
+
+from agentrl.common.imports import load
+from agentrl.common.plain import plain
+from agentrl.config import RewardConfig
+from agentrl.envs.adapters.slime import arguments_of, load_function, sample_of
+from agentrl.envs.data.conditions import inside
+from agentrl.envs.rewards import Reward
+from agentrl.envs.state import resolved
+from agentrl.errors import ConfigError, InfraError
+from agentrl.tools.threads import run_in_thread
+from agentrl.types import Message, Session
+
+EVERYTHING = (float("-inf"), float("inf"))
+
+
+class FunctionConfig(RewardConfig):
+    """Settings of a reward that is a function of another framework."""
+
+    function: str
+    """The function: path/to/file.py:NAME or package.module:NAME."""
+    kwargs: dict[str, Any] = Field(default={})
+    """Arguments that it is given besides, by name."""
+
+
+class FunctionReward(Reward):
+    """A function of another framework; subclasses say how it is called and what it returns."""
+
+    settings = FunctionConfig
+    range = EVERYTHING
+    config: FunctionConfig
+
+    def __init__(self, config: FunctionConfig) -> None:
+        super().__init__(config)
+        where = f"function={config.function!r}"
+        self._function: Callable[..., Any] = self.load(where)
+        if isinstance(self._function, type) or not callable(self._function):
+            raise ConfigError(f"{where} is {self._function!r:.80}: allowed: a function")
+
+    def load(self, where: str) -> Any:
+        """Load the function; `where` names it in messages."""
+        return load(self.config.function, where)
+
+    async def _called(self, *args: Any, **kwargs: Any) -> Any:
+        """What the function gives; a plain one runs in a thread.
+
+        Raises:
+            ConfigError: it does not take these arguments.
+        """
+        given = {**kwargs, **self.config.kwargs}
+        try:
+            self._signature.bind(*args, **given)
+        except TypeError as error:
+            known = ", ".join(self._signature.parameters)
+            raise ConfigError(f"{self.config.function}({known}): {error} (given: {', '.join(given)})") from None
+        if self._is_async:
+            return await self._function(*args, **given)
+        return await resolved(await run_in_thread(self._function, *args, **given))
+
+    @cached_property
+    def _signature(self) -> inspect.Signature:
+        return inspect.signature(self._function)
+
+    @cached_property
+    def _is_async(self) -> bool:
+        call = getattr(self._function, "__call__", None)  # noqa: B004 - of an object, whether it is a coroutine function
+        return inspect.iscoroutinefunction(self._function) or inspect.iscoroutinefunction(call)
+
+
+def said(session: Session) -> list[Message]:
+    """Return the messages from the agent's first one on."""
+    messages = session.messages
+    first = next((place for place, each in enumerate(messages) if each.role == "assistant"), len(messages))
+    return messages[first:]
+
+
+def token_ids(session: Session) -> list[int]:
+    """Return the tokens from the first sampled one on, those of tools' answers among them."""
+    path = next(iter(session.paths()), [])
+    first = next((place for place, node in enumerate(path) if node.sampled), len(path))
+    return [token for node in path[first:] for token in node.token_ids]
+
+
+def trl_batch(session: Session) -> dict[str, list[Any]]:
+    """Return what TRL gives its reward functions for one session: a batch of one, by argument."""
+    row = session.task.data
+    prompt = row.get("prompt", "")
+    conversation = not isinstance(prompt, str)
+    completion = [each.model_dump(exclude_none=True) for each in said(session)] if conversation else session.answer
+    columns = {name: [value] for name, value in row.items() if name not in ("completion", "completion_ids")}
+    return {**columns, "prompts": [prompt], "completions": [completion], "completion_ids": [token_ids(session)]}
+
+
+def one_of(values: Any, function: str) -> Any:
+    """Return the value of a batch of one.
+
+    Raises:
+        ConfigError: there is not just one.
+    """
+    values = plain(values)
+    if not isinstance(values, list | tuple) or len(values) != 1:
+        raise ConfigError(f"{function} returned {values!r:.80} for one completion: allowed: a list of one number")
+    return values[0]
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """Take a value that TRL would log."""
+
+
+class TrlFunction(FunctionReward):
+    """A reward function of TRL: `f(prompts, completions, **columns)`, which returns a list."""
+
+    async def compute(self, session: Session) -> float | None:
+        """Call it with a batch of one."""
+        batch = trl_batch(session)
+        batch.pop("prompt", None)
+        more = {"trainer_state": None, "log_extra": nothing, "log_metric": nothing}
+        return one_of(await self._called(**batch, **more), self.config.function)  # type: ignore[no-any-return]
+
+
+class VerlConfig(FunctionConfig):
+    """The settings of `verl`."""
+
+    ground_truth: str = "reward_model.ground_truth"
+    """The field of the row with the right answer; a.b is inside a field."""
+
+
+class VerlFunction(FunctionReward):
+    """A reward function of verl: `compute_score(data_source, solution_str, ground_truth, extra_info)`."""
+
+    settings = VerlConfig
+    config: VerlConfig
+
+    async def compute(self, session: Session) -> float:
+        """Call it; of a mapping `score` counts, and the rest is in the session's `info`."""
+        row = session.task.data
+        try:
+            truth = inside(row, self.config.ground_truth)
+        except KeyError:
+            fields = ", ".join(row)
+            raise ConfigError(
+                f"task {session.task.id!r} has no {self.config.ground_truth!r} (ground_truth; its fields: {fields})"
+            ) from None
+        found = await self._called(
+            data_source=row.get("data_source", ""),
+            solution_str="\n".join(each.text for each in said(session)),
+            ground_truth=truth,
+            extra_info={**(row.get("extra_info") or {}), "num_turns": session.turns},
+        )
+        return _number(session, found, "score", self.config.function)
+
+
+class SlimeConfig(FunctionConfig):
+    """The settings of `slime`."""
+
+    reward_key: str = "score"
+    """Of a mapping that it returns, the value that counts."""
+
+
+class SlimeFunction(FunctionReward):
+    """A reward function of slime: `async def f(args, sample, **kwargs)`; `args` has the `kwargs` as attributes."""
+
+    settings = SlimeConfig
+    config: SlimeConfig
+
+    def load(self, where: str) -> Any:
+        """Load it beside what it imports of slime."""
+        return load_function(self.config.function, where)
+
+    async def _called(self, *args: Any, **kwargs: Any) -> Any:
+        return await resolved(self._function(*args, **kwargs))
+
+    async def compute(self, session: Session) -> float:
+        """Call it with the session as a sample."""
+        sample = sample_of(session.task, "\n".join(each.text for each in said(session)), token_ids(session))
+        found = await self._called(arguments_of(self.config.kwargs, reward_key=self.config.reward_key), sample)
+        return _number(session, found, self.config.reward_key, self.config.function)
+
+
+def _number(session: Session, found: Any, key: str, function: str) -> float:
+    """The number of what a function returned; of a mapping the rest is noted in the session."""
+    found = plain(found)
+    if isinstance(found, Mapping):
+        if key not in found:
+            raise ConfigError(f"{function} returned a mapping without {key!r} (its keys: {', '.join(map(str, found))})")
+        session.info[function] = dict(found)
+        found = found[key]
+    if not isinstance(found, int | float):
+        raise InfraError(f"{function} returned {found!r:.80}: allowed: a number")
+    return float(found)
