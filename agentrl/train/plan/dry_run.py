@@ -80,8 +80,10 @@ def described(config: RunConfig, rates: Rates | None = None, on: Sequence[Cluste
     asked = asked_models(config, shape)
     devices = with_models(devices_of(assignment, nodes, memory), asked.values(), memory)
     engine = engine_of(shape, ranks, width, devices, trainer)
+    budget, shown = config.trainer.token_budget, config.rollout.session_tokens
+    sessions = _at_once(config.rollout, config.engine, config.fleet)
     if config.fleet.urls or getattr(config.engine, "url", None):  # their devices are not known: they have what is asked
-        engine = replace(engine, cache=at_once(config) * config.rollout.session_tokens * engine.token)
+        engine = replace(engine, cache=sessions * shown * engine.token)
     by_gpu = any(each.numbers for each in devices if each.trainers)
     what = f"env={config.env.name}" if config.data is None else f"data={config.data.name}"
     yield f"dry run of {what} model={config.model.name}: nothing is started"
@@ -89,8 +91,6 @@ def described(config: RunConfig, rates: Rates | None = None, on: Sequence[Cluste
     if config.model.trust_remote_code and (code := custom_code.files(Path(config.model.name).expanduser())):
         yield f"Python code of the model's folder runs (model.trust_remote_code=true): {', '.join(code)}"
     yield from _where(assignment, nodes, config.agent, config.cluster)
-    budget, shown = config.trainer.token_budget, config.rollout.session_tokens
-    sessions = _at_once(config.rollout, config.engine, config.fleet)
     yield from _memory(trainer, engine, budget, sessions if config.data is None else 0, shown)
     yield from asked
     yield from (f"memory of {each.name}: {_on_device(each, trainer, engine)}" for each in devices)
@@ -98,32 +98,38 @@ def described(config: RunConfig, rates: Rates | None = None, on: Sequence[Cluste
         yield from (f"warning: {each}" for each in too_full(devices, trainer, engine, 0))
         return
     work = work_of(config.rollout, config.engine, config.algo)
-    if config.cluster.rewards:
-        yield f"in a step, environments -> reward workers: {size(work.tokens * SESSION_BYTES)} of sessions"
-    if config.cluster.gateways:
-        yield f"in a step, gateway workers -> environments: {size(work.tokens * SESSION_BYTES)} of sessions"
-    over = "the process that holds sessions" if config.cluster.holds_sessions else "loop"
-    forests = size(work.tokens * FOREST_BYTES)
-    yield f"in a step, environments -> {over} -> trainer: {forests} of sessions and forests"
+    yield from _moved(config.cluster, work.tokens)
     numbers, engines = numbers_of(config.trainer, config.algo), engines_of(config.fleet)
     yield from _flows(shape, split, numbers, work, config.trainer.token_budget, engines, width)
     known = rates or (Rates() if by_gpu else measured_rates())
     step = step_time(config, shape, split, engine, work, known, ranks)
     by_role = {"trainer": config.trainer.device, "engine": config.engine.device} if config.cluster.name == "ray" else {}
     whose = "given" if rates else "an H100's data sheet" if by_gpu else "this CPU, measured now"
-    learns = f"train {in_words(step.train)} + publish {in_words(step.publish)}"
-    with_it = "beside" if step.overlaps else "+"
-    about = (
-        f"about {in_words(step.total)} = generate {in_words(step.generate)} {with_it} {learns}"
-        if math.isfinite(step.generate)
-        else f"no engine has room for a session; {learns}"
-    )
-    yield f"a step: {about} (rates: {whose}; sessions of {work.length} tokens)"
+    yield f"a step: {_parts(step)} (rates: {whose}; sessions of {work.length} tokens)"
     full = too_full(devices, trainer, engine, shown, sessions)
     yield from (
         f"warning: {each}"
         for each in (*full, *_warnings(assignment, nodes, step, by_role, shared=config.fleet.shared > 0))
     )
+
+
+def _moved(limits: ClusterConfig, tokens: int) -> Iterator[str]:
+    """A line for each way that a step's sessions and forests take."""
+    sessions = size(tokens * SESSION_BYTES)
+    if limits.rewards:
+        yield f"in a step, environments -> reward workers: {sessions} of sessions"
+    if limits.gateways:
+        yield f"in a step, gateway workers -> environments: {sessions} of sessions"
+    over = "the process that holds sessions" if limits.holds_sessions else "loop"
+    yield f"in a step, environments -> {over} -> trainer: {size(tokens * FOREST_BYTES)} of sessions and forests"
+
+
+def _parts(step: StepTime) -> str:
+    learns = f"train {in_words(step.train)} + publish {in_words(step.publish)}"
+    if not math.isfinite(step.generate):
+        return f"no engine has room for a session; {learns}"
+    with_it = "beside" if step.overlaps else "+"
+    return f"about {in_words(step.total)} = generate {in_words(step.generate)} {with_it} {learns}"
 
 
 def asked_models(config: RunConfig, shape: Shape) -> dict[str, tuple[float, bool]]:
