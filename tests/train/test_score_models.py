@@ -192,7 +192,7 @@ def test_settings_that_do_not_go_together_and_trainers_without_a_head_are_refuse
     with pytest.raises(ValueError, match="target=label takes the names"):
         algorithm_settings({"name": "reward_model", "target": "label"})
     with pytest.raises(ConfigError, match="trainer=megatron trains no score models; those that do: fsdp, torch"):
-        check_trainer(MegatronConfig(name="megatron"), algorithm_settings({"name": "prm"}))
+        check_trainer(MegatronConfig(name="megatron"), make_algorithm(algorithm_settings({"name": "prm"})))
     algorithm = make_algorithm(algorithm_settings({"name": "reward_model"}))
     alone = linear_session("s", [8], [[9]], reward=1.0, demonstrated=True)
     alone.info = {PAIR: 0}

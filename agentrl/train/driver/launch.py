@@ -68,7 +68,7 @@ async def train_run(config: RunConfig, display: Display) -> TrainResult:
     setup.quiet()
     if config.data is not None:
         with opened_run(config, display) as run:
-            return await train_on_data(run)
+            return await train_on_data(run, config.data)
     sandboxes.configure(config.sandbox)
     make_env = factory(config.env.name, **config.env.kwargs)
     own = make_env()
@@ -85,7 +85,7 @@ async def train_run(config: RunConfig, display: Display) -> TrainResult:
 async def _train(run: OpenRun, make_env: Callable[[], Env]) -> TrainResult:
     config, folder, display = run.config, run.folder, run.display
     base = await run.load_model(partial(setup.build_tiny, make_env))
-    await check_teachers(config, base)
+    await check_teachers(config, run.algorithm, base)
     splits = ("train", held_out_split(config.eval, make_env()))
     async with player(config, make_env, base, run.store, trains=True, splits=splits, say=display.say) as (
         rollouts,

@@ -34,7 +34,7 @@ class Resizable(Protocol):
 
     folder: RunFolder
     display: Display
-    recovery: Recovery | None
+    recovery: Recovery
 
     @property
     def config(self) -> RunConfig:
@@ -83,8 +83,6 @@ async def resize(loop: Resizable, done: int) -> None:
         AgentRLError: neither could be started.
     """
     found, recovery = requested(loop.folder.path, loop.config.trainer, loop.display.warn), loop.recovery
-    if recovery is None:
-        return
     if found is None or recovery.starts is None:
         alone = not loop.config.fleet.colocated  # else engines are on its GPUs
         if alone and done < loop.config.steps and await in_thread(cluster.current().movable, "trainer"):
