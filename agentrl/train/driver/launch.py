@@ -203,15 +203,10 @@ async def loaded(
     splits: Sequence[str] = (),
     say: Callable[[str], object] = lambda line: None,
 ) -> AsyncIterator[LoadedPolicy]:
-    """The policy of a configuration, on its cluster; its engines are closed in the end.
+    """Load the policy of a configuration, on its cluster; its engines are closed in the end.
 
-    Args:
-        config: what names it.
-        played: the environments that it is to play, each with its own limits.
-        base: the folder of its model.
-        folder: where logs go.
-        splits: which are played; none is the one that is evaluated.
-        say: is called with lines about them.
+    `played`: the environments that it is to play, each with its own limits; of these `splits`, or the one that is
+    evaluated. Logs go into `folder`.
     """
     with cluster.opened(config.cluster, folder / "logs") as opened:
         await asyncio.to_thread(reserve, opened, config, base)

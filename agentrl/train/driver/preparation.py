@@ -57,12 +57,7 @@ from agentrl.types import MAIN
 def make_loop(run: OpenRun, base: Path, policy: Policy, stream: Stream, learner: Learner) -> tuple[Loop, Loaded | None]:
     """A loop over groups of any source, with a trainer that has been started, and how that compares with the folder.
 
-    Args:
-        run: to train.
-        base: the model's folder.
-        policy: renderer and engine; without an engine nothing is published.
-        stream: the groups.
-        learner: learns from them.
+    `base` is the model's folder. A policy without an engine is never published.
     """
     config, display = run.config, run.display
 
@@ -162,12 +157,8 @@ async def prepare(
 ) -> int:
     """Restore the checkpoint or imitate the expert, and publish to engines that have started.
 
-    Args:
-        loop: the run's.
-        rollouts: generate demonstrations.
-        make_env: makes the run's environment, without rewards of others.
-        base: the model's folder.
-        loaded: how the trainer's weights compare with the folder's.
+    `make_env` makes the run's environment without rewards of others; `loaded` says how the trainer's weights compare
+    with those of the folder `base`.
 
     Returns:
         The steps that are done.

@@ -129,12 +129,8 @@ def losses(
 ) -> list[int]:
     """The last version that survived each loss of weights of a run, one that is found now included.
 
-    Args:
-        run: the folder, whose `losses.json` is written.
-        store: the run's; weights are lost where it has turns of a later version.
-        survived: the version that the run continues with.
-        seal: is given the file's content before it is written.
-        reproducible: whether later versions come out the same again, bit for bit.
+    Weights are lost where the store has turns of a later version than `survived`, with which the run continues, unless
+    later versions are `reproducible`, bit for bit. `seal` is given the content of `losses.json` before it is written.
     """
     file = run / LOSSES
     found: list[int] = orjson.loads(file.read_bytes()) if file.exists() else []

@@ -56,10 +56,7 @@ class Resizable(Protocol):
 def requested(folder: Path, trainer: TrainerConfig, warn: Callable[[str], object]) -> TrainerConfig | None:
     """The trainer's settings that the run's folder asks for; None where there are none, or they are wrong or the same.
 
-    Args:
-        folder: the run's.
-        trainer: the settings so far.
-        warn: is told what is wrong.
+    `trainer` has the settings so far; `warn` is told what is wrong.
     """
     file = folder / FILE
     if not file.exists():
