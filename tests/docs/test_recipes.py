@@ -102,7 +102,7 @@ def test_a_recipe_is_planned_and_takes_the_memory_that_its_head_says(
     assert ("engines" in said) == bool(config.fleet.urls), "how engines that run already are started"
     make_algorithm(config.algo)
     there = config.trainer.model_copy(update={"device": "auto"})  # whose devices this machine may lack
-    check_trainer(there, config.algo, config.lora)
+    check_trainer(there, make_algorithm(config.algo), config.lora)
     data = {"path": str(PAGE)} if config.env.name == "questions" else {}  # which the command names
     assert make(config.env.name, **data | config.env.kwargs).splits
     assert "PATH" in said["run"] or config.model.name in ("tiny", "smollm2-135m")  # others are no known models

@@ -339,6 +339,6 @@ def test_settings_that_no_step_can_have_are_refused_before_a_run() -> None:
     assert not TrainerFactoryPlugin(OneUpdate).takes_minibatches  # type: ignore[arg-type]
     assert all(TRAINERS.find(name).takes_minibatches for name in ("torch", "fsdp", "megatron"))
     own = type(TRAINERS.find("torch").settings())(name=f"{__name__}:OneUpdate")
-    check_trainer(own, grpo())
+    check_trainer(own, make_algorithm(grpo()))
     with pytest.raises(ConfigError, match=r"algo\.minibatches=2: trainer=.*OneUpdate makes one update"):
-        check_trainer(own, grpo(minibatches=2))
+        check_trainer(own, make_algorithm(grpo(minibatches=2)))

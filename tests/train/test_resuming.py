@@ -180,9 +180,9 @@ def test_what_a_run_is_can_not_change_on_the_way(run: Path, words: list[str]) ->
 def test_other_settings_may_change_which_is_said_and_kept(run: Path) -> None:
     words = ["steps=12", "algo.lr=0.5", "env=calculator", "engine.api_key=secret"]
     said: list[str] = []
-    folder = RunFolder.open(run, config := complete(typed([f"resume={run}", *words])), said.append)
+    folder = RunFolder.open(run, complete(typed([f"resume={run}", *words])), said.append)
     folder.restore(6)
-    folder.begin(config, 6, {"settings": folder.settings(config)})
+    folder.begin(6, {"settings": folder.settings()})
     folder.close()
     assert said[-1] == "settings changed: engine.api_key=None -> (hidden), algo.lr=1e-06 -> 0.5, steps=9 -> 12"
     assert (saved_settings(run).steps, saved_settings(run).resume) == (12, None)

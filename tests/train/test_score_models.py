@@ -196,7 +196,9 @@ def test_settings_that_do_not_go_together_and_trainers_without_a_head_are_refuse
     with pytest.raises(ValueError, match="target=label takes the names"):
         algorithm_settings({"name": "reward_model", "target": "label"})
     with pytest.raises(ConfigError, match="trains no score models; those that do: fsdp, torch, megatron"):
-        check_trainer(TrainerConfig(name=f"{__name__}:without_scores"), algorithm_settings({"name": "prm"}))
+        check_trainer(
+            TrainerConfig(name=f"{__name__}:without_scores"), make_algorithm(algorithm_settings({"name": "prm"}))
+        )
     algorithm = make_algorithm(algorithm_settings({"name": "reward_model"}))
     alone = linear_session("s", [8], [[9]], reward=1.0, demonstrated=True)
     alone.info = {PAIR: 0}

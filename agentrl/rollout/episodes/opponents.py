@@ -39,10 +39,7 @@ SCRIPTS: Mapping[str, Actor] = {"expert": EXPERT, "demonstrator": DEMONSTRATOR, 
 async def open_partners(config: RunConfig, start: Path | None, folder: Path) -> AsyncIterator[Partners]:
     """Open what plays each agent that a policy of `config.policies` plays; all is closed in the end.
 
-    Args:
-        config: the run's.
-        start: the folder of the model that the run begins with; None where there is none.
-        folder: the run's.
+    `start`: the folder of the model that the run begins with, where there is one; `folder`: the run's.
     """
     limits = config.rollout
     async with AsyncExitStack() as stack:

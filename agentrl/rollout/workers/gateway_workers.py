@@ -193,15 +193,7 @@ def longest(limits: ClusterConfig) -> float:
 async def gateway_workers(
     limits: ClusterConfig, where: GatewayConfig, model: ModelConfig, rollouts: Rollouts, base: Path
 ) -> AsyncIterator[WorkerPool | None]:
-    """A run's gateway workers; None where it has none.
-
-    Args:
-        limits: how many there are.
-        where: which address they listen on, and whether they serve HTTPS.
-        model: the run's.
-        rollouts: those of the run's process, whose engines generate.
-        base: the folder of the model.
-    """
+    """A run's gateway workers, for which the engines of `rollouts` generate; None where it has none."""
     here = cluster.current()
     if not limits.gateways:
         yield None

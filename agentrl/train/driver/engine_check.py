@@ -168,15 +168,7 @@ async def probe_engine(engine: Engine, trainer: Trainer, tokens: int, bound: flo
 async def compare(
     engine: Engine, trainer: Trainer, length: int, bound: float, segments: int = 1
 ) -> list[EngineComparison]:
-    """Score a prompt on the trainer, and on every engine that answers.
-
-    Args:
-        engine: one that scores.
-        trainer: with the same weights.
-        length: of the prompt, in tokens.
-        bound: of a segment's mean.
-        segments: into how many the prompt is divided at most.
-    """
+    """Score a prompt of so many tokens on the trainer and on every engine that answers, in at most so many segments."""
     ids = prompt(length, engine.capabilities.vocab_size)
     (logp,) = await asyncio.to_thread(trainer.logprobs, [path_forest(ids)])
     own = logp.tolist()[1:]

@@ -68,7 +68,7 @@ async def train_run(config: RunConfig, display: Display) -> TrainResult:
     setup.quiet()
     if config.data is not None:
         with opened_run(config, display) as run:
-            return await train_on_data(run)
+            return await train_on_data(run, config.data)
     sandboxes.configure(config.sandbox)
     make_env = factory(config.env.name, **config.env.kwargs)
     own = make_env()
@@ -85,7 +85,7 @@ async def train_run(config: RunConfig, display: Display) -> TrainResult:
 async def _train(run: OpenRun, make_env: Callable[[], Env]) -> TrainResult:
     config, folder, display = run.config, run.folder, run.display
     base = await run.load_model(partial(setup.build_tiny, make_env))
-    await check_teachers(config, base)
+    await check_teachers(config, run.algorithm, base)
     splits = ("train", held_out_split(config.eval, make_env()))
     async with player(config, make_env, base, run.store, trains=True, splits=splits, say=display.say) as (
         rollouts,
@@ -203,15 +203,10 @@ async def loaded(
     splits: Sequence[str] = (),
     say: Callable[[str], object] = lambda line: None,
 ) -> AsyncIterator[LoadedPolicy]:
-    """The policy of a configuration, on its cluster; its engines are closed in the end.
+    """Load the policy of a configuration, on its cluster; its engines are closed in the end.
 
-    Args:
-        config: what names it.
-        played: the environments that it is to play, each with its own limits.
-        base: the folder of its model.
-        folder: where logs go.
-        splits: which are played; none is the one that is evaluated.
-        say: is called with lines about them.
+    `played`: the environments that it is to play, each with its own limits; of these `splits`, or the one that is
+    evaluated. Logs go into `folder`.
     """
     with cluster.opened(config.cluster, folder / "logs") as opened:
         await asyncio.to_thread(reserve, opened, config, base)

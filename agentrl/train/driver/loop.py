@@ -13,6 +13,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from statistics import fmean
 from typing import TypeVar
 
@@ -60,13 +61,13 @@ class Loop:
     folder: RunFolder
     display: Display
     learner: Learner
+    recovery: Recovery
     clock: Clock = field(default_factory=Clock)
     health: HealthMonitor = field(default_factory=HealthMonitor)
     measure: Callable[[int], Awaitable[Evaluation]] | None = None
     stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
     selected: dict[str, float] = field(default_factory=dict)
     left_out: int = 0
-    recovery: Recovery | None = None
     past: Sequence[PastVersions] = ()
     probe_bound: float = math.inf
     top_scores: frozenset[float] = frozenset()
@@ -221,7 +222,7 @@ class Loop:
             own_mean = {"reward/mean": fmean(scores)} if scores else {}
             learned |= probe.named(name, own_mean | found)
         published = {} if again else await self.publish()
-        if self.recovery is not None and not again:
+        if not again:
             self.recovery.learned(step, groups)
         return learned | published
 
@@ -239,14 +240,13 @@ class Loop:
                     await self.restart_trainer(done)
                 return await work()
             except AgentRLError as error:
-                if self.recovery is None or not self.recovery.possible(error):
+                if not self.recovery.possible(error):
                     raise
                 dead = True
                 self.display.warn(f"the trainer is started anew: {brief(str(died(error)))}")
 
     async def restart_trainer(self, done: int) -> None:
         """Put a new trainer in the place of one that died, after the same steps."""
-        assert self.recovery is not None
         checkpoint = next(reversed(self.folder.checkpoints()), None)
         with self.display.part("starting the trainer anew"):
             self.state = await asyncio.to_thread(self.recovery.restart, self.state, checkpoint)
@@ -264,10 +264,9 @@ class Loop:
         where = checkpoint.name if checkpoint else "the beginning"
         self.display.say(f"the trainer continues from {where}; steps up to {done} are trained again")
 
-    async def restore_trainers(self) -> None:
-        """Load the checkpoint that a run resumes from into its trainers."""
-        assert self.folder.checkpoint is not None
-        self.state.restore_trainers(self.folder.checkpoint)
+    async def restore_trainers(self, checkpoint: Path) -> None:
+        """Load a checkpoint into the run's trainers."""
+        self.state.restore_trainers(checkpoint)
 
     async def publish(self) -> dict[str, float]:
         """Send each policy's new weights to its engine; see `probe.publish`."""
@@ -373,5 +372,4 @@ class Loop:
         """Write the checkpoint after `step` steps."""
         write, keep = self.state.writer(), self.config.keep_checkpoints
         await asyncio.to_thread(self.folder.save_checkpoint, step, write, keep, self.config.keep_best)
-        if self.recovery is not None:
-            self.recovery.saved(self.folder.checkpoints())
+        self.recovery.saved(self.folder.checkpoints())

@@ -20,7 +20,9 @@ from agentrl.config.run import WatchdogConfig
 from agentrl.config.secrets import secret_values
 from agentrl.errors import AgentRLError, ConfigError, StoreError
 from agentrl.models.folders import pin
+from agentrl.models.registry import model_folder
 from agentrl.sessions.store.store import Store
+from agentrl.train.algorithms import Algorithm, make_algorithm
 from agentrl.train.display.console import Display
 from agentrl.train.driver import interrupt, setup
 from agentrl.train.driver.loop import Loop
@@ -44,12 +46,14 @@ class OpenRun:
         folder: its own, locked.
         store: its sessions.
         display: where progress is shown.
+        algorithm: the main policy's.
     """
 
     config: RunConfig
     folder: RunFolder
     store: Store
     display: Display
+    algorithm: Algorithm
 
     async def load_model(self, build_tiny: Callable[[Path, int], Awaitable[Path]]) -> Path:
         """Return the folder of the model that the run begins with, once its architecture is proved; see `_own_model`.
@@ -88,7 +92,7 @@ class OpenRun:
         elif config.model.name == setup.TINY:
             await build_tiny(own, config.seed)
         else:
-            pin(setup.resolve_model(config.model, config.algo), own)
+            pin(model_folder(config.model, scores=self.algorithm.needs.head is not None), own)
         manifest.write(own)
         if folder.checkpoint:
             folder.seals.replace_model()
@@ -108,7 +112,7 @@ def opened_run(config: RunConfig, display: Display) -> Iterator[OpenRun]:
         logs.written(folder.path / logs.NAME, folder.path.name, secret_values(config)),
         tracing.exported(config.tracing, {"agentrl.run": folder.path.name}, display.warn),
     ):
-        yield OpenRun(config, folder, store, display)
+        yield OpenRun(config, folder, store, display, make_algorithm(config.algo))
 
 
 def _hung(watched: WatchdogConfig, grace: float, display: Display, seconds: float, file: Path) -> None:

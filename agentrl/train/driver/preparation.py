@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from agentrl.common import cores
-from agentrl.config import AlgoConfig, RolloutConfig, TrainerConfig
+from agentrl.config import RolloutConfig, TrainerConfig
 from agentrl.envs.base import Env
 from agentrl.envs.turns import Actor
 from agentrl.rollout.episodes.actors import ModelActor
@@ -30,7 +30,7 @@ from agentrl.rollout.stream.stream import Stream
 from agentrl.rollout.stream.tasks import TaskStream, training_tasks
 from agentrl.rollout.workers.environment_workers import InWorkers
 from agentrl.sessions.renderers import strip
-from agentrl.train.algorithms import make_algorithm
+from agentrl.train.algorithms import Algorithm, make_algorithm
 from agentrl.train.driver import recorded_steps, setup, warmstart
 from agentrl.train.driver.colocated import leave
 from agentrl.train.driver.engine_check import compare_engine, probe_bound
@@ -57,12 +57,7 @@ from agentrl.types import MAIN
 def make_loop(run: OpenRun, base: Path, policy: Policy, stream: Stream, learner: Learner) -> tuple[Loop, Loaded | None]:
     """A loop over groups of any source, with a trainer that has been started, and how that compares with the folder.
 
-    Args:
-        run: to train.
-        base: the model's folder.
-        policy: renderer and engine; without an engine nothing is published.
-        stream: the groups.
-        learner: learns from them.
+    `base` is the model's folder. A policy without an engine is never published.
     """
     config, display = run.config, run.display
 
@@ -75,15 +70,15 @@ def make_loop(run: OpenRun, base: Path, policy: Policy, stream: Stream, learner:
     def start() -> tuple[Trainer, Loaded | None]:
         with display.part("starting the trainer"):
             made = start_trainer(prove=None if config.model.name == setup.TINY else config.model.name)
-        return made, compare_loaded(config, base, made, display)
+        return made, compare_loaded(config, run.algorithm, base, made, display)
 
-    algorithm = make_algorithm(config.algo)
+    algorithm = run.algorithm
     recovery = Recovery(start_trainer, config.trainer.max_restarts, algorithm.snapshot(), starts=starts)
     trainer, loaded = recovery.first(start, display.warn)
     state = RunState({policy.name: LearnedPolicy(trainer, algorithm)}, stream, run.store)
     if config.lora.adapter is not None:  # engines start with the base alone
         state.main.published.sent = NEVER
-    return Loop(policy, state, run.folder, display, learner, recovery=recovery), loaded
+    return Loop(policy, state, run.folder, display, learner, recovery), loaded
 
 
 def make_generating_loop(
@@ -95,7 +90,7 @@ def make_generating_loop(
 ) -> tuple[Loop, Loaded | None]:
     """The loop of a run whose groups are generated; see `make_loop`."""
     config = run.config
-    stream = make_stream(rollouts, make_env, act(config.rollout), config.algo, config.steps)
+    stream = make_stream(rollouts, make_env, act(config.rollout), run.algorithm, config.steps)
     loop, loaded = make_loop(run, base, rollouts.policy, stream, make_learner(run, rollouts))
     engines = divided(config.engine, config.fleet, base)
     several = f" ({len(engines)} of them)" if len(engines) > 1 else ""
@@ -132,7 +127,7 @@ def add_policies(loop: Loop, rollouts: Rollouts) -> None:
         learned[name] = LearnedPolicy(trainer, make_algorithm(own.algo), evidence=provenance.Evidence(policy=name))
     loop.others = others
     loop.state = replace(loop.state, learned={**loop.state.learned, **learned})
-    if loop.recovery is not None and loop.recovery.max_restarts:
+    if loop.recovery.max_restarts:
         loop.recovery.max_restarts = 0
         display.say("several policies learn: a trainer that dies ends the run, which is resumed")
 
@@ -144,13 +139,13 @@ async def prepare_reading(loop: Loop) -> int:
         The steps that are done.
     """
     folder, display = loop.folder, loop.display
-    if not folder.checkpoint:
+    if (resumed := folder.resumed) is None:
         folder.restore()
         recording.write_start(folder, loop.trainer, display, 0)
         await loop.recovering(0, partial(loop.save, 0))
         return 0
-    await loop.recovering(step_of(folder.checkpoint), loop.restore_trainers)
-    start = await recorded_steps.resume(loop)
+    await loop.recovering(step_of(resumed.checkpoint), partial(loop.restore_trainers, resumed.checkpoint))
+    start = await recorded_steps.resume(loop, resumed)
     folder.restore(start)
     recording.write_start(folder, loop.trainer, display, start)
     display.say(f"resuming {folder.path} after step {start}")
@@ -162,20 +157,16 @@ async def prepare(
 ) -> int:
     """Restore the checkpoint or imitate the expert, and publish to engines that have started.
 
-    Args:
-        loop: the run's.
-        rollouts: generate demonstrations.
-        make_env: makes the run's environment, without rewards of others.
-        base: the model's folder.
-        loaded: how the trainer's weights compare with the folder's.
+    `make_env` makes the run's environment without rewards of others; `loaded` says how the trainer's weights compare
+    with those of the folder `base`.
 
     Returns:
         The steps that are done.
     """
     config, folder, display = loop.config, loop.folder, loop.display
     start = 0
-    if folder.checkpoint:
-        await loop.recovering(step_of(folder.checkpoint), loop.restore_trainers)
+    if (resumed := folder.resumed) is not None:
+        await loop.recovering(step_of(resumed.checkpoint), partial(loop.restore_trainers, resumed.checkpoint))
     else:
         folder.restore()
         recording.write_start(folder, loop.trainer, display, start)
@@ -183,8 +174,8 @@ async def prepare(
     await leave(loop.trainer, rollouts.engines[0])
     with display.part("starting the engine"):
         await asyncio.gather(*map(wait_until_started, rollouts.engines))
-    if folder.checkpoint:
-        start = await recorded_steps.resume(loop)
+    if resumed is not None:
+        start = await recorded_steps.resume(loop, resumed)
         folder.restore(start)
         recording.write_start(folder, loop.trainer, display, start)
         display.say(f"resuming {folder.path} after step {start}")
@@ -215,21 +206,20 @@ async def _begin_past(loop: Loop, past: PastVersions, start: int) -> None:
 def make_learner(run: OpenRun, rollouts: Rollouts) -> Learner:
     """Return the learner from the run's groups, where their sessions are."""
     config, folder, part = run.config, run.folder.path, run.display.part
-    engine, elsewhere = rollouts.policy.engine, rollouts.elsewhere
-    assert engine is not None
+    engine, elsewhere = rollouts.engines[0], rollouts.elsewhere
     if isinstance(elsewhere, InWorkers) and elsewhere.holding is not None:
         return DistantLearning(config, folder, elsewhere.holding.workers, engine, part)
     return Learning(config, folder, engine, part, Teachers(config, folder))
 
 
 def make_stream(
-    rollouts: Rollouts, make_env: Callable[[], Env], actor: Actor | Program, algo: AlgoConfig, steps: int
+    rollouts: Rollouts, make_env: Callable[[], Env], actor: Actor | Program, algorithm: Algorithm, steps: int
 ) -> Stream:
     """The groups that a run trains on."""
     shape = rollouts.limits
     tasks = training_tasks(make_env(), "train", rollouts.seed, shape.sampler)
     gate = Gate(shape.groups_per_step, steps, shape.staleness, shape.oversample)
-    greedy = actor.greedy() if make_algorithm(algo).needs.greedy and isinstance(actor, ModelActor) else None
+    greedy = actor.greedy() if algorithm.needs.greedy and isinstance(actor, ModelActor) else None
     if isinstance(rollouts, RerunRollouts):
         return RerunStream(rollouts, tasks, actor, group_size=shape.group_size, gate=gate, greedy=greedy)
     size, order = shape.group_size, shape.order
@@ -267,7 +257,6 @@ async def _imitate(loop: Loop, rollouts: Rollouts, make_env: Callable[[], Env], 
 
         loop.folder.seals.add(0, sessions=await loop.learner.digests(phase="demo"))
         await loop.recovering(0, imitate)
-        assert loop.recovery is not None
         loop.recovery.imitate = imitate
     await loop.recovering(0, partial(loop.save, 0))
     for place in places.values():

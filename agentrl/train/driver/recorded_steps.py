@@ -26,7 +26,7 @@ from agentrl.train.driver.resuming import step_of
 from agentrl.train.record import ledger
 from agentrl.train.record.files import write_atomically
 from agentrl.train.record.recording import BY_TIME
-from agentrl.train.record.run_folder import RunFolder
+from agentrl.train.record.run_folder import ResumedFrom, RunFolder
 from agentrl.train.record.seals import LOSSES, STREAM, digest
 from agentrl.train.record.state import last_attempts, saved
 from agentrl.types import Group
@@ -79,42 +79,40 @@ def read(folder: RunFolder, start: int) -> RecordedSteps | None:
     return RecordedSteps(last, state, outcomes, rows)
 
 
-async def resume(loop: Loop) -> int:
+async def resume(loop: Loop, resumed: ResumedFrom) -> int:
     """Bring a resumed run, whose trainer has its checkpoint's weights, to the step that it continues after.
 
     Returns:
         The last step that is recorded, where its weights could be computed again; else the checkpoint's.
     """
     config, folder, state = loop.config, loop.folder, loop.state
-    assert folder.checkpoint is not None
-    assert folder.saved is not None
-    start = last = step_of(folder.checkpoint)
+    start = last = step_of(resumed.checkpoint)
     recorded = read(folder, start)
     done = max((int(row["step"]) for row in folder.metrics()), default=0)
     if recorded is None and done > start:
         loop.display.warn(f"steps {start + 1} to {done} are lost, and learned again: {STREAM} or metrics lack them")
     if recorded is not None:
         again = all(policy.trainer.deterministic for policy in state.learned.values())
-        why = _changed(loop) if again else f"trainer={config.trainer.name} is not deterministic here"
+        why = _changed(loop, resumed) if again else f"trainer={config.trainer.name} is not deterministic here"
         if not why and not (why := await loop.recovering(start, partial(_train_again, loop, recorded, start))):
             last = recorded.last
             loop.display.say(f"steps {start + 1} to {last} were trained again as they are recorded")
         else:
             loop.display.warn(f"steps {start + 1} to {recorded.last} are lost, and learned again: {why}")
-            await loop.recovering(start, loop.restore_trainers)
+            await loop.recovering(start, partial(loop.restore_trainers, resumed.checkpoint))
     folder.drop_after(last)  # before anything else is sealed: seals are in the order of steps
     if recorded is not None and last > start:
         state.restore_stream(recorded.state["stream"])
         state.restore_algorithms(recorded.state)
     else:
-        state.restore_stream(saved(folder.checkpoint)["stream"])
-    survived, reproducible = loop.trainer.version, _reproducible(loop)
+        state.restore_stream(saved(resumed.checkpoint)["stream"])
+    survived, reproducible = loop.trainer.version, _reproducible(loop, resumed)
 
     def seal(content: bytes) -> None:
         folder.seals.add(last, files={LOSSES: digest(content)})
 
     state.store.losses = losses(folder.path, state.store, survived, seal, reproducible=reproducible)
-    if folder.saved.rewards == config.rewards:
+    if resumed.saved.rewards == config.rewards:
         state.stream.carry_over(state.store, loop.trainer.version)
     if last > start:
         await loop.recovering(last, partial(loop.save, last))
@@ -131,12 +129,8 @@ def losses(
 ) -> list[int]:
     """The last version that survived each loss of weights of a run, one that is found now included.
 
-    Args:
-        run: the folder, whose `losses.json` is written.
-        store: the run's; weights are lost where it has turns of a later version.
-        survived: the version that the run continues with.
-        seal: is given the file's content before it is written.
-        reproducible: whether later versions come out the same again, bit for bit.
+    Weights are lost where the store has turns of a later version than `survived`, with which the run continues, unless
+    later versions are `reproducible`, bit for bit. `seal` is given the content of `losses.json` before it is written.
     """
     file = run / LOSSES
     found: list[int] = orjson.loads(file.read_bytes()) if file.exists() else []
@@ -147,19 +141,18 @@ def losses(
     return found
 
 
-def _reproducible(loop: Loop) -> bool:
+def _reproducible(loop: Loop, resumed: ResumedFrom) -> bool:
     """True where steps that are taken again have the same groups, tokens and weights."""
-    assert loop.folder.saved is not None
-    same = not _changed(loop) and loop.config.rollout == loop.folder.saved.rollout
+    same = not _changed(loop, resumed) and loop.config.rollout == resumed.saved.rollout
     exact = all(policy.trainer.deterministic for policy in loop.state.learned.values()) and (
         loop.engine is None or loop.engine.capabilities.deterministic
     )
     return same and exact and not loop.config.rollout.staleness
 
 
-def _changed(loop: Loop) -> str:
+def _changed(loop: Loop, resumed: ResumedFrom) -> str:
     """The settings because of which the steps would come out otherwise; empty where there are none."""
-    names, now, before = ("algo", "trainer", "steps", "policies"), loop.config, loop.folder.saved
+    names, now, before = ("algo", "trainer", "steps", "policies"), loop.config, resumed.saved
     changed = [name for name in names if getattr(now, name) != getattr(before, name)]
     return f"{' and '.join(changed)} changed" if changed else ""
 
@@ -171,8 +164,7 @@ async def _train_again(loop: Loop, recorded: RecordedSteps, start: int) -> str:
         if groups is None:
             return f"the store or the ledger lacks sessions of step {step}"
         metrics = await loop.train(groups, step - 1, again=True)
-        if loop.recovery is not None:
-            loop.recovery.learned(step - 1, groups)
+        loop.recovery.learned(step - 1, groups)
         found = orjson.loads(orjson.dumps({**metrics, "version": float(loop.trainer.version)}))
         for name, value in found.items():
             policy, _, own = name.partition("/")

@@ -34,7 +34,7 @@ class Resizable(Protocol):
 
     folder: RunFolder
     display: Display
-    recovery: Recovery | None
+    recovery: Recovery
 
     @property
     def config(self) -> RunConfig:
@@ -56,10 +56,7 @@ class Resizable(Protocol):
 def requested(folder: Path, trainer: TrainerConfig, warn: Callable[[str], object]) -> TrainerConfig | None:
     """The trainer's settings that the run's folder asks for; None where there are none, or they are wrong or the same.
 
-    Args:
-        folder: the run's.
-        trainer: the settings so far.
-        warn: is told what is wrong.
+    `trainer` has the settings so far; `warn` is told what is wrong.
     """
     file = folder / FILE
     if not file.exists():
@@ -83,8 +80,6 @@ async def resize(loop: Resizable, done: int) -> None:
         AgentRLError: neither could be started.
     """
     found, recovery = requested(loop.folder.path, loop.config.trainer, loop.display.warn), loop.recovery
-    if recovery is None:
-        return
     if found is None or recovery.starts is None:
         alone = not loop.config.fleet.colocated  # else engines are on its GPUs
         if alone and done < loop.config.steps and await in_thread(cluster.current().movable, "trainer"):

@@ -37,6 +37,7 @@ from agentrl.rollout.stream.filters import FILTERS, make_measure
 from agentrl.rollout.stream.health import sampling_notes, sessions_of, with_retries
 from agentrl.rollout.stream.stream import Stream
 from agentrl.sessions.store.store import Store
+from agentrl.train.algorithms import make_algorithm
 from agentrl.train.display.console import Display
 from agentrl.train.driver.api import configure
 from agentrl.train.plan.preflight import check_rollouts
@@ -142,7 +143,7 @@ class RolloutRun:
         self.policy = made.policy
         for engine in made.engines:
             await wait_until_started(engine)
-        stream = preparation.make_stream(made, make_env, act(config.rollout), config.algo, config.steps)
+        stream = preparation.make_stream(made, make_env, act(config.rollout), make_algorithm(config.algo), config.steps)
         self.stream = await stack.enter_async_context(stream)
 
     def __aiter__(self) -> AsyncIterator[Group]:

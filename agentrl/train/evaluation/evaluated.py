@@ -31,14 +31,9 @@ def groups_of(sessions: Sequence[Session]) -> Iterator[Group]:
 
 
 def before_training(run: OpenRun, data: Identities) -> Evaluation | None:
-    """The evaluation before the first step of a run that goes on, as one to compare the next with.
+    """The evaluation before the first step of a run that goes on with this data, to compare the next one with.
 
-    Args:
-        run: with the settings that it goes on with.
-        data: the data that it goes on with.
-
-    Returns:
-        None where its sessions are gone, or what is evaluated, how, or on which tasks changed since.
+    None where its sessions are gone, or what is evaluated, how, or on which tasks changed since.
     """
     measured, groups = run.config.eval, list(groups_of(list(run.store.sessions(phase="eval", step=0))))
     try:

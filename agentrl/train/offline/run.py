@@ -14,6 +14,7 @@ from pathlib import Path
 
 from agentrl import cluster
 from agentrl.common import garbage
+from agentrl.config import DataConfig
 from agentrl.envs.data import identity
 from agentrl.errors import ConfigError
 from agentrl.rollout.episodes.policies import Policy
@@ -40,19 +41,19 @@ TOKENIZER_TEXTS = 200
 """Conversations that the tiny model's tokenizer is made from."""
 
 
-async def train_on_data(run: OpenRun) -> TrainResult:
+async def train_on_data(run: OpenRun, source: DataConfig) -> TrainResult:
     """Train on what is read, and measure the held-out loss, or margin, before and after."""
     config, display = run.config, run.display
-    data = await asyncio.to_thread(read_data, config.data, config.algo)
+    data = await asyncio.to_thread(read_data, source, run.algorithm)
     base = await run.load_model(partial(_build_tiny, data))
     with cluster.opened(config.cluster, run.folder.path / "logs") as opened:
         async with cluster.while_not_lost(opened.lost):
             renderer = get_renderer(base, config.model.renderer, config.model.stop)
             policy = Policy(renderer, None, model=base)
             with display.part("reading the data"):
-                await asyncio.to_thread(prepare_data, config.data, data, renderer, base, config.model.name)
+                await asyncio.to_thread(prepare_data, source, data, renderer, base, config.model.name)
             _identify(run, data)
-            await check_teachers(config, base)
+            await check_teachers(config, run.algorithm, base)
             return await _train(run, data, policy, base)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import filecmp
 from pathlib import Path
 
-from agentrl.config import AlgoConfig, DataConfig
+from agentrl.config import DataConfig
 from agentrl.errors import ConfigError
 from agentrl.rollout.engines.folder import ModelFacts
 from agentrl.rollout.sources.files import Conversations, read_conversations
@@ -14,33 +14,31 @@ from agentrl.rollout.sources.pairs import Compared
 from agentrl.rollout.sources.runs import RecordedRun, is_run, read_run
 from agentrl.rollout.sources.trees import TreeWriter
 from agentrl.sessions.renderers.base import Renderer
-from agentrl.train.algorithms import make_algorithm
+from agentrl.train.algorithms import Algorithm
 
 ReadData = Conversations | JudgedRows | RecordedRun
 
 
-def read_data(data: DataConfig | None, algo: AlgoConfig) -> ReadData:
+def read_data(data: DataConfig, algorithm: Algorithm) -> ReadData:
     """Read what `data=` names.
 
     Raises:
         ConfigError: it can't be read.
     """
-    assert data is not None
-    algorithm = make_algorithm(algo)
     needs = algorithm.needs
     if not is_run(data.name):
         compared: Compared | None = "pairs" if needs.pairs else "labels" if needs.labels else None
         return algorithm.read_rows(data) or read_conversations(data, compared)
     if needs.head is not None and needs.head.classes:
         raise ConfigError(
-            f"data={data.name}: algo={algo.name} learns {', '.join(needs.head.labels)}, and recorded "
+            f"data={data.name}: algo={algorithm.config.name} learns {', '.join(needs.head.labels)}, and recorded "
             "sessions have rewards: a file has labels, or algo=reward_model learns from rewards (algo.target=pairs or "
             "score)"
         )
     return read_run(data, demonstrated=not needs.engine, ends=needs.head is not None, pairs=needs.pairs)
 
 
-def prepare_data(config: DataConfig | None, data: ReadData, renderer: Renderer, base: Path, model: str) -> None:
+def prepare_data(config: DataConfig, data: ReadData, renderer: Renderer, base: Path, model: str) -> None:
     """Render conversations, or see that recorded tokens are the model's.
 
     Args:
@@ -53,7 +51,6 @@ def prepare_data(config: DataConfig | None, data: ReadData, renderer: Renderer, 
     Raises:
         ConfigError: nothing is left to train on, or the tokens are of another tokenizer.
     """
-    assert config is not None
     if not isinstance(data, RecordedRun):
         own = ModelFacts.read(base).context
         limit = min((each for each in (config.max_tokens, own) if each is not None), default=None)

@@ -67,12 +67,13 @@ def described(config: RunConfig, rates: Rates | None = None, on: Sequence[Cluste
     Raises:
         ConfigError, InvalidInput: the model can't be planned, or the parts don't fit on the nodes.
     """
-    suitable(config.trainer, config.algo, config.lora)
+    algorithm = make_algorithm(config.algo)
+    plugin = suitable(config.trainer, algorithm, config.lora)
     shape, nodes = model_shape(config.model), nodes_of(config.cluster) if on is None else on
     memory = host_memory() if on is None else 0.0  # that of described nodes is not known
     split = split_of(config.trainer, shape, nodes)
     ranks = ENGINES.find(config.engine.name).ranks(config.engine)
-    trainer = TRAINERS.find(config.trainer.name).memory(config.trainer, make_algorithm(config.algo), shape, split)
+    trainer = plugin.memory(config.trainer, algorithm, shape, split)
     width = 4 if config.engine.dtype == "float32" else 2
     assignment = places(config, split, nodes, trainer)
     if config.data is not None:  # it starts no engine

@@ -13,7 +13,7 @@ from agentrl.models.devices import torch_device
 from agentrl.models.registry import model_folder
 from agentrl.models.vision import sees
 from agentrl.rollout.engines import ENGINES
-from agentrl.train.algorithms import make_algorithm
+from agentrl.train.algorithms import Algorithm
 from agentrl.train.display.console import Display
 from agentrl.train.driver import setup
 from agentrl.train.trainers import TRAINERS, Trainer, proof
@@ -62,7 +62,9 @@ def _prove_engine(engine: EngineConfig, base: Path, name: str, display: Display)
             proof.require(base, name, device, subject="local", dtype=engine.dtype, context=engine.max_context)
 
 
-def compare_loaded(config: RunConfig, base: Path, trainer: Trainer, display: Display) -> Loaded | None:
+def compare_loaded(
+    config: RunConfig, algorithm: Algorithm, base: Path, trainer: Trainer, display: Display
+) -> Loaded | None:
     """Refuse a trainer whose loaded weights compute something else than transformers' model.
 
     Returns:
@@ -74,7 +76,7 @@ def compare_loaded(config: RunConfig, base: Path, trainer: Trainer, display: Dis
     chosen = config.trainer
     if config.model.name == setup.TINY or not TRAINERS.find(chosen.name).proves(chosen):
         return None
-    if sees(base) or config.lora.adapter is not None or make_algorithm(config.algo).needs.head is not None:
+    if sees(base) or config.lora.adapter is not None or algorithm.needs.head is not None:
         return None  # no comparison knows images yet; the others begin as another model than the folder's
     with display.part("comparing the trainer's weights with the folder's"):
         device = torch_device(chosen.device, "trainer.device")

@@ -15,6 +15,7 @@ from agentrl.config import (
     MODEL,
     PAST,
     ClusterConfig,
+    DataConfig,
     EngineConfig,
     FleetConfig,
     GatewayConfig,
@@ -75,11 +76,11 @@ def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> No
     if config.faults is not None:
         faults.load(config.faults)
     algorithm = make_algorithm(config.algo)
-    check_trainer(config.trainer, config.algo, config.lora)
+    check_trainer(config.trainer, algorithm, config.lora)
     for name in config.metrics:
         TRACKERS.find(name)
     if config.data is not None:
-        _check_reading(config, algorithm, written_later=written_later)
+        _check_reading(config, config.data, algorithm, written_later=written_later)
         return
     if not algorithm.needs.engine:
         raise ConfigError(f"algo={config.algo.name} learns from what is read: data=FILE or data=runs/NAME names it")
@@ -92,14 +93,12 @@ def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> No
         _check_tasks(env, setup.demonstration_split(env))
 
 
-def _check_reading(config: RunConfig, algorithm: Algorithm, *, written_later: WrittenLater) -> None:
+def _check_reading(config: RunConfig, data: DataConfig, algorithm: Algorithm, *, written_later: WrittenLater) -> None:
     """Refuse what a run that reads its sessions can't do, and a model or a file that is not there.
 
     Raises:
         ConfigError: something that is set can't be used.
     """
-    data = config.data
-    assert data is not None
     needs, file = algorithm.needs, written_later == "file" or not (written_later or is_run(data.name))
     if file and needs.engine and not (needs.pairs or needs.labels):
         raise ConfigError(

@@ -37,6 +37,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,14 +90,21 @@ WRITTEN = (
 """The files of a run, or an evaluation, in its folder beside its settings."""
 
 
+@dataclass(frozen=True)
+class ResumedFrom:
+    """The point that a resumed run goes on from: a whole checkpoint, and the settings as they were before."""
+
+    checkpoint: Path
+    saved: RunConfig
+
+
 class RunFolder:
     """One run's folder; see the module's docstring for what lies in it.
 
     Attributes:
         path: the folder.
         config: the settings that the run goes on with.
-        checkpoint: what the run resumes from; None where it begins.
-        saved: the settings of a run that is resumed, as they were before.
+        resumed: what the run resumes from; None where it begins.
         check_row: is called with each row of metrics before it is written; a rerun compares it with the recorded one.
         uploads: copies each whole checkpoint to object storage.
         trackers: pass each row of metrics.jsonl on.
@@ -108,8 +116,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path, self.seals = path, Seals(path)
-        self.checkpoint: Path | None = None
-        self.saved: RunConfig | None = None
+        self.resumed: ResumedFrom | None = None
         self.check_row: Callable[[Mapping[str, float]], None] = lambda row: None
         self.uploads: Uploads | None = None
         self.data: Identities = {}
@@ -171,7 +178,7 @@ class RunFolder:
         saved = resuming.saved_settings(path)
         resuming.check_formats(path)
         folder = cls(path)
-        folder.config, folder.saved = config, saved
+        folder.config = config
         try:
             folder._lock = RunLock(path)
             changes = resuming.changes(path, saved, config)
@@ -179,10 +186,11 @@ class RunFolder:
             done = int(rows[-1]["step"]) if rows else 0
             whole = resuming.whole_checkpoints(path)
             records.check(path, step_of(whole[-1]) if whole else 0, done, LOSSES, say)
-            folder.checkpoint = resuming.newest_whole(path, config.steps, done, say)
+            checkpoint = resuming.newest_whole(path, config.steps, done, say)
+            folder.resumed = None if checkpoint is None else ResumedFrom(checkpoint, saved)
             if changes:
                 say(f"settings changed: {', '.join(changes)}")
-            if jump := resuming.rate_jump(saved, config, step_of(folder.checkpoint) if folder.checkpoint else 0):
+            if jump := resuming.rate_jump(saved, config, step_of(checkpoint) if checkpoint else 0):
                 say(f"warning: {jump}")
             for line in kept_code.changes(path, config.model_dump(mode="json")):
                 say(line)
@@ -194,6 +202,11 @@ class RunFolder:
                 raise ConfigError(f"resume={str(path)!r}: can't write there: {error.strerror}") from None
             raise
         return folder
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The checkpoint that the run resumes from; None where it begins."""
+        return None if self.resumed is None else self.resumed.checkpoint
 
     def restore(self, start: int = 0) -> None:
         """Restore the folder's state after the step `start`, once all is loaded."""

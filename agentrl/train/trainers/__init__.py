@@ -8,7 +8,7 @@ from typing import Any
 from agentrl.config import AlgoConfig, LoraConfig, TrainerConfig
 from agentrl.errors import ConfigError
 from agentrl.registry import Registry
-from agentrl.train.algorithms import make_algorithm
+from agentrl.train.algorithms import Algorithm, make_algorithm
 from agentrl.train.trainers.base import (
     AdapterTrainer,
     Averager,
@@ -71,10 +71,10 @@ def make_trainer(
         ConfigError: the algorithm needs a critic, a reward model or minibatches, and this trainer has none; or it
             trains no adapters.
     """
-    plugin = suitable(config, algo, lora)
+    algorithm = make_algorithm(algo)
+    plugin, needs = suitable(config, algorithm, lora), algorithm.needs
     more = {"lora": lora} if lora is not None and lora.active else {}
     trainer = plugin.make(Path(path), config, algo, prove=prove, total_steps=total_steps, seed=seed, **more)
-    needs = make_algorithm(algo).needs
     for needed, kind, what in ((needs.critic, Critic, "critic"), (needs.reward_model, Rewarder, "reward model")):
         if needed and not isinstance(trainer, kind):
             trainer.close()
@@ -87,7 +87,7 @@ def missing_model(config: TrainerConfig, algo: AlgoConfig, what: str) -> ConfigE
     return ConfigError(f"algo={algo.name} needs a {what}, which trainer={config.name} does not have")
 
 
-def check_trainer(config: TrainerConfig, algo: AlgoConfig, lora: LoraConfig | None = None) -> None:
+def check_trainer(config: TrainerConfig, algorithm: Algorithm, lora: LoraConfig | None = None) -> None:
     """Refuse settings that no trainer can be made from, before there is a model.
 
     Raises:
@@ -96,22 +96,22 @@ def check_trainer(config: TrainerConfig, algo: AlgoConfig, lora: LoraConfig | No
         ConfigError: there is no such device, or the trainer takes no minibatches, or trains no adapters or score
             models.
     """
-    suitable(config, algo, lora).check(config)
+    suitable(config, algorithm, lora).check(config)
 
 
-def suitable(config: TrainerConfig, algo: AlgoConfig, lora: LoraConfig | None) -> TrainerPlugin:
+def suitable(config: TrainerConfig, algorithm: Algorithm, lora: LoraConfig | None) -> TrainerPlugin:
     """Return the trainer's plug-in, where its steps can be as the settings of the algorithm and the adapter say.
 
     Raises:
         UnknownName, ConfigError: see `check_trainer`.
     """
-    plugin = TRAINERS.find(config.name)
+    plugin, algo = TRAINERS.find(config.name), algorithm.config
     if algo.minibatches > 1 and not plugin.takes_minibatches:
         raise ConfigError(
             f"algo.minibatches={algo.minibatches}: trainer={config.name} makes one update with a batch; use "
             "algo.minibatches=1 (one that splits it by `Forest.updates` says so by takes_minibatches)"
         )
-    scores = make_algorithm(algo).needs.head is not None
+    scores = algorithm.needs.head is not None
     if scores and not plugin.trains_scores:
         names = ", ".join(name for name, one in TRAINERS.available().items() if one.trains_scores)
         raise ConfigError(f"algo={algo.name}: trainer={config.name} trains no score models; those that do: {names}")

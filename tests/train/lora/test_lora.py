@@ -17,7 +17,7 @@ from agentrl.config import AlgoConfig, LoraConfig, TrainerConfig
 from agentrl.errors import ConfigError, InvalidInput, InvalidWeights
 from agentrl.models.adapters import merge_adapter, read_adapter
 from agentrl.overrides import validate
-from agentrl.train.algorithms import algorithm_settings
+from agentrl.train.algorithms import algorithm_settings, make_algorithm
 from agentrl.train.driver.setup import complete
 from agentrl.train.trainers import check_trainer
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
@@ -191,9 +191,9 @@ def own_trainer(*_: Any, **__: Any) -> Any:
 
 def test_trainers_without_adapters_say_which_have_them() -> None:
     with pytest.raises(ConfigError, match=r"trains no adapters yet; those that do: fsdp, torch, megatron"):
-        check_trainer(TrainerConfig(name=f"{__name__}:own_trainer"), ALGO, LoraConfig(rank=4))
+        check_trainer(TrainerConfig(name=f"{__name__}:own_trainer"), make_algorithm(ALGO), LoraConfig(rank=4))
     with pytest.raises(ConfigError, match="optimizer=muon"):
-        check_trainer(TorchConfig(optimizer="muon"), ALGO, LoraConfig(rank=4))
+        check_trainer(TorchConfig(optimizer="muon"), make_algorithm(ALGO), LoraConfig(rank=4))
 
 
 def test_an_adapters_learning_rate_is_ten_times_the_whole_models_unless_it_is_given() -> None:

@@ -55,8 +55,8 @@ def check_source(recorded: Recorded, store: Store, check: Check) -> None:
             check.examined["sessions"] += len(group.sessions)
 
 
-def _read(source: DataConfig | None, algo: AlgoConfig, model: ModelConfig, base: Path) -> ReadData:
-    data = read_data(source, algo)
+def _read(source: DataConfig, algo: AlgoConfig, model: ModelConfig, base: Path) -> ReadData:
+    data = read_data(source, make_algorithm(algo))
     prepare_data(source, data, get_renderer(base, model.renderer, model.stop), base, model.name)
     return data
 

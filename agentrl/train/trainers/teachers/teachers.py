@@ -20,7 +20,7 @@ from agentrl.rollout.engines import ENGINES
 from agentrl.rollout.fleet import make_engines, wait_until_started
 from agentrl.rollout.stream.seeds import derive
 from agentrl.sessions.renderers import get_renderer
-from agentrl.train.algorithms import Algorithm, make_algorithm
+from agentrl.train.algorithms import Algorithm
 from agentrl.train.algorithms.advantages.distill import TeacherValues
 from agentrl.train.algorithms.credit import Values
 from agentrl.train.trainers import TRAINERS
@@ -140,14 +140,13 @@ def teacher_folder(own: PolicyConfig, start: Path) -> Path:
     return start if own.model.name == START else model_folder(own.model)
 
 
-async def check_teachers(config: RunConfig, start: Path) -> None:
+async def check_teachers(config: RunConfig, algorithm: Algorithm, start: Path) -> None:
     """Refuse teachers whose tokens mean something else than the student's, or that can't say what is asked of them.
 
     Raises:
         ConfigError: a teacher has another vocabulary, an architecture that the torch trainer computes differently, or
             no way to tell what a divergence needs; a server does not answer, or can't.
     """
-    algorithm = make_algorithm(config.algo)
     if not algorithm.needs.teacher:
         return
     asked = {name: config.policies[name] for name in sorted(config.asked_policies)}
