@@ -181,6 +181,6 @@ def _draw_head(model: Any, config: Any, seed: int) -> None:
     if not isinstance(head, torch.nn.Linear):
         raise InvalidInput(f"{type(model).__name__} has no linear head named {HEAD!r}, which is trained and read here")
     with torch.no_grad():
-        head.weight.copy_(draw_head(*head.weight.shape, config, seed))
+        head.weight.copy_(draw_head(head.out_features, head.in_features, config, seed))
         if head.bias is not None:
             head.bias.zero_()
