@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -22,6 +23,7 @@ from agentrl.sessions.tree import tree
 from agentrl.sessions.tree.generation import generate_turn
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Chunk, FinishReason, Message, Sampling, Session, Task, Turn, VersionSpan, collect
+from benchmarks import support_engines
 from benchmarks.fidelity import agreement, random_sessions
 from benchmarks.supports import chi_square, differing
 
@@ -148,6 +150,19 @@ def test_sets_that_many_turns_have_are_stored_once_and_stay_as_long_as_one_turn_
             store.delete(session.id)
         assert store.load("s9") == sessions[9]
         assert stored_bytes(tmp_path) < 2 * 520 + 100
+
+
+def test_the_benchmark_of_engines_prints_how_far_they_are_from_the_trainer_and_what_recording_costs(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--sessions", "1", "--rows", "2", "--tokens", "2", "--repeats", "1"]
+    small = ["max_context=256", "--engine", "local", "--model", str(folder), "--only", "top_p=0.9", *sizes]
+    support_engines.main(["mismatch", "cost", *small])
+    printed = capsys.readouterr().out
+    found = re.findall(r"^local, (.+): \|Δ\| at most (\S+), .* 100.0% of the sampled ones; from float64", printed, re.M)
+    assert [name for name, _ in found] == ["full support", "top_p=0.9"]
+    assert all(float(largest) <= BOUND for _, largest in found)
+    assert re.search(r"^local, top_p=0.9: .* ms a token; \S+ times as much as without the supports", printed, re.M)
 
 
 def stored_bytes(folder: Path) -> int:
