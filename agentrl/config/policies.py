@@ -89,7 +89,7 @@ class PolicyConfig(Section):
         return self
 
 
-def judged_by(reward: str, asking: Any, policies: Mapping[str, PolicyConfig]) -> Any:
+def address_judge(reward: str, asking: Any, policies: Mapping[str, PolicyConfig]) -> Any:
     """Return a reward's settings with the address of the policy that judges for it, where that is an API.
 
     Args:

@@ -15,7 +15,7 @@ from agentrl.common.imports import load
 from agentrl.envs.base import reward
 from agentrl.envs.builtin.prompts import Prompts, messages_of
 from agentrl.envs.scoring.functions import EVERYTHING, nothing, one_of, trl_batch
-from agentrl.envs.state import resolved
+from agentrl.envs.state import resolve
 from agentrl.errors import AgentRLError, ConfigError, EnvError, StateUnsupported, ToolError
 from agentrl.tools.tool import Tool
 from agentrl.types import Message, Session, Task
@@ -84,7 +84,7 @@ class Trl(Prompts):
     async def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:  # type: ignore[override]
         """The prompt, with what the instance's reset returns at the end of its last message."""
         opening = messages_of(task) if "prompt" in task.data else [Message(role="user", content="")]
-        said = await resolved(self._world.reset(**task.data))
+        said = await resolve(self._world.reset(**task.data))
         if said is None:
             return opening
         if not isinstance(said, str):
@@ -101,12 +101,12 @@ class Trl(Prompts):
         """The sum of `get_reward` and of the functions; what each gave is in `info["metrics"]`."""
         given: dict[str, Any] = {}
         if self._scores:
-            given[type(self._world).__name__] = await resolved(self._world.get_reward())
+            given[type(self._world).__name__] = await resolve(self._world.get_reward())
         batch = trl_batch(session)
         batch.pop("prompt", None)
         for name, function in self._functions.items():
             more = {"trainer_state": None, "log_extra": nothing, "log_metric": nothing}
-            found = await resolved(function(**batch, environments=[self._world], **more))
+            found = await resolve(function(**batch, environments=[self._world], **more))
             given[name] = one_of(found, name)
         session.info["metrics"] = given
         values = [value for value in given.values() if value is not None]
@@ -119,7 +119,7 @@ def _tool(method: Callable[..., Any]) -> Tool:
 
     async def invoke(arguments: dict[str, Any], sandbox: Any) -> str:
         try:
-            return str(await resolved(tool.invoke(arguments, sandbox)))
+            return str(await resolve(tool.invoke(arguments, sandbox)))
         except AgentRLError:
             raise
         except Exception as error:

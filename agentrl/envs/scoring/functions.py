@@ -20,7 +20,7 @@ from agentrl.config import RewardConfig
 from agentrl.envs.adapters.slime import arguments_of, load_function, sample_of
 from agentrl.envs.data.conditions import inside
 from agentrl.envs.rewards import Reward
-from agentrl.envs.state import resolved
+from agentrl.envs.state import resolve
 from agentrl.errors import ConfigError, InfraError
 from agentrl.tools.threads import run_in_thread
 from agentrl.types import Message, Session
@@ -69,7 +69,7 @@ class FunctionReward(Reward):
             raise ConfigError(f"{self.config.function}({known}): {error} (given: {', '.join(given)})") from None
         if self._is_async:
             return await self._function(*args, **given)
-        return await resolved(await run_in_thread(self._function, *args, **given))
+        return await resolve(await run_in_thread(self._function, *args, **given))
 
     @cached_property
     def _signature(self) -> inspect.Signature:
@@ -182,7 +182,7 @@ class SlimeFunction(FunctionReward):
         return load_function(self.config.function, where)
 
     async def _called(self, *args: Any, **kwargs: Any) -> Any:
-        return await resolved(self._function(*args, **kwargs))
+        return await resolve(self._function(*args, **kwargs))
 
     async def compute(self, session: Session) -> float:
         """Call it with the session as a sample."""

@@ -61,7 +61,7 @@ async def serve_judges(
                 longest = max(
                     getattr(rewards[name], "request_timeout", 0.0) for name, other in judging.items() if other == policy
                 )
-                url = await stack.enter_async_context(_served(own, folder, longest))
+                url = await stack.enter_async_context(_serve(own, folder, longest))
                 addresses[policy] = url, await asyncio.to_thread(_identity, folder)
             url, identity = addresses[policy]
             asking: Any = rewards[reward]
@@ -101,13 +101,13 @@ def _identity(folder: Path) -> str:
 
 
 @asynccontextmanager
-async def _served(own: PolicyConfig, folder: Path, longest: float) -> AsyncIterator[str]:
+async def _serve(own: PolicyConfig, folder: Path, longest: float) -> AsyncIterator[str]:
     """Serve a policy's model; yields the base URL of its Chat Completions."""
     from starlette.applications import Starlette
     from starlette.routing import Route
 
     from agentrl.sessions.gateway import Limits
-    from agentrl.sessions.gateway.http.listener import address, listening, served
+    from agentrl.sessions.gateway.http.listener import address, listening, serve_app
 
     engine = make_engines(own.engine, FleetConfig(), WeightsConfig(), folder)
     host = cluster.current().host
@@ -118,7 +118,7 @@ async def _served(own: PolicyConfig, folder: Path, longest: float) -> AsyncItera
         judge = _Judge(TurnGenerator(renderer, engine, trained=False), longest)
         word = secrets.token_urlsafe(16)
         app = Starlette(routes=[Route(f"/{word}/v1/chat/completions", judge.complete, methods=["POST"])])
-        async with served(app, listener, Limits()):
+        async with serve_app(app, listener, Limits()):
             yield f"{address(listener, host)}/{word}/v1"
     finally:
         listener.close()

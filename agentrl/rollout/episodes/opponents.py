@@ -17,7 +17,7 @@ from agentrl.common.imports import load
 from agentrl.config import MODEL, PAST, START, FleetConfig, PolicyConfig, RolloutConfig, RunConfig, WeightsConfig
 from agentrl.envs.base import Env, has_demonstrator, has_expert
 from agentrl.envs.episode import DEMONSTRATOR, EXPERT, NOOP, ScriptedActor
-from agentrl.envs.state import resolved
+from agentrl.envs.state import resolve
 from agentrl.envs.turns import Actor
 from agentrl.errors import AgentRLError, ConfigError, unknown_name
 from agentrl.models.registry import model_folder
@@ -54,7 +54,7 @@ async def open_partners(config: RunConfig, start: Path | None, folder: Path) -> 
                     name,
                     own.past,
                     folder / PAST if of == MAIN else folder / PAST / of,
-                    partial(_frozen, own.model_copy(update={"model": whose})),
+                    partial(_open_frozen, own.model_copy(update={"model": whose})),
                     ModelActor(_sampling(own, limits)),
                     seed=config.seed,
                     staleness=limits.staleness,
@@ -98,10 +98,10 @@ async def _open(
     sampling = sampling_of(limits) if own.learns else _sampling(own, limits)
     engine = make_engines(own.engine, FleetConfig(), WeightsConfig(), model := start_folder(name, own, start))
     stack.push_async_callback(engine.close)
-    return Fixed(_frozen(own, name, model, engine), ModelActor(sampling))
+    return Fixed(_open_frozen(own, name, model, engine), ModelActor(sampling))
 
 
-def _frozen(own: PolicyConfig, name: str, model: Path, engine: Engine | None = None) -> Policy:
+def _open_frozen(own: PolicyConfig, name: str, model: Path, engine: Engine | None = None) -> Policy:
     """A policy of a model's folder, with an engine of its own unless one is given; frozen unless it learns."""
     return Policy(
         get_renderer(model, own.model.renderer, own.model.stop),
@@ -132,7 +132,7 @@ class Function:
             ConfigError: it failed, or returned something else.
         """
         try:
-            said = await resolved(self.function(env, list(messages)))
+            said = await resolve(self.function(env, list(messages)))
             message = Message.model_validate({"role": "assistant", "content": said} if isinstance(said, str) else said)
         except AgentRLError:
             raise

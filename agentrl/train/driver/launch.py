@@ -76,7 +76,7 @@ async def train_run(config: RunConfig, display: Display) -> TrainResult:
     told = data_identity.check_same(config.resume, config.rerun, own, data, accept_changed=config.accept_changed_data)
     with opened_run(config, display) as run:
         run.folder.data = data
-        for line in (identity.described(data), *told):
+        for line in (identity.describe_identity(data), *told):
             display.say(line)
         async with with_tools(make_env, config.tools) as equipped:
             return await _train(run, equipped)
@@ -208,7 +208,7 @@ async def loaded(
     `played`: the environments that it is to play, each with its own limits; of these `splits`, or the one that is
     evaluated. Logs go into `folder`.
     """
-    with cluster.opened(config.cluster, folder / "logs") as opened:
+    with cluster.open_cluster(config.cluster, folder / "logs") as opened:
         await asyncio.to_thread(reserve, opened, config, base)
         async with cluster.while_not_lost(opened.lost):
             renderer = get_renderer(base, config.model.renderer, config.model.stop)

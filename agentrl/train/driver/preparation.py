@@ -22,7 +22,7 @@ from agentrl.rollout.episodes.groups import Rollouts
 from agentrl.rollout.episodes.past import PastVersions
 from agentrl.rollout.episodes.policies import Policy
 from agentrl.rollout.episodes.programs import Program
-from agentrl.rollout.fleet import divided, wait_until_started
+from agentrl.rollout.fleet import divide_cores, wait_until_started
 from agentrl.rollout.fleet.reference import ReferenceEngine
 from agentrl.rollout.rerun.rollouts import RerunRollouts, RerunStream
 from agentrl.rollout.stream.buffer import Gate
@@ -92,13 +92,13 @@ def make_generating_loop(
     config = run.config
     stream = make_stream(rollouts, make_env, act(config.rollout), run.algorithm, config.steps)
     loop, loaded = make_loop(run, base, rollouts.policy, stream, make_learner(run, rollouts))
-    engines = divided(config.engine, config.fleet, base)
+    engines = divide_cores(config.engine, config.fleet, base)
     several = f" ({len(engines)} of them)" if len(engines) > 1 else ""
     threads = {
         f"engine={config.engine.name}{several}": engines[0].threads,
         f"trainer={config.trainer.name}": loop.trainer.threads,
     }
-    if line := cores.described(threads):
+    if line := cores.describe_threads(threads):
         run.display.say(line)
     past = (partner for partner in rollouts.partners.values() if isinstance(partner, PastVersions))
     loop.past = list({each.name: each for each in past}.values())

@@ -53,7 +53,7 @@ class Resizable(Protocol):
         """Do work that needs the trainer, again where that dies."""
 
 
-def requested(folder: Path, trainer: TrainerConfig, warn: Callable[[str], object]) -> TrainerConfig | None:
+def read_request(folder: Path, trainer: TrainerConfig, warn: Callable[[str], object]) -> TrainerConfig | None:
     """The trainer's settings that the run's folder asks for; None where there are none, or they are wrong or the same.
 
     `trainer` has the settings so far; `warn` is told what is wrong.
@@ -79,7 +79,7 @@ async def resize(loop: Resizable, done: int) -> None:
     Raises:
         AgentRLError: neither could be started.
     """
-    found, recovery = requested(loop.folder.path, loop.config.trainer, loop.display.warn), loop.recovery
+    found, recovery = read_request(loop.folder.path, loop.config.trainer, loop.display.warn), loop.recovery
     if found is None or recovery.starts is None:
         alone = not loop.config.fleet.colocated  # else engines are on its GPUs
         if alone and done < loop.config.steps and await in_thread(cluster.current().movable, "trainer"):

@@ -73,7 +73,7 @@ def changes(run: Path, saved: RunConfig, requested: RunConfig) -> list[str]:
     Raises:
         ConfigError: one of them can't; the message names them all.
     """
-    old, new, changed = _changed(public(saved), public(requested))
+    old, new, changed = _list_changed(public(saved), public(requested))
     fixed = [name for name in changed if any(name == part or name.startswith(f"{part}.") for part in FIXED)]
     if fixed:
         wrong = ", ".join(f"{_word(name, new)} (the run has {_word(name, old)})" for name in fixed)
@@ -86,11 +86,11 @@ def changes(run: Path, saved: RunConfig, requested: RunConfig) -> list[str]:
 
 def changed_settings(saved: Mapping[str, Any], requested: Mapping[str, Any]) -> list[str]:
     """The settings that differ, as text; both as they are shown (`public`)."""
-    old, new, changed = _changed(saved, requested)
+    old, new, changed = _list_changed(saved, requested)
     return [f"{_word(name, old)} -> {new.get(name)}" for name in changed]
 
 
-def _changed(
+def _list_changed(
     saved: Mapping[str, Any], requested: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
     """Both configurations by dotted names, and the names of what differs."""

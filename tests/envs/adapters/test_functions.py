@@ -113,7 +113,7 @@ async def test_an_environment_of_trl_has_its_methods_as_tools_and_its_own_reward
     ]
     assert answers == ["Error: give one character", task["label"]]
     session = said("done", dict(task.data))
-    assert await calls.resolved(env.score(session)) == 2.0  # type: ignore[attr-defined]
+    assert await calls.resolve(env.score(session)) == 2.0  # type: ignore[attr-defined]
     assert list(session.info["metrics"].values()) == [1.0, 1.0]
     (tmp_path / "bare.py").write_text("class Bare:\n    def reset(self, **row):\n        pass\nclass No:\n    pass\n")
     for name, words in (

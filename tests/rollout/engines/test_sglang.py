@@ -87,7 +87,7 @@ async def test_narrowed_turns_and_those_under_a_grammar_bring_the_set_that_the_s
                 kept_is_by_definition(node, tree.path_ids(session, node.id), model)
     await check_servers_calls(sglang, folder)
     penalised = await random_sessions(sglang, 1, turns=1, narrowings=({"repetition_penalty": 1.3},))
-    lost = [reason for node in penalised[0].nodes for reason in trainability.lost(node)]
+    lost = [reason for node in penalised[0].nodes for reason in trainability.list_lost(node)]
     assert lost
     assert set(lost) == {trainability.Untrainable.UNRECORDED}, "its counts are a token behind where it overlaps steps"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.envs.base import Env, reward
-from agentrl.envs.builtin.instructions.checks import CHECKS, LANGUAGE, can_tell_languages, followed
+from agentrl.envs.builtin.instructions.checks import CHECKS, LANGUAGE, can_tell_languages, list_followed
 from agentrl.envs.data.rows import read_tasks
 from agentrl.errors import ConfigError, nearest
 from agentrl.types import Session, Task
@@ -80,7 +80,7 @@ class Instructions(Env):
         return sum(found) / len(found)
 
     def _followed(self, session: Session, loose: bool = False) -> list[bool]:
-        return followed(session.answer, self._task["kinds"], self._task["arguments"], loose=loose)
+        return list_followed(session.answer, self._task["kinds"], self._task["arguments"], loose=loose)
 
 
 @lru_cache(maxsize=64)
