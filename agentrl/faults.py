@@ -227,12 +227,10 @@ class _Reached:
 
     @property
     def delays(self) -> list[float]:
-        """Seconds to wait, of each delay."""
         faults = self._injector.plan.faults
         return [faults[index].seconds for index in self._firing if faults[index].action == "delay"]
 
     def act(self, value: Any) -> Any:
-        """Do all but the delays."""
         for index in self._firing:
             value = self._injector.act(index, self._name, value)
         return value

@@ -1,10 +1,11 @@
-"""One word, one meaning: a reader who has met a class's name knows what it is wherever it stands."""
+"""One word, one meaning: a reader who has met a name knows what it stands for wherever it is used."""
 
 from __future__ import annotations
 
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import agentrl
@@ -12,18 +13,72 @@ import agentrl
 ROOT = Path(agentrl.__file__).parent
 TASKS = ROOT / "envs" / "builtin" / "swe" / "tasks"
 """Repositories that agents work on: none of them is imported."""
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def test_no_public_class_name_is_used_twice() -> None:
     places = defaultdict(list)
-    for file in sorted(ROOT.rglob("*.py")):
-        if not file.is_relative_to(TASKS):
-            for name in _public_classes(ast.parse(file.read_text(encoding="utf-8")).body):
-                places[name].append(str(file.relative_to(ROOT.parent)))
+    for place, module in _modules():
+        for name in _public_classes(module.body):
+            places[name].append(place)
 
     twice = {name: files for name, files in places.items() if len(set(files)) > 1}
 
     assert not twice, "\n".join(f"{name}: {', '.join(files)}" for name, files in sorted(twice.items()))
+
+
+def test_a_public_method_without_a_docstring_overrides_one_that_has_it() -> None:
+    known = defaultdict(list)
+    for _, kind in _classes():
+        known[kind.name].append(kind)
+    of_protocols = {
+        name for _, kind in _classes() if {"Protocol", "ABC"} & set(_bases(kind)) for name in _described_methods(kind)
+    }
+
+    lacking = [
+        f"{place}:{method.lineno} {kind.name}.{method.name}"
+        for place, kind in _classes()
+        for method in _methods(kind)
+        if not (method.name.startswith("_") or kind.name.startswith("_") or ast.get_docstring(method))
+        and method.name not in of_protocols
+        and not _inherits(kind, method.name, known)
+    ]
+
+    assert not lacking, "\n".join(lacking)
+
+
+def _inherits(kind: ast.ClassDef, method: str, known: dict[str, list[ast.ClassDef]]) -> bool:
+    """Return whether a base class describes the method, or is another package's."""
+    return any(
+        name not in known
+        or any(method in _described_methods(base) or _inherits(base, method, known) for base in known[name])
+        for name in _bases(kind)
+        if name not in ("Protocol", "ABC", "Generic", kind.name)
+    )
+
+
+def _described_methods(kind: ast.ClassDef) -> set[str]:
+    return {method.name for method in _methods(kind) if ast.get_docstring(method)}
+
+
+def _methods(kind: ast.ClassDef) -> list[Function]:
+    return [statement for statement in kind.body if isinstance(statement, Function)]
+
+
+def _bases(kind: ast.ClassDef) -> list[str]:
+    return [ast.unparse(base).split("[")[0].split(".")[-1] for base in kind.bases]
+
+
+@cache
+def _modules() -> list[tuple[str, ast.Module]]:
+    files = [file for file in sorted(ROOT.rglob("*.py")) if not file.is_relative_to(TASKS)]
+    return [(str(file.relative_to(ROOT.parent)), ast.parse(file.read_text(encoding="utf-8"))) for file in files]
+
+
+@cache
+def _classes() -> list[tuple[str, ast.ClassDef]]:
+    """The classes that stand in no function."""
+    return [(place, kind) for place, module in _modules() for kind in module.body if isinstance(kind, ast.ClassDef)]
 
 
 def _public_classes(body: list[ast.stmt]) -> Iterator[str]:

@@ -246,7 +246,6 @@ class Worker(Calling):
 
     @property
     def connection(self) -> Connection:
-        """The connection that calls go over, once it is ready."""
         if self._connection is None:
             raise InfraError(f"{self.role} is not ready yet")
         return self._connection
@@ -256,7 +255,6 @@ class Worker(Calling):
         return self.ended.result() if self.ended.done() else self.process.poll()
 
     def kill(self) -> None:
-        """Kill the process."""
         self.process.kill()
 
     def shutdown(self) -> None:

@@ -65,13 +65,11 @@ class DistantPool:
         self._access, self._links = access, dict[Address, Link]()
 
     async def call(self, method: str, *arguments: Any, timeout: float | None) -> Any:
-        """See `Workers.call`."""
         async with self.held() as worker:
             return await worker.call(method, *arguments, timeout=timeout)
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[Calling]:
-        """See `Workers.held`."""
         pool = await self._connected(self._access)
         async with aclosing(pool.stream("lease", timeout=None)) as leases:
             address: Address = await anext(leases)
@@ -92,6 +90,5 @@ class DistantPool:
         return await self._links[address].connection()
 
     def close(self) -> None:
-        """Close all connections. Idempotent."""
         for link in self._links.values():
             link.close()

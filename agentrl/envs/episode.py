@@ -84,7 +84,6 @@ class ScriptedActor:
     policy: ScriptedPolicy
 
     async def act(self, conversation: Conversation, env: Env, turn: int, deadline: float) -> Node:
-        """Append the policy's message."""
         message = self.policy(env, conversation.messages)
         return conversation.demonstrate(await message if inspect.isawaitable(message) else message)
 

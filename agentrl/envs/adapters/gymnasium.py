@@ -145,12 +145,10 @@ class Gymnasium(Env):
     # ------------------------------------------------------------------ the episode
 
     def tasks(self, split: str = "train") -> list[dict[str, Any]]:
-        """Seeds: those of `eval` are others than those of `train`."""
         seeds = range(EVAL_SEEDS, EVAL_SEEDS + EVAL_TASKS) if split == "eval" else range(self.episodes)
         return [{"id": f"seed-{seed}", "seed": seed} for seed in seeds]
 
     async def reset(self, task: Task, *, seed: int | None = None) -> str:
-        """Begin with the task's seed."""
         await self.close()
         idle = _idle[self._key]
         self._env = idle.pop() if idle else await self._run(_make, self.source, self._options)
@@ -159,7 +157,6 @@ class Gymnasium(Env):
         return "\n".join(filter(None, (self.prompt, self._text())))
 
     async def step(self, message: Message) -> StepResult:
-        """Take the message's actions, in order."""
         if self.form == "text":
             result = await self._take_text(message.text)
         elif message.tool_calls:
@@ -191,13 +188,11 @@ class Gymnasium(Env):
         return _key(self.source, self._options)
 
     def state(self) -> dict[str, Any]:
-        """The actions that were taken."""
         if self._cut_off:
             raise StateUnsupported(f"{self.source}: {CUT_OFF}")
         return {"actions": list(self._taken)}
 
     async def restore(self, task: Task, state: Any) -> None:
-        """Take the same actions again."""
         await self.reset(task)
         for action in state["actions"]:
             await self._take(action)

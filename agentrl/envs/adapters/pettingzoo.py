@@ -103,7 +103,6 @@ class PettingZoo(Env):
     # ------------------------------------------------------------------ the episode
 
     def tasks(self, split: str = "train") -> list[dict[str, Any]]:
-        """Seeds: those of `eval` are others than those of `train`."""
         seeds = range(EVAL_SEEDS, EVAL_SEEDS + EVAL_TASKS) if split == "eval" else range(self.episodes)
         return [{"id": f"seed-{seed}", "seed": seed} for seed in seeds]
 
@@ -140,7 +139,6 @@ class PettingZoo(Env):
         return self._answer_refused(agent, refused) if refused else self._take(agent)
 
     def close(self) -> None:
-        """Close the game."""
         game, self._game = self._game, None
         if game is not None:
             game.env.close()
@@ -161,7 +159,6 @@ class PettingZoo(Env):
         return given or None
 
     def demonstrate(self, messages: Sequence[Message], rng: random.Random) -> str:
-        """One of the actions that are allowed now."""
         agent = self._agent_of(messages)
         space, mask = self._about.actions[agent], self._mask(agent)
         space.seed(rng.randrange(EVAL_SEEDS))
@@ -170,11 +167,9 @@ class PettingZoo(Env):
         return value if isinstance(value, str) else json.dumps(value)
 
     def state(self) -> dict[str, Any]:
-        """What the agents have written."""
         return {"said": [list(each) for each in self._said]}
 
     def restore(self, task: Task, state: Any) -> None:
-        """Read it again."""
         self.reset(task)
         for agent, text in state["said"]:
             self.step(Message(role="assistant", content=text, name=agent))
@@ -256,7 +251,6 @@ class PettingZoo(Env):
         return f"{self.source}. You are {agent} of {', '.join(self.agents)}."
 
     def _agent_of(self, messages: Sequence[Message]) -> str:
-        """Whose conversation it is."""
         if len(self._awaited) == 1:
             return self._awaited[0]
         texts = [message.text for message in messages]

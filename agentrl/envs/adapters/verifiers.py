@@ -66,7 +66,6 @@ class Verifiers(Env):
         return noted if all(own) else divide(noted, split, _prompt, where)
 
     async def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:
-        """Begin its rollout; the messages of the first prompt."""
         await self.close()
 
         async def rollout(ask: Ask) -> Any:
@@ -80,7 +79,6 @@ class Verifiers(Env):
         return opening
 
     async def step(self, message: Message) -> StepResult:
-        """Give the rollout its turn."""
         assert self._loop is not None
         following = await self._loop.answer(message)
         if following is None:
@@ -99,7 +97,6 @@ class Verifiers(Env):
         return state["reward"]  # type: ignore[no-any-return]
 
     async def close(self) -> None:
-        """End the rollout."""
         loop, self._loop = self._loop, None
         if loop is not None:
             await loop.close()

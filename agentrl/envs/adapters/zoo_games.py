@@ -56,7 +56,6 @@ class TurnGame:
         self.ended: dict[str, str] = {}
 
     def start(self, seed: int) -> None:
-        """Begin anew."""
         self.ended = {}
         self.env.reset(seed=seed)
         self._dismiss()
@@ -94,7 +93,6 @@ class RoundGame:
         self._infos: Mapping[str, Mapping[str, Any]] = {}
 
     def start(self, seed: int) -> None:
-        """Begin anew."""
         self.ended = {}
         self._seen, self._infos = self.env.reset(seed=seed)
         self.awaited = list(self.env.agents)
@@ -104,7 +102,6 @@ class RoundGame:
         return self._seen[agent], self._infos.get(agent, {})
 
     def take(self, moves: Mapping[str, Any]) -> dict[str, float]:
-        """Carry out everybody's moves."""
         actions = {agent: moves[agent] for agent in self.awaited}
         self._seen, rewards, terminated, truncated, self._infos = self.env.step(actions)
         for agent in actions:

@@ -54,12 +54,10 @@ class _Row:
 
     @property
     def mean(self) -> float:
-        """Over the tasks."""
         return fmean(self.scores)
 
     @property
     def margin(self) -> float:
-        """Half of the mean's interval."""
         return interval(self.scores)
 
     def __str__(self) -> str:

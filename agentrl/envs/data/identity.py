@@ -58,7 +58,6 @@ class Identity:
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> Identity:
-        """The one of `json`."""
         return cls(**{**data, "first": tuple(data["first"]), "notes": tuple(data.get("notes", ()))})
 
     def json(self) -> dict[str, Any]:

@@ -147,7 +147,6 @@ def _distorted(rng: random.Random, value: Any) -> Any:
 def _drawn(
     rng: random.Random, schema: Mapping[str, Any], defs: Mapping[str, Any], words: Sequence[str], depth: int
 ) -> Any:
-    """A value that probably fits."""
     if depth == 0:
         return None
     if "$ref" in schema:

@@ -85,7 +85,6 @@ class LlmJudge(Reward):
         self._judge = JudgeClient(config)
 
     async def compute(self, session: Session) -> float:
-        """Ask for each vote."""
         config = self.config
         criteria = config.criteria(session.task)
         reference = "\n".join(right_answers(session.task, config.reference)) if config.reference else None
@@ -99,7 +98,6 @@ class LlmJudge(Reward):
         return fmean(await _votes(self._judge, question, read, config.votes))
 
     async def close(self) -> None:
-        """Close the judge's connections."""
         await self._judge.close()
 
 
@@ -127,7 +125,6 @@ class Pairwise(GroupReward):
         self._judge = JudgeClient(config)
 
     async def compute_group(self, sessions: Sequence[Session]) -> list[float | None]:
-        """Compare the pairs at the same time."""
         pairs = paired(len(sessions), self.config.opponents)
         won = await concurrently(self._compare(sessions[one], sessions[other]) for one, other in pairs)
         shares: list[list[float]] = [[] for _ in sessions]
@@ -137,7 +134,6 @@ class Pairwise(GroupReward):
         return [fmean(each) if each else None for each in shares]
 
     async def close(self) -> None:
-        """Close the judge's connections."""
         await self._judge.close()
 
     async def _compare(self, one: Session, other: Session) -> float:

@@ -134,7 +134,6 @@ class TaggedFormat(Reward):
     config: FormatConfig
 
     async def compute(self, session: Session) -> float:
-        """Read the answer from its first tag to its last."""
         if self.config.turns == "last":
             return float(formed(session.answer, self.config.tags))
         texts = [message.text for message in session.messages if message.role == "assistant"]
@@ -184,7 +183,6 @@ class Length(Reward):
     config: LengthConfig
 
     async def compute(self, session: Session) -> float:
-        """Count, and compare with the bounds."""
         config, count = self.config, self._count(session)
         beyond = max(config.least - count, count - (count if config.most is None else config.most), 0)
         return float(not beyond) if not config.margin else max(1.0 - beyond / config.margin, 0.0)

@@ -230,47 +230,36 @@ class RerunEngine(ManagedEngine):
         self._changed.set()
 
     async def score(self, input_ids: Sequence[int], temperature: float = 1.0) -> list[float]:
-        """Return the engine's log-probabilities."""
         return await self.inner.score(input_ids, temperature)
 
     async def scores(self, input_ids: Sequence[int], temperature: float = 1.0) -> dict[str, list[float]]:
-        """Return the log-probabilities of all engines."""
         return await managed(self.inner).scores(input_ids, temperature)
 
     async def checksums(self) -> dict[str, str]:
-        """Return the checksums of all engines."""
         return await managed(self.inner).checksums()
 
     async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:
-        """Pause the engine."""
         await self.inner.pause(mode)
 
     async def resume(self) -> None:
-        """Resume the engine."""
         await self.inner.resume()
 
     def version(self) -> int:
-        """Return the engine's version."""
         return self.inner.version()
 
     async def health(self) -> Health:
-        """Return the engine's health."""
         return await self.inner.health()
 
     async def start(self) -> None:
-        """Start the engine."""
         await managed(self.inner).start()
 
     async def sleep(self, tags: Sequence[str] = ("weights", "kv_cache")) -> None:
-        """Let the engine sleep."""
         await managed(self.inner).sleep(tags)
 
     async def wake(self, tags: Sequence[str] = ("weights", "kv_cache")) -> None:
-        """Wake the engine."""
         await managed(self.inner).wake(tags)
 
     async def close(self) -> None:
-        """Close the engine."""
         await self.inner.close()
 
 

@@ -204,7 +204,6 @@ class TreeWriter:
         return [False] * begin + mask
 
     def _bytes(self, ids: Sequence[int]) -> list[bytes]:
-        """The bytes of each token."""
         tokenizer = self.renderer.tokenizer
         read = getattr(tokenizer, "token_bytes", None)
         return [tokenizer.decode([index]).encode() if read is None else read(index) for index in ids]

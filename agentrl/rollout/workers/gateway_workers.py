@@ -117,7 +117,6 @@ class GatewayRole:
         return await self._open.enter_async_context(own)
 
     async def close(self) -> None:
-        """Stop listening."""
         async with AsyncExitStack() as closing:
             closing.push_async_callback(self._calls.close)
             closing.enter_context(self._bound)
@@ -138,7 +137,6 @@ class DistantGateway:
     async def opened(
         self, session: Session, sampling: Sampling, recorded: Session | None = None
     ) -> AsyncIterator[DistantSession]:
-        """Open a session."""
         async with (
             self._workers.held() as worker,
             aclosing(worker.stream("opened", session, sampling, recorded, timeout=None)) as stream,

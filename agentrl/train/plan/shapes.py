@@ -89,7 +89,6 @@ class Shape:
 
     @property
     def expert(self) -> int:
-        """Parameters of one expert."""
         return 3 * self.hidden_size * self.moe_intermediate_size
 
     @property

@@ -88,8 +88,6 @@ def _passes(service: TrainingService, limits: Limits) -> Endpoint:
 
 
 def _retrieval(service: TrainingService, limits: Limits) -> Endpoint:
-    """Where answers are."""
-
     async def endpoint(request: Request) -> Response:
         tenant = _tenant(service, request)
         request_id = validated(RetrieveFuture, await json_body(request, limits)).request_id

@@ -75,7 +75,6 @@ class AdamBody(BaseModel):
     grad_clip_norm: float = 0.0
 
     def step(self) -> AdamStep:
-        """Return the settings."""
         return AdamStep(**self.model_dump())
 
 

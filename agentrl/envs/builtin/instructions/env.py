@@ -36,7 +36,6 @@ class Instructions(Env):
         self._task = Task(id="")
 
     def tasks(self, split: str = "eval") -> list[Task]:
-        """The file's requests, in its order."""
         tasks = read_tasks(self.path, _task, "requests")
         if not self.languages:
             return tasks.only(lambda task: LANGUAGE not in task["kinds"], "requests for another language")
@@ -48,19 +47,16 @@ class Instructions(Env):
         return tasks
 
     def reset(self, task: Task, *, seed: int | None = None) -> str:
-        """The request."""
         self._task = task
         return str(task["prompt"])
 
     def brief(self, task: Task) -> Task:
-        """The request alone."""
         return Task(id=task.id, data={"prompt": task["prompt"]})
 
     def state(self) -> None:
         """Nothing but the task."""
 
     def restore(self, task: Task, state: None) -> None:
-        """Continue with the task."""
         self._task = task
 
     @reward

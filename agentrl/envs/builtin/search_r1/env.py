@@ -98,21 +98,17 @@ class SearchR1(Env):
             self.tools.add(self.search)
 
     def tasks(self, split: str = "train") -> list[Task]:
-        """The split's questions, in the file's order."""
         return split_tasks(self.data, split, self.questions)
 
     def prepare(self, tasks: Sequence[Task], sessions: int) -> None:
-        """Start the retrieval server, where it is the run's own."""
         self._client()
 
     def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:
-        """The prompt with the question."""
         self._task, self._actions, self._valid, self._found = task, 0, 0, []
         prompt = PROMPT if self.form == "text" else TOOLS_PROMPT
         return [Message(role="user", content=prompt.format(question=task["question"]))]
 
     async def step(self, message: Message) -> StepResult:
-        """Run the turn's action."""
         self._actions += 1
         if self.form == "tools":
             return await self._step_with_tools(message)
@@ -158,16 +154,13 @@ class SearchR1(Env):
         return _client(url, min(timeout, EARLIER * self.tools.timeout) if self.form == "tools" else timeout)
 
     def state(self) -> dict[str, Any]:
-        """The number of actions, and the passages found."""
         return {"actions": self._actions, "valid": self._valid, "found": self._found}
 
     def restore(self, task: Task, state: dict[str, Any]) -> None:
-        """Continue with them."""
         self._task = task
         self._actions, self._valid, self._found = state["actions"], state["valid"], state["found"]
 
     def brief(self, task: Task) -> Task:
-        """The question without its answers, and where to search."""
         url = self._client().url
         return Task(id=task.id, data={"question": task["question"], "retriever": url, "prompt": PROMPT})
 

@@ -125,7 +125,6 @@ def _leads_to(first: Row, second: Row) -> bool:
 
 
 def _joined(first: Row, second: Row) -> Row:
-    """The question that needs both."""
     asked = _whole(first["golden_answers"][0]).sub("X", second["question"])
     return {
         **second,

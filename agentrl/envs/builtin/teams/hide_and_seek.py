@@ -29,16 +29,13 @@ class HideAndSeek(ChoiceWorld):
     chance = 0.5
 
     def situations(self) -> Sequence[Mapping[str, Any]]:
-        """There is one."""
         return [{}]
 
     def opening(self, agent: str) -> str:
-        """The places and their worth."""
         places = ", ".join(f"{place} {worth}" for place, worth in WORTH.items())
         return f"{'Hide' if agent == 'hider' else 'Seek'}: {places}."
 
     def options(self, agent: str) -> Sequence[str]:
-        """The places."""
         return tuple(WORTH)
 
     def payoffs(self) -> Mapping[str, float]:

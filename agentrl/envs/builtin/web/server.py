@@ -124,7 +124,6 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
-        """Show a page."""
         found = self._session()
         if found is None:
             return

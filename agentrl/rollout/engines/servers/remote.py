@@ -124,7 +124,6 @@ class RemoteEngine(ManagedEngine, ABC):
         return self.server is None
 
     def kill(self) -> None:
-        """Kill the server's processes, where they are ours."""
         if self.server is not None:
             self.server.kill()
 
@@ -273,7 +272,7 @@ class RemoteEngine(ManagedEngine, ABC):
         return error
 
     def progress(self) -> None:
-        """Note that tokens came."""
+        """Note that tokens came just now."""
         self.last_progress = time.monotonic()
 
     def _cut(self, request: OpenRequest) -> None:
@@ -313,7 +312,6 @@ class RemoteEngine(ManagedEngine, ABC):
         return True
 
     async def resume(self) -> None:
-        """Resume generation."""
         await self.start()
         await self._resume()
         self._paused = None

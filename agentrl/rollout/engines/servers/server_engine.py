@@ -71,7 +71,6 @@ class ServerReach:
     info: ServerInfo
 
     async def open(self) -> EngineClient:
-        """See `EngineAddress`."""
         from agentrl.rollout.engines import make_engine
 
         engine: Any = await asyncio.to_thread(make_engine, self.config, self.path)
@@ -93,9 +92,7 @@ class _Client(Protocol):
         """Call the weights as they are `version`."""
         ...
 
-    async def close(self) -> None:
-        """Close the connections."""
-        ...
+    async def close(self) -> None: ...
 
 
 class ServerEngine(RemoteEngine):

@@ -279,7 +279,6 @@ class SGLangEngine(ServerEngine):
 
     @property
     def receiver(self) -> Receiver:
-        """The receiver by SGLang's own calls."""
         return SGLangReceiver(self.client, load=None if self.adapters is None else self.load_folder)
 
 

@@ -296,7 +296,6 @@ class VLLMEngine(ServerEngine):
 
     @property
     def receiver(self) -> Receiver:
-        """The receiver by vLLM's own reload, checksums and sleep mode."""
         return VLLMReceiver(self, self.client, load=None if self.adapters is None else self.load_folder)
 
 
@@ -316,7 +315,6 @@ class VLLMReceiver(EngineReceiver):
         self.client, self.load = client, load
 
     async def load_folder(self, folder: Path, commit: LoadCommit) -> None:
-        """Publish what the folder brings."""
         if self.load is None:
             await super().load_folder(folder, commit)
         else:
@@ -327,7 +325,6 @@ class VLLMReceiver(EngineReceiver):
         await self.client.release_memory(2 if "weights" in tags else 1)
 
     async def wake(self, tags: Sequence[str]) -> None:
-        """Call `/wake_up`, which takes all memory again."""
         await self.client.resume_memory()
 
 

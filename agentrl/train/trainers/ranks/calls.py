@@ -153,7 +153,6 @@ class ConnectedRanks(RankCalls):
             raise TrainerError(str(error)) from None
 
     def close(self) -> None:
-        """Close the connections; the ranks go on. Idempotent."""
         self._closed.set()
         for connection in self._connections:
             connection.close(InfraError("the trainer is closed"))

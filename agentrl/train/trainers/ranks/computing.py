@@ -98,5 +98,4 @@ class RankAccess:
     version: int
 
     def open(self) -> RankConnection:
-        """Connect to every rank."""
         return RankConnection(self)

@@ -35,11 +35,9 @@ class WebShop(WebEnv[Shop]):
         super().__init__(level, seed, browser, view)
 
     def tasks(self, split: str = "train") -> Iterator[Task]:
-        """Tasks without end."""
         return tasks(self.seed, self.level, split)
 
     def new_site(self, task: Task) -> Shop:
-        """The shop with an empty basket."""
         return Shop(self.seed)
 
     @reward
