@@ -52,7 +52,7 @@ class Resources:
 
     def __str__(self) -> str:
         amounts = {"CPU": self.cpus, "GPU": self.gpus, **self.custom}
-        found = [f"{amount:g} {counted(amount, name)}" for name, amount in amounts.items() if amount]
+        found = [f"{amount:g} {format_amount(amount, name)}" for name, amount in amounts.items() if amount]
         return ", ".join(found) or "no CPU and no GPU of its own"
 
     def times(self, count: int) -> Resources:
@@ -61,7 +61,7 @@ class Resources:
         return Resources(self.cpus * count, self.gpus * count, custom)
 
 
-def counted(amount: float, name: str) -> str:
+def format_amount(amount: float, name: str) -> str:
     """A resource's name after so many of it: CPUs and GPUs have a plural, names that people gave have none."""
     return name if amount == 1 or name not in ("CPU", "GPU") else f"{name}s"
 
@@ -73,7 +73,7 @@ class PickledArguments:
     Attributes:
         data: the arguments, pickled.
         files: the plug-ins' files that this process has imported: classes of theirs may be among the arguments.
-        code: the code of model folders that may run (`custom_code.granted`).
+        code: the code of model folders that may run (`custom_code.list_granted`).
     """
 
     data: bytes
@@ -130,7 +130,7 @@ class Role:
         if isinstance(self.arguments, PickledArguments):
             return self
         data = pickle.dumps(self.arguments, pickle.HIGHEST_PROTOCOL)
-        return replace(self, arguments=PickledArguments(data, files(), custom_code.granted()))
+        return replace(self, arguments=PickledArguments(data, files(), custom_code.list_granted()))
 
 
 @dataclass(frozen=True)
@@ -279,7 +279,7 @@ class Cluster(ABC):
         logs: the folder of the workers' logs, which all nodes see; None are temporary files on each.
         start_timeout: seconds that a worker may take to be placed and built.
         encrypted: whether workers are called over TLS.
-        variables: of this process's environment, the names of those that workers elsewhere get (`variables.passed`).
+        variables: of this process's environment, the names of those that workers elsewhere get (`variables.select_variables`).
         silence_timeout: seconds without a sign of life after which a worker's process is ended.
     """
 

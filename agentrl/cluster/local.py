@@ -98,12 +98,12 @@ class LocalProcess(RoleProcess):
 
     def exit_error(self) -> InfraError:
         self.server.wait(END_SECONDS)
-        return self._ended()
+        return self._make_exit_error()
 
     def poll(self) -> InfraError | None:
-        return None if self.server.exit_status is None else self._ended()
+        return None if self.server.exit_status is None else self._make_exit_error()
 
-    def _ended(self) -> InfraError:
+    def _make_exit_error(self) -> InfraError:
         return InfraError(self._liveness.silent) if self._liveness.silent else self.server.exit_error()
 
     def kill(self) -> None:
@@ -146,7 +146,7 @@ class LocalCluster(Cluster):
         return None if self.logs is None else self.logs / f"{role.kind}-{number}.log"
 
     def nodes(self) -> list[ClusterNode]:
-        return [ClusterNode(HERE, float(len(cores.allowed())), 0, {})]
+        return [ClusterNode(HERE, float(len(cores.list_allowed())), 0, {})]
 
     def close(self) -> None:
         for worker in self._workers:

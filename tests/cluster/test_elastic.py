@@ -35,10 +35,10 @@ def test_a_run_has_between_its_first_number_and_the_most_and_no_node_gets_more_t
     count: int, most: int | None, before: int, now: int
 ) -> None:
     most = None if most is None else max(count, most)
-    found = elastic.wanted(count, most, before, now)
+    found = elastic.count_wanted(count, most, before, now)
     assert count <= found <= (most or count)
     assert found == count or found * before <= count * now
-    assert elastic.wanted(count, most, before, now + 1) >= found
+    assert elastic.count_wanted(count, most, before, now + 1) >= found
 
 
 def test_nodes_that_died_or_are_drained_or_lack_what_a_worker_occupies_take_no_new_workers() -> None:
@@ -48,7 +48,7 @@ def test_nodes_that_died_or_are_drained_or_lack_what_a_worker_occupies_take_no_n
     lacking = [replace(here, name="d", cpus=0), replace(here, name="e", custom={})]
     assert elastic.usable([*nodes, *lacking], Resources(cpus=1, custom={"spot": 1})) == 1
     assert elastic.usable([*nodes, *lacking], Resources()) == 3
-    assert elastic.drained(nodes) == {"c"}
+    assert elastic.find_drained(nodes) == {"c"}
 
 
 def test_workers_of_a_drained_node_fit_elsewhere_where_all_that_they_take_is_free() -> None:

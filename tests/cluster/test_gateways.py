@@ -21,7 +21,7 @@ from agentrl.cluster.wire.calls import Listener
 from agentrl.config import ClusterConfig, RunConfig
 from agentrl.envs.base import Env
 from agentrl.errors import ConfigError, Diverged, InfraError, InvalidInput
-from agentrl.overrides import typed, validate
+from agentrl.overrides import merge_settings, validate
 from agentrl.rollout.episodes.agents import load_agent
 from agentrl.rollout.episodes.groups import Rollouts
 from agentrl.rollout.episodes.policies import Policy
@@ -351,5 +351,5 @@ async def test_where_nothing_can_listen_at_the_address_the_run_ends_as_it_starts
 )
 def test_settings_that_can_not_work_are_refused(words: str, says: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        validate(typed(["env=calculator", *words.split()]), RunConfig)
+        validate(merge_settings(["env=calculator", *words.split()]), RunConfig)
     assert says in str(refused.value)

@@ -19,7 +19,7 @@ from agentrl.overrides import validate
 from agentrl.rollout.fleet import make_engines
 from agentrl.rollout.fleet.fleet import Fleet
 from agentrl.rollout.fleet.member import MemberState
-from agentrl.train.plan.dry_run import described
+from agentrl.train.plan.dry_run import describe_run
 from agentrl.train.plan.placing import reserve
 from agentrl.train.plan.step import Rates
 from tests.cluster.conftest import add_node, remove_node
@@ -118,7 +118,7 @@ def test_a_layout_that_the_nodes_have_no_room_for_is_refused_and_a_dry_run_shows
     config = config.model_copy(update={"cluster": soon})
     with cluster.opened(config.cluster, None) as opened, pytest.raises(ConfigError, match=f"{asked}.*{fits}"):
         reserve(opened, config, folder)
-    lines = list(described(layout(gpus, engines=2, colocated=True, colocated_engines=1), Rates()))
+    lines = list(describe_run(layout(gpus, engines=2, colocated=True, colocated_engines=1), Rates()))
     places = [line.partition("): ")[2] for line in lines]
     assert {"trainer 0 on GPUs 0", "engine 0 on GPUs 0, colocated", "engine 1 on GPUs 1"} <= set(places)
     memory = [line.partition("), ")[2] for line in lines if line.startswith("memory of ") and " GPUs " in line]

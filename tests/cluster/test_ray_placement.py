@@ -68,7 +68,7 @@ def test_roles_are_started_where_they_are_assigned_and_what_is_not_free_is_refus
 def test_a_run_takes_the_places_that_its_dry_run_shows(cluster: Any, ray_nodes: Any, tmp_path: Path) -> None:
     from ray.util.placement_group import placement_group_table
 
-    from agentrl.train.plan.dry_run import described
+    from agentrl.train.plan.dry_run import describe_run
     from agentrl.train.plan.placing import reserve
     from agentrl.train.plan.step import Rates
 
@@ -97,7 +97,7 @@ def test_a_run_takes_the_places_that_its_dry_run_shows(cluster: Any, ray_nodes: 
     )
     trainer, engine, worker = (("CPU", 3.0),), (("CPU", 1.0), ("far", 1.0)), (("CPU", 1.0),)
     asked = {"trainer": trainer, "engine": engine, "environments": worker}
-    lines = [re.fullmatch(r"(.*): (trainer|engine|environments) \d+", line) for line in described(config, Rates())]
+    lines = [re.fullmatch(r"(.*): (trainer|engine|environments) \d+", line) for line in describe_run(config, Rates())]
     assert of_run == Counter((line[1], asked[line[2]]) for line in lines if line)
     assert of_run.total() == 7
 

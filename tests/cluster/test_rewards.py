@@ -18,7 +18,7 @@ from agentrl.envs.base import Env
 from agentrl.envs.context import context_of
 from agentrl.envs.results import give_rewards
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, EnvError, InfraError
-from agentrl.overrides import typed, validate
+from agentrl.overrides import merge_settings, validate
 from agentrl.rollout.workers import reward_workers
 from agentrl.rollout.workers.reward_workers import RewardWorkers, open_reward_workers, scored_in_worker
 from agentrl.sessions.store.store import Store
@@ -228,7 +228,7 @@ async def test_what_can_not_be_sent_back_is_the_authors_error_that_names_the_rew
 )
 def test_settings_that_mean_nothing_are_refused(words: str, says: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        validate(typed(["env=calculator", *words.split()]), RunConfig)
+        validate(merge_settings(["env=calculator", *words.split()]), RunConfig)
     assert says in str(refused.value)
 
 

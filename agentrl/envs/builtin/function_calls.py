@@ -19,7 +19,7 @@ from typing import Any
 
 from agentrl.common.untrusted import has_visible
 from agentrl.envs.base import Env, reward
-from agentrl.envs.data.rows import Row, described, read_rows
+from agentrl.envs.data.rows import Row, describe_content, read_rows
 from agentrl.envs.data.splits import TaskList
 from agentrl.errors import ConfigError, ToolArguments
 from agentrl.tools.tool import Tool
@@ -133,7 +133,7 @@ def _read(path: Path, answers: Path | None, stamps: tuple[int, ...]) -> TaskList
     expected = sum(bool(task["expected"]) for task in tasks)
     layouts = {"calls that are expected": expected, "questions that nothing helps with": len(tasks) - expected}
     found = {name: number for name, number in layouts.items() if number}
-    return TaskList(tasks, [described(str(path), len(tasks), "questions", found, columns.keys() - read)])
+    return TaskList(tasks, [describe_content(str(path), len(tasks), "questions", found, columns.keys() - read)])
 
 
 def _task(row: Mapping[str, Any], right: Mapping[Any, Any]) -> Task:

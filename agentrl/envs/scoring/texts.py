@@ -38,7 +38,7 @@ class ReferenceConfig(TextConfig):
     """The field of the task with the right answer, or a list of right ones; a.b is inside a field."""
 
 
-def said(session: Session, extract: str) -> str | None:
+def extract_answer(session: Session, extract: str) -> str | None:
     """Return the part of a session's answer that is scored; None where the answer has no such part."""
     text = session.answer
     if len(text) > MAX_CHARS:

@@ -10,7 +10,7 @@ from typing import Any
 
 from agentrl.attachments import support
 from agentrl.errors import Diverged
-from agentrl.rollout.engines.managed import ManagedEngine, managed
+from agentrl.rollout.engines.managed import ManagedEngine, as_managed
 from agentrl.rollout.rerun.divergence import same_prompt
 from agentrl.rollout.stream.seeds import derive
 from agentrl.sessions.tree.generation import aclose
@@ -109,7 +109,7 @@ class ReplayEngine(ManagedEngine):
         return await self.inner.score(input_ids, temperature)
 
     async def checksums(self) -> dict[str, str]:
-        return await managed(self.inner).checksums()
+        return await as_managed(self.inner).checksums()
 
     async def publish(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
         await self.inner.publish(weights, version)
@@ -128,7 +128,7 @@ class ReplayEngine(ManagedEngine):
         return await self.inner.health()
 
     async def start(self) -> None:
-        await managed(self.inner).start()
+        await as_managed(self.inner).start()
 
     async def close(self) -> None:
         await self.inner.close()

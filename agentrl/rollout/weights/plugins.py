@@ -110,14 +110,14 @@ class AutoPlugin(TransportPlugin):
     settings = AutoConfig
 
     def make(self, config: AutoConfig, base: Path, engine: EngineConfig, ranks: int) -> Transport:
-        plugin = self._preferred(config, engine)
+        plugin = self._find_preferred(config, engine)
         return plugin.make(_settings(config, plugin.settings), base, engine, ranks)
 
     def is_direct(self, config: AutoConfig, engine: EngineConfig) -> bool:
-        plugin = self._preferred(config, engine)
+        plugin = self._find_preferred(config, engine)
         return plugin.is_direct(_settings(config, plugin.settings), engine)
 
-    def _preferred(self, config: AutoConfig, engine: EngineConfig) -> TransportPlugin:
+    def _find_preferred(self, config: AutoConfig, engine: EngineConfig) -> TransportPlugin:
         return TRANSPORTS.find("disk" if config.delta else ENGINES.find(engine.name).transport(engine))
 
 

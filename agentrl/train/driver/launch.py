@@ -77,7 +77,7 @@ async def train_run(config: RunConfig, display: Display) -> TrainResult:
     told = data_identity.check_same(config, own, data)
     with opened_run(config, display) as (folder, store):
         folder.data = data
-        for line in (identity.described(data), *told):
+        for line in (identity.describe_identity(data), *told):
             display.say(line)
         async with with_tools(make_env, config.tools) as equipped:
             return await _train(config, equipped, folder, store, display)

@@ -22,7 +22,7 @@ from agentrl.envs.check.trivial import CHOICES
 from agentrl.envs.data import hub
 from agentrl.envs.data.dataset import Dataset
 from agentrl.envs.data.overlap import Overlap
-from agentrl.envs.data.rows import described
+from agentrl.envs.data.rows import describe_content
 from agentrl.envs.data.splits import TaskList, divide
 from agentrl.errors import ConfigError
 from agentrl.types import Message, Session, Task
@@ -269,7 +269,7 @@ def _detected(tasks: Sequence[Task], dropped: Mapping[str, int], ignored: Sequen
     """What was found in the rows of a set, in words."""
     gradings = Counter(str(task["grading"]) for task in tasks)
     graded = ", ".join(f"{grading} ({count:,})" for grading, count in gradings.items())
-    words = f"{described(where, len(tasks), 'questions', {}, ignored)}; graded as {graded}"
+    words = f"{describe_content(where, len(tasks), 'questions', {}, ignored)}; graded as {graded}"
     numbers = sum(
         task["grading"] == Grading.EXACT and all(latex.number(answer) is not None for answer in task["answers"])
         for task in tasks

@@ -12,7 +12,7 @@ from agentrl.envs.builtin.retail.data import Record
 from agentrl.envs.builtin.retail.records import RetailRecords, address_of, check_items, difference_of, folded
 from agentrl.errors import ToolError
 from agentrl.tools.calculator import evaluate
-from agentrl.tools.schema import shown
+from agentrl.tools.schema import show_value
 from agentrl.tools.tool import mark_of, tool
 
 Reason = Literal["no longer needed", "ordered by mistake"]
@@ -104,7 +104,7 @@ class RetailStore(RetailRecords):
         for product in self.database.products.values():
             if item_id in product["variants"]:
                 return dict(product["variants"][item_id])
-        raise ToolError(f"there is no item {shown(item_id)}")
+        raise ToolError(f"there is no item {show_value(item_id)}")
 
     @tool(quick=True)
     def list_all_product_types(self) -> dict[str, str]:

@@ -168,7 +168,7 @@ class Grouped(ParameterLayout):
     value: str
 
     def shards(self, local: Shape, count: int, sizes: ModelSizes) -> list[list[Piece]]:
-        return _grouped(((self.query, 0), (self.key, 0), (self.value, 0)), local[0], count, sizes)
+        return _group(((self.query, 0), (self.key, 0), (self.value, 0)), local[0], count, sizes)
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Joint(ParameterLayout):
 
     def shards(self, local: Shape, count: int, sizes: ModelSizes) -> list[list[Piece]]:
         key = sizes.heads * sizes.head_dim
-        return _grouped(
+        return _group(
             ((self.name, 0), (self.name, key), (self.name, key + sizes.groups * sizes.head_dim)), local[0], count, sizes
         )
 
@@ -215,7 +215,7 @@ class Stacked(ParameterLayout):
         return shard
 
 
-def _grouped(parts: Sequence[tuple[str, int]], size: int, count: int, sizes: ModelSizes) -> list[list[Piece]]:
+def _group(parts: Sequence[tuple[str, int]], size: int, count: int, sizes: ModelSizes) -> list[list[Piece]]:
     """Query, key and value, each a tensor and where it begins there, interleaved by groups and cut into `count`."""
     per_group = sizes.heads // sizes.groups
     order = []
