@@ -158,7 +158,8 @@ def test_tools_and_the_programs_that_they_start_get_one_thread_and_the_user_gets
         "torch.set_num_threads(3)\n"
         "child = [sys.executable, '-c', 'import os; print(os.environ[\"OMP_NUM_THREADS\"])']\n"
         "with cores.one_each():\n"
-        "    print(torch.get_num_threads(), subprocess.check_output(child, text=True).strip(), cores.choose_threads(None, 4))\n"
+        "    print(torch.get_num_threads(), subprocess.check_output(child, text=True).strip())\n"
+        "    print(cores.choose_threads(None, 4))\n"
         "    with cores.computing(2): print(torch.get_num_threads())\n"
         "print(torch.get_num_threads(), os.environ.get('OMP_NUM_THREADS'))\n"
     )

@@ -279,7 +279,7 @@ class Cluster(ABC):
         logs: the folder of the workers' logs, which all nodes see; None are temporary files on each.
         start_timeout: seconds that a worker may take to be placed and built.
         encrypted: whether workers are called over TLS.
-        variables: of this process's environment, the names of those that workers elsewhere get (`variables.select_variables`).
+        variables: the names of those of this process's environment that workers elsewhere get (`select_variables`).
         silence_timeout: seconds without a sign of life after which a worker's process is ended.
     """
 

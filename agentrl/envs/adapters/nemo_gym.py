@@ -239,7 +239,7 @@ def _text(content: Any) -> str:
 
 
 def _response(messages: Sequence[Message], params: Mapping[str, Any], name: str) -> Json:
-    """What the agent did, as a response of the Responses API."""
+    """Return what the agent did, as a response of the Responses API."""
     return {
         "id": f"resp_{name}",
         "created_at": 0,

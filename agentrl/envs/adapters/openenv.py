@@ -258,7 +258,6 @@ def _read_answer(where: str, kind: str, answer: Any) -> Json:
 
 
 def _complaints(errors: Any) -> str:
-    """What the server says of an action's fields."""
     listed = [error for error in errors if isinstance(error, Mapping)] if isinstance(errors, list) else []
     places = [place if isinstance(place := error.get("loc"), list) else [] for error in listed]
     return "; ".join(f"{'.'.join(map(str, at))}: {error.get('msg')}" for at, error in zip(places, listed, strict=True))

@@ -218,7 +218,7 @@ class PettingZoo(Env):
         terminated: bool = False,
         truncated: bool = False,
     ) -> StepResult:
-        """What `step` returns: texts and rewards by agent; `last` is the one that wrote."""
+        """Return what `step` returns: texts and rewards by agent; `last` is the one that wrote."""
         messages = {agent: [Message(role="user", content=text)] for agent, text in news.items()}
         return StepResult(
             messages.pop(last, []),
@@ -234,7 +234,7 @@ class PettingZoo(Env):
     # ------------------------------------------------------------------ texts
 
     def _news(self, agent: str) -> str:
-        """What an agent is told: at first who it is, and at its turn what it observes and may do."""
+        """Return what an agent is told: at first who it is, and at its turn what it observes and may do."""
         lines = []
         if agent not in self._opened:
             self._opened.add(agent)
@@ -310,7 +310,7 @@ class PettingZoo(Env):
         return action
 
     def _mask(self, agent: str) -> Any:
-        """Which actions are allowed now; None where the game does not say."""
+        """Return which actions are allowed now; None where the game does not say."""
         assert self._game is not None
         space, (seen, info) = self._about.actions[agent], self._game.seen(agent)
         told = self._mask_name in info or (isinstance(seen, Mapping) and self._mask_name in seen)

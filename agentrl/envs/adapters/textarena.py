@@ -104,14 +104,14 @@ class TextArena(Env):
             self.step(Message(role="assistant", content=text))
 
     def _turn(self, player: int, following: int) -> StepResult:
-        """What the player whose turn it is now sees."""
+        """Return what the player whose turn it is now sees."""
         news = [Message(role="user", content=self._news(following) or "It is your turn.")]
         if following == player:
             return StepResult(news, next=None if len(self.agents) == 1 else self.agents[player])
         return StepResult(others={self.agents[following]: news}, next=self.agents[following])
 
     def _news(self, player: int) -> str:
-        """What the game has shown a player since its last turn, without its own action."""
+        """Return what the game has shown a player since its last turn, without its own action."""
         board = state(self._game)
         shown, board.observations[player] = board.observations[player], []
         kinds = library("textarena", EXTRA).core.ObservationType
@@ -175,7 +175,7 @@ def _families(known: Any, source: str) -> list[str]:
 
 @lru_cache(maxsize=64)
 def _players(source: str, options: tuple[tuple[str, Any], ...], wanted: int | None) -> int:
-    """How many play: as many as are wanted, or the fewest that the game takes.
+    """Return how many play: as many as are wanted, or the fewest that the game takes.
 
     Raises:
         ConfigError: the game doesn't take so many.

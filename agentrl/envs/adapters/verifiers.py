@@ -217,7 +217,7 @@ def _response(types: Any, said: Message) -> Any:
 
 
 def _said_last(state: Any) -> list[Message]:
-    """What the environment said after the last turn, where it did."""
+    """Return what the environment said after the last turn, where it did."""
     last: Sequence[Any] | str | None = state.get("final_env_response")
     if isinstance(last, str):
         return [Message(role="user", content=last)]
@@ -225,7 +225,7 @@ def _said_last(state: Any) -> list[Message]:
 
 
 def _prompt(task: Task) -> str:
-    """What the model is asked: a row's prompt, or all of it but its number."""
+    """Return what the model is asked: a row's prompt, or all of it but its number."""
     return json.dumps(task.data.get("prompt", {**task.data, "example_id": None}), sort_keys=True)
 
 

@@ -195,7 +195,7 @@ def _at_once(env: Any) -> bool:
 
 
 def _of_id(source: str, api: Api | None) -> Callable[..., Any]:
-    """What makes a game that is registered with the library."""
+    """Return what makes a game that is registered with the library."""
     zoo = library("pettingzoo", EXTRA)
     registries = {"parallel": zoo.parallel_registry, "aec": zoo.aec_registry}
     found = [
@@ -212,7 +212,7 @@ def _of_id(source: str, api: Api | None) -> Callable[..., Any]:
 
 
 def _of_module(source: str, api: Api | None) -> Callable[..., Any]:
-    """What makes a game of another package's module, by the names that the library's own modules have."""
+    """Return what makes a game of another package's module, by the names that the library's own modules have."""
     module = module_of(source, f"env=pettingzoo:{source}")
     names = {"parallel": "parallel_env", "aec": "env"}
     kinds = ("parallel", "aec") if api is None else (api,)

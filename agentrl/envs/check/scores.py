@@ -47,7 +47,7 @@ WHY = {
 
 @dataclass(frozen=True)
 class _Row:
-    """What one agent got in each task."""
+    """One agent's scores by task."""
 
     agent: str
     scores: tuple[float, ...]

@@ -111,7 +111,7 @@ class JsonSchema(Reward):
 
 
 def _last_block(text: str) -> str:
-    """What is in the last fenced block of JSON; the whole text where there is none."""
+    """Return what is in the last fenced block of JSON; the whole text where there is none."""
     end = text.rfind("```")
     start = text.rfind("```json", 0, end) if end > 0 else -1
     return text[start + len("```json") : end] if start >= 0 else text

@@ -119,7 +119,6 @@ def conversations_in(row: Mapping[str, Any], config: DataConfig) -> bool:
 
 
 def _missing(there: set[str], row: Mapping[str, Any], config: DataConfig, place: str) -> str:
-    """What a row lacks, in a sentence."""
     what = f"data={config.name}: {place} has no column that is known for a conversation (its columns: {', '.join(row)})"
     extra = row.get("extra_info")
     if there >= set(PAIRS):

@@ -181,7 +181,7 @@ class TreeWriter:
         ]
 
     def _mask(self, example: Example, number: int, ids: Sequence[int], counts: TreeCounts) -> list[bool]:
-        """Which tokens of a message are trained; of a turn those that the model itself would write."""
+        """Return which tokens of a message are trained; of a turn those that the model itself would write."""
         message, train_on = example.messages[number], self.config.train_on
         said = example.trained[number] if example.trained else None
         last = number == len(example.messages) - 1

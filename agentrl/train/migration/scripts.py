@@ -105,7 +105,7 @@ def _line(framework: Framework, shown: str, name: str, value: str, ours: dict[st
 
 
 def _derive(framework: Framework, theirs: Mapping[str, str], ours: dict[str, str]) -> dict[str, str]:
-    """What follows from several settings; what only another algorithm has is taken out."""
+    """Return what follows from several settings; what only another algorithm has is taken out."""
     found = framework.derived(theirs)
     if (found.get("algo") or ours.get("algo")) != "ppo":
         for name in OF_PPO:
@@ -116,7 +116,7 @@ def _derive(framework: Framework, theirs: Mapping[str, str], ours: dict[str, str
 
 
 def _problem(ours: Mapping[str, str]) -> str:
-    """What is wrong with the settings, in a sentence; '' where nothing is."""
+    """Return what is wrong with the settings, in a sentence; '' where nothing is."""
     try:
         complete(parse_words(f"{name}={value}" for name, value in ours.items()))
     except AgentRLError as error:

@@ -75,7 +75,6 @@ def _json(service: TrainingService, limits: Limits, handle: Callable[[Asked], An
 
 
 def _passes(service: TrainingService, limits: Limits) -> Endpoint:
-    """Where data come to be trained on."""
 
     async def endpoint(request: Request) -> Response:
         tenant = _tenant(service, request)

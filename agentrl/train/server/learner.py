@@ -127,7 +127,7 @@ def _list_parameters(matrices: dict[str, tuple[nn.Parameter, nn.Parameter]]) -> 
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """What a pass computed: the log-probabilities of each datum's targets, in their shape, and metrics."""
+    """The results of a pass: the log-probabilities of each datum's targets, in their shape, and metrics."""
 
     logprobs: list[NDArray[np.float32]]
     metrics: dict[str, float] = field(default_factory=dict)

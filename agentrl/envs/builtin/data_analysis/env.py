@@ -155,7 +155,7 @@ class DataAnalysis(Env):
 
 
 def same(said: str, answer: str) -> bool:
-    """Whether the last line of a message, after "Answer:", is the answer: a number within a cent, or the same name."""
+    """Return whether the last line of a message, after "Answer:", is right: a number to a cent, or the same name."""
     lines = said.strip().splitlines()
     given, answer = bare(lines[-1].rpartition("Answer:")[2] if lines else ""), bare(answer)
     if _NUMBER.fullmatch(answer):

@@ -88,7 +88,7 @@ class Negotiation(Game):
         return f"Your partner: {text}"
 
     def _read(self, text: str) -> dict[str, int]:
-        """What the speaker keeps; things that are not named are the partner's."""
+        """Return what the speaker keeps; things that are not named are the partner's."""
         named = {name: int(number) for name, number in re.findall(r"(\w+)\s*=\s*(\d+)", text)}
         kept = {**dict.fromkeys(THINGS, 0), **named}
         for thing, number in kept.items():

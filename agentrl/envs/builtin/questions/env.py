@@ -184,7 +184,7 @@ def _few(tasks: Sequence[Task]) -> set[str]:
 
 
 def _guess(task: Task, few: Set[str]) -> float:
-    """How often a guess is right: one of the question's choices, or one of a few answers; 0 where there are neither."""
+    """A guess's chance to be right, of the question's choices, or of a few answers; 0 where there are neither."""
     if task["grading"] == Grading.CHOICE:
         return 1 / number_of_choices(task["question"])
     if task["grading"] != Grading.EXACT or not few:
@@ -249,7 +249,7 @@ def _shared_ids(tasks: Sequence[Task]) -> list[str]:
 
 
 def _content(task: Task) -> str:
-    """What makes a question another one: its text, and its images."""
+    """Return what makes a question another one: its text, and its images."""
     return "\n".join([str(task["question"]), *task.get(FIELD, ())])
 
 
@@ -266,7 +266,7 @@ def _ignored(columns: Mapping[str, None], data: Dataset) -> list[str]:
 
 
 def _detected(tasks: Sequence[Task], dropped: Mapping[str, int], ignored: Sequence[str], where: str) -> str:
-    """What was found in the rows of a set, in words."""
+    """Return what was found in the rows of a set, in words."""
     gradings = Counter(str(task["grading"]) for task in tasks)
     graded = ", ".join(f"{grading} ({count:,})" for grading, count in gradings.items())
     words = f"{describe_content(where, len(tasks), 'questions', {}, ignored)}; graded as {graded}"

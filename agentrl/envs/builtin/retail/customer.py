@@ -137,7 +137,7 @@ class Customer:
         return self._wait(self._tell([best]))
 
     def _reconsider(self) -> str:
-        """What the scenario says instead of a first yes."""
+        """Return what the scenario says instead of a first yes."""
         for place, text in enumerate(self._sentences):
             if place not in self.told and _CONDITION.search(text) and re.search(r"\bconfirm", text.casefold()):
                 return self._tell([place])

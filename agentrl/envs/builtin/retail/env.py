@@ -187,12 +187,12 @@ class Retail(Env):
 
     @reward(weight=0.0)
     def database(self, session: Session) -> Any:
-        """Whether the database is as the reference actions leave it, logged."""
+        """Return whether the database is as the reference actions leave it, logged."""
         return self._of_agent(float(self._database_matches()))
 
     @reward(weight=0.0)
     def said(self, session: Session) -> Any:
-        """Whether everything was said that had to be, logged."""
+        """Return whether everything was said that had to be, logged."""
         return self._of_agent(float(self._all_said()))
 
     def _database_matches(self) -> bool:

@@ -187,7 +187,7 @@ class SearchR1(Env):
 
     @reward(weight=0.0)
     def formed(self, session: Session) -> float | None:
-        """Whether the response has the published format, logged."""
+        """Return whether the response has the published format, logged."""
         return float(scoring.well_formed(_whole(session))) if self.form == "text" else None
 
     @reward(weight=0.0, range=(0.0, LOGGED))
@@ -202,17 +202,17 @@ class SearchR1(Env):
 
     @reward(weight=0.0)
     def retrieved(self, session: Session) -> float:
-        """Whether a right answer was in what was found (the retrieval's recall), logged."""
+        """Return whether a right answer was in what was found (the retrieval's recall), logged."""
         return float(scoring.contains("\n".join(self._evidence(session)), self._task["answers"]))
 
     def _evidence(self, session: Session) -> list[str]:
-        """What each search found; an agent program searches by itself, and its messages say what it was told."""
+        """Return what each search found; an agent program searches by itself, and its messages say what it was told."""
         told = "\n".join(message.text for message in session.messages if message.role != "assistant")
         return self._found or scoring.information(told.removeprefix(PROMPT.format(question=self._task["question"])))
 
     @reward(weight=0.0)
     def missed(self, session: Session) -> float:
-        """Whether a right answer was found and not given, logged."""
+        """Return whether a right answer was found and not given, logged."""
         return self.retrieved(session) * (1.0 - self.exact(session))
 
     @reward(weight=0.0, range=(0.0, LOGGED))
@@ -272,7 +272,6 @@ def _client(url: str, timeout: float) -> RetrievalClient:
 
 
 def _turns(session: Session) -> list[str]:
-    """What the model wrote, turn by turn."""
     return [message.text for message in session.messages if message.role == "assistant"]
 
 

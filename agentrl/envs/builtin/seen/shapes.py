@@ -173,7 +173,7 @@ def _asked(rng: random.Random, kind: str, shapes: Sequence[Shape], size: int) ->
 
 
 def described(shapes: Sequence[Sequence[Any]], size: int) -> str:
-    """What is in each cell, row by row."""
+    """Return what is in each cell, row by row."""
     held = {(shape[0], shape[1]): f"{shape[3]} {shape[2]}" for shape in shapes}
     return ", ".join(held.get((row, column), "nothing") for row in range(size) for column in range(size))
 

@@ -52,7 +52,7 @@ class Allocation(ChoiceWorld):
         return SITES
 
     def open_places(self) -> list[int]:
-        """How many are still wanted at each site; below 0 where there are too many."""
+        """Return how many are still wanted at each site; below 0 where there are too many."""
         gone = [site for each in self.said.values() for site in each]
         return [wanted - gone.count(site) for site, wanted in zip(SITES, self.situation["wanted"], strict=True)]
 

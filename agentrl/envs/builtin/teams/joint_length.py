@@ -46,7 +46,7 @@ class JointLength(ChoiceWorld):
 
     @reward
     def fits(self, session: Session) -> Mapping[str, float]:
-        """How well the lengths fit, for both."""
+        """Return how well the lengths fit, for both."""
         return self.payoffs() if all(self.said.values()) else {"pair": 0.0}
 
     def expert(self, messages: Sequence[Message]) -> str:

@@ -42,7 +42,7 @@ class Site(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether what the agent was asked for is done, rightly or not."""
+        """Return whether what the agent was asked for is done, rightly or not."""
         ...
 
     def get(self, path: str, query: Mapping[str, str]) -> str | None:

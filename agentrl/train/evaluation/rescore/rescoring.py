@@ -179,7 +179,7 @@ def _settings(run: Path, config: RescoreConfig) -> RunConfig:
 
 
 def _read_recorded(run: Path) -> dict[str, Any]:
-    """What is known of a run: its environment, its policy, and its data, as far as they are recorded."""
+    """Return what is known of a run: its environment, its policy, and its data, as far as they are recorded."""
     known: dict[str, Any] = {"env": "unknown", "policy": run.name, "split": "", "data": {}}
     file = run / SETTINGS
     tree = read_yaml(file) if file.is_file() else {}
@@ -311,7 +311,7 @@ def _result(
     groups: Sequence[Group],
     seconds: float,
 ) -> dict[str, Any]:
-    """What `result.json` has: an evaluation's, and the run with what changed."""
+    """Return what `result.json` has: an evaluation's, and the run with what changed."""
     recorded = _read_recorded(run)
     ends = Counter(session.status.value for group in groups for session in group.sessions)
     about = {"env": settings.env.name, "policy": recorded["policy"], "agent": None, "split": recorded["split"]}

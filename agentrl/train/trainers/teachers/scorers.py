@@ -1,4 +1,4 @@
-"""Who reads sessions for their log-probabilities: a model over packed forests, an engine or a server path by path.
+"""Scorers of sessions by their log-probabilities: a model over packed forests, an engine or a server path by path.
 
 A forest computes each shared prefix once. An engine is asked for each path from a root to a leaf, and computes a shared
 prefix once where it caches prefixes. Each token is read at the temperature that it was sampled at.

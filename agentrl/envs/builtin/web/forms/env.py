@@ -47,7 +47,7 @@ class WebForms(WebEnv[FormSite]):
 
     @reward(weight=0.0)
     def all_right(self, session: Session) -> float:
-        """Whether all of it is, logged."""
+        """Return whether all of it is, logged."""
         return float(credit(self.site.record, self._task.data) == 1)
 
     def expert(self, messages: Sequence[Message]) -> str | Message:
