@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
@@ -14,6 +15,14 @@ ROOT = Path(agentrl.__file__).parent
 TASKS = ROOT / "envs" / "builtin" / "swe" / "tasks"
 """Repositories that agents work on: none of them is imported."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+PARTICIPLE = re.compile(
+    r"_?([^\W_]+ed|known|made|found|taken|held|kept|told|said|shown|seen|given|drawn|chosen|written|sent|left|lost)"
+    r"(_(in|by|as|of|to|with|on|at|from|for))?"
+)
+NO_PARTICIPLES = {"seed", "feed", "need", "speed", "embed", "exceed", "unembed"}
+NAMED_FOR_AUTHORS = ("agentrl/envs/check/rules/", "builtin/instructions/checks.py", "conformance.py", "/inside/")
+"""Functions that are listed by their names or their docstrings, or that run in a sandbox."""
+QUESTION = re.compile(r"(What|How|Which|Whether|Whose|Who|Where|Why)\b")
 
 
 def test_no_public_class_name_is_used_twice() -> None:
@@ -45,6 +54,42 @@ def test_a_public_method_without_a_docstring_overrides_one_that_has_it() -> None
     ]
 
     assert not lacking, "\n".join(lacking)
+
+
+def test_functions_are_named_by_verbs_not_by_participles_alone() -> None:
+    nouns = [
+        f"{place}:{function.lineno} {function.name}"
+        for place, module in _modules()
+        if not any(part in place for part in NAMED_FOR_AUTHORS)
+        for function in _functions(module)
+        if (match := PARTICIPLE.fullmatch(function.name)) and match[1] not in NO_PARTICIPLES
+    ]
+
+    assert not nouns, "\n".join(nouns)
+
+
+def test_no_docstring_is_a_bare_question() -> None:
+    questions = [
+        f"{place}:{getattr(node, 'lineno', 1)} {said.splitlines()[0]}"
+        for place, module in _modules()
+        for node in ast.walk(module)
+        if isinstance(node, Function | ast.ClassDef | ast.Module)
+        and (said := ast.get_docstring(node))
+        and QUESTION.match(said)
+    ]
+
+    assert not questions, "\n".join(questions)
+
+
+def _functions(module: ast.Module) -> Iterator[Function]:
+    """A module's functions, and the private methods of its classes, which nothing decorates."""
+    for statement in module.body:
+        if isinstance(statement, Function) and not statement.decorator_list:
+            yield statement
+        elif isinstance(statement, ast.ClassDef):
+            for method in _methods(statement):
+                if method.name.startswith("_") and not method.decorator_list:
+                    yield method
 
 
 def _inherits(kind: ast.ClassDef, method: str, known: dict[str, list[ast.ClassDef]]) -> bool:

@@ -74,7 +74,7 @@ async def test_a_colocated_engine_is_on_the_trainers_gpus_and_sleeps_while_the_o
     gpus: str, folder: Path, tmp_path: Path
 ) -> None:
     config = layout(gpus, engines=2, colocated=True, colocated_engines=1)
-    with cluster.opened(config.cluster, tmp_path) as opened:
+    with cluster.open_cluster(config.cluster, tmp_path) as opened:
         reserve(opened, config, folder)
         (rank,) = opened.spawn_together([RANK], 1)
         rank.wait_ready(LONG)
@@ -116,7 +116,7 @@ def test_a_layout_that_the_nodes_have_no_room_for_is_refused_and_a_dry_run_shows
     config = layout(gpus, engines=2, colocated=True)
     soon = config.cluster.model_copy(update={"place_timeout": 0.1})  # nodes that are to join are waited for
     config = config.model_copy(update={"cluster": soon})
-    with cluster.opened(config.cluster, None) as opened, pytest.raises(ConfigError, match=f"{asked}.*{fits}"):
+    with cluster.open_cluster(config.cluster, None) as opened, pytest.raises(ConfigError, match=f"{asked}.*{fits}"):
         reserve(opened, config, folder)
     lines = list(describe_run(layout(gpus, engines=2, colocated=True, colocated_engines=1), Rates()))
     places = [line.partition("): ")[2] for line in lines]

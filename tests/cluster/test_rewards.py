@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.cluster import current, opened
+from agentrl.cluster import current, open_cluster
 from agentrl.config import RunConfig
 from agentrl.envs.base import Env
 from agentrl.envs.context import context_of
@@ -54,7 +54,7 @@ async def computing(
     """What computes each reward by name: called by the run's process, or by one that calls its pool."""
     settings = {"rewards": 2} | settings
     config = RunConfig.model_validate({"env": "calculator", "cluster": settings, "rewards": added})
-    with opened(config.cluster, None):
+    with open_cluster(config.cluster, None):
         async with open_reward_workers(Env, config) as (own, workers):
             assert workers is not None
             if caller == "driver":

@@ -46,7 +46,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=[False], ids=["plain"])
 def here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """This machine, used as a cluster's nodes are."""
-    with cluster.opened(ClusterConfig(encrypted=request.param, silence_timeout=SILENCE), None) as found:
+    with cluster.open_cluster(ClusterConfig(encrypted=request.param, silence_timeout=SILENCE), None) as found:
         monkeypatch.setattr(found, "name", "nodes")
         yield found
 

@@ -98,7 +98,7 @@ class FunctionCalls(Env):
             return 0.0
         types = {function["name"]: function["parameters"] for function in self._task["functions"]}
         expected = [(name, allowed) for call in self._task["expected"] for name, allowed in call.items()]
-        return float(said is not None and bool(made or has_visible(said.text)) and matched(made, expected, types))
+        return float(said is not None and bool(made or has_visible(said.text)) and is_matched(made, expected, types))
 
     def expert(self, messages: Sequence[Message]) -> Message:
         """The expected calls, with the first right value of each argument."""
@@ -144,14 +144,14 @@ def _task(row: Mapping[str, Any], right: Mapping[Any, Any]) -> Task:
     if expected is None and "irrelevance" not in str(row["id"]):
         raise ValueError(f"{row['id']} has no answer; give the file with the answers: env.answers")
     offered = [
-        {"name": named(f["name"]), "description": f.get("description", ""), "parameters": schema(f["parameters"])}
+        {"name": api_name(f["name"]), "description": f.get("description", ""), "parameters": schema(f["parameters"])}
         for f in (functions if isinstance(functions, list) else [functions])
     ]
-    calls = [{named(name): dict(allowed) for name, allowed in call.items()} for call in expected or ()]
+    calls = [{api_name(name): dict(allowed) for name, allowed in call.items()} for call in expected or ()]
     return Task(id=str(row["id"]), data={"messages": turns[0], "functions": offered, "expected": calls})
 
 
-def named(name: str) -> str:
+def api_name(name: str) -> str:
     """A function's name as APIs allow it: `math.factorial` is `math_factorial`."""
     return _NAME.sub("_", name)
 
@@ -168,7 +168,7 @@ def schema(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def matched(made: Sequence[Call], expected: Sequence[Call], types: Mapping[str, Mapping[str, Any]]) -> bool:
+def is_matched(made: Sequence[Call], expected: Sequence[Call], types: Mapping[str, Mapping[str, Any]]) -> bool:
     """Return whether each call made is one of those expected, each of which is made once, in whatever order."""
     fits = [[at for at, call in enumerate(expected) if _fits(one, call, types.get(one[0], {}))] for one in made]
     held: dict[int, int] = {}  # which call made stands for each of those expected

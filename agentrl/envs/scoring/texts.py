@@ -48,9 +48,9 @@ def extract_answer(session: Session, extract: str) -> str | None:
         case "line":
             return text.strip().rpartition("\n")[2].strip()
         case "boxed":
-            return latex.boxed(text)
+            return latex.find_boxed(text)
         case "stated":
-            return latex.stated(text)
+            return latex.find_stated(text)
         case "tag":
             return between(text, name)
         case "after":

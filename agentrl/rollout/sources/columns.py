@@ -29,8 +29,6 @@ PROMPTS: Mapping[tuple[str, str], tuple[str, bool]] = {
 assistant's message for certain."""
 TEXTS = ("text",)
 TOOLS = ("tools", "functions")
-BESIDE = ("input", "context", "system")
-"""Columns that are read beside a prompt: what an instruction is about, and a system message."""
 PAIRS = ("chosen", "rejected")
 
 

@@ -91,7 +91,7 @@ class GatewayRole:
             Its address, and then, where it can't go on, what `OpenSession.broken` raises.
         """
         async with self._opening:
-            gateway = self._gateway = self._gateway or await self._served()
+            gateway = self._gateway = self._gateway or await self._serve()
         async with AsyncExitStack() as stack:
             stack.enter_context(self._calls.leases.session(session.id))
             opened = await stack.enter_async_context(gateway.opened(session, sampling, recorded))
@@ -111,7 +111,7 @@ class GatewayRole:
         """End the session and return its record."""
         return await self._sessions[session_id].finish(status, error)
 
-    async def _served(self) -> LocalGateway:
+    async def _serve(self) -> LocalGateway:
         config, store = self._config, self._open.enter_context(Store(":memory:"))
         own = own_gateway(self._policy, store, config.rollout, config.gateway, keeps=False, bound=self._bound)
         return await self._open.enter_async_context(own)

@@ -215,7 +215,7 @@ async def loaded(
         splits: which are played; none is the one that is evaluated.
         say: is called with lines about them.
     """
-    with cluster.opened(config.cluster, folder / "logs") as opened:
+    with cluster.open_cluster(config.cluster, folder / "logs") as opened:
         await asyncio.to_thread(reserve, opened, config, base)
         async with cluster.while_not_lost(opened.lost):
             renderer = get_renderer(base, config.model.renderer, config.model.stop)

@@ -230,7 +230,7 @@ async def loaded_policy(configs: Sequence[RunConfig], folder: Path, display: Dis
 
 def _reward_cluster(limits: ClusterConfig, folder: Path) -> AbstractContextManager[object]:
     """The machines of reward workers, where the policy itself needs none."""
-    return cluster.opened(limits, folder / "logs") if limits.rewards else nullcontext()
+    return cluster.open_cluster(limits, folder / "logs") if limits.rewards else nullcontext()
 
 
 @asynccontextmanager

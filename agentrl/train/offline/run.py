@@ -53,7 +53,7 @@ async def train_on_data(config: RunConfig, folder: RunFolder, store: Store, disp
     if config.model.trust_remote_code:
         custom_code.allow(base)
     prove_architecture(config, base, display, trains=True)
-    with cluster.opened(config.cluster, folder.path / "logs") as opened:
+    with cluster.open_cluster(config.cluster, folder.path / "logs") as opened:
         async with cluster.while_not_lost(opened.lost):
             renderer = get_renderer(base, config.model.renderer, config.model.stop)
             policy = Policy(renderer, None, model=base)

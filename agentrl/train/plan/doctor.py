@@ -168,7 +168,7 @@ def examine(config: DoctorConfig) -> DoctorReport:
     report = DoctorReport()
     if config.cluster.name == "local":
         report.features += find_features(config.folder)
-    with cluster.opened(config.cluster, None) as opened:
+    with cluster.open_cluster(config.cluster, None) as opened:
         nodes = opened.nodes()
         report.problems += [f"{node.name} does not answer" for node in nodes if not node.alive]
         asyncio.run(_examine(opened, [node for node in nodes if node.alive], config, report))

@@ -147,7 +147,7 @@ def model_shape(model: ModelConfig) -> Shape:
 def nodes_of(machines: ClusterConfig) -> list[ClusterNode]:
     """The run's nodes: this machine, or those of the running Ray cluster at `cluster.address`."""
     if machines.name == "ray" and machines.address is not None:
-        with cluster.opened(machines, None) as opened:
+        with cluster.open_cluster(machines, None) as opened:
             return [node for node in opened.nodes() if node.alive]
     found = measure_gpus()
     (here,) = cluster.LocalCluster().nodes()

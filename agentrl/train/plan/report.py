@@ -64,10 +64,10 @@ def nodes_of(config: PlanConfig) -> list[ClusterNode]:
     """The nodes that are described, or a running Ray cluster's."""
     if config.address is None:
         return config.described
-    from agentrl.cluster import opened
+    from agentrl.cluster import open_cluster
     from agentrl.config import ClusterConfig
 
-    with opened(ClusterConfig(name="ray", address=config.address), None) as cluster:
+    with open_cluster(ClusterConfig(name="ray", address=config.address), None) as cluster:
         return [node for node in cluster.nodes() if node.alive]
 
 

@@ -160,13 +160,13 @@ def address_of(address1: str, address2: str, city: str, state: str, country: str
     return address
 
 
-def folded(text: str) -> str:
+def fold(text: str) -> str:
     """Text without case and accents, for comparing names."""
-    return _folded(text[:MAX_FIELD])
+    return _fold(text[:MAX_FIELD])
 
 
 @functools.lru_cache(maxsize=4096)  # a look-up compares with all customers
-def _folded(text: str) -> str:
+def _fold(text: str) -> str:
     text = text.casefold()
     if text.isascii():  # as nearly all of them are
         return text.strip()

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from agentrl.envs.builtin.retail.data import Record
-from agentrl.envs.builtin.retail.records import RetailRecords, address_of, check_items, difference_of, folded
+from agentrl.envs.builtin.retail.records import RetailRecords, address_of, check_items, difference_of, fold
 from agentrl.errors import ToolError
 from agentrl.tools.calculator import evaluate
 from agentrl.tools.schema import show_value
@@ -43,8 +43,8 @@ class RetailStore(RetailRecords):
         Args:
             email: such as name@example.com.
         """
-        wanted = folded(email)
-        return self.find_user(lambda user: folded(user["email"]) == wanted)
+        wanted = fold(email)
+        return self.find_user(lambda user: fold(user["email"]) == wanted)
 
     @tool(quick=True)
     def find_user_id_by_name_zip(self, first_name: str, last_name: str, zip: str) -> str:
@@ -55,10 +55,10 @@ class RetailStore(RetailRecords):
             last_name: such as Lee.
             zip: such as 10001.
         """
-        name = folded(first_name), folded(last_name)
+        name = fold(first_name), fold(last_name)
         return self.find_user(
             lambda user: (
-                (folded(user["name"]["first_name"]), folded(user["name"]["last_name"])) == name
+                (fold(user["name"]["first_name"]), fold(user["name"]["last_name"])) == name
                 and user["address"]["zip"] == zip
             )
         )

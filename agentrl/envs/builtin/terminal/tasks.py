@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import count
 from typing import Any
 
-from agentrl.envs.builtin.math_tools import held_out
+from agentrl.envs.builtin.math_tools import is_held_out
 from agentrl.types import Task
 
 NAMES = ("alpha", "bravo", "delta", "echo", "gamma", "kilo", "lima", "omega", "sierra", "tango", "victor", "zulu")
@@ -26,7 +26,7 @@ class Problem:
         files: those that are there, by path.
         modes: permissions of some of them, in octal, where they are not 644.
         programs: Python files of those that run in the background from the beginning.
-        checks: what must be so afterwards (`verify.passed`).
+        checks: what must be so afterwards (`verify.list_passed`).
         commands: the expert's.
     """
 
@@ -45,7 +45,7 @@ def tasks(seed: int, level: int | None, split: str) -> Iterator[Task]:
         of = level or rng.choice(list(LEVELS))
         while True:
             problem = rng.choice(LEVELS[of])(rng)
-            if held_out(f"{problem.words}{sorted(problem.files.items())}") == (split == "eval"):
+            if is_held_out(f"{problem.words}{sorted(problem.files.items())}") == (split == "eval"):
                 break
         yield Task(id=f"terminal-{seed}-{split}-{level or 'all'}-{index}", data={"level": of, **asdict(problem)})
 

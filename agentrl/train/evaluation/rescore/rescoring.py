@@ -124,7 +124,7 @@ async def _rescore(
         write_atomically(target / BEGUN, orjson.dumps({"settings": name}))
         folder.seals.add(0, evaluation="begun")
         display.resume_hint = lambda: f"interrupted; the same command goes on, in {target}"
-        opened = cluster.opened(config.cluster, target / "logs") if config.cluster.rewards else nullcontext()
+        opened = cluster.open_cluster(config.cluster, target / "logs") if config.cluster.rewards else nullcontext()
         with opened:
             scored, changes = await _score(groups, source, store, settings, config, display)
         result = _combine(evaluate_groups(scored, settings.eval))
