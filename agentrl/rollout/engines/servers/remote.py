@@ -105,7 +105,7 @@ class RemoteEngine(ManagedEngine, ABC):
         """Let the paused server load its weights from a folder, and number them."""
 
     @abstractmethod
-    async def _score(self, ids: list[int], temperature: float) -> list[float]:
+    async def _score_tokens(self, ids: list[int], temperature: float) -> list[float]:
         """Log-probability of each token but the first; EngineError where one is not finite."""
 
     async def load_folder(self, folder: Path, version: int) -> None:
@@ -217,7 +217,7 @@ class RemoteEngine(ManagedEngine, ABC):
         await self._admit()
         try:
             with readable():
-                return [0.0, *await self._score(ids, temperature)]
+                return [0.0, *await self._score_tokens(ids, temperature)]
         except AgentRLError as error:
             raise await self._server_error(error) from error
 

@@ -221,7 +221,7 @@ class SGLangEngine(ServerEngine):
         if request.rid:
             await self.client.abort(request.rid)
 
-    async def _score(self, ids: list[int], temperature: float) -> list[float]:
+    async def _score_tokens(self, ids: list[int], temperature: float) -> list[float]:
         found = await self._score_hot(ids, temperature) if temperature != 1.0 else await self._score(ids)
         self._check_finite(found)
         return found

@@ -165,7 +165,7 @@ class VLLMEngine(ServerEngine):
             temperature = request.sampling.temperature or 1.0
             path, start = [*request.ids, *sampled], len(request.ids)
             under = self._under(request.version, request.adapter)
-            found = await self._score(path, temperature, start, under)
+            found = await self._score_tokens(path, temperature, start, under)
             count, best = request.sampling.top_logprobs, list[list[tuple[int, float]]]()
             if count:
                 params = {"temperature": temperature, "logprobs": count + 1}
@@ -219,7 +219,7 @@ class VLLMEngine(ServerEngine):
         if request.rid:
             await self.client.abort([request.rid])
 
-    async def _score(
+    async def _score_tokens(
         self, ids: list[int], temperature: float, start: int = 1, under: Mapping[str, Any] | None = None
     ) -> list[float]:
         under = self._under(self._version, self._adapter()) if under is None else under
