@@ -104,7 +104,6 @@ class _WithSettings(typer.core.TyperCommand):
         return super().parse_args(ctx, args)
 
     def settings(self) -> type[BaseModel]:
-        """The command's settings."""
         from agentrl.config import RunConfig
 
         return RunConfig

@@ -1,4 +1,4 @@
-"""What a shell completes: settings of a run, and the names that a setting can have."""
+"""Completion in a shell: settings of a run, and the names that a setting can have."""
 
 from __future__ import annotations
 

@@ -220,19 +220,17 @@ def list_fired(folder: Path) -> list[dict[str, Any]]:
 
 
 class _Reached:
-    """What fires at a point that is reached."""
+    """The faults that fire at a point that is reached."""
 
     def __init__(self, injector: _Injector, name: str, firing: list[int]) -> None:
         self._injector, self._name, self._firing = injector, name, firing
 
     @property
     def delays(self) -> list[float]:
-        """Seconds to wait, of each delay."""
         faults = self._injector.plan.faults
         return [faults[index].seconds for index in self._firing if faults[index].action == "delay"]
 
     def act(self, value: Any) -> Any:
-        """Do all but the delays."""
         for index in self._firing:
             value = self._injector.act(index, self._name, value)
         return value
@@ -358,7 +356,7 @@ TICK = 0.05
 
 
 def _running(fault: Fault) -> list[Any]:
-    """What the fault could kill: process numbers, or ids of sandboxes."""
+    """Return what the fault could kill: process numbers, or ids of sandboxes."""
     if fault.pid_file is not None:
         with suppress(OSError, ValueError):
             pid = int(Path(fault.pid_file).read_text())

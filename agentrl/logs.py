@@ -74,7 +74,7 @@ class _Lines(logging.FileHandler):
 
 
 class _Terminal(logging.Handler):
-    """What Python does with warnings where nobody has set up logging."""
+    """A handler like Python's own of last resort, for warnings where nobody has set up logging."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name != shown.name and not logging.root.handlers and logging.lastResort is not None:

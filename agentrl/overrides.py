@@ -340,7 +340,7 @@ def _unknown(key: str, value: Any, model: type[BaseModel], tree: Mapping[str, An
 
 
 def _of_another(key: str, value: Any, model: type[BaseModel], tree: Mapping[str, Any]) -> str:
-    """What is said of a setting that belongs to another plug-in than the chosen one; '' where it belongs to none."""
+    """Tell of a setting that it belongs to another plug-in than the chosen one; '' where it belongs to none."""
     sections = plugin_sections(model)
     section = next((section for section in sections if key.startswith(f"{section}.")), None)
     if section is None:

@@ -175,7 +175,7 @@ class Registry(Generic[T]):
             raise
 
     def _only(self, module: ModuleType, path: str) -> Any:
-        """What `path/to/file.py` means: the only object of this kind that the file defines."""
+        """Return what `path/to/file.py` means: the only object of this kind that the file defines."""
         accepts = self._default or (lambda value: False)
         found = {
             name: value

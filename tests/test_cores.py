@@ -37,7 +37,7 @@ def large(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_affinity_limits_what_may_be_used() -> None:
     cpu = min(os.sched_getaffinity(0))
-    code = f"import os; os.sched_setaffinity(0, [{cpu}]); from agentrl.common import cores; print(cores.allowed())"
+    code = f"import os; os.sched_setaffinity(0, [{cpu}]); from agentrl.common import cores; print(cores.list_allowed())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == f"[{cpu}]\n", done.stderr
 
@@ -158,7 +158,8 @@ def test_tools_and_the_programs_that_they_start_get_one_thread_and_the_user_gets
         "torch.set_num_threads(3)\n"
         "child = [sys.executable, '-c', 'import os; print(os.environ[\"OMP_NUM_THREADS\"])']\n"
         "with cores.one_each():\n"
-        "    print(torch.get_num_threads(), subprocess.check_output(child, text=True).strip(), cores.chosen(None, 4))\n"
+        "    print(torch.get_num_threads(), subprocess.check_output(child, text=True).strip())\n"
+        "    print(cores.choose_threads(None, 4))\n"
         "    with cores.computing(2): print(torch.get_num_threads())\n"
         "print(torch.get_num_threads(), os.environ.get('OMP_NUM_THREADS'))\n"
     )

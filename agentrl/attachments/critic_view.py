@@ -44,7 +44,6 @@ class CriticView(AttachmentKind):
     name = NAME
 
     def check(self, data: bytes, tokens: int) -> None:
-        """Check that the numbers are finite."""
         unpack(data)
 
 

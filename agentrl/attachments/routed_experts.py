@@ -39,7 +39,6 @@ class _Shape(NamedTuple):
 
     @property
     def row(self) -> int:
-        """The bytes of one row."""
         return self.width * self.topk * self.layers
 
     @property
@@ -143,7 +142,6 @@ class RoutedExperts(AttachmentKind):
     name = NAME
 
     def check(self, data: bytes, tokens: int) -> None:
-        """Whole rows, for no more tokens than the path has."""
         rows = count(data)
         if rows > tokens:
             raise InvalidInput(

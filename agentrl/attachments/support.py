@@ -195,7 +195,6 @@ def unpack(data: bytes) -> Support:
 
 
 def _unpack(data: bytes, letter: bytes) -> Support:
-    """The rows behind a letter."""
     try:
         if data[:1] != letter:
             raise ValueError(f"they begin with {data[:1]!r}")
@@ -232,7 +231,6 @@ class SupportKind(AttachmentKind):
     of_turn = True
 
     def check(self, data: bytes, tokens: int) -> None:
-        """Well formed, for no more tokens than the path has."""
         rows = len(unpack(data).codes)
         if rows > tokens:
             raise InvalidInput(f"supports of {rows} tokens; the path up to their end has {tokens}")
@@ -264,7 +262,6 @@ class SupportKind(AttachmentKind):
         return found._pack(_SPLIT, _SHARED), parts
 
     def unite(self, rest: bytes, parts: Sequence[bytes]) -> bytes:
-        """The sets in their places."""
         found, left = _unpack(rest, _SPLIT), iter(parts)
         try:
             sets = tuple(stored or next(left) for stored in found.sets)

@@ -73,7 +73,7 @@ class PickledArguments:
     Attributes:
         data: the arguments, pickled.
         files: the plug-ins' files that this process has imported: classes of theirs may be among the arguments.
-        code: the code of model folders that may run (`custom_code.granted`).
+        code: the code of model folders that may run (`custom_code.list_granted`).
     """
 
     data: bytes
@@ -246,7 +246,6 @@ class Worker(Calling):
 
     @property
     def connection(self) -> Connection:
-        """The connection that calls go over, once it is ready."""
         if self._connection is None:
             raise InfraError(f"{self.role} is not ready yet")
         return self._connection
@@ -256,7 +255,6 @@ class Worker(Calling):
         return self.ended.result() if self.ended.done() else self.process.poll()
 
     def kill(self) -> None:
-        """Kill the process."""
         self.process.kill()
 
     def shutdown(self) -> None:
@@ -281,7 +279,7 @@ class Cluster(ABC):
         logs: the folder of the workers' logs, which all nodes see; None are temporary files on each.
         start_timeout: seconds that a worker may take to be placed and built.
         encrypted: whether workers are called over TLS.
-        variables: of this process's environment, the names of those that workers elsewhere get (`variables.passed`).
+        variables: the names of those of this process's environment that workers elsewhere get (`select_variables`).
         silence_timeout: seconds without a sign of life after which a worker's process is ended.
     """
 

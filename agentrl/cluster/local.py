@@ -80,7 +80,6 @@ class LocalProcess(RoleProcess):
         self._socket.sendall(encode(WorkerStart(role.pickled(), node, host, secrets.token_bytes(32), encrypted)))
 
     def connect(self, timeout: float) -> tuple[Connection, Address]:
-        """See `RoleProcess.connect`; called once."""
         end = time.monotonic() + timeout
         try:
             while not select.select([self._socket], [], [], _POLL_SECONDS)[0]:
@@ -98,7 +97,6 @@ class LocalProcess(RoleProcess):
         return Connection(self._socket, str(self.role), self.exit_error), address
 
     def exit_error(self) -> InfraError:
-        """See `RoleProcess.exit_error`."""
         self.server.wait(END_SECONDS)
         return self._make_exit_error()
 
@@ -110,11 +108,9 @@ class LocalProcess(RoleProcess):
         return InfraError(self._liveness.silent) if self._liveness.silent else self.server.exit_error()
 
     def kill(self) -> None:
-        """See `RoleProcess.kill`."""
         self.server.kill()
 
     def close(self) -> None:
-        """See `RoleProcess.close`."""
         self._liveness.close()
         self._socket.close()  # which ends it
         self.server.wait(END_SECONDS)
@@ -135,7 +131,6 @@ class LocalCluster(Cluster):
         self._workers: list[Worker] = []
 
     def spawn(self, role: Role) -> Worker:
-        """Start a process; see `Cluster.spawn`."""
         worker = Worker(
             role, LocalProcess(role, self.log(role), encrypted=self.encrypted, silence=self.silence_timeout)
         )
@@ -143,7 +138,6 @@ class LocalCluster(Cluster):
         return worker
 
     def spawn_together(self, roles: Sequence[Role], together: int) -> list[Worker]:
-        """Start roles, all on this node."""
         return [self.spawn(role) for role in roles]
 
     def log(self, role: Role) -> Path | None:
@@ -157,7 +151,6 @@ class LocalCluster(Cluster):
         return [ClusterNode(HERE, float(len(cores.list_allowed())), 0, {})]
 
     def close(self) -> None:
-        """End every worker. Idempotent."""
         for worker in self._workers:
             worker.shutdown()
         self._workers.clear()

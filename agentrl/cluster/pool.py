@@ -87,13 +87,11 @@ class WorkerPool:
             self._following = asyncio.create_task(self._follow(self._usable(await in_thread(cluster.current().nodes))))
 
     async def call(self, method: str, *arguments: Any, timeout: float | None) -> Any:
-        """See `Workers.call`."""
         async with self.held() as worker:
             return await worker.call(method, *arguments, timeout=timeout)
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[Calling]:
-        """See `Workers.held`."""
         async with self.lease() as worker:
             try:
                 yield worker

@@ -32,7 +32,6 @@ def remove(segments: Iterable[Segment], group: int) -> None:
 
 
 def _processes() -> Iterator[tuple[int, int]]:
-    """Each process and its group."""
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if name.isdigit():

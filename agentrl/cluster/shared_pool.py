@@ -65,7 +65,6 @@ class DistantPool:
         self._access, self._links = access, dict[Address, Link]()
 
     async def call(self, method: str, *arguments: Any, timeout: float | None) -> Any:
-        """See `Workers.call`."""
         async with self.held() as worker:
             return await worker.call(method, *arguments, timeout=timeout)
 
@@ -92,6 +91,5 @@ class DistantPool:
         return await self._links[address].connection()
 
     def close(self) -> None:
-        """Close all connections. Idempotent."""
         for link in self._links.values():
             link.close()

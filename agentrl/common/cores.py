@@ -163,7 +163,7 @@ def one_each() -> Iterator[None]:
 
 
 def _core(cpu: int) -> object:
-    """Which core a processor belongs to; hardware threads of one core share it."""
+    """Return which core a processor belongs to; hardware threads of one core share it."""
     topology = _TOPOLOGY / f"cpu{cpu}" / "topology"
     return (_read(topology / "physical_package_id"), _read(topology / "core_id")) if topology.is_dir() else cpu
 

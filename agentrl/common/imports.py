@@ -136,7 +136,6 @@ class _Loader(SourceFileLoader):
         self._folder = folder
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run it."""
         vars(module)["__builtins__"] = {**vars(builtins), "__import__": _Beside(self._folder)}
         super().exec_module(module)
 
@@ -152,7 +151,6 @@ class _Packages(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """A module's place in its package."""
         top, _, inner = fullname.partition(".")
         package = sys.modules.get(top)
         if not inner or not top.startswith(_PREFIX) or package is None or package.__file__ is None:
@@ -263,7 +261,6 @@ class _Files(importlib.abc.MetaPathFinder):
         self._known = known
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """The file of a module."""
         found = self._known.get(fullname)
         return None if found is None else _spec(fullname, Path(found))
 

@@ -33,7 +33,6 @@ class ScratchFolder:
         new.rename(self.path / LOCK)  # from here on others look at it, and find it locked
 
     def close(self) -> None:
-        """Remove the folder. Idempotent."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self._descriptor is not None:
             os.close(self._descriptor)

@@ -13,7 +13,7 @@ from agentrl.types import MAIN
 
 
 class ScheduleConfig(Section):
-    """When each of several policies learns; one that does not plays on as it is, and nobody's tokens are lost to it."""
+    """The steps in which each of several policies learns; others play as they are, and lose no tokens to it."""
 
     alternate: PositiveInt | None = None
     """Steps that one policy learns while the others stay as they are, then the next one, in the order of `policies`,
@@ -23,7 +23,7 @@ class ScheduleConfig(Section):
 
     @property
     def active(self) -> bool:
-        """Whether a policy may stay as it is in some step."""
+        """Return whether a policy may stay as it is in some step."""
         return self.alternate is not None or bool(self.frozen)
 
     @model_validator(mode="after")

@@ -110,7 +110,7 @@ def _drop_declared(value: Any, dumped: Any) -> Any:
 
 
 def _declarations(section: BaseModel) -> Mapping[str, Callable[[Any], Any] | None]:
-    """How each field of a section is hidden, an environment's arguments included."""
+    """Return how each field of a section is hidden, an environment's arguments included."""
     hides = _of_class(type(section))
     if not section.model_extra:
         return hides
@@ -140,7 +140,7 @@ def _marks(annotation: Any) -> Iterator[Hide]:
 
 
 def _is_address(value: Any) -> TypeGuard[str]:
-    """Whether it is an address, or a name with one behind it (`openenv:http://…`): a text with one in it is not."""
+    """Return whether it is an address, or a name with one behind it (`openenv:http://…`); a text with one is not."""
     begins = isinstance(value, str) and ("://" in value or value.startswith("//"))
     return begins and not any(map(str.isspace, value))
 

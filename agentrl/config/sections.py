@@ -48,7 +48,6 @@ class Section(BaseModel):
         know(declared_values(self), declared=True)
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
-        """The fields without secrets."""
         shown = public(self)
         yield from ((name, shown.get(name, value)) for name, value in super().__repr_args__() if name is not None)
 

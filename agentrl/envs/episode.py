@@ -84,7 +84,6 @@ class ScriptedActor:
     policy: ScriptedPolicy
 
     async def act(self, conversation: Conversation, env: Env, turn: int, deadline: float) -> Node:
-        """Append the policy's message."""
         message = self.policy(env, conversation.messages)
         return conversation.demonstrate(await message if inspect.isawaitable(message) else message)
 
@@ -326,7 +325,7 @@ def _note_overlong(session: Session, error: TokenBudgetExceeded, limits: Rollout
 
 
 def _cut_off(conversation: Conversation, limits: RolloutConfig) -> str:
-    """Why a turn was cut off: by the budget that it used up, or by its own limit."""
+    """Return why a turn was cut off: by the budget that it used up, or by its own limit."""
     budget = conversation.budget
     if budget is not None and budget.left < 1:
         return f"a turn was cut off: {budget.name} is used up"

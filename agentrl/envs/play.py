@@ -157,7 +157,7 @@ def _read(prompt: str) -> str:
 
 @dataclass(frozen=True)
 class _Game:
-    """What is played.
+    """The environment and the task that are played.
 
     Attributes:
         make: makes the environment.

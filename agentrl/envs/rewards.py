@@ -228,7 +228,6 @@ class GroupReward(Reward):
     settings: ClassVar[type[RewardConfig]] = GroupRewardConfig
 
     def compute(self, session: Session) -> None:
-        """None: a session alone has no siblings."""
         return None
 
     def compute_group(self, sessions: Sequence[Session]) -> Sequence[float | None] | Awaitable[Sequence[float | None]]:
@@ -249,7 +248,6 @@ class NamedGroupReward:
 
     @property
     def mark(self) -> RewardMark:
-        """Name, weight and range."""
         return NamedReward(self.name, self.reward).mark
 
     async def __call__(self, sessions: Sequence[Session]) -> list[float | None]:
@@ -335,7 +333,6 @@ class RewardedEnvs:
     of_groups: tuple[NamedGroupReward, ...] = ()
 
     def __call__(self) -> Env:
-        """Make one."""
         env = self.make_env()
         context = context_of(env.unwrapped)
         context.added_rewards = self.added

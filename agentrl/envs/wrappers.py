@@ -49,37 +49,29 @@ class Wrapper(Env):
 
     @cached_property
     def tools(self) -> ToolRegistry:
-        """The wrapped environment's tools."""
         return self.env.tools
 
     @property
     def unwrapped(self) -> Env:
-        """The innermost environment."""
         return self.env.unwrapped
 
     def tasks(self, split: str = "train") -> Iterable[Task | Mapping[str, Any]]:
-        """The wrapped environment's tasks."""
         return self.env.tasks(split)
 
     def chance_of(self, tasks: Sequence[Task]) -> float | None:
-        """A guess's mean reward in the wrapped environment."""
         return self.env.chance_of(tasks)
 
     async def prepare(self, tasks: Sequence[Task], sessions: int) -> None:
-        """Let the wrapped environment get ready."""
         await calls.prepare(self.env, tasks, sessions)
 
     async def reset(self, task: Task, *, seed: int | None = None) -> Opening:
-        """Begin an episode."""
         openings = await calls.openings(self.env, task, seed=seed)
         return openings if len(self.agents) > 1 else openings[self.agents[0]]
 
     async def brief(self, task: Task) -> Task:
-        """Return the wrapped environment's brief for an agent program."""
         return await calls.brief(self.env, task)
 
     async def step(self, message: Message) -> StepResult:
-        """Answer the agent."""
         return await calls.step(self.env, message)
 
     async def state(self) -> Any:
@@ -87,7 +79,6 @@ class Wrapper(Env):
         return await calls.state_data(self.env)
 
     async def restore(self, task: Task, state: Any) -> None:
-        """Continue the wrapped environment's episode."""
         await calls.restore_data(self.env, task, state)
 
     async def fork(self) -> Env:
@@ -98,15 +89,12 @@ class Wrapper(Env):
         return other
 
     async def close(self) -> None:
-        """Close the wrapped environment."""
         await calls.close(self.env)
 
     async def expert(self, messages: Sequence[Message]) -> Message:
-        """The next message of the wrapped environment's expert."""
         return await calls.expert(self.env, messages)
 
     async def demonstrate(self, messages: Sequence[Message], rng: random.Random) -> Message:
-        """The next message of the wrapped environment's demonstrator."""
         return await calls.demonstrate(self.env, messages, rng)
 
     async def critic_view(self, agent: str) -> Sequence[float]:
@@ -128,22 +116,18 @@ class TurnLimit(Wrapper):
         self._taken = 0
 
     async def reset(self, task: Task, *, seed: int | None = None) -> Opening:
-        """Begin an episode and the count."""
         self._taken = 0
         return await super().reset(task, seed=seed)
 
     async def step(self, message: Message) -> StepResult:
-        """Answer, and count."""
         result = await super().step(message)
         self._taken += 1
         return result if self._taken < self.turns else _cut(result, "turns")
 
     async def state(self) -> Any:
-        """The turns taken, and the wrapped environment's state."""
         return {"turns": self._taken, "env": await super().state()}
 
     async def restore(self, task: Task, state: Any) -> None:
-        """Continue, with the turns that were left."""
         await super().restore(task, state["env"])
         self._taken = state["turns"]
 
@@ -156,12 +140,10 @@ class TimeLimit(Wrapper):
         self.seconds, self._clock, self._began = _positive("seconds", seconds), clock, 0.0
 
     async def reset(self, task: Task, *, seed: int | None = None) -> Opening:
-        """Begin an episode and the clock."""
         self._began = self._clock()
         return await super().reset(task, seed=seed)
 
     async def step(self, message: Message) -> StepResult:
-        """Answer in the time that is left."""
         left = self._began + self.seconds - self._clock()
         if left <= 0:
             return _cut(StepResult(), "time")
@@ -176,7 +158,6 @@ class TimeLimit(Wrapper):
         return result if self._clock() < self._began + self.seconds else _cut(result, "time")
 
     async def state(self) -> Any:
-        """The seconds used, and the wrapped environment's state."""
         used = self._clock() - self._began
         return {"seconds": used, "env": await super().state()}
 
@@ -200,23 +181,19 @@ class TokenBudget(Wrapper):
         self.tokens, self._count, self.used = _positive("tokens", tokens), count or _estimate, 0
 
     async def reset(self, task: Task, *, seed: int | None = None) -> Opening:
-        """Begin an episode; its opening messages count."""
         opening = await super().reset(task, seed=seed)
         self.used = sum(self._count(_whole(message)) for message in _all(opening))
         return opening
 
     async def step(self, message: Message) -> StepResult:
-        """Answer, and count the message and the answers."""
         result = await super().step(message)
         self.used += sum(self._count(_whole(said)) for said in (message, *result.messages, *_all(result.others)))
         return result if self.used <= self.tokens else _cut(result, "tokens")
 
     async def state(self) -> Any:
-        """The tokens used, and the wrapped environment's state."""
         return {"tokens": self.used, "env": await super().state()}
 
     async def restore(self, task: Task, state: Any) -> None:
-        """Continue, with the tokens that were left."""
         await super().restore(task, state["env"])
         self.used = state["tokens"]
 
@@ -232,7 +209,6 @@ class Transcript(Wrapper):
         self._seed: int | None = None
 
     async def reset(self, task: Task, *, seed: int | None = None) -> Opening:
-        """Begin an episode and its record."""
         self._write()
         opening = await super().reset(task, seed=seed)
         self.messages, self._rewards = _all(opening), []
@@ -240,7 +216,6 @@ class Transcript(Wrapper):
         return opening
 
     async def step(self, message: Message) -> StepResult:
-        """Answer, and note both."""
         result = await super().step(message)
         self.messages += [message, *result.messages, *_all(result.others)]
         self._rewards.append(result.reward)
@@ -249,12 +224,10 @@ class Transcript(Wrapper):
         return result
 
     async def state(self) -> Any:
-        """The record so far, and the wrapped environment's state."""
         messages = [message.model_dump(exclude_none=True) for message in self.messages]
         return {"messages": messages, "rewards": self._rewards, "seed": self._seed, "env": await super().state()}
 
     async def restore(self, task: Task, state: Any) -> None:
-        """Continue the record."""
         await super().restore(task, state["env"])
         self.messages, self._rewards = [Message(**message) for message in state["messages"]], state["rewards"]
         self._task, self._seed = task, state["seed"]
@@ -267,7 +240,6 @@ class Transcript(Wrapper):
         return other
 
     async def close(self) -> None:
-        """Write what is not written yet, and close."""
         self._write()
         await super().close()
 

@@ -85,7 +85,7 @@ class ImageProcessor:
             return made
 
     def attached(self, message: Message) -> dict[str, bytes]:
-        """What the node of a message carries of its images.
+        """Return what the node of a message carries of its images.
 
         Raises:
             RenderError: one of them can't be read, or they become frames of different sizes.

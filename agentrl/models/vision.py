@@ -90,7 +90,7 @@ def embed(trunk: Any, token_ids: Tensor, frames: Tensor, frame: Tensor, place: T
 
 
 def of_vision(name: str) -> bool:
-    """Whether a weight is of the tower or the projector."""
+    """Return whether a weight is of the tower or the projector."""
     return is_fixed(name, "frozen")
 
 

@@ -51,7 +51,6 @@ class Statistics:
         self.containing: Counter[str] = Counter()
 
     def add(self, text: str) -> None:
-        """Count one passage."""
         terms = words(text)
         self.documents += 1
         self.length += len(terms)

@@ -113,5 +113,4 @@ class Corpus:
             yield self[place].contents
 
     def close(self) -> None:
-        """Close the corpus's file."""
         self._bytes.close()

@@ -54,7 +54,6 @@ class App:
         return await asyncio.to_thread(self.index.search, queries, topk)
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        """Answer one request."""
         if scope["type"] != "http":
             return
         status, answer = await self._answer(scope["method"], scope["path"], receive)

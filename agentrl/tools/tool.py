@@ -34,9 +34,7 @@ ModelErrors = tuple[type[Exception], ...]
 class SandboxProvider(Protocol):
     """Returns the episode's sandbox, which is created at the first call."""
 
-    def __call__(self) -> Awaitable[Any]:
-        """Return the episode's sandbox."""
-        ...
+    def __call__(self) -> Awaitable[Any]: ...
 
 
 @dataclass(frozen=True)

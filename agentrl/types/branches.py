@@ -1,4 +1,4 @@
-"""What a run does with the branches that it forked on purpose: which are trained, by how much, and each by itself."""
+"""The use of branches that a run forked on purpose: which are trained, by how much, and each by itself."""
 
 from __future__ import annotations
 

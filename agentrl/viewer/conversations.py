@@ -156,7 +156,7 @@ def tokens(run: Run, session: Session, id_: int) -> dict[str, Any]:
 
 
 def _support(node: Node) -> dict[str, Any] | None:
-    """How many tokens each of a turn's was drawn from, None where that is not known, and by which rule."""
+    """Return how many tokens each of a turn's was drawn from, None where that is not known, and by which rule."""
     data = node.attachments.get(support.NAME)
     if data is None:
         return None

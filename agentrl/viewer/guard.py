@@ -51,7 +51,6 @@ class Guard:
         self._hosts = Hosts(hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
         if scope["type"] != "http":
             return
 

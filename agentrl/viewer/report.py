@@ -156,7 +156,6 @@ def _summary(body: Element, run: Run) -> None:
 
 
 def _result(body: Element, run: Run) -> None:
-    """The results of an evaluation."""
     if (found := run.shown_evaluation()) is None:
         return
     _add(body, "h2", "Result")

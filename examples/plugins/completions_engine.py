@@ -105,7 +105,8 @@ class CompletionsEngine(RemoteEngine):
         if len(ids) != len(logprobs):
             raise EngineError(f"the server sent {len(ids)} tokens with {len(logprobs)} log-probabilities")
         if sampling.top_p < 1 or sampling.top_k or sampling.min_p:  # theirs are of what was left of the vocabulary
-            logprobs = (await self._scored([*request.ids, *ids], sampling.temperature or 1.0))[len(request.ids) - 1 :]
+            scored = await self._score_tokens([*request.ids, *ids], sampling.temperature or 1.0)
+            logprobs = scored[len(request.ids) - 1 :]
         self.progress()
         request.take(ids, logprobs, self._version)
         stopped = choice["finish_reason"] == "stop"
@@ -114,7 +115,7 @@ class CompletionsEngine(RemoteEngine):
     async def _abort(self, request: OpenRequest) -> None:
         """The closed connection ends it."""
 
-    async def _scored(self, ids: list[int], temperature: float) -> list[float]:
+    async def _score_tokens(self, ids: list[int], temperature: float) -> list[float]:
         body = {"prompt": ids, "max_tokens": 0, "echo": True, "logprobs": 0, "temperature": temperature}
         answer = await self._http.post("/v1/completions", {"model": self.config.served_name, **body}, timeout=None)
         return [float(value) for value in answer["choices"][0]["logprobs"]["token_logprobs"][1:]]

@@ -123,7 +123,6 @@ class RayProcess(RoleProcess):
                 raise InfraError(f"{self.role} could not be started: {gone}")
 
     def exit_error(self) -> InfraError:
-        """See `RoleProcess.exit_error`."""
         if self._lost.done():
             return InfraError(f"{self.role} on {self.node} can't be asked how it ended: {self._lost.result()}")
         try:
@@ -137,7 +136,6 @@ class RayProcess(RoleProcess):
         return None
 
     def kill(self) -> None:
-        """See `RoleProcess.kill`."""
         with suppress(Exception):
             ray.kill(self._starter)
         release, self._release = self._release, None
@@ -145,7 +143,6 @@ class RayProcess(RoleProcess):
             release()
 
     def close(self) -> None:
-        """See `RoleProcess.close`."""
         if not self._closed and ray.is_initialized():
             self._closed = True
             ending = self._starter.close.remote()
@@ -190,7 +187,6 @@ class RayCluster(Cluster):
         return self._head.lost
 
     def spawn(self, role: Role) -> Worker:
-        """Have a node start a process; see `Cluster.spawn`."""
         self._head.require()
         if role.here:
             worker = Worker(role, LocalProcess(role, self._log(role), host=self.host, **self._how))
@@ -332,7 +328,6 @@ class RayCluster(Cluster):
         return [each for each in self._workers if each.role.kind == kind and not each.closed]
 
     def occupied(self, kind: str) -> Resources:
-        """See `Cluster.occupied`."""
         return next((each.role.resources for each in self._of_kind(kind)), super().occupied(kind))
 
     def movable(self, kind: str) -> bool:
@@ -380,7 +375,6 @@ class RayCluster(Cluster):
         return self._seen
 
     def close(self) -> None:
-        """End every worker, and Ray where it was started here."""
         self._head.close()
         with ThreadPoolExecutor(len(self._workers) or 1) as threads:  # those of a dead node are waited for
             list(threads.map(Worker.shutdown, self._workers))

@@ -66,7 +66,6 @@ class Starter:
         return self._own_process().exit_error()
 
     def close(self) -> None:
-        """End the role's process."""
         if self.connection is not None:
             self.connection.close()
         if self.process is not None:

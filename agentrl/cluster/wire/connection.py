@@ -78,7 +78,6 @@ class ThreadInbox(Inbox):
         self._queue = queue.SimpleQueue[Message]()
 
     def put(self, messages: list[Message]) -> None:
-        """See `Inbox`."""
         for message in messages:
             self._queue.put(message)
 
@@ -98,7 +97,6 @@ class LoopInbox(Inbox):
         self.queue = asyncio.Queue[Message]()
 
     def put(self, messages: list[Message]) -> None:
-        """See `Inbox`."""
         deliver([(self, messages)], self.loop)
 
     async def get(self, what: str, deadline: float | None) -> Message:
@@ -232,7 +230,6 @@ class Connection(Calling):
 
     @property
     def connection(self) -> Connection:
-        """This connection itself."""
         return self
 
     def begin(self, method: str, arguments: tuple[Any, ...], inbox: Inbox) -> int:

@@ -119,7 +119,6 @@ class EncryptedSocket:
         self._socket.shutdown(how)
 
     def close(self) -> None:
-        """See `socket.socket`."""
         self._socket.close()
 
     def _receive(self) -> None:

@@ -30,6 +30,5 @@ class Link:
             return self._connection
 
     def close(self) -> None:
-        """Close the connection. Idempotent."""
         if self._connection is not None:
             self._connection.close()

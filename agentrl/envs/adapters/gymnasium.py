@@ -145,12 +145,10 @@ class Gymnasium(Env):
     # ------------------------------------------------------------------ the episode
 
     def tasks(self, split: str = "train") -> list[dict[str, Any]]:
-        """Seeds: those of `eval` are others than those of `train`."""
         seeds = range(EVAL_SEEDS, EVAL_SEEDS + EVAL_TASKS) if split == "eval" else range(self.episodes)
         return [{"id": f"seed-{seed}", "seed": seed} for seed in seeds]
 
     async def reset(self, task: Task, *, seed: int | None = None) -> str:
-        """Begin with the task's seed."""
         await self.close()
         idle = _idle[self._key]
         self._env = idle.pop() if idle else await self._run(_make, self.source, self._options)
@@ -159,7 +157,6 @@ class Gymnasium(Env):
         return "\n".join(filter(None, (self.prompt, self._text())))
 
     async def step(self, message: Message) -> StepResult:
-        """Take the message's actions, in order."""
         if self.form == "text":
             result = await self._take_text(message.text)
         elif message.tool_calls:
@@ -191,13 +188,11 @@ class Gymnasium(Env):
         return _key(self.source, self._options)
 
     def state(self) -> dict[str, Any]:
-        """The actions that were taken."""
         if self._cut_off:
             raise StateUnsupported(f"{self.source}: {CUT_OFF}")
         return {"actions": list(self._taken)}
 
     async def restore(self, task: Task, state: Any) -> None:
-        """Take the same actions again."""
         await self.reset(task)
         for action in state["actions"]:
             await self._take(action)
@@ -209,7 +204,7 @@ class Gymnasium(Env):
             action = self._demonstrator(self._seen, self._env.unwrapped)
         elif (action := planned_action(self._env.unwrapped, rng)) is None:
             space.seed(rng.randrange(EVAL_SEEDS))
-            action = space.sample() if (mask := self._mask()) is None else self._masks.drawn(space, mask)
+            action = space.sample() if (mask := self._mask()) is None else self._masks.draw_action(space, mask)
         value: Any = self.names[int(action) - int(space.start)] if self.names else self._spaces.plain(space, action)
         if self.form == "text":
             return Message(role="assistant", content=value if isinstance(value, str) else json.dumps(value))
@@ -370,7 +365,7 @@ def _describe(source: str, options: Mapping[str, Any]) -> Described:
             _described[key] = Described(
                 observations=env.observation_space,
                 actions=env.action_space,
-                allowed=spaces.described(env.action_space),
+                allowed=spaces.describe_space(env.action_space),
                 parameters=spaces.schema(env.action_space),
                 max_steps=env.spec.max_episode_steps if env.spec is not None else None,
             )

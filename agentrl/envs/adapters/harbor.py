@@ -14,7 +14,6 @@ class Harbor(Swe):
     """A folder of tasks in Harbor's format, as in env=harbor:my-tasks; options are those of env=swe."""
 
     def __new__(cls, source: str, **options: Any) -> Any:
-        """Note the arguments, with which `fork` makes another instance."""
         env = super().__new__(cls)
         context_of(env).arguments = (source,), options
         return env

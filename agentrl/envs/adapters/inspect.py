@@ -77,19 +77,16 @@ class Inspect(Env):
         self._counted = 0, 0
 
     def tasks(self, split: str = "eval") -> list[Task]:
-        """Its samples."""
         samples = enumerate(self._loaded.evaluation.samples)
         names = ((place, place if sample.id is None else sample.id) for place, sample in samples)
         found = [Task(id=f"sample-{name}", data={"place": place}) for place, name in names]
         return TaskList(found, [f"env=inspect:{self.source}: {len(found):,} samples, which its own scorers score"])
 
     def brief(self, task: Task) -> Task:
-        """The sample's input, without its target."""
         sample = self._loaded.evaluation.samples[task["place"]]
         return Task(id=task.id, data={"input": [_message(each).model_dump() for each in _opening(sample)]})
 
     async def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:
-        """Begin the sample; the messages of the first request."""
         await self.close()
         self._played = await self._loaded.evaluation.begin(task["place"])
         opening = await self._next()
@@ -98,7 +95,6 @@ class Inspect(Env):
         return opening.messages
 
     async def step(self, message: Message) -> StepResult:
-        """Give the library its model's turn."""
         self._known.append(message)
         if not self._request.answer.done():  # else the library has given up waiting, by a limit of its own
             self._request.answer.set_result(_output(library("inspect_ai.model", EXTRA), message, *self._count_tokens()))
@@ -161,7 +157,6 @@ class Inspect(Env):
             raise EnvError(f"inspect:{self.source}: sample {sample.id} failed: {sample.error.message}")
 
     async def close(self) -> None:
-        """End the sample."""
         episode, self._played = self._played, None
         self._request, self._known, self._counted = None, [], (0, 0)
         if episode is not None:
@@ -214,7 +209,6 @@ async def _list_tools(evaluation: Any) -> tuple[ToolSchema, ...]:
 
 
 def _numbers(sample: Any) -> Scores:
-    """A sample's scores as numbers."""
     number = library("inspect_ai.scorer", EXTRA).value_to_float()
     found = Scores()
     for name, score in (sample.scores or {}).items():

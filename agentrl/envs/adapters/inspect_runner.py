@@ -217,7 +217,6 @@ class _Policy(ModelAPI):  # type: ignore[misc]
     async def generate(
         self, input: list[ChatMessage], tools: list[ToolInfo], tool_choice: ToolChoice, config: GenerateConfig
     ) -> ModelOutput:
-        """The agent's turn."""
         state = sample_state()
         episode = None if state is None else _episodes.get(state.epoch)
         if episode is None:
@@ -225,7 +224,6 @@ class _Policy(ModelAPI):  # type: ignore[misc]
         return await episode.ask(input, tools)
 
     def max_connections(self) -> int:
-        """As many as there are episodes."""
         return CONNECTIONS
 
 

@@ -81,7 +81,6 @@ class NemoGym(Env):
         self._client: httpx.AsyncClient | None = None
 
     def tasks(self, split: str = "train") -> list[Task]:
-        """The split's rows, in the file's order."""
         file = self.files["eval" if split == "eval" else "train"]
         tasks = read_tasks(file, _task, "rows of NeMo Gym")
         if self.files["eval"] != self.files["train"]:
@@ -89,7 +88,6 @@ class NemoGym(Env):
         return divide(tasks, split, lambda task: json.dumps(task.data[PARAMS]["input"]), f"env.path = {str(file)!r}")
 
     def for_task(self, task: Task) -> Env:
-        """This instance, which offers the task's tools."""
         for tool in task[PARAMS].get("tools") or ():
             if tool["name"] not in self.tools:
                 schema = tool.get("parameters") or {"type": "object", "properties": {}}
@@ -98,7 +96,6 @@ class NemoGym(Env):
         return self
 
     async def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:
-        """Begin a session of the server, with the row's input."""
         await self.close()
         self.for_task(task)
         self._task = task
@@ -109,7 +106,6 @@ class NemoGym(Env):
         return opening
 
     def brief(self, task: Task) -> Task:
-        """The request, without what the verifier reads."""
         return Task(id=task.id, data={PARAMS: task[PARAMS]})
 
     @reward(range=(float("-inf"), float("inf")))
@@ -131,7 +127,6 @@ class NemoGym(Env):
         return given
 
     async def close(self) -> None:
-        """Close the connections."""
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
@@ -244,7 +239,7 @@ def _text(content: Any) -> str:
 
 
 def _response(messages: Sequence[Message], params: Mapping[str, Any], name: str) -> Json:
-    """What the agent did, as a response of the Responses API."""
+    """Return what the agent did, as a response of the Responses API."""
     return {
         "id": f"resp_{name}",
         "created_at": 0,

@@ -99,7 +99,6 @@ class OpenEnv(Env):
         self._done = False
 
     def tasks(self, split: str = "train") -> list[Json]:
-        """Seeds: those of `eval` are others than those of `train`."""
         seeds = range(EVAL_SEEDS, EVAL_SEEDS + EVAL_TASKS) if split == "eval" else range(self.episodes)
         return [{"id": f"seed-{seed}", "seed": seed} for seed in seeds]
 
@@ -110,7 +109,6 @@ class OpenEnv(Env):
         return "\n".join(filter(None, (self.prompt, self._text(data)))) or "Begin."
 
     async def step(self, message: Message) -> StepResult:
-        """Take the message's actions, in order."""
         if self.form == "text":
             result = await self._take_text(message.text)
         elif message.tool_calls:
@@ -129,7 +127,6 @@ class OpenEnv(Env):
         return random_call(rng, rng.choice(list(self.tools)), messages, context_of(self).new_call_id())
 
     async def close(self) -> None:
-        """End the server's session."""
         self._done = False
         await self._session.close()
 
@@ -261,7 +258,6 @@ def _read_answer(where: str, kind: str, answer: Any) -> Json:
 
 
 def _complaints(errors: Any) -> str:
-    """What the server says of an action's fields."""
     listed = [error for error in errors if isinstance(error, Mapping)] if isinstance(errors, list) else []
     places = [place if isinstance(place := error.get("loc"), list) else [] for error in listed]
     return "; ".join(f"{'.'.join(map(str, at))}: {error.get('msg')}" for at, error in zip(places, listed, strict=True))

@@ -103,7 +103,6 @@ class PettingZoo(Env):
     # ------------------------------------------------------------------ the episode
 
     def tasks(self, split: str = "train") -> list[dict[str, Any]]:
-        """Seeds: those of `eval` are others than those of `train`."""
         seeds = range(EVAL_SEEDS, EVAL_SEEDS + EVAL_TASKS) if split == "eval" else range(self.episodes)
         return [{"id": f"seed-{seed}", "seed": seed} for seed in seeds]
 
@@ -140,7 +139,6 @@ class PettingZoo(Env):
         return self._answer_refused(agent, refused) if refused else self._take(agent)
 
     def close(self) -> None:
-        """Close the game."""
         game, self._game = self._game, None
         if game is not None:
             game.env.close()
@@ -161,20 +159,17 @@ class PettingZoo(Env):
         return given or None
 
     def demonstrate(self, messages: Sequence[Message], rng: random.Random) -> str:
-        """One of the actions that are allowed now."""
         agent = self._agent_of(messages)
         space, mask = self._about.actions[agent], self._mask(agent)
         space.seed(rng.randrange(EVAL_SEEDS))
-        action = space.sample() if mask is None else self._masks.drawn(space, mask)
+        action = space.sample() if mask is None else self._masks.draw_action(space, mask)
         value = self.names[int(action) - int(space.start)] if self.names else self._spaces.plain(space, action)
         return value if isinstance(value, str) else json.dumps(value)
 
     def state(self) -> dict[str, Any]:
-        """What the agents have written."""
         return {"said": [list(each) for each in self._said]}
 
     def restore(self, task: Task, state: Any) -> None:
-        """Read it again."""
         self.reset(task)
         for agent, text in state["said"]:
             self.step(Message(role="assistant", content=text, name=agent))
@@ -223,7 +218,7 @@ class PettingZoo(Env):
         terminated: bool = False,
         truncated: bool = False,
     ) -> StepResult:
-        """What `step` returns: texts and rewards by agent; `last` is the one that wrote."""
+        """Return what `step` returns: texts and rewards by agent; `last` is the one that wrote."""
         messages = {agent: [Message(role="user", content=text)] for agent, text in news.items()}
         return StepResult(
             messages.pop(last, []),
@@ -239,7 +234,7 @@ class PettingZoo(Env):
     # ------------------------------------------------------------------ texts
 
     def _news(self, agent: str) -> str:
-        """What an agent is told: at first who it is, and at its turn what it observes and may do."""
+        """Return what an agent is told: at first who it is, and at its turn what it observes and may do."""
         lines = []
         if agent not in self._opened:
             self._opened.add(agent)
@@ -258,7 +253,6 @@ class PettingZoo(Env):
         return f"{self.source}. You are {agent} of {', '.join(self.agents)}."
 
     def _agent_of(self, messages: Sequence[Message]) -> str:
-        """Whose conversation it is."""
         if len(self._awaited) == 1:
             return self._awaited[0]
         texts = [message.text for message in messages]
@@ -267,7 +261,7 @@ class PettingZoo(Env):
     def _describe_observation(self, agent: str) -> list[str]:
         assert self._game is not None
         seen, info = self._game.seen(agent)
-        lines = [self._view(agent, seen), *self._masks.told(info, self._told, self.digits)]
+        lines = [self._view(agent, seen), *self._masks.format_info(info, self._told, self.digits)]
         if (mask := self._mask(agent)) is not None:
             allowed = self._masks.allowed_now(self._about.actions[agent], mask, self.names)
             lines.append(f"Allowed now: {allowed}.")
@@ -300,7 +294,7 @@ class PettingZoo(Env):
     def _describe_allowed(self, agent: str) -> str:
         if self.names:
             return f"one of {', '.join(self.names)}"
-        return str(self._spaces.described(self._about.actions[agent]))
+        return str(self._spaces.describe_space(self._about.actions[agent]))
 
     def _read(self, agent: str, text: str) -> Any:
         """The action that a text stands for, which is allowed now; a ToolArguments where it is none."""
@@ -316,7 +310,7 @@ class PettingZoo(Env):
         return action
 
     def _mask(self, agent: str) -> Any:
-        """Which actions are allowed now; None where the game does not say."""
+        """Return which actions are allowed now; None where the game does not say."""
         assert self._game is not None
         space, (seen, info) = self._about.actions[agent], self._game.seen(agent)
         told = self._mask_name in info or (isinstance(seen, Mapping) and self._mask_name in seen)

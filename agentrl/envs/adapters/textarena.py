@@ -56,7 +56,6 @@ class TextArena(Env):
         self._rewards: Mapping[int, float | None] | None = None
 
     def tasks(self, split: str = "train") -> list[dict[str, Any]]:
-        """Seeds: those of `eval` are others than those of `train`."""
         seeds = range(EVAL_SEEDS, EVAL_SEEDS + EVAL_TASKS) if split == "eval" else range(self.episodes)
         return [{"id": f"seed-{seed}", "seed": seed} for seed in seeds]
 
@@ -73,7 +72,6 @@ class TextArena(Env):
         return openings if len(self.agents) > 1 else openings[AGENT]
 
     def step(self, message: Message) -> StepResult:
-        """Play the turn's text."""
         player = self._player
         self._taken.append(message.text)
         with self._own_random():
@@ -93,30 +91,27 @@ class TextArena(Env):
         return each if len(each) > 1 else each[AGENT]
 
     def demonstrate(self, messages: Sequence[Message], rng: random.Random) -> Message:
-        """One of the legal moves."""
         shown = [message.text for message in messages if message.role == "user"]
         with self._own_random(keep=False):
             return Message(role="assistant", content=legal_move(self._game, shown, rng))
 
     def state(self) -> dict[str, Any]:
-        """The actions that were taken."""
         return {"actions": list(self._taken)}
 
     def restore(self, task: Task, state: Any) -> None:
-        """Play them again."""
         self.reset(task)
         for text in state["actions"]:
             self.step(Message(role="assistant", content=text))
 
     def _turn(self, player: int, following: int) -> StepResult:
-        """What the player whose turn it is now sees."""
+        """Return what the player whose turn it is now sees."""
         news = [Message(role="user", content=self._news(following) or "It is your turn.")]
         if following == player:
             return StepResult(news, next=None if len(self.agents) == 1 else self.agents[player])
         return StepResult(others={self.agents[following]: news}, next=self.agents[following])
 
     def _news(self, player: int) -> str:
-        """What the game has shown a player since its last turn, without its own action."""
+        """Return what the game has shown a player since its last turn, without its own action."""
         board = state(self._game)
         shown, board.observations[player] = board.observations[player], []
         kinds = library("textarena", EXTRA).core.ObservationType
@@ -180,7 +175,7 @@ def _families(known: Any, source: str) -> list[str]:
 
 @lru_cache(maxsize=64)
 def _players(source: str, options: tuple[tuple[str, Any], ...], wanted: int | None) -> int:
-    """How many play: as many as are wanted, or the fewest that the game takes.
+    """Return how many play: as many as are wanted, or the fewest that the game takes.
 
     Raises:
         ConfigError: the game doesn't take so many.

@@ -66,7 +66,6 @@ class Verifiers(Env):
         return noted if all(own) else divide(noted, split, _prompt, where)
 
     async def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:
-        """Begin its rollout; the messages of the first prompt."""
         await self.close()
 
         async def rollout(ask: Ask) -> Any:
@@ -80,7 +79,6 @@ class Verifiers(Env):
         return opening
 
     async def step(self, message: Message) -> StepResult:
-        """Give the rollout its turn."""
         assert self._loop is not None
         following = await self._loop.answer(message)
         if following is None:
@@ -99,7 +97,6 @@ class Verifiers(Env):
         return state["reward"]  # type: ignore[no-any-return]
 
     async def close(self) -> None:
-        """End the rollout."""
         loop, self._loop = self._loop, None
         if loop is not None:
             await loop.close()
@@ -220,7 +217,7 @@ def _response(types: Any, said: Message) -> Any:
 
 
 def _said_last(state: Any) -> list[Message]:
-    """What the environment said after the last turn, where it did."""
+    """Return what the environment said after the last turn, where it did."""
     last: Sequence[Any] | str | None = state.get("final_env_response")
     if isinstance(last, str):
         return [Message(role="user", content=last)]
@@ -228,7 +225,7 @@ def _said_last(state: Any) -> list[Message]:
 
 
 def _prompt(task: Task) -> str:
-    """What the model is asked: a row's prompt, or all of it but its number."""
+    """Return what the model is asked: a row's prompt, or all of it but its number."""
     return json.dumps(task.data.get("prompt", {**task.data, "example_id": None}), sort_keys=True)
 
 

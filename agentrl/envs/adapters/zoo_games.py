@@ -56,7 +56,6 @@ class TurnGame:
         self.ended: dict[str, str] = {}
 
     def start(self, seed: int) -> None:
-        """Begin anew."""
         self.ended = {}
         self.env.reset(seed=seed)
         self._dismiss()
@@ -94,7 +93,6 @@ class RoundGame:
         self._infos: Mapping[str, Mapping[str, Any]] = {}
 
     def start(self, seed: int) -> None:
-        """Begin anew."""
         self.ended = {}
         self._seen, self._infos = self.env.reset(seed=seed)
         self.awaited = list(self.env.agents)
@@ -104,7 +102,6 @@ class RoundGame:
         return self._seen[agent], self._infos.get(agent, {})
 
     def take(self, moves: Mapping[str, Any]) -> dict[str, float]:
-        """Carry out everybody's moves."""
         actions = {agent: moves[agent] for agent in self.awaited}
         self._seen, rewards, terminated, truncated, self._infos = self.env.step(actions)
         for agent in actions:
@@ -198,7 +195,7 @@ def _at_once(env: Any) -> bool:
 
 
 def _of_id(source: str, api: Api | None) -> Callable[..., Any]:
-    """What makes a game that is registered with the library."""
+    """Return what makes a game that is registered with the library."""
     zoo = library("pettingzoo", EXTRA)
     registries = {"parallel": zoo.parallel_registry, "aec": zoo.aec_registry}
     found = [
@@ -215,7 +212,7 @@ def _of_id(source: str, api: Api | None) -> Callable[..., Any]:
 
 
 def _of_module(source: str, api: Api | None) -> Callable[..., Any]:
-    """What makes a game of another package's module, by the names that the library's own modules have."""
+    """Return what makes a game of another package's module, by the names that the library's own modules have."""
     module = module_of(source, f"env=pettingzoo:{source}")
     names = {"parallel": "parallel_env", "aec": "env"}
     kinds = ("parallel", "aec") if api is None else (api,)

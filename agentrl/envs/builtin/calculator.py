@@ -114,7 +114,6 @@ class Calculator(Env):
         }
 
     def tasks(self, split: str = "train") -> Iterator[Task]:
-        """An endless sequence of problems, their lengths evenly mixed."""
         for index in count():
             rng = random.Random(f"calculator/{self.seed}/{split}/{index}")
             length = rng.randint(self.min_steps, self.max_steps)
@@ -122,7 +121,6 @@ class Calculator(Env):
             yield Task(id=f"{split}-{self.seed}-{index}", data=data)
 
     def reset(self, task: Task, *, seed: int | None = None) -> str:
-        """The story's beginning and its first event."""
         self._task, self._results = task, 0
         return str(task["story"][0])
 
@@ -140,11 +138,9 @@ class Calculator(Env):
         return " ".join([f"{value}.", *self._task["story"][self._results :][:1]])
 
     def state(self) -> dict[str, Any]:
-        """The number of results given."""
         return {"results": self._results}
 
     def restore(self, task: Task, state: dict[str, Any]) -> None:
-        """Continue the story."""
         self._task, self._results = task, state["results"]
 
     @reward
@@ -154,7 +150,6 @@ class Calculator(Env):
         return float(bool(numbers) and float(numbers[-1]) == self._task["answer"])
 
     def expert(self, messages: Sequence[Message]) -> str | Message:
-        """The next step, carrying the last result."""
         results = [message.text.split(". ")[0] for message in messages if message.role == "tool"]
         amount = results[-1] if results else str(self._task["start"])
         steps = self._task["steps"]
@@ -164,7 +159,6 @@ class Calculator(Env):
         return self.call("calculator", expression=f"{amount}{sign}{number}")
 
     def fixtures(self) -> Iterator[Fixture]:
-        """The last number counts, in whatever words."""
         story = ["A jar holds 12 shells. Multiply by 7.", "Lose 15.", QUESTION]
         task = Task(id="shells", data={"story": story, "start": 12, "steps": [["*", 7], ["-", 15]], "answer": 69})
         yield Fixture(task, "69", FixtureCredit.FULL)

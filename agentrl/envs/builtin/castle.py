@@ -128,13 +128,11 @@ class Castle(Env):
         self._world = CastleWorld((0, 0), set())
 
     def tasks(self, split: str = "train") -> Iterator[Task]:
-        """Castles without end."""
         for number in count():
             if (number % EVAL_EVERY == 0) == (split == "eval"):
                 yield Task(id=f"castle-{number}", data={"number": number})
 
     def reset(self, task: Task, *, seed: int | None = None) -> str:
-        """Stand at the gate."""
         self._world = build(self.width, self.height, self.locks, task["number"])
         return f"Find the crown. Keys open doors of their colour. {self._world.look()}"
 
@@ -183,21 +181,18 @@ class Castle(Env):
         return f"You have the {item}."
 
     def state(self) -> dict[str, Any]:
-        """Changes since the beginning; the map follows from the task."""
         world = self._world
         locked = [[sorted(edge), colour] for edge, colour in world.locked.items()]
         items = [[room, item] for room, item in world.items.items()]
         return {"here": world.here, "locked": locked, "items": items, "bag": world.bag}
 
     def restore(self, task: Task, state: dict[str, Any]) -> None:
-        """Continue in the same castle."""
         self._world = world = build(self.width, self.height, self.locks, task["number"])
         world.here, world.bag = _room(state["here"]), list(state["bag"])
         world.locked = {frozenset(map(_room, edge)): colour for edge, colour in state["locked"]}
         world.items = {_room(room): item for room, item in state["items"]}
 
     def expert(self, messages: Sequence[Message]) -> Message:
-        """The next call of the shortest solution."""
         name, arguments = self._world.next_call()
         return self.call(name, **arguments)
 

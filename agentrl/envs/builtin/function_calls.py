@@ -57,25 +57,21 @@ class FunctionCalls(Env):
         self._task = Task(id="")
 
     def tasks(self, split: str = "eval") -> TaskList:
-        """The file's questions, in its order."""
         files = [file for file in (self.path, self.answers) if file is not None]
         return _read(self.path, self.answers, tuple(file.stat().st_mtime_ns for file in files)).copy()
 
     def for_task(self, task: Task) -> Env:
-        """This instance, which offers the task's functions."""
         for function in task["functions"]:
             if function["name"] not in self.tools:
                 self.tools.add(Tool(function["name"], function["description"], function["parameters"], _never))
         return self
 
     def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:
-        """The question."""
         self.for_task(task)
         self._task = task
         return [Message.model_validate(message) for message in task["messages"]]
 
     def step(self, message: Message) -> StepResult:
-        """The end: calls are compared, and not run."""
         return StepResult(terminated=True)
 
     def chance_of(self, tasks: Sequence[Task]) -> float | None:
@@ -84,14 +80,12 @@ class FunctionCalls(Env):
         return without / len(tasks) if without else None
 
     def brief(self, task: Task) -> Task:
-        """The question and the functions, without the right calls."""
         return Task(id=task.id, data={"messages": task["messages"], "functions": task["functions"]})
 
     def state(self) -> None:
         """Nothing but the task."""
 
     def restore(self, task: Task, state: None) -> None:
-        """Continue with the task."""
         self.reset(task)
 
     @reward

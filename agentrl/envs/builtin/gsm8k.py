@@ -123,7 +123,6 @@ class GSM8K(Env):
         }
 
     def tasks(self, split: str = "train") -> list[Task]:
-        """The split's problems, in the file's order."""
         if self.path is None:
             file = dataset_file(REPO, FILES[split], endpoint=self.endpoint)
             return read_tasks(file, _task, "problems")
@@ -134,7 +133,6 @@ class GSM8K(Env):
         return divide(problems, split, lambda task: str(task["question"]), f"env.path = {str(self.path)!r}")
 
     def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:
-        """The instructions and the question."""
         self._task = task
         opening = [Message(role="system", content=self.instructions)] if self.instructions else []
         for question, answer in SHOTS[: self.shots]:
@@ -145,7 +143,6 @@ class GSM8K(Env):
         """Nothing but the task: the calculator has no state."""
 
     def restore(self, task: Task, state: None) -> None:
-        """Continue with the task."""
         self._task = task
 
     @reward

@@ -65,7 +65,6 @@ class MathTools(Env):
             yield Task(id=f"math-{self.seed}-{split}-{self.level or 'all'}-{index}", data=data)
 
     def reset(self, task: Task, *, seed: int | None = None) -> str:
-        """The problem."""
         self._task = task
         return OPENING.format(question=task["question"])
 
@@ -84,11 +83,9 @@ class MathTools(Env):
         """Nothing but the task."""
 
     def restore(self, task: Task, state: None) -> None:
-        """Continue with the task."""
         self._task = task
 
     def brief(self, task: Task) -> Task:
-        """The problem without its answer."""
         return Task(id=task.id, data={"question": task["question"]})
 
     @reward
@@ -106,7 +103,6 @@ class MathTools(Env):
             yield Fixture(task, said, FixtureCredit.NONE)
 
     def expert(self, messages: Sequence[Message]) -> str | Message:
-        """The calls that lead to the answer, and the answer."""
         done = sum(message.role == "tool" for message in messages)
         if done < len(self._task["calls"]):
             name, argument = self._task["calls"][done]

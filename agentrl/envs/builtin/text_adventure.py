@@ -99,13 +99,11 @@ class TextAdventure(Env):
         self._has_key = self._has_read = False
 
     def tasks(self, split: str = "train") -> Iterator[Task]:
-        """Towers without end."""
         for number in count():
             if (number % EVAL_EVERY == 0) == (split == "eval"):
                 yield Task(id=f"tower-{self.level}-{number}", data={"number": number})
 
     def reset(self, task: Task, *, seed: int | None = None) -> str:
-        """Stand at the entrance of the lowest floor."""
         self._tower = tower(self.level, task["number"])
         self._enter(0)
         which = f"the floor {self.delay} below his" if self.delay else "his floor"
@@ -197,13 +195,11 @@ class TextAdventure(Env):
         return {"floor": self._floor, "room": self._room, "has_key": self._has_key, "has_read": self._has_read}
 
     def restore(self, task: Task, state: dict[str, Any]) -> None:
-        """Continue in the same tower."""
         self._tower = tower(self.level, task["number"])
         self._floor, self._room = state["floor"], state["room"]
         self._has_key, self._has_read = state["has_key"], state["has_read"]
 
     def expert(self, messages: Sequence[Message]) -> Message:
-        """The scroll, the key, and then the gate."""
         floor = self._here
         goal = floor.gate if self._has_read and self._has_key else floor.key if self._has_read else floor.scroll
         if self._room != goal:

@@ -61,7 +61,7 @@ async def elsewhere(subject: Subject) -> AsyncIterator[str | Note]:
 
 
 def _job(subject: Subject) -> dict[str, Any] | None:
-    """What another process is told; None where it could not make the environment."""
+    """Return what another process is told; None where it could not make the environment."""
     if (name := subject.name) is None:
         return None
     try:
@@ -97,7 +97,7 @@ def _list_files(subject: Subject) -> dict[str, Any]:
 
 
 async def _process(job: Mapping[str, Any], changed: Sequence[str]) -> Mapping[str, Any] | None:
-    """What a process says in which these circumstances are others; None where it says nothing."""
+    """Return what a process says in which these circumstances are others; None where it says nothing."""
     text = json.dumps({**job, "date": "date" in changed})
     with tempfile.TemporaryDirectory() as folder:
         process = await asyncio.create_subprocess_exec(
@@ -151,7 +151,7 @@ def _other_locale() -> str:
 
 
 def _difference(here: Mapping[str, Any], there: Mapping[str, Any] | None) -> str:
-    """What the other process has otherwise; '' where nothing is."""
+    """Return what the other process has otherwise; '' where nothing is."""
     if there is None:
         return ""
     if error := there.get("error"):

@@ -47,19 +47,17 @@ WHY = {
 
 @dataclass(frozen=True)
 class _Row:
-    """What one agent got in each task."""
+    """One agent's scores by task."""
 
     agent: str
     scores: tuple[float, ...]
 
     @property
     def mean(self) -> float:
-        """Over the tasks."""
         return fmean(self.scores)
 
     @property
     def margin(self) -> float:
-        """Half of the mean's interval."""
         return interval(self.scores)
 
     def __str__(self) -> str:

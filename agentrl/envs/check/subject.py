@@ -70,7 +70,6 @@ class Episode:
 
     @property
     def name(self) -> str:
-        """For messages."""
         return f"task {self.task.id!r}, the {self.agent}'s episode"
 
 

@@ -41,7 +41,6 @@ class Known:
     last: dict[tuple[str, str], Message] = field(default_factory=dict)
 
     def add(self, session: Session) -> None:
-        """Note an expert's episode."""
         for node in session.nodes:
             if node.message.role == "assistant" and not node.spawned:
                 self.last[session.task.id, node.agent] = node.message
@@ -101,7 +100,6 @@ class Seated(ScriptedActor):
     own: ScriptedPolicy = noop_policy
 
     async def act(self, conversation: Conversation, env: Env, turn: int, deadline: float) -> Node:
-        """Append the message of the agent whose conversation it is."""
         is_own = conversation.agent.partition("/")[0] == self.agent
         return await ScriptedActor(self.own if is_own else self.policy).act(conversation, env, turn, deadline)
 

@@ -58,7 +58,6 @@ class Identity:
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> Identity:
-        """The one of `json`."""
         return cls(**{**data, "first": tuple(data["first"]), "notes": tuple(data.get("notes", ()))})
 
     def json(self) -> dict[str, Any]:
@@ -111,7 +110,7 @@ def of_splits(env: Env, splits: Iterable[str]) -> Identities:
 
 
 def _overlap(name: str, data: Sequence[bytes], trained: Sequence[bytes]) -> str:
-    """How many tasks of a split have the same data as training tasks, in words; '' where none has."""
+    """Return how many tasks of a split have the same data as training tasks, in words; '' where none has."""
     known = set(trained)
     shared = sum(each in known for each in data)
     return (
@@ -232,7 +231,7 @@ def _json(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """What stands for an object: never its address, which is another one in each process."""
+    """Return what stands for an object: never its address, which is another one in each process."""
     if isinstance(value, bytes | bytearray | memoryview):
         return hashlib.blake2b(value, digest_size=8).hexdigest()
     if isinstance(value, set | frozenset):

@@ -90,7 +90,6 @@ class Mixture(Env):
             yield task.of_part(name)
 
     async def prepare(self, tasks: Sequence[Task], sessions: int) -> None:
-        """Let each part get ready for its own tasks."""
         for name, part in self.parts.items():
             if own := [task for task in tasks if task.environment == name]:
                 await calls.prepare(part.make(), own, max(1, sessions * len(own) // len(tasks)))

@@ -246,7 +246,7 @@ def _csv(name: str, lines: Iterator[str], tabs: bool) -> Iterator[tuple[int, dic
 
 
 def _separator(name: str, head: str, usual: str) -> str:
-    """What divides the columns that the first line names: another character where the usual one leaves a single column.
+    """Find the separator of the columns that the first line names: another one where the usual leaves a single column.
 
     Raises:
         ConfigError: two others may.

@@ -147,7 +147,6 @@ def _distort(rng: random.Random, value: Any) -> Any:
 def _draw(
     rng: random.Random, schema: Mapping[str, Any], defs: Mapping[str, Any], words: Sequence[str], depth: int
 ) -> Any:
-    """A value that probably fits."""
     if depth == 0:
         return None
     if "$ref" in schema:

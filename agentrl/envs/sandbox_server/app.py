@@ -70,7 +70,6 @@ class SandboxServer:
         self.counts: Counter[str] = Counter()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
-        """Answer one request."""
         if scope["type"] != "http":
             return
         status, content = await self._answer(scope, dict(scope["headers"]), receive)

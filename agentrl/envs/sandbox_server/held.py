@@ -51,7 +51,6 @@ class HeldSandbox:
         stdin: bytes,
         limit: int | None,
     ) -> ExecResult:
-        """Run a command."""
         self._within("timeout", timeout, self._config.seconds)
         self._within("limit", limit, self._config.file_bytes)
         return await self.sandbox.exec(command, timeout=timeout, cwd=cwd, env=env, stdin=stdin, limit=limit)
@@ -106,27 +105,22 @@ class HeldSandbox:
         return await self.sandbox.read(path, offset=offset, limit=limit)
 
     async def write(self, path: str, data: bytes, mode: int) -> None:
-        """Write a file."""
         if len(data) > self._config.file_bytes:
             raise PathError(f"{path}: the sandbox server takes {self._config.file_bytes} bytes, not {len(data)}")
         await self.sandbox.write(path, data, mode=mode)
 
     async def upload(self, data: bytes, path: str) -> None:
-        """Unpack an archive."""
         await self.sandbox.upload(data, path)
 
     async def download(self, path: str) -> bytes:
-        """Pack a tree."""
         with tempfile.TemporaryDirectory() as folder:
             await self.sandbox.download(path, Path(folder))
             return await asyncio.to_thread(archive.pack, Path(folder))
 
     async def snapshot(self, limit: int) -> Snapshot:
-        """Its files."""
         return await self.sandbox.snapshot(min(limit, self._config.request_bytes))
 
     async def restore(self, snapshot: Snapshot) -> None:
-        """Replace its files."""
         await self.sandbox.restore(snapshot)
 
     async def reset(self) -> None:
@@ -134,7 +128,6 @@ class HeldSandbox:
         await self.sandbox.reset()
 
     async def healthy(self) -> bool:
-        """Return whether it answers."""
         return await self.sandbox.healthy()
 
 

@@ -31,7 +31,6 @@ class ExactMatch(Reward):
     config: ExactConfig
 
     async def compute(self, session: Session) -> float:
-        """Compare the answer with each right one."""
         answers = right_answers(session.task, self.config.reference)
         text = extract_answer(session, self.config.extract)
         match self.config.normalize:
@@ -49,7 +48,6 @@ class F1(Reward):
     config: ReferenceConfig
 
     async def compute(self, session: Session) -> float:
-        """Count the words in common (Rajpurkar et al., arXiv:1606.05250)."""
         answers = right_answers(session.task, self.config.reference)
         return f1(extract_answer(session, self.config.extract), answers)
 
@@ -67,7 +65,6 @@ class Math(Reward):
     config: MathConfig
 
     async def compute(self, session: Session) -> float:
-        """Compare by `latex.equal`."""
         answers = right_answers(session.task, self.config.reference)
         text = extract_answer(session, self.config.extract)
         return float(text is not None and any(latex.equal(text, answer) for answer in answers))
@@ -87,7 +84,6 @@ class ChoiceAnswer(Reward):
     config: ChoiceConfig
 
     async def compute(self, session: Session) -> float:
-        """Compare letters; several choices may be right."""
         right = self._letters(session.task)
         text = extract_answer(session, self.config.extract)
         return float(text is not None and chosen_letter(text) in right)

@@ -85,7 +85,6 @@ class LlmJudge(Reward):
         self._judge = JudgeClient(config)
 
     async def compute(self, session: Session) -> float:
-        """Ask for each vote."""
         config = self.config
         criteria = config.criteria(session.task)
         reference = "\n".join(right_answers(session.task, config.reference)) if config.reference else None
@@ -99,7 +98,6 @@ class LlmJudge(Reward):
         return fmean(await _votes(self._judge, question, read, config.votes))
 
     async def close(self) -> None:
-        """Close the judge's connections."""
         await self._judge.close()
 
 
@@ -137,7 +135,6 @@ class Pairwise(GroupReward):
         return [fmean(each) if each else None for each in shares]
 
     async def close(self) -> None:
-        """Close the judge's connections."""
         await self._judge.close()
 
     async def _compare(self, one: Session, other: Session) -> float:

@@ -120,7 +120,6 @@ class ScoreModelReward(Reward):
         return self._labels.index(label) if label else len(self._labels) - 1
 
     async def compute(self, session: Session) -> float | None:
-        """Write the conversation for the model, and read its score."""
         messages = session.messages if self.config.sees == "conversation" else session.messages[-1:]
         if not messages or self._server is None:
             raise InfraError("the session has no message, or the score model is closed")
@@ -165,7 +164,6 @@ class ScoreModelReward(Reward):
                 return found[-1]
 
     async def close(self) -> None:
-        """Give the model back."""
         if self._server is not None:
             server, self._server = self._server, None
             await asyncio.to_thread(score_server.release, server)
@@ -205,22 +203,20 @@ class OwnFormat:
         self._renderer: Renderer = get_renderer(folder)
 
     def whole(self, messages: Sequence[Message], tools: Sequence[Any]) -> ScoredText:
-        """See `ScoreFormat`; plain text ends with the token that ends a turn."""
-        ids = [token for part in self._written(messages, tools) for token in part]
+        ids = [token for part in self._write(messages, tools) for token in part]
         ids += [self._renderer.stop_token_ids[0]] if self._plain else []
         return ScoredText(ids, [len(ids) - 1])
 
     def steps(self, messages: Sequence[Message], tools: Sequence[Any]) -> ScoredText:
-        """See `ScoreFormat`."""
         *before, last = messages
-        parts = self._written(before, tools)
+        parts = self._write(before, tools)
         ids = [token for part in parts for token in part]
         if not self._plain:
             after = RenderedMessage(before[-1], parts[-1]).as_node() if before else None
             ids += self._renderer.generation_prompt(after)
         return _stepwise(ids, last.text, self._separator, self._renderer.tokenizer.encode)
 
-    def _written(self, messages: Sequence[Message], tools: Sequence[Any]) -> list[list[int]]:
+    def _write(self, messages: Sequence[Message], tools: Sequence[Any]) -> list[list[int]]:
         if self._plain:
             return [self._renderer.tokenizer.encode(message.text) for message in messages]
         return self._renderer.render(list(messages), tools=list(tools)) if messages else []
@@ -241,19 +237,17 @@ class TemplateFormat:
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
     def whole(self, messages: Sequence[Message], tools: Sequence[Any]) -> ScoredText:
-        """See `ScoreFormat`."""
-        ids = self._written(messages, tools, opened=False)
+        ids = self._write(messages, tools, opened=False)
         return ScoredText(ids, [len(ids) - 1])
 
     def steps(self, messages: Sequence[Message], tools: Sequence[Any]) -> ScoredText:
-        """See `ScoreFormat`; a line break follows each step."""
         *before, last = messages
-        return _stepwise(self._written(before, tools, opened=True), last.text, "\n", self._encode)
+        return _stepwise(self._write(before, tools, opened=True), last.text, "\n", self._encode)
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
 
-    def _written(self, messages: Sequence[Message], tools: Sequence[Any], *, opened: bool) -> list[int]:
+    def _write(self, messages: Sequence[Message], tools: Sequence[Any], *, opened: bool) -> list[int]:
         if self._plain:
             return [token for message in messages for token in self._encode(message.text)]
         rows = [{"content": "", **message.model_dump(exclude_none=True)} for message in messages]

@@ -111,7 +111,7 @@ class JsonSchema(Reward):
 
 
 def _last_block(text: str) -> str:
-    """What is in the last fenced block of JSON; the whole text where there is none."""
+    """Return what is in the last fenced block of JSON; the whole text where there is none."""
     end = text.rfind("```")
     start = text.rfind("```json", 0, end) if end > 0 else -1
     return text[start + len("```json") : end] if start >= 0 else text
@@ -134,7 +134,6 @@ class TaggedFormat(Reward):
     config: FormatConfig
 
     async def compute(self, session: Session) -> float:
-        """Read the answer from its first tag to its last."""
         if self.config.turns == "last":
             return float(is_formed(session.answer, self.config.tags))
         texts = [message.text for message in session.messages if message.role == "assistant"]
@@ -184,7 +183,6 @@ class Length(Reward):
     config: LengthConfig
 
     async def compute(self, session: Session) -> float:
-        """Count, and compare with the bounds."""
         config, count = self.config, self._count(session)
         beyond = max(config.least - count, count - (count if config.most is None else config.most), 0)
         return float(not beyond) if not config.margin else max(1.0 - beyond / config.margin, 0.0)

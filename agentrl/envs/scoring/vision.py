@@ -136,7 +136,6 @@ class BoxFormat(Reward):
     """1 where <think>…</think><answer>…{…[x1, y1, x2, y2]…}…</answer> is in the answer, as in VLM-R1."""
 
     def compute(self, session: Session) -> float:
-        """Look for each part behind the one before it."""
         text = response(session)
         start = text.find("<think>")
         turn = _TURN.search(text, start) if start >= 0 else None

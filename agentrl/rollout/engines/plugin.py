@@ -110,7 +110,6 @@ class EngineFactoryPlugin(EnginePlugin):
         self.settings = getattr(factory, "settings", EngineConfig)
 
     def make(self, path: Path, config: Any, tokenizer: Tokenizer | None = None) -> Engine:
-        """Make an engine by the factory."""
         return self.factory(path, config, tokenizer)
 
 
@@ -171,11 +170,9 @@ class ServerPlugin(EngineFactoryPlugin):
         return self._keeps_to_calls(config)
 
     def takes(self, config: ServerConfig) -> frozenset[str]:
-        """Adapters, where `engine.adapter_rank` says so."""
         return frozenset({"adapter"} if config.adapter_rank else ())
 
     def ranks(self, config: ServerConfig) -> int:
-        """Return the ranks in the server's own options."""
         found = 1
         for names in self.rank_options:
             values = (config.server.get(name, config.server.get(name.replace("_", "-"))) for name in names)
@@ -183,7 +180,6 @@ class ServerPlugin(EngineFactoryPlugin):
         return found
 
     def sleeping(self, config: ServerConfig) -> ServerConfig:
-        """Return the settings with the server's own option for sleeping."""
         if self.sleep_option is None:
             return super().sleeping(config)  # type: ignore[no-any-return]
         if options.platform(config) == "cpu":

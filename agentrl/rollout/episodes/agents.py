@@ -146,7 +146,9 @@ class FunctionAgent:
         loop = asyncio.get_running_loop()
         pool = self._pools.get(loop)
         if pool is None or pool.is_closed:
-            pool = self._pools[loop] = openai.DefaultAsyncHttpxClient(limits=_unbounded(), verify=self.trusted or True)
+            pool = self._pools[loop] = openai.DefaultAsyncHttpxClient(
+                limits=_make_limits(), verify=self.trusted or True
+            )
         client = openai.AsyncOpenAI(base_url=address.base_url, api_key=address.api_key, http_client=pool)
         try:
             await self.function(task, client)
@@ -211,7 +213,7 @@ def _keeper() -> Keeper:
     return Keeper()
 
 
-def _unbounded() -> Any:
+def _make_limits() -> Any:
     """As many connections as there are sessions; the run's concurrency limits them."""
     import httpx2
 

@@ -70,11 +70,9 @@ class Never(ForkRule):
 
     @property
     def active(self) -> bool:
-        """False."""
         return False
 
     def forks(self, point: ForkPoint) -> bool:
-        """Return False."""
         return False
 
 
@@ -96,7 +94,6 @@ class Every(ForkRule):
     config: EveryConfig
 
     def forks(self, point: ForkPoint) -> bool:
-        """Decide by the turn's number."""
         return point.turn >= self.config.start and (point.turn - self.config.start) % self.config.turns == 0
 
 
@@ -116,7 +113,6 @@ class Entropy(ForkRule):
     config: EntropyConfig
 
     def forks(self, point: ForkPoint) -> bool:
-        """Decide by the turn before."""
         return point.surprisal is not None and point.surprisal >= self.config.threshold
 
 
@@ -150,7 +146,6 @@ class Value(ForkRule):
         self._estimate = load(config.estimate, f"rollout.branch.estimate={config.estimate!r}")
 
     def forks(self, point: ForkPoint) -> bool:
-        """Decide by the estimate."""
         return self.config.low <= float(self._estimate(point)) <= self.config.high
 
 

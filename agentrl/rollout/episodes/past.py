@@ -124,7 +124,6 @@ class PastVersions:
             self._remove(version)
 
     async def close(self) -> None:
-        """Close the engines."""
         for version in list(self._loaded):
             await self._unload(version)
 

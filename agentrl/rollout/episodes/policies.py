@@ -87,7 +87,6 @@ class Fixed:
 
     @property
     def policies(self) -> Sequence[Policy]:
-        """The only policy."""
         return (self.policy,)
 
     def plays(self, session: Session) -> tuple[Policy, Actor]:

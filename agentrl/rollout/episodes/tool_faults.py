@@ -91,7 +91,6 @@ class _Attempts:
             self.settle()
 
     def settle(self) -> None:
-        """Stop waiting."""
         if self.waiting is not None and not self.waiting.done():
             self.waiting.set_result(None)
 

@@ -255,7 +255,6 @@ class Fleet(ManagedEngine):
                 await self._roster.lose(member, f"it did not pause: {error}")
 
     async def resume(self) -> None:
-        """Resume generation."""
         for member in self._running():
             try:
                 await member.resume(None)
@@ -318,6 +317,5 @@ class Fleet(ManagedEngine):
         return Health(ok=bool(usable) and not self._roster.closed, running=running, detail=detail, gone=gone)
 
     async def close(self) -> None:
-        """Close every engine; idempotent."""
         await self._roster.close()
         await self.publisher.close()

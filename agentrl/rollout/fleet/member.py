@@ -266,7 +266,6 @@ class UpdateTarget:
         return self.member.engine is not self.engine or self.member.state is MemberState.LOST
 
     async def pause(self, mode: PauseMode) -> None:
-        """Pause the engine."""
         self._check()
         await self.member.pause(mode)
 

@@ -116,7 +116,6 @@ class Ticket:
             raise InvalidEngineOutput(f"{name} answered a turn that is not what it streamed")
 
     def take(self, chunk: Chunk) -> None:
-        """Append a chunk."""
         start, end = len(self.token_ids), len(self.token_ids) + len(chunk.token_ids)
         self.token_ids += chunk.token_ids
         self.logprobs += chunk.logprobs
@@ -159,7 +158,6 @@ class LeasedTicket(Ticket):
         raise item
 
     def end(self, error: AgentRLError) -> None:
-        """End it with an error; its engine is gone."""
         self.told.put_nowait(error)
 
     def recall(self) -> None:

@@ -43,7 +43,6 @@ class AnthropicMessages:
             raise EngineError(f"{self._url} answered with something else than a message: {answer!r:.200}") from error
 
     async def close(self) -> None:
-        """Close the client's connections."""
         await self._client.close()
 
     def _body(self, messages: Sequence[Message], tools: Sequence[ToolSchema], sampling: Sampling) -> dict[str, Any]:

@@ -230,7 +230,6 @@ class RerunEngine(ManagedEngine):
         self._changed.set()
 
     async def score(self, input_ids: Sequence[int], temperature: float = 1.0) -> list[float]:
-        """Return the engine's log-probabilities."""
         return await self.inner.score(input_ids, temperature)
 
     async def scores(self, input_ids: Sequence[int], temperature: float = 1.0) -> dict[str, list[float]]:
@@ -242,19 +241,15 @@ class RerunEngine(ManagedEngine):
         return await as_managed(self.inner).checksums()
 
     async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:
-        """Pause the engine."""
         await self.inner.pause(mode)
 
     async def resume(self) -> None:
-        """Resume the engine."""
         await self.inner.resume()
 
     def version(self) -> int:
-        """Return the engine's version."""
         return self.inner.version()
 
     async def health(self) -> Health:
-        """Return the engine's health."""
         return await self.inner.health()
 
     async def start(self) -> None:
@@ -270,7 +265,6 @@ class RerunEngine(ManagedEngine):
         await as_managed(self.inner).wake(tags)
 
     async def close(self) -> None:
-        """Close the engine."""
         await self.inner.close()
 
 

@@ -106,7 +106,6 @@ class ReplayEngine(ManagedEngine):
                 places.pop(request_id, None)
 
     async def score(self, input_ids: Sequence[int], temperature: float = 1.0) -> list[float]:
-        """Return the engine's log-probabilities."""
         return await self.inner.score(input_ids, temperature)
 
     async def checksums(self) -> dict[str, str]:
@@ -114,15 +113,12 @@ class ReplayEngine(ManagedEngine):
         return await as_managed(self.inner).checksums()
 
     async def publish(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
-        """Publish to the engine."""
         await self.inner.publish(weights, version)
 
     async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:
-        """Pause the engine."""
         await self.inner.pause(mode)
 
     async def resume(self) -> None:
-        """Resume the engine."""
         await self.inner.resume()
 
     def version(self) -> int:
@@ -130,7 +126,6 @@ class ReplayEngine(ManagedEngine):
         return self._version
 
     async def health(self) -> Health:
-        """Return the engine's health."""
         return await self.inner.health()
 
     async def start(self) -> None:
@@ -138,5 +133,4 @@ class ReplayEngine(ManagedEngine):
         await as_managed(self.inner).start()
 
     async def close(self) -> None:
-        """Close the engine."""
         await self.inner.close()

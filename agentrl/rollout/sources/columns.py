@@ -29,8 +29,6 @@ PROMPTS: Mapping[tuple[str, str], tuple[str, bool]] = {
 assistant's message for certain."""
 TEXTS = ("text",)
 TOOLS = ("tools", "functions")
-BESIDE = ("input", "context", "system")
-"""Columns that are read beside a prompt: what an instruction is about, and a system message."""
 PAIRS = ("chosen", "rejected")
 
 
@@ -121,7 +119,6 @@ def conversations_in(row: Mapping[str, Any], config: DataConfig) -> bool:
 
 
 def _missing(there: set[str], row: Mapping[str, Any], config: DataConfig, place: str) -> str:
-    """What a row lacks, in a sentence."""
     what = f"data={config.name}: {place} has no column that is known for a conversation (its columns: {', '.join(row)})"
     extra = row.get("extra_info")
     if there >= set(PAIRS):

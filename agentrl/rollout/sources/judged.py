@@ -42,10 +42,12 @@ class JudgedRow(Protocol):
     """
 
     @property
-    def place(self) -> str: ...  # noqa: D102
+    def place(self) -> str:
+        """The row's position in the data, for messages."""
 
     @property
-    def shown(self) -> Example: ...  # noqa: D102
+    def shown(self) -> Example:
+        """A conversation that stands for the row."""
 
     def content(self) -> Any:
         """The row as JSON; rows that differ in it are different ones."""

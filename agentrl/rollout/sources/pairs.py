@@ -246,7 +246,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _key(message: Mapping[str, Any]) -> tuple[str, str]:
-    """What makes a message the same as another one: its role, and all that it says."""
+    """Return what makes a message the same as another one: its role, and all that it says."""
     said = str(message.get("role", message.get("from")))
     role = SHAREGPT.get(said, said) if "role" not in message else ROLES.get(said, said)
     more = [message.get(name) for name in ("tool_calls", "tool_call_id", "function_call")]

@@ -181,7 +181,7 @@ class TreeWriter:
         ]
 
     def _mask(self, example: Example, number: int, ids: Sequence[int], counts: TreeCounts) -> list[bool]:
-        """Which tokens of a message are trained; of a turn those that the model itself would write."""
+        """Return which tokens of a message are trained; of a turn those that the model itself would write."""
         message, train_on = example.messages[number], self.config.train_on
         said = example.trained[number] if example.trained else None
         last = number == len(example.messages) - 1
@@ -204,7 +204,6 @@ class TreeWriter:
         return [False] * begin + mask
 
     def _bytes(self, ids: Sequence[int]) -> list[bytes]:
-        """The bytes of each token."""
         tokenizer = self.renderer.tokenizer
         read = getattr(tokenizer, "token_bytes", None)
         return [tokenizer.decode([index]).encode() if read is None else read(index) for index in ids]

@@ -117,7 +117,6 @@ class Replica:
         return np.memmap(self.folder / file, _WORDS[size], "r+", start, (end - start) // size)
 
     def names(self) -> dict[str, str]:
-        """Return each tensor's file."""
         return {name: file for file, header in self._headers.items() for name in header}
 
     def encode(self, weights: Iterable[Named], out: Path) -> str:

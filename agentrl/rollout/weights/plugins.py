@@ -59,7 +59,6 @@ class DiskPlugin(TransportPlugin):
     settings = DiskConfig
 
     def make(self, config: DiskConfig, base: Path, engine: EngineConfig, ranks: int) -> Transport:
-        """Build a `DiskTransport`, or a `DeltaTransport`."""
         from agentrl.rollout.weights.transports import DeltaTransport, DiskTransport
 
         directory = None if config.dir is None else Path(config.dir)
@@ -74,7 +73,6 @@ class DistributedPlugin(TransportPlugin):
     settings = DistributedConfig
 
     def make(self, config: DistributedConfig, base: Path, engine: EngineConfig, ranks: int) -> Transport:
-        """Build a `DistributedTransport`."""
         import torch
 
         from agentrl.rollout.weights.transports import DistributedTransport
@@ -89,7 +87,6 @@ class IpcPlugin(TransportPlugin):
     """Handles of memory that trainer and engines share."""
 
     def make(self, config: WeightsConfig, base: Path, engine: EngineConfig, ranks: int) -> Transport:
-        """Build an `IpcTransport`."""
         from agentrl.rollout.weights.transports import IpcTransport
 
         return IpcTransport(config.bucket_bytes, ranks)
@@ -99,13 +96,11 @@ class InprocPlugin(TransportPlugin):
     """`Engine.publish`, with the tensors themselves."""
 
     def make(self, config: WeightsConfig, base: Path, engine: EngineConfig, ranks: int) -> Transport:
-        """Build an `InprocTransport`."""
         from agentrl.rollout.weights.transports import InprocTransport
 
         return InprocTransport()
 
     def is_direct(self, config: WeightsConfig, engine: EngineConfig) -> bool:
-        """Return True."""
         return True
 
 

@@ -254,7 +254,6 @@ class Publisher:
         return await asyncio.to_thread(write_snapshot, list(self._kept.values()), folder, self.base, self.limit)
 
     async def close(self) -> None:
-        """Release everything; idempotent."""
         await self.transport.close()
         self._kept.clear()
         if self._scratch is not None:

@@ -126,7 +126,6 @@ class EngineReceiver:
         await self.engine.publish(read_folder(folder), commit.version)
 
     async def load_tensors(self, weights: Iterable[tuple[str, Any]], commit: LoadCommit) -> None:
-        """Publish these tensors."""
         await self.engine.publish(weights, commit.version)
 
     async def load_bucket(self, payloads: Sequence[str], commit: LoadCommit | None) -> None:

@@ -117,7 +117,6 @@ class DistantEngine:
         return found
 
     async def health(self) -> Health:
-        """Return the engine's health."""
         found: Health = await self._calls.connection.call("health", self._policy, timeout=HEALTH_SECONDS)
         return found
 
@@ -138,5 +137,4 @@ class DistantEngine:
         raise EngineError("engines are resumed by the run's process")
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._calls.close()

@@ -95,7 +95,7 @@ class GatewayRole:
             Its address, and then, where it can't go on, what `OpenSession.broken` raises.
         """
         async with self._opening:
-            gateway = self._gateway = self._gateway or await self._served()
+            gateway = self._gateway = self._gateway or await self._serve()
         async with AsyncExitStack() as stack:
             stack.enter_context(self._calls.leases.session(session.id))
             opened = await stack.enter_async_context(gateway.opened(session, sampling, recorded))
@@ -121,7 +121,6 @@ class GatewayRole:
         return await self._open.enter_async_context(own)
 
     async def close(self) -> None:
-        """Stop listening."""
         async with AsyncExitStack() as closing:
             closing.push_async_callback(self._calls.close)
             closing.enter_context(self._bound)
@@ -142,7 +141,6 @@ class DistantGateway:
     async def opened(
         self, session: Session, sampling: Sampling, recorded: Session | None = None
     ) -> AsyncIterator[DistantSession]:
-        """Open a session."""
         async with (
             self._workers.held() as worker,
             aclosing(worker.stream("opened", session, sampling, recorded, timeout=None)) as stream,

@@ -115,12 +115,10 @@ class SessionRef(Session):
 
     @property
     def turns(self) -> int:
-        """The number of turns."""
         return super().turns if self.facts is None else self.facts.sizes.turns
 
     @property
     def score(self) -> float | None:
-        """The session's score."""
         return super().score if self.facts is None else self.facts.score
 
 

@@ -81,7 +81,6 @@ class RewardRole:
             return EnvError(f"rewards.{name}: what it left in the session can't be sent back: {odd}")
 
     async def close(self) -> None:
-        """Close the rewards."""
         for named in self._rewards.values():
             await named.close()
         await sandboxes.close_all()

@@ -82,7 +82,6 @@ class CompletionExchange(Exchange):
         return reading
 
     def spans(self, choice: Any) -> list[Span]:
-        """All of a completion is content."""
         return [Span(SpanKind.CONTENT, 0, len(choice.turn.token_ids))]
 
 

@@ -143,7 +143,6 @@ class Front:
         self._http = httpx.AsyncClient(timeout=OPEN_SECONDS, trust_env=False, verify=tls.trusted() if tls else True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
         if scope["type"] != "http":
             return
         request = Request(scope, receive)

@@ -228,7 +228,7 @@ def _merge(pieces: Pieces) -> Pieces:
 
 
 def _tag(text: str) -> str:
-    """What a call begins with: a text up to its first blank."""
+    """Return what a call begins with: a text up to its first blank."""
     return text.split(maxsplit=1)[0] if text[:1].strip() else ""
 
 

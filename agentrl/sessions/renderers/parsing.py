@@ -128,7 +128,6 @@ class RegionParser:
 
     @property
     def unread(self) -> int:
-        """See `base.Parser`."""
         return self._pending
 
     @property

@@ -93,7 +93,6 @@ class TurnRenderer:
         return self._grammar.parser(tools)
 
     def end_also(self, token_ids: Sequence[int]) -> None:
-        """See `ends.EndsAlso`."""
         self.stop_token_ids += tuple(token_ids)
         self._grammar.end_also(token_ids)
 

@@ -74,7 +74,7 @@ def node_row(node: Node) -> Row:
 
 
 def files(node: Node) -> dict[str, bytes]:
-    """What is stored of a node in files of their own: its attachments, and its message's images."""
+    """Return what is stored of a node in files of their own: its attachments, and its message's images."""
     return attachments.split(node.attachments) | stored_images.take_out(node.message)[1]
 
 

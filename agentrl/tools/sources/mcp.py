@@ -97,7 +97,6 @@ class _Connection:
 
     @property
     def used(self) -> bool:
-        """True if a call was made."""
         return self._task is not None
 
     async def client(self) -> Any:
@@ -244,7 +243,6 @@ class Mcp(ToolSource):
         return OpenTools([_bind(tool, own) for tool in tools], own.close, lambda: own.used)
 
     async def close(self) -> None:
-        """Close the shared connection."""
         if self._first is not None:
             await self._first.close()
 

@@ -88,7 +88,6 @@ class OpenApi(ToolSource):
         return [self._tool(*operation) for operation in operations(document)]
 
     async def close(self) -> None:
-        """Close the connections."""
         if self._client is not None:
             await self._client.aclose()
 

@@ -83,7 +83,6 @@ class PolicyGradient(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        """The needs of the class and the policy loss."""
         return Needs(
             critic=self.critic,
             reference=self.policy_loss.reference,
@@ -105,18 +104,14 @@ class PolicyGradient(Algorithm):
 
     @property
     def affine(self) -> bool:
-        """True where the policy loss is affine."""
         return self.policy_loss.affine
 
     @property
     def summand(self) -> Summand | None:
-        """The policy loss's sum over sequences."""
         return self.policy_loss.summand
 
     def mark(self, forests: Sequence[Forest]) -> None:
-        """Mark tokens for the policy loss."""
         self.policy_loss.mark(forests)
 
     def loss(self, tokens: Tokens) -> Tensor:
-        """Compute the policy loss."""
         return self.policy_loss(tokens)

@@ -1,4 +1,4 @@
-"""What score models learn from: the target of each token whose score is read, and pairs of paths.
+"""The targets of score models: the one of each token whose score is read, and pairs of paths.
 
 A path's score is read at its last token, a step's at the last token of its separator. Sessions that are read for this
 have these tokens alone as trainable ones (`rollout.sources.judged`), so that credit, packing and checks treat them as

@@ -12,7 +12,6 @@ import orjson
 
 from agentrl.config import RunConfig, yaml_settings
 from agentrl.errors import ConfigError
-from agentrl.rollout.stream.batch_metrics import Evaluation
 from agentrl.train.chain.planning import (
     Chain,
     Stage,

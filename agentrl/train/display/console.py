@@ -63,7 +63,6 @@ class Display:
             self._live.__exit__(kind, error, trace)
 
     def say(self, text: str) -> None:
-        """Print a line."""
         logs.shown.info(text)
         self._print(text)
 
@@ -72,7 +71,6 @@ class Display:
         self.console.print(Text(visible_text(scrub(text)), style), soft_wrap=not drawn)
 
     def warn(self, text: str) -> None:
-        """Print a warning."""
         logs.shown.warning(text)
         self._print(f"warning: {text}", "yellow")
 

@@ -18,7 +18,6 @@ class Clock:
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        """Time a phase."""
         began = time.monotonic()
         try:
             with tracing.span(phase):

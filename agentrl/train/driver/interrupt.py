@@ -49,7 +49,6 @@ class CancellableWork(Generic[T]):
         self._cancel: Callable[[], object] = lambda: None
 
     async def __call__(self) -> T:
-        """Do the work."""
         loop, task = asyncio.get_running_loop(), current_task()
         self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
         if self._cancelled:  # before there was anything to cancel

@@ -113,7 +113,6 @@ class Learning:
         return signal | learned
 
     async def close(self) -> None:
-        """End the teachers."""
         await self.teachers.close()
 
     async def record(self) -> None:

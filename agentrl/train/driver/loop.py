@@ -143,7 +143,6 @@ class Loop:
 
     @property
     def stream(self) -> Stream:
-        """The stream of groups."""
         return self.state.stream
 
     @property

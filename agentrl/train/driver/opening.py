@@ -1,4 +1,4 @@
-"""What every run opens, whatever its groups are made of: its folder, its store, its model, and a way to stop it."""
+"""The parts that every run opens: its folder, its store, its model, and a way to stop it."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class HeldOutProbe:
         return None
 
     def _first(self) -> Mapping[str, float]:
-        """What the run's first evaluation found; nothing where this is it."""
+        """Return what the run's first evaluation found; nothing where this is it."""
         file = self.folder / FILE
         rows: list[Mapping[str, float]] = []
         for line in file.read_bytes().splitlines() if file.exists() else ():

@@ -77,7 +77,6 @@ class Drawn:
         )
 
     def __getitem__(self, at: slice) -> Drawn:
-        """The same of some rows."""
         before, penalties, bias = self.before, self.penalties, self.bias
         return Drawn(
             self.kept[at],

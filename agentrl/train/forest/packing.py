@@ -270,7 +270,6 @@ def _part(
 
 
 def _fill(parts: Sequence[ForestPart], budget: int, seed: int) -> list[list[ForestPart]]:
-    """First fit, largest first."""
     order = list(parts)
     random.Random(seed).shuffle(order)
     order.sort(key=lambda part: part.size, reverse=True)

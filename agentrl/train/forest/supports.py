@@ -93,7 +93,6 @@ class _Fields:
                 self.bias.set(at + offset, turn, lambda: np.array(sampling.logit_bias))
 
     def columns(self) -> Fields:
-        """The fields that hold anything."""
         columns: Fields = {KEPT: self.kept.column()}
         if self.before.known:
             columns |= {BEFORE: self.before.column(), PENALTIES: Column(torch.from_numpy(self.penalties))}
@@ -123,6 +122,5 @@ class _Lists:
         self._start[token], self._length[token] = start, whole if length is None else length
 
     def column(self) -> SharedColumn:
-        """The lists as a field."""
         values = torch.from_numpy(np.concatenate(self._values))
         return SharedColumn(values, torch.from_numpy(self._start), torch.from_numpy(self._length))

@@ -1,4 +1,4 @@
-"""What a setting of another framework is here: a setting of ours, or why there is none."""
+"""Rules for settings of another framework: each becomes a setting of ours, or why there is none."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def _derive(framework: Framework, theirs: Mapping[str, str], ours: dict[str, str
 
 
 def _problem(ours: Mapping[str, str]) -> str:
-    """What is wrong with the settings, in a sentence; '' where nothing is."""
+    """Return what is wrong with the settings, in a sentence; '' where nothing is."""
     try:
         complete(parse_words(f"{name}={value}" for name, value in ours.items()))
     except AgentRLError as error:

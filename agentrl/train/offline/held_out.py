@@ -1,4 +1,4 @@
-"""What is measured on held-out sessions, without learning.
+"""Measures of held-out sessions, without learning.
 
 That is the loss, the mean negative log-likelihood of what would be trained; or for algorithms over pairs and labels the
 margin between what is better and what is worse (`margins`).

@@ -1,4 +1,4 @@
-"""What `data=` names, read and written as the sessions that a run trains on."""
+"""The source that `data=` names, read and written as the sessions that a run trains on."""
 
 from __future__ import annotations
 

@@ -41,7 +41,6 @@ class Devices:
 
     @property
     def name(self) -> str:
-        """The device in words."""
         return f"{self.node}, GPUs {', '.join(map(str, self.numbers))}" if self.numbers else self.node
 
     @property

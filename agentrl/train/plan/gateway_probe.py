@@ -101,7 +101,6 @@ class GatewayHost(ImageHost):
             raise InfraError(said or f"nothing answered within {CALL_SECONDS:g} s")
 
     async def close(self) -> None:
-        """Stop listening."""
         await self._opened.aclose()
 
 

@@ -84,12 +84,11 @@ class Shape:
 
     @property
     def expert_layers(self) -> int:
-        """How many layers have experts."""
+        """Return how many layers have experts."""
         return self.num_hidden_layers - self.first_k_dense_replace if self.num_experts else 0
 
     @property
     def expert(self) -> int:
-        """Parameters of one expert."""
         return 3 * self.hidden_size * self.moe_intermediate_size
 
     @property

@@ -1,4 +1,4 @@
-"""Which checkpoints a run keeps: the newest, and the best one by a metric of its evaluations (`keep_best`)."""
+"""The checkpoints that a run keeps: the newest, and the best one by a metric of its evaluations (`keep_best`)."""
 
 from __future__ import annotations
 

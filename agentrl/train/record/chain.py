@@ -124,7 +124,6 @@ class ChainRecord:
         return next((stage for stage in self.stages if stage.name == name), None)
 
     def folder(self, name: str) -> Path:
-        """A stage's run folder."""
         return self.path / name
 
     @property

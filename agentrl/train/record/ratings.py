@@ -68,7 +68,6 @@ class Matches:
         return matches
 
     def add(self, games: Mapping[int, int], points: Mapping[int, float]) -> None:
-        """Add other games."""
         for version, number in games.items():
             self.games[version] = self.games.get(version, 0) + number
             self.points[version] = self.points.get(version, 0.0) + points[version]

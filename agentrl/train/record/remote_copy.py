@@ -112,7 +112,6 @@ class Storage:
         return files
 
     def put(self, source: Path, name: str) -> None:
-        """Upload one file."""
         path = f"{self.root}/{name}"
         self.files.makedirs(str(PurePosixPath(path).parent), exist_ok=True)
         self.files.put_file(str(source), path)

@@ -75,7 +75,6 @@ def _json(service: TrainingService, limits: Limits, handle: Callable[[Asked], An
 
 
 def _passes(service: TrainingService, limits: Limits) -> Endpoint:
-    """Where data come to be trained on."""
 
     async def endpoint(request: Request) -> Response:
         tenant = _tenant(service, request)
@@ -88,8 +87,6 @@ def _passes(service: TrainingService, limits: Limits) -> Endpoint:
 
 
 def _retrieval(service: TrainingService, limits: Limits) -> Endpoint:
-    """Where answers are."""
-
     async def endpoint(request: Request) -> Response:
         tenant = _tenant(service, request)
         request_id = validate_body(RetrieveFuture, await json_body(request, limits)).request_id

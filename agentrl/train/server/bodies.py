@@ -1,4 +1,4 @@
-"""What requests in JSON hold, as far as it is read; what else clients send changes nothing here."""
+"""The bodies of requests in JSON, as far as they are read; what else clients send changes nothing here."""
 
 from __future__ import annotations
 
@@ -75,7 +75,6 @@ class AdamBody(BaseModel):
     grad_clip_norm: float = 0.0
 
     def step(self) -> AdamStep:
-        """Return the settings."""
         return AdamStep(**self.model_dump())
 
 
@@ -135,7 +134,7 @@ class RetrieveFuture(BaseModel):
 
 
 class Expiry(BaseModel):
-    """When saved weights expire; None: never."""
+    """The time at which saved weights expire; None: never."""
 
     ttl_seconds: Seconds = None
 

@@ -23,7 +23,7 @@ ABOUT, STATE = "checkpoint.json", "state.pt"
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
-    """What is known of saved weights; times are seconds since 1970, `request` is the number of what saved them."""
+    """The facts of saved weights; times are seconds since 1970, `request` is the number of what saved them."""
 
     base_model: str
     rank: int

@@ -186,7 +186,6 @@ class TrainingQueue:
         self._ending = False
 
     def wake(self) -> None:
-        """Look for requests again."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -208,7 +207,6 @@ class TrainingQueue:
         self._wake.set()
 
     def close(self) -> None:
-        """End the thread."""
         self._thread.shutdown(wait=True)
 
     def _next(self) -> tuple[Tenant, ServedRun] | None:

@@ -127,7 +127,7 @@ def _list_parameters(matrices: dict[str, tuple[nn.Parameter, nn.Parameter]]) -> 
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """What a pass computed: the log-probabilities of each datum's targets, in their shape, and metrics."""
+    """The results of a pass: the log-probabilities of each datum's targets, in their shape, and metrics."""
 
     logprobs: list[NDArray[np.float32]]
     metrics: dict[str, float] = field(default_factory=dict)
@@ -216,7 +216,7 @@ class SharedBase(TorchTrainer):
     def _logprobs_of(self, shared: SharedPass) -> Tensor:
         batch = self.prepare(shared.forest)
         batch.rows = shared.rows.to(self.device)
-        return self._logps(self.model, self._hidden(trunk_of(self.model), batch), batch.rows)[0]
+        return self._logps(self.model, self._compute_hidden(trunk_of(self.model), batch), batch.rows)[0]
 
 
 def _inputs(datum: Datum, names: Sequence[str], device: torch.device) -> dict[str, Tensor]:

@@ -40,7 +40,7 @@ class PromptChunks(BaseModel):
 
 
 class WireSampling(BaseModel):
-    """How tokens are drawn. `stop` None: the model's own end of a turn; an empty list: nothing stops."""
+    """The rules by which tokens are drawn. `stop` None: the model's own end of a turn; an empty list: nothing stops."""
 
     max_tokens: int | None = Field(default=None, ge=1)
     seed: int | None = None

@@ -52,7 +52,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a client gets: bytes of a media type; `failed` where the request could not be computed."""
+    """A reply to a client: bytes of a media type; `failed` where the request could not be computed."""
 
     media: str
     body: bytes
@@ -83,7 +83,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What a run is.
+    """A run's base, adapter and client.
 
     Attributes:
         model_id: its name on the wire.
@@ -184,7 +184,7 @@ class ServedRun:
 
     @property
     def due(self) -> bool:
-        """Whether the next request is there, and can be computed."""
+        """Return whether the next request is there, and can be computed."""
         return self.broken is None and self.computed + 1 in self.waiting
 
     def answer(self, number: int) -> Answer | None:

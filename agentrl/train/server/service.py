@@ -1,4 +1,4 @@
-"""What a training server does: it keeps requests of tenants, computes them in their order, and hands answers out."""
+"""The work of a training server: it keeps requests of tenants, computes them in their order, and hands answers out."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ PREFIX = "tml-"
 
 @dataclass(frozen=True, slots=True)
 class SamplerInfo:
-    """What a sampling session samples from.
+    """The weights that a sampling session samples from.
 
     Attributes:
         sampler_id: its name on the wire.

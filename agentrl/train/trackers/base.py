@@ -29,7 +29,6 @@ class TrackedRun:
 
     @property
     def name(self) -> str:
-        """The run's name."""
         return self.folder.resolve().name
 
     @property

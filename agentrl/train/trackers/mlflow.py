@@ -48,7 +48,6 @@ class MLflow(Tracker):
             self._client.update_run(self._id, status="RUNNING")
 
     def last(self) -> int:
-        """The step that the run has been tagged with."""
         return int(self._client.get_run(self._id).data.tags.get(STEP, 0))
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -60,5 +59,4 @@ class MLflow(Tracker):
         self._client.log_batch(self._id, metrics=metrics, tags=[RunTag(STEP, str(step))])
 
     def close(self) -> None:
-        """Say that the run has ended."""
         self._client.set_terminated(self._id)

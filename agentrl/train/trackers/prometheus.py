@@ -31,11 +31,9 @@ class Prometheus(Tracker):
         return self._server.server_port
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Answer with this step from now on."""
         self._page = page({"step": step, **numbers}, self._labels)
 
     def close(self) -> None:
-        """Stop answering."""
         self._server.shutdown()
         self._server.server_close()
 

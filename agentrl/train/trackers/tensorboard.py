@@ -18,10 +18,8 @@ class TensorBoard(Tracker):
         self._writer = Writer(str(about.folder / "tensorboard"))
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Add a scalar for each number."""
         for name, value in numbers.items():
             self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Flush the events."""
         self._writer.close()

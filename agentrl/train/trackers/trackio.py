@@ -31,14 +31,11 @@ class Trackio(Tracker):
         )
 
     def last(self) -> int | None:
-        """The last step of the run in Trackio's storage."""
         following: int | None = getattr(self._run, "_next_step", None)
         return following if following is None else following - 1
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Hand the numbers to Trackio's own thread."""
         self._run.log(dict(numbers), step)
 
     def close(self) -> None:
-        """Write the remaining metrics, and close."""
         self._run.finish()

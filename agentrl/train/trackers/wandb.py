@@ -56,12 +56,10 @@ class WandB(Tracker):
         return self._step
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Log the numbers under the run's step."""
         self._run.log(dict(numbers), step=step)
         self._step = step
 
     def close(self) -> None:
-        """Finish, which waits for what is still to be sent."""
         self._run.finish()
         if self._run.offline:
             self._about.keep(FINISHED, str(self._step))

@@ -114,11 +114,9 @@ class BlockPlan:
 
     @property
     def depth(self) -> Tensor:
-        """See `AttentionPlan`."""
         return torch.from_numpy(self.position)
 
     def within(self, reach: Reach | None) -> BlockPlan:
-        """See `AttentionPlan`; made at its first use."""
         if reach is None or reach.tokens > self.position.max():
             return self
         if reach not in self.narrower:
@@ -189,7 +187,6 @@ class BlockPlan:
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """See `AttentionPlan`."""
         heads, dim = query.shape[1], query.shape[-1]
         attend = F.scaled_dot_product_attention
         if softcap is not None or sinks is not None:

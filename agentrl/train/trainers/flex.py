@@ -42,11 +42,9 @@ class FlexPlan:
 
     @property
     def depth(self) -> Tensor:
-        """See `AttentionPlan`."""
         return self.position
 
     def within(self, reach: Reach | None) -> FlexPlan:
-        """See `AttentionPlan`; made at its first use."""
         if reach is None or reach.tokens >= self.longest:
             return self
         if reach not in self.narrower:
@@ -63,7 +61,6 @@ class FlexPlan:
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """See `AttentionPlan`."""
         options: dict[str, Any] = {"scale": scale, "enable_gqa": query.shape[1] != key.shape[1]}
         if softcap is not None:
             options["score_mod"] = functools.partial(_cap, softcap=softcap)

@@ -52,7 +52,6 @@ class Logits:
         return cls(scale / divisor, getattr(text, "final_logit_softcapping", None))
 
     def __call__(self, outputs: Tensor) -> Tensor:
-        """Return the logits, in float32."""
         logits = outputs.float()
         if self.scale != 1.0:
             logits = logits * self.scale

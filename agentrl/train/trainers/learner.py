@@ -165,7 +165,7 @@ class StepLearner(ABC, Generic[B]):
     teacher: VocabularyHead | None = None
 
     def start_phase(self, algo: AlgoConfig) -> None:
-        """Set the phase's algorithm."""
+        """Compute the credit and the loss of the coming steps by this algorithm."""
         self.algorithm = make_algorithm(algo)
 
     def begin_step(self, state: Mapping[str, Any] | None) -> None:

@@ -176,5 +176,4 @@ class TrainerFactoryPlugin(TrainerPlugin):
         self.trains_scores = getattr(factory, "trains_scores", False)
 
     def factory(self) -> TrainerFactory:
-        """The class or function itself."""
         return self._factory

@@ -79,7 +79,6 @@ class StateSchedule:
         return schedule(paths(self.end), len(self.end), self.device)
 
     def __call__(self, mixer: Mixer, hidden: Tensor) -> Tensor:
-        """See `agentrl.models.mixers.StatePlan`."""
         plan = self.by_segments if mixer.continues else self.by_paths
         outputs, ends = list[Tensor](), dict[int, tuple[LayerState, int]]()
         for call in plan.calls:

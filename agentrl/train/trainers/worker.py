@@ -47,15 +47,12 @@ class TrainerRole:
         cast(AdapterTrainer, self.trainer).begin(algo, total_steps, whole=whole)
 
     def logprobs(self, forests: Sequence[Forest], reference: bool) -> list[Tensor]:
-        """Return each forest's log-probabilities."""
         return self.trainer.logprobs(forests, reference=reference)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the trainer's weights."""
         return ((name, tensor.detach()) for name, tensor in self.trainer.weights())
 
     def averaged_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the averaged weights."""
         if not isinstance(self.trainer, Averager):
             raise ConfigError(f"eval.weights=averaged: {type(self.trainer).__name__} has no averaged_weights()")
         return ((name, tensor.detach()) for name, tensor in self.trainer.averaged_weights())
@@ -72,12 +69,10 @@ class TrainerRole:
         return self.trainer.version, self.trainer.threads, self.trainer.deterministic
 
     def release(self) -> None:
-        """See `MemoryReleasing`; a trainer that is none keeps its memory."""
         if isinstance(self.trainer, MemoryReleasing):
             self.trainer.release()
 
     def close(self) -> None:
-        """Close the trainer."""
         self.trainer.close()
 
 
@@ -94,17 +89,14 @@ class WorkerComputing(ABC):
     _timeout: float | None
 
     def step(self, forests: Sequence[Forest], state: Mapping[str, Any] | None = None) -> dict[str, float]:
-        """Train on a batch."""
         found: dict[str, float] = self._call("step", list(forests), state)
         return found
 
     def logprobs(self, forests: Sequence[Forest], *, reference: bool = False) -> list[Tensor]:
-        """Return each forest's log-probabilities."""
         found: list[Tensor] = self._run("logprobs", list(forests), reference)
         return found
 
     def values(self, forests: Sequence[Forest], start: float = 0.0) -> list[Tensor]:
-        """Return the critic's values."""
         found: list[Tensor] = self._call("values", list(forests), start)
         return found
 
@@ -154,7 +146,6 @@ class WorkerConnection(WorkerComputing):
             raise TrainerError(str(error)) from None
 
     def close(self) -> None:
-        """Close the connection."""
         self.worker.close()
 
     def _end(self) -> None:
@@ -176,7 +167,6 @@ class WorkerAccess:
     version: int
 
     def open(self) -> WorkerConnection:
-        """Connect to the worker."""
         return WorkerConnection(self)
 
 
@@ -234,11 +224,9 @@ class WorkerTrainer(WorkerComputing):
             self._teacher = head.weight
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the trainer's weights."""
         return self._stream("weights")
 
     def averaged_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the averaged weights."""
         return self._stream("averaged_weights")
 
     def _stream(self, method: str) -> Iterator[tuple[str, Tensor]]:
@@ -256,11 +244,9 @@ class WorkerTrainer(WorkerComputing):
         return found
 
     def save(self, path: Path) -> None:
-        """Write a checkpoint."""
         self._call("save", Path(path).absolute())
 
     def load(self, path: Path) -> None:
-        """Load a checkpoint."""
         self._call("load", Path(path).absolute())
 
     def export(self, path: Path) -> None:
@@ -268,16 +254,13 @@ class WorkerTrainer(WorkerComputing):
         self._call("export", Path(path).absolute())
 
     def release(self) -> None:
-        """See `MemoryReleasing`."""
         self._run("release")
 
     def access(self) -> WorkerAccess:
-        """See `ShareableTrainer`."""
         return WorkerAccess(self.worker.address, self._timeout, self.version)
 
     @contextmanager
     def leased(self) -> Iterator[None]:
-        """See `ShareableTrainer`."""
         try:
             yield
         except BaseException as error:
@@ -287,11 +270,9 @@ class WorkerTrainer(WorkerComputing):
             raise
 
     def stepped(self, version: int) -> None:
-        """See `ShareableTrainer`."""
         self.version = version
 
     def close(self) -> None:
-        """End the worker."""
         self.worker.shutdown()
 
     def _start(self, timeout: float) -> Any:

@@ -196,7 +196,7 @@ async def test_a_sample_that_was_stored_while_another_was_tokenised_is_not_drawn
         access = await served.open()
         entry = served.gateway._entries[access["id"]]
         tokenised, answered = asyncio.Event(), asyncio.Event()
-        rendered = Exchange._rendered
+        rendered = Exchange._render_messages
 
         async def slowly(self: Exchange, *args: Any) -> Any:
             messages = await rendered(self, *args)
@@ -205,7 +205,7 @@ async def test_a_sample_that_was_stored_while_another_was_tokenised_is_not_drawn
             return messages
 
         with monkeypatch.context() as slow:
-            slow.setattr(Exchange, "_rendered", slowly)
+            slow.setattr(Exchange, "_render_messages", slowly)
             second = asyncio.create_task(exchange(served.gateway, entry, turn_request(HI)))
             await tokenised.wait()
         await exchange(served.gateway, entry, turn_request(HI))

@@ -67,7 +67,6 @@ class Code(Env):
             self.tools.add(tool)
 
     def tasks(self, split: str = "train") -> list[Task]:
-        """The split's problems, in the file's order."""
         problems = read_problems(self.eval_path if split == "eval" and self.eval_path else self.path, self.shown)
         if self.eval_path:
             return problems
@@ -82,7 +81,6 @@ class Code(Env):
             await pool.prepare(self.runner.spec, min(sessions, 8))
 
     async def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:
-        """The problem."""
         await self._lease.release()
         self._task = task
         words = "\n\nTry your code with the tool before you answer." if self.interactive else ""
@@ -93,11 +91,9 @@ class Code(Env):
         self._toolkit.state()
 
     def restore(self, task: Task, state: None) -> None:
-        """Continue with the task."""
         self._task = task
 
     def brief(self, task: Task) -> Task:
-        """The problem, and neither its tests nor its solution."""
         return Task(id=task.id, data={"statement": task["statement"], "entry_point": task["entry_point"]})
 
     @reward
@@ -125,7 +121,6 @@ class Code(Env):
         return Message(role="assistant", content=f"```python\n{reference}\n```")
 
     async def close(self) -> None:
-        """Release the interpreter's sandbox."""
         await self._lease.release()
 
     async def _get_sandbox(self) -> Sandbox:

@@ -56,7 +56,7 @@ class Verdict:
 
     @property
     def solved(self) -> bool:
-        """Whether the tests finished, none failed, and at least one assertion was made."""
+        """Return whether the tests finished, none failed, and at least one assertion was made."""
         return self.failed == 0 and self.passed > 0
 
     @property

@@ -103,7 +103,6 @@ class InSandbox:
         return SPEC.model_copy(update={"image": self.image})
 
     async def run(self, stdin: bytes, timeout: float) -> tuple[str, str]:
-        """See `JudgeRunner.run`."""
         pool = supplier(self.backend)
         await pool.check(self.spec)
         said, _ = await pool.run(self.spec, partial(self._run, stdin, timeout))
@@ -127,7 +126,6 @@ class Remote:
     memory_mb: int = SPEC.memory_mb
 
     def __post_init__(self) -> None:
-        """Check the address."""
         if not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"remote={self.url!r} is not an address; give one such as http://HOST:8080/run_code")
 
@@ -135,7 +133,6 @@ class Remote:
         return f"Remote({self.url!r})"
 
     async def run(self, stdin: bytes, timeout: float) -> tuple[str, str]:
-        """See `JudgeRunner.run`."""
         source = f"import sys\nsys.argv = ['judge', {program()!r}, 'judge']\n{BOOT}\n"
         body = {
             "code": source,

@@ -70,7 +70,6 @@ class DataAnalysis(Env):
         self.tools.add(calculator)
 
     def tasks(self, split: str = "train") -> Iterator[Task]:
-        """Questions without end."""
         mine = [number for number in range(DATABASES) if (number % EVAL_EVERY == 0) == (split == "eval")]
         for index in count():
             rng = random.Random(f"data_analysis/{self.seed}/{split}/{self.level}/{index}")
@@ -80,7 +79,6 @@ class DataAnalysis(Env):
             yield Task(id=name, data={"database": number, "level": level, **data})
 
     def reset(self, task: Task, *, seed: int | None = None) -> str:
-        """The question."""
         self._task = task
         return OPENING.format(question=task["question"])
 
@@ -120,11 +118,9 @@ class DataAnalysis(Env):
         """Nothing but the task."""
 
     def restore(self, task: Task, state: None) -> None:
-        """Continue with the task."""
         self._task = task
 
     def brief(self, task: Task) -> Task:
-        """The question without its answer."""
         return Task(id=task.id, data={"question": task["question"], "database": task["database"]})
 
     @reward
@@ -144,7 +140,6 @@ class DataAnalysis(Env):
         yield Fixture(number, "", FixtureCredit.NONE, "silence")
 
     def expert(self, messages: Sequence[Message]) -> str | Message:
-        """The reference calls, and the answer."""
         done = sum(message.role == "tool" for message in messages)
         calls = self._task["calls"]
         if done < len(calls):
@@ -160,7 +155,7 @@ class DataAnalysis(Env):
 
 
 def same(said: str, answer: str) -> bool:
-    """Whether the last line of a message, after "Answer:", is the answer: a number within a cent, or the same name."""
+    """Return whether the last line of a message, after "Answer:", is right: a number to a cent, or the same name."""
     lines = said.strip().splitlines()
     given, answer = bare(lines[-1].rpartition("Answer:")[2] if lines else ""), bare(answer)
     if _NUMBER.fullmatch(answer):

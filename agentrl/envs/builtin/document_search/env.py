@@ -84,7 +84,6 @@ class DocumentSearch(Env):
             yield Task(id=name, data={"level": level, "document": number, **data})
 
     async def reset(self, task: Task, *, seed: int | None = None) -> str:
-        """The question."""
         await self._open(task)
         self._history = self._done = 0
         self._summarising = False
@@ -145,12 +144,10 @@ class DocumentSearch(Env):
         return {"history": self._history, "done": self._done, "summarising": self._summarising}
 
     async def restore(self, task: Task, state: dict[str, Any]) -> None:
-        """Continue with the task."""
         await self._open(task)
         self._history, self._done, self._summarising = state["history"], state["done"], state["summarising"]
 
     def brief(self, task: Task) -> Task:
-        """The question without its answer."""
         return Task(id=task.id, data={"question": task["question"], "document": task["document"]})
 
     @reward

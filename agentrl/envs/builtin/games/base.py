@@ -80,13 +80,11 @@ class Game(Env):
     # ------------------------------------------------------------------ the environment
 
     def tasks(self, split: str = "train") -> Iterator[Task]:
-        """Deals without end; one in ten is for `eval`."""
         for number in count():
             if (number % EVAL_EVERY == 0) == (split == "eval"):
                 yield Task(id=f"{self.name}-{number}", data={"number": number})
 
     def reset(self, task: Task, *, seed: int | None = None) -> Mapping[str, str]:
-        """Deal, by the task's number."""
         self.forfeited, self._attempts = "", 0
         self._news = {agent: [] for agent in self.agents}
         openings = self.deal(random.Random(f"{self.name}/{task['number']}"))
@@ -124,16 +122,13 @@ class Game(Env):
         return payoffs or {agent: 0.0 if agent == late else self.draw for agent in self.agents}
 
     def expert(self, messages: Any) -> str:
-        """The best move of the agent whose turn it is."""
         return self.best_move()
 
     def state(self) -> dict[str, Any]:
-        """The position, and what agents have not been told yet."""
         own = {"turn": self.turn, "forfeited": self.forfeited, "attempts": self._attempts, "news": self._news}
         return {**own, "position": self.position()}
 
     def restore(self, task: Task, state: dict[str, Any]) -> None:
-        """Go on from the position."""
         self.turn, self.forfeited, self._attempts = state["turn"], state["forfeited"], state["attempts"]
         self._news = state["news"]
         self.resume(state["position"])

@@ -40,14 +40,12 @@ class KuhnPoker(Game):
         self.luck = 0.0
 
     def deal(self, rng: random.Random) -> Mapping[str, str]:
-        """Give each agent a card."""
         self.cards = dict(zip(self.agents, rng.sample(CARDS, 2), strict=True))
         self.history, self.turn, self.luck = [], self.agents[0], rng.random()
         openings = {agent: RULES.format(card=card) for agent, card in self.cards.items()}
         return {agent: f"{text} You begin." if agent == self.turn else text for agent, text in openings.items()}
 
     def move(self, agent: str, text: str) -> str:
-        """Check, bet, call or fold."""
         legal = MOVES[" ".join(self.history)]
         word = text.strip(" .!\"'")
         if word not in legal:
@@ -79,11 +77,9 @@ class KuhnPoker(Game):
         return active if self.luck < probability(self.cards[self.turn], history) else passive
 
     def position(self) -> dict[str, Any]:
-        """Cards and moves."""
         return {"cards": self.cards, "history": self.history, "chance": self.luck}
 
     def resume(self, position: dict[str, Any]) -> None:
-        """Cards and moves."""
         self.cards, self.history, self.luck = position["cards"], position["history"], position["chance"]
 
 

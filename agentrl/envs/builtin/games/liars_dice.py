@@ -50,7 +50,6 @@ class LiarsDice(Game):
         self.bidder = self.challenger = ""
 
     def deal(self, rng: random.Random) -> Mapping[str, str]:
-        """Throw the dice."""
         self.dice = {agent: sorted(rng.randint(1, 6) for _ in range(self.number)) for agent in self.agents}
         self.bid, self.bidder, self.challenger = (0, 0), "", ""
         self.turn = rng.choice(self.agents)
@@ -61,7 +60,6 @@ class LiarsDice(Game):
         return {agent: f"{text} You begin." if agent == self.turn else text for agent, text in rules.items()}
 
     def move(self, agent: str, text: str) -> str:
-        """Bid, or challenge the last bid."""
         if "liar" in text:
             if not self.bidder:
                 raise ToolError('there is no bid yet; bid, such as "1 twos"')
@@ -114,11 +112,9 @@ class LiarsDice(Game):
         return float(sum(comb(others, k) * 5 ** (others - k) for k in range(max(missing, 0), others + 1)) / 6**others)
 
     def position(self) -> dict[str, Any]:
-        """Dice and bids."""
         return {"dice": self.dice, "bid": self.bid, "bidder": self.bidder, "challenger": self.challenger}
 
     def resume(self, position: dict[str, Any]) -> None:
-        """Dice and bids."""
         number, face = position["bid"]
         self.dice, self.bid = position["dice"], (number, face)
         self.bidder, self.challenger = position["bidder"], position["challenger"]

@@ -71,7 +71,6 @@ class Negotiation(Game):
         }
 
     def move(self, agent: str, text: str) -> str:
-        """Talk, offer or accept."""
         if ACCEPT.match(text):
             if self.offer is None or self.offered_by == agent:
                 raise ToolError("there is no offer of your partner's to accept")
@@ -89,7 +88,7 @@ class Negotiation(Game):
         return f"Your partner: {text}"
 
     def _read(self, text: str) -> dict[str, int]:
-        """What the speaker keeps; things that are not named are the partner's."""
+        """Return what the speaker keeps; things that are not named are the partner's."""
         named = {name: int(number) for name, number in re.findall(r"(\w+)\s*=\s*(\d+)", text)}
         kept = {**dict.fromkeys(THINGS, 0), **named}
         for thing, number in kept.items():
@@ -115,7 +114,6 @@ class Negotiation(Game):
         return [self.values[partner][thing] / WORTH for thing in THINGS]
 
     def best_move(self) -> str:
-        """Accept the best division, or offer it."""
         possible = product(*(range(self.counts[thing] + 1) for thing in THINGS))
         divisions = [dict(zip(THINGS, each, strict=True)) for each in possible]
         merit = {place: self._merit(self.shares(kept, self.turn)) for place, kept in enumerate(divisions)}
@@ -129,12 +127,10 @@ class Negotiation(Game):
         return round(sum(shares.values()), 6), min(shares.values())
 
     def position(self) -> dict[str, Any]:
-        """Things, values and offers."""
         names = ("counts", "values", "offer", "offered_by", "agreed", "said")
         return {name: getattr(self, name) for name in names}
 
     def resume(self, position: dict[str, Any]) -> None:
-        """Things, values and offers."""
         vars(self).update(position)
 
 

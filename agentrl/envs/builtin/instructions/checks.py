@@ -173,7 +173,7 @@ def capitals(text: str, capital_frequency: int, capital_relation: str) -> bool:
 def _count(
     word: str, text: str, most: int = sys.maxsize, around: tuple[str, str] = ("", ""), flags: int = re.IGNORECASE
 ) -> int:
-    """How often a keyword is there; the published checker takes it for a regular expression, what is none is text."""
+    """Count a keyword; the published checker takes it for a regular expression, what is none is text."""
     try:
         return count(word, text, flags, most, around)
     except re.error:

@@ -36,7 +36,6 @@ class Instructions(Env):
         self._task = Task(id="")
 
     def tasks(self, split: str = "eval") -> list[Task]:
-        """The file's requests, in its order."""
         tasks = read_tasks(self.path, _task, "requests")
         if not self.languages:
             return tasks.only(lambda task: LANGUAGE not in task["kinds"], "requests for another language")
@@ -48,35 +47,32 @@ class Instructions(Env):
         return tasks
 
     def reset(self, task: Task, *, seed: int | None = None) -> str:
-        """The request."""
         self._task = task
         return str(task["prompt"])
 
     def brief(self, task: Task) -> Task:
-        """The request alone."""
         return Task(id=task.id, data={"prompt": task["prompt"]})
 
     def state(self) -> None:
         """Nothing but the task."""
 
     def restore(self, task: Task, state: None) -> None:
-        """Continue with the task."""
         self._task = task
 
     @reward
     def strict(self, session: Session) -> float:
         """1 where all instructions are followed: the prompt-level strict accuracy of the paper."""
-        return float(all(self._followed(session)))
+        return float(all(self._list_followed(session)))
 
     @reward(weight=0.0)
     def loose(self, session: Session) -> float:
         """The same, where lines around the answer and asterisks do not matter; it does not count."""
-        return float(all(self._followed(session, loose=True)))
+        return float(all(self._list_followed(session, loose=True)))
 
     @reward(weight=0.0)
     def instructions(self, session: Session) -> float:
         """The share of instructions that are followed; it does not count."""
-        found = self._followed(session)
+        found = self._list_followed(session)
         return sum(found) / len(found)
 
     def _followed(self, session: Session, loose: bool = False) -> list[bool]:

@@ -94,7 +94,6 @@ class Questions(Env):
         self._question = Question("", (), Grading.EXACT)
 
     def tasks(self, split: str = "train") -> list[Task]:
-        """The split's questions, in the files' order."""
         tasks = self._read(split)
         if split == "train" and self.decontaminate:
             overlap = Overlap((task["question"] for task in self._read("eval")), self.decontaminate)
@@ -109,7 +108,6 @@ class Questions(Env):
         return _tasks(spec, _stamp(settings["path"])).copy()
 
     def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:
-        """The instructions and the question."""
         grading = Grading(task["grading"])
         self._question = Question(task["question"], tuple(task["answers"]), grading, tuple(task.data.get("wrong", ())))
         words = INSTRUCTIONS[grading] if self.instructions is None else self.instructions
@@ -143,7 +141,6 @@ class Questions(Env):
         """Nothing but the task."""
 
     def restore(self, task: Task, state: None) -> None:
-        """Continue with the task."""
         self.reset(task)
 
     @reward
@@ -159,7 +156,6 @@ class Questions(Env):
         return f1(stated_answer(session.answer), self._question.answers)
 
     def expert(self, messages: Sequence[Message]) -> str:
-        """The first right answer."""
         answer = self._question.answers[0]
         if self._question.grading is Grading.BOX:
             return f'<think>It is there.</think><answer>{{"bbox_2d": {answer}}}</answer>'
@@ -188,7 +184,7 @@ def _few(tasks: Sequence[Task]) -> set[str]:
 
 
 def _guess(task: Task, few: Set[str]) -> float:
-    """How often a guess is right: one of the question's choices, or one of a few answers; 0 where there are neither."""
+    """A guess's chance to be right, of the question's choices, or of a few answers; 0 where there are neither."""
     if task["grading"] == Grading.CHOICE:
         return 1 / number_of_choices(task["question"])
     if task["grading"] != Grading.EXACT or not few:
@@ -253,7 +249,7 @@ def _shared_ids(tasks: Sequence[Task]) -> list[str]:
 
 
 def _content(task: Task) -> str:
-    """What makes a question another one: its text, and its images."""
+    """Return what makes a question another one: its text, and its images."""
     return "\n".join([str(task["question"]), *task.get(FIELD, ())])
 
 

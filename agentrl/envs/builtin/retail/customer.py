@@ -126,7 +126,6 @@ class Customer:
         return None if SETTLED.search(said) else self._wait(CONTINUE)
 
     def _reply(self, said: str) -> str | None:
-        """The answer to a question."""
         for _, question, sentence, otherwise in TOPICS:
             if question.search(said):
                 about = [place for place, text in enumerate(self._sentences) if sentence.search(text.casefold())]
@@ -138,7 +137,7 @@ class Customer:
         return self._wait(self._tell([best]))
 
     def _reconsider(self) -> str:
-        """What the scenario says instead of a first yes."""
+        """Return what the scenario says instead of a first yes."""
         for place, text in enumerate(self._sentences):
             if place not in self.told and _CONDITION.search(text) and re.search(r"\bconfirm", text.casefold()):
                 return self._tell([place])
@@ -162,7 +161,6 @@ class Customer:
         return _split(self.scenario["reason"]) + _split(self.scenario["instructions"])
 
     def state(self) -> dict[str, Any]:
-        """Changes since the beginning."""
         return {"told": self.told, "identified": self.identified, "waited": self.waited, "left": self.left}
 
 

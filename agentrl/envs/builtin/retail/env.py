@@ -125,13 +125,11 @@ class Retail(Env):
         return [name for name in TOOLS if name in names]
 
     def tasks(self, split: str = "train") -> Any:
-        """The folder's tasks, or an endless sequence of made ones."""
         if self.path is not None:
             return TaskList(self._world.tasks[split], self._world.notes)
         return made_tasks(split, self.level, self.seed)
 
     def reset(self, task: Task, *, seed: int | None = None) -> Any:
-        """The policy, and what the customer wants."""
         self._begin(task)
         instructions = Message(role="system", content=INSTRUCTIONS.format(policy=self._world.policy))
         if CUSTOMER in self.agents:
@@ -170,14 +168,12 @@ class Retail(Env):
         return {"store": store, **said, "customer": self._customer.state()}
 
     def restore(self, task: Task, state: dict[str, Any]) -> None:
-        """Continue the conversation."""
         self._begin(task)
         self._store.begin(self._world.database, **state["store"])
         self._said, self._refused = set(state["said"]), state["refused"]
         self._customer = Customer(task["scenario"], **state["customer"])
 
     def brief(self, task: Task) -> Task:
-        """The policy and what the customer wants at first."""
         opening = Customer(task["scenario"]).opening()
         return Task(id=task.id, data={"policy": self._world.policy, "request": opening})
 
@@ -191,12 +187,12 @@ class Retail(Env):
 
     @reward(weight=0.0)
     def database(self, session: Session) -> Any:
-        """Whether the database is as the reference actions leave it, logged."""
+        """Return whether the database is as the reference actions leave it, logged."""
         return self._of_agent(float(self._database_matches()))
 
     @reward(weight=0.0)
     def said(self, session: Session) -> Any:
-        """Whether everything was said that had to be, logged."""
+        """Return whether everything was said that had to be, logged."""
         return self._of_agent(float(self._all_said()))
 
     def _database_matches(self) -> bool:

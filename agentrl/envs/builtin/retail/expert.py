@@ -50,7 +50,7 @@ def script(task: Task, database: Database) -> list[Step]:
 
 
 def must_refuse(task: Task) -> bool:
-    """Whether a wish of the customer is forbidden; where no task says so, one that nothing is done or said for."""
+    """Return whether a wish of the customer is forbidden; where no task says so, if nothing is done or said for it."""
     actions = [action["name"] for action in task["actions"]]
     nothing = not any(name.startswith(WRITES) or name == TRANSFER for name in actions) and not task["communicate"]
     return bool(task.data.get("refuse", nothing))

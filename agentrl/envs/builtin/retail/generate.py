@@ -111,7 +111,6 @@ class _Maker:
         self.rng, self.database = rng, database
 
     def task(self, user: Record, level: int) -> dict[str, Any]:
-        """The data of a task."""
         first, second = (self.database.orders[each] for each in user["orders"])
         orders = [_call("get_order_details", order_id=each) for each in user["orders"]]
         lookups = orders[:1] if level == 1 else [_call("get_user_details", user_id=user["user_id"]), *orders]

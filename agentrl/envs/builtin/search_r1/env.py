@@ -100,21 +100,17 @@ class SearchR1(Env):
             self.tools.add(self.search)
 
     def tasks(self, split: str = "train") -> list[Task]:
-        """The split's questions, in the file's order."""
         return split_tasks(self.data, split, self.questions)
 
     def prepare(self, tasks: Sequence[Task], sessions: int) -> None:
-        """Start the retrieval server, where it is the run's own."""
         self._client()
 
     def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:
-        """The prompt with the question."""
         self._task, self._actions, self._valid, self._found = task, 0, 0, []
         prompt = PROMPT if self.form == "text" else TOOLS_PROMPT
         return [Message(role="user", content=prompt.format(question=task["question"]))]
 
     async def step(self, message: Message) -> StepResult:
-        """Run the turn's action."""
         self._actions += 1
         if self.form == "tools":
             return await self._step_with_tools(message)
@@ -160,16 +156,13 @@ class SearchR1(Env):
         return _client(url, min(timeout, EARLIER * self.tools.timeout) if self.form == "tools" else timeout)
 
     def state(self) -> dict[str, Any]:
-        """The number of actions, and the passages found."""
         return {"actions": self._actions, "valid": self._valid, "found": self._found}
 
     def restore(self, task: Task, state: dict[str, Any]) -> None:
-        """Continue with them."""
         self._task = task
         self._actions, self._valid, self._found = state["actions"], state["valid"], state["found"]
 
     def brief(self, task: Task) -> Task:
-        """The question without its answers, and where to search."""
         url = self._client().url
         return Task(id=task.id, data={"question": task["question"], "retriever": url, "prompt": PROMPT})
 
@@ -196,7 +189,7 @@ class SearchR1(Env):
 
     @reward(weight=0.0)
     def formed(self, session: Session) -> float | None:
-        """Whether the response has the published format, logged."""
+        """Return whether the response has the published format, logged."""
         return float(scoring.well_formed(_whole(session))) if self.form == "text" else None
 
     @reward(weight=0.0, range=(0.0, LOGGED))
@@ -211,17 +204,17 @@ class SearchR1(Env):
 
     @reward(weight=0.0)
     def retrieved(self, session: Session) -> float:
-        """Whether a right answer was in what was found (the retrieval's recall), logged."""
+        """Return whether a right answer was in what was found (the retrieval's recall), logged."""
         return float(scoring.contains("\n".join(self._evidence(session)), self._task["answers"]))
 
     def _evidence(self, session: Session) -> list[str]:
-        """What each search found; an agent program searches by itself, and its messages say what it was told."""
+        """Return what each search found; an agent program searches by itself, and its messages say what it was told."""
         told = "\n".join(message.text for message in session.messages if message.role != "assistant")
         return self._found or scoring.information(told.removeprefix(PROMPT.format(question=self._task["question"])))
 
     @reward(weight=0.0)
     def missed(self, session: Session) -> float:
-        """Whether a right answer was found and not given, logged."""
+        """Return whether a right answer was found and not given, logged."""
         return self.retrieved(session) * (1.0 - self.exact(session))
 
     @reward(weight=0.0, range=(0.0, LOGGED))
@@ -281,7 +274,6 @@ def _client(url: str, timeout: float) -> RetrievalClient:
 
 
 def _turns(session: Session) -> list[str]:
-    """What the model wrote, turn by turn."""
     return [message.text for message in session.messages if message.role == "assistant"]
 
 

@@ -54,7 +54,7 @@ def information(text: str) -> list[str]:
 
 
 def _blocks(text: str, name: str) -> Iterator[tuple[int, int, str]]:
-    """Where each pair of tags begins and ends, and what is between: as `<name>(.*?)</name>` finds them.
+    """Return where each pair of tags begins and ends, and what is between: as `<name>(.*?)</name>` finds them.
 
     That expression looks for an end behind every opening tag, and some models write nothing but opening tags.
     """
@@ -93,7 +93,7 @@ def _f1(words: list[str], right: list[str]) -> float:
 
 
 def well_formed(response: str) -> bool:
-    """Whether a response is rounds of thinking, searching and information, then thinking and an answer, and no more."""
+    """Return whether a response is rounds of thinking, searching and information, then thinking and an answer."""
     return _FORMAT.fullmatch(response) is not None
 
 
@@ -104,7 +104,7 @@ def with_format(correct: float, response: str, score: float = FORMAT_SCORE) -> f
 
 
 def contains(text: str, right: Sequence[str]) -> bool:
-    """Whether one of the right answers is in a text, both normalised; one of which nothing is left is in none."""
+    """Return whether a right answer is in a text, both normalised; one of which nothing is left is in none."""
     whole = normalize(text)
     return any(each and each in whole for each in map(normalize, right))
 

@@ -57,7 +57,6 @@ class GridCamera(Env):
 
     @classmethod
     def recipe(cls, model: str) -> dict[str, Any]:
-        """Settings for the tiny model."""
         if model != "tiny":
             return {}
         return {
@@ -75,13 +74,11 @@ class GridCamera(Env):
         }
 
     def tasks(self, split: str = "train") -> Iterator[Task]:
-        """An endless sequence of worlds."""
         for index in count():
             rng = random.Random(f"grid_camera/{self.seed}/{split}/{index}")
             yield Task(id=f"{split}-{self.seed}-{index}", data=world(rng, self.size))
 
     def reset(self, task: Task, *, seed: int | None = None) -> str:
-        """The order; no word of where anything is."""
         self._task, self._robot = task, _place(task["robot"])
         return "Bring the robot to the green square."
 
@@ -110,27 +107,22 @@ class GridCamera(Env):
         return float(self._robot == _place(self._task["goal"]))
 
     def state(self) -> dict[str, Any]:
-        """Where the robot is."""
         return {"robot": list(self._robot)}
 
     def restore(self, task: Task, state: dict[str, Any]) -> None:
-        """Go on from there."""
         self._task, self._robot = task, _place(state["robot"])
 
     def expert(self, messages: Sequence[Message]) -> Message:
-        """Look, then take the shortest way."""
         if not any(message.role == "tool" for message in messages):
             return self.call("camera")
         return self.call("move", direction=way(self._task.data, self._robot))
 
     def demonstrate(self, messages: Sequence[Message], rng: random.Random) -> Message:
-        """The expert, which half of the time moves at random."""
         if rng.random() < 0.5 and any(message.role == "tool" for message in messages):
             return self.call("move", direction=rng.choice(list(MOVES)))
         return self.expert(messages)
 
     def fixtures(self) -> Iterator[Fixture]:
-        """The goal counts, however it is reached."""
         data = {"size": 3, "robot": [0, 0], "goal": [1, 0], "walls": [[0, 1]]}
         right, down = (self.call("move", direction=each) for each in ("right", "down"))
         yield Fixture(Task(id="beside", data=data), right, FixtureCredit.FULL)

@@ -100,7 +100,6 @@ class DrawnShapes(Env):
             yield Task(id=f"{split}-{self.seed}-{index}", data=data)
 
     def reset(self, task: Task, *, seed: int | None = None) -> list[dict[str, Any]]:
-        """The picture and the question."""
         self._task = task
         return [{"role": "user", "content": [image(draw(task["shapes"], task["size"])), task["question"]]}]
 
@@ -124,7 +123,6 @@ class DrawnShapes(Env):
         return f"{seen} = {self._task['answer'] if own.random() < 0.5 else wrong}"
 
     def fixtures(self) -> Iterator[Fixture]:
-        """What counts as an answer."""
         shapes: list[Shape] = [
             (0, 0, "circle", "red", 0, 0),
             (0, 1, "square", "red", 0, 0),

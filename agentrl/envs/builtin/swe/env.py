@@ -131,7 +131,6 @@ class Swe(Env):
     # ------------------------------------------------------------------ the episode
 
     def tasks(self, split: str = "train") -> list[Task]:
-        """The split's tasks, of the difficulty that was asked for."""
         return choose(*self._chosen, split, self.build).copy()
 
     async def prepare(self, tasks: Sequence[Task], sessions: int) -> None:
@@ -157,7 +156,6 @@ class Swe(Env):
         await asyncio.gather(*(prove(task) for task in {task.id: task for task in tasks}.values()))
 
     async def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:
-        """The instruction and the limits; the workspace is created meanwhile."""
         self._opening = asyncio.create_task(self._open(await self._begin(task)))
         assert self._problem is not None
         said = [Message(role="user", content=opening(self._problem.instruction, self.limits, self.bash_only))]
@@ -253,11 +251,9 @@ class Swe(Env):
         return reward_of(self._problem, verdict, self.partial)
 
     async def close(self) -> None:
-        """Release the sandbox."""
         await self._release_sandbox()
 
     def expert(self, messages: Sequence[Message]) -> Message:
-        """The reference solution, change by change, through the tools."""
         if self._plan is None:
             assert self._source is not None
             self._plan = self._source.expert(self.bash_only)

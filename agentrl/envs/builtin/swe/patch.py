@@ -86,7 +86,7 @@ def _hunks(was: bytes, now: bytes) -> Iterator[bytes]:
 
 
 def _opcodes(old: Sequence[bytes], new: Sequence[bytes]) -> list[tuple[str, int, int, int, int]]:
-    """How the old lines become the new ones.
+    """Return how the old lines become the new ones.
 
     What both begin and end with is matched first; the rest by difflib, or replaced as a whole where that would take too
     long: its time grows with the pairs of equal lines and with the square of the lines, and an agent chooses both.

@@ -105,11 +105,9 @@ class Repair(Env):
 
     @classmethod
     def recipe(cls, model: str) -> dict[str, Any]:
-        """Settings for a tiny model."""
         return TINY_RECIPE if model == "tiny" else {}
 
     def tasks(self, split: str = "train") -> Iterator[Task]:
-        """An endless sequence of programs."""
         for index in count():
             rng = random.Random(f"repair/{split}/{index}")
             data = problem(rng)
@@ -118,11 +116,9 @@ class Repair(Env):
             yield Task(id=f"{split}-{index}", data=data)
 
     async def prepare(self, tasks: Sequence[Task], sessions: int) -> None:
-        """Start the sandbox."""
         await self._supplier.check(SPEC)
 
     async def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:
-        """Open with the program's specification, and the program."""
         self._task = task
         self._lines = [(sign, number) for sign, number in task["program"]]
         await self._supplier.check(SPEC)
@@ -160,11 +156,9 @@ class Repair(Env):
         return "ok"
 
     def state(self) -> list[Line]:
-        """The lines as they are now."""
         return self._lines
 
     def restore(self, task: Task, state: Sequence[Sequence[Any]]) -> None:
-        """Continue with these lines."""
         self._task, self._lines = task, [(sign, number) for sign, number in state]
 
     @reward

@@ -88,7 +88,7 @@ class ScoringResult:
 
     @property
     def solved(self) -> bool:
-        """Whether every required test was passed (there is at least one)."""
+        """Return whether every required test was passed (there is at least one)."""
         return bool(self.tests) and all(self.tests.values())
 
     def share(self, among: Sequence[str]) -> float:

@@ -69,7 +69,6 @@ class CommitSource:
         self.spec, self._task, self._base = SPEC, task, base_tree(task)
 
     async def prove(self, supplier: Supplier) -> None:
-        """See `RepositorySource`."""
         if find_key.find_stored(self._task) is None:
             await supplier.run(self.spec, self._find_key)
 
@@ -80,15 +79,12 @@ class CommitSource:
             await sandbox.close()  # expected values were in it: it is not reused
 
     async def open(self, sandbox: Sandbox) -> None:
-        """See `RepositorySource`."""
         await create_workspace(sandbox, self._task)
 
     async def changes(self, sandbox: Sandbox) -> Changes:
-        """See `RepositorySource`."""
         return difference(self._base, await read_workspace(sandbox))
 
     async def judge(self, changes: Changes, sandbox: Sandbox) -> ScoringResult:
-        """See `RepositorySource`."""
         key = find_key.find_stored(self._task)
         assert key is not None, "an episode begins with `prove`"
         return await score(Exam.of(self._task), key, changes, sandbox, python=_python(sandbox))
@@ -100,11 +96,9 @@ class CommitSource:
         """See `RepositorySource`."""
 
     def patch(self, changes: Changes, limit: int) -> bytes:
-        """See `RepositorySource`."""
         return as_patch(self._base, changes, limit)
 
     def expert(self, bash_only: bool) -> list[Step]:
-        """See `RepositorySource`."""
         return expert_steps(self._base, read_patch(self._base, self._task.solution.encode()), bash_only)
 
 
@@ -121,27 +115,22 @@ class ImageSource:
         prebuilt.variables(self._task)
 
     async def open(self, sandbox: Sandbox) -> None:
-        """See `RepositorySource`."""
         if not self.in_place:
             await prebuilt.prepare_repository(sandbox, self._task)
         self._before = await prebuilt.manifest(sandbox)
 
     async def changes(self, sandbox: Sandbox) -> Changes:
-        """See `RepositorySource`."""
         return await prebuilt.changes(sandbox, self._before)
 
     async def judge(self, changes: Changes, sandbox: Sandbox) -> ScoringResult:
-        """See `RepositorySource`."""
         if self.in_place:
             return await prebuilt.reward(self._task, sandbox)
         return await prebuilt.judge(self._task, changes, sandbox)
 
     def state(self) -> list[tuple[bytes, int, bytes]]:
-        """See `RepositorySource`: the manifest of the tree as the agent found it."""
         return [(os.fsencode(path), mode, os.fsencode(what)) for path, (mode, what) in self._before.items()]
 
     def restore(self, state: Any) -> None:
-        """See `RepositorySource`."""
         self._before = {os.fsdecode(path): (mode, os.fsdecode(what)) for path, mode, what in state}
 
     def patch(self, changes: Changes, limit: int) -> bytes:
@@ -149,7 +138,6 @@ class ImageSource:
         return as_patch({}, {path: file for path, file in changes.items() if file is not None}, limit)
 
     def expert(self, bash_only: bool) -> list[Step]:
-        """See `RepositorySource`."""
         script = self._task.solution_script or f"git apply - <<'END_OF_PATCH'\n{self._task.solution}\nEND_OF_PATCH"
         return [("bash", {"command": script}), end_step(bash_only)]
 

@@ -43,24 +43,20 @@ class Allocation(ChoiceWorld):
         super().__init__()
 
     def situations(self) -> Sequence[Mapping[str, Any]]:
-        """Every division of the workers."""
         return self._situations
 
     def opening(self, agent: str) -> str:
-        """The worker's number."""
         return f"You are {agent}."
 
     def options(self, agent: str) -> Sequence[str]:
-        """The sites."""
         return SITES
 
     def open_places(self) -> list[int]:
-        """How many are still wanted at each site; below 0 where there are too many."""
+        """Return how many are still wanted at each site; below 0 where there are too many."""
         gone = [site for each in self.said.values() for site in each]
         return [wanted - gone.count(site) for site, wanted in zip(SITES, self.situation["wanted"], strict=True)]
 
     def news(self, agent: str) -> str:
-        """What is still wanted, for whoever is next."""
         return "Wanted: " + ", ".join(
             f"{site} {left}" for site, left in zip(SITES, self.open_places(), strict=True) if left > 0
         )
@@ -76,11 +72,9 @@ class Allocation(ChoiceWorld):
         return (f"{self.opening(agent)} {self.news(agent)}",) if agent == self.agents[0] else super().seen(agent)
 
     def agent_of(self, messages: Sequence[Message]) -> str:
-        """The agent whose number it is."""
         return messages[0].text.split(".")[0].removeprefix("You are ")
 
     def payoffs(self) -> Mapping[str, float]:
-        """The share of the places that are filled."""
         empty = sum(max(left, 0) for left in self.open_places())
         return {"crew": 1 - empty / len(self.agents)}
 
@@ -90,5 +84,4 @@ class Allocation(ChoiceWorld):
         return self.payoffs()
 
     def expert(self, messages: Sequence[Message]) -> str:
-        """The first site that wants somebody."""
         return next((site for site, left in zip(SITES, self.open_places(), strict=True) if left > 0), SITES[0])

@@ -101,7 +101,6 @@ class ChoiceWorld(Env):
         self.luck = random.Random(f"{self.name}/{number}").random()
 
     def reset(self, task: Task, *, seed: int | None = None) -> Mapping[str, str]:
-        """Tell each agent its part."""
         self.begin(task["number"])
         return {agent: self.opening(agent) for agent in self.agents}
 
@@ -137,10 +136,8 @@ class ChoiceWorld(Env):
         return next(agent for agent in self.agents if self.opening(agent) == messages[0].text)
 
     def state(self) -> dict[str, Any]:
-        """What was chosen."""
         return {"said": self.said}
 
     def restore(self, task: Task, state: dict[str, Any]) -> None:
-        """Go on after these choices."""
         self.begin(task["number"])
         self.said = state["said"]

@@ -37,24 +37,19 @@ class Debate(ChoiceWorld):
         super().__init__()
 
     def situations(self) -> Sequence[Mapping[str, Any]]:
-        """The pairs of digits."""
         every = range(self.highest + 1)
         return [{"digits": [one, other]} for one in every for other in every]
 
     def opening(self, agent: str) -> str:
-        """The sum that is asked for."""
         return f"{agent}: {' + '.join(map(str, self.situation['digits']))}?"
 
     def options(self, agent: str) -> Sequence[str]:
-        """All sums."""
         return [str(number) for number in range(2 * self.highest + 1)]
 
     def news(self, agent: str) -> str:
-        """What the others said."""
         return ", ".join(f"{each} says {own[-1] or 'nothing'}" for each, own in self.said.items() if each != agent)
 
     def agent_of(self, messages: Sequence[Message]) -> str:
-        """The agent that is named."""
         return messages[0].text.split(":")[0]
 
     def majority(self) -> str:
@@ -63,7 +58,6 @@ class Debate(ChoiceWorld):
         return answer if votes > len(self.agents) // 2 else ILLEGAL
 
     def payoffs(self) -> Mapping[str, float]:
-        """Half for the majority's answer, half for one's own."""
         right = str(sum(self.situation["digits"]))
         team = float(self.majority() == right)
         return {agent: (team + float(own[-1] == right)) / 2 for agent, own in self.said.items()}
@@ -88,7 +82,6 @@ class Debate(ChoiceWorld):
         return all(len(own) == self.rounds for own in self.said.values())
 
     def expert(self, messages: Sequence[Message]) -> str:
-        """The sum."""
         return str(sum(self.situation["digits"]))
 
     def demonstrate(self, messages: Sequence[Message], rng: random.Random) -> str:

@@ -21,7 +21,7 @@ EQUILIBRIUM: Mapping[str, float] = {place: 1 / worth / _SUM for place, worth in 
 
 
 class HideAndSeek(ChoiceWorld):
-    """Who is predictable loses; the hider gets what the seeker does not."""
+    """A game in which the predictable one loses; the hider gets what the seeker does not."""
 
     name = "hide_and_seek"
     agents = ("hider", "seeker")
@@ -29,16 +29,13 @@ class HideAndSeek(ChoiceWorld):
     chance = 0.5
 
     def situations(self) -> Sequence[Mapping[str, Any]]:
-        """There is one."""
         return [{}]
 
     def opening(self, agent: str) -> str:
-        """The places and their worth."""
         places = ", ".join(f"{place} {worth}" for place, worth in WORTH.items())
         return f"{'Hide' if agent == 'hider' else 'Seek'}: {places}."
 
     def options(self, agent: str) -> Sequence[str]:
-        """The places."""
         return tuple(WORTH)
 
     def payoffs(self) -> Mapping[str, float]:
@@ -51,7 +48,7 @@ class HideAndSeek(ChoiceWorld):
 
     @reward
     def won(self, session: Session) -> Mapping[str, float]:
-        """What each wins; the two are 1."""
+        """Return what each wins; the two are 1."""
         return self.payoffs() if all(self.said.values()) else dict.fromkeys(self.agents, 0.0)
 
     def expert(self, messages: Sequence[Message]) -> str:

@@ -23,11 +23,9 @@ class JointLength(ChoiceWorld):
     chance = 0.8
 
     def situations(self) -> Sequence[Mapping[str, Any]]:
-        """The ratios."""
         return [{"ratio": ratio} for ratio in RATIOS]
 
     def opening(self, agent: str) -> str:
-        """Which of the two it writes, and the ratio."""
         return f"Write the {agent} text. Ratio {self.situation['ratio']}."
 
     def options(self, agent: str) -> Sequence[str]:
@@ -35,7 +33,6 @@ class JointLength(ChoiceWorld):
         return [" ".join([WORD] * length) for length in range(1, LONGEST + 1)]
 
     def read(self, agent: str, text: str) -> str:
-        """The text of as many words."""
         length = len(text[:MAX_TEXT].split())
         return " ".join([WORD] * length) if 1 <= length <= LONGEST else ILLEGAL
 
@@ -49,10 +46,9 @@ class JointLength(ChoiceWorld):
 
     @reward
     def fits(self, session: Session) -> Mapping[str, float]:
-        """How well the lengths fit, for both."""
+        """Return how well the lengths fit, for both."""
         return self.payoffs() if all(self.said.values()) else {"pair": 0.0}
 
     def expert(self, messages: Sequence[Message]) -> str:
-        """Two words, and as many times two."""
         short = self.agent_of(messages) == "short"
         return " ".join([WORD] * (2 if short else 2 * self.situation["ratio"]))

@@ -35,7 +35,6 @@ class PlannerWorker(Calculator):
         self.said = ""
 
     def reset(self, task: Task, *, seed: int | None = None) -> Mapping[str, str]:  # type: ignore[override]
-        """The story's beginning for the planner."""
         self.said = ""
         return {"planner": super().reset(task, seed=seed), "worker": TOLD}
 
@@ -65,7 +64,6 @@ class PlannerWorker(Calculator):
             return {"pair": 0.0}
 
     def expert(self, messages: Sequence[Message]) -> str | Message:
-        """The next step, or its result."""
         if messages[0].text == TOLD:
             asked = next(message.text for message in reversed(messages) if message.role == "user")
             return self.call("calculator", expression=asked)
@@ -90,14 +88,11 @@ class PlannerWorker(Calculator):
         return self.expert(messages)
 
     def state(self) -> dict[str, Any]:
-        """The number of results given, and the planner's last message."""
         return {**super().state(), "said": self.said}
 
     def restore(self, task: Task, state: dict[str, Any]) -> None:
-        """Continue the story."""
         super().restore(task, state)
         self.said = state["said"]
 
     def fixtures(self) -> Iterator[Fixture]:
-        """None: the answer is the planner's alone."""
         return iter(())

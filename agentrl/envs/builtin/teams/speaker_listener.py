@@ -30,23 +30,18 @@ class SpeakerListener(ChoiceWorld):
     chance = 0.65
 
     def situations(self) -> Sequence[Mapping[str, Any]]:
-        """The colours."""
         return [{"colour": colour} for colour in COLOURS]
 
     def opening(self, agent: str) -> str:
-        """The speaker's colour; the listener is asked for it."""
         return f"See {self.situation['colour']}. Say a word." if agent == "speaker" else "Which colour?"
 
     def options(self, agent: str) -> Sequence[str]:
-        """Words for the speaker, colours for the listener."""
         return WORDS if agent == "speaker" else COLOURS
 
     def news(self, agent: str) -> str:
-        """The word, for the listener."""
         return f"You hear {self.said['speaker'][0] or 'nothing'}." if agent == "listener" else ""
 
     def payoffs(self) -> Mapping[str, float]:
-        """1 where the listener names the colour."""
         return {"pair": float(self.said["listener"][0] == self.situation["colour"])}
 
     @reward
@@ -55,7 +50,6 @@ class SpeakerListener(ChoiceWorld):
         return self.payoffs() if all(self.said.values()) else {"pair": 0.0}
 
     def expert(self, messages: Sequence[Message]) -> str:
-        """The first word for the first colour, and so on."""
         if self.agent_of(messages) == "speaker":
             return WORDS[COLOURS.index(self.situation["colour"])]
         heard = self.said["speaker"][0]

@@ -52,11 +52,9 @@ class Terminal(Env):
             self.tools.add(tool)
 
     def tasks(self, split: str = "train") -> Iterator[Task]:
-        """Tasks without end."""
         return tasks(self.seed, self.level, split)
 
     async def prepare(self, tasks: Sequence[Task], sessions: int) -> None:
-        """Have sandboxes created."""
         pool = supplier(self._backend)
         await pool.check(self._spec)
         await pool.prepare(self._spec, sessions)
@@ -94,7 +92,6 @@ class Terminal(Env):
         return {"files": files, "tools": self._toolkit.state()}
 
     async def restore(self, task: Task, state: dict[str, Any]) -> None:
-        """Continue in a sandbox with the same files."""
         self._task = task
         self._toolkit.restore(state["tools"])
         if state["files"] is not None:
@@ -102,7 +99,6 @@ class Terminal(Env):
             await self._lease.get(lambda sandbox: sandbox.restore(files))
 
     def brief(self, task: Task) -> Task:
-        """The task's text."""
         return Task(id=task.id, data={"words": task["words"]})
 
     @reward
@@ -125,12 +121,10 @@ class Terminal(Env):
         return self._passed
 
     def expert(self, messages: Sequence[Message]) -> str | Message:
-        """The reference commands."""
         done = sum(message.role == "tool" for message in messages)
         commands = self._task["commands"]
         return self.call("bash", command=commands[done]) if done < len(commands) else "Done."
 
     async def close(self) -> None:
-        """Release the sandbox, with all that runs in it."""
         await self._lease.release()
         self._programs, self._passed = {}, None

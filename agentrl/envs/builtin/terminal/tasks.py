@@ -26,7 +26,7 @@ class Problem:
         files: those that are there, by path.
         modes: permissions of some of them, in octal, where they are not 644.
         programs: Python files of those that run in the background from the beginning.
-        checks: what must be so afterwards (`verify.passed`).
+        checks: what must be so afterwards (`verify.list_passed`).
         commands: the expert's.
     """
 

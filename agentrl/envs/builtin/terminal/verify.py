@@ -1,4 +1,4 @@
-"""Whether a sandbox is as a task wants it: looked at from inside, compared outside.
+"""The verdict on a sandbox against its task: looked at from inside, compared outside.
 
 One program of ours reads the files in the sandbox after the agent has ended, loads nothing of the agent's, and tells
 what there is; a program that the agent wrote is run with inputs that it has not seen. What must be so never
@@ -84,7 +84,7 @@ async def _holds(
 
 
 async def _read(sandbox: Sandbox, paths: Sequence[str]) -> dict[str, Any]:
-    """What is at each path: None, or whether it is a regular file, its mode and its text; {} if that can't be told."""
+    """Look at each path: None, or whether it is a regular file, its mode and its text; {} if that can't be told."""
     command = ["/usr/bin/env", "python3", "-I", "-S", "-c", READER]
     result = await sandbox.exec(command, stdin=json.dumps(paths), timeout=SECONDS, limit=OUTPUT)
     try:

@@ -122,7 +122,6 @@ class Browser(ABC):
         raise EnvError(f"{type(self).__name__} draws no pictures")
 
     async def close(self) -> None:
-        """Release what it holds."""
         return
 
     @abstractmethod

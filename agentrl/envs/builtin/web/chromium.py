@@ -77,13 +77,11 @@ class ChromiumBrowser(Browser):
         )
 
     async def close(self) -> None:
-        """Close the session's context."""
         page, self._page = self._page, None
         if page is not None:
             await self._do(page.context.close())
 
     async def picture(self) -> Part:
-        """A screenshot of the page, with its elements' numbers."""
         await self._do(self._page.set_viewport_size({"width": WIDTH, "height": WIDTH}))
         png = await self._do(self._page.screenshot(full_page=True))
         places = await self._do(self._page.locator(NUMBERED).evaluate_all(PLACES))

@@ -54,7 +54,6 @@ class WebEnv(Env, Generic[S]):
         raise NotImplementedError(f"{type(self).__name__} has no new_site(task)")
 
     async def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:
-        """Open with the task's text and the site's first page."""
         await self._begin(task)
         await self.browser.open("/")
         words, seen = f"{task['words']}\n\n", await self._view()
@@ -104,17 +103,14 @@ class WebEnv(Env, Generic[S]):
         return {"browser": self.browser.state(), "site": self.site.state()}
 
     async def restore(self, task: Task, state: dict[str, Any]) -> None:
-        """Continue in a new session with the same state."""
         await self._begin(task)
         self.site.restore(state["site"])
         await self.browser.restore(state["browser"])
 
     def brief(self, task: Task) -> Task:
-        """The task's text."""
         return Task(id=task.id, data={"words": task["words"]})
 
     async def close(self) -> None:
-        """End the session; what it holds stays readable."""
         try:
             if self._browser is not None:
                 await self._browser.close()

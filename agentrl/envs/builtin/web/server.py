@@ -42,7 +42,7 @@ class Site(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether what the agent was asked for is done, rightly or not."""
+        """Return whether what the agent was asked for is done, rightly or not."""
         ...
 
     def get(self, path: str, query: Mapping[str, str]) -> str | None:
@@ -124,7 +124,6 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
-        """Show a page."""
         found = self._session()
         if found is None:
             return

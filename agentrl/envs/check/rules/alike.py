@@ -93,7 +93,7 @@ def _expert_episodes(subject: Subject, agent: str = EXPERT) -> list[tuple[Episod
 
 
 def _played_alike(subject: Subject, one: str, other: str) -> str:
-    """How many tasks of a split open and are solved as one of another; '' where they are few."""
+    """Return how many tasks of a split open and are solved as one of another; '' where they are few."""
     ids = {split: {task.id: task for task in listed} for split, (listed, _) in subject.splits.items()}
     keys: dict[str, dict[str, Task]] = {one: {}, other: {}}
     count = {one: 0, other: 0}

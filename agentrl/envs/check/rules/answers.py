@@ -242,7 +242,7 @@ async def _replies(subject: Subject, one: Solved, wrong: Solved) -> str:
 
 
 async def _answers_to(subject: Subject, task: Task, messages: Sequence[Message]) -> list[Message]:
-    """What an agent is told after each of these messages, as long as the episode goes on."""
+    """Return what an agent is told after each of these messages, as long as the episode goes on."""
     env, told = subject.make(), list[Message]()
     try:
         await calls.openings(env, task, seed=subject.seed)

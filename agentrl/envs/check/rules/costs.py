@@ -193,7 +193,6 @@ def _own_folders(subject: Subject) -> set[Path]:
 
 
 def _holder(env: Env) -> str:
-    """What refers to an instance, in words."""
     for base in type(env).__mro__[:-1]:
         for name, member in vars(base).items():
             if hasattr(member, "cache_info") and member.cache_info().currsize:

@@ -50,7 +50,7 @@ async def hostile(subject: Subject) -> AsyncIterator[str]:
 
 
 def _problem(episode: Episode) -> str:
-    """What is wrong with an episode; "" where nothing is."""
+    """Return what is wrong with an episode; "" where nothing is."""
     if episode.error is not None:
         cause = episode.error.__cause__ or episode.error
         place, blame = places.of_error(cause), getattr(episode.error, "blame", None)

@@ -154,7 +154,7 @@ async def _interrupted_episodes(subject: Subject, take: Take, how: str) -> Async
 
 
 async def _interrupt(subject: Subject, episode: Episode, session: Session, take: Take, how: str) -> str:
-    """How the original or its copy differs from the uninterrupted episode; '' where they don't."""
+    """Return how the original or its copy differs from the uninterrupted episode; '' where they don't."""
     rng = random.Random(f"{episode.task.id}/{episode.agent}/{subject.seed}")
     whole, original = [_Replay(subject.make(), Session("state", episode.task, seed=subject.seed)) for _ in range(2)]
     try:

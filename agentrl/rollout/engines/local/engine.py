@@ -251,7 +251,6 @@ class LocalEngine(ManagedEngine):
         await self._worker.pause(mode)
 
     async def resume(self) -> None:
-        """Resume generation."""
         await self._worker.resume()
 
     def version(self) -> int:
@@ -260,7 +259,6 @@ class LocalEngine(ManagedEngine):
 
     @property
     def receiver(self) -> Receiver:
-        """The receiver by `publish`, with a checksum."""
         return EngineReceiver(self, self.checksum)
 
     async def checksum(self) -> str:

@@ -47,15 +47,12 @@ class LocalPlugin(EnginePlugin):
         return True
 
     def in_process(self, config: EngineConfig) -> bool:
-        """Return True unless `engine.process=own`."""
         return not (isinstance(config, LocalConfig) and config.process == "own")
 
     def transport(self, config: EngineConfig) -> str:
-        """The tensors themselves in this process, a folder to another."""
         return "inproc" if self.in_process(config) else "disk"
 
     def takes(self, config: EngineConfig) -> frozenset[str]:
-        """Adapters, which it merges with its folder's base."""
         return frozenset({"adapter"})
 
     def beside_trainer(self, config: LocalConfig) -> LocalConfig:
@@ -75,7 +72,6 @@ class LocalPlugin(EnginePlugin):
         return ProcessEngine(path, config)
 
     def check(self, config: LocalConfig, urls: Mapping[str, str]) -> None:
-        """Refuse addresses of servers, and a device that isn't here."""
         for setting, url in urls.items():
             raise ConfigError(f"{setting}={url!r} is a server's address, and engine=local has none; use engine=sglang")
         if config.device == "cuda":
@@ -91,7 +87,6 @@ class LocalPlugin(EnginePlugin):
             return "torch"
 
     def proves(self, config: LocalConfig) -> bool:
-        """Return True unless `engine.proof=false`."""
         return config.proof
 
 

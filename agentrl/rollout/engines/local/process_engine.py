@@ -177,7 +177,6 @@ class ProcessEngine(ManagedEngine):
         await self._call("pause", mode)
 
     async def resume(self) -> None:
-        """Resume generation."""
         await self._call("resume")
 
     # ----------------------------------------------------------------------------------------- its state
@@ -193,12 +192,10 @@ class ProcessEngine(ManagedEngine):
 
     @property
     def reach(self) -> EngineAddress:
-        """The address of the engine's process."""
         return ProcessReach(self.worker.address)
 
     @property
     def receiver(self) -> Receiver:
-        """The receiver by folders, with a checksum."""
         return _FolderReceiver(self)
 
     async def checksum(self) -> str:
@@ -219,7 +216,6 @@ class ProcessEngine(ManagedEngine):
         return found
 
     def kill(self) -> None:
-        """Kill the engine's process."""
         self.worker.kill()
 
     async def close(self) -> None:
@@ -235,7 +231,6 @@ class ProcessReach:
     address: Address
 
     async def open(self) -> EngineClient:
-        """See `EngineAddress`."""
         return ReachedProcess(self.address)
 
 
@@ -276,7 +271,6 @@ class ReachedProcess:
         """Do nothing: the process knows its version."""
 
     async def close(self) -> None:
-        """Close the connection."""
         await asyncio.to_thread(self._link.close)
 
 

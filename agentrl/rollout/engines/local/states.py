@@ -41,7 +41,6 @@ class _Job:
 
     @property
     def fresh(self) -> bool:
-        """True where the rows begin here."""
         return self.starts[0] == 0
 
 
@@ -95,7 +94,6 @@ class States:
         self.rows.update(self._after)
 
     def __call__(self, mixer: Mixer, hidden: Tensor) -> Tensor:
-        """See `agentrl.models.mixers.StatePlan`; tokens of padding get 0."""
         out = torch.zeros_like(hidden[0])
         for job in self._jobs:
             before = None

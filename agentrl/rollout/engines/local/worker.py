@@ -95,8 +95,6 @@ class SchedulerThread:
         await asyncio.wrap_future(future)
 
     async def resume(self) -> None:
-        """Admit and generate again."""
-
         def go_on() -> None:
             self._scheduler.admitting, self._scheduler.frozen = True, False
 

@@ -111,7 +111,6 @@ class Http:
         raise EngineError(f"{where}: the stream broke off")
 
     async def close(self) -> None:
-        """Close the connections; idempotent."""
         self._connections.close()
 
 

@@ -71,7 +71,6 @@ class ServerRole:
         return str(self._server.tail())
 
     async def close(self) -> None:
-        """End the server."""
         self._ending = True
         if self._server.exit_status is not None:  # the fleet was first to notice
             _tell(self._server.exit_status)
@@ -149,11 +148,9 @@ class PlacedServer:
         return error if isinstance(error, EngineError) else EngineError(str(error))
 
     def kill(self) -> None:
-        """Kill the server's processes."""
         self.worker.kill()
 
     async def close(self) -> None:
-        """End the server; idempotent."""
         await self.worker.close()
 
 

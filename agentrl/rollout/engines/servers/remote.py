@@ -105,7 +105,7 @@ class RemoteEngine(ManagedEngine, ABC):
         """Let the paused server load its weights from a folder, and number them."""
 
     @abstractmethod
-    async def _scored(self, ids: list[int], temperature: float) -> list[float]:
+    async def _score_tokens(self, ids: list[int], temperature: float) -> list[float]:
         """Log-probability of each token but the first; EngineError where one is not finite."""
 
     async def load_folder(self, folder: Path, version: int) -> None:
@@ -124,7 +124,6 @@ class RemoteEngine(ManagedEngine, ABC):
         return self.server is None
 
     def kill(self) -> None:
-        """Kill the server's processes, where they are ours."""
         if self.server is not None:
             self.server.kill()
 
@@ -185,7 +184,7 @@ class RemoteEngine(ManagedEngine, ABC):
         if deadline is not None and deadline <= time.monotonic():
             raise DeadlineExceeded(f"request {request_id!r} came after its deadline")
         if not self._admits:
-            await self._admitted_before(deadline, request_id)
+            await self._admit_before(deadline, request_id)
         limit = min(sampling.max_new_tokens, limits.max_context - len(ids))
         request = OpenRequest(request_id, ids, sampling, limit, self._version, self._adapter())
         self._open.add(request)
@@ -218,10 +217,10 @@ class RemoteEngine(ManagedEngine, ABC):
         """
         check_temperature(temperature)
         ids = check_ids(input_ids, self.capabilities.vocab_size, self.capabilities.max_context, free=0)
-        await self._admitted()
+        await self._admit()
         try:
             with readable():
-                return [0.0, *await self._scored(ids, temperature)]
+                return [0.0, *await self._score_tokens(ids, temperature)]
         except AgentRLError as error:
             raise await self._server_error(error) from error
 
@@ -229,17 +228,17 @@ class RemoteEngine(ManagedEngine, ABC):
     def _admits(self) -> bool:
         return self._started and not self._closed and self._gate.is_set()
 
-    async def _admitted_before(self, deadline: float | None, request_id: str) -> None:
-        """`_admitted`; DeadlineExceeded where that takes too long."""
+    async def _admit_before(self, deadline: float | None, request_id: str) -> None:
+        """`_admit`; DeadlineExceeded where that takes too long."""
         try:
             async with asyncio.timeout(None if deadline is None else deadline - time.monotonic()):
-                await self._admitted()
+                await self._admit()
         except TimeoutError as error:
             if isinstance(error, AgentRLError):
                 raise
             raise DeadlineExceeded(f"request {request_id!r} was not admitted before its deadline") from None
 
-    async def _admitted(self) -> None:
+    async def _admit(self) -> None:
         """Wait until the server runs and is not paused."""
         if not self._started or self._closed:
             await self.start()
@@ -276,7 +275,7 @@ class RemoteEngine(ManagedEngine, ABC):
         return error
 
     def progress(self) -> None:
-        """Note that tokens came."""
+        """Note that tokens came just now."""
         self.last_progress = time.monotonic()
 
     def _cut(self, request: OpenRequest) -> None:
@@ -316,7 +315,6 @@ class RemoteEngine(ManagedEngine, ABC):
         return True
 
     async def resume(self) -> None:
-        """Resume generation."""
         await self.start()
         await self._resume()
         self._paused = None

@@ -75,7 +75,6 @@ class ServerReach:
     info: ServerInfo
 
     async def open(self) -> EngineClient:
-        """See `EngineAddress`."""
         from agentrl.rollout.engines import make_engine
 
         engine: Any = await asyncio.to_thread(make_engine, self.config, self.path)
@@ -97,9 +96,7 @@ class _Client(Protocol):
         """Call the weights as they are `version`."""
         ...
 
-    async def close(self) -> None:
-        """Close the connections."""
-        ...
+    async def close(self) -> None: ...
 
 
 class ServerEngine(RemoteEngine):
@@ -324,7 +321,7 @@ class ServerEngine(RemoteEngine):
         return f"{self._id}{self._count:012x}"
 
     def _recorder(self, request: OpenRequest, rule: str) -> support.SupportRecorder | None:
-        """What records a request's supports; None where it wants none, or its tokens follow no rule that is known.
+        """Make the recorder of a request's supports; None where it wants none, or its tokens follow no known rule.
 
         Where a turn is continued, its earlier tokens are a prompt to a server: its grammar begins anew, and what that
         leaves is not what fits the turn. vLLM counts a turn's own tokens for presence and frequency anew as well, and

@@ -239,7 +239,7 @@ class SGLangEngine(ServerEngine):
         if request.rid:
             await self.client.abort(request.rid)
 
-    async def _scored(self, ids: list[int], temperature: float) -> list[float]:
+    async def _score_tokens(self, ids: list[int], temperature: float) -> list[float]:
         found = await self._score_hot(ids, temperature) if temperature != 1.0 else await self._score(ids)
         self._check_finite(found)
         return found
@@ -297,7 +297,6 @@ class SGLangEngine(ServerEngine):
 
     @property
     def receiver(self) -> Receiver:
-        """The receiver by SGLang's own calls."""
         return SGLangReceiver(self.client, load=None if self.adapters is None else self.load_folder)
 
 

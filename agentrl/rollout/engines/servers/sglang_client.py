@@ -77,7 +77,6 @@ class SGLangClient(Http):
         await self.do("/pause_generation", {"mode": mode})
 
     async def resume(self) -> None:
-        """Resume generation."""
         await self.do("/continue_generation", {})
 
     async def flush(self) -> None:

@@ -48,7 +48,6 @@ class SGLangReceiver:
                 raise
 
     async def load_folder(self, folder: Path, commit: LoadCommit) -> None:
-        """Call `/update_weights_from_disk`, or `/load_lora_adapter`."""
         if self.load is not None:
             await self.load(folder, commit.version)
             return
@@ -70,7 +69,6 @@ class SGLangReceiver:
             )
 
     async def join(self, host: str, port: int, rank: int, world: int, backend: str, name: str) -> None:
-        """Call `/init_weights_update_group`."""
         self._require_whole("distributed")
         await self.client.init_group(host, port, rank, world, backend, name)
 
@@ -81,15 +79,12 @@ class SGLangReceiver:
         )
 
     async def leave(self) -> None:
-        """Call `/destroy_weights_update_group`."""
         await self.client.destroy_group()
 
     async def end(self) -> None:
-        """Call `/end_weight_update`."""
         await self.client.end_update()
 
     async def flush(self) -> None:
-        """Call `/flush_cache`."""
         await self.client.flush()
 
     async def checksum(self) -> str:
@@ -101,11 +96,9 @@ class SGLangReceiver:
         await self.client.server_info(self.ping_seconds)
 
     async def sleep(self, tags: Sequence[str]) -> None:
-        """Call `/release_memory_occupation`."""
         await self.client.release_memory(tags)
 
     async def wake(self, tags: Sequence[str]) -> None:
-        """Call `/resume_memory_occupation`."""
         await self.client.resume_memory(tags)
 
 

@@ -191,7 +191,7 @@ class VLLMEngine(ServerEngine):
             temperature = request.sampling.temperature or 1.0
             path, start = [*request.ids, *sampled], len(request.ids)
             under = self._under(request.version, request.adapter)
-            found = await self._scored(path, temperature, start, under)
+            found = await self._score_tokens(path, temperature, start, under)
             count, best = request.sampling.top_logprobs, list[list[tuple[int, float]]]()
             if count:
                 params = {"temperature": temperature, "logprobs": count + 1}
@@ -246,7 +246,7 @@ class VLLMEngine(ServerEngine):
         if request.rid:
             await self.client.abort([request.rid])
 
-    async def _scored(
+    async def _score_tokens(
         self, ids: list[int], temperature: float, start: int = 1, under: Mapping[str, Any] | None = None
     ) -> list[float]:
         under = self._under(self._version, self._adapter()) if under is None else under
@@ -323,7 +323,6 @@ class VLLMEngine(ServerEngine):
 
     @property
     def receiver(self) -> Receiver:
-        """The receiver by vLLM's own reload, checksums and sleep mode."""
         return VLLMReceiver(self, self.client, load=None if self.adapters is None else self.load_folder)
 
 
@@ -343,7 +342,6 @@ class VLLMReceiver(EngineReceiver):
         self.client, self.load = client, load
 
     async def load_folder(self, folder: Path, commit: LoadCommit) -> None:
-        """Publish what the folder brings."""
         if self.load is None:
             await super().load_folder(folder, commit)
         else:
@@ -354,7 +352,6 @@ class VLLMReceiver(EngineReceiver):
         await self.client.release_memory(2 if "weights" in tags else 1)
 
     async def wake(self, tags: Sequence[str]) -> None:
-        """Call `/wake_up`, which takes all memory again."""
         await self.client.resume_memory()
 
 

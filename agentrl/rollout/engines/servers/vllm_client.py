@@ -71,7 +71,6 @@ class VLLMClient(Http):
         await self.do(f"/pause?mode={mode}&clear_cache={str(clear_cache).lower()}")
 
     async def resume(self) -> None:
-        """Resume generation."""
         await self.do("/resume")
 
     async def flush(self, *, running: bool = False) -> None:

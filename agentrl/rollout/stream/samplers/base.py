@@ -52,7 +52,6 @@ class Sequential(Sampler):
     """The tasks in their own order, again and again."""
 
     def choose(self, number: int, count: int) -> int:
-        """The number's place in the current pass."""
         return number % count if count else number
 
 
@@ -64,7 +63,6 @@ class Shuffled(Sampler):
         self._epoch, self._order = -1, list[int]()
 
     def choose(self, number: int, count: int) -> int:
-        """The number's place in the current pass, shuffled."""
         if not count:
             return number
         epoch, place = divmod(number, count)

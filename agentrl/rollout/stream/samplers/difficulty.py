@@ -67,9 +67,7 @@ class Difficulty(Sampler):
             self.success[index] = fmean(scores) if known is None else known + weight * (fmean(scores) - known)
 
     def state(self) -> Any:
-        """Return the estimates."""
         return [[index, self.success[index]] for index in sorted(self.success)]
 
     def restore(self, state: Any) -> None:
-        """Go on with saved estimates."""
         self.success = dict(state)

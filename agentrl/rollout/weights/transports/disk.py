@@ -67,11 +67,9 @@ class DiskTransport:
         return await each(receivers, lambda receiver: receiver.load_folder(folder, commit))
 
     def folder(self) -> Path | None:
-        """Return the newest snapshot."""
         return self.written[-1] if self.written else None
 
     async def close(self) -> None:
-        """Remove the snapshots."""
         for folder in self.written:
             shutil.rmtree(folder, ignore_errors=True)
         self.written.clear()
@@ -126,5 +124,4 @@ class DeltaTransport(DiskTransport):
         self.written = [mirror, *self.paths]
 
     def folder(self) -> Path | None:
-        """Return the first replica."""
         return self.replicas[0].folder if self.replicas else None

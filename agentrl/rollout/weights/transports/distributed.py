@@ -141,7 +141,6 @@ class DistributedTransport:
         return None
 
     async def close(self) -> None:
-        """Destroy the process group."""
         await self._dissolve_group()
 
 

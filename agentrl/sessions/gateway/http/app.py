@@ -78,7 +78,6 @@ class GatewayApp(FastAPI):
     shard: SessionShard | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
         if scope["type"] == "http" and self.shard is not None:
             session_id = session_in(scope["path"])
             if session_id is not None and not self.shard.has(session_id):

@@ -189,7 +189,6 @@ class Corked:
 
 
 def _without_sizes(chunks: bytes) -> bytes:
-    """The contents of whole chunks."""
     contents = []
     while chunks:
         size, _, rest = chunks.partition(b"\r\n")

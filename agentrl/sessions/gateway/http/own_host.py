@@ -60,7 +60,6 @@ class OwnHost:
         self._app, self._hosts = app, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
         app = self._app
         if scope["type"] == "http":
             request = Request(scope)

@@ -60,7 +60,6 @@ class ReplyExchange(Exchange):
         return await super()._render(limit)
 
     def commit(self) -> list[Node]:
-        """Add the turn to the tree, and keep the reply."""
         nodes = super().commit()
         cut = nodes[0].finish_reason is FinishReason.LENGTH
         replies = self.state.replies

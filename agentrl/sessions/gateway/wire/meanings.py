@@ -38,7 +38,6 @@ class Meaning:
     google: str = ""
 
 
-_ONE_CALL = "disable_parallel_tool_use"
 MEANINGS = (
     Meaning(
         "one call a turn", Treatment.HONOURED, "parallel_tool_calls", "parallel_tool_calls", "disable_parallel_tool_use"

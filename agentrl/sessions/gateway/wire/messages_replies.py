@@ -78,7 +78,6 @@ class _Blocks:
         return [*pieces, start]
 
     def delta(self, delta: dict[str, Any]) -> bytes:
-        """More of the open block."""
         return _event("content_block_delta", index=self._place, delta=delta)
 
     def close(self) -> list[bytes]:

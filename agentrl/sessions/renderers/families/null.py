@@ -42,11 +42,9 @@ class NullRenderer:
         return [[] for _ in messages]
 
     def generation_prompt(self, after: Node | None = None) -> list[int]:
-        """No tokens."""
         return []
 
     def turn(self, message: Message) -> list[int]:
-        """No tokens."""
         return []
 
     def parser(self, tools: Sequence[ToolSchema] = ()) -> Parser:

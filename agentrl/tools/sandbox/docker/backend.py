@@ -48,7 +48,6 @@ class DockerSandbox(ResidentSandbox):
         return await on_loop(self.daemon.call(self.daemon.api.inspect_container, self.id))
 
     async def _diagnose(self, reason: str) -> str:
-        """Ask the daemon how the container ended."""
         try:
             state = (await self.daemon.call(self.daemon.api.inspect_container, self.id, timeout=5.0))["State"]
         except (SandboxError, KeyError) as error:

@@ -75,7 +75,6 @@ class PlainSandbox:
         stdin: bytes | str = b"",
         limit: int | None = None,
     ) -> ExecResult:
-        """See `Sandbox.exec`."""
         argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
         if not argv or (isinstance(command, str) and not command.strip()):
             raise ToolArguments("command is empty")
@@ -139,14 +138,12 @@ class PlainSandbox:
         env: Mapping[str, str] | None = None,
         limit: int | None = None,
     ) -> Process:
-        """Not supported."""
         raise SandboxError(UNSUPPORTED.format("background processes"))
 
     def _path(self, path: str) -> str:
         return posixpath.normpath(posixpath.join(self.workdir, path))
 
     async def read(self, path: str, *, offset: int = 0, limit: int = 16 << 20) -> bytes:
-        """See `Sandbox.read`."""
         where = shlex.quote(self._path(path))
         line = f"[ -f {where} ] && tail -c +{offset + 1} {where} | head -c {limit}"
         done = await self.exec(line, timeout=FILE_TIMEOUT, limit=2 * limit)
@@ -155,7 +152,6 @@ class PlainSandbox:
         return done.stdout
 
     async def write(self, path: str, data: bytes | str, *, mode: int = 0o644) -> None:
-        """See `Sandbox.write`."""
         where, data = self._path(path), body_of(data, "data")
         quoted, above = shlex.quote(where), shlex.quote(posixpath.dirname(where))
         line = (
@@ -168,7 +164,6 @@ class PlainSandbox:
             raise PathError(f"{path}: {done.text()[:200]}")
 
     async def upload(self, source: Path | bytes, path: str) -> None:
-        """See `Sandbox.upload`."""
         body = source if isinstance(source, bytes) else await asyncio.to_thread(archive.pack, source)
         where = shlex.quote(self._path(path))
         done = await self.exec(f"mkdir -p {where} && tar -xf - -C {where}", timeout=FILE_TIMEOUT, stdin=body)
@@ -176,7 +171,6 @@ class PlainSandbox:
             raise PathError(f"{path}: {done.text()[:200]}")
 
     async def download(self, path: str, destination: Path) -> None:
-        """See `Sandbox.download`."""
         with tempfile.TemporaryFile() as file:
             file.write(await self._tar(path, sum(self.spec.tmpfs_mb.values()) << 21))
             file.seek(0)
@@ -190,7 +184,6 @@ class PlainSandbox:
         return done.stdout
 
     async def snapshot(self, limit: int = SNAPSHOT_BYTES) -> Snapshot:
-        """See `Sandbox.snapshot`."""
         trees: dict[str, bytes] = {}
         for tree in self.spec.trees:
             try:
@@ -205,7 +198,6 @@ class PlainSandbox:
         return Snapshot(trees, layer, tuple(removed))
 
     async def restore(self, snapshot: Snapshot) -> None:
-        """See `Sandbox.restore`."""
         check_trees(snapshot, self.spec)
         if self._used:
             if self.spec.writable_root:
@@ -221,7 +213,6 @@ class PlainSandbox:
             await write_layer(self.daemon, self.id, self, snapshot.layer, snapshot.removed)
 
     async def fork(self) -> Sandbox:
-        """See `Sandbox.fork`."""
         snapshot = await self.snapshot()
         other = await create_plain(self.spec, "its original is plain, too")
         try:
@@ -232,15 +223,12 @@ class PlainSandbox:
         return other
 
     def renewed(self) -> Sandbox:
-        """See `Sandbox.renewed`."""
         return self
 
     async def reset(self) -> None:
-        """Not supported."""
         raise SandboxError(UNSUPPORTED.format("reset"))
 
     async def healthy(self) -> bool:
-        """See `Sandbox.healthy`."""
         try:
             state = await on_loop(self.daemon.call(self.daemon.api.inspect_container, self.id, timeout=1.0))
         except SandboxError:
@@ -248,7 +236,6 @@ class PlainSandbox:
         return bool(state["State"]["Running"]) and not state["State"]["Paused"]
 
     async def close(self) -> None:
-        """See `Sandbox.close`."""
         if not self._closed:
             self._closed = True
             processes.forget_sandbox(self.id)

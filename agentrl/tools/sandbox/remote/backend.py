@@ -75,7 +75,6 @@ class RemoteSandbox:
         stdin: bytes | str = b"",
         limit: int | None = None,
     ) -> ExecResult:
-        """See `Sandbox.exec`."""
         within, data = timeout or self.spec.timeout, body_of(stdin, "stdin")
         given = {"command": command, "timeout": within, "cwd": cwd, "env": env or {}, "stdin": data, "limit": limit}
         result: ExecResult = await self.call("exec", ExecResult, within + GRACE, **given)
@@ -89,7 +88,6 @@ class RemoteSandbox:
         env: Mapping[str, str] | None = None,
         limit: int | None = None,
     ) -> Process:
-        """See `Sandbox.start`."""
         return await self._start(False, command=command, cwd=cwd, env=env or {}, limit=limit)
 
     async def connect(
@@ -100,7 +98,6 @@ class RemoteSandbox:
         env: Mapping[str, str] | None = None,
         limit: int | None = None,
     ) -> RemoteProcess:
-        """See `InteractiveSandbox.connect`."""
         return await self._start(True, command=command, cwd=cwd, env=env or {}, limit=limit)
 
     async def _start(self, interactive: bool, **given: Any) -> RemoteProcess:
@@ -112,21 +109,17 @@ class RemoteSandbox:
         return await on_loop(watched())
 
     async def read(self, path: str, *, offset: int = 0, limit: int = 16 << 20) -> bytes:
-        """See `Sandbox.read`."""
         content: bytes = await self.call("read", bytes, path=path, offset=offset, limit=limit)
         return content
 
     async def write(self, path: str, data: bytes | str, *, mode: int = 0o644) -> None:
-        """See `Sandbox.write`."""
         await self.call("write", None, path=path, data=body_of(data, "data"), mode=mode)
 
     async def upload(self, source: Path | bytes, path: str) -> None:
-        """See `Sandbox.upload`."""
         body = source if isinstance(source, bytes) else await asyncio.to_thread(archive.pack, source)
         await self.call("upload", None, data=body, path=path)
 
     async def download(self, path: str, destination: Path) -> None:
-        """See `Sandbox.download`; the server is trusted no more than the sandbox."""
         packed = await self.call("download", bytes, LONG_SECONDS, path=path)
         with tempfile.TemporaryFile() as file:
             file.write(packed)
@@ -134,39 +127,32 @@ class RemoteSandbox:
             await asyncio.to_thread(archive.unpack, file, destination)
 
     async def snapshot(self, limit: int = SNAPSHOT_BYTES) -> Snapshot:
-        """See `Sandbox.snapshot`."""
         snapshot: Snapshot = await self.call("snapshot", Snapshot, LONG_SECONDS, limit=limit)
         return snapshot
 
     async def restore(self, snapshot: Snapshot) -> None:
-        """See `Sandbox.restore`."""
         await self.call("restore", None, LONG_SECONDS, snapshot=snapshot)
 
     async def fork(self) -> Sandbox:
-        """See `Sandbox.fork`; the files stay on the server."""
         self._require_held()
         return await on_loop(_open(self._server, self.spec, self.id))
 
     async def reset(self) -> None:
-        """See `Sandbox.reset`."""
         await self.call("reset", None, LONG_SECONDS)
 
     def renewed(self) -> Self:
-        """See `Sandbox.renewed`."""
         self._require_held()
         other = copy.copy(self)
         self._given_back = True
         return other
 
     async def healthy(self) -> bool:
-        """See `Sandbox.healthy`; the way to the server comes on top of its second."""
         try:
             return bool(await self.call("healthy", bool, CONNECT_SECONDS))
         except (SandboxError, ConfigError):
             return False
 
     async def close(self) -> None:
-        """See `Sandbox.close`."""
         if not self._given_back:
             self._lost = self._lost or "the sandbox is closed"
             processes.forget_sandbox(self.id)
@@ -193,12 +179,9 @@ class RemoteProcess:
 
     @property
     def running(self) -> bool:
-        """See `Process.running`."""
         return not self._end.done()
 
     async def wait(self, timeout: float) -> ExecResult:
-        """See `Process.wait`."""
-
         async def wait() -> ExecResult:
             done, _ = await asyncio.wait([self._end], timeout=timeout)
             if not done:
@@ -208,22 +191,18 @@ class RemoteProcess:
         return await on_loop(wait())
 
     async def stop(self, grace: float = 0.0) -> ExecResult:
-        """See `Process.stop`."""
         if self.running:
             await self._call("stop", None, grace + GRACE, grace=grace)
         return await self.wait(GRACE)
 
     async def signal(self, number: int) -> None:
-        """See `InteractiveProcess.signal`."""
         if self.running:
             await self._call("signal", None, SECONDS, number=number)
 
     async def request(self, data: bytes, mark: bytes, timeout: float) -> tuple[bytes, ExecResult] | None:
-        """See `InteractiveProcess.request`."""
         return await self._report(data, mark, timeout)
 
     async def wait_for_report(self, mark: bytes, timeout: float) -> tuple[bytes, ExecResult] | None:
-        """See `InteractiveProcess.wait_for_report`."""
         return await self._report(None, mark, timeout)
 
     async def _report(self, data: bytes | None, mark: bytes, timeout: float) -> tuple[bytes, ExecResult] | None:

@@ -38,7 +38,6 @@ class ResidentProcess:
 
     @property
     def running(self) -> bool:
-        """See `Process.running`."""
         return not self._channel.exit.done()
 
     def output(self) -> tuple[bytes, bytes]:
@@ -46,8 +45,6 @@ class ResidentProcess:
         return bytes(self._channel.outputs[0]), bytes(self._channel.outputs[1])
 
     async def wait(self, timeout: float) -> ExecResult:
-        """See `Process.wait`."""
-
         async def wait() -> ExecResult:
             try:
                 return result_of(self._channel, await asyncio.wait_for(asyncio.shield(self._channel.exit), timeout))
@@ -59,7 +56,6 @@ class ResidentProcess:
         return await on_loop(wait())
 
     async def stop(self, grace: float = 0.0) -> ExecResult:
-        """See `Process.stop`."""
         if grace > 0 and self.running:
             await self.signal(signal.SIGTERM)
             try:

@@ -84,7 +84,6 @@ class ResidentSandbox:
         stdin: bytes | str = b"",
         limit: int | None = None,
     ) -> ExecResult:
-        """See `Sandbox.exec`."""
         data = body_of(stdin, "stdin")
         return await on_loop(self._exec(command, timeout or self.spec.timeout, cwd, env, data, limit))
 
@@ -188,7 +187,6 @@ class ResidentSandbox:
         env: Mapping[str, str] | None = None,
         limit: int | None = None,
     ) -> Process:
-        """See `Sandbox.start`."""
         return await self.connect(command, cwd=cwd, env=env, limit=limit, flags=Flags.NONE)
 
     async def connect(
@@ -213,22 +211,18 @@ class ResidentSandbox:
         return posixpath.normpath(posixpath.join(self.workdir, path))
 
     async def read(self, path: str, *, offset: int = 0, limit: int = 16 << 20) -> bytes:
-        """See `Sandbox.read`."""
         return await on_loop(
             self._read_stream(CommandKind.READ_FILE, [self._path(path), str(offset), str(limit)], limit)
         )
 
     async def write(self, path: str, data: bytes | str, *, mode: int = 0o644) -> None:
-        """See `Sandbox.write`."""
         await on_loop(self._write_stream(CommandKind.WRITE_FILE, self._path(path), body_of(data, "data"), mode))
 
     async def upload(self, source: Path | bytes, path: str) -> None:
-        """See `Sandbox.upload`."""
         body = source if isinstance(source, bytes) else await asyncio.to_thread(archive.pack, source)
         await on_loop(self._write_stream(CommandKind.TAR_IN, self._path(path), body))
 
     async def download(self, path: str, destination: Path) -> None:
-        """See `Sandbox.download`."""
         with tempfile.TemporaryFile() as file:
             await on_loop(self._read_stream(CommandKind.TAR_OUT, [self._path(path)], archive.LIMITS.total_bytes, file))
             file.seek(0)
@@ -273,7 +267,6 @@ class ResidentSandbox:
     # -- snapshots, reset, end
 
     async def snapshot(self, limit: int = SNAPSHOT_BYTES) -> Snapshot:
-        """See `Sandbox.snapshot`."""
         trees: dict[str, bytes] = {}
         for tree in self.spec.trees:
             try:
@@ -286,7 +279,6 @@ class ResidentSandbox:
         return Snapshot(trees, layer, tuple(removed))
 
     async def restore(self, snapshot: Snapshot) -> None:
-        """See `Sandbox.restore`."""
         check_trees(snapshot, self.spec)
         if self.spec.writable_root and not self._untouched:
             raise InvalidInput("a snapshot of a writable root is restored in a sandbox where no command has run")
@@ -314,7 +306,6 @@ class ResidentSandbox:
         return tree
 
     async def fork(self) -> Sandbox:
-        """See `Sandbox.fork`."""
         snapshot = await self.snapshot()
         other = await self._another()
         try:
@@ -332,7 +323,6 @@ class ResidentSandbox:
         self._empty = await self._describe(CommandKind.DESCRIBE)
 
     def renewed(self) -> Self:
-        """See `Sandbox.renewed`."""
         self._require_held()
         other = copy.copy(self)
         self._given_back = True
@@ -343,7 +333,6 @@ class ResidentSandbox:
             raise SandboxDied(f"the sandbox {self.id} was given back by whoever had it: another episode may use it")
 
     async def reset(self) -> None:
-        """See `Sandbox.reset`."""
         if self.spec.loosened:
             raise SandboxError(f"with {', '.join(self.spec.loosened)}, it can't be verified to be empty: close it")
         await on_loop(self._reset())
@@ -372,11 +361,9 @@ class ResidentSandbox:
         return channel.outputs[0].decode(errors="replace")
 
     async def healthy(self) -> bool:
-        """See `Sandbox.healthy`."""
         return not self._given_back and await on_loop(self.client.ping(1.0))
 
     async def close(self) -> None:
-        """See `Sandbox.close`."""
         if not self._given_back:
             await on_loop(self._close())
 

@@ -135,7 +135,6 @@ class PipeStream(ByteStream, asyncio.SubprocessProtocol):
         return self._process.get_pid()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.SubprocessProtocol."""
         assert isinstance(transport, asyncio.SubprocessTransport)
         self._process = transport
         self._transport = transport.get_pipe_transport(0)

@@ -48,7 +48,6 @@ class Dapo(Grpo):
     config: DapoConfig
 
     def select(self, group: Group) -> Choice:
-        """Keep a group whose scores differ."""
         found = scores(group.scored)
         differ = bool(found) and max(found) - min(found) > LEAST_SPREAD
         return Choice.KEEP if differ or not self.config.dynamic_sampling else Choice.REPLACE

@@ -105,7 +105,6 @@ class DistillConfig(UnclippedConfig):
 
     @property
     def by_itself(self) -> bool:
-        """True where the policy itself is named as a teacher."""
         return MAIN in (self.teacher, *self.teachers.values(), *self.turns.values())
 
     def asked(self, policies: Collection[str]) -> frozenset[str]:
@@ -215,7 +214,6 @@ class Distill(PolicyGradient):
         return credit
 
     def loss(self, tokens: Tokens) -> Tensor:
-        """The divergence from the teacher, or the policy loss."""
         if self.divergence is None:
             return super().loss(tokens)
         found = tokens.teacher_divergence

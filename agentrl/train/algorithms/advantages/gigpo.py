@@ -49,7 +49,6 @@ class Gigpo(Grpo):
     config: GigpoConfig
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        """Compute the credit."""
         return credit_of(groups, self.config, self._judge)
 
     def _judge(self, sessions: Sequence[Session]) -> Found:

@@ -42,7 +42,6 @@ class PassAtK(PolicyGradient):
     config: PassAtKConfig
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        """Compute the credit."""
         return credit_of(groups, self.config, self._judge)
 
     def _judge(self, sessions: Sequence[Session]) -> Found:

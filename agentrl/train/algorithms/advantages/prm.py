@@ -55,28 +55,23 @@ class StepLabelling(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        """A head of classes at tokens."""
         return Needs(engine=False, head=ScoreHead(self.config.classes, True, self.config.separator))
 
     @property
     def fields(self) -> tuple[ForestField, ...]:
-        """The labels."""
         from agentrl.train.algorithms.scores import STEP_TARGET
 
         return (STEP_TARGET,)
 
     def read_rows(self, config: DataConfig) -> JudgedRows:
-        """Solutions with labelled steps."""
         from agentrl.rollout.sources.steps import read_steps
 
         return read_steps(config, self.config.classes, self.config.separator)
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        """Every labelled step of the batch weighs the same."""
         from agentrl.train.algorithms.scores import target_credit
 
         return target_credit(groups)
 
     def loss(self, tokens: Tokens) -> Tensor:
-        """The negative log-probability of each step's label, times the advantage."""
         return -tokens.logp * tokens.advantage

@@ -40,12 +40,10 @@ class Rae(PolicyGradient):
     config: RaeConfig
 
     def __init__(self, config: AlgoConfig | None = None) -> None:
-        """Build an algorithm; see `PolicyGradient`."""
         super().__init__(config)
         self.baselines: dict[str, float] = {}
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        """Compute the credit."""
         by_role: dict[str, list[Session]] = {}
         for sessions in ids_by_group(groups).values():
             for session in sessions:
@@ -62,11 +60,9 @@ class Rae(PolicyGradient):
         return relative_to(sessions, self.config, expected)
 
     def state(self) -> dict[str, Any]:
-        """Return the baselines."""
         return dict(self.baselines)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over the baselines."""
         self.baselines = dict(state)
 
 

@@ -27,7 +27,6 @@ class RaftPp(PolicyGradient):
     whole_sessions = True
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        """Compute the credit."""
         return credit_of(groups, self.config, _judge)
 
 

@@ -48,7 +48,6 @@ class Reinforce(PolicyGradient):
     config: ReinforceConfig
 
     def __init__(self, config: AlgoConfig | None = None) -> None:
-        """Build an algorithm; see `PolicyGradient`."""
         super().__init__(config)
         self.moving: float | None = None
 
@@ -82,11 +81,9 @@ class Reinforce(PolicyGradient):
         return baseline
 
     def state(self) -> dict[str, Any]:
-        """Return the moving baseline."""
         return {} if self.moving is None else {"moving": self.moving}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over the moving baseline."""
         self.moving = state.get("moving")
 
 

@@ -26,7 +26,6 @@ class ReinforcePp(PolicyGradient):
     baseline: Baseline = "none"
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        """Compute the credit."""
         return credit_of(
             groups,
             self.config,

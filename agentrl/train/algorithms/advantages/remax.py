@@ -32,11 +32,9 @@ class Remax(PolicyGradient):
     whole_sessions = True
 
     def select(self, group: Group) -> Choice:
-        """Decide whether a finished group is trained on."""
         return Choice.KEEP if group.greedy else Choice.DROP
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        """Compute the credit."""
         beside: dict[str, list[Session]] = {}
         for group in groups:
             beside.setdefault(group.id, []).extend(group.greedy)

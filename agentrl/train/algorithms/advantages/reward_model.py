@@ -69,13 +69,11 @@ class ScoreModelling(Algorithm):
 
     @property
     def fields(self) -> tuple[ForestField, ...]:
-        """Margins of pairs, or targets."""
         from agentrl.train.algorithms.scores import MARGINS, TARGET
 
         return (MARGINS,) if self.config.target == "pairs" else (TARGET,)
 
     def read_rows(self, config: DataConfig) -> JudgedRows:
-        """Pairs, or conversations with scores or labels."""
         from agentrl.rollout.sources.judged import read_pairs, read_scored
 
         if self.config.target == "pairs":

@@ -28,11 +28,9 @@ class Sft(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        """Demonstrations instead of an engine."""
         return Needs(engine=False)
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        """Advantage 1 for every demonstrated token."""
         sessions: dict[str, list[Session]] = {}
         advantages: dict[NodeKey, Sequence[Advantage]] = {}
         for group in groups:
@@ -43,5 +41,4 @@ class Sft(Algorithm):
         return Credit(weigh(sessions, advantages, self.config), {"groups/trained": float(len(sessions))})
 
     def loss(self, tokens: Tokens) -> Tensor:
-        """The negative log-likelihood, times the advantage."""
         return -tokens.logp * tokens.advantage

@@ -115,5 +115,4 @@ class SequenceLoss(PolicyLoss):
 
     @property
     def sequence(self) -> SequenceKind:
-        """The sequence of the settings."""
         return self.config.sequence

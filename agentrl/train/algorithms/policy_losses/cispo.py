@@ -39,7 +39,6 @@ class Cispo(PolicyLoss):
     config: CispoConfig
 
     def __call__(self, tokens: Tokens) -> Tensor:
-        """Compute each token's loss."""
         ratio = tokens.ratio.detach()
         weight = ratio.clamp(1 - self.config.clip_low, 1 + self.config.clip_high)
         tokens.metrics["policy/clip_fraction"] = (weight != ratio).float()

@@ -78,7 +78,6 @@ class ClipCov(Clipped):
         tokens.mark(tokens.some_of(inside, _count(self.config.share, tokens)))
 
     def __call__(self, tokens: Tokens) -> Tensor:
-        """Compute each token's loss."""
         loss = super().__call__(tokens)
         tokens.metrics["policy/covariance_fraction"] = tokens.marked.float()
         return loss.masked_fill(tokens.marked, 0.0)
@@ -122,7 +121,6 @@ class KlCov(PolicyLoss):
         tokens.mark(above | tokens.some_of(covariance == least, count - int(above.sum())))
 
     def __call__(self, tokens: Tokens) -> Tensor:
-        """Compute each token's loss."""
         penalty = self.config.beta * (tokens.logp - tokens.old_logp).abs()
         tokens.metrics["policy/covariance_fraction"] = tokens.marked.float()
         return penalty * tokens.marked - tokens.ratio * tokens.advantage

@@ -48,7 +48,6 @@ class Dppo(PolicyLoss):
     config: DppoConfig
 
     def __call__(self, tokens: Tokens) -> Tensor:
-        """Compute each token's loss."""
         config = self.config
         logp, old_logp = tokens.logp.detach(), tokens.old_logp
         p, old = logp.exp(), old_logp.exp()

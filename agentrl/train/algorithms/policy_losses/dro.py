@@ -37,6 +37,5 @@ class Dro(PolicyLoss):
     config: DroConfig
 
     def __call__(self, tokens: Tokens) -> Tensor:
-        """Compute each token's loss."""
         log_ratio = tokens.logp - tokens.old_logp
         return -tokens.advantage * tokens.logp + 0.5 * self.config.beta * log_ratio.square()

@@ -39,7 +39,6 @@ class Gmpo(SequenceLoss):
 
     @property
     def summand(self) -> Summand:
-        """Each token's clipped log-ratio."""
         return self._clip
 
     def _clip(self, log_ratio: Tensor, advantage: Tensor) -> Tensor:
@@ -47,7 +46,6 @@ class Gmpo(SequenceLoss):
         return upper.where(advantage > 0, lower)
 
     def __call__(self, tokens: Tokens) -> Tensor:
-        """Compute each token's loss."""
         log_ratio = tokens.logp - tokens.old_logp
         clipped = self._clip(log_ratio, tokens.sequence_advantage)
         tokens.metrics["policy/clip_fraction"] = (clipped != log_ratio).float()

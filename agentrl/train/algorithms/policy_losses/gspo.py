@@ -39,7 +39,6 @@ class GspoLoss(SequenceLoss):
     config: GspoLossConfig
 
     def __call__(self, tokens: Tokens) -> Tensor:
-        """Compute each token's loss."""
         return self._surrogate(tokens, tokens.sequence_log_ratio / tokens.sequence_length, tokens.sequence_advantage)
 
     def _surrogate(self, tokens: Tokens, log_ratio: Tensor, advantage: Tensor) -> Tensor:
@@ -63,6 +62,5 @@ class GspoToken(GspoLoss):
     )
 
     def __call__(self, tokens: Tokens) -> Tensor:
-        """Compute each token's loss."""
         whole = (tokens.sequence_log_ratio / tokens.sequence_length).detach()
         return self._surrogate(tokens, whole + tokens.logp - tokens.logp.detach(), tokens.advantage)

@@ -25,7 +25,6 @@ class ImportanceSampling(PolicyLoss):
     )
 
     def __call__(self, tokens: Tokens) -> Tensor:
-        """Compute each token's loss."""
         from agentrl.train.algorithms.losses import score_function
 
         return score_function(tokens)

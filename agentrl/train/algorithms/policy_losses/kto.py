@@ -43,7 +43,6 @@ class KtoLoss(SequenceLoss):
     config: KtoLossConfig
 
     def __call__(self, tokens: Tokens) -> Tensor:
-        """Compute each sequence's loss."""
         config, verdict = self.config, tokens.sequence_advantage
         baseline = tokens.divergence.clamp(min=0)
         margin = config.beta * verdict * (tokens.sequence_logp - tokens.sequence_ref_logp - baseline)

@@ -52,7 +52,6 @@ class PairLoss(SequenceLoss):
         raise NotImplementedError
 
     def __call__(self, tokens: Tokens) -> Tensor:
-        """Compute each pair's loss, at both of its sides."""
         first, lengths = tokens.sequence_advantage > 0, (tokens.sequence_length, tokens.partner_length)
         own = self.score(tokens.sequence_logp, tokens.sequence_ref_logp, lengths[0])
         partner = self.score(tokens.partner_logp, tokens.partner_ref_logp, lengths[1])
@@ -96,7 +95,6 @@ class DpoLoss(PairLoss):
         return (logp - ref_logp) / (length if self.config.per_token else 1)
 
     def compare(self, chosen: Tensor, rejected: Tensor) -> Tensor:
-        """Compute the formula of the class."""
         from agentrl.train.algorithms.losses import smoothed_logistic
 
         return smoothed_logistic(self.config.beta * (chosen - rejected), self.config.label_smoothing)
@@ -114,7 +112,6 @@ class RobustLoss(DpoLoss):
     )
 
     def compare(self, chosen: Tensor, rejected: Tensor) -> Tensor:
-        """Compute the formula of the class."""
         from agentrl.train.algorithms.losses import unbiased_logistic
 
         return unbiased_logistic(self.config.beta * (chosen - rejected), self.config.label_smoothing)
@@ -146,7 +143,6 @@ class IpoLoss(PairLoss):
         return (logp - ref_logp) / (length if self.config.per_token else 1)
 
     def compare(self, chosen: Tensor, rejected: Tensor) -> Tensor:
-        """Compute the formula of the class."""
         return (chosen - rejected - 1 / (2 * self.config.beta)).square()
 
 
@@ -175,11 +171,9 @@ class SimpoLoss(PairLoss):
     config: SimpoConfig
 
     def score(self, logp: Tensor, ref_logp: Tensor, length: Tensor) -> Tensor:
-        """Return the mean log-probability."""
         return logp / length
 
     def compare(self, chosen: Tensor, rejected: Tensor) -> Tensor:
-        """Compute the formula of the class."""
         from agentrl.train.algorithms.losses import smoothed_logistic
 
         margin = self.config.beta * (chosen - rejected) - self.config.gamma
@@ -209,7 +203,6 @@ class CpoLoss(PairLoss):
     config: CpoConfig
 
     def compare(self, chosen: Tensor, rejected: Tensor) -> Tensor:
-        """Compute the part of the formula that compares."""
         from agentrl.train.algorithms.losses import smoothed_logistic
 
         return smoothed_logistic(self.config.beta * (chosen - rejected), self.config.label_smoothing)
@@ -238,11 +231,9 @@ class OrpoLoss(PairLoss):
     config: OrpoConfig
 
     def score(self, logp: Tensor, ref_logp: Tensor, length: Tensor) -> Tensor:
-        """Return the mean log-probability."""
         return logp / length
 
     def compare(self, chosen: Tensor, rejected: Tensor) -> Tensor:
-        """Compute the part of the formula that compares."""
         from agentrl.train.algorithms.losses import log_odds, smoothed_logistic
 
         return self.config.beta * smoothed_logistic(log_odds(chosen) - log_odds(rejected), 0.0)

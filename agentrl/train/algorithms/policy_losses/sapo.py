@@ -38,7 +38,6 @@ class Sapo(PolicyLoss):
     config: SapoConfig
 
     def __call__(self, tokens: Tokens) -> Tensor:
-        """Compute each token's loss."""
         gates = [
             (tau * (tokens.ratio - 1)).sigmoid() * (4 / tau)
             for tau in (self.config.tau_positive, self.config.tau_negative)

@@ -25,7 +25,6 @@ class Topr(SequenceLoss):
     )
 
     def __call__(self, tokens: Tokens) -> Tensor:
-        """Compute each token's loss."""
         weight = tokens.sequence_log_ratio.detach().clamp(max=0).exp()
         weight = weight.masked_fill(tokens.advantage >= 0, 1.0)
         return -weight * tokens.advantage * tokens.logp

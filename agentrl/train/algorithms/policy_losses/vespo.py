@@ -46,7 +46,6 @@ class Vespo(SequenceLoss):
     config: VespoConfig
 
     def __call__(self, tokens: Tokens) -> Tensor:
-        """Compute each token's loss."""
         config, log_ratio = self.config, tokens.sequence_log_ratio.detach().clamp(*LOG_RATIOS)
         weights = [
             (k * log_ratio + rate * (1 - log_ratio.exp())).exp()

@@ -1,4 +1,4 @@
-"""What other rewards say of the same sessions: means, ranks, flips."""
+"""The difference that other rewards make to the same sessions: means, ranks, flips."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def verify_chain(path: Path, *, weights: bool = False, trust: bool = False) -> C
 
 
 def _wrong_result(record: ChainRecord, name: str) -> Iterator[str]:
-    """What is wrong with the result of a stage that is done."""
+    """Return what is wrong with the result of a stage that is done."""
     found = record.stage(name)
     folder = record.folder(name)
     if found is None or found.end is None or not (folder / "config.yaml").exists():
@@ -88,7 +88,7 @@ def _wrong_result(record: ChainRecord, name: str) -> Iterator[str]:
 
 
 def _wrong_start(record: ChainRecord, name: str) -> Iterator[str]:
-    """What is wrong with what a stage began with; a model of no stage has nothing to be compared with."""
+    """Return what is wrong with what a stage began with; a model of no stage has nothing to be compared with."""
     stages = [each.name for each in record.stages]
     found = record.stage(name)
     start = found.start if found else None

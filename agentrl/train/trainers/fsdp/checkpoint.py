@@ -42,7 +42,6 @@ class FsdpCheckpoints(TorchTrainer):
         raise NotImplementedError
 
     def save(self, path: Path) -> None:
-        """Write a folder; called on all ranks together."""
         path = Path(path)
         beside = path.with_name(path.name + ".partial")
         if self.rank == 0:

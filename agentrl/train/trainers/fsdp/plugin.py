@@ -22,7 +22,6 @@ class FsdpPlugin(TorchPlugin):
     own_critic = False
 
     def factory(self) -> TrainerFactory:
-        """Import torch; transformers is imported by the ranks."""
         from agentrl.train.trainers.fsdp.trainer import FsdpTrainer
 
         return FsdpTrainer
@@ -32,7 +31,6 @@ class FsdpPlugin(TorchPlugin):
         return Split(data=ranks_of(config, gpus))
 
     def numbers(self, config: TorchConfig, algorithm: Algorithm) -> Numbers:
-        """As torch's, divided among the ranks."""
         return replace(super().numbers(config, algorithm), trainer="fsdp")
 
 

@@ -67,7 +67,6 @@ class FsdpRank(FsdpCheckpoints):
         return self._gathered.model
 
     def sharded(self) -> Gathered:
-        """The folder's model, sharded; see `load_model`."""
         mesh = init_device_mesh(self.device.type, (self.processes,))
         for turn in range(self.processes):
             if turn == self.rank:
@@ -78,7 +77,6 @@ class FsdpRank(FsdpCheckpoints):
     # ------------------------------------------------------------------------------------ learning
 
     def whole(self, compute: Callable[[], T]) -> T:
-        """Compute with gathered weights; all ranks do so as often."""
         found: T = self._gathered(compute)
         return found
 
@@ -102,20 +100,16 @@ class FsdpRank(FsdpCheckpoints):
         return all(self.all_gather(super().holds_sequences(batches)))
 
     def joined(self, learned: RankStepResult) -> RankStepResult:
-        """See `join_results`."""
         return join_results([(True, part) for part in self.all_gather(learned)])
 
     def sum_sequences(self, batches: Sequence[TorchBatch], sums: Tensor) -> None:
-        """Add sums over the sequences of all ranks."""
         super().sum_sequences(batches, sums)
         dist.all_reduce(sums, group=self.control)
 
     def logprobs(self, share: Share, reference: bool = False) -> list[Entry]:  # type: ignore[override]
-        """Return log-probabilities of the whole batch."""
         return self._entries(share, super().logprobs(share.forests, reference=reference))
 
     def values(self, share: Share, start: float = 0.0) -> list[Entry]:  # type: ignore[override]
-        """Return values of the whole batch."""
         return self._entries(share, super().values(share.forests, start))
 
     def _entries(self, share: Share, found: Sequence[Tensor]) -> list[Entry]:
@@ -126,7 +120,6 @@ class FsdpRank(FsdpCheckpoints):
         return [entry for part in self.all_gather(own) for entry in part]
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Return every rank's value, on every rank."""
         everyone: list[Any] = [None] * self.processes
         dist.all_gather_object(everyone, value, group=self.control)
         return everyone
@@ -151,7 +144,6 @@ class FsdpRank(FsdpCheckpoints):
                 yield from single_experts(self.model, name, tensor).items() or [(name, tensor)]
 
     def parts(self) -> dict[str, SavedAdapter]:
-        """Return the smaller parts, in the CPU's memory."""
         return {kind: part.copied() for kind, part in super().parts().items()} if self.rank == 0 else {}
 
     def _whole_tensors(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor | None]]:
@@ -163,7 +155,6 @@ class FsdpRank(FsdpCheckpoints):
                 yield name, found.detach() if self.rank == 0 else None
 
     def export(self, path: Path) -> None:
-        """Write a Hugging Face folder; rank 0 writes."""
         if self.rank == 0:
             super().export(Path(path))
         else:
@@ -205,6 +196,5 @@ class FsdpBuilder(Builder):
         total_steps: int,
         lora: LoraConfig | None = None,
     ) -> FsdpRank:
-        """Build this rank's part of a model."""
         gc.collect()  # models are in reference cycles
         return FsdpRank(folder, config, algorithm_settings(algo), total_steps, self.role.seed, lora)

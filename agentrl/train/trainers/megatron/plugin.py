@@ -29,7 +29,6 @@ class MegatronPlugin(TrainerPlugin):
     untrained = "dropped"
 
     def factory(self) -> TrainerFactory:
-        """Import torch; Megatron-core itself is imported by the ranks."""
         from agentrl.train.trainers.megatron.trainer import MegatronTrainer
 
         return MegatronTrainer
@@ -45,7 +44,6 @@ class MegatronPlugin(TrainerPlugin):
         return super().make(path, config, algo, **more)
 
     def proves(self, config: MegatronConfig) -> bool:
-        """Return True unless `trainer.proof=false`."""
         return config.proof
 
     def prove(self, config: MegatronConfig, path: Path, model: str, context: int | None) -> None:
@@ -55,16 +53,13 @@ class MegatronPlugin(TrainerPlugin):
         proof.require_family(path, model, config.family)
 
     def replays_experts(self, config: MegatronConfig) -> bool:
-        """Return True with `trainer.moe.routing_replay=rollout`."""
         return config.moe.routing_replay == "rollout"
 
     def split(self, config: MegatronConfig, model: Any, gpus: int) -> Split:
-        """The layout of the settings, on all GPUs there are."""
         layout = layout_of(config, model, gpus)
         return Split(layout.tensor, layout.pipeline, layout.context, layout.expert, layout.data)
 
     def numbers(self, config: MegatronConfig, algorithm: Algorithm) -> Numbers:
-        """Weights in `dtype`, with a float32 copy in the optimizer."""
         numbers = super().numbers(config, algorithm)
         return replace(
             numbers,

@@ -162,7 +162,6 @@ class Rank(StepLearner[Micro]):
         return together.metrics() | metrics(routed, len(micros) * learned.epochs, self.layout.data, sharing)
 
     def known_sums(self, batches: Sequence[Micro]) -> bool:
-        """See `StepLearner`."""
         return all(self.all_gather(super().known_sums(batches)))
 
     def holds_sequences(self, batches: Sequence[Micro]) -> bool:
@@ -170,14 +169,11 @@ class Rank(StepLearner[Micro]):
         return False
 
     def score_reference(self, batches: Sequence[Micro]) -> None:
-        """See `StepLearner`."""
         assert self.reference is not None
         with self.reference.exchanged():
             self._score(batches, "ref_logp")
 
     def score_old(self, batches: Sequence[Micro], meter: Meter) -> None:
-        """See `StepLearner`."""
-
         def use(micro: Micro, heads: passes.Heads) -> Tensor:
             logp, _ = heads.logps()
             self.keep_old(logp.detach(), micro.rows, meter)
@@ -186,13 +182,10 @@ class Rank(StepLearner[Micro]):
         passes.run(self.chunks, batches, use, learn=False, before=self.routers.before)
 
     def average_reference(self, decay: float) -> None:
-        """See `StepLearner`; each rank has its part of both."""
         assert self.reference is not None
         self.reference.move_towards(decay)
 
     def sum_sequences(self, batches: Sequence[Micro], sums: Tensor) -> None:
-        """See `StepLearner`: ranks that hold the same rows count once."""
-
         def use(micro: Micro, heads: passes.Heads) -> Tensor:
             logp, _ = heads.logps()
             if self.is_reporting_rank:
@@ -203,11 +196,9 @@ class Rank(StepLearner[Micro]):
         dist.all_reduce(sums, group=self.control)
 
     def accumulate(self, batches: Sequence[Micro], meter: Meter, *, first: bool) -> float:
-        """See `StepLearner`."""
         return self.backward(batches, meter, first=first)
 
     def fit(self, critic: ValueModel, batches: Sequence[Micro]) -> Meter:
-        """See `StepLearner`; hidden states are computed once."""
         read: dict[int, list[tuple[Tensor, Rows]]] = {}
 
         def use(micro: Micro, heads: passes.Heads) -> Tensor:
@@ -281,7 +272,6 @@ class Rank(StepLearner[Micro]):
         return self._entries(micros, "value")
 
     def layer_outputs(self, share: Share, tokens: int) -> list[Tensor] | None:
-        """See `passes.layer_outputs`."""
         return passes.layer_outputs(self, share, tokens)
 
     def _score(self, micros: Sequence[Micro], into: Literal["ref_logp", "value"]) -> None:
@@ -322,7 +312,6 @@ class Rank(StepLearner[Micro]):
         return export(self.models, self.family, to=0)
 
     def set_base(self, folder: str) -> None:
-        """See `AdapterTrainer`."""
         assert self.adapter is not None
         self.adapter.lora.set_source(Path(folder))
 
@@ -356,7 +345,6 @@ class Rank(StepLearner[Micro]):
         return self.checkpoints.load(Path(path))
 
     def release(self) -> None:
-        """See `agentrl.train.trainers.base.MemoryReleasing`: what torch keeps for later allocations."""
         torch.cuda.empty_cache()
 
     def finish_saving(self) -> None:

@@ -129,7 +129,7 @@ def assign(forests: Sequence[Forest], copies: int, width: int, multiple: int = 1
         multiple: what the number of micro-batches must be a multiple of (pipelines that are interleaved).
     """
     loads = [_Load.of(ForestWork(forest, index), width) for index, forest in enumerate(forests)]
-    plan = _assigned(loads, copies)
+    plan = _assign(loads, copies)
     for update in sorted({update for load in loads for update in load.updates}):
         for _ in range(4 * copies if copies > 1 else 0):
             heaviest = _overload(plan, update)
@@ -137,11 +137,11 @@ def assign(forests: Sequence[Forest], copies: int, width: int, multiple: int = 1
             if len(parts) < 2:
                 break
             loads = [load for load in loads if load is not heaviest] + [_Load.of(part, width) for part in parts]
-            plan = _assigned(loads, copies)
-    return _filled([[load.work for load in rank] for rank in plan], multiple)
+            plan = _assign(loads, copies)
+    return _fill([[load.work for load in rank] for rank in plan], multiple)
 
 
-def _assigned(loads: Sequence[_Load], copies: int) -> list[list[_Load]]:
+def _assign(loads: Sequence[_Load], copies: int) -> list[list[_Load]]:
     """The costliest first, each to the rank that is cheapest in the costliest of its updates."""
     plan: list[list[_Load]] = [[] for _ in range(copies)]
     totals = [Counter[Update]() for _ in range(copies)]
@@ -162,7 +162,7 @@ def _overload(plan: Sequence[Sequence[_Load]], update: Update) -> _Load | None:
     return max(ranks[costs.index(max(costs))], key=lambda load: load.cost)
 
 
-def _filled(plan: Sequence[Sequence[ForestWork]], multiple: int) -> list[list[ForestWork]]:
+def _fill(plan: Sequence[Sequence[ForestWork]], multiple: int) -> list[list[ForestWork]]:
     updates = [work.forest.updates for rank in plan for work in rank]
     members = {(epoch, member.place): member for each in updates for epoch, member in enumerate(each)}
     epochs = max(map(len, updates), default=0)

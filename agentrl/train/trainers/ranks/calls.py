@@ -79,7 +79,7 @@ class RankCalls(ABC):
                     item, error = self._reply(partial(next, first, None))
             finally:
                 own = (None, error) if error else self._reply(partial(drain, first))
-                self._checked(method, [own, *others])
+                self._check(method, [own, *others])
 
     @contextmanager
     def _one_call(self, method: str, use: str = "another call is made on") -> Iterator[None]:
@@ -101,7 +101,7 @@ class RankCalls(ABC):
             replies = threads.map(self._reply, calls)
             if begun is not None:
                 begun()
-            return self._checked(method, list(replies))
+            return self._check(method, list(replies))
 
     def _reply(self, call: Callable[[], Any]) -> Reply:
         """The reply to a call of one rank; where it failed, the others have seconds to report before they are ended."""
@@ -115,7 +115,7 @@ class RankCalls(ABC):
             ending.start()
             return None, error
 
-    def _checked(self, method: str, replies: Sequence[Reply]) -> Any:
+    def _check(self, method: str, replies: Sequence[Reply]) -> Any:
         """Rank 0's answer; where a rank failed, all are ended."""
         failed = {rank: error for rank, (_, error) in enumerate(replies) if error is not None}
         if not failed and self.alive:
@@ -153,7 +153,6 @@ class ConnectedRanks(RankCalls):
             raise TrainerError(str(error)) from None
 
     def close(self) -> None:
-        """Close the connections; the ranks go on. Idempotent."""
         self._closed.set()
         for connection in self._connections:
             connection.close(InfraError("the trainer is closed"))

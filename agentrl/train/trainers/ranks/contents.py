@@ -65,7 +65,7 @@ def record(folder: Path, settings: Mapping[str, str], weights: Mapping[str, Sums
         gather: of all ranks.
         rank: this one.
     """
-    files = _shared(folder, sorted(_names(folder)), gather, rank)
+    files = _share(folder, sorted(_names(folder)), gather, rank)
     if rank == 0:
         contents = {"settings": settings, "files": files, "weights": weights}
         (folder / NAME).write_text(json.dumps({"sha256": _digest(contents), "contents": contents}, indent=1))
@@ -78,14 +78,14 @@ def read(folder: Path, settings: Mapping[str, str], gather: Gather, rank: int) -
         InvalidInput: something is missing or changed, holds code (`restricted`), or was written under other settings;
             the same on all ranks.
     """
-    contents = _parsed(folder)
+    contents = _parse(folder)
     for name, value in contents["settings"].items():
         if settings.get(name) != value:
             raise InvalidInput(f"{folder}: written with {name}={value}, and this is {name}={settings.get(name)}")
     recorded = contents["files"]
     problems = [f"{name} is missing" for name in recorded if not (folder / name).is_file()]
     if not problems:
-        found = _shared(folder, sorted(recorded), gather, rank)
+        found = _share(folder, sorted(recorded), gather, rank)
         for name, (size, digest) in recorded.items():
             if found[name][0] is None:
                 problems.append(f"{name} can't be read: {found[name][1]}")
@@ -132,7 +132,7 @@ def summary(problems: list[str], most: int = 4) -> str:
     return "; ".join([*problems[:most], *more])
 
 
-def _parsed(folder: Path) -> dict[str, Any]:
+def _parse(folder: Path) -> dict[str, Any]:
     try:
         written = json.loads((folder / NAME).read_bytes())
         contents: dict[str, Any] = written["contents"]
@@ -155,7 +155,7 @@ def _names(folder: Path) -> list[str]:
     return [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
 
 
-def _shared(folder: Path, names: list[str], gather: Gather, rank: int) -> dict[str, Any]:
+def _share(folder: Path, names: list[str], gather: Gather, rank: int) -> dict[str, Any]:
     """Size and SHA-256 of files by name, every rank reading some of them."""
     ranks = len(gather(None))
     own = {name: _fingerprint(folder / name) for name in names[rank::ranks]}

@@ -251,7 +251,6 @@ class Ranks:
         raise (error or TrainerError)(message)
 
     def close(self) -> None:
-        """End the processes; idempotent."""
         for process in self._processes:
             processes.signal_group(process.pid)  # with its forked writers of checkpoints
         for process in self._processes:

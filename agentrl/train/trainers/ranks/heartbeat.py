@@ -57,7 +57,7 @@ class Watch:
         passed, self._looked = min(now - self._looked, 2 * SECOND), now
         found: dict[int, str] = {}
         for i, (file, process) in enumerate(zip(self.files, self.processes, strict=True)):
-            sign = _renewed(file)
+            sign = _renew(file)
             stopped = _state(process) == "T"  # and not "t", a debugger's
             if sign != self._seen[i] or (sign is None and not stopped):
                 self._seen[i], self._quiet[i] = sign, 0.0
@@ -69,7 +69,7 @@ class Watch:
         return found
 
 
-def _renewed(file: Path) -> int | None:
+def _renew(file: Path) -> int | None:
     try:
         return file.stat().st_mtime_ns
     except OSError:

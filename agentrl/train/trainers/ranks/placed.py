@@ -131,7 +131,6 @@ class PlacedRanks(RankCalls):
 
     @contextmanager
     def leased(self) -> Iterator[None]:
-        """See `agentrl.train.trainers.base.ShareableTrainer`."""
         with self._one_call("lease", "another process computes with"):
             try:
                 yield
@@ -143,7 +142,6 @@ class PlacedRanks(RankCalls):
                 raise
 
     def close(self) -> None:
-        """End the ranks; idempotent."""
         if self.alive:
             self._closed.set()
             for worker in self._workers:

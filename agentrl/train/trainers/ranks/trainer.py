@@ -139,7 +139,7 @@ class RankTrainer(RankComputing):
 
     def layer_outputs(self, forest: Forest) -> list[Tensor]:
         """Each decoder layer's output for a forest: [T, d] each, float32, in the CPU's memory."""
-        outputs: list[Tensor] = self._shared("layer_outputs", [forest], len(forest))
+        outputs: list[Tensor] = self._share("layer_outputs", [forest], len(forest))
         return outputs
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -147,7 +147,6 @@ class RankTrainer(RankComputing):
         return self.ranks.stream("weights")
 
     def set_base(self, folder: Path) -> None:
-        """See `AdapterTrainer`."""
         self.ranks.call("set_base", str(Path(folder).absolute()))
 
     def parts(self) -> dict[str, SavedAdapter]:
@@ -181,7 +180,6 @@ class RankTrainer(RankComputing):
         self.version = self.ranks.call("load", str(Path(path).absolute()))
 
     def access(self) -> RankAccess | None:
-        """See `agentrl.train.trainers.base.ShareableTrainer`; ranks beside this process are reached by it alone."""
         if not isinstance(self.ranks, PlacedRanks):
             return None
         return RankAccess(
@@ -189,20 +187,16 @@ class RankTrainer(RankComputing):
         )
 
     def leased(self) -> AbstractContextManager[None]:
-        """See `agentrl.train.trainers.base.ShareableTrainer`."""
         assert isinstance(self.ranks, PlacedRanks)
         return self.ranks.leased()
 
     def stepped(self, version: int) -> None:
-        """See `agentrl.train.trainers.base.ShareableTrainer`."""
         self.version = version
 
     def release(self) -> None:
-        """See `agentrl.train.trainers.base.MemoryReleasing`."""
         self.ranks.call("release")
 
     def close(self) -> None:
-        """End the ranks."""
         self.ranks.close()
 
 

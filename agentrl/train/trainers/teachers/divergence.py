@@ -49,7 +49,7 @@ class VocabularyHead:
 
     @property
     def entries(self) -> int:
-        """How many entries the whole vocabulary has, on all ranks."""
+        """Return how many entries the whole vocabulary has, on all ranks."""
         return self.vocabulary or self.weight.shape[0] * (1 if self.group is None else dist.get_world_size(self.group))
 
     @property

@@ -1,4 +1,4 @@
-"""Who reads sessions for their log-probabilities: a model over packed forests, an engine or a server path by path.
+"""Scorers of sessions by their log-probabilities: a model over packed forests, an engine or a server path by path.
 
 A forest computes each shared prefix once. An engine is asked for each path from a root to a leaf, and computes a shared
 prefix once where it caches prefixes. Each token is read at the temperature that it was sampled at.
@@ -71,7 +71,6 @@ class ForestScorer:
         return self._model.output_head
 
     async def score(self, groups: Sequence[Group], token_budget: int, seed: int) -> Values:
-        """See `TokenScorer`."""
         return await asyncio.to_thread(read_forests, self._model, groups, self._divergence, token_budget, seed)
 
 
@@ -90,7 +89,6 @@ class OwnScorer:
     divergence: Divergence | None = None
 
     async def score(self, groups: Sequence[Group], token_budget: int, seed: int) -> Values:
-        """See `TokenScorer`."""
         async with self.computing():
             return await asyncio.to_thread(read_forests, self.trainer, groups, self.divergence, token_budget, seed)
 
@@ -156,7 +154,6 @@ class PathScorer:
         self._ask, self._top_k, self._places = read, top_k, asyncio.Semaphore(AT_ONCE)
 
     async def score(self, groups: Sequence[Group], token_budget: int, seed: int) -> Values:
-        """See `TokenScorer`."""
         found: Values = {}
         told: dict[NodeKey, dict[str, Any]] = {}
         sessions = (session for group in groups for session in group.scored)

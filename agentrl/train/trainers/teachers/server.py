@@ -109,7 +109,6 @@ class TeacherServer:
             raise EngineError(f"{self._where}: {error}") from error
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._http.close()
 
     async def _first_model(self) -> str:

@@ -1,4 +1,4 @@
-"""What a teacher reads of a session: the turns that it teaches, and a prompt that may say more than the student's.
+"""A teacher's view of a session: the turns that it teaches, and a prompt that may say more than the student's.
 
 Both are copies of sessions with the same ids of sessions and nodes, so that who reads sessions, by forests or by paths,
 needs to know of neither. The tokens of turns stay as they were sampled; those of the prompt before a path's first turn

@@ -30,7 +30,6 @@ class TorchCheckpoints(StepLearner[TorchBatch]):
     reward_model: RewardModel | None
 
     def begin(self, algo: AlgoConfig, total_steps: int, *, whole: bool = False) -> None:
-        """See `TorchTrainer.begin`."""
         raise NotImplementedError
 
     def load_model(self) -> nn.Module:

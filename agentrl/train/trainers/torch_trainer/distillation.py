@@ -59,7 +59,6 @@ class Distilling:
             return read_rows(self.output_head, states, batch.rows, len(forest), top_k)
 
     def prepare(self, forest: Forest) -> TorchBatch:
-        """See `TorchTrainer.prepare`."""
         raise NotImplementedError
 
     def _states(self, trunk: nn.Module, batch: TorchBatch) -> Tensor:

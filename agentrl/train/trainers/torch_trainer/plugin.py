@@ -25,13 +25,11 @@ class TorchPlugin(TrainerPlugin):
     untrained = "kept"
 
     def factory(self) -> TrainerFactory:
-        """Import torch and transformers."""
         from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 
         return TorchTrainer
 
     def proves(self, config: TorchConfig) -> bool:
-        """Return True unless `trainer.proof=false`."""
         return config.proof
 
     def prove(self, config: TorchConfig, path: Path, model: str, context: int | None) -> None:

@@ -107,7 +107,6 @@ class TorchTrainer(Distilling, TorchCheckpoints):
         self.begin(algo or AlgoConfig(), total_steps)
 
     def load_model(self) -> nn.Module:
-        """The folder's model in float32, its attention following forests."""
         return load_network(self.lora.source if self.lora else self.source, self.head, self.seed)
 
     # ------------------------------------------------------------------------------------ learning
@@ -170,7 +169,6 @@ class TorchTrainer(Distilling, TorchCheckpoints):
 
     @torch.no_grad()
     def score_reference(self, batches: Sequence[TorchBatch]) -> None:
-        """See `StepLearner`."""
         assert self.reference is not None
         with self.reference.exchanged():
             for batch in batches:
@@ -178,23 +176,19 @@ class TorchTrainer(Distilling, TorchCheckpoints):
 
     @torch.no_grad()
     def score_old(self, batches: Sequence[TorchBatch], meter: Meter) -> None:
-        """See `StepLearner`."""
         for batch in batches:
             self.keep_old(self._score(batch), batch.rows, meter)
 
     def average_reference(self, decay: float) -> None:
-        """See `StepLearner`."""
         assert self.reference is not None
         self.reference.move_towards(decay)
 
     @torch.no_grad()
     def sum_sequences(self, batches: Sequence[TorchBatch], sums: Tensor) -> None:
-        """See `StepLearner`."""
         for batch in batches:
             add_sums(self.algorithm, sums, self._score(batch), batch.rows, self.version)
 
     def accumulate(self, batches: Sequence[TorchBatch], meter: Meter, *, first: bool) -> float:
-        """See `StepLearner`."""
         return sum(self.backward(batch, meter, first=first) for batch in batches)
 
     def prepare(self, forest: Forest) -> TorchBatch:
@@ -345,12 +339,10 @@ class TorchTrainer(Distilling, TorchCheckpoints):
         return {} if adapter is None else {ADAPTER: adapter}
 
     def set_base(self, folder: Path) -> None:
-        """See `AdapterTrainer`."""
         assert self.lora is not None
         self.lora.set_source(Path(folder))
 
     def averaged_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the averaged weights."""
         if self.average is None:
             raise InvalidInput("the trainer keeps no average of its weights: trainer.average_decay is none")
         return self._named_weights(self.average.state_dict())
@@ -384,10 +376,8 @@ class TorchTrainer(Distilling, TorchCheckpoints):
         self._untrained.write(folder, self._side_files)
 
     def release(self) -> None:
-        """See `MemoryReleasing`: what torch keeps for later allocations."""
         torch.cuda.empty_cache()  # nothing without CUDA
 
     def close(self) -> None:
-        """Free the weights."""
         self.reference = self.average = self.critic = self.reward_model = None
         self.model.to("meta")

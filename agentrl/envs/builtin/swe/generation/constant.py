@@ -109,7 +109,6 @@ def _own(owner: ast.AST) -> Iterator[ast.AST]:
 
 
 def _stores(owner: ast.Module | Function) -> dict[str, int]:
-    """How often each name is bound there."""
     count: dict[str, int] = {}
     seen: set[int] = set()
     for node in _own(owner):
@@ -186,7 +185,7 @@ def _bindings(owner: ast.Module | Function) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _column(rows: ast.expr, place: int, width: int) -> ast.AST:
-    """What a name of several goes through: its column, where the table is written out as one; else the whole."""
+    """Return what a name of several goes through: its column, where the table is written out as one; else the whole."""
     found = columns(rows, width)
     if found is None:
         return rows

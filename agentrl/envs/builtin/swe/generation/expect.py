@@ -217,7 +217,6 @@ def _close(found: Any, wanted: Any, rel: Any, absolute: Any) -> bool:
 
 
 def _almost(found: Any, wanted: Any, places: Any, delta: Any) -> bool:
-    """As `unittest`'s assertAlmostEqual."""
     if found == wanted:
         return True
     if delta is not None:

@@ -194,7 +194,7 @@ def _difficulty(caught: int, tests: int) -> Difficulty:
 
 
 def _instruction(name: str, caught: Sequence[str], outcomes: Outcomes) -> str:
-    """What fails, in the words of the tests' names and messages."""
+    """Return what fails, in the words of the tests' names and messages."""
     lines = [f"# {name}: something that used to work doesn't any more", "", "What should hold, and doesn't:", ""]
     for test in caught[:5]:
         words = test.rpartition("::")[2].partition("[")[0].removeprefix("test_").replace("_", " ")

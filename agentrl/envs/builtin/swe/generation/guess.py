@@ -127,7 +127,7 @@ def universal(site: AssertionSite, literals: Sequence[Any] = ()) -> Iterator[Any
 
 
 def _everything(literals: Sequence[Any]) -> list[Any]:
-    """What is written in a test, its parts, and what is usual, each once."""
+    """Return what is written in a test, its parts, and what is usual, each once."""
     parts = [part for one in literals if isinstance(one, list | tuple | set | frozenset | dict) for part in one]
     listed = [*literals, *parts, *BASIC, *range(-100, 800), *string.printable]
     return list({repr(one): one for one in listed if _hashable(one)}.values())

@@ -317,7 +317,7 @@ class _Rewriter(ast.NodeTransformer):
 
 
 def _names_of(module: ast.Module) -> set[str]:
-    """What a module binds at its top, once it is imported."""
+    """Return what a module binds at its top, once it is imported."""
     found: set[str] = set()
     for node in module.body:
         if isinstance(node, ast.Import | ast.ImportFrom):

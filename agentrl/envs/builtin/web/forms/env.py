@@ -35,11 +35,9 @@ class WebForms(WebEnv[FormSite]):
         super().__init__(level, seed, browser, view)
 
     def tasks(self, split: str = "train") -> Iterator[Task]:
-        """Tasks without end."""
         return tasks(self.seed, self.level, split)
 
     def new_site(self, task: Task) -> FormSite:
-        """The task's forms, with nothing filled in."""
         return FormSite(forms_of(task.data))
 
     @reward
@@ -49,11 +47,10 @@ class WebForms(WebEnv[FormSite]):
 
     @reward(weight=0.0)
     def all_right(self, session: Session) -> float:
-        """Whether all of it is, logged."""
+        """Return whether all of it is, logged."""
         return float(credit(self.site.record, self._task.data) == 1)
 
     def expert(self, messages: Sequence[Message]) -> str | Message:
-        """Fill in what is on the page, and go on."""
         for element in self.browser.page.elements:
             call = self._fill(element)
             if call is not None:

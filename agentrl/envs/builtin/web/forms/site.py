@@ -30,7 +30,7 @@ class FormSite:
 
     @property
     def ended(self) -> bool:
-        """Whether a form was sent."""
+        """Return whether a form was sent."""
         return self.record is not None
 
     def state(self) -> dict[str, Any]:

@@ -35,11 +35,9 @@ class WebShop(WebEnv[Shop]):
         super().__init__(level, seed, browser, view)
 
     def tasks(self, split: str = "train") -> Iterator[Task]:
-        """Tasks without end."""
         return tasks(self.seed, self.level, split)
 
     def new_site(self, task: Task) -> Shop:
-        """The shop with an empty basket."""
         return Shop(self.seed)
 
     @reward
@@ -49,7 +47,7 @@ class WebShop(WebEnv[Shop]):
 
     @reward(weight=0.0)
     def all_right(self, session: Session) -> float:
-        """Whether all of it is, logged."""
+        """Return whether all of it is, logged."""
         return float(credit(self.site, self._task.data) == 1)
 
     def expert(self, messages: Sequence[Message]) -> str | Message:

@@ -45,7 +45,7 @@ class Shop:
 
     @property
     def ended(self) -> bool:
-        """Whether the order is placed."""
+        """Return whether the order is placed."""
         return self.delivery is not None
 
     @property

@@ -1,1 +1,1 @@
-"""What SGLang gets on its own import path; nothing here imports agentrl."""
+"""Modules for SGLang's own import path; none of them imports agentrl."""

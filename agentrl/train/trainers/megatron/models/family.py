@@ -38,7 +38,7 @@ class Family:
         wide_norms: queries and keys are normed over all heads together; Megatron's `qk_layernorm` norms each head.
         embedding: what embeddings are multiplied with.
         residual: what attention and MLP outputs are multiplied with before they are added.
-        tiny: what makes a configuration of the kind small, besides `check.shrunk`'s own settings.
+        tiny: what makes a configuration of the kind small, besides `check.shrink`'s own settings.
     """
 
     name: str

@@ -97,7 +97,6 @@ class Whole(ParameterLayout):
     precise: bool = False
 
     def shards(self, local: Shape, count: int, sizes: ModelSizes) -> list[list[Piece]]:
-        """See `ParameterLayout`."""
         return [[Piece(self.name, 0, 0, local[0])] for _ in range(count)]
 
 
@@ -109,7 +108,6 @@ class OutputCut(ParameterLayout):
     vocabulary: bool = False
 
     def shards(self, local: Shape, count: int, sizes: ModelSizes) -> list[list[Piece]]:
-        """See `ParameterLayout`."""
         size = local[0]
         real = sizes.vocabulary if self.vocabulary else size * count
         shards = []
@@ -129,7 +127,6 @@ class InputCut(ParameterLayout):
     name: str
 
     def shards(self, local: Shape, count: int, sizes: ModelSizes) -> list[list[Piece]]:
-        """See `ParameterLayout`."""
         size = local[1]
         return [[Piece(self.name, 1, rank * size, (rank + 1) * size)] for rank in range(count)]
 
@@ -142,7 +139,6 @@ class Gated(ParameterLayout):
     up: str
 
     def shards(self, local: Shape, count: int, sizes: ModelSizes) -> list[list[Piece]]:
-        """See `ParameterLayout`."""
         size = local[0] // 2
         return [
             [Piece(name, 0, rank * size, (rank + 1) * size) for name in (self.gate, self.up)] for rank in range(count)
@@ -156,7 +152,6 @@ class Halves(ParameterLayout):
     name: str
 
     def shards(self, local: Shape, count: int, sizes: ModelSizes) -> list[list[Piece]]:
-        """See `ParameterLayout`."""
         size = local[0] // 2
         return [
             [Piece(self.name, 0, start, start + size) for start in (rank * size, (count + rank) * size)]
@@ -184,7 +179,6 @@ class Joint(ParameterLayout):
     name: str
 
     def shards(self, local: Shape, count: int, sizes: ModelSizes) -> list[list[Piece]]:
-        """See `ParameterLayout`."""
         key = sizes.heads * sizes.head_dim
         return _group(
             ((self.name, 0), (self.name, key), (self.name, key + sizes.groups * sizes.head_dim)), local[0], count, sizes
@@ -205,21 +199,17 @@ class Stacked(ParameterLayout):
     stacked = True
 
     def shards(self, local: Shape, count: int, sizes: ModelSizes) -> list[list[Piece]]:
-        """See `ParameterLayout`; `local` is as the files have it."""
         return [[Piece(self.name, 0, expert, expert + 1)] for expert in range(count)]
 
     def filed(self, local: Shape) -> Shape:
-        """See `ParameterLayout`."""
         return (1, *reversed(local))
 
     def outward(self, shard: Tensor) -> Tensor:
-        """See `ParameterLayout`."""
         if self.by_turns:
             shard = shard.reshape(2, -1, *shard.shape[1:]).transpose(0, 1).flatten(0, 1)
         return (shard.t() if shard.dim() == 2 else shard)[None]
 
     def inward(self, part: Tensor) -> Tensor:
-        """See `ParameterLayout`."""
         shard = part[0].t() if part.dim() == 3 else part[0]
         if self.by_turns:
             shard = shard.reshape(-1, 2, *shard.shape[1:]).transpose(0, 1).flatten(0, 1)
