@@ -229,7 +229,7 @@ def evaluate(words: Words = None, config: File = None) -> None:
     Several tasks: agentrl eval suite=FILE.yaml model=PATH. Against a baseline: compare=RESULT.json, which ends with 3
     where the policy is worse (compare.alpha=0.05).
     """
-    from agentrl.overrides import parse_words, read_yaml, merge_settings
+    from agentrl.overrides import merge_settings, parse_words, read_yaml
     from agentrl.train.driver.api import run_evaluate
     from agentrl.train.driver.setup import complete
     from agentrl.train.evaluation.evaluate import list_ignored, refuse_ignored

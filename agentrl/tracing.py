@@ -1,10 +1,10 @@
 """Named spans of work, whose seconds are kept with a session's turns, and which OpenTelemetry gets where a run asks.
 
 `span` costs nothing where nobody asks: it returns a shared context manager that does nothing. Within `collected` the
-seconds of spans are added up by name (`Node.timings`). Within `export_spans` each span goes to an OpenTelemetry collector
-over OTLP/HTTP, from a thread of OpenTelemetry's own behind a bounded queue: a collector that is slow, fails or does not
-exist costs spans and one warning, never a run's time. OpenTelemetry's span is made when the work has ended, since the
-SDK's live ones cost ten times as much (decision 260).
+seconds of spans are added up by name (`Node.timings`). Within `export_spans` each span goes to an OpenTelemetry
+collector over OTLP/HTTP, from a thread of OpenTelemetry's own behind a bounded queue: a collector that is slow,
+fails or does not exist costs spans and one warning, never a run's time. OpenTelemetry's span is made when the work has
+ended, since the SDK's live ones cost ten times as much (decision 260).
 
 What is worked on (`scope`: session, turn) is on every span and in every line of the log (`agentrl.logs`). All of that
 is in context variables, which tasks inherit from where they were created; so what a tool's task does is still

@@ -25,7 +25,7 @@ import pytest
 
 from agentrl.cli import app, main
 from agentrl.cluster.server import free_port
-from agentrl.overrides import merge, read_yaml, merge_settings, validate
+from agentrl.overrides import merge, merge_settings, read_yaml, validate
 from agentrl.rollout.workers.serve_process import ServeConfig
 from agentrl.train.chain.layers import is_chain
 from agentrl.train.chain.planning import plan_chain

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.overrides import fields, merge, parse_words, read_yaml, spread, merge_settings, validate
+from agentrl.overrides import fields, merge, merge_settings, parse_words, read_yaml, spread, validate
 
 
 def build(*words: str) -> RunConfig:

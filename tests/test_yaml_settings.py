@@ -19,7 +19,7 @@ from agentrl.config import RunConfig, yaml_settings
 from agentrl.envs.data.dataset import Dataset
 from agentrl.envs.registry import make
 from agentrl.errors import AgentRLError, ConfigError
-from agentrl.overrides import fields, parse_words, read_yaml, spread, merge_settings, validate
+from agentrl.overrides import fields, merge_settings, parse_words, read_yaml, spread, validate
 from agentrl.types import Task
 
 MEANT: dict[str, Any] = {

@@ -101,7 +101,6 @@ class LocalProcess(RoleProcess):
         return self._make_exit_error()
 
     def poll(self) -> InfraError | None:
-        """See `RoleProcess.poll`."""
         return None if self.server.exit_status is None else self._make_exit_error()
 
     def _make_exit_error(self) -> InfraError:
@@ -147,7 +146,6 @@ class LocalCluster(Cluster):
         return None if self.logs is None else self.logs / f"{role.kind}-{number}.log"
 
     def nodes(self) -> list[ClusterNode]:
-        """This machine; its GPUs are not counted here."""
         return [ClusterNode(HERE, float(len(cores.list_allowed())), 0, {})]
 
     def close(self) -> None:

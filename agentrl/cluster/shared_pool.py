@@ -70,7 +70,6 @@ class DistantPool:
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[Calling]:
-        """See `Workers.held`."""
         pool = await self._connect(self._access)
         async with aclosing(pool.stream("lease", timeout=None)) as leases:
             address: Address = await anext(leases)

@@ -95,7 +95,7 @@ def public(section: BaseModel) -> dict[str, Any]:
 
 
 def _drop_declared(value: Any, dumped: Any) -> Any:
-    """What a value was dumped to, without what its fields declare."""
+    """Return what a value was dumped to, without what its fields declare."""
     if isinstance(value, BaseModel) and isinstance(dumped, Mapping):
         hides = _declarations(value)
         return {

@@ -25,7 +25,7 @@ from agentrl.config import RolloutConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env
 from agentrl.envs.context import context_of
-from agentrl.envs.results import count_tools, environment_call, give_rewards, record_failure, set_rewards, add_timing
+from agentrl.envs.results import add_timing, count_tools, environment_call, give_rewards, record_failure, set_rewards
 from agentrl.envs.state import EnvState, EpisodeState
 from agentrl.envs.turns import Player, answers, following, moves, note, send
 from agentrl.errors import AgentRLError, Blame, ConfigError, DeadlineExceeded, EnvError, TokenBudgetExceeded

@@ -114,7 +114,6 @@ class Person:
         self.seen = list(messages)
 
     def _answer_command(self, env: Env, line: str) -> Sequence[str]:
-        """What a command answers."""
         if line == ":tools":
             return [signature(tool) for tool in env.tools] or ["there are no tools: write messages"]
         return HELP if line == ":help" else [f"{line!r} is no command; :help tells what there is"]

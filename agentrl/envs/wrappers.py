@@ -98,7 +98,6 @@ class Wrapper(Env):
         return await calls.demonstrate(self.env, messages, rng)
 
     async def critic_view(self, agent: str) -> Sequence[float]:
-        """Return the wrapped environment's view for a critic."""
         numbers: Sequence[float] = await resolve(self.env.critic_view(agent))
         return numbers
 

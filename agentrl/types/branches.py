@@ -7,7 +7,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from agentrl.types.nodes import Branch, Node
-from agentrl.types.session import Session, branch_of, outcome, path_weights, is_scored, siblings
+from agentrl.types.session import Session, branch_of, is_scored, outcome, path_weights, siblings
 
 
 def list_untrained(session: Session) -> set[int]:

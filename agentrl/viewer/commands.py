@@ -81,7 +81,7 @@ def sessions(
     salvage: Annotated[Path | None, typer.Option(help="Write the undamaged sessions into this new store.")] = None,
 ) -> None:
     """A session store's sessions, also under way (--follow); checks for damage (--check, --salvage)."""
-    from agentrl.viewer.listing import Order, filters, json_lines, matching, list_phases, table
+    from agentrl.viewer.listing import Order, filters, json_lines, list_phases, matching, table
     from agentrl.viewer.runs import stage_at
 
     path = stage_at(path)

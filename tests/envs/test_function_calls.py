@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.envs.builtin.function_calls import FunctionCalls, is_matched, api_name, schema
+from agentrl.envs.builtin.function_calls import FunctionCalls, api_name, is_matched, schema
 from agentrl.envs.check import check_env
 from agentrl.envs.episode import play
 from agentrl.errors import ConfigError

@@ -14,7 +14,7 @@ from agentrl.cli import main
 from agentrl.config import RunConfig
 from agentrl.envs.init.project import Project, ProjectKind, write_project
 from agentrl.errors import ConfigError
-from agentrl.overrides import parse_words, merge_settings
+from agentrl.overrides import merge_settings, parse_words
 from agentrl.train.driver.setup import complete
 from agentrl.train.plan.preflight import check_training
 from tests.envs.test_init import TRAIN

@@ -15,7 +15,7 @@ import agentrl
 from agentrl.config import RunConfig
 from agentrl.envs.base import Env
 from agentrl.envs.data import identity
-from agentrl.envs.data.splits import divide, is_held_out, normalize
+from agentrl.envs.data.splits import divide, fold_text, is_held_out
 from agentrl.errors import ConfigError
 from agentrl.rollout.episodes.evaluation import held_out_tasks
 from agentrl.types import Task
@@ -38,13 +38,13 @@ def test_both_splits_have_tasks_equal_ones_are_on_one_side_and_growth_moves_none
     before: dict[str, bool] = {}
     moved = False
     for count in range(1, len(texts) + 1):
-        if len({normalize(text) for text in texts[:count]}) < 2:
+        if len({fold_text(text) for text in texts[:count]}) < 2:
             continue
         train, out, notes = sides(texts[:count])
         assert train
         assert out
-        assert not {normalize(text) for text in train} & {normalize(text) for text in out}
-        now = {normalize(text): text in out for text in texts[:count]}
+        assert not {fold_text(text) for text in train} & {fold_text(text) for text in out}
+        now = {fold_text(text): text in out for text in texts[:count]}
         changed = [text for text, was in before.items() if now[text] != was]
         assert len(changed) <= moved
         before, moved = now, bool(notes)

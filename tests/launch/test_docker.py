@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import agentrl
-from agentrl.overrides import parse_words, merge_settings, validate
+from agentrl.overrides import merge_settings, parse_words, validate
 from agentrl.rollout.workers.serve_process import ServeConfig
 from agentrl.train.driver.setup import complete
 from agentrl.viewer.serve import ViewConfig

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from agentrl.cli import main
 from agentrl.cluster.server import ServerProcess
 from agentrl.config import RunConfig
-from agentrl.config.secrets import HIDDEN, list_hidden, is_secret, without_secrets
+from agentrl.config.secrets import HIDDEN, is_secret, list_hidden, without_secrets
 from agentrl.errors import ConfigError, EngineError
 from agentrl.overrides import merge_settings, validate
 from agentrl.train.driver.setup import complete

@@ -18,7 +18,7 @@ import pytest
 from agentrl import tracing
 from agentrl.cli import main
 from agentrl.config import RunConfig
-from agentrl.config.secrets import HIDDEN, address, command, list_hidden, know, public, scrub, secret_values
+from agentrl.config.secrets import HIDDEN, address, command, know, list_hidden, public, scrub, secret_values
 from agentrl.envs.registry import factory
 from agentrl.errors import ConfigError
 from agentrl.overrides import merge_settings, validate

@@ -96,7 +96,6 @@ class RayProcess(RoleProcess):
         self._closed = False
 
     def connect(self, timeout: float) -> tuple[Connection, Address]:
-        """See `RoleProcess.connect`."""
         self.node, theirs, found = self._await_start(timeout)
         require_same(self.node, theirs)
         if isinstance(found, AgentRLError):

@@ -284,8 +284,8 @@ class Gymnasium(Env):
     # ------------------------------------------------------------------ observations
 
     def _text(self, over: bool = False) -> str:
-        """What the agent is told: the observation, what `info` adds, and what is allowed now."""
-        lines = [self._describe_observation(), *self._masks.told(self._info, self._told, self.digits)]
+        """Return what the agent is told: the observation, what `info` adds, and what is allowed now."""
+        lines = [self._describe_observation(), *self._masks.format_info(self._info, self._told, self.digits)]
         if not over and (mask := self._mask()) is not None:
             allowed = self._masks.allowed_now(self._about.actions, mask, self.names)
             lines.append(f"Allowed now: {allowed}.")

@@ -17,7 +17,7 @@ from agentrl.envs.base import Env, has_expert
 from agentrl.envs.check.findings import Measured, Scores
 from agentrl.envs.check.functions import empty_defaults
 from agentrl.envs.check.monitor import MethodCall, Monitor, ToolException, seed_generators
-from agentrl.envs.check.resources import SETTLE, Holdings, measure_holdings, find_leaks
+from agentrl.envs.check.resources import SETTLE, Holdings, find_leaks, measure_holdings
 from agentrl.envs.check.trivial import RANDOM as RANDOM
 from agentrl.envs.check.trivial import SILENT as SILENT
 from agentrl.envs.check.trivial import TURNS, Known, Seated, partner, policy

@@ -46,10 +46,10 @@ class TaskList(list[Task]):
 
 def is_held_out(content: str) -> bool:
     """Return whether a row of that content belongs to `eval`."""
-    return _hash(normalize(content)) < _RANGE // SHARE
+    return _hash(fold_text(content)) < _RANGE // SHARE
 
 
-def normalize(content: str) -> str:
+def fold_text(content: str) -> str:
     """A text without what does not make another one: case, spaces, Unicode forms."""
     return " ".join(unicodedata.normalize("NFKC", content).casefold().split())
 
@@ -71,7 +71,7 @@ def divide(
     """
     if not tasks:
         raise ConfigError(f"{where}: there are no tasks")
-    contents = [normalize(content(task)) for task in tasks]
+    contents = [fold_text(content(task)) for task in tasks]
     hashes = {text: _hash(text) for text in contents}
     out = {text for text, value in hashes.items() if value < _RANGE // share}
     notes = list(tasks.notes) if isinstance(tasks, TaskList) else []

@@ -9,7 +9,7 @@ from agentrl.envs.builtin.questions import latex
 from agentrl.envs.builtin.questions.stated import chosen_letter
 from agentrl.envs.builtin.search_r1.scoring import exact_match, f1
 from agentrl.envs.rewards import Reward
-from agentrl.envs.scoring.texts import Extract, ReferenceConfig, field_of, right_answers, extract_answer, single_spaced
+from agentrl.envs.scoring.texts import Extract, ReferenceConfig, extract_answer, field_of, right_answers, single_spaced
 from agentrl.errors import ConfigError
 from agentrl.types import Session, Task
 

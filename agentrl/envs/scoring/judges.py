@@ -125,7 +125,6 @@ class Pairwise(GroupReward):
         self._judge = JudgeClient(config)
 
     async def compute_group(self, sessions: Sequence[Session]) -> list[float | None]:
-        """Compare the pairs at the same time."""
         pairs = list_pairs(len(sessions), self.config.opponents)
         won = await concurrently(self._compare(sessions[one], sessions[other]) for one, other in pairs)
         shares: list[list[float]] = [[] for _ in sessions]

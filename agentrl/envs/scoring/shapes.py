@@ -12,7 +12,7 @@ from agentrl.common import patterns
 from agentrl.config import RewardConfig
 from agentrl.envs.rewards import Reward
 from agentrl.envs.scoring.json_schema import Schema
-from agentrl.envs.scoring.texts import MAX_CHARS, TextConfig, field_of, extract_answer
+from agentrl.envs.scoring.texts import MAX_CHARS, TextConfig, extract_answer, field_of
 from agentrl.errors import ConfigError
 from agentrl.types import Session
 

@@ -1,8 +1,8 @@
 """Scores of an evaluation that people changed, with their history, in `edits.jsonl` beside what it wrote.
 
 Nothing that was measured is touched: its sessions, its result and its record stay as they are. What reads a result puts
-the edits on it (`edit_result`), and names them. The file is only appended to: each line has one edit, with the score that it
-replaces, so the first line of a session has the measured one.
+the edits on it (`edit_result`), and names them. The file is only appended to: each line has one edit, with the score
+that it replaces, so the first line of a session has the measured one.
 """
 
 from __future__ import annotations

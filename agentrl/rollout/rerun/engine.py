@@ -233,11 +233,9 @@ class RerunEngine(ManagedEngine):
         return await self.inner.score(input_ids, temperature)
 
     async def scores(self, input_ids: Sequence[int], temperature: float = 1.0) -> dict[str, list[float]]:
-        """Return the log-probabilities of all engines."""
         return await as_managed(self.inner).scores(input_ids, temperature)
 
     async def checksums(self) -> dict[str, str]:
-        """Return the checksums of all engines."""
         return await as_managed(self.inner).checksums()
 
     async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:
@@ -253,15 +251,12 @@ class RerunEngine(ManagedEngine):
         return await self.inner.health()
 
     async def start(self) -> None:
-        """Start the engine."""
         await as_managed(self.inner).start()
 
     async def sleep(self, tags: Sequence[str] = ("weights", "kv_cache")) -> None:
-        """Let the engine sleep."""
         await as_managed(self.inner).sleep(tags)
 
     async def wake(self, tags: Sequence[str] = ("weights", "kv_cache")) -> None:
-        """Wake the engine."""
         await as_managed(self.inner).wake(tags)
 
     async def close(self) -> None:

@@ -109,7 +109,6 @@ class ReplayEngine(ManagedEngine):
         return await self.inner.score(input_ids, temperature)
 
     async def checksums(self) -> dict[str, str]:
-        """Return the engine's checksums."""
         return await as_managed(self.inner).checksums()
 
     async def publish(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
@@ -129,7 +128,6 @@ class ReplayEngine(ManagedEngine):
         return await self.inner.health()
 
     async def start(self) -> None:
-        """Start the engine."""
         await as_managed(self.inner).start()
 
     async def close(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from agentrl.common.untrusted import safe_json
 from agentrl.config import EvalConfig
 from agentrl.envs.results import INVALID, invalid
-from agentrl.rollout.stream.health import sessions_of, has_worked
+from agentrl.rollout.stream.health import has_worked, sessions_of
 from agentrl.rollout.stream.statistics import ROUNDING, caution, in_unit_range, interval, pass_at_k, pass_hat_k
 from agentrl.rollout.stream.usage import Usage
 from agentrl.rollout.workers.held import sizes_of, usage
@@ -167,7 +167,7 @@ class Evaluation:
     pass_hat: Mapping[int, float]
     infra_errors: int
     generated: int
-    has_worked: bool
+    worked: bool
     usage: Usage
     cost: float | None
     errors: Mapping[str, int]

@@ -110,12 +110,10 @@ class AutoPlugin(TransportPlugin):
     settings = AutoConfig
 
     def make(self, config: AutoConfig, base: Path, engine: EngineConfig, ranks: int) -> Transport:
-        """Build the engine's preferred transport."""
         plugin = self._find_preferred(config, engine)
         return plugin.make(_settings(config, plugin.settings), base, engine, ranks)
 
     def is_direct(self, config: AutoConfig, engine: EngineConfig) -> bool:
-        """Return whether the engine's preferred transport is direct."""
         plugin = self._find_preferred(config, engine)
         return plugin.is_direct(_settings(config, plugin.settings), engine)
 

@@ -115,7 +115,7 @@ class GatewayRole:
         """End the session and return its record."""
         return await self._sessions[session_id].finish(status, error)
 
-    async def _served(self) -> LocalGateway:
+    async def _serve(self) -> LocalGateway:
         store = self._open.enter_context(Store(":memory:"))
         own = own_gateway(self._policy, store, self._limits, self._where, keeps=False, bound=self._bound)
         return await self._open.enter_async_context(own)

@@ -143,7 +143,8 @@ class Toolkit:
         else:
             after, place = _insert(before, _require(text, "text", command), line)
         await sandbox.write(path, after.encode(errors="surrogateescape"))
-        return f"changed {path}:\n{_number_lines(after, max(1, place - 3), place + (new or text or '').count(chr(10)) + 3)}"
+        last = place + (new or text or "").count("\n") + 3
+        return f"changed {path}:\n{_number_lines(after, max(1, place - 3), last)}"
 
     @tool(sandbox=True, model_errors=(ConnectionError, TimeoutError))
     async def submit(self, sandbox: Sandbox, answer: str = "") -> str:

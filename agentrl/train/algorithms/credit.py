@@ -18,7 +18,7 @@ from typing import Literal
 
 from agentrl.config import AlgoConfig
 from agentrl.types import Group, Node, Session
-from agentrl.types.branches import token_weights, list_untrained
+from agentrl.types.branches import list_untrained, token_weights
 
 SequenceKind = Literal["turn", "session"]
 """The span of a sequence-level term: a turn's trained tokens, or all trained tokens on a path from a root to a leaf.

@@ -153,9 +153,3 @@ def _read_result(record: ChainRecord, name: str) -> TrainResult:
     file = folder / "metrics.jsonl"
     rows = [orjson.loads(line) for line in file.read_bytes().splitlines()] if file.exists() else []
     return TrainResult(folder, None, None, rows)
-
-
-def describe_measure(result: TrainResult) -> str:
-    """A stage's measure before and after it, in words; '' where there is none."""
-    found: list[Evaluation] = [each for each in (result.before, result.after) if each is not None]
-    return " -> ".join(each.summary for each in found)

@@ -105,7 +105,7 @@ def _line(framework: Framework, shown: str, name: str, value: str, ours: dict[st
 
 
 def _derive(framework: Framework, theirs: Mapping[str, str], ours: dict[str, str]) -> dict[str, str]:
-    """What follows from several settings; what only another algorithm has is taken out."""
+    """Return what follows from several settings; what only another algorithm has is taken out."""
     found = framework.derived(theirs)
     if (found.get("algo") or ours.get("algo")) != "ppo":
         for name in OF_PPO:

@@ -101,14 +101,14 @@ def describe_run(
         yield from (f"warning: {each}" for each in too_full(devices, trainer, engine, 0))
         return
     work = work_of(config.rollout, config.engine, config.algo)
-    yield from _moved(config.cluster, work.tokens)
+    yield from _describe_traffic(config.cluster, work.tokens)
     numbers, engines = numbers_of(config.trainer, config.algo), engines_of(config.fleet)
     yield from _flows(shape, split, numbers, work, config.trainer.token_budget, engines, width)
     known = rates or (Rates() if by_gpu else measured_rates())
     step = step_time(config, shape, split, engine, work, known, ranks)
     by_role = {"trainer": config.trainer.device, "engine": config.engine.device} if config.cluster.name == "ray" else {}
     whose = "given" if rates else "an H100's data sheet" if by_gpu else "this CPU, measured now"
-    yield f"a step: {_parts(step)} (rates: {whose}; sessions of {work.length} tokens)"
+    yield f"a step: {_describe_step(step)} (rates: {whose}; sessions of {work.length} tokens)"
     full = too_full(devices, trainer, engine, shown, sessions)
     yield from (
         f"warning: {each}"
@@ -116,7 +116,7 @@ def describe_run(
     )
 
 
-def _moved(limits: ClusterConfig, tokens: int) -> Iterator[str]:
+def _describe_traffic(limits: ClusterConfig, tokens: int) -> Iterator[str]:
     """A line for each way that a step's sessions and forests take."""
     sessions = size(tokens * SESSION_BYTES)
     if limits.rewards:
@@ -127,7 +127,7 @@ def _moved(limits: ClusterConfig, tokens: int) -> Iterator[str]:
     yield f"in a step, environments -> {over} -> trainer: {size(tokens * FOREST_BYTES)} of sessions and forests"
 
 
-def _parts(step: StepTime) -> str:
+def _describe_step(step: StepTime) -> str:
     learns = f"train {in_words(step.train)} + publish {in_words(step.publish)}"
     if not math.isfinite(step.generate):
         return f"no engine has room for a session; {learns}"

@@ -24,7 +24,7 @@ from agentrl.models.rope import fixed_angle_length
 from agentrl.train.server.losses import find_loss
 from agentrl.train.server.messages import Datum, PassRequest
 from agentrl.train.server.prefixes import SharedPass, check_data, shared_passes
-from agentrl.train.trainers.lora import Lora, list_adapted, add, linear_layers, remove
+from agentrl.train.trainers.lora import Lora, add, linear_layers, list_adapted, remove
 from agentrl.train.trainers.torch_trainer.batch import computing, trunk_of
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer

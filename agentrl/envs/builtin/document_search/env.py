@@ -71,7 +71,6 @@ class DocumentSearch(Env):
         self._task, self._document = Task(id=""), Document(())
 
     def tasks(self, split: str = "train") -> Iterable[Task]:
-        """The folder's questions, or questions on made documents without end."""
         return self._make_tasks(split) if self._files is None else self._files.tasks(split)
 
     def _make_tasks(self, split: str) -> Iterator[Task]:

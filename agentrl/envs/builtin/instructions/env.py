@@ -75,7 +75,7 @@ class Instructions(Env):
         found = self._list_followed(session)
         return sum(found) / len(found)
 
-    def _followed(self, session: Session, loose: bool = False) -> list[bool]:
+    def _list_followed(self, session: Session, loose: bool = False) -> list[bool]:
         return list_followed(session.answer, self._task["kinds"], self._task["arguments"], loose=loose)
 
 

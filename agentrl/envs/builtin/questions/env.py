@@ -266,7 +266,7 @@ def _list_ignored(columns: Mapping[str, None], data: Dataset) -> list[str]:
 
 
 def _describe_detected(tasks: Sequence[Task], dropped: Mapping[str, int], ignored: Sequence[str], where: str) -> str:
-    """What was found in the rows of a set, in words."""
+    """Return what was found in the rows of a set, in words."""
     gradings = Counter(str(task["grading"]) for task in tasks)
     graded = ", ".join(f"{grading} ({count:,})" for grading, count in gradings.items())
     words = f"{describe_content(where, len(tasks), 'questions', {}, ignored)}; graded as {graded}"

@@ -176,7 +176,7 @@ def _box(row: Mapping[str, Any], grading: Grading | None) -> str | None:
 
 
 def _find_answer(row: Mapping[str, Any]) -> Any:
-    """What stands in the first column of answers that has something; None where none has."""
+    """Return what stands in the first column of answers that has something; None where none has."""
     names = ("golden_answers", "possible_answers", "answer", "answers")
     found = (row[name] for name in names if row.get(name) not in (None, ""))
     return next((each for each in found if not (isinstance(each, float) and math.isnan(each))), None)

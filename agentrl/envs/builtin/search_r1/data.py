@@ -18,7 +18,7 @@ from typing import Any
 from agentrl.envs.builtin.search_r1.published import SETS
 from agentrl.envs.builtin.search_r1.scoring import normalize
 from agentrl.envs.data.rows import read_tasks
-from agentrl.envs.data.splits import TaskList, divide, normalize
+from agentrl.envs.data.splits import TaskList, divide, fold_text
 from agentrl.errors import ConfigError
 from agentrl.types import Task
 
@@ -70,8 +70,8 @@ def split_tasks(data: Path, split: str, questions: Path | None) -> list[Task]:
     divided = divide(load(split_file(data, "train")), "eval" if split == "eval" else "train", _question, where)
     if split != "demo":
         return divided
-    trained = {normalize(_question(task)) for task in divided}
-    return load(split_file(data, "demo")).only(lambda task: normalize(_question(task)) in trained, "held-out questions")
+    trained = {fold_text(_question(task)) for task in divided}
+    return load(split_file(data, "demo")).only(lambda task: fold_text(_question(task)) in trained, "held-out questions")
 
 
 def _question(task: Task) -> str:

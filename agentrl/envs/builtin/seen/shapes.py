@@ -113,7 +113,6 @@ class DrawnShapes(Env):
         return float(len(numbers) == 4 and overlap(numbers, [int(one) for one in answer.split()]) >= ENOUGH)
 
     def expert(self, messages: Sequence[Message]) -> str:
-        """What is to be seen, and the answer."""
         return f"{describe_shapes(self._task['shapes'], self._task['size'])} = {self._task['answer']}"
 
     def demonstrate(self, messages: Sequence[Message], rng: random.Random) -> str:
@@ -174,7 +173,7 @@ def _ask(rng: random.Random, kind: str, shapes: Sequence[Shape], size: int) -> t
 
 
 def describe_shapes(shapes: Sequence[Sequence[Any]], size: int) -> str:
-    """What is in each cell, row by row."""
+    """Return what is in each cell, row by row."""
     held = {(shape[0], shape[1]): f"{shape[3]} {shape[2]}" for shape in shapes}
     return ", ".join(held.get((row, column), "nothing") for row in range(size) for column in range(size))
 

@@ -56,7 +56,7 @@ class WebEnv(Env, Generic[S]):
     async def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:
         await self._begin(task)
         await self.browser.open("/")
-        words, seen = f"{task['words']}\n\n", await self._view()
+        words, seen = f"{task['words']}\n\n", await self._show_page()
         opening = words + seen if isinstance(seen, str) else [Part(type="text", text=words), *seen]
         return [Message(role="system", content=HELP), Message(role="user", content=opening)]
 
@@ -178,9 +178,9 @@ class WebEnv(Env, Generic[S]):
         """The page; where a call has stayed on it, of its text the element of this number alone."""
         if number is None and self.site.ended:
             self.end()
-        return await self._view(number)
+        return await self._show_page(number)
 
-    async def _view(self, number: int | None = None) -> str | list[Part]:
+    async def _show_page(self, number: int | None = None) -> str | list[Part]:
         page = self.browser.page
         text = page.text() if number is None else str(page.elements[number - 1])
         if self._view == "text":

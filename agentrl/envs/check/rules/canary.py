@@ -40,7 +40,6 @@ async def kept_secret(subject: Subject) -> AsyncIterator[str]:
 
 
 def _find_word(session: Session, word: str) -> str:
-    """Where the word is told."""
     for node in session.nodes:
         if node.message.role != "assistant" and word in node.message.text:
             return f"tool {node.message.name!r}" if node.message.name else "a message of the environment"

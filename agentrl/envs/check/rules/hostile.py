@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from agentrl.envs.check import places
-from agentrl.envs.check.resources import Holdings, measure_holdings, find_leaks
+from agentrl.envs.check.resources import Holdings, find_leaks, measure_holdings
 from agentrl.envs.check.subject import HOSTILE, Episode, Subject
 from agentrl.errors import AgentRLError
 from agentrl.types import Session, Status

@@ -10,7 +10,7 @@ from statistics import median
 
 from agentrl.envs import calls
 from agentrl.envs.base import Env
-from agentrl.envs.check.resources import SHARED, measure_holdings, find_leaks
+from agentrl.envs.check.resources import SHARED, find_leaks, measure_holdings
 from agentrl.envs.check.subject import MADE_UP, RANDOM, SILENT, Episode, Subject
 from agentrl.envs.episode import noop_policy, play, record
 from agentrl.errors import AgentRLError

@@ -48,9 +48,9 @@ from agentrl.rollout.engines.servers.vllm_options import (
     LISTED,
     OWNED,
     SUPPORTED,
+    count_listed,
     keeps_to_lark,
     launch_options,
-    count_listed,
     narrows,
     sampling_params,
 )

@@ -63,7 +63,7 @@ class MarkerCheck:
 
     part: MarkerPart
     placed: bool
-    find_lost: str = ""
+    lost: str = ""
 
 
 def read_back(renderer: Renderer) -> list[MarkerCheck]:

@@ -50,7 +50,6 @@ class Gdpo(PolicyGradient):
     config: GdpoConfig
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        """Compute the credit."""
         return credit_of(groups, self.config, self._judge, lambda found: whiten(found, groups))
 
     def _judge(self, sessions: Sequence[Session]) -> Found:

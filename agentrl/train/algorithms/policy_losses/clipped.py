@@ -41,7 +41,6 @@ class Clipped(PolicyLoss):
     config: ClippedConfig
 
     def __call__(self, tokens: Tokens) -> Tensor:
-        """Compute each token's loss."""
         from agentrl.train.algorithms.losses import compute_clipped
 
         return compute_clipped(tokens, self.config.clip_low, self.config.clip_high, dual=self.config.dual_clip)

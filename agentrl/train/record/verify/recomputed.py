@@ -13,7 +13,7 @@ from agentrl.train.algorithms.credit import Credit
 from agentrl.train.algorithms.shaping import shaped_groups, views_of
 from agentrl.train.forest.forest import Forest
 from agentrl.train.forest.packing import pack_credited
-from agentrl.train.record.provenance import Share, Trained, list_counted, forest_hash, shares_of
+from agentrl.train.record.provenance import Share, Trained, forest_hash, list_counted, shares_of
 from agentrl.train.record.verify.recorded import Step
 from agentrl.train.record.verify.report import Check, Discrepancy
 from agentrl.types import Group

@@ -31,7 +31,7 @@ from agentrl.models.adapters import SavedAdapter, merged_product, with_products,
 from agentrl.models.loading import new_causal_lm, read_config
 from agentrl.rollout.weights.buckets import ADAPTER
 from agentrl.train.trainers.copies import WeightCopy
-from agentrl.train.trainers.lora import Lora, list_adapted, is_adapter, linear_layers, remove
+from agentrl.train.trainers.lora import Lora, is_adapter, linear_layers, list_adapted, remove
 from agentrl.train.trainers.megatron.copied import copy_to_ranks
 from agentrl.train.trainers.megatron.models.family import Family
 from agentrl.train.trainers.megatron.models.weights import load, pieces

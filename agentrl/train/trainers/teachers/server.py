@@ -199,7 +199,7 @@ class TeacherServer:
 
 
 def _is_answer(error: EngineError) -> bool:
-    """Whether a server said that it has no such route, or something of another form, rather than that it failed."""
+    """Return whether a server said that it has no such route, or something of another form, and did not fail."""
     return " answered 4" in str(error) or ANOTHER_FORM in str(error) or NOT_JSON in str(error)
 
 

@@ -114,7 +114,7 @@ def _group(tests: Sequence[Any]) -> dict[str, list[Any]]:
 
 
 def is_satisfied(sites: Sequence[AssertionSite], expected: Expected, row: ReportRow) -> bool:
-    """Whether a test's assertions showed what they should: each steady one as often and in the order that it should."""
+    """Return whether a test's assertions showed what they should: each steady one as often and in the right order."""
     events = [event for event in row.events if _is_event(event, len(sites))]
     if len(events) != len(row.events):
         return False

@@ -168,7 +168,6 @@ class Grouped(ParameterLayout):
     value: str
 
     def shards(self, local: Shape, count: int, sizes: ModelSizes) -> list[list[Piece]]:
-        """See `ParameterLayout`."""
         return _group(((self.query, 0), (self.key, 0), (self.value, 0)), local[0], count, sizes)
 
 
