@@ -48,7 +48,7 @@ FEW = 12
 """Groups of a small step."""
 ALGORITHMS = {"imitate": "sft", "prefer": "dpo", "reinforce": "grpo"}
 RATES = {"imitate": 3e-3, "prefer": 3e-4, "reinforce": 4e-4}
-"""With more steps of `dpo`, or a greater rate of `grpo`, words are given up before they have been tried."""
+"""At a rate of 1e-3 `grpo` rises and falls again."""
 UPDATES = {"imitate": 1, "prefer": 1, "reinforce": 4}
 PIECE = 2
 """A part takes this many times more steps, again and again, until it has had the chain's tokens."""

@@ -15,7 +15,8 @@ def test_the_scoring_benchmark_tells_right_answers_from_wrong_ones_here_and_in_w
     command = [sys.executable, "-m", "benchmarks.scoring", "--small"]
     found = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=300)
     assert found.returncode == 0, found.stderr
-    row = r"^(.+): math (\S+) a second, exact_match (\S+), ratio ([\d.]+)(?:; CPU time .*)?$"
-    rows = re.findall(row, found.stdout, re.MULTILINE)
+    rows = re.findall(
+        r"^(.+): math (\S+) a second, exact_match (\S+), ratio ([\d.]+)(?:; CPU time .*)?$", found.stdout, re.MULTILINE
+    )
     assert [row[0] for row in rows] == ["this process", "2 reward workers"]
     assert all(float(number.replace(",", "")) > 0 for row in rows for number in row[1:])
