@@ -200,16 +200,27 @@ async def test_prompts_that_do_not_fit_are_found_before_the_run_wherever_they_ar
     assert own in caplog.text
 
 
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
-def test_penalties_are_refused_on_servers_which_record_supports_without_them(engine: str) -> None:
-    """They count a prompt's tokens otherwise, and a continued turn's own anew."""
-    server = {"engine": {"name": engine, "url": "http://127.0.0.1:9"}, "env": "calculator", "model": "tiny"}
+def test_penalties_and_calls_under_a_grammar_are_refused_on_servers_that_are_not_known_to_have_them() -> None:
+    """SGLang's counts are a token behind where it overlaps steps, and another's server may have another library."""
+    pytest.importorskip("llguidance")
 
-    def check(**rollout: float) -> None:
-        config = validate({**server, "rollout": {"top_p": 0.9, **rollout}}, RunConfig)
+    def check(engine: dict[str, Any], **rollout: Any) -> None:
+        given = {"engine": engine, "env": "calculator", "model": "tiny", "rollout": {"top_p": 0.9, **rollout}}
+        config = validate(given, RunConfig)
         preflight._check_sampling(config.rollout, config.engine, config.trainer, refuse=True)
 
-    check(min_p=0.1)
-    refusal = f"repetition_penalty=1.1: no token could be trained: engine={engine} does not record what penalties"
-    with pytest.raises(ConfigError, match=refusal):
-        check(repetition_penalty=1.1)
+    apart = {"disable-overlap-schedule": True}
+    url = {"url": "http://127.0.0.1:9"}
+    for engine in ({"name": "sglang", "server": apart}, {"name": "vllm"}, {"name": "vllm", **url}):
+        check(engine, min_p=0.1, repetition_penalty=1.1)
+    for engine in ({"name": "sglang"}, {"name": "sglang", **url, "server": apart}):
+        check(engine, min_p=0.1)
+        with pytest.raises(ConfigError, match="no token could be trained: engine=sglang does not record what pen"):
+            check(engine, repetition_penalty=1.1)
+    library = {"grammar_backend": "llguidance"}
+    for engine in ({"name": "sglang"}, {"name": "vllm"}, {"name": "sglang", **url, "server": library}):
+        check(engine, strict_calls=True)
+    other = {"structured_outputs_config": {"backend": "xgrammar"}}
+    for engine in ({"name": "sglang", **url}, {"name": "vllm", **url}, {"name": "vllm", "server": other}):
+        with pytest.raises(ConfigError, match=f"strict_calls=true: engine={engine['name']} has no grammars"):
+            check(engine, strict_calls=True)

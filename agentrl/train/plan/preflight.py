@@ -268,7 +268,7 @@ def _check_sampling(limits: RolloutConfig, engine: EngineConfig, trainer: Traine
     why = f"trainer={trainer.name} computes log-probabilities over the whole vocabulary alone"
     if not recorded:
         what = "what penalties change" if plugin.records_supports else "what is left of the vocabulary"
-        why = f"engine={engine.name} does not record {what}, as engine=local does"
+        why = f"engine={engine.name} does not record {what} with these settings, as engine=local does (docs/engines.md)"
     elif computed:
         why = "engine.support_bytes=0 records nothing of what is left of the vocabulary"
     raise ConfigError(

@@ -48,6 +48,11 @@ def command_line(options: Mapping[str, OptionValue]) -> list[str]:
     return words
 
 
+def option(config: ServerConfig, name: str, default: OptionValue = None) -> OptionValue:
+    """Return what the user set an option to, spelled either way; else the default."""
+    return config.server.get(name, config.server.get(name.replace("_", "-"), default))
+
+
 def merge(
     ours: Mapping[str, OptionValue], users: Mapping[str, OptionValue], owned: Mapping[str, str]
 ) -> dict[str, OptionValue]:

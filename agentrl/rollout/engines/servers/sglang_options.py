@@ -8,7 +8,7 @@ from typing import Any
 from agentrl.common import custom_code
 from agentrl.rollout.engines.folder import ModelFacts
 from agentrl.rollout.engines.servers.adapters import TOGETHER, target_modules
-from agentrl.rollout.engines.servers.options import Platform
+from agentrl.rollout.engines.servers.options import Platform, option
 from agentrl.rollout.engines.servers.server_settings import OptionValue, ServerConfig
 from agentrl.types import Sampling
 
@@ -41,7 +41,7 @@ OWNED = {
 
 def keeps_to_lark(config: ServerConfig) -> bool:
     """Return whether a server has llguidance's grammars: one of ours unless told otherwise, others where told so."""
-    return config.server.get("grammar_backend", None if config.url else GRAMMARS) == GRAMMARS
+    return option(config, "grammar_backend", None if config.url else GRAMMARS) == GRAMMARS
 
 
 def counts_exactly(config: ServerConfig) -> bool:
@@ -50,7 +50,7 @@ def counts_exactly(config: ServerConfig) -> bool:
     Where it overlaps steps it is a token behind, and where it retracts a request it begins anew. One of ours that
     does not overlap counts again (`sglang_extension`).
     """
-    return config.url is None and config.server.get("disable_overlap_schedule") is True
+    return config.url is None and option(config, "disable_overlap_schedule") is True
 
 
 def sampling_params(sampling: Sampling, limit: int, interval: int) -> dict[str, Any]:

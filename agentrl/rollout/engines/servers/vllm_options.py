@@ -8,7 +8,7 @@ from agentrl.common import custom_code
 from agentrl.errors import ConfigError
 from agentrl.rollout.engines.folder import ModelFacts
 from agentrl.rollout.engines.servers.adapters import TOGETHER, target_modules
-from agentrl.rollout.engines.servers.options import Platform
+from agentrl.rollout.engines.servers.options import Platform, option
 from agentrl.rollout.engines.servers.server_settings import OptionValue, ServerConfig
 from agentrl.types import MOST_PROBABLE, Sampling
 
@@ -52,8 +52,7 @@ def count_listed(sampling: Sampling, most: int) -> int:
 
 def keeps_to_lark(config: ServerConfig) -> bool:
     """Return whether a server has llguidance's grammars: one of ours unless told otherwise, others where told so."""
-    told = config.server.get("structured_outputs_config", None if config.url else GRAMMARS)
-    return isinstance(told, dict) and told.get("backend") == GRAMMARS["backend"]
+    return option(config, "structured_outputs_config", None if config.url else GRAMMARS) == GRAMMARS
 
 
 def narrows(sampling: Sampling) -> bool:
