@@ -101,6 +101,7 @@ def test_tool_results_that_arrive_one_by_one_take_the_same_places_as_together(fa
     assert decode(path + ended) == decode([i for ids in together for i in ids] + ended)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", SHARED_TURN)
 def test_results_that_share_a_turn_open_it_once_and_close_it_once(family: str) -> None:
     renderer = renderer_of(family)
@@ -170,6 +171,7 @@ def test_a_model_that_spells_a_delimiter_in_plain_tokens_has_written_text(family
         assert f"say {token} now" in (message.content or "") + (message.reasoning_content or "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_images_are_refused_with_the_place_named(family: str) -> None:
     image = Message(role="user", content=[Part(type="image_url", image_url={"url": "data:"})])

@@ -90,6 +90,7 @@ def test_an_unknown_model_type_lists_what_is_known(world: World, tmp_path: Path)
     assert "glm4_moe" in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "settings", "words"),
     [
@@ -149,6 +150,7 @@ WRONG = dataclasses.replace(LLAMA, name="wrong", rotary=lambda hf: Rotary.of(hf,
 '''
 
 
+@pytest.mark.slow
 def test_a_family_in_a_file_is_found_by_its_path(world: World, tmp_path: Path, tiny: Callable[[str], Path]) -> None:
     plugin = tmp_path / "plugin.py"
     plugin.write_text(PLUGIN)
@@ -156,6 +158,7 @@ def test_a_family_in_a_file_is_found_by_its_path(world: World, tmp_path: Path, t
     assert world.run(f"{WORK}:family_name", str(tiny("llama")), "mine") == ["mine"], "registered by its file"
 
 
+@pytest.mark.slow
 def test_the_family_in_the_documentation_computes_what_transformers_does(world: World, tmp_path: Path) -> None:
     text = (Path(__file__).resolve().parents[4] / "docs" / "families.md").read_text()
     (tmp_path / "ministral.py").write_text(text.split("```python\n")[1].split("```")[0])
@@ -181,6 +184,7 @@ def test_a_family_that_claims_anothers_models_leaves_the_other_its_name(monkeypa
     assert family.family_of(SimpleNamespace(model_type="other"), "kimi_k2") is FAMILIES.find("deepseek_v3")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "error"),
     [
