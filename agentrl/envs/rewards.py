@@ -204,7 +204,7 @@ def where_of(named: NamedReward | NamedGroupReward) -> str:
 
 
 async def _compute(named: NamedReward | NamedGroupReward, compute: Callable[[], Awaitable[T]]) -> T:
-    """What a reward gives within its deadline; whose fault a failure is, is in its type (see `NamedReward`)."""
+    """Return what a reward gives within its deadline; whose fault a failure is, is in its type (see `NamedReward`)."""
     where, seconds = where_of(named), named.reward.config.timeout
     try:
         async with asyncio.timeout(seconds) as limit:

@@ -82,7 +82,7 @@ def load_score_model(folder: Path, head: ScoreHead, dtype: Any, attention: str, 
 
 
 def score_settings(folder: Path, head: ScoreHead) -> dict[str, Any]:
-    """What the configuration of a folder's score model has beside, or in place of, that of the folder's model.
+    """Return what the configuration of a folder's score model has beside, or in place of, that of the folder's model.
 
     Raises:
         InvalidInput: transformers has no score model of this kind, or one without a linear head of this name.

@@ -9,38 +9,16 @@ from __future__ import annotations
 
 import inspect
 import shlex
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
 from agentrl.envs.adapters import slime
+from agentrl.envs.adapters.continuations import MODEL, Program, continue_prompt, give_reward, sampling_of
+from agentrl.envs.adapters.verl_loops import load_loop
 from agentrl.errors import AgentError, ConfigError
 from agentrl.types import Task
-
-Program = Callable[[Task, Any], Awaitable[None]]
-"""`async def agent(task, client)`."""
-MODEL = "policy"
-
-
-@dataclass(frozen=True)
-class Continuation:
-    """Sampled tokens behind a prompt.
-
-    Attributes:
-        text: of the tokens.
-        token_ids: they.
-        logprobs: of each.
-        finish_reason: `stop` or `length`.
-        prompt_tokens: the prompt's number.
-    """
-
-    text: str
-    token_ids: list[int]
-    logprobs: list[float]
-    finish_reason: str
-    prompt_tokens: int
 
 
 def is_foreign(agent: str) -> bool:
@@ -66,42 +44,7 @@ def load_program(agent: str) -> Program:
     kind, _, path = named.partition(":")
     if kind == "slime":
         return _generate(path, settings, where)
-    from agentrl.envs.adapters.verl_loops import load_loop
-
     return load_loop(path, settings, where)
-
-
-async def continued(
-    client: Any, prompt: str | list[int], most: int, stop: Sequence[str], more: Mapping[str, Any]
-) -> Continuation:
-    """Have the session's policy continue a text or tokens.
-
-    Args:
-        client: of the session's gateway.
-        prompt: text or token ids.
-        most: tokens.
-        stop: strings that end it.
-        more: sampling parameters, which count with `gateway.sampling=client`.
-    """
-    body: dict[str, Any] = {"model": MODEL, "prompt": prompt, "max_tokens": most}
-    body |= {"logprobs": 0, "return_token_ids": True, **more, **({"stop": list(stop)} if stop else {})}
-    reply = await client.post("/completions", body=body, cast_to=object)
-    choice = reply["choices"][0]
-    logprobs = list(choice["logprobs"]["token_logprobs"])
-    used = int(reply["usage"]["prompt_tokens"])
-    return Continuation(choice["text"], list(choice["token_ids"]), logprobs, choice["finish_reason"], used)
-
-
-async def give_reward(client: Any, value: Any) -> None:
-    """Give the session its final reward."""
-    root = str(client.base_url).rstrip("/").removesuffix("/v1")
-    await client.post(f"{root}/reward", body={"value": float(value)}, cast_to=object)
-
-
-def sampling_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of SGLang's sampling parameters that the gateway knows."""
-    known = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
-    return {name: given[name] for name in known if given.get(name) is not None}
 
 
 def _generate(path: str, settings: dict[str, Any], where: str) -> Program:
@@ -126,7 +69,7 @@ def _generate(path: str, settings: dict[str, Any], where: str) -> Program:
             sample.prompt = template(sample.prompt, tokenize=False, add_generation_prompt=True)
 
         async def ask(url: str, payload: Mapping[str, Any]) -> Any:
-            return await _answered(client, url, payload, most)
+            return await _answer(client, url, payload, most)
 
         slime.ASKED.set(ask)
         drawn = {"temperature": 1.0, "top_p": 1.0, "max_new_tokens": most}
@@ -143,7 +86,7 @@ def _generate(path: str, settings: dict[str, Any], where: str) -> Program:
     return agent
 
 
-async def _answered(client: Any, url: str, payload: Mapping[str, Any], most: int) -> Any:
+async def _answer(client: Any, url: str, payload: Mapping[str, Any], most: int) -> Any:
     """Answer a request that a function of slime makes to SGLang's router.
 
     Raises:
@@ -158,7 +101,7 @@ async def _answered(client: Any, url: str, payload: Mapping[str, Any], most: int
     stop = given.get("stop") or ()
     stop = [stop] if isinstance(stop, str) else stop
     limit = int(given.get("max_new_tokens") or most)
-    found = await continued(client, prompt, limit, stop, sampling_of(given))
+    found = await continue_prompt(client, prompt, limit, stop, sampling_of(given))
     logged = [[logp, token, None] for logp, token in zip(found.logprobs, found.token_ids, strict=True)]
     meta = {
         "finish_reason": {"type": found.finish_reason, "length": len(found.token_ids)},

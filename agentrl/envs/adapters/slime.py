@@ -33,7 +33,7 @@ SETTINGS: dict[str, Any] = {
 
 
 class SampleStatus(Enum):
-    """How a sample ended, as in slime."""
+    """A sample's end, as in slime."""
 
     PENDING = "pending"
     COMPLETED = "completed"
@@ -115,7 +115,7 @@ async def post(url: str, payload: Any, *_: Any, **__: Any) -> Any:
 
 
 class GenerateState:
-    """What slime's rollouts share; here the tokenizer of `args.hf_checkpoint`."""
+    """State that slime's rollouts share: here the tokenizer of `args.hf_checkpoint`."""
 
     def __init__(self, args: Any) -> None:
         self.args, self.processor, self.aborted = args, None, False

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from agentrl.common.imports import load
-from agentrl.envs.adapters import programs
+from agentrl.envs.adapters.continuations import Program, continue_prompt, give_reward, sampling_of
 from agentrl.envs.adapters.slime import tokenizer_of
 from agentrl.envs.builtin.prompts import messages_of
 from agentrl.errors import ConfigError
@@ -53,12 +53,12 @@ class ServerManager:
         if seen:
             raise ConfigError(f"a loop of verl sent {seen[0]}: allowed: text")
         most = int(sampling_params.get("max_tokens") or sampling_params.get("max_new_tokens") or self._most)
-        drawn = programs.sampling_of(sampling_params)
-        found = await programs.continued(self._client, list(prompt_ids), most, sampling_params.get("stop") or (), drawn)
+        drawn = sampling_of(sampling_params)
+        found = await continue_prompt(self._client, list(prompt_ids), most, sampling_params.get("stop") or (), drawn)
         return self._output(token_ids=found.token_ids, log_probs=found.logprobs, stop_reason="completed")
 
 
-def load_loop(path: str, settings: dict[str, Any], where: str) -> programs.Program:
+def load_loop(path: str, settings: dict[str, Any], where: str) -> Program:
     """Return a loop as an agent program.
 
     Args:
@@ -96,7 +96,7 @@ def load_loop(path: str, settings: dict[str, Any], where: str) -> programs.Progr
         messages = [each.model_dump(exclude_none=True) for each in messages_of(task)]
         done = await made.run(drawn, raw_prompt=messages, **_columns(row))
         if getattr(done, "reward_score", None) is not None:
-            await programs.give_reward(client, done.reward_score)
+            await give_reward(client, done.reward_score)
 
     return agent
 

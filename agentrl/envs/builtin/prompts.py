@@ -49,7 +49,7 @@ class Prompts(Env):
         columns = {} if self.prompt == "prompt" else {"prompt": self.prompt}
         data = Dataset(str(path), columns, self.where)
         rows = list(data.every_row() if separate else data.rows(split))
-        tasks = [Task(id=_id(row, place), data=_checked(row, place)) for place, row in rows]
+        tasks = [Task(id=_id(row, place), data=_check_row(row, place)) for place, row in rows]
         if not tasks:
             raise ConfigError(f"env.path = {str(path)!r}: it holds no prompts for the split {split!r}")
         if len({task.id for task in tasks}) < len(tasks):
@@ -82,7 +82,7 @@ def _id(row: dict[str, Any], place: str) -> str:
     return str(next((row[name] for name in NAMES if row.get(name) not in (None, "")), place))
 
 
-def _checked(row: dict[str, Any], place: str) -> dict[str, Any]:
+def _check_row(row: dict[str, Any], place: str) -> dict[str, Any]:
     """A row as plain data.
 
     Raises:

@@ -161,7 +161,7 @@ def _number_rows(name: str, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any
 
 
 def _instead(name: str, head: bytes) -> str:
-    """What makes a file readable that is not UTF-8, by its first bytes."""
+    """Say what makes a file readable that is not UTF-8, by its first bytes."""
     if packer := next((packer for magic, packer in PACKERS.items() if head.startswith(magic)), None):
         return f"; it is packed by {packer}: unpack it, or pack it by gzip as {Path(name).stem}.gz"
     encoding, only = ("UTF-16", "") if head[:2] in UTF_16 else ("WINDOWS-1252", ", where that is its encoding")

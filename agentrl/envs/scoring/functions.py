@@ -55,8 +55,8 @@ class FunctionReward(Reward):
         """Load the function; `where` names it in messages."""
         return load(self.config.function, where)
 
-    async def _called(self, *args: Any, **kwargs: Any) -> Any:
-        """What the function gives; a plain one runs in a thread.
+    async def _call(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function; a plain one runs in a thread.
 
         Raises:
             ConfigError: it does not take these arguments.
@@ -81,7 +81,7 @@ class FunctionReward(Reward):
         return inspect.iscoroutinefunction(self._function) or inspect.iscoroutinefunction(call)
 
 
-def said(session: Session) -> list[Message]:
+def messages_from_agent(session: Session) -> list[Message]:
     """Return the messages from the agent's first one on."""
     messages = session.messages
     first = next((place for place, each in enumerate(messages) if each.role == "assistant"), len(messages))
@@ -100,7 +100,11 @@ def trl_batch(session: Session) -> dict[str, list[Any]]:
     row = session.task.data
     prompt = row.get("prompt", "")
     conversation = not isinstance(prompt, str)
-    completion = [each.model_dump(exclude_none=True) for each in said(session)] if conversation else session.answer
+    completion = (
+        [each.model_dump(exclude_none=True) for each in messages_from_agent(session)]
+        if conversation
+        else session.answer
+    )
     columns = {name: [value] for name, value in row.items() if name not in ("completion", "completion_ids")}
     return {**columns, "prompts": [prompt], "completions": [completion], "completion_ids": [token_ids(session)]}
 
@@ -129,7 +133,7 @@ class TrlFunction(FunctionReward):
         batch = trl_batch(session)
         batch.pop("prompt", None)
         more = {"trainer_state": None, "log_extra": nothing, "log_metric": nothing}
-        return one_of(await self._called(**batch, **more), self.config.function)  # type: ignore[no-any-return]
+        return one_of(await self._call(**batch, **more), self.config.function)  # type: ignore[no-any-return]
 
 
 class VerlConfig(FunctionConfig):
@@ -155,9 +159,9 @@ class VerlFunction(FunctionReward):
             raise ConfigError(
                 f"task {session.task.id!r} has no {self.config.ground_truth!r} (ground_truth; its fields: {fields})"
             ) from None
-        found = await self._called(
+        found = await self._call(
             data_source=row.get("data_source", ""),
-            solution_str="\n".join(each.text for each in said(session)),
+            solution_str="\n".join(each.text for each in messages_from_agent(session)),
             ground_truth=truth,
             extra_info={**(row.get("extra_info") or {}), "num_turns": session.turns},
         )
@@ -181,13 +185,15 @@ class SlimeFunction(FunctionReward):
         """Load it beside what it imports of slime."""
         return load_function(self.config.function, where)
 
-    async def _called(self, *args: Any, **kwargs: Any) -> Any:
+    async def _call(self, *args: Any, **kwargs: Any) -> Any:
         return await resolve(self._function(*args, **kwargs))
 
     async def compute(self, session: Session) -> float:
         """Call it with the session as a sample."""
-        sample = sample_of(session.task, "\n".join(each.text for each in said(session)), token_ids(session))
-        found = await self._called(arguments_of(self.config.kwargs, reward_key=self.config.reward_key), sample)
+        sample = sample_of(
+            session.task, "\n".join(each.text for each in messages_from_agent(session)), token_ids(session)
+        )
+        found = await self._call(arguments_of(self.config.kwargs, reward_key=self.config.reward_key), sample)
         return _number(session, found, self.config.reward_key, self.config.function)
 
 

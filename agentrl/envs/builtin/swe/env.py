@@ -303,7 +303,7 @@ class Swe(Env):
         return sandbox
 
     async def _run_tests(self) -> tuple[Changes, ScoringResult | None]:
-        """What the agent changed, and the tests' verdict; None where it did nothing."""
+        """Return what the agent changed, and the tests' verdict; None where it did nothing."""
         source = self._source
         if source is None or not source.in_place:
             changes = await self._take_changes()

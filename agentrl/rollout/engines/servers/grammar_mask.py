@@ -1,4 +1,4 @@
-"""What a server's grammar leaves of the vocabulary, by a matcher of ours that the sampled tokens drive.
+"""The tokens that a server's grammar leaves of the vocabulary, by a matcher of ours that the sampled tokens drive.
 
 vLLM lists no more than some hundred tokens, and a free string leaves nearly all. Its grammars are llguidance's, as ours
 are, so a matcher that reads the vocabulary as the server does says the same. A token that it forbids shows that the two

@@ -176,7 +176,7 @@ class VLLMEngine(ServerEngine):
         return ServerGrammars(self.path, self.facts.vocab_size)
 
     def _mask(self, request: OpenRequest) -> GrammarMask | None:
-        """What says which tokens a request's grammar leaves; None where it has none, or is narrowed besides."""
+        """The matcher of a request's grammar; None where it has none, or is narrowed besides."""
         sampling = request.sampling
         if request.support is None or not sampling.grammar or narrows(sampling) or not self.capabilities.lark:
             return None

@@ -189,7 +189,7 @@ def _settings(run: Path, config: RescoreConfig) -> RunConfig:
 
 
 def _read_recorded(run: Path) -> dict[str, Any]:
-    """What is known of a run: its environment, its policy, and its data, as far as they are recorded."""
+    """Return what is known of a run: its environment, its policy, and its data, as far as they are recorded."""
     known: dict[str, Any] = {"env": "unknown", "policy": run.name, "split": "", "data": {}}
     file = run / SETTINGS
     tree = read_yaml(file) if file.is_file() else {}
@@ -324,7 +324,7 @@ def _result(
     changes: ScoreChanges,
     groups: Sequence[Group],
 ) -> dict[str, Any]:
-    """What `result.json` has: an evaluation's, and the run with what changed."""
+    """Return what `result.json` has: an evaluation's, and the run with what changed."""
     recorded = _read_recorded(run)
     ends = Counter(session.status.value for group in groups for session in group.sessions)
     known = {"policy": recorded["policy"], "agent": None, "split": recorded["split"]}
