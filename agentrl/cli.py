@@ -179,11 +179,11 @@ def train(words: Words = None, config: File = None) -> None:
     Several runs in a row: agentrl train -c chain.yaml, with stages: in it (docs/chains.md).
     """
     from agentrl.overrides import merge, parse_words, read_yaml
-    from agentrl.train.chain.layers import is_chain
     from agentrl.train.driver.setup import complete
+    from agentrl.train.record.chain import describes_chain
 
     layers = read_yaml(config) if config else {}, parse_words(words or ())
-    if is_chain(merge(*layers)):
+    if describes_chain(merge(*layers)):
         from agentrl.train.chain.commands import train_stages
 
         return _end(train_stages(*layers))

@@ -20,6 +20,8 @@ START = "start"
 """The model of a frozen policy that is the run's initial model."""
 MODEL, PAST = "model", "past"
 """The names of policies that generate with weights: a model's, or earlier ones of the trained policy."""
+SCRIPTS = ("expert", "noop")
+"""The names of evaluated policies that need no model."""
 
 
 def _is_url(model: Any) -> bool:

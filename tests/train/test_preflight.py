@@ -15,7 +15,7 @@ from agentrl.errors import ConfigError, EnvError, SandboxError
 from agentrl.models import devices
 from agentrl.overrides import merge_settings, validate
 from agentrl.sessions.renderers import get_renderer
-from agentrl.train.driver import setup
+from agentrl.train.driver import base_model
 from agentrl.train.plan import preflight, room
 from agentrl.types import Task
 
@@ -36,7 +36,7 @@ class Greeting(agentrl.Env):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return asyncio.run(setup.build_tiny(Greeting, tmp_path_factory.mktemp("greeting") / "model", seed=0))
+    return asyncio.run(base_model.build_tiny(Greeting, tmp_path_factory.mktemp("greeting") / "model", seed=0))
 
 
 async def look(model: Path, *words: str) -> None:
@@ -85,7 +85,7 @@ class Flaky(Greeting):
 
 async def test_the_tiny_model_is_built_although_our_machinery_fails_now_and_then(tmp_path: Path) -> None:
     Flaky.failures = 0
-    assert (await setup.build_tiny(Flaky, tmp_path / "model", seed=0)).is_dir()
+    assert (await base_model.build_tiny(Flaky, tmp_path / "model", seed=0)).is_dir()
 
 
 class Careless(Greeting):
@@ -100,7 +100,7 @@ class Careless(Greeting):
 
 
 async def test_the_tiny_model_is_built_although_a_demonstration_has_no_reward(tmp_path: Path) -> None:
-    assert (await setup.build_tiny(Careless, tmp_path / "model", seed=0)).is_dir()
+    assert (await base_model.build_tiny(Careless, tmp_path / "model", seed=0)).is_dir()
 
 
 class Picture(Greeting):
@@ -115,7 +115,7 @@ class Picture(Greeting):
 async def test_a_broken_image_is_refused_by_a_run_and_found_by_check(tmp_path: Path) -> None:
     """It passed `agentrl check`, and ended the tiny model's run in a template's traceback."""
     with pytest.raises(EnvError, match=r"Picture\.reset gave a user message with an image that can't be read"):
-        await setup.build_tiny(Picture, tmp_path / "model", seed=0)
+        await base_model.build_tiny(Picture, tmp_path / "model", seed=0)
     assert any("image that can't be read" in str(finding) for finding in agentrl.check_env(Picture, scored=3))
 
 
@@ -127,7 +127,7 @@ class Parts(Greeting):
 
 
 async def test_text_in_parts_is_text(tmp_path: Path) -> None:
-    assert (await setup.build_tiny(Parts, tmp_path / "model", seed=0)).is_dir()
+    assert (await base_model.build_tiny(Parts, tmp_path / "model", seed=0)).is_dir()
 
 
 @pytest.mark.parametrize("setting", ["engine.device", "trainer.device"])

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from agentrl.config import EvalConfig
+from agentrl.config.policies import SCRIPTS
 from agentrl.envs.base import Env
 from agentrl.envs.episode import EXPERT, NOOP
 from agentrl.envs.turns import Actor
@@ -18,7 +19,7 @@ from agentrl.rollout.stream.progress import Progress
 from agentrl.rollout.stream.tasks import TaskStream
 from agentrl.types import Group, Session, Task
 
-SCRIPTED: dict[str, Actor] = {"expert": EXPERT, "noop": NOOP}
+SCRIPTED: dict[str, Actor] = dict(zip(SCRIPTS, (EXPERT, NOOP), strict=True))
 """Policies that need no model."""
 
 

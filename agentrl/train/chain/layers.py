@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ConfigError, unknown_name
@@ -19,9 +18,8 @@ from agentrl.overrides import Tree, applicable, merge, put, spread, value_at
 from agentrl.train.chain import best_of
 from agentrl.train.chain.references import is_reference
 from agentrl.train.driver.resuming import flat
-from agentrl.train.record import chain
+from agentrl.train.record.chain import STAGES
 
-STAGES = "stages"
 OF_CHAIN = (STAGES, "run_dir", "resume", "dry_run")
 """Settings that a chain has and no stage."""
 NAMED = ("env", "data")
@@ -29,12 +27,6 @@ NAMED = ("env", "data")
 GENERATING = ("agent", "rewards", "tools", "warm_start")
 """Common settings that a stage which reads its sessions does not take."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-
-
-def is_chain(tree: Mapping[str, Any]) -> bool:
-    """Return whether settings are a chain's, or resume one."""
-    resume = tree.get("resume")
-    return STAGES in tree or (isinstance(resume, str) and chain.is_chain(Path(resume)))
 
 
 def spread_stages(tree: Mapping[str, Any]) -> Tree:

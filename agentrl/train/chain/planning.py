@@ -19,7 +19,7 @@ from agentrl.errors import AgentRLError, ConfigError
 from agentrl.overrides import Tree, merge, read_yaml, value_at
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.chain import best_of
-from agentrl.train.chain.layers import STAGES, merge_layers, spread_stages, stage_settings, without
+from agentrl.train.chain.layers import merge_layers, spread_stages, stage_settings, without
 from agentrl.train.chain.references import StageOutput, check_references, path_of, references, resolve_references
 from agentrl.train.driver import setup
 from agentrl.train.driver.resuming import FIXED, changed_settings, saved_settings
@@ -27,7 +27,7 @@ from agentrl.train.evaluation.rejection import RejectConfig
 from agentrl.train.plan.dry_run import describe_run
 from agentrl.train.plan.preflight import WrittenLater, check_evaluation, check_training
 from agentrl.train.record import chain
-from agentrl.train.record.chain import BEST, ChainRecord, StageKind, StageRecord, StageState, settings_hash
+from agentrl.train.record.chain import BEST, STAGES, ChainRecord, StageKind, StageRecord, StageState, settings_hash
 
 UNKNOWN = RunConfig.model_validate({"env": "unknown"})
 """The configuration of a stage of which something is wrong, for those after it to be planned."""

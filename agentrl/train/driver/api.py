@@ -17,10 +17,10 @@ from agentrl.envs.registry import register
 from agentrl.errors import ConfigError, missing_extra
 from agentrl.overrides import Tree, merge, spread
 from agentrl.rollout.stream.batch_metrics import Evaluation
-from agentrl.train.chain.layers import is_chain
 from agentrl.train.display.console import Display
 from agentrl.train.driver import interrupt
 from agentrl.train.driver.result import TrainResult
+from agentrl.train.record.chain import describes_chain
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,7 +50,7 @@ def train(env: str | type[Env] | None = None, /, *, display: Display | None = No
     from agentrl.train.driver.setup import complete
 
     tree = read_settings(env, settings)
-    if is_chain(tree):
+    if describes_chain(tree):
         from agentrl.train.chain.planning import plan_chain
 
         return run_chain(plan_chain(tree), display)

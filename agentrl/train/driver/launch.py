@@ -11,7 +11,7 @@ from pathlib import Path
 
 from agentrl import cluster
 from agentrl.common import garbage
-from agentrl.config import AlgoConfig, ClusterConfig, ModelConfig, RolloutConfig, RunConfig, WeightsConfig
+from agentrl.config import ClusterConfig, RolloutConfig, RunConfig, WeightsConfig
 from agentrl.envs import sandboxes
 from agentrl.envs.added_tools import with_tools
 from agentrl.envs.base import Env
@@ -38,7 +38,7 @@ from agentrl.sessions.store.recorder import Recorder
 from agentrl.sessions.store.store import Store
 from agentrl.train.display.console import Display
 from agentrl.train.display.pictures import transcripts
-from agentrl.train.driver import setup
+from agentrl.train.driver import base_model, setup
 from agentrl.train.driver.loop import Loop
 from agentrl.train.driver.opening import OpenRun, opened_run, stoppable
 from agentrl.train.driver.preparation import make_generating_loop, prepare
@@ -72,7 +72,7 @@ async def train_run(config: RunConfig, display: Display) -> TrainResult:
     sandboxes.configure(config.sandbox)
     make_env = factory(config.env.name, **config.env.kwargs)
     own = make_env()
-    data = identity.of_splits(own, setup.data_splits(own, config.eval, imitates=config.warm_start.steps > 0))
+    data = identity.of_splits(own, base_model.data_splits(own, config.eval, imitates=config.warm_start.steps > 0))
     told = data_identity.check_same(config.resume, config.rerun, own, data, accept_changed=config.accept_changed_data)
     with opened_run(config, display) as run:
         run.folder.data = data
@@ -84,7 +84,7 @@ async def train_run(config: RunConfig, display: Display) -> TrainResult:
 
 async def _train(run: OpenRun, make_env: Callable[[], Env]) -> TrainResult:
     config, folder, display = run.config, run.folder, run.display
-    base = await run.load_model(partial(setup.build_tiny, make_env))
+    base = await run.load_model(partial(base_model.build_tiny, make_env))
     await check_teachers(config, run.algorithm, base)
     splits = ("train", held_out_split(config.eval, make_env()))
     async with player(config, make_env, base, run.store, trains=True, splits=splits, say=display.say) as (
@@ -258,15 +258,6 @@ async def playing(
             own = serving(config.agent, policy, store, config.rollout, config.gateway, config.agents, partners)
             program = await enter(own)
         yield placed, lambda limits: program or ModelActor(sampling_of(limits))
-
-
-async def base_model(
-    model: ModelConfig, algo: AlgoConfig, seed: int, make_env: Callable[[], Env], folder: Path
-) -> Path:
-    """The folder of the model to start from; the tiny one is built in `folder`."""
-    if model.name == setup.TINY:
-        return await setup.build_tiny(make_env, folder / "model", seed)
-    return setup.resolve_model(model, algo)
 
 
 def _shared_weights(weights: WeightsConfig, machines: ClusterConfig, folder: Path) -> WeightsConfig:

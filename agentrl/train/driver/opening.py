@@ -24,7 +24,7 @@ from agentrl.models.registry import model_folder
 from agentrl.sessions.store.store import Store
 from agentrl.train.algorithms import Algorithm, make_algorithm
 from agentrl.train.display.console import Display
-from agentrl.train.driver import interrupt, setup
+from agentrl.train.driver import base_model, interrupt, setup
 from agentrl.train.driver.loop import Loop
 from agentrl.train.plan.model_checks import prove_architecture
 from agentrl.train.record import manifest
@@ -172,7 +172,7 @@ def open_folder(config: RunConfig, display: Display) -> Iterator[RunFolder]:
             named.add_note(f"once that is fixed, {folder.resume_hint()}")
         elif not config.resume and not (folder.has_saved() or disk):
             folder.discard()
-            setup.name_as_given(named, folder.path.resolve() / "model", config.model)
+            base_model.name_as_given(named, folder.path.resolve() / "model", config.model)
         if named is error:
             raise
         raise named from error

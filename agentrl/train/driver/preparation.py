@@ -31,7 +31,7 @@ from agentrl.rollout.stream.tasks import TaskStream, training_tasks
 from agentrl.rollout.workers.environment_workers import InWorkers
 from agentrl.sessions.renderers import strip
 from agentrl.train.algorithms import Algorithm, make_algorithm
-from agentrl.train.driver import recorded_steps, setup, warmstart
+from agentrl.train.driver import base_model, recorded_steps, setup, warmstart
 from agentrl.train.driver.colocated import leave
 from agentrl.train.driver.engine_check import compare_engine, probe_bound
 from agentrl.train.driver.learning import Learner, Learning
@@ -234,7 +234,7 @@ async def _imitate(loop: Loop, rollouts: Rollouts, make_env: Callable[[], Env], 
     places = {name: saved.with_name(f"{saved.name}-{name}") for name in loop.others} | {loop.policy.name: saved}
     if warm.steps:
         env = make_env()
-        tasks = TaskStream(env, setup.demonstration_split(env), config.seed)
+        tasks = TaskStream(env, base_model.demonstration_split(env), config.seed)
         own = replace(rollouts, make_env=make_env)  # what is imitated needs no reward of another's
         played = await warmstart.demonstrations(own, tasks, warm.demos, loop.display)
         known = context(config.engine, config.model.name, limits, base)

@@ -121,7 +121,7 @@ class RolloutRun:
 
     async def _open(self, stack: AsyncExitStack) -> None:
         try:
-            from agentrl.train.driver import launch, preparation, setup
+            from agentrl.train.driver import base_model, launch, preparation, setup
             from agentrl.train.plan import model_checks
         except ModuleNotFoundError as error:
             raise missing_extra(error.name or "torch", "train") from error
@@ -131,7 +131,7 @@ class RolloutRun:
         plain = factory(config.env.name, **config.env.kwargs)
         make_env = await stack.enter_async_context(with_tools(plain, config.tools))
         folder = Path(stack.enter_context(TemporaryDirectory()))
-        self.model = await launch.base_model(config.model, config.algo, config.seed, make_env, folder)
+        self.model = await base_model.find_or_build(config.model, config.algo, config.seed, make_env, folder)
         model_checks.prove_architecture(config, self.model, display, trains=False)
         if config.run_dir is not None:
             kept = RunFolder.create(Path(config.run_dir), config)

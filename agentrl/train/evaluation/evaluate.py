@@ -199,7 +199,7 @@ async def loaded_policy(configs: Sequence[RunConfig], folder: Path, display: Dis
                 yield partial(_without_tokens, actor)
         return
     try:
-        from agentrl.train.driver import launch, setup
+        from agentrl.train.driver import base_model, launch, setup
         from agentrl.train.plan import model_checks
     except ModuleNotFoundError as error:
         raise missing_extra(error.name or "torch", "train") from error
@@ -212,7 +212,9 @@ async def loaded_policy(configs: Sequence[RunConfig], folder: Path, display: Dis
                 "for a trained one use model=runs/NAME/checkpoints/step-…"
             )
         with display.part("loading the model"):
-            base = await launch.base_model(config.model, config.algo, config.seed, _factory(config.env), Path(scratch))
+            base = await base_model.find_or_build(
+                config.model, config.algo, config.seed, _factory(config.env), Path(scratch)
+            )
         model_checks.prove_architecture(config, base, display, trains=False)
         async with launch.loaded(config, played, base, folder, say=display.say) as policy:
 

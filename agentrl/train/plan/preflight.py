@@ -47,7 +47,7 @@ from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.renderers.registry import check_name
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.algorithms.base import Algorithm
-from agentrl.train.driver import resuming, setup
+from agentrl.train.driver import base_model, resuming, setup
 from agentrl.train.record import chain
 from agentrl.train.trackers import TRACKERS
 from agentrl.train.trainers import TRAINERS, check_trainer
@@ -90,7 +90,7 @@ def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> No
     _check_view(algorithm, env)
     _check_tasks(env, held_out_split(config.eval, env))
     if config.warm_start.steps:
-        _check_tasks(env, setup.demonstration_split(env))
+        _check_tasks(env, base_model.demonstration_split(env))
 
 
 def _check_reading(config: RunConfig, data: DataConfig, algorithm: Algorithm, *, written_later: WrittenLater) -> None:

@@ -24,10 +24,10 @@ from agentrl.common import formats
 from agentrl.errors import ConfigError
 from agentrl.train.record import manifest
 from agentrl.train.record.files import write_atomically
-from agentrl.train.record.seals import NAME as SEALS
-from agentrl.train.record.seals import SETTINGS as RUN_SETTINGS
 
 NAME = "chain.json"
+STAGES = "stages"
+"""The section of settings that makes them a chain's."""
 SETTINGS = "chain.yaml"
 BEST = "best.jsonl"
 """The file of conversations that a stage with `reject` writes into its folder."""
@@ -152,6 +152,12 @@ def is_chain(path: Path) -> bool:
     return (path / NAME).is_file()
 
 
+def describes_chain(settings: Mapping[str, Any]) -> bool:
+    """Return whether settings are a chain's, or resume one."""
+    resume = settings.get("resume")
+    return STAGES in settings or (isinstance(resume, str) and is_chain(Path(resume)))
+
+
 def read(path: Path) -> ChainRecord:
     """A chain's manifest.
 
@@ -237,6 +243,8 @@ def end_of_selection(run: Path, mean: float | None) -> StageEnd:
 
 def output_digest(path: Path) -> str:
     """A digest of what a stage wrote: a file, a model's weights, a run's seals; '' where it is none of them."""
+    from agentrl.train.record.seals import NAME as SEALS  # which load the stores
+
     file = path if path.is_file() else path / SEALS
     if found := "" if file == path else manifest.weights(path):
         return found
@@ -249,6 +257,8 @@ def output_digest(path: Path) -> str:
 
 def config_hash(run: Path) -> str:
     """SHA-256 of a run's config.yaml."""
+    from agentrl.train.record.seals import SETTINGS as RUN_SETTINGS
+
     return hashlib.sha256((run / RUN_SETTINGS).read_bytes()).hexdigest()
 
 

@@ -20,7 +20,7 @@ from agentrl.config import RunConfig
 from agentrl.envs.base import Env
 from agentrl.rollout.episodes.evaluation import SCRIPTED, held_out_split
 from agentrl.rollout.remote import is_remote
-from agentrl.train.driver import setup
+from agentrl.train.driver import base_model, setup
 from agentrl.train.record import manifest
 from agentrl.types import Task
 
@@ -66,7 +66,7 @@ def model_folder_of(config: RunConfig) -> Path | None:
     """The folder of the model that is measured; None where none is used, or it is made on the spot."""
     if config.policy in SCRIPTED or is_remote(config.policy) or config.played_by == setup.TINY:
         return None
-    return setup.resolve_model(config.model.model_copy(update={"name": config.played_by}), config.algo)
+    return base_model.resolve_model(config.model.model_copy(update={"name": config.played_by}), config.algo)
 
 
 def part_content(config: RunConfig, env: Env) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from agentrl.rollout.episodes.programs import Program
 from agentrl.rollout.fleet import wait_until_started
 from agentrl.rollout.rerun.replay_engine import ReplayEngine
 from agentrl.sessions.store.store import Store
-from agentrl.train.driver import launch, setup
+from agentrl.train.driver import base_model, launch
 from agentrl.train.driver.setup import quiet
 from agentrl.train.record import kept_code
 from agentrl.train.record.replay.weights import weights_of
@@ -251,7 +251,7 @@ def _settings(config: RunConfig, session: Session) -> RunConfig:
 
 def _other_model(model: ModelConfig, algo: AlgoConfig, run: Path) -> tuple[Path, str]:
     """The folder of a model with the run's tokenizer."""
-    base, name = setup.resolve_model(model, algo), model.name
+    base, name = base_model.resolve_model(model, algo), model.name
     one, other = (folder / "tokenizer.json" for folder in (run / "model", base))
     if not other.is_file() or one.read_bytes() != other.read_bytes():
         raise ConfigError(f"model={name!r} has another tokenizer than {run}: the recorded turns are not its tokens")
