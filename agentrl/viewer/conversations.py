@@ -261,7 +261,7 @@ _TEST = '''"""{about}"""
 import asyncio
 
 import agentrl
-from agentrl.envs.state import resolved
+from agentrl.envs.state import resolve
 from agentrl.types import Message, Task
 
 TASK = Task(id={task!r}, data={data!r})
@@ -276,9 +276,9 @@ def test_the_environment_gives_the_recorded_answers():
 async def played():
     env = agentrl.make({name!r}, **{options!r})
     try:
-        await resolved(env.reset(TASK, seed={seed!r}))
-        steps = [await resolved(env.step(Message(**turn))) for turn, _ in TURNS]
+        await resolve(env.reset(TASK, seed={seed!r}))
+        steps = [await resolve(env.step(Message(**turn))) for turn, _ in TURNS]
         return [[message.text for message in step.messages] for step in steps]
     finally:
-        await resolved(env.close())
+        await resolve(env.close())
 '''

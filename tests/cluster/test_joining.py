@@ -25,11 +25,11 @@ LONG = 100.0
 
 TERMINATED = """
 import os, signal, sys, time
-from agentrl.cluster import opened
+from agentrl.cluster import open_cluster
 from agentrl.config import ClusterConfig
 
 signal.signal(signal.SIGTERM, lambda number, frame: print("told to end"))
-with opened(ClusterConfig(name="ray", address=sys.argv[1]), None):
+with open_cluster(ClusterConfig(name="ray", address=sys.argv[1]), None):
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(0.2)
     print("and still here")
