@@ -253,8 +253,9 @@ async def playing(
         holding(config, store, trains=trains) as held,
     ):
         with Recorder(store) as recorder:
-            name, views = config.env.name, config.views
+            name, views, again = config.env.name, config.views, config.counterfactuals
             rollouts = Rollouts(with_rewards, policy, shape, config.seed, partners, name, recorder, views=views)
+            rollouts = replace(rollouts, counterfactuals=again)
             if loaded.recorded is not None:
                 rollouts = RerunRollouts.of(rollouts, loaded.recorded)
             async with (

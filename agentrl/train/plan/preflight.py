@@ -23,6 +23,7 @@ from agentrl.models.registry import TINY
 from agentrl.rollout.engines import ENGINES, check_engine, check_reference, grammars
 from agentrl.rollout.episodes.agents import load_agent
 from agentrl.rollout.episodes.branching import check_branching
+from agentrl.rollout.episodes.counterfactuals import check_counterfactuals
 from agentrl.rollout.episodes.evaluation import SCRIPTED, held_out_split
 from agentrl.rollout.episodes.opponents import check_partner
 from agentrl.rollout.remote import check_api, is_remote
@@ -73,7 +74,10 @@ def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> No
     _check_sampling(config)
     _check_resident(config)
     env = check_rollouts(config)
-    _check_view(algorithm, env)
+    for each in (algorithm, *(make_algorithm(config.of_policy(name).algo) for name in config.learned)):
+        _check_view(each, env)
+        if getattr(each.config, "counterfactuals", 0):
+            check_counterfactuals(each.name, env)
     _check_tasks(env, held_out_split(config, env))
     if config.warm_start.steps:
         _check_tasks(env, setup.demonstration_split(env))
