@@ -76,7 +76,7 @@ def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> No
     env = check_rollouts(config)
     for each in (algorithm, *(make_algorithm(config.of_policy(name).algo) for name in config.learned)):
         _check_view(each, env)
-        if getattr(each.config, "counterfactuals", 0):
+        if each.needs.counterfactuals:
             check_counterfactuals(each.name, env)
     _check_tasks(env, held_out_split(config, env))
     if config.warm_start.steps:

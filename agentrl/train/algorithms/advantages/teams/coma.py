@@ -41,6 +41,7 @@ class Coma(PolicyGradient):
         "G - mean G of continuations in which the agent's turn alone is drawn again",
         "teams that move at once in environments that can be saved",
     )
+    counterfactuals = True
     whole_sessions = True
     config: ComaConfig
 
