@@ -175,6 +175,11 @@ class RunConfig(Section):
         return max(getattr(algo, "counterfactuals", 0) for algo in self._algos)
 
     @property
+    def combinations(self) -> bool:
+        """True if an algorithm compares all combinations of a group's completions."""
+        return any(getattr(algo, "pairing", "") == "cross" for algo in self._algos)
+
+    @property
     def _algos(self) -> list[AlgoConfig]:
         """The algorithms of all policies that learn."""
         return [self.algo, *(self.of_policy(name).algo for name in self.learned)]

@@ -20,6 +20,8 @@ from agentrl.types.nodes import AGENT, GREEDY, OVERLONG, Branch, Node, RewardSta
 COUNTERFACTUALS = "counterfactuals"
 """The key in `Session.info` of the returns of counterfactual continuations (`algo=coma`), by agent, then by the number
 of its turn, from 0."""
+COMBINATIONS = "combinations"
+"""The key in `Session.info` of what all combinations of a group's completions come to (`algo.pairing=cross`)."""
 
 
 @dataclass(slots=True)

@@ -11,9 +11,11 @@ import pytest
 
 import agentrl
 from agentrl.envs.base import Env, reward
+from agentrl.sessions.store.store import Store
 from agentrl.train.algorithms import algorithm_settings, make_algorithm
 from agentrl.train.record.verify import verify
 from agentrl.types import Message, Session, StepResult, Task
+from agentrl.types.session import COMBINATIONS
 from tests.train.trees import as_group, linear_session
 
 
@@ -80,17 +82,22 @@ def test_of_two_policies_the_critic_that_sees_all_agents_explains_what_the_other
 
 
 @pytest.mark.slow
-def test_two_policies_learn_from_continuations_of_their_joint_turns(tmp_path: Path) -> None:
+def test_one_policy_learns_from_all_combinations_and_another_from_continuations(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         **{"env": "joint_length", "agents.long": "other", "steps": 2, "seed": 3, "checkpoint_every": 2},
-        **{"algo": "coma", "algo.counterfactuals": 2, "policies.other.algo": "coma", "eval.every": None},
-        **{"warm_start.steps": 2, "warm_start.demos": 16, "rollout.groups_per_step": 2, "rollout.group_size": 2},
+        **{"algo": "magrpo", "algo.pairing": "cross", "policies.other.algo": "coma", "eval.every": None},
+        **{"warm_start.steps": 2, "warm_start.demos": 16, "rollout.groups_per_step": 2, "rollout.group_size": 3},
         **{"rollout.turn_tokens": 8, "policies.other.algo.counterfactuals": 2},
     }
     agentrl.train(run_dir=str(tmp_path), **settings)
     rows = [orjson.loads(line) for line in (tmp_path / "metrics.jsonl").read_bytes().splitlines()]
     for row in rows:
-        assert row["coma/turns"] == row["other/coma/turns"] > 0
-        assert row["count/counterfactual/continuations"] == 2 * (row["coma/turns"] + row["other/coma/turns"])
+        turns = 2 * row["other/coma/turns"]  # of both: each agent's turn is drawn again
+        assert row["count/counterfactual/continuations"] == 2 * turns > 0
+    with Store(tmp_path / "sessions.db", read_only=True) as store:
+        sessions = [each for each in store.sessions() if each.phase == "train"]
+    combined = [session.info[COMBINATIONS] for session in sessions if COMBINATIONS in session.info]
+    assert combined
+    assert all(len(each["returns"]["short"]) == each["of"] ** 2 for each in combined)
     report = verify(tmp_path)
     assert report.passed, report

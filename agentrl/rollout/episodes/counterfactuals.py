@@ -97,7 +97,8 @@ class PlayedTurn:
     async def act(self, conversation: Conversation, env: Env, turn: int, deadline: float) -> Node:
         """Add the turn that was played; see `Actor.act`."""
         if turn < self.turn + self.count:
-            return conversation.adopt(replace(self.node, reward=None, timings={}))
+            parent = None if conversation.head is None else conversation.head.id
+            return conversation.adopt(replace(self.node, parent=parent, reward=None, timings={}))
         return await self.then.act(conversation, env, turn, deadline)
 
 

@@ -27,12 +27,13 @@ from agentrl.envs.scoring.group_rewards import give_group_rewards
 from agentrl.envs.turns import Actor, Player, nothing_to_record
 from agentrl.errors import EngineError, EnvError
 from agentrl.rollout.episodes.branching import play_forked
+from agentrl.rollout.episodes.combinations import play_combinations
 from agentrl.rollout.episodes.counterfactuals import play_counterfactual
 from agentrl.rollout.episodes.fork_rules import ForkRule, make_rule
 from agentrl.rollout.episodes.policies import Partners, Policy
 from agentrl.rollout.episodes.programs import Program, RemoteSessionRunner, ServedProgram
 from agentrl.rollout.episodes.tool_faults import ToolFaults
-from agentrl.rollout.stream.seeds import derive
+from agentrl.rollout.stream.seeds import group_seed
 from agentrl.rollout.stream.slots import Slots
 from agentrl.rollout.stream.unfinished import Left, LeftSessions, Restored, StateSaver, restored
 from agentrl.sessions.store.recorder import Records
@@ -61,11 +62,6 @@ def new_group(phase: str, number: int, task: Task, attempt: int = 0) -> Group:
     return Group(f"{phase}-{number}.{attempt}", task, number=number, attempt=attempt)
 
 
-def group_seed(run_seed: int, phase: str, number: int) -> int:
-    """The seed of a group's sessions, the same for every attempt at a number."""
-    return derive(run_seed, f"{phase}-{number}")
-
-
 @dataclass(frozen=True)
 class Rollouts:
     """Generates groups, with one limit on concurrent sessions for all of them.
@@ -81,6 +77,7 @@ class Rollouts:
         left: the sessions that an earlier process of the run left; empty where it was not resumed.
         views: whether a critic reads what environments tell it (`Env.critic_view`).
         counterfactuals: how often each joint turn of training is continued again for each agent (`algo=coma`).
+        combinations: whether all combinations of a group's completions are played (`algo.pairing=cross`).
         elsewhere: plays sessions in other processes; None plays them here.
     """
 
@@ -94,6 +91,7 @@ class Rollouts:
     left: LeftSessions = field(default_factory=LeftSessions, repr=False, compare=False)
     views: bool = False
     counterfactuals: int = 0
+    combinations: bool = False
     elsewhere: RemoteSessionRunner | None = field(default=None, repr=False, compare=False)
     slots: Slots = field(init=False, repr=False, compare=False)
     rule: ForkRule = field(init=False, repr=False, compare=False)
@@ -212,7 +210,11 @@ class Rollouts:
         group.sessions = await concurrently(
             self._with_retries(partial(new, sample), each, ended, place, deadline) for sample, each in enumerate(actors)
         )
-        if await give_group_rewards(self.make_env, group.sessions) and self.recorder is not None:
+        changed = await give_group_rewards(self.make_env, group.sessions)
+        if self.combinations and phase == TRAIN and not isinstance(actor, Program):
+            player = partial(replace(self, recorder=None)._player, actor=actor)
+            changed |= await play_combinations(group.sessions, self.make_env, player, self.limits)
+        if changed and self.recorder is not None:
             await asyncio.gather(*map(self.recorder.end, group.sessions))
 
     async def play(self, session: Session, actor: Actor) -> Session:

@@ -255,7 +255,7 @@ async def playing(
         with Recorder(store) as recorder:
             name, views, again = config.env.name, config.views, config.counterfactuals
             rollouts = Rollouts(with_rewards, policy, shape, config.seed, partners, name, recorder, views=views)
-            rollouts = replace(rollouts, counterfactuals=again)
+            rollouts = replace(rollouts, counterfactuals=again, combinations=config.combinations)
             if loaded.recorded is not None:
                 rollouts = RerunRollouts.of(rollouts, loaded.recorded)
             async with (
