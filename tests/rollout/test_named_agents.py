@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ from agentrl.types import Sampling, Session, Status, Task
 from tests.sessions.gateway.conftest import Serve, serve  # noqa: F401 (a fixture)
 from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn, renderer
 from tests.sessions.gateway.programs import script
+from tests.train.test_resume import end, start, words
 from tests.train.test_several_learners import same, weights
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
@@ -212,6 +214,24 @@ def test_a_plain_program_trains_its_planner_and_its_worker_each_by_its_own_token
 
 
 ONE: dict[str, Any] = {"env": {"name": "calculator"}, "model": {"name": "tiny"}, "agent": "sleep 1"}
+
+
+@pytest.mark.slow
+def test_a_killed_run_of_a_program_with_several_policies_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(textwrap.dedent(PROGRAM))
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    settings = {**RUN, "steps": 3, "checkpoint_every": 1, "keep_checkpoints": 9, "env": "calculator"}
+    settings["agent"] = f"{tmp_path / 'agent.py'}:agent"
+    agentrl.train(run_dir=str(straight), **settings)
+    process, rows = start(*words(settings), f"run_dir={killed}"), killed / "metrics.jsonl"
+    end(process, signal.SIGKILL, lambda: rows.exists() and rows.read_bytes().count(b"\n") >= 1)
+    agentrl.train(resume=str(killed))
+    assert len(rows.read_bytes().splitlines()) == 3
+    for policy in ("main", "other"):
+        assert not same(weights(killed, policy, 0), weights(killed, policy, 3)), policy
+        assert same(weights(straight, policy, 3), weights(killed, policy, 3)), policy
+    report = verify(killed)
+    assert report.passed, report
 
 
 def test_a_policy_that_plays_no_agent_is_named_by_itself() -> None:
