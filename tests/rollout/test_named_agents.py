@@ -30,7 +30,7 @@ from agentrl.train.record.verify import verify
 from agentrl.types import Sampling, Session, Status, Task
 from tests.sessions.gateway.conftest import Serve, serve  # noqa: F401 (a fixture)
 from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn, renderer
-from tests.sessions.gateway.programs import script
+from tests.sessions.gateway.programs import QUIET, script
 from tests.train.test_resume import end, start, words
 from tests.train.test_several_learners import same, weights
 
@@ -50,7 +50,7 @@ async def played(
     agents = {"planner": "main", "worker": "helper"}
     async with serve(**options) as served:
         gateway = LocalGateway(served.gateway, served.url, agents=agents, partners=partners)
-        session = await play(gateway, Session("s", Task(id="t"), seed=3), load_agent(program), 30, Sampling())
+        session = await play(gateway, Session("s", Task(id="t"), seed=3), load_agent(program), 120, Sampling())
         tree.check(session)
         assert session.status is Status.COMPLETED, session.error
         return session, served.engine, other
@@ -141,6 +141,26 @@ async def test_a_hand_off_of_openais_agents_is_between_policies(serve: Serve, tm
     turns = [(node.agent, node.policy, node.message.text) for node in session.nodes if node.sampled]
     assert turns == [("planner", "main", ""), ("worker", "helper", "done")] * 2
     assert (len(own.calls), len(other.calls)) == (2, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", ["autogen", "crewai", "langgraph"])
+async def test_unmodified_teams_of_other_libraries_are_told_apart_by_their_models(
+    serve: Serve,  # noqa: F811
+    library: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A planner and a worker speak in turn, twice; each policy's turns are on paths of its own agent."""
+    for name, value in {**QUIET, "HOME": str(tmp_path), "NO_PROXY": "127.0.0.1,localhost"}.items():
+        monkeypatch.setenv(name, value)
+    program = shlex.join(map(str, script(library, f"{library}_team.py", tmp_path)))
+    session, own, other = await played(serve, program)
+    turns = [(node.agent, node.policy, any(node.trainable)) for node in session.nodes if node.sampled]
+    assert turns == [("planner", "main", True), ("worker", "helper", False)] * 2
+    assert (len(own.calls), len(other.calls)) == (2, 2)
+    for node in session.nodes:
+        assert node.parent is None or session.nodes[node.parent].agent == node.agent
 
 
 def test_a_sessions_reward_is_that_of_each_agent_that_spoke_in_it() -> None:
