@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from agentrl.types import MAIN
-from agentrl.viewer.distribution import selected
+from agentrl.viewer.distribution import select_rows
 from agentrl.viewer.runs import Run
 
 NEWEST = 2000
@@ -47,7 +47,7 @@ def players(run: Run) -> dict[str, Any]:
     met: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
     spoke: dict[int, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     rewards: dict[int, dict[str, Any]] = {}
-    for key, agent, policy, own, others in selected(run.database, SPOKE, (NEWEST,)):
+    for key, agent, policy, own, others in select_rows(run.database, SPOKE, (NEWEST,)):
         spoke[key][policy].add(agent.partition("/")[0])
         rewards[key] = {**orjson.loads(others or "{}"), **orjson.loads(own or "{}")}
     for key, agents in spoke.items():

@@ -19,7 +19,7 @@ from pydantic import PositiveInt
 from agentrl.train.algorithms.about import About
 from agentrl.train.algorithms.credit import Credit, NodeKey, trainable_nodes
 from agentrl.train.algorithms.policy_gradient import PolicyGradient, UnclippedConfig
-from agentrl.train.algorithms.returns import Found, changed, credit_of, relative
+from agentrl.train.algorithms.returns import Found, change_advantages, credit_of, relative
 from agentrl.types import Group, Session
 from agentrl.types.session import COUNTERFACTUALS
 
@@ -58,7 +58,7 @@ class Coma(PolicyGradient):
         for session in sessions:
             for node, usual in baselines(session).items():
                 if (key := (session.id, node)) in returns:
-                    found |= changed({key: returns[key]}, lambda value, usual=usual: value - usual)  # type: ignore[misc]
+                    found |= change_advantages({key: returns[key]}, lambda value, usual=usual: value - usual)  # type: ignore[misc]
         return found
 
 
