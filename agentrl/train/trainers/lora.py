@@ -2,7 +2,7 @@
 
 A layer stays the module that it is: its two matrices are parameters of the module itself (`lora_A`, `lora_B`), and a
 forward hook adds their product. So the model's names, sharding and copies are as without it. Whoever gets whole
-weights gets them merged, in float32; see `merge_adapter`.
+weights gets them merged, in float32; see `merged`.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Lora:
     def _new(self, layers: Mapping[str, nn.Linear]) -> dict[str, tuple[Tensor, Tensor]]:
         generator = torch.Generator().manual_seed(self.seed)
         found = {}
-        for name in choose_layers(layers, self.config.targets):
+        for name in chosen(layers, self.config.targets):
             rows, columns = layers[name].weight.shape
             a = torch.empty(self.shape.rank, columns, device="cpu")
             if self.config.init == "gaussian":
@@ -143,7 +143,7 @@ class Lora:
             base: the state had the base's.
             device: see `attach`.
         """
-        for _, layer in list(list_adapted(model)):
+        for _, layer in list(adapted(model)):
             remove(layer)
         if self.changed and not base:
             model.load_state_dict(source().state_dict())
@@ -196,7 +196,7 @@ class Lora:
             folder: an empty one.
             side_files: the files beside the base's weights.
         """
-        model.save_pretrained(folder, state_dict=dict(merge_adapter(state, self.shape.scale)))  # type: ignore[operator]
+        model.save_pretrained(folder, state_dict=dict(merged(state, self.shape.scale)))  # type: ignore[operator]
         inner = folder / "adapter"
         inner.mkdir()
         base = "base" if self.changed else str(self.source.absolute())
@@ -217,7 +217,7 @@ class Lora:
 
     def saved(self, model: nn.Module, base: str) -> SavedAdapter:
         """Return a model's adapter as files hold it, with its base's name."""
-        matrices = {name: (layer.lora_A, layer.lora_B) for name, layer in list_adapted(model)}
+        matrices = {name: (layer.lora_A, layer.lora_B) for name, layer in adapted(model)}
         return SavedAdapter(replace(self.shape, base=base), cast(dict[str, tuple[Tensor, Tensor]], matrices))
 
 
@@ -241,7 +241,7 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
     return {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head}
 
 
-def choose_layers(layers: Mapping[str, nn.Linear], patterns: tuple[str, ...]) -> list[str]:
+def chosen(layers: Mapping[str, nn.Linear], patterns: tuple[str, ...]) -> list[str]:
     """Return the names of the layers that patterns match, in the model's order; all, where there is no pattern.
 
     Raises:
@@ -259,7 +259,7 @@ def choose_layers(layers: Mapping[str, nn.Linear], patterns: tuple[str, ...]) ->
     return [name for name in layers if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
-def list_adapted(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+def adapted(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     """Yield the layers that have an adapter."""
     for name, module in model.named_modules():
         if A in module._parameters:
@@ -269,7 +269,7 @@ def list_adapted(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
 @torch.no_grad()
 def merge(model: nn.Module) -> nn.Module:
     """Add adapters to the weights of their layers, and remove them; a model without any stays as it is."""
-    for _, layer in list(list_adapted(model)):
+    for _, layer in list(adapted(model)):
         weight, product = layer.weight, merged_product(layer.lora_A, layer.lora_B, cast(float, layer.lora_scale))
         if isinstance(weight, DTensor):
             product = distribute_tensor(product, weight.device_mesh, weight.placements, src_data_rank=None)
@@ -279,7 +279,7 @@ def merge(model: nn.Module) -> nn.Module:
     return model
 
 
-def merge_adapter(state: Mapping[str, Tensor], scale: float) -> Iterator[tuple[str, Tensor]]:
+def merged(state: Mapping[str, Tensor], scale: float) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a model without its adapter's, and with their products added.
 
     Args:
