@@ -57,6 +57,12 @@ class _Run(Protocol):
     schedule: ScheduleConfig
 
     @property
+    def counterfactuals(self) -> int: ...
+
+    @property
+    def combinations(self) -> bool: ...
+
+    @property
     def learned(self) -> tuple[str, ...]: ...
 
     def of_policy(self, name: str) -> Any: ...
@@ -95,10 +101,31 @@ def check_learners(config: _Run) -> None:
         lacking |= {
             f"trainer={own.trainer.name} ({name})": own.trainer.name != "torch",
             f"engine={own.engine.name} ({name})": own.engine.name != "local",
-            f"algo={own.algo.name} ({name})": asks or getattr(own.algo, "value_view", 0),
+            f"algo={own.algo.name} ({name})": asks,
         }
     if found := next((what for what, is_there in lacking.items() if is_there), None):
         raise ValueError(f"policies.{config.learned[0]} learns beside {MAIN}: {found} is not there for several yet")
+
+
+def check_joint_turns(config: _Run) -> None:
+    """Raise a ValueError where joint turns are to be continued again in sessions that can't be."""
+    if not config.counterfactuals and not config.combinations:
+        return
+    staleness, branch, at = config.rollout.staleness, config.rollout.branch.name, config.cluster
+    lacking = {
+        "agent=, a program, which runs a loop of its own": config.agent is not None,
+        f"rollout.staleness={staleness}, where versions change within a session": config.counterfactuals and staleness,
+        f"rollout.branch={branch}": branch != "none",
+        "cluster.environments or sessions": at.environments or at.holds_sessions,
+        "rerun=": config.rerun is not None,
+    }
+    if found := next((what for what, is_there in lacking.items() if is_there), None):
+        what = (
+            "algo=coma continues each joint turn again"
+            if config.counterfactuals
+            else "algo.pairing=cross combines turns"
+        )
+        raise ValueError(f"{what}, which is not there with {found}")
 
 
 def _check_schedule(config: _Run) -> None:

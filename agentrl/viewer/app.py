@@ -30,7 +30,7 @@ from agentrl.rollout.episodes import edits
 from agentrl.sessions.store.search import search
 from agentrl.sessions.store.summary import Summary
 from agentrl.sessions.tree import tree
-from agentrl.viewer import conversations, difference, health, images, replayed, series
+from agentrl.viewer import conversations, difference, health, images, players, replayed, series
 from agentrl.viewer.distribution import distribution
 from agentrl.viewer.facets import facets
 from agentrl.viewer.filters import filters_of
@@ -73,6 +73,7 @@ def create_app(
         Route("/api/sessions", _answer(viewer.sessions)),
         Route("/api/changes", _answer(viewer.changes)),
         Route("/api/facets", _answer(viewer.facets)),
+        Route("/api/players", _answer(viewer.players)),
         Route("/api/distribution", _answer(viewer.distribution)),
         Route("/api/timeline", _answer(viewer.timeline)),
         Route("/api/session", _answer(viewer.session)),
@@ -108,6 +109,7 @@ class Viewer:
             "summary": run.summary(),
             "settings": settings,
             "names": series.names(rows),
+            "policies": players.policies(run),
             "alarms": health.alarms(rows, settings),
             "evaluation": run.shown_evaluation(),
             "writable": self._replays is not None,
@@ -164,6 +166,10 @@ class Viewer:
         """Return the number of sessions of each status, phase, environment, blame, agent, tool and tag."""
         return facets(self._run(request))
 
+    def players(self, request: Request) -> Any:
+        """Return how the run's policies fared against each other."""
+        return players.players(self._run(request))
+
     def distribution(self, request: Request) -> Any:
         """Return the distribution of each step's scores."""
         run = self._run(request)
@@ -182,6 +188,7 @@ class Viewer:
         note = run.notes.of([found.session.id]).get(found.session.id, TaggedNote())
         return {
             **conversations.head(found),
+            "policies": players.policies(run),
             "replay": replays,
             "note": note.json(),
             "edits": run.edits().get(found.session.id, []),

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
 
 from agentrl.config import GatewayConfig, RolloutConfig
 from agentrl.envs import calls
@@ -25,6 +26,11 @@ from agentrl.rollout.episodes.policies import Partners, Policy
 from agentrl.rollout.workers.gateways import own_gateway
 from agentrl.sessions.store.store import Store
 from agentrl.types import Session, Status, Task
+
+if TYPE_CHECKING:
+    from agentrl.common.deadline import Deadline
+    from agentrl.envs.turns import Actor
+    from agentrl.rollout.episodes.groups import Rollouts
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,22 @@ class Program:
     def again(self, recorded: Session) -> Program:
         """Return the program for one session that is run again."""
         return replace(self, recorded=recorded)
+
+
+class RemoteSessionRunner(Protocol):
+    """Plays sessions in other processes (`rollout.workers.environment_workers`).
+
+    Attributes:
+        records: whether it also stores them.
+    """
+
+    records: bool
+
+    async def play(
+        self, rollouts: Rollouts, session: Session, actor: Actor | Program, deadline: Deadline | None
+    ) -> Session:
+        """Play one attempt at a session, as `rollouts` would; where its process dies it is an INFRA_ERROR."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)

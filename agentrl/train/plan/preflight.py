@@ -37,6 +37,8 @@ from agentrl.models.registry import TINY
 from agentrl.rollout.engines import ENGINES, check_engine, check_reference, grammars
 from agentrl.rollout.episodes.agents import load_agent
 from agentrl.rollout.episodes.branching import check_branching
+from agentrl.rollout.episodes.combinations import check_combinations
+from agentrl.rollout.episodes.counterfactuals import check_counterfactuals
 from agentrl.rollout.episodes.evaluation import SCRIPTED, held_out_split
 from agentrl.rollout.episodes.opponents import check_partner
 from agentrl.rollout.remote import check_api, is_remote
@@ -87,7 +89,13 @@ def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> No
     _check_sampling(config.rollout, config.engine, config.trainer, refuse=not config.allow_no_signal)
     _check_resident(config.rewards, config.cluster)
     env = check_rollouts(config)
-    _check_view(algorithm, env)
+    for each in (algorithm, *(make_algorithm(config.of_policy(name).algo) for name in config.learned)):
+        _check_view(each, env)
+        if each.needs.counterfactuals:
+            check_counterfactuals(each.name, env)
+        if each.needs.combinations:
+            most: int = each.config.max_joint_actions  # type: ignore[attr-defined]
+            check_combinations(env, config.rollout.group_size, most)
     _check_tasks(env, held_out_split(config.eval, env))
     if config.warm_start.steps:
         _check_tasks(env, base_model.demonstration_split(env))

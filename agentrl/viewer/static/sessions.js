@@ -2,6 +2,7 @@
 
 import { api, copy, counted, duration, folded, h, link, short, svg, whenSeen } from "./dom.js";
 import { noteLine } from "./notes.js";
+import { playersCard } from "./players.js";
 import { resultCard } from "./result.js";
 import { scored } from "./scores.js";
 import { shown } from "./text.js";
@@ -30,7 +31,7 @@ export async function showSessions(main, view) {
   const count = h("span", { class: "quiet", role: "status" });
   const more = h("p", { class: "quiet" });
   const picture = h("div", { class: "card figure" });
-  const result = h("div", { class: "results" });
+  const result = h("div", { class: "results" }), matrix = h("div");
   let next, asking = new AbortController(), stop = () => {}, searched = 0, found = 0, known = 0, now = 0;
 
   const wanted = () => {
@@ -63,7 +64,8 @@ export async function showSessions(main, view) {
 
   /** While the run goes on: say that there are new ones, and leave the list where it is read. */
   async function look() {
-    const { summary, evaluation } = await api("run", { run }, view.signal);
+    const { summary, evaluation, policies } = await api("run", { run }, view.signal);
+    if (policies.length > 1 && summary.sessions) matrix.replaceChildren(...[playersCard(await api("players", { run }, view.signal), policies)].filter(Boolean));
     result.replaceChildren(...[resultCard(evaluation)].filter(Boolean));
     view.live(summary.state === "running");
     if (summary.state !== "running") return;
@@ -177,7 +179,7 @@ export async function showSessions(main, view) {
     result,
     h("div", { class: "filters" }, chips),
     folded(view, "Filters", h("div", { class: "filters", role: "group", "aria-label": "Filters" }, choices, ranges.map(([, , field]) => field), condition)),
-    picture, h("div", { class: "scroll card" }, h("table", { class: "sessions" }, h("thead", {}, head), body)), more);
+    picture, matrix, h("div", { class: "scroll card" }, h("table", { class: "sessions" }, h("thead", {}, head), body)), more);
   await Promise.all([reload(), choose()]);
   await look();
   view.every(look);
