@@ -36,7 +36,7 @@ from agentrl.train.algorithms.base import Algorithm
 from agentrl.train.driver import resuming, setup
 from agentrl.train.record import chain
 from agentrl.train.trackers import TRACKERS
-from agentrl.train.trainers import TRAINERS, check_trainer
+from agentrl.train.trainers import TRAINERS, check_trainer, modules_in_full
 from agentrl.types import MAIN
 
 WrittenLater = Literal["", "run", "file"]
@@ -63,6 +63,7 @@ def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> No
         faults.load(config.faults)
     algorithm = make_algorithm(config.algo)
     check_trainer(config.trainer, config.algo, config.lora)
+    _check_adapter(config)
     for name in config.metrics:
         TRACKERS.find(name)
     if config.data is not None:
@@ -77,6 +78,20 @@ def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> No
     _check_tasks(env, held_out_split(config, env))
     if config.warm_start.steps:
         _check_tasks(env, setup.demonstration_split(env))
+
+
+def _check_adapter(config: RunConfig) -> None:
+    """Refuse servers that compute an adapter beside their base where some of it is no adapter.
+
+    Raises:
+        ConfigError: it is so.
+    """
+    rank = getattr(config.engine, "adapter_rank", 0)
+    if rank and config.lora.active and (full := modules_in_full(config.lora)):
+        raise ConfigError(
+            f"engine.adapter_rank={rank}: engine={config.engine.name} computes no modules in full beside an adapter "
+            f"(lora.full={full}); with engine.adapter_rank=0 it gets whole weights"
+        )
 
 
 def _check_reading(config: RunConfig, algorithm: Algorithm, *, written_later: WrittenLater) -> None:
