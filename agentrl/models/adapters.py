@@ -91,7 +91,8 @@ class SavedAdapter:
         import torch
 
         digest = hashlib.blake2b(repr(self.shape.scale).encode(), digest_size=16)
-        for name, tensors in sorted((self.matrices | {name: (tensor,) for name, tensor in self.full.items()}).items()):
+        named: dict[str, tuple[Any, ...]] = {**self.matrices, **{name: (tensor,) for name, tensor in self.full.items()}}
+        for name, tensors in sorted(named.items()):
             digest.update(f"{name} {[list(tensor.shape) for tensor in tensors]}".encode())
             for tensor in tensors:
                 digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)

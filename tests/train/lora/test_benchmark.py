@@ -9,6 +9,7 @@ import pytest
 from benchmarks import lora
 
 
+@pytest.mark.slow
 def test_the_small_benchmark_compares_ranks_and_two_tenants_passes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
