@@ -82,7 +82,7 @@ class RunExecutor:
     def _compute_together(self, due: Sequence[tuple[Tenant, ServedRun]]) -> bool:
         """Compute forward and backward passes in one; False, with nothing done, where there are not several."""
         found: list[tuple[ServedRun, int, PassWork]] = []
-        left = self.base.config.token_budget
+        left = self.base.mixed_tokens
         for _, run in due:
             number = run.computed + 1
             most = left if found else None

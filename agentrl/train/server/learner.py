@@ -31,6 +31,8 @@ from agentrl.train.trainers.torch_trainer.batch import computing, trunk_of
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 
+MIXED_TOKENS = 1024
+"""The tokens of a mixed pass on a CPU, which gains nothing from more."""
 MIXED_BOUND, MIXED_BOUND_IN_LOW_PRECISION = 1e-4, 0.1
 """How far log-probabilities of mixed passes may be from those of separate ones, in nats."""
 
@@ -233,6 +235,12 @@ class SharedBase(TorchTrainer):
             for name, (a, b) in adapter.matrices.items():
                 add(layers[name], a, b, adapter.shape.scale)
 
+    @property
+    def mixed_tokens(self) -> int:
+        """How many tokens a mixed pass may have."""
+        budget = self.config.token_budget
+        return budget if self.device.type == "cuda" else min(budget, MIXED_TOKENS)
+
     def work(self, adapter: RunAdapter, request: PassRequest) -> PassWork:
         """Return a request that is about to be computed.
 
@@ -262,7 +270,7 @@ class SharedBase(TorchTrainer):
         """Compute requests of any runs in as few passes as their tokens need; see `run_pass`."""
         self._put(None)
         layers = linear_layers(self.model)
-        for mixed in mixed_passes(works, self.config.token_budget):
+        for mixed in mixed_passes(works, self.mixed_tokens):
             training = [work for work in mixed.works if not work.request.forward_only]
             with torch.set_grad_enabled(bool(training)), on_segments(layers, mixed.segments):
                 logp = self._logprobs_of(mixed.whole)

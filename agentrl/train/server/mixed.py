@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class AdapterSegment:
     """The tokens of a forest from `first` to before `end`, computed with one adapter, which learns if `trained`."""
 
     adapter: RunAdapter
@@ -40,15 +40,15 @@ class MixedPass:
     """Data of several requests that are computed together.
 
     Attributes:
-        works: the request of each segment; one with many data may have several.
-        parts: its data there, as a pass of their own would have them.
-        segments: whose tokens are where.
+        works: the request of each part; one with many data may have several.
+        parts: data of one request, as a pass of their own would have them.
+        segments: whose tokens are where; a run's parts are one behind the other.
         whole: all of them.
     """
 
     works: tuple[PassWork, ...]
     parts: tuple[SharedPass, ...]
-    segments: tuple[Segment, ...]
+    segments: tuple[AdapterSegment, ...]
     whole: SharedPass
 
     def divided(self, logp: Tensor) -> Iterator[tuple[PassWork, SharedPass, Tensor]]:
@@ -78,14 +78,25 @@ def mixed_passes(works: Sequence[PassWork], budget: int) -> Iterator[MixedPass]:
 
 
 def _joined(parts: Sequence[tuple[PassWork, SharedPass]]) -> MixedPass:
-    segments, at = [], 0
+    order = {key: place for place, key in enumerate(dict.fromkeys(_learner(work) for work, _ in parts))}
+    parts = sorted(parts, key=lambda part: order[_learner(part[0])])
+    segments, forests, rows, at = list[AdapterSegment](), [], [], 0
     for work, shared in parts:
-        segments.append(Segment(work.adapter, at, at + len(shared.forest), not work.request.forward_only))
-        at += len(shared.forest)
-    forests = [_moved(shared.forest, segment.first) for (_, shared), segment in zip(parts, segments, strict=True)]
-    rows = [_moved(shared.rows, segment.first) for (_, shared), segment in zip(parts, segments, strict=True)]
+        end = at + len(shared.forest)
+        forests.append(_moved(shared.forest, at))
+        rows.append(_moved(shared.rows, at))
+        trained = not work.request.forward_only
+        if segments and segments[-1].adapter is work.adapter and segments[-1].trained == trained:
+            segments[-1] = dataclasses.replace(segments[-1], end=end)
+        else:
+            segments.append(AdapterSegment(work.adapter, at, end, trained))
+        at = end
     whole = SharedPass(_concatenated(forests), _concatenated(rows), {})
     return MixedPass(tuple(w for w, _ in parts), tuple(s for _, s in parts), tuple(segments), whole)
+
+
+def _learner(work: PassWork) -> tuple[int, bool]:
+    return id(work.adapter), work.request.forward_only
 
 
 def _moved(given: Any, by: int) -> Any:
@@ -101,7 +112,7 @@ def _concatenated(parts: Sequence[Any]) -> Any:
 
 
 @contextmanager
-def on_segments(layers: Mapping[str, nn.Linear], segments: Sequence[Segment]) -> Iterator[None]:
+def on_segments(layers: Mapping[str, nn.Linear], segments: Sequence[AdapterSegment]) -> Iterator[None]:
     """Have layers add to each segment's rows its own adapter's products, within the block."""
     names = {name for segment in segments for name in segment.adapter.matrices}
     hooks = [layers[name].register_forward_hook(functools.partial(_add_products, name, segments)) for name in names]
@@ -113,21 +124,24 @@ def on_segments(layers: Mapping[str, nn.Linear], segments: Sequence[Segment]) ->
 
 
 def _add_products(
-    name: str, segments: Sequence[Segment], layer: Any, inputs: tuple[Tensor, ...], output: Tensor
+    name: str, segments: Sequence[AdapterSegment], layer: Any, inputs: tuple[Tensor, ...], output: Tensor
 ) -> Tensor:
     """Add scale · (x A') B' to the rows of each segment; those behind the last are padding."""
-    row, out = inputs[0].flatten(0, -2), output.flatten(0, -2)
-    if len(row) < segments[-1].end:
+    row = inputs[0].flatten(0, -2)
+    padding = len(row) - segments[-1].end
+    if padding < 0:
         raise RuntimeError(f"{name} computes {len(row)} of {segments[-1].end} tokens: passes can't be mixed")
     cast = not torch.is_autocast_enabled(output.device.type)
-    parts = []
-    for segment in segments:
-        own, pair = out[segment.first : segment.end], segment.adapter.matrices.get(name)
-        if pair is not None:
-            a, b = (matrix.to(output.dtype) if cast else matrix for matrix in pair)
-            if not segment.trained:  # a gradient of zeros is one that an update counts
-                a, b = a.detach(), b.detach()
-            product = functional.linear(functional.linear(row[segment.first : segment.end], a), b)
-            own = own + product * segment.adapter.shape.scale
-        parts.append(own)
-    return torch.cat((*parts, out[segments[-1].end :])).reshape(output.shape)
+    products = []
+    parts = row.split([*(segment.end - segment.first for segment in segments), padding])
+    for segment, own in zip(segments, parts[:-1], strict=True):
+        pair = segment.adapter.matrices.get(name)
+        if pair is None:
+            products.append(output.new_zeros(len(own), output.shape[-1]))
+            continue
+        a, b = (matrix.to(output.dtype) if cast else matrix for matrix in pair)
+        if not segment.trained:  # a gradient of zeros is one that an update counts
+            a, b = a.detach(), b.detach()
+        products.append(functional.linear(functional.linear(own, a) * segment.adapter.shape.scale, b))
+    products.append(products[0].new_zeros(padding, output.shape[-1]))
+    return output + torch.cat(products).reshape(output.shape)
