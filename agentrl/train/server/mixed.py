@@ -133,7 +133,7 @@ def _add_products(
         raise RuntimeError(f"{name} computes {len(row)} of {segments[-1].end} tokens: passes can't be mixed")
     cast = not torch.is_autocast_enabled(output.device.type)
     products = []
-    parts = row.split([*(segment.end - segment.first for segment in segments), padding])
+    parts = torch.split(row, [*(segment.end - segment.first for segment in segments), padding])
     for segment, own in zip(segments, parts[:-1], strict=True):
         pair = segment.adapter.matrices.get(name)
         if pair is None:
