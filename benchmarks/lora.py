@@ -141,7 +141,7 @@ def compare_tenants(folder: Path, rounds: int) -> None:
     for requests, data in ((16, 1), (1, 16)):
         cost = measure_tenants(base, requests, data, rounds)
         print(
-            f"two tenants, {requests} requests of {data} x 64 tokens each: {cost.separate:.0f} tokens a second",
+            f"two tenants, {requests} requests of {data} x 64 tokens each: {cost.separate:.0f} tokens a processor second",
             end=", ",
         )
         print(f"mixed {cost.mixed / cost.separate:.2f} times as many; {cost.logprob:.1e} nats apart", end=", ")

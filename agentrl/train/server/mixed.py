@@ -143,5 +143,6 @@ def _add_products(
         if not segment.trained:  # a gradient of zeros is one that an update counts
             a, b = a.detach(), b.detach()
         products.append(functional.linear(functional.linear(own, a) * segment.adapter.shape.scale, b))
-    products.append(products[0].new_zeros(padding, output.shape[-1]))
-    return output + torch.cat(products).reshape(output.shape)
+    if padding:
+        products.append(output.new_zeros(padding, output.shape[-1]))
+    return output + (torch.cat(products) if len(products) > 1 else products[0]).reshape(output.shape)
