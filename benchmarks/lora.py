@@ -140,10 +140,8 @@ def compare_tenants(folder: Path, rounds: int) -> None:
     base = SharedBase(folder, TorchConfig(device="cpu", token_budget=4096))
     for requests, data in ((16, 1), (1, 16)):
         cost = measure_tenants(base, requests, data, rounds)
-        print(
-            f"two tenants, {requests} requests of {data} x 64 tokens each: {cost.separate:.0f} tokens a processor second",
-            end=", ",
-        )
+        print(f"two tenants, {requests} requests of {data} x 64 tokens each", end=": ")
+        print(f"{cost.separate:.0f} tokens a processor second", end=", ")
         print(f"mixed {cost.mixed / cost.separate:.2f} times as many; {cost.logprob:.1e} nats apart", end=", ")
         print(f"gradients {cost.gradient:.1e}; {cost.held:.3f} of one tenant's bytes")
     base.close()
