@@ -181,7 +181,7 @@ def count_points(base: Path, folder: Path) -> Counter[str]:
         {"action": "delay", "point": name, "chance": 1.0, "times": 10**6, "seconds": 1e-9} for name in faults.POINTS
     ]
     resume(base, folder, every)
-    return Counter(row["point"] for row in faults.fired(folder))
+    return Counter(row["point"] for row in faults.list_fired(folder))
 
 
 def choose(reached: Counter[str], seed: int) -> list[dict[str, Any]]:
@@ -278,7 +278,7 @@ def try_points(
         try:
             times = resume(base, run, planned, max(seed, 0))
             resumed[times] += 1
-            fired = len({row["fault"] for row in faults.fired(run)})
+            fired = len({row["fault"] for row in faults.list_fired(run)})
             missing = fired < (len(planned) if planned is KILLS else 1)
             found = "not all faults fired" if missing else "" if staleness else difference(reference, run)
             found = found or disorder(run)
@@ -299,7 +299,7 @@ def try_points(
 def survive(base: Path, reference: Path, run: Path, staleness: int) -> list[str]:
     """A run with all of `SURVIVED`, which it has to end without being resumed; what went wrong."""
     times = resume(base, run, SURVIVED)
-    missing = set(range(len(SURVIVED))) - {row["fault"] for row in faults.fired(run)}
+    missing = set(range(len(SURVIVED))) - {row["fault"] for row in faults.list_fired(run)}
     found = f"resumed {times} times" if times > 1 else f"faults that did not fire: {sorted(missing)}" if missing else ""
     found = found or ("" if staleness else difference(reference, run)) or disorder(run)
     print(f"faults that a run survives by itself: {found or 'the same' if not staleness else found or 'in order'}")

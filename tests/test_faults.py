@@ -78,7 +78,7 @@ def test_the_points_of_the_code_are_those_that_a_plan_can_name() -> None:
 
 
 def test_without_a_plan_a_point_returns_what_it_is_given(tmp_path: Path) -> None:
-    with faults.injected(None, tmp_path):
+    with faults.inject_faults(None, tmp_path):
         assert faults.point("engine.response", b"data") == b"data"
     assert not (tmp_path / faults.LOG).exists()
 
@@ -94,7 +94,7 @@ def test_faults_fire_at_their_times_and_are_logged_first(tmp_path: Path) -> None
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "checkpoint" / "large").write_bytes(b"x" * 100)
     (tmp_path / "checkpoint" / "small").write_bytes(b"x" * 10)
-    with faults.injected(plan, tmp_path):
+    with faults.inject_faults(plan, tmp_path):
         faults.point("env.step")
         with pytest.raises(InfraError, match="dropped"):
             faults.point("env.step")
@@ -105,14 +105,14 @@ def test_faults_fire_at_their_times_and_are_logged_first(tmp_path: Path) -> None
         assert sum(a != b for a, b in zip(faults.point("engine.response", b"12345"), b"12345", strict=True)) == 1
         faults.point("checkpoint.renamed", tmp_path / "checkpoint")
     assert [file.stat().st_size for file in sorted((tmp_path / "checkpoint").iterdir())] == [50, 10]
-    assert [(row["fault"], row["reached"]) for row in faults.fired(tmp_path)] == [(0, 2), (1, 1), (2, 1), (3, 1)]
+    assert [(row["fault"], row["reached"]) for row in faults.list_fired(tmp_path)] == [(0, 2), (1, 1), (2, 1), (3, 1)]
 
 
 def test_chances_follow_from_the_seed_and_a_resumed_run_counts_on(tmp_path: Path) -> None:
     def fires(folder: Path, seed: int) -> list[int]:
         folder.mkdir(exist_ok=True)
         found = []
-        with faults.injected(
+        with faults.inject_faults(
             written(folder, "action: drop, point: env.step, chance: 0.3, times: 5", seed=seed), folder
         ):
             for number in range(40):
@@ -132,9 +132,9 @@ def test_chances_follow_from_the_seed_and_a_resumed_run_counts_on(tmp_path: Path
 @pytest.mark.slow
 def test_a_fault_without_a_point_comes_by_itself(tmp_path: Path) -> None:
     real = time.time()
-    with faults.injected(written(tmp_path, "action: jump_clock, every: 0.001, seconds: -1000"), tmp_path):
+    with faults.inject_faults(written(tmp_path, "action: jump_clock, every: 0.001, seconds: -1000"), tmp_path):
         deadline = time.monotonic() + 60
-        while not faults.fired(tmp_path) or time.time() > real:
+        while not faults.list_fired(tmp_path) or time.time() > real:
             assert time.monotonic() < deadline
             time.sleep(0.01)
     assert time.time() >= real, "the clock is set right again"
@@ -144,14 +144,14 @@ def test_a_fault_without_a_point_comes_by_itself(tmp_path: Path) -> None:
 def test_a_process_is_killed_whose_number_is_in_a_file(tmp_path: Path) -> None:
     """A reward service, say, which is no child of the run: the fault waits until there is one."""
     pid_file = tmp_path / "service.pid"
-    with faults.injected(written(tmp_path, f"action: kill, pid_file: {pid_file}, point: env.reward, nth: 1"), tmp_path):
+    with faults.inject_faults(written(tmp_path, f"action: kill, pid_file: {pid_file}, point: env.reward, nth: 1"), tmp_path):
         faults.point("env.reward")
-        assert faults.fired(tmp_path) == []
+        assert faults.list_fired(tmp_path) == []
         with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as service:
             pid_file.write_text(str(service.pid))
             faults.point("env.reward")
             assert service.wait(60) == -signal.SIGKILL
-    assert len(faults.fired(tmp_path)) == 1
+    assert len(faults.list_fired(tmp_path)) == 1
 
 
 @pytest.mark.slow
@@ -165,9 +165,9 @@ async def test_a_session_gets_another_sandbox_where_its_own_was_killed(
     killed = written(tmp_path, "action: kill, target: sandbox, point: env.step, nth: 1")
     task = next(iter(Alone().tasks()))
     rollouts = Rollouts(lambda: Alone(backend), Policy(NullRenderer()), RolloutConfig(), 0)
-    with faults.injected(killed, tmp_path):
+    with faults.inject_faults(killed, tmp_path):
         [group] = await rollouts.collect([task], EXPERT, phase="train", n=1)
-    [row] = faults.fired(tmp_path)
+    [row] = faults.list_fired(tmp_path)
     assert row["target"] == "sandbox"
     [session] = group.sessions
     assert (session.status, session.attempt, session.counters["infra_retries"]) == (Status.COMPLETED, 1, 1)

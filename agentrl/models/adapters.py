@@ -234,7 +234,7 @@ def merge_adapter(base: Path, adapter: Path, out: Path) -> None:
     Raises:
         InvalidInput: the base is no model, or the adapter belongs to another one.
     """
-    from agentrl.models.folders import exported, read_side_files
+    from agentrl.models.folders import export_folder, read_side_files
     from agentrl.models.loading import load_causal_lm
     from agentrl.models.untrained import Untrained
 
@@ -242,7 +242,7 @@ def merge_adapter(base: Path, adapter: Path, out: Path) -> None:
     files = read_side_files(base)
     model = load_causal_lm(base, "auto", "sdpa")
     add_products(model, saved)
-    with exported(out, files) as folder:
+    with export_folder(out, files) as folder:
         model.save_pretrained(folder)
         Untrained(base).write(folder, files)
 

@@ -38,7 +38,7 @@ class ReferenceConfig(TextConfig):
     """The field of the task with the right answer, or a list of right ones; a.b is inside a field."""
 
 
-def said(session: Session, extract: str) -> str | None:
+def extract_answer(session: Session, extract: str) -> str | None:
     """Return the part of a session's answer that is scored; None where the answer has no such part."""
     text = session.answer
     if len(text) > MAX_CHARS:
@@ -48,9 +48,9 @@ def said(session: Session, extract: str) -> str | None:
         case "line":
             return text.strip().rpartition("\n")[2].strip()
         case "boxed":
-            return latex.boxed(text)
+            return latex.find_boxed(text)
         case "stated":
-            return latex.stated(text)
+            return latex.find_stated(text)
         case "tag":
             return between(text, name)
         case "after":

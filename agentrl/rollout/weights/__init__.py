@@ -103,7 +103,7 @@ def conversion(config: WeightsConfig, base: Path, engine: EngineConfig) -> Conve
     """Return the conversion of weights before they are sent: the precision, and the quantised form of the base's."""
     import torch
 
-    from agentrl.rollout.weights.quantize import Fp8Blocks, converted
+    from agentrl.rollout.weights.quantize import Fp8Blocks, convert_weights
 
     dtype = getattr(torch, config.dtype or engine.dtype)
-    return partial(converted, dtype=dtype, blocks=Fp8Blocks.from_folder(base))
+    return partial(convert_weights, dtype=dtype, blocks=Fp8Blocks.from_folder(base))

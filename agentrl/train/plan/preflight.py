@@ -209,7 +209,7 @@ def _check_agents(config: RunConfig, env: Env, *, trains: bool) -> None:
         raise ConfigError(f"agent={config.agent!r} is for one agent; env={config.env.name} has {', '.join(env.agents)}")
     if config.agent is not None and config.agents:
         _check_named(config)
-    if trains and all(config.agents.get(agent, MAIN) != MAIN for agent in (*env.agents, *_named(config))):
+    if trains and all(config.agents.get(agent, MAIN) != MAIN for agent in (*env.agents, *_list_named(config))):
         raise ConfigError(
             f"policies that are not trained play all agents of env={config.env.name}: there is nothing to train"
         )
@@ -221,7 +221,7 @@ def _check_agents(config: RunConfig, env: Env, *, trains: bool) -> None:
             check_partner(name, policy, env)
 
 
-def _named(config: RunConfig) -> tuple[str, ...]:
+def _list_named(config: RunConfig) -> tuple[str, ...]:
     """The agents that a program's requests name as their model."""
     return () if config.agent is None else tuple(config.agents)
 

@@ -26,7 +26,7 @@ from agentrl.train.server.losses import TARGETS, find_loss
 from agentrl.train.server.messages import Datum, PassRequest
 from agentrl.train.server.mixed import mixed_passes, on_segments
 from agentrl.train.server.prefixes import SharedPass, check_data, shared_passes
-from agentrl.train.trainers.lora import Lora, adapted, add, linear_layers, remove
+from agentrl.train.trainers.lora import Lora, list_adapted, add, linear_layers, remove
 from agentrl.train.trainers.torch_trainer.batch import computing, trunk_of
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
@@ -75,11 +75,11 @@ class RunAdapter:
         matrices = {
             name: (_parameter(a, device), _parameter(b, device)) for name, (a, b) in sorted(saved.matrices.items())
         }
-        return cls(saved.shape, matrices, torch.optim.AdamW(_listed(matrices), lr=0.0, weight_decay=0.0))
+        return cls(saved.shape, matrices, torch.optim.AdamW(_list_parameters(matrices), lr=0.0, weight_decay=0.0))
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the matrices, in the order of their layers' names."""
-        return _listed(self.matrices)
+        return _list_parameters(self.matrices)
 
     def saved(self, base: str) -> SavedAdapter:
         """Return the adapter as files hold it, with its base's name."""
@@ -128,7 +128,7 @@ def _parameter(tensor: Tensor, device: torch.device) -> nn.Parameter:
     return nn.Parameter(tensor.detach().to(device, torch.float32, copy=True))
 
 
-def _listed(matrices: dict[str, tuple[nn.Parameter, nn.Parameter]]) -> list[nn.Parameter]:
+def _list_parameters(matrices: dict[str, tuple[nn.Parameter, nn.Parameter]]) -> list[nn.Parameter]:
     return [matrix for pair in matrices.values() for matrix in pair]
 
 
@@ -215,7 +215,7 @@ class SharedBase(TorchTrainer):
         lora = Lora(LoraConfig(rank=spec.rank, alpha=spec.alpha, targets=tuple(names)), spec.seed, self.source)
         lora.attach(self.model)
         saved = lora.saved(self.model, str(self.source)).copied()
-        for _, layer in list(adapted(self.model)):
+        for _, layer in list(list_adapted(self.model)):
             remove(layer)
         return RunAdapter.of(saved, self.device)
 
@@ -227,7 +227,7 @@ class SharedBase(TorchTrainer):
         """Have the base's layers compute with a run's matrices, or with none."""
         if adapter is self._on:
             return
-        for _, layer in list(adapted(self.model)):
+        for _, layer in list(list_adapted(self.model)):
             remove(layer)
         self._on = adapter
         if adapter is not None:

@@ -2,7 +2,7 @@
 
 A layer stays the module that it is: its two matrices are parameters of the module itself (`lora_A`, `lora_B`), and a
 forward hook adds their product. So the model's names, sharding and copies are as without it. Whoever gets whole
-weights gets them merged, in float32; see `merged`.
+weights gets them merged, in float32; see `merge_adapter`.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Lora:
     def _new(self, layers: Mapping[str, nn.Linear]) -> dict[str, tuple[Tensor, Tensor]]:
         generator = torch.Generator().manual_seed(self.seed)
         found = {}
-        for name in chosen(layers, self.config.targets):
+        for name in choose_layers(layers, self.config.targets):
             if any(fnmatchcase(name, pattern) for pattern in self.config.full):
                 continue
             rows, columns = layers[name].weight.shape
@@ -246,7 +246,7 @@ class Lora:
             folder: an empty one.
             side_files: the files beside the base's weights.
         """
-        model.save_pretrained(folder, state_dict=dict(merged(state, self.shape.scale)))  # type: ignore[operator]
+        model.save_pretrained(folder, state_dict=dict(merge_adapter(state, self.shape.scale)))  # type: ignore[operator]
         inner = folder / "adapter"
         inner.mkdir()
         base = "base" if self.changed else str(self.source.absolute())
@@ -269,7 +269,7 @@ class Lora:
 
     def saved(self, model: nn.Module, base: str) -> SavedAdapter:
         """Return a model's adapter as files hold it, with its base's name."""
-        matrices = {name: (layer.lora_A, layer.lora_B) for name, layer in adapted(model)}
+        matrices = {name: (layer.lora_A, layer.lora_B) for name, layer in list_adapted(model)}
         weights = dict(model.named_parameters(remove_duplicate=False))
         full = {name: weights[name] for name in full_names(model)}
         return SavedAdapter(replace(self.shape, base=base), cast(dict[str, tuple[Tensor, Tensor]], matrices), full)
@@ -295,7 +295,7 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
     return {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head}
 
 
-def chosen(layers: Mapping[str, nn.Linear], patterns: tuple[str, ...]) -> list[str]:
+def choose_layers(layers: Mapping[str, nn.Linear], patterns: tuple[str, ...]) -> list[str]:
     """Return the names of the layers that patterns match, in the model's order; all, where there is no pattern.
 
     Raises:
@@ -313,7 +313,7 @@ def chosen(layers: Mapping[str, nn.Linear], patterns: tuple[str, ...]) -> list[s
     return [name for name in layers if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
-def adapted(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+def list_adapted(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     """Yield the layers that have an adapter."""
     for name, module in model.named_modules():
         if A in module._parameters:
@@ -323,7 +323,7 @@ def adapted(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
 @torch.no_grad()
 def merge(model: nn.Module) -> nn.Module:
     """Add adapters to the weights of their layers, and remove them; a model without any stays as it is."""
-    for _, layer in list(adapted(model)):
+    for _, layer in list(list_adapted(model)):
         weight, product = layer.weight, merged_product(layer.lora_A, layer.lora_B, cast(float, layer.lora_scale))
         if isinstance(weight, DTensor):
             product = distribute_tensor(product, weight.device_mesh, weight.placements, src_data_rank=None)
@@ -335,14 +335,14 @@ def merge(model: nn.Module) -> nn.Module:
 
 def detach(model: nn.Module) -> None:
     """Take a model's adapter away; its weights stay as they are."""
-    for _, layer in list(adapted(model)):
+    for _, layer in list(list_adapted(model)):
         remove(layer)
     for module in model.modules():
         if hasattr(module, FULL):
             delattr(module, FULL)
 
 
-def merged(state: Mapping[str, Tensor], scale: float) -> Iterator[tuple[str, Tensor]]:
+def merge_adapter(state: Mapping[str, Tensor], scale: float) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a model without its adapter's, and with their products added.
 
     Args:

@@ -39,7 +39,7 @@ def trained_parameters(
         ConfigError: a pattern matches no parameter, or nothing is left to train.
     """
     require_matches([name for name, _ in model.named_parameters() if not is_adapter(name)], config)
-    found = list(_trained(model, config, optimizer, vision, seen))
+    found = list(_list_trained(model, config, optimizer, vision, seen))
     if not found:
         raise ConfigError(f"trainer.freeze={list(config.freeze)} leaves no parameter to train")
     return found
@@ -70,7 +70,7 @@ def rate_factor(name: str, above: int, config: ParameterConfig) -> float | None:
     return float(factor * config.layer_decay ** max(0, above))
 
 
-def _trained(
+def _list_trained(
     model: nn.Module, config: ParameterConfig, optimizer: str, vision: str, seen: float
 ) -> Iterator[TrainedParameter]:
     ends = {id(module.weight) for module in _ends(model)}
