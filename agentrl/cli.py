@@ -189,9 +189,9 @@ def train(words: Words = None, config: File = None) -> None:
         return _end(train_stages(*layers))
     settings = complete(merge(*layers))  # a wrong word is answered before torch is loaded
     if settings.dry_run:
-        from agentrl.train.plan.dry_run import describe_run
+        from agentrl.train.plan.dry_run import described
 
-        return print_lines(describe_run(settings))
+        return print_lines(described(settings))
     from agentrl.train.driver.api import run_train
 
     result = run_train(settings, owns_process=True)
@@ -229,19 +229,19 @@ def evaluate(words: Words = None, config: File = None) -> None:
     Several tasks: agentrl eval suite=FILE.yaml model=PATH. Against a baseline: compare=RESULT.json, which ends with 3
     where the policy is worse (compare.alpha=0.05).
     """
-    from agentrl.overrides import parse_words, read_yaml, merge_settings
+    from agentrl.overrides import parse_words, read_yaml, typed
     from agentrl.train.driver.api import run_evaluate
     from agentrl.train.driver.setup import complete
-    from agentrl.train.evaluation.evaluate import list_ignored, refuse_ignored
+    from agentrl.train.evaluation.evaluate import ignored, refuse_ignored
     from agentrl.train.evaluation.suite.commands import against_baseline, evaluate_suite, take_baseline
     from agentrl.train.record.run_folder import run_path
 
-    tree = merge_settings(words or (), config)
+    tree = typed(words or (), config)
     baseline = take_baseline(tree)
     if "suite" in tree:
         return evaluate_suite(tree, baseline)
     refuse_ignored(parse_words(words or ()))
-    if config and (unused := list_ignored(read_yaml(config))):
+    if config and (unused := ignored(read_yaml(config))):
         sections = ", ".join(dict.fromkeys(key.partition(".")[0] for key in unused))
         err.print(f"of {config} an evaluation takes no notice of some settings in: {sections}", soft_wrap=True)
     settings = complete(tree)
@@ -263,10 +263,10 @@ def rescore(
     """
     from agentrl.overrides import parse_words, validate
     from agentrl.train.driver.api import run_rescore
-    from agentrl.train.evaluation.rescore.rescoring import RescoreConfig, describe_rescore
+    from agentrl.train.evaluation.rescore.rescoring import RescoreConfig, described
 
     rescored = run_rescore(Path(run), validate(parse_words(words or ()), RescoreConfig), owns_process=True)
-    print_lines(describe_run(Path(run), *rescored))
+    print_lines(described(Path(run), *rescored))
 
 
 @app.command(cls=_with_settings("agentrl.train.evaluation.rejection:RejectConfig"))
@@ -276,13 +276,13 @@ def reject(words: Words = None, config: File = None) -> None:
     agentrl train algo=sft data=best.jsonl learns from them. All other settings are those of agentrl eval; sessions are
     kept in runs/reject-…, or in a folder of run_dir.
     """
-    from agentrl.overrides import merge_settings
+    from agentrl.overrides import typed
     from agentrl.train.driver.api import run_reject
     from agentrl.train.driver.setup import complete
     from agentrl.train.evaluation.evaluate import refuse_ignored
     from agentrl.train.evaluation.rejection import split_settings
 
-    tree, own = split_settings(merge_settings(words or (), config))
+    tree, own = split_settings(typed(words or (), config))
     refuse_ignored(tree)
     print_lines(run_reject(complete(tree), own, owns_process=True).lines())
 
@@ -299,28 +299,28 @@ def _end(worked: bool) -> None:
 @app.command(cls=_with_settings("agentrl.rollout.workers.serve_process:ServeConfig"))
 def serve(words: Words = None, config: File = None) -> None:
     """Serve a model behind OpenAI's and Anthropic's APIs, each session a tree: agentrl serve model=PATH port=8000."""
-    from agentrl.overrides import merge_settings
+    from agentrl.overrides import typed
     from agentrl.rollout.workers.serve_workers import serve_command
 
-    serve_command(merge_settings(words or (), config), out)
+    serve_command(typed(words or (), config), out)
 
 
 @app.command("serve-training", cls=_with_settings("agentrl.train.server.config:ServeTrainingConfig"))
 def serve_training(words: Words = None, config: File = None) -> None:
     """Train adapters for clients of the tinker SDK: agentrl serve-training model=PATH port=8600, or resume=FOLDER."""
-    from agentrl.overrides import merge_settings
+    from agentrl.overrides import typed
     from agentrl.train.server.commands import serve_training as serve_them
 
-    serve_them(merge_settings(words or (), config))
+    serve_them(typed(words or (), config))
 
 
 @sandbox.command("serve", cls=_with_settings("agentrl.envs.sandbox_server:SandboxServerConfig"))
 def serve_sandboxes(words: Words = None, config: File = None) -> None:
     """Serve sandboxes to processes on other machines (sandbox=remote): agentrl sandbox serve port=8700 key_file=KEY."""
     from agentrl.envs.sandbox_server import serve_sandboxes as serve_them
-    from agentrl.overrides import merge_settings
+    from agentrl.overrides import typed
 
-    serve_them(merge_settings(words or (), config), out)
+    serve_them(typed(words or (), config), out)
 
 
 @app.command()

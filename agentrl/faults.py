@@ -193,7 +193,7 @@ async def async_point(name: str, value: Any = None) -> Any:
 
 
 @contextmanager
-def inject_faults(path: str | Path | None, folder: Path) -> Iterator[None]:
+def injected(path: str | Path | None, folder: Path) -> Iterator[None]:
     """Meanwhile faults are injected, where `path` names a plan; one run of a process at a time.
 
     Args:
@@ -212,7 +212,7 @@ def inject_faults(path: str | Path | None, folder: Path) -> Iterator[None]:
         _active = None
 
 
-def list_fired(folder: Path) -> list[dict[str, Any]]:
+def fired(folder: Path) -> list[dict[str, Any]]:
     """The faults that have fired in a run, in order: `fault` is the index in the plan."""
     file = folder / LOG
     lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
@@ -245,7 +245,7 @@ class _Injector:
         self.plan, self._folder = plan, folder
         self._lock = threading.Lock()
         self._reached: Counter[str] = Counter()
-        self._fired = Counter(row["fault"] for row in list_fired(folder))
+        self._fired = Counter(row["fault"] for row in fired(folder))
         seed = f"{plan.seed}-{self._fired.total()}"  # a resumed run doesn't wait for the same times again
         self._random = [random.Random(f"{seed}-{i}") for i in range(len(plan.faults))]
         began = time.monotonic()
@@ -286,7 +286,7 @@ class _Injector:
             case "full_disk":
                 raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (fault {index} of the plan, at {name})")
             case "garble":
-                return _garble(value, self._random[index])
+                return _garbled(value, self._random[index])
             case "late_tool":
                 return 0.0
             case "lock_store":
@@ -370,7 +370,7 @@ def _running(fault: Fault) -> list[Any]:
     return [os.getpid()] if fault.target == "driver" else processes.running(fault.target)
 
 
-def _garble(value: Any, chance: random.Random) -> Any:
+def _garbled(value: Any, chance: random.Random) -> Any:
     """Bytes with one of them changed; a file, or the largest of a folder, cut to half of its length."""
     if isinstance(value, bytes | bytearray):
         place = chance.randrange(len(value)) if value else 0

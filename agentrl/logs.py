@@ -25,7 +25,7 @@ shown.addHandler(logging.NullHandler())  # else Python prints warnings a second 
 
 
 @contextmanager
-def write_log(file: Path, run: str, secrets: Iterable[str] = ()) -> Iterator[None]:
+def written(file: Path, run: str, secrets: Iterable[str] = ()) -> Iterator[None]:
     """Append what is logged within the block to a file, without secrets.
 
     A line that can't be written, as on a full disk, is lost, and stops nothing.

@@ -122,7 +122,7 @@ def _in_one_line(error: yaml.MarkedYAMLError) -> str:
     return where + ", ".join(filter(None, (error.context, error.problem)))
 
 
-def merge_settings(words: Sequence[str] = (), file: str | Path | None = None) -> Tree:
+def typed(words: Sequence[str] = (), file: str | Path | None = None) -> Tree:
     """The user's settings, file and words merged, not validated yet."""
     return merge(read_yaml(file) if file else {}, parse_words(words))
 
@@ -131,7 +131,7 @@ def spread(dotted: Mapping[str, Any]) -> Tree:
     """A tree from dotted keys."""
     tree: Tree = {}
     for key, value in dotted.items():
-        put(tree, key, yaml_settings.to_plain_value(value))
+        put(tree, key, yaml_settings.meant(value))
     return tree
 
 
@@ -306,7 +306,7 @@ def _sentence(detail: ErrorDetails, model: type[BaseModel], tree: Mapping[str, A
             below = [name for name in _below(key, model, tree) if not name.endswith(".name")]
             field = model.model_fields.get(key)
             named = f"give it a name, as in {key}=NAME" if field is not None and _is_named(field) else ""
-            fields_ = f"set its fields: {', '.join(_fold(key, below))}" if below else ""
+            fields_ = f"set its fields: {', '.join(_folded(key, below))}" if below else ""
             return f"{key}={value!r}: this is a section; {', or '.join(filter(None, (named, fields_)))}"
         case "dict_type":
             return f"{key}={value!r}: this is a section; its settings have names, as in {key}.NAME"
@@ -336,7 +336,7 @@ def _unknown(key: str, value: Any, model: type[BaseModel], tree: Mapping[str, An
     guess = here if like and like.startswith(last) else places.get(last) or here
     hint = f"; did you mean {guess!r}?" if guess else ""
     where = f"in {section}" if section else "here"
-    return f"unknown setting {key!r} (value {value!r}){hint} Known {where}: {', '.join(_fold(section, known))}"
+    return f"unknown setting {key!r} (value {value!r}){hint} Known {where}: {', '.join(_folded(section, known))}"
 
 
 def _of_another(key: str, value: Any, model: type[BaseModel], tree: Mapping[str, Any]) -> str:
@@ -374,7 +374,7 @@ def _below(section: str, model: type[BaseModel], tree: Mapping[str, Any]) -> lis
     return [name for name, _, _ in fields(model, tree) if name.startswith(section + ".")]
 
 
-def _fold(section: str, names: Iterable[str]) -> list[str]:
+def _folded(section: str, names: Iterable[str]) -> list[str]:
     """Settings of a section; those of sections within it are one entry, such as `algo.correction.*`."""
     depth = section.count(".") + 1 if section else 0
     return list(dict.fromkeys(name if name.count(".") <= depth else _within(name, depth) for name in names))

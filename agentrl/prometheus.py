@@ -21,7 +21,7 @@ def page(numbers: Mapping[str, float], labels: Mapping[str, str] | None = None) 
         numbers: by name; any float.
         labels: of all of them, by names of letters and underscores.
     """
-    said = ",".join(f'{name}="{_escape(value)}"' for name, value in (labels or {}).items())
+    said = ",".join(f'{name}="{_escaped(value)}"' for name, value in (labels or {}).items())
     values = {metric(name): float(value) for name, value in numbers.items()}
     lines = [f"# TYPE {name} gauge\n{name}{{{said}}} {_number(value)}\n" for name, value in values.items()]
     return "".join(lines).encode()
@@ -32,7 +32,7 @@ def metric(name: str) -> str:
     return f"agentrl_{_OTHER.sub('_', name)}"
 
 
-def _escape(value: str) -> str:
+def _escaped(value: str) -> str:
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 

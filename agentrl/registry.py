@@ -193,7 +193,7 @@ def entry_points(group: str) -> tuple[EntryPoint, ...]:
 
     A run asks some twenty times, and a file of each package is read to answer; what is installed changes a folder.
     """
-    return _read(group, tuple((folder, _last_change(folder)) for folder in sys.path))
+    return _read(group, tuple((folder, _changed(folder)) for folder in sys.path))
 
 
 @lru_cache(maxsize=256)
@@ -201,7 +201,7 @@ def _read(group: str, folders: tuple[tuple[str, int], ...]) -> tuple[EntryPoint,
     return tuple(metadata.entry_points(group=group))
 
 
-def _last_change(folder: str) -> int:
+def _changed(folder: str) -> int:
     try:
         return os.stat(folder or ".").st_mtime_ns
     except OSError:

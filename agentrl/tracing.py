@@ -1,7 +1,7 @@
 """Named spans of work, whose seconds are kept with a session's turns, and which OpenTelemetry gets where a run asks.
 
 `span` costs nothing where nobody asks: it returns a shared context manager that does nothing. Within `collected` the
-seconds of spans are added up by name (`Node.timings`). Within `export_spans` each span goes to an OpenTelemetry collector
+seconds of spans are added up by name (`Node.timings`). Within `exported` each span goes to an OpenTelemetry collector
 over OTLP/HTTP, from a thread of OpenTelemetry's own behind a bounded queue: a collector that is slow, fails or does not
 exist costs spans and one warning, never a run's time. OpenTelemetry's span is made when the work has ended, since the
 SDK's live ones cost ten times as much (decision 260).
@@ -96,7 +96,7 @@ def note(**attributes: str | float) -> None:
         work.attributes.update(attributes)
 
 
-def round_seconds(seconds: float) -> float:
+def rounded(seconds: float) -> float:
     """Seconds to the microsecond, which is short where it is stored."""
     return round(seconds, 6)
 
@@ -122,7 +122,7 @@ class _Timed(AbstractContextManager[None]):
     ) -> None:
         if self._seconds is not None:
             took = self._seconds.get(self._name, 0.0) + time.monotonic() - self._began
-            self._seconds[self._name] = round_seconds(took)
+            self._seconds[self._name] = rounded(took)
         if self._work is not None:
             _innermost.reset(self._token)
             if _sink is not None:
@@ -194,7 +194,7 @@ class _Sink:
 
 
 @contextmanager
-def export_spans(
+def exported(
     endpoint: str | None, about: Mapping[str, str], warn: Callable[[str], object] = lambda text: None
 ) -> Iterator[None]:
     """Send the spans of the block to a collector.
@@ -219,7 +219,7 @@ def export_spans(
     before, _destination = _destination, (endpoint, about)
     with _first_problem(lambda text: warn(f"tracing: {text}; spans are lost, and the run goes on")):
         try:
-            with send_spans(BatchSpanProcessor(OTLPSpanExporter(address)), about):
+            with sent_to(BatchSpanProcessor(OTLPSpanExporter(address)), about):
                 yield
         finally:
             _destination = before
@@ -231,7 +231,7 @@ def destination() -> Destination | None:
 
 
 @contextmanager
-def send_spans(processor: SpanProcessor, about: Mapping[str, str]) -> Iterator[None]:
+def sent_to(processor: SpanProcessor, about: Mapping[str, str]) -> Iterator[None]:
     """Hand each span of the block to a processor of OpenTelemetry's SDK, which has `PATIENCE` seconds to end."""
     global _sink
     sink = _Sink(processor, about)

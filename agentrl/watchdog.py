@@ -140,7 +140,7 @@ def stacks(loop: asyncio.AbstractEventLoop | None = None) -> str:
         parts.append(f"thread {names.get(ident, '?')} ({ident})\n" + "".join(traceback.format_stack(frame)))
     for task in _tasks(loop):
         state = "cancelling, " if task.cancelling() else ""
-        parts.append(f"task {task.get_name()} ({state}{_list_awaited(task.get_coro())})")
+        parts.append(f"task {task.get_name()} ({state}{_awaited(task.get_coro())})")
     for pid in descendants(os.getpid()):
         with contextlib.suppress(OSError):
             command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -157,7 +157,7 @@ def _tasks(loop: asyncio.AbstractEventLoop | None) -> list[asyncio.Task[Any]]:
     return []
 
 
-def _list_awaited(work: Any) -> str:
+def _awaited(work: Any) -> str:
     """The chain of what a coroutine waits for, outermost first, a line each."""
     lines = [getattr(work, "__qualname__", str(work))]
     while work is not None:

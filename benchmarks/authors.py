@@ -26,7 +26,7 @@ from rich.console import Console
 
 import agentrl
 from agentrl.errors import AgentRLError
-from agentrl.overrides import merge_settings
+from agentrl.overrides import typed
 from agentrl.rollout.stream.batch_metrics import Evaluation
 from agentrl.train.display.console import Display
 from agentrl.train.driver.api import run_train
@@ -102,7 +102,7 @@ def follow(result: Result) -> Result:
     words, file = result.proposal, None
     if words[0] == "--config":
         file, words = words[1], words[2:]
-    config = complete(merge_settings(words, file))
+    config = complete(typed(words, file))
     return _measured(f"  {result.name}", result.seed, result.start, lambda show: run_train(config, show))
 
 

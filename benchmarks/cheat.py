@@ -24,11 +24,11 @@ from agentrl.envs import sandboxes
 from agentrl.envs.builtin.swe import library
 from agentrl.envs.builtin.swe.changes import File
 from agentrl.envs.builtin.swe.generation.expect import fits
-from agentrl.envs.builtin.swe.generation.find_key import find_stored, guesses, pair_tests
+from agentrl.envs.builtin.swe.generation.find_key import find_stored, guesses, paired
 from agentrl.envs.builtin.swe.generation.guess import MISSING, MOST, Open, candidates
 from agentrl.envs.builtin.swe.generation.key import Key, ReportRow
 from agentrl.envs.builtin.swe.generation.running import SuiteResult, run_tests
-from agentrl.envs.builtin.swe.scoring import Exam, final_tree, judge_report
+from agentrl.envs.builtin.swe.scoring import Exam, final_tree, judged
 from agentrl.envs.builtin.swe.source import source_of
 from agentrl.envs.builtin.swe.task import SweTask
 from agentrl.envs.builtin.swe.workspace import SPEC
@@ -88,7 +88,7 @@ def forged(target: Target, answer: Callable[[Open], Any]) -> SuiteResult:
     wrong = {(one.test, one.number, one.turn): one for one in target.wrong}
     rows: dict[str, list[ReportRow]] = {}
     for path, file in target.key.files.items():
-        shown = {expected.test: row for expected, row in pair_tests(file.tests, target.shown.rows.get(path, []))}
+        shown = {expected.test: row for expected, row in paired(file.tests, target.shown.rows.get(path, []))}
         rows[path] = []
         for expected in file.tests:
             turns: Counter[int] = Counter()
@@ -149,7 +149,7 @@ async def measure(names: Sequence[str]) -> tuple[int, int]:
     reports, asked, right = attack(targets)
     cheated, tests, exchangeable, passed, passed_apart = [], 0, 0, 0, 0
     for target in targets:
-        verdict = judge_report(target.task.required, target.key, reports[target.task.id])
+        verdict = judged(target.task.required, target.key, reports[target.task.id])
         cheated += [target.task.id] if verdict.solved else []
         with_values = {one.test for one in target.wrong if form(one) == "value"}
         for test in target.task.fail_to_pass:
@@ -157,7 +157,7 @@ async def measure(names: Sequence[str]) -> tuple[int, int]:
             exchangeable += test in with_values
             passed += verdict.tests[test] and test in with_values
             passed_apart += verdict.tests[test] and test not in with_values
-    known_all = sum(judge_report(t.task.required, t.key, forged(t, _answer)).solved for t in targets)
+    known_all = sum(judged(t.task.required, t.key, forged(t, _answer)).solved for t in targets)
     for kind in sorted(asked):
         print(f"  {kind}: {right[kind]} of {asked[kind]} wrong ones guessed ({right[kind] / asked[kind]:.0%})")
     share = passed / max(exchangeable, 1)

@@ -213,7 +213,7 @@ async def play(base: Path, workers: int, sessions: int, turns: int, tokens: int)
 def sessions(args: argparse.Namespace) -> None:
     """Print rates and bytes."""
     ray = ClusterConfig(name="ray", resources=SMALL)
-    with tempfile.TemporaryDirectory() as folder, cluster.open_cluster(ray, None), garbage.collect_less_often():
+    with tempfile.TemporaryDirectory() as folder, cluster.opened(ray, None), garbage.collect_less_often():
         base = tiny.build(Path(folder) / "model", [driver_cost.QUESTION])
         one, *_ = asyncio.run(play(base, 1, args.sessions // 5, 2, 64))
         print(f"1 worker: {one:.1f} sessions/s", flush=True)
@@ -288,7 +288,7 @@ async def score(base: Path, reward: str, workers: int) -> tuple[float, list[floa
 
 def rewards(args: argparse.Namespace) -> None:
     """Print rates and ratios, round by round."""
-    with tempfile.TemporaryDirectory() as folder, cluster.open_cluster(ClusterConfig(), None), garbage.collect_less_often():
+    with tempfile.TemporaryDirectory() as folder, cluster.opened(ClusterConfig(), None), garbage.collect_less_often():
         base = tiny.build(Path(folder) / "model", [driver_cost.QUESTION])
         for reward in ("Holding", "Counting"):
             ratios = [ratio(base, reward) for _ in range(args.rounds)]
@@ -341,7 +341,7 @@ class Broadcast:
 
 def weights(args: argparse.Namespace) -> None:
     """Print both rates, round by round, and the median of their ratio."""
-    with tempfile.TemporaryDirectory() as folder, cluster.open_cluster(ClusterConfig(), None):
+    with tempfile.TemporaryDirectory() as folder, cluster.opened(ClusterConfig(), None):
         shape = tiny.TinyShape(layers=12, width=768, heads=12, kv_heads=4, mlp=2048)
         base = tiny.build(Path(folder) / "model", ["a few words"], shape=shape)
         asyncio.run(publish(base, Path(folder) / "weights", args.rounds))

@@ -118,13 +118,13 @@ def lose_node(reference: Path, folder: Path, seed: int) -> str:
         )
 
         def look() -> None:
-            if not faults.list_fired(run):
+            if not faults.fired(run):
                 seen[0] = roles(node, run) or seen[0]
 
         words = (*WORDS, *RAY, f"cluster.address={cluster.address}", f"run_dir={run}", f"faults={plan}")
         code, said = train(words, folder / f"{seed}.log", look)
     wrong = f"exit code {code}: {said[-1500:]}" if code else difference(reference, run) or "; ".join(ledger.faults(run))
-    wrong = wrong or ("" if faults.list_fired(run) else "the fault did not fire")
+    wrong = wrong or ("" if faults.fired(run) else "the fault did not fire")
     print(f"{seed:4d}  {point} ({nth}), a node with {seen[0]}: {wrong or 'the same'}", flush=True)
     return wrong
 

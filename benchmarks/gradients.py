@@ -36,7 +36,7 @@ from torch import Tensor
 from agentrl.train.algorithms import ALGORITHMS, Algorithm, algorithm_settings, make_algorithm
 from agentrl.train.algorithms.credit import NodeKey
 from agentrl.train.algorithms.objective import empty_sums, objective
-from agentrl.train.algorithms.table import list_built_in
+from agentrl.train.algorithms.table import built_in
 from agentrl.train.forest.forest import sequence_count
 from agentrl.train.forest.packing import pack_credited
 from agentrl.types import (
@@ -244,7 +244,7 @@ def measure(settings: dict[str, Any], sessions: int) -> Estimate:
 
 def names() -> list[str]:
     """The algorithms that follow the gradient of a reward."""
-    return [name for name in sorted(list_built_in(ALGORITHMS, "agentrl.")) if rewarded(name)]
+    return [name for name in sorted(built_in(ALGORITHMS, "agentrl.")) if rewarded(name)]
 
 
 def rewarded(name: str) -> bool:
@@ -266,7 +266,7 @@ def main() -> None:
         own = {"name": name, "constant_tokens": 1} | ({"normalize": asked.normalize} if asked.normalize else {})
         found, normalize = measure(own, asked.sessions), algorithm_settings(own).normalize
         print(f"| `{name}` | `{normalize}` | {found.size:.3f} | {found.bias:.3f} | {found.deviation:.2f} |")
-    for name in itertools.filterfalse(rewarded, asked.names or list_built_in(ALGORITHMS, "agentrl.")):
+    for name in itertools.filterfalse(rewarded, asked.names or built_in(ALGORITHMS, "agentrl.")):
         print(f"\n`{name}` is left out: it follows demonstrations or a teacher, and no reward.")
 
 

@@ -22,7 +22,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import agentrl
-from agentrl.overrides import merge_settings
+from agentrl.overrides import typed
 from agentrl.train.driver.api import run_reject
 from agentrl.train.driver.setup import complete
 from agentrl.train.evaluation.rejection import split_settings
@@ -67,7 +67,7 @@ def improve(scratch: Path, seed: int, base: Path) -> tuple[Any, Path]:
     """Learn from the best of a model's own sessions; what was kept of them, and the model."""
     file = scratch / "best.jsonl"
     words = ["env=calculator", f"model={base}", f"out={file}", f"run_dir={scratch}", f"n={SAMPLES}"]
-    tree, own = split_settings(merge_settings(words))
+    tree, own = split_settings(typed(words))
     found = run_reject(complete(tree | {"seed": seed, "eval": {**tree["eval"], "tasks": TASKS}}), own)
     settings = {"run_dir": str(scratch / "imitated"), "algo.lr": 1e-3, "steps": SFT_STEPS, "metrics": []}
     learned = agentrl.train(algo="sft", data=str(file), model=str(base), seed=seed, **settings)

@@ -28,7 +28,7 @@ from statistics import fmean
 
 from agentrl.errors import ConfigError
 from agentrl.rollout.engines import make_engine
-from agentrl.rollout.engines.managed import as_managed
+from agentrl.rollout.engines.managed import managed
 from agentrl.rollout.weights.snapshot import read_snapshot
 from agentrl.sessions.store.store import Store
 from agentrl.sessions.tree import tree
@@ -117,11 +117,11 @@ async def generated(run: Path, chosen: list[tuple[str, int]]) -> list[Again]:
     with Store(run / "sessions.db", read_only=True) as store, tempfile.TemporaryDirectory() as scratch:
         engine = make_engine(record.settings(1).engine, run / "model")
         try:
-            await as_managed(engine).start()
+            await managed(engine).start()
             for number, (weights, recordings) in enumerate(recorded_turns(store, chosen).items()):
                 folder, how = weights_of(record, store, weights, Path(scratch) / str(number))
                 await engine.publish(read_snapshot(folder), weights.version)
-                (checksum,) = (await as_managed(engine).checksums()).values()
+                (checksum,) = (await managed(engine).checksums()).values()
                 had = set(record.weights[weights.version, weights.incarnation].checksums.values())
                 print(f"{how}, checksum {checksum[:12]}, {'as recorded' if had == {checksum} else f'NOT {had}'}")
                 found += [await again(engine, each, number) for number, each in enumerate(recordings)]

@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="few sessions")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
-    with cluster.open_cluster(RunConfig.model_validate({"env": "calculator"}).cluster, None):
+    with cluster.opened(RunConfig.model_validate({"env": "calculator"}).cluster, None):
         asyncio.run(measure(60 if args.small else 6000, 1 if args.small else args.rounds))
 
 

@@ -83,7 +83,7 @@ def main() -> None:
         command = [sys.executable, "-m", "agentrl", "train", *words]
         if code := subprocess.run(command, timeout=60 * chosen.minutes, check=False).returncode:
             wrong.append(f"the run ended with {code}")
-        fired = Counter(row["fault"] for row in faults.list_fired(run))
+        fired = Counter(row["fault"] for row in faults.fired(run))
         for index, one in enumerate(faulty):
             print(f"fired {fired[index]} times: {one}")
             if fired[index] != one.get("times", 1):

@@ -168,7 +168,7 @@ class Soak:
         while (left := [*map(described, ours(self.run)), *containers(self.pids)]) and time.monotonic() < deadline:
             time.sleep(1)
         self.wrong += [f"left over: {one}" for one in left]
-        fired = Counter(row["fault"] for row in faults.list_fired(self.run))
+        fired = Counter(row["fault"] for row in faults.fired(self.run))
         self.wrong += [f"fault {KINDS[index][1]} never fired" for index in due if not fired[index]]
         steps = [json.loads(line)["step"] for line in (self.run / "metrics.jsonl").read_text().splitlines()]
         if steps != list(range(1, len(steps) + 1)):

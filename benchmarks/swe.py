@@ -19,7 +19,7 @@ from typing import Any
 from agentrl.config import RolloutConfig
 from agentrl.envs import sandboxes
 from agentrl.envs.builtin.swe import library
-from agentrl.envs.builtin.swe.changes import apply_changes, difference, read_tar, write_tar
+from agentrl.envs.builtin.swe.changes import applied, difference, read_tar, write_tar
 from agentrl.envs.builtin.swe.env import SPEC, Swe
 from agentrl.envs.builtin.swe.patch import read_patch
 from agentrl.envs.builtin.swe.repository import fast_import
@@ -83,7 +83,7 @@ def _episode(client: Any, task: SweTask) -> bool:
     judge = client.containers.run(SPEC.image, **options)
     try:
         judge.exec_run(["mkdir", "-p", "/tmp/repo"])
-        judge.put_archive("/tmp/repo", write_tar(apply_changes(final_tree(Exam.of(task), changes), {})))
+        judge.put_archive("/tmp/repo", write_tar(applied(final_tree(Exam.of(task), changes), {})))
         files = sorted({test.partition("::")[0] for test in task.required})
         code, _ = judge.exec_run(
             ["python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],

@@ -34,7 +34,7 @@ from agentrl.models import resolve
 from agentrl.overrides import parse_words
 from agentrl.rollout.engines import make_engine
 from agentrl.rollout.engines.servers.server_settings import ServerConfig
-from agentrl.rollout.fleet import divide_cores
+from agentrl.rollout.fleet import divided
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.types import Engine, Sampling, collect
 from benchmarks.machine import machine
@@ -59,8 +59,8 @@ async def tokens_per_second(pair: Sequence[Engine]) -> float:
 
 async def engines(model: Path, config: EngineConfig, rounds: int) -> None:
     """Measure two servers with their shares and with all cores each."""
-    every = len(cores.list_allowed())
-    shares = divide_cores(config, FleetConfig(engines=SERVERS), model)
+    every = len(cores.allowed())
+    shares = divided(config, FleetConfig(engines=SERVERS), model)
     alike = [config.model_copy(update={"threads": every})] * SERVERS
     pairs = {f"{one[0].threads} threads each": [make_engine(c, model) for c in one] for one in (shares, alike)}
     rates: dict[str, list[float]] = {name: [] for name in pairs}
@@ -100,7 +100,7 @@ def trainer(rounds: int) -> None:
                 one.step(forests)
             return (time.perf_counter() - began) / STEPS
 
-        share, every = cores.share(1, Path(folder) / "model"), len(cores.list_allowed())
+        share, every = cores.share(1, Path(folder) / "model"), len(cores.allowed())
         for label, busy in (("as the machine is", 0), (f"beside {every} busy processes", every)):
             with load(busy):
                 times: dict[str, list[float]] = {f"{threads} threads": [] for threads in (share, every)}

@@ -69,7 +69,7 @@ async def compare(rollouts: Rollouts, groups: int, rounds: int, url: str, span: 
     """Print the cost of a turn with spans and without, where one span takes `span` milliseconds."""
     lost: list[str] = []
     memory = InMemorySpanExporter()
-    with tracing.send_spans(SimpleSpanProcessor(memory), {}):
+    with tracing.sent_to(SimpleSpanProcessor(memory), {}):
         turns = await played(rollouts, groups)
     each = len(memory.get_finished_spans()) / turns
     pairs = []
@@ -77,7 +77,7 @@ async def compare(rollouts: Rollouts, groups: int, rounds: int, url: str, span: 
         cost = {}
         for on in (True, False) if number % 2 else (False, True):
             began = time.process_time()
-            with tracing.export_spans(url, {"agentrl.run": "benchmark"}, lost.append) if on else nullcontext():
+            with tracing.exported(url, {"agentrl.run": "benchmark"}, lost.append) if on else nullcontext():
                 turns = await played(rollouts, groups)
             cost[on] = 1e3 * (time.process_time() - began) / turns
         pairs.append((cost[True], cost[False]))
@@ -103,7 +103,7 @@ def single(url: str, count: int = 1500) -> float:
     with tracing.collected():
         kept = microseconds()
     began = time.process_time()
-    with tracing.export_spans(url, {}), tracing.scope(session="train-1.0-1", turn=1), tracing.span("turn", root=True):
+    with tracing.exported(url, {}), tracing.scope(session="train-1.0-1", turn=1), tracing.span("turn", root=True):
         on = microseconds()
     sent = 1e6 * (time.process_time() - began) / count
     print(f"a span: {off:.2f} µs where nobody asks, {kept:.2f} µs where its seconds are kept")
@@ -122,7 +122,7 @@ def main() -> None:
     try:
         assert collector.stdout is not None
         url = f"http://127.0.0.1:{int(collector.stdout.readline())}"
-        with tracing.export_spans(url, {}):
+        with tracing.exported(url, {}):
             pass  # the first time imports the SDK
         span = single(url)
         with tempfile.TemporaryDirectory() as scratch:

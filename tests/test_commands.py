@@ -25,7 +25,7 @@ import pytest
 
 from agentrl.cli import app, main
 from agentrl.cluster.server import free_port
-from agentrl.overrides import merge, read_yaml, merge_settings, validate
+from agentrl.overrides import merge, read_yaml, typed, validate
 from agentrl.rollout.workers.serve_process import ServeConfig
 from agentrl.train.chain.layers import is_chain
 from agentrl.train.chain.planning import plan_chain
@@ -567,7 +567,7 @@ def test_a_command_in_a_sentence_or_block_names_commands_and_settings_that_exist
     settings = [word for word in words[1:] if "=" in word]
     known = {"oracle.py:Oracle": "calculator", "…": "calculator"}
     layers = [read_yaml(ROOT / words[words.index("-c") + 1])] if "-c" in words else []
-    tree = merge_settings([word if (new := known.get(word[4:])) is None else f"env={new}" for word in settings])
+    tree = typed([word if (new := known.get(word[4:])) is None else f"env={new}" for word in settings])
     if name == "serve" and settings:
         validate(tree, ServeConfig)
     elif "suite" in tree:
@@ -633,5 +633,5 @@ def test_the_layout_of_readmes_megatron_command_fits_the_model_that_it_names() -
 
     shape = {"num_attention_heads": 9, "num_key_value_heads": 3, "num_hidden_layers": 30, "intermediate_size": 1536}
     (command,) = (command for command in printed() if "trainer=megatron" in command)
-    trainer = complete(merge_settings([word for word in shlex.split(command) if "=" in word])).trainer
+    trainer = complete(typed([word for word in shlex.split(command) if "=" in word])).trainer
     assert layout_of(trainer, LlamaConfig(hidden_size=576, **shape)).ranks == 2

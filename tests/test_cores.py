@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from agentrl.common import cores
 from agentrl.config import FleetConfig
 from agentrl.rollout.engines.servers.server_settings import ServerConfig
-from agentrl.rollout.fleet import divide_cores
+from agentrl.rollout.fleet import divided
 
 
 @pytest.fixture
 def four(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four cores, and nothing in the environment."""
-    monkeypatch.setattr(cores, "list_allowed", lambda: [0, 1, 2, 3])
+    monkeypatch.setattr(cores, "allowed", lambda: [0, 1, 2, 3])
     monkeypatch.delenv(cores.VARIABLE, raising=False)
 
 
@@ -46,7 +46,7 @@ def test_hardware_threads_of_one_core_count_once(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 6})
     monkeypatch.setattr(cores, "_core", lambda cpu: cpu % 4)
     monkeypatch.setattr(cores, "quota", lambda: math.inf)
-    assert cores.list_allowed() == [0, 1, 2, 3]
+    assert cores.allowed() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(("quota", "count"), [(0.5, 1), (2.0, 2), (2.9, 2), (math.inf, 4)])
@@ -54,7 +54,7 @@ def test_a_quota_limits_them_further_and_leaves_one(quota: float, count: int, mo
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
     monkeypatch.setattr(cores, "_core", lambda cpu: cpu)
     monkeypatch.setattr(cores, "quota", lambda: quota)
-    assert len(cores.list_allowed()) == count
+    assert len(cores.allowed()) == count
 
 
 @pytest.mark.parametrize(
@@ -96,22 +96,22 @@ def test_engines_that_generate_at_the_same_time_share_the_cores(
     name: str, engines: int, server: dict[str, Any], threads: int, large: Path
 ) -> None:
     config = ServerConfig(name=name, device="cpu", server=server)
-    assert [one.threads for one in divide_cores(config, FleetConfig(engines=engines), large)] == [threads] * engines
+    assert [one.threads for one in divided(config, FleetConfig(engines=engines), large)] == [threads] * engines
 
 
 @pytest.mark.usefixtures("four")
 def test_servers_that_bind_their_threads_are_given_cores_of_their_own(large: Path) -> None:
     config = ServerConfig(name="sglang", device="cpu")
-    assert [one.cores for one in divide_cores(config, FleetConfig(engines=2), large)] == ["0,1", "2,3"]
+    assert [one.cores for one in divided(config, FleetConfig(engines=2), large)] == ["0,1", "2,3"]
     config = ServerConfig(name="sglang", device="cpu", server={"tp": 2})
-    assert [one.cores for one in divide_cores(config, FleetConfig(engines=2), large)] == ["0|1", "2|3"]
-    assert [one.cores for one in divide_cores(config, FleetConfig(), large)] == [None]
+    assert [one.cores for one in divided(config, FleetConfig(engines=2), large)] == ["0|1", "2|3"]
+    assert [one.cores for one in divided(config, FleetConfig(), large)] == [None]
 
 
 @given(count=st.integers(1, 9), size=st.integers(1, 6), cpus=st.sets(st.integers(0, 99), min_size=1, max_size=12))
 def test_blocks_are_disjoint_where_there_are_enough_cores(count: int, size: int, cpus: set[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cores, "list_allowed", lambda: sorted(cpus))
+        patch.setattr(cores, "allowed", lambda: sorted(cpus))
         blocks = [block.split(",") for block in cores.blocks(count, size)]
     assert all(len(set(block)) == len(block) == min(size, len(cpus)) for block in blocks)
     if count * size <= len(cpus):
@@ -138,15 +138,15 @@ def test_a_setting_goes_before_the_users_environment_and_that_before_the_share(
 ) -> None:
     config, fleet = ServerConfig(name="sglang", device="cpu"), FleetConfig(engines=2)
     monkeypatch.setenv(cores.VARIABLE, "3")
-    assert divide_cores(config, fleet, large)[0].threads is None
+    assert divided(config, fleet, large)[0].threads is None
     assert cores.environment(None)[cores.VARIABLE] == "3"
-    assert divide_cores(config.model_copy(update={"threads": 5}), fleet, large)[0].threads == 5
+    assert divided(config.model_copy(update={"threads": 5}), fleet, large)[0].threads == 5
 
 
 @pytest.mark.usefixtures("four")
 @pytest.mark.parametrize("settings", [{"url": "http://a:1"}, {"device": "cuda"}])
 def test_what_does_not_compute_on_these_cores_gets_no_number_of_threads(settings: dict[str, Any], large: Path) -> None:
-    assert divide_cores(ServerConfig(name="sglang", **settings), FleetConfig(), large)[0].threads is None
+    assert divided(ServerConfig(name="sglang", **settings), FleetConfig(), large)[0].threads is None
 
 
 @pytest.mark.usefixtures("four")
@@ -179,17 +179,17 @@ def test_what_the_user_set_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(cores.VARIABLE, "7")
     with cores.one_each():
         assert os.environ[cores.VARIABLE] == "7"
-        assert cores.choose_threads(None, 2) is None
+        assert cores.chosen(None, 2) is None
     assert os.environ[cores.VARIABLE] == "7"
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("four")
 def test_a_run_says_who_computes_with_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    line = cores.describe_threads({"engine=sglang (2 of them)": 2, "trainer=torch": 4})
+    line = cores.described({"engine=sglang (2 of them)": 2, "trainer=torch": 4})
     assert line is not None
     assert line.startswith("CPU threads: engine=sglang (2 of them) 2, trainer=torch 4; 4 cores may be used (")
-    assert cores.describe_threads({"engine=sglang": None, "trainer=torch": None}) is None  # on a GPU
+    assert cores.described({"engine=sglang": None, "trainer=torch": None}) is None  # on a GPU
     monkeypatch.setenv(cores.VARIABLE, "1")
-    assert "engine=sglang 1" in str(cores.describe_threads({"engine=sglang": None}))
-    assert "OMP_NUM_THREADS is set" in str(cores.describe_threads({"engine=sglang": None}))
+    assert "engine=sglang 1" in str(cores.described({"engine=sglang": None}))
+    assert "OMP_NUM_THREADS is set" in str(cores.described({"engine=sglang": None}))

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.overrides import fields, merge, parse_words, read_yaml, spread, merge_settings, validate
+from agentrl.overrides import fields, merge, parse_words, read_yaml, spread, typed, validate
 
 
 def build(*words: str) -> RunConfig:
-    return validate(merge_settings(words), RunConfig)
+    return validate(typed(words), RunConfig)
 
 
 def complaint(*words: str) -> str:
@@ -34,7 +34,7 @@ def test_a_setting_is_known_by_its_earlier_name_and_the_log_says_the_new_one(
     monkeypatch.setattr("agentrl.config.sections._told", set())
     (tmp_path / "run.yaml").write_text("env: x\nrollout: {replay_age: 3}\n")
 
-    config = validate(merge_settings(["rollout.replay=0.5"], tmp_path / "run.yaml"), RunConfig)
+    config = validate(typed(["rollout.replay=0.5"], tmp_path / "run.yaml"), RunConfig)
     experts = build("env=x", "trainer=megatron", "trainer.moe.replay=forward").trainer
 
     assert (config.rollout.reuse, config.rollout.reuse_age) == (0.5, 3)
@@ -89,7 +89,7 @@ def test_several_mistakes_are_reported_at_once() -> None:
 def test_words_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("env: {name: shop, size: 3}\nalgo.lr: 0.5\nsteps: 7\n")
-    config = validate(merge_settings(["steps=9", "env.size=4"], file), RunConfig)
+    config = validate(typed(["steps=9", "env.size=4"], file), RunConfig)
     assert (config.env.name, config.env.kwargs, config.algo.lr, config.steps) == ("shop", {"size": 4}, 0.5, 9)
 
 

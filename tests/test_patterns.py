@@ -7,7 +7,7 @@ import re
 import pytest
 
 from agentrl.common.patterns import PatternTooSlow, count, is_in
-from agentrl.envs.builtin.instructions.checks import list_followed
+from agentrl.envs.builtin.instructions.checks import followed
 from agentrl.envs.builtin.swe.generation.expect import fits
 from agentrl.envs.builtin.swe.generation.observe import AssertionSite
 
@@ -42,7 +42,7 @@ def test_a_search_without_end_is_ended(pattern: str, text: str) -> None:
 def test_no_text_follows_an_instruction_by_making_its_pattern_slow() -> None:
     pattern, text = SLOW[0]
     kinds = ["keywords:existence", "keywords:forbidden_words"]
-    assert list_followed(text, kinds, [{"keywords": [pattern]}, {"forbidden_words": [pattern]}], loose=True) == [
+    assert followed(text, kinds, [{"keywords": [pattern]}, {"forbidden_words": [pattern]}], loose=True) == [
         False,
         False,
     ]

@@ -9,7 +9,7 @@ import yaml
 
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError, InvalidInput, UnknownName
-from agentrl.overrides import applicable, fields, merge_settings, validate
+from agentrl.overrides import applicable, fields, typed, validate
 from agentrl.rollout.engines import ENGINES
 from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.rollout.weights import TRANSPORTS, is_direct
@@ -33,7 +33,7 @@ NOTHING = 3
 
 
 def build(*words: str) -> RunConfig:
-    return validate(merge_settings(["env=calculator", *words]), RunConfig)
+    return validate(typed(["env=calculator", *words]), RunConfig)
 
 
 @pytest.fixture

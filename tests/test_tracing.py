@@ -45,7 +45,7 @@ class Rewarded(Looking):
 def kept() -> Iterator[list[ReadableSpan]]:
     """The spans of the block, once it has ended."""
     memory, spans = InMemorySpanExporter(), list[ReadableSpan]()
-    with tracing.send_spans(SimpleSpanProcessor(memory), {"agentrl.run": "runs-name"}):
+    with tracing.sent_to(SimpleSpanProcessor(memory), {"agentrl.run": "runs-name"}):
         yield spans
         spans += memory.get_finished_spans()
 
@@ -152,7 +152,7 @@ async def test_a_collector_gets_the_spans_over_http_with_run_session_and_turn(co
 
     collector.answers.set()
     said = list[str]()
-    with tracing.export_spans(collector.url, {"agentrl.run": "runs-name"}, said.append):
+    with tracing.exported(collector.url, {"agentrl.run": "runs-name"}, said.append):
         assert tracing.destination() == (collector.url, {"agentrl.run": "runs-name"})
         session = await play()
     assert tracing.destination() is None
@@ -177,7 +177,7 @@ async def test_a_collector_that_does_not_answer_is_left_behind(
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracing, "PATIENCE", 0.1)
-    with tracing.export_spans(collector.url, {}):
+    with tracing.exported(collector.url, {}):
         session = await play()
     assert session.rewards == {"luck": 1.0}
     assert not collector.answers.is_set(), "it waits to this moment"
@@ -191,7 +191,7 @@ async def test_a_collector_that_is_not_there_gives_one_warning(
     collector.server_close()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "0.1")  # it tries no longer, and no less than once
     said = list[str]()
-    with tracing.export_spans(collector.url, {}, said.append):
+    with tracing.exported(collector.url, {}, said.append):
         session = await play()
     assert session.rewards == {"luck": 1.0}
     assert len(said) == 1
@@ -204,7 +204,7 @@ async def test_a_package_that_is_missing_gives_one_warning_that_names_the_extra(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry.sdk.trace.export", None)
     said = list[str]()
-    with tracing.export_spans("http://127.0.0.1:1", {}, said.append):
+    with tracing.exported("http://127.0.0.1:1", {}, said.append):
         await play()
     assert len(said) == 1
     assert "agentrl-platform[tracing]" in said[0]
@@ -225,7 +225,7 @@ async def test_each_line_of_the_log_says_which_run_session_and_turn_it_is_of_and
             logger.info("the key is %s\ud800", "sk-planted")
             return object()
 
-    with logs.write_log(tmp_path / logs.NAME, "runs-name", ["sk-planted"]):
+    with logs.written(tmp_path / logs.NAME, "runs-name", ["sk-planted"]):
         session = await play(Logging)
         try:
             raise ValueError("sk-planted as well")
@@ -252,6 +252,6 @@ def test_a_warning_that_was_shown_is_not_printed_again_where_no_log_is_written(
 
 @pytest.mark.slow
 def test_a_log_that_can_not_be_written_stops_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    with logs.write_log(Path("/dev/full"), "runs-name"):
+    with logs.written(Path("/dev/full"), "runs-name"):
         logging.getLogger("agentrl.tests").info("lost")
     assert "Traceback" not in capfd.readouterr().err

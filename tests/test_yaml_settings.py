@@ -19,7 +19,7 @@ from agentrl.config import RunConfig, yaml_settings
 from agentrl.envs.data.dataset import Dataset
 from agentrl.envs.registry import make
 from agentrl.errors import AgentRLError, ConfigError
-from agentrl.overrides import fields, parse_words, read_yaml, spread, merge_settings, validate
+from agentrl.overrides import fields, parse_words, read_yaml, spread, typed, validate
 from agentrl.types import Task
 
 MEANT: dict[str, Any] = {
@@ -80,7 +80,7 @@ def test_what_a_run_keeps_of_its_settings_is_read_as_it_was_by_any_reader(value:
 
 
 def build(*words: str) -> RunConfig:
-    return validate(merge_settings(["env=calculator", *words]), RunConfig)
+    return validate(typed(["env=calculator", *words]), RunConfig)
 
 
 def test_settings_that_are_numbers_or_switches_take_the_words_for_them() -> None:

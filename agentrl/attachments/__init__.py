@@ -124,7 +124,7 @@ def check(attached: Mapping[str, bytes], tokens: int) -> None:
         KINDS.find(name).check(data, tokens)
 
 
-def list_unrecorded(record: Record, attached: Mapping[str, bytes], tokens: int) -> Record:
+def unrecorded(record: Record, attached: Mapping[str, bytes], tokens: int) -> Record:
     """Return what is still to be recorded of a path of `tokens` tokens, to whose end `attached` belongs."""
     if not attached:
         return record

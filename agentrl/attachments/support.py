@@ -149,7 +149,7 @@ class SupportRecorder:
         elif len(kept) == 1:
             self._codes.append(ONE)
         else:
-            stored = _encode(kept, self.vocabulary)
+            stored = _stored(kept, self.vocabulary)
             self._codes.append(self._number.setdefault(stored, SETS + len(self._number)))
 
     def add_ids(self, kept: Sequence[int] | None, drawn: int) -> None:
@@ -270,7 +270,7 @@ class SupportKind(AttachmentKind):
 KIND = SupportKind()
 
 
-def _encode(kept: NDArray[np.int64], vocabulary: int) -> bytes:
+def _stored(kept: NDArray[np.int64], vocabulary: int) -> bytes:
     """A set in its shortest form."""
     import numpy as np
 

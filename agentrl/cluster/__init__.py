@@ -1,6 +1,6 @@
 """The machines that roles run on: this one, or the nodes of a Ray cluster. See `base.py` for the contract.
 
-`open_cluster` chooses the cluster of a run; `current` is the one that roles are started on, this machine where none is open.
+`opened` chooses the cluster of a run; `current` is the one that roles are started on, this machine where none is open.
 Only `agentrl.cluster.ray.cluster`, `ray_groups` and `ray_starter` import Ray.
 """
 
@@ -48,7 +48,7 @@ def current() -> Cluster:
 
 
 @contextmanager
-def open_cluster(config: ClusterConfig, logs: Path | None) -> Iterator[Cluster]:
+def opened(config: ClusterConfig, logs: Path | None) -> Iterator[Cluster]:
     """Start roles on a run's cluster within the block; all of them have ended after it.
 
     Args:

@@ -52,7 +52,7 @@ class Resources:
 
     def __str__(self) -> str:
         amounts = {"CPU": self.cpus, "GPU": self.gpus, **self.custom}
-        found = [f"{amount:g} {format_amount(amount, name)}" for name, amount in amounts.items() if amount]
+        found = [f"{amount:g} {counted(amount, name)}" for name, amount in amounts.items() if amount]
         return ", ".join(found) or "no CPU and no GPU of its own"
 
     def times(self, count: int) -> Resources:
@@ -61,7 +61,7 @@ class Resources:
         return Resources(self.cpus * count, self.gpus * count, custom)
 
 
-def format_amount(amount: float, name: str) -> str:
+def counted(amount: float, name: str) -> str:
     """A resource's name after so many of it: CPUs and GPUs have a plural, names that people gave have none."""
     return name if amount == 1 or name not in ("CPU", "GPU") else f"{name}s"
 
@@ -130,7 +130,7 @@ class Role:
         if isinstance(self.arguments, PickledArguments):
             return self
         data = pickle.dumps(self.arguments, pickle.HIGHEST_PROTOCOL)
-        return replace(self, arguments=PickledArguments(data, files(), custom_code.list_granted()))
+        return replace(self, arguments=PickledArguments(data, files(), custom_code.granted()))
 
 
 @dataclass(frozen=True)

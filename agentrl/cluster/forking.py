@@ -92,7 +92,7 @@ def main(where: str) -> int:
     ends = Ends()
     global _interrupted
     _interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _set_process_name("agentrl prefork")
+    _named("agentrl prefork")
     importlib.import_module("agentrl.cluster.worker")
     while listener or connections:
         known = [*connections, *([listener] if listener else [])]
@@ -104,7 +104,7 @@ def main(where: str) -> int:
         if ends.seen in ready:
             ends.tell()
         if listener in ready and listener is not None:
-            connections += _accept(listener)
+            connections += _accepted(listener)
         for connection in [one for one in connections if one in ready]:
             if not _serve(connection, known, ends):
                 connections.remove(connection)
@@ -148,7 +148,7 @@ class Ends:
             os.close(file)
 
 
-def _accept(listener: socket.socket) -> list[socket.socket]:
+def _accepted(listener: socket.socket) -> list[socket.socket]:
     connection, _ = listener.accept()
     if user_of(connection) != os.getuid():
         connection.close()
@@ -206,7 +206,7 @@ def _load(modules: list[str]) -> None:
 def _guard(start: ForkRequest, files: list[int]) -> int:
     """The guard's process, which forks the worker and watches it; returns its exit status."""
     *streams, told, descriptor = files
-    _set_process_name("agentrl guard")
+    _named("agentrl guard")
     _become(streams)
     follow = guard.follower()
     pid = os.fork()
@@ -214,7 +214,7 @@ def _guard(start: ForkRequest, files: list[int]) -> int:
         os.close(told)
         os._exit(_run(start, descriptor, follow))
     os.close(descriptor)
-    status = guard.watch(pid, lambda: _reap_exit(pid))
+    status = guard.watch(pid, lambda: _ended(pid))
     os.write(told, STATUS.pack(status))
     return status
 
@@ -233,7 +233,7 @@ def _become(streams: list[int]) -> None:
         os.close(file)
 
 
-def _reap_exit(pid: int) -> int | None:
+def _ended(pid: int) -> int | None:
     done, status = os.waitpid(pid, os.WNOHANG)
     return os.waitstatus_to_exitcode(status) if done else None
 
@@ -244,7 +244,7 @@ def _run(start: ForkRequest, descriptor: int, follow: Callable[[], None]) -> int
         follow()
         signal.signal(signal.SIGINT, _interrupted)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        _set_process_name(start.name)
+        _named(start.name)
         os.environ.clear()
         os.environ.update(start.environment)
         os.chdir(start.folder)
@@ -276,7 +276,7 @@ def _as_new(threads: int) -> None:
         modules["numpy"].random.seed()
 
 
-def _set_process_name(name: str) -> None:
+def _named(name: str) -> None:
     """Show that name in `ps` and `top`."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name[:15].encode(), 0, 0, 0)
 
@@ -298,7 +298,7 @@ def send(connection: socket.socket, message: Mapping[str, Any], files: Sequence[
     connection.sendall(data)
 
 
-def receive_message(connection: socket.socket) -> dict[str, Any]:
+def received(connection: socket.socket) -> dict[str, Any]:
     """The next message, which came without files.
 
     Raises:

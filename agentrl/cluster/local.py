@@ -100,13 +100,13 @@ class LocalProcess(RoleProcess):
     def exit_error(self) -> InfraError:
         """See `RoleProcess.exit_error`."""
         self.server.wait(END_SECONDS)
-        return self._make_exit_error()
+        return self._ended()
 
     def poll(self) -> InfraError | None:
         """See `RoleProcess.poll`."""
-        return None if self.server.exit_status is None else self._make_exit_error()
+        return None if self.server.exit_status is None else self._ended()
 
-    def _make_exit_error(self) -> InfraError:
+    def _ended(self) -> InfraError:
         return InfraError(self._liveness.silent) if self._liveness.silent else self.server.exit_error()
 
     def kill(self) -> None:
@@ -154,7 +154,7 @@ class LocalCluster(Cluster):
 
     def nodes(self) -> list[ClusterNode]:
         """This machine; its GPUs are not counted here."""
-        return [ClusterNode(HERE, float(len(cores.list_allowed())), 0, {})]
+        return [ClusterNode(HERE, float(len(cores.allowed())), 0, {})]
 
     def close(self) -> None:
         """End every worker. Idempotent."""

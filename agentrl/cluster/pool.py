@@ -155,11 +155,11 @@ class WorkerPool:
         """Have a worker replaced when it dies, also where no call of this process is under way."""
         loop = asyncio.get_running_loop()
 
-        def note_end(future: Future[InfraError]) -> None:
+        def ended(future: Future[InfraError]) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the calls
                 loop.call_soon_threadsafe(self.give_up, worker, str(future.result()))
 
-        worker.ended.add_done_callback(note_end)
+        worker.ended.add_done_callback(ended)
 
     def _start_another(self) -> None:
         """Start a worker in the place of one that died, if there may be one more."""
@@ -201,9 +201,9 @@ class WorkerPool:
         """
         while True:
             nodes = await in_thread(cluster.current().nodes)
-            drained = elastic.find_drained(nodes)
+            drained = elastic.drained(nodes)
             self._leaving |= {worker for worker in self._under_way if worker.node in drained}
-            want = elastic.count_wanted(self._count, self._most, before, self._usable(nodes)) - self._given_up
+            want = elastic.wanted(self._count, self._most, before, self._usable(nodes)) - self._given_up
             for _ in range(want - len(self.nodes) - len(self._starting)):
                 self._start()
             for worker in [each for each in self._leaving if self.nodes and not self._under_way[each]]:

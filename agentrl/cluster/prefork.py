@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import IO
 
 from agentrl.cluster import forking
-from agentrl.cluster.forking import LENGTH, STATUS, ForkRequest, at_load, exactly, receive_message, send, user_of
+from agentrl.cluster.forking import LENGTH, STATUS, ForkRequest, at_load, exactly, received, send, user_of
 from agentrl.cluster.ray.versions import versions
 from agentrl.common import cores
 from agentrl.errors import EngineError
@@ -118,8 +118,8 @@ class Prefork:
             with theirs:
                 _begin(str(theirs.fileno()), environment, theirs.fileno())
         else:
-            self._socket = _join_process(name) or _begin_process(name, environment)
-        self._at_load = at_load(environment) if name is None else receive_message(self._socket)
+            self._socket = _joined(name) or _begun(name, environment)
+        self._at_load = at_load(environment) if name is None else received(self._socket)
         self._waiting: deque[Forked] = deque()
         self._sending = threading.Lock()
         self.alive = True
@@ -190,7 +190,7 @@ def _begin(where: str, environment: Mapping[str, str], *descriptors: int) -> sub
     )
 
 
-def _join_process(name: str) -> socket.socket | None:
+def _joined(name: str) -> socket.socket | None:
     """A connection to the process of that name, where this user has started one."""
     connection = socket.socket(socket.AF_UNIX)
     try:
@@ -204,9 +204,9 @@ def _join_process(name: str) -> socket.socket | None:
     return connection
 
 
-def _begin_process(name: str, environment: Mapping[str, str]) -> socket.socket:
+def _begun(name: str, environment: Mapping[str, str]) -> socket.socket:
     """A connection to that process, which is started."""
-    if _begin(f"@{name}", environment).wait(START_SECONDS) or (connection := _join_process(name)) is None:
+    if _begin(f"@{name}", environment).wait(START_SECONDS) or (connection := _joined(name)) is None:
         raise OSError(f"the process that starts workers ({name}) can't be started")
     return connection
 

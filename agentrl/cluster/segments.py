@@ -15,16 +15,16 @@ Segment = tuple[str, int]
 """A file's path, and its inode."""
 
 
-def list_mapped(group: int) -> set[Segment]:
+def mapped(group: int) -> set[Segment]:
     """The files of `/dev/shm` that processes of a group have mapped, where their mappings can be read (Linux)."""
-    return {segment for pid, own in _processes() if own == group for segment in _list_mapped_by(pid)}
+    return {segment for pid, own in _processes() if own == group for segment in _mapped_by(pid)}
 
 
 def remove(segments: Iterable[Segment], group: int) -> None:
     """Remove those of a killed group, whose last processes may still be ending, but for those that others use."""
     if not (left := {segment for segment in segments if os.path.exists(segment[0])}):
         return
-    used = {segment for pid, own in _processes() if own != group for segment in _list_mapped_by(pid)}
+    used = {segment for pid, own in _processes() if own != group for segment in _mapped_by(pid)}
     for path, inode in left - used:
         with contextlib.suppress(OSError):
             if os.stat(path).st_ino == inode:
@@ -39,7 +39,7 @@ def _processes() -> Iterator[tuple[int, int]]:
                 yield int(name), os.getpgid(int(name))
 
 
-def _list_mapped_by(pid: int) -> Iterator[Segment]:
+def _mapped_by(pid: int) -> Iterator[Segment]:
     with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", errors="surrogateescape") as lines:
         for line in lines:
             _, _, _, _, inode, *path = line.rstrip("\n").split(maxsplit=5)

@@ -43,7 +43,7 @@ def free_port(host: str = "127.0.0.1") -> int:
         return port
 
 
-async def probe_until(probe: Callable[[], Awaitable[bool]], exit_status: Callable[[], int | None], end: float) -> bool:
+async def probed(probe: Callable[[], Awaitable[bool]], exit_status: Callable[[], int | None], end: float) -> bool:
     """Probe a server until it is ready (True), has ended, or `end` has come, in seconds of `time.monotonic()`."""
     while exit_status() is None:
         if await probe():
@@ -158,14 +158,14 @@ class ServerProcess:
         Raises:
             EngineError: it ended first, or took longer than `timeout` seconds; the log's tail is in the message.
         """
-        if not await probe_until(probe, lambda: self.exit_status, time.monotonic() + timeout):
+        if not await probed(probe, lambda: self.exit_status, time.monotonic() + timeout):
             if self.exit_status is not None:
                 raise self.exit_error()
             raise EngineError(
                 f"{self.name} was not ready within {timeout:g} s (engine.start_timeout); "
                 f"the last lines of {self.log}:\n{self.tail()}"
             )
-        self._segments |= await asyncio.to_thread(segments.list_mapped, self.pid)
+        self._segments |= await asyncio.to_thread(segments.mapped, self.pid)
 
     def wait(self, seconds: float | None = None) -> int | None:
         """Wait for the server's end, and return its exit status; None where it still runs after `seconds`."""

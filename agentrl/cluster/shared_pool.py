@@ -72,12 +72,12 @@ class DistantPool:
     @asynccontextmanager
     async def held(self) -> AsyncIterator[Calling]:
         """See `Workers.held`."""
-        pool = await self._connect(self._access)
+        pool = await self._connected(self._access)
         async with aclosing(pool.stream("lease", timeout=None)) as leases:
             address: Address = await anext(leases)
             connection: Connection | None = None
             try:
-                connection = await self._connect(address)
+                connection = await self._connected(address)
                 yield connection
             except InfraError as error:
                 late = isinstance(error, DeadlineExceeded)
@@ -86,7 +86,7 @@ class DistantPool:
                 await pool.call("give_up", address, str(error), timeout=_TOLD_SECONDS)
                 raise (WorkerTimeout if late else WorkerLost)(str(error)) from None
 
-    async def _connect(self, address: Address) -> Connection:
+    async def _connected(self, address: Address) -> Connection:
         if address not in self._links:
             self._links[address] = Link(address)
         return await self._links[address].connection()

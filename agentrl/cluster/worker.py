@@ -22,7 +22,7 @@ from agentrl import cluster
 from agentrl.cluster import liveness
 from agentrl.cluster.base import PickledArguments, Role
 from agentrl.cluster.wire.calls import Calls, Listener
-from agentrl.cluster.wire.connection import make_error
+from agentrl.cluster.wire.connection import failed
 from agentrl.cluster.wire.frames import encode, receive
 from agentrl.cluster.wire.interfaces import use_for_gloo
 from agentrl.common import garbage
@@ -57,7 +57,7 @@ def main(descriptor: int) -> int:
         arguments = start.role.arguments.loaded()
         target = load(start.role.make, f"the role {start.role.make!r}")(*arguments)
     except BaseException as error:
-        owner.sendall(encode(make_error(error, where, traceback.format_exc())))
+        owner.sendall(encode(failed(error, where, traceback.format_exc())))
         return 1
     with garbage.collect_less_often():
         asyncio.run(_serve(target, start, where, owner))

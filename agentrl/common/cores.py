@@ -29,7 +29,7 @@ _sides = 1  # of a run, that compute at the same time
 _ours = 0  # running runs that have set the variable themselves
 
 
-def list_allowed() -> list[int]:
+def allowed() -> list[int]:
     """Processors that this process may use: one of each core that it may run on, at most its quota."""
     if not hasattr(os, "sched_getaffinity"):
         return list(range(os.cpu_count() or 1))
@@ -65,12 +65,12 @@ def share(processes: int, model: Path | None = None) -> int:
     """
     if model is not None and is_small(model):
         return 1
-    return max(1, len(list_allowed()) // (processes * _sides))
+    return max(1, len(allowed()) // (processes * _sides))
 
 
 def blocks(count: int, size: int) -> list[str]:
     """Lists of `size` processors for each of `count` processes ("0,1"), disjoint as long as there are enough."""
-    cpus = list_allowed()
+    cpus = allowed()
     return [",".join(str(cpus[(i * size + j) % len(cpus)]) for j in range(min(size, len(cpus)))) for i in range(count)]
 
 
@@ -80,7 +80,7 @@ def is_small(model: Path) -> bool:
     return bool(sizes) and sum(sizes) < SMALL_BYTES
 
 
-def choose_threads(setting: int | None, default: int) -> int | None:
+def chosen(setting: int | None, default: int) -> int | None:
     """Threads by setting, else `default`; None where the user's OMP_NUM_THREADS decides."""
     return setting if setting is not None or set_by_user() else default
 
@@ -96,7 +96,7 @@ def environment(threads: int | None) -> dict[str, str]:
     return ours if threads is None else {**ours, VARIABLE: str(threads)}
 
 
-def describe_threads(threads: Mapping[str, int | None]) -> str | None:
+def described(threads: Mapping[str, int | None]) -> str | None:
     """A line that says how many threads each part of a run computes with; None where no part computes on a CPU.
 
     Args:
@@ -108,7 +108,7 @@ def describe_threads(threads: Mapping[str, int | None]) -> str | None:
         return None
     parts = ", ".join(f"{part} {number}" for part, number in known.items() if number)
     why = f"{VARIABLE} is set" if environments else "engine.threads and trainer.threads change it"
-    return f"CPU threads: {parts}; {len(list_allowed())} cores may be used ({why})"
+    return f"CPU threads: {parts}; {len(allowed())} cores may be used ({why})"
 
 
 @contextmanager
@@ -159,7 +159,7 @@ def one_each() -> Iterator[None]:
         if not _ours:
             os.environ.pop(VARIABLE, None)
         if not imported and "torch" in sys.modules:  # it was imported with one thread
-            sys.modules["torch"].set_num_threads(len(list_allowed()))
+            sys.modules["torch"].set_num_threads(len(allowed()))
 
 
 def _core(cpu: int) -> object:

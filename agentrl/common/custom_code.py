@@ -29,23 +29,23 @@ def allow(folder: Path) -> None:
     _allowed.update(_digests(folder).values())
 
 
-def is_allowed(folder: Path) -> bool:
+def allowed(folder: Path) -> bool:
     """Return whether a folder brings code, and all of it may run."""
-    named, found = list_named_classes(folder), _digests(folder)
+    named, found = named_in(folder), _digests(folder)
     return bool(named and found) and not elsewhere(named) and _allowed.issuperset(found.values())
 
 
-def list_granted() -> frozenset[str]:
+def granted() -> frozenset[str]:
     """The code that may run in this process, to be granted to another."""
     return frozenset(_allowed)
 
 
 def grant(code: Iterable[str]) -> None:
-    """Let run what another process has `list_granted`."""
+    """Let run what another process has `granted`."""
     _allowed.update(code)
 
 
-def list_named_classes(folder: Path) -> dict[str, str]:
+def named_in(folder: Path) -> dict[str, str]:
     """The classes that a folder's configurations name as its own code: by transformers' names of their kinds."""
     found: dict[str, str] = {}
     for name in _NAMES:
@@ -64,7 +64,7 @@ def elsewhere(named: Mapping[str, str]) -> str:
 
 def files(folder: Path) -> list[str]:
     """The names of the Python files in a folder that brings code; none in any other."""
-    return sorted(_digests(folder)) if list_named_classes(folder) else []
+    return sorted(_digests(folder)) if named_in(folder) else []
 
 
 def digest(folder: Path) -> str:
@@ -74,8 +74,8 @@ def digest(folder: Path) -> str:
 
 def refusal(folder: Path) -> str:
     """Say as a clause why a folder's code does not run here; '' where it may run, or there is none."""
-    named = list_named_classes(folder)
-    if not named or is_allowed(folder):
+    named = named_in(folder)
+    if not named or allowed(folder):
         return ""
     if repository := elsewhere(named):
         return (

@@ -216,16 +216,16 @@ def sources(path: Path) -> tuple[dict[str, Path], set[str]]:
         found[name] = file
         if file.name == _PACKAGE:
             ahead += (each for each in file.parent.rglob("*.py") if "/." not in each.relative_to(folder).as_posix())
-        for top in _list_imports(file):
+        for top in _imported(file):
             place = _place(folder, top)
-            if place is None and not _find_installed(top):
+            if place is None and not _installed(top):
                 missing.add(top)
-            elif place is not None and _find_installed(top) in (None, place.resolve()):
+            elif place is not None and _installed(top) in (None, place.resolve()):
                 ahead.append(place)
     return found, missing
 
 
-def _list_imports(file: Path) -> set[str]:
+def _imported(file: Path) -> set[str]:
     """The first parts of the names that a file imports, but for relative ones; none where it is no Python."""
     try:
         tree = ast.parse(file.read_bytes())
@@ -237,7 +237,7 @@ def _list_imports(file: Path) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
-def _find_installed(name: str) -> Path | None:
+def _installed(name: str) -> Path | None:
     """The file, or what stands for it, of a module that Python itself finds."""
     try:
         spec = importlib.util.find_spec(name)

@@ -35,7 +35,7 @@ def processor() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def compile_library(sources: Sequence[Path], output: str, flags: Sequence[str], label: str, purpose: str) -> Path:
+def compiled(sources: Sequence[Path], output: str, flags: Sequence[str], label: str, purpose: str) -> Path:
     """Compile C sources into a cache folder that is named after their content, the flags and this processor.
 
     Args:

@@ -29,7 +29,7 @@ def data_url(source: Any) -> str:
     Raises:
         InvalidInput: it is none of the four types, too large, broken, or somewhere else on the network.
     """
-    data, kind = _check(_bytes(source))
+    data, kind = _checked(_bytes(source))
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
@@ -52,14 +52,14 @@ def picture(url: str) -> Any:
     """
     from PIL import Image
 
-    data, _ = _check(_decode(url))
+    data, _ = _checked(_decoded(url))
     with Image.open(io.BytesIO(data)) as opened:
         return opened.convert("RGB")
 
 
 def _bytes(source: Any) -> bytes:
     if isinstance(source, str) and source.startswith("data:"):
-        return _decode(source)
+        return _decoded(source)
     if isinstance(source, str) and "://" in source:
         raise InvalidInput(f"the image {source[:80]!r} is a remote URL, which is not fetched; send a data URL")
     if isinstance(source, str | Path):
@@ -80,7 +80,7 @@ def _bytes(source: Any) -> bytes:
     raise InvalidInput(f"an image is bytes, a path, a PIL image or a data URL, not {type(source).__name__}")
 
 
-def _decode(url: str) -> bytes:
+def _decoded(url: str) -> bytes:
     head, comma, body = url.partition(",")
     if not comma or not head.endswith(";base64"):
         raise InvalidInput(f"the image's data URL begins with {head[:40]!r}; expected data:image/…;base64,…")
@@ -96,7 +96,7 @@ def _refuse_large(size: int) -> None:
         raise InvalidInput(f"an image of {size:,} bytes is too large; at most {LARGEST_BYTES:,}")
 
 
-def _check(data: bytes) -> tuple[bytes, str]:
+def _checked(data: bytes) -> tuple[bytes, str]:
     """The same bytes and their type, when they decode to an image of a size that is taken."""
     _refuse_large(len(data))
     try:

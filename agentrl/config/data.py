@@ -9,11 +9,11 @@ from pydantic import BeforeValidator, Field, PositiveInt
 from agentrl.config.sections import Section
 
 
-def _as_tuple(value: Any) -> Any:
+def _listed(value: Any) -> Any:
     return tuple(value.split(",")) if isinstance(value, str) else value
 
 
-Names = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 
 
 class DataConfig(Section):

@@ -89,7 +89,7 @@ class PolicyConfig(Section):
         return self
 
 
-def address_judge(reward: str, asking: Any, policies: Mapping[str, PolicyConfig], *, here: bool) -> Any:
+def judged_by(reward: str, asking: Any, policies: Mapping[str, PolicyConfig], *, here: bool) -> Any:
     """Return a reward's settings with the address of the policy that judges for it, where that is an API.
 
     Args:

@@ -14,7 +14,7 @@ from agentrl.config.engines import EngineSection, FleetConfig, ModelConfig, Weig
 from agentrl.config.gateway import GatewayConfig
 from agentrl.config.learners import ScheduleConfig, check_learners
 from agentrl.config.lora import LoraConfig
-from agentrl.config.policies import MODEL, PAST, PolicyConfig, address_judge
+from agentrl.config.policies import MODEL, PAST, PolicyConfig, judged_by
 from agentrl.config.rollout import (
     EnvConfig,
     EvalConfig,
@@ -260,7 +260,7 @@ class RunConfig(Section):
             )
         judges = {name: str(judge) for name, each in self.rewards.items() if (judge := getattr(each, "policy", ""))}
         for name in judges:
-            judged = address_judge(name, self.rewards[name], self.policies, here=self.cluster.name == "local")
+            judged = judged_by(name, self.rewards[name], self.policies, here=self.cluster.name == "local")
             self.__dict__["rewards"] = {**self.rewards, name: judged}
         now = {each.past.of for each in self.policies.values() if each.name == PAST and each.past.current}
         unused = set(self.policies) - {*self.agents.values(), *judges.values()} - asked - now

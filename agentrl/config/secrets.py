@@ -90,22 +90,22 @@ def without_secrets(value: Any, name: str = "") -> Any:
 
 def public(section: BaseModel) -> dict[str, Any]:
     """A section of the configuration as plain data, without what its fields declare or their names tell."""
-    found: dict[str, Any] = without_secrets(_drop_declared(section, section.model_dump(mode="json")))
+    found: dict[str, Any] = without_secrets(_declared(section, section.model_dump(mode="json")))
     return found
 
 
-def _drop_declared(value: Any, dumped: Any) -> Any:
+def _declared(value: Any, dumped: Any) -> Any:
     """What a value was dumped to, without what its fields declare."""
     if isinstance(value, BaseModel) and isinstance(dumped, Mapping):
         hides = _declarations(value)
         return {
-            name: hide(below) if (hide := hides.get(name)) else _drop_declared(getattr(value, name, None), below)
+            name: hide(below) if (hide := hides.get(name)) else _declared(getattr(value, name, None), below)
             for name, below in dumped.items()
         }
     if isinstance(value, Mapping) and isinstance(dumped, Mapping):
-        return {name: _drop_declared(value.get(name), below) for name, below in dumped.items()}
+        return {name: _declared(value.get(name), below) for name, below in dumped.items()}
     if isinstance(value, list | tuple) and isinstance(dumped, list):
-        return [_drop_declared(one, below) for one, below in zip(value, dumped, strict=True)]
+        return [_declared(one, below) for one, below in zip(value, dumped, strict=True)]
     return HIDDEN if isinstance(value, SecretStr) else dumped
 
 
@@ -210,11 +210,11 @@ def _is_file(name: str) -> bool:
         return False
 
 
-def list_hidden(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def hidden(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """The dotted names of the settings of which something was hidden."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            yield from list_hidden(value, f"{prefix}{key}.")
+            yield from hidden(value, f"{prefix}{key}.")
         elif _holds_hidden(value):
             yield f"{prefix}{key}"
 

@@ -101,12 +101,12 @@ def _by_name(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
-def _as_list(value: Any) -> Any:
+def _listed(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
 NAMED = BeforeValidator(_by_name)
-LISTED = BeforeValidator(_as_list)
+LISTED = BeforeValidator(_listed)
 """Of a tuple of texts: one text alone is a tuple of one."""
 
 

@@ -101,12 +101,12 @@ def write(settings: Mapping[str, Any]) -> str:
     return text
 
 
-def to_plain_value(value: Any) -> Any:
+def meant(value: Any) -> Any:
     """A setting that a script gives, with numbers of other libraries as numbers and paths as text."""
     if isinstance(value, Mapping):
-        return {key: to_plain_value(each) for key, each in value.items()}
+        return {key: meant(each) for key, each in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(map(to_plain_value, value))
+        return type(value)(map(meant, value))
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     scalar = getattr(value, "shape", None) == () or type(value).__name__ in ("Decimal", "Fraction")

@@ -9,7 +9,7 @@ from typing import Any
 from agentrl.envs.base import Env
 from agentrl.envs.context import AddedTools, context_of
 from agentrl.errors import ConfigError, InvalidInput
-from agentrl.tools.sources import NamedSource, start_sources
+from agentrl.tools.sources import NamedSource, started
 
 
 def add_tools(env: Env, sources: Sequence[NamedSource]) -> None:
@@ -43,7 +43,7 @@ async def with_tools(make_env: Callable[[], Env], configs: Mapping[str, Any]) ->
     if not configs:
         yield make_env
         return
-    async with start_sources(configs) as sources:
+    async with started(configs) as sources:
 
         def make() -> Env:
             env = make_env()

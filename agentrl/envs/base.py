@@ -28,7 +28,7 @@ from agentrl.envs.reward_marks import RewardMark as RewardMark
 from agentrl.envs.reward_marks import members, reward_marks
 from agentrl.envs.reward_marks import reward as reward
 from agentrl.envs.reward_marks import reward_value as reward_value
-from agentrl.envs.state import resolve
+from agentrl.envs.state import resolved
 from agentrl.errors import EnvError, StateUnsupported
 from agentrl.tools.registry import ToolRegistry
 from agentrl.tools.tool import mark_of
@@ -191,11 +191,11 @@ class Env:
         context = context_of(self)
         if context.episode is None:
             raise EnvError(f"{type(self).__name__} has begun no episode that could be forked")
-        state = copy.deepcopy(await resolve(self.state()))
+        state = copy.deepcopy(await resolved(self.state()))
         args, kwargs = context.arguments
         other = type(self)(*args, **kwargs)
         try:
-            await resolve(other.restore(context.episode[0], state))
+            await resolved(other.restore(context.episode[0], state))
         except BaseException:
             await close_in_time(other)
             raise

@@ -29,11 +29,11 @@ from agentrl.envs.saving import restore as restore
 from agentrl.envs.saving import restore_data as restore_data
 from agentrl.envs.saving import state as state
 from agentrl.envs.saving import state_data as state_data
-from agentrl.envs.scoring.gates import close_gates, gates_first
-from agentrl.envs.state import resolve
+from agentrl.envs.scoring.gates import closed, gates_first
+from agentrl.envs.state import resolved
 from agentrl.errors import EnvError, InfraError, InvalidInput, InvalidNumber, nearest
 from agentrl.sessions.tree.codec import odd_place
-from agentrl.tools.schema import show_value
+from agentrl.tools.schema import shown
 from agentrl.types import Message, Session, StepResult, Task, as_messages
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ def fixtures(env: Env) -> Iterator[tuple[Task, Fixture]]:
     with blamed(env, "fixtures"):
         for index, fixture in enumerate(env.fixtures()):
             if not isinstance(fixture, Fixture):
-                raise EnvError(f"{type(env.unwrapped).__name__}.fixtures gave {show_value(fixture)}, which is no Fixture")
+                raise EnvError(f"{type(env.unwrapped).__name__}.fixtures gave {shown(fixture)}, which is no Fixture")
             yield _as_task(env, "fixture", index, fixture.task), fixture
 
 
@@ -96,7 +96,7 @@ def _as_task(env: Env, split: str, index: int, value: Any) -> Task:
     if isinstance(value, Task):
         return value
     if not isinstance(value, Mapping):
-        raise EnvError(f"{type(env.unwrapped).__name__}.tasks gave {show_value(value)}, neither a Task nor a mapping")
+        raise EnvError(f"{type(env.unwrapped).__name__}.tasks gave {shown(value)}, neither a Task nor a mapping")
     name = value.get("id")
     return Task(id=f"{split}-{index}" if missing(name) else str(plain(name)), data=dict(value))
 
@@ -108,7 +108,7 @@ async def prepare(env: Env, tasks: Sequence[Task], sessions: int) -> None:
         EnvError: its code failed.
     """
     with blamed(env, "prepare"):
-        await resolve(env.prepare(tasks, sessions))
+        await resolved(env.prepare(tasks, sessions))
 
 
 async def reset(env: Env, task: Task, *, seed: int | None = None) -> list[Message]:
@@ -150,11 +150,11 @@ async def openings(env: Env, task: Task, *, seed: int | None = None) -> dict[str
 
 def _by_agent(env: Env, value: Any, where: str) -> dict[str, list[Message]]:
     if not isinstance(value, Mapping):
-        raise EnvError(f"{where} gave {show_value(value)}; expected messages by agent (agents: {', '.join(env.agents)})")
-    return {_check_agent(env, agent, where): _check_images(as_messages(each), where) for agent, each in value.items()}
+        raise EnvError(f"{where} gave {shown(value)}; expected messages by agent (agents: {', '.join(env.agents)})")
+    return {_known(env, agent, where): _seen(as_messages(each), where) for agent, each in value.items()}
 
 
-def _check_agent(env: Env, agent: Any, where: str) -> str:
+def _known(env: Env, agent: Any, where: str) -> str:
     if agent not in env.agents:
         raise EnvError(f"{where} names the agent {agent!r}; agents: {', '.join(env.agents)}")
     return str(agent)
@@ -164,11 +164,11 @@ def _members(env: Env, who: Any, where: str) -> tuple[str, ...]:
     """The agents that a reward is of: a team's, or one."""
     team = env.unwrapped.teams.get(who)
     if team is None:
-        return (_check_agent(env, who, where),)
-    return tuple(_check_agent(env, agent, f"{type(env.unwrapped).__name__}.teams[{who!r}]") for agent in team)
+        return (_known(env, who, where),)
+    return tuple(_known(env, agent, f"{type(env.unwrapped).__name__}.teams[{who!r}]") for agent in team)
 
 
-def _check_images(messages: list[Message], where: str) -> list[Message]:
+def _seen(messages: list[Message], where: str) -> list[Message]:
     """The messages, whose images can be read.
 
     Raises:
@@ -194,7 +194,7 @@ async def brief(env: Env, task: Task) -> Task:
     with blamed(env, "brief"):
         given = await call_method(env, env.brief, task)
     if not isinstance(given, Task):
-        raise EnvError(f"{type(env.unwrapped).__name__}.brief returned {show_value(given)}, not a Task")
+        raise EnvError(f"{type(env.unwrapped).__name__}.brief returned {shown(given)}, not a Task")
     return given
 
 
@@ -213,18 +213,18 @@ async def step(env: Env, message: Message) -> StepResult:
             result = await call_method(env, env.step, message)
         await faults.async_point("env.step")
         if not isinstance(result, StepResult):
-            raise EnvError(f"{name}.step returned {show_value(result)}, not a StepResult")
-        result.messages = _check_images(as_messages(result.messages), f"{name}.step")
+            raise EnvError(f"{name}.step returned {shown(result)}, not a StepResult")
+        result.messages = _seen(as_messages(result.messages), f"{name}.step")
         result.others = _by_agent(env, result.others, f"{name}.step")
         if isinstance(result.next, str):
             result.next = (result.next,)
         if result.next is not None and (not result.next or len({*result.next}) < len(result.next)):
-            raise EnvError(f"{name}.step gave next={show_value(result.next)}; expected an agent, or several different ones")
+            raise EnvError(f"{name}.step gave next={shown(result.next)}; expected an agent, or several different ones")
         if not isinstance(result.info, Mapping):
-            raise EnvError(f"{name}.step gave info={show_value(result.info)}; expected a mapping")
+            raise EnvError(f"{name}.step gave info={shown(result.info)}; expected a mapping")
         _check_info(result.info, f"{name}.step gave")
         for agent in (*result.rewards, *(result.next or ())):
-            _check_agent(env, agent, f"{name}.step")
+            _known(env, agent, f"{name}.step")
     given = f"{name}.step, as the reward,"
     result.reward = None if missing(result.reward) else reward_value(result.reward, given)
     earned, over = context_of(env).collect()
@@ -344,7 +344,7 @@ async def compute_rewards(env: Env, session: Session) -> Rewards:
             values[name] = number
             for agent in agents:
                 sums[agent] = sums.get(agent, 0.0) + mark.weight * number
-        shut |= close_gates([mark], values)
+        shut |= closed([mark], values)
     total = reward_value(fmean(sums.values()), f"{type(env.unwrapped).__name__}, as the sum,") if sums else None
     return Rewards(values, total, {agent: sums.get(agent) for agent in env.agents} if len(env.agents) > 1 else {})
 

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 from typing import Any
 
-from agentrl.envs.state import resolve
+from agentrl.envs.state import resolved
 from agentrl.errors import DeadlineExceeded
 from agentrl.tools.threads import run_in_thread
 
@@ -39,4 +39,4 @@ async def _close(what: Any) -> None:
     if inspect.iscoroutinefunction(what.close):
         await what.close()
     else:
-        await resolve(await run_in_thread(what.close))
+        await resolved(await run_in_thread(what.close))

@@ -25,7 +25,7 @@ from agentrl.config import RolloutConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env
 from agentrl.envs.context import context_of
-from agentrl.envs.results import count_tools, environment_call, give_rewards, record_failure, set_rewards, add_timing
+from agentrl.envs.results import count_tools, environment_call, give_rewards, record_failure, set_rewards, timed
 from agentrl.envs.state import EnvState, EpisodeState
 from agentrl.envs.turns import Player, answers, following, moves, note, send
 from agentrl.errors import AgentRLError, Blame, ConfigError, DeadlineExceeded, EnvError, TokenBudgetExceeded
@@ -137,7 +137,7 @@ async def run_episode(
     """
     env.tools.timeout = limits.tool_timeout
     try:
-        with add_timing(session, "total"):
+        with timed(session, "total"):
             try:
                 async with asyncio.timeout(limits.timeout):
                     session.status = await converse(
@@ -248,7 +248,7 @@ async def converse(
     Raises:
         AgentRLError: a failure; see its `blame`.
     """
-    middle = await _open(env, session, players, middle)
+    middle = await _opened(env, session, players, middle)
     order = list(middle.order or players)
     agents, known, turn = middle.agents or following(env, order), middle.known, middle.turn
     turns = min((limit for limit in (limits.max_turns, env.max_turns) if limit is not None), default=MAX_TURNS)
@@ -278,7 +278,7 @@ async def converse(
     return _truncate(session, f"all {turns} {_OUT_OF_TURNS}")
 
 
-async def _open(env: Env, session: Session, players: Mapping[str, Player], middle: ResumePoint | None) -> ResumePoint:
+async def _opened(env: Env, session: Session, players: Mapping[str, Player], middle: ResumePoint | None) -> ResumePoint:
     """Open the episode, or restore its environment; returns where the turns go on."""
     with environment_call(session, "reset") as seconds:
         if middle is None:

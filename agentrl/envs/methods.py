@@ -21,7 +21,7 @@ from typing import Any
 from agentrl.common.foreign_errors import words
 from agentrl.envs.attribution import watch
 from agentrl.envs.base import Env
-from agentrl.envs.state import resolve
+from agentrl.envs.state import resolved
 from agentrl.errors import EnvError
 from agentrl.tools.threads import in_forked_child, run_by
 from agentrl.types import Session
@@ -98,7 +98,7 @@ async def call_method(env: Env, method: Callable[..., Any], /, *args: Any, **kwa
         kwargs: the method's.
     """
     if not _may_block(method) or watch.get() is not None:
-        return await resolve(method(*args, **kwargs))
+        return await resolved(method(*args, **kwargs))
     with env.tools.effects.call(f"{type(env.unwrapped).__name__}.{method.__name__}"):
         try:
             value = await _in_line(partial(method, *args, **kwargs))
@@ -109,7 +109,7 @@ async def call_method(env: Env, method: Callable[..., Any], /, *args: Any, **kwa
             raise NeedsMainThread(
                 f"{where} uses signals, which plain methods' thread can't: write it as async"
             ) from error
-    return await resolve(value)
+    return await resolved(value)
 
 
 async def compute_reward(env: Env, method: Callable[..., Any], session: Session) -> Any:
@@ -118,12 +118,12 @@ async def compute_reward(env: Env, method: Callable[..., Any], session: Session)
     One that needs the main thread is computed once more on the event loop: it has changed nothing that counts.
     """
     if not _may_block(method) or getattr(method, "__func__", method) in _for_main_thread:
-        return await resolve(method(session))
+        return await resolved(method(session))
     try:
         return await with_own_notes(session, partial(call_method, env, method))
     except NeedsMainThread:  # as Math-Verify does
         _for_main_thread.add(getattr(method, "__func__", method))
-        return await resolve(method(session))
+        return await resolved(method(session))
 
 
 async def with_own_notes(session: Session, compute: Callable[[Session], Awaitable[Any]]) -> Any:

@@ -19,10 +19,10 @@ import yaml
 from agentrl.common import formats
 from agentrl.envs import calls
 from agentrl.envs.base import Env, has_expert
-from agentrl.envs.data.lines import call_of, format_message, signature
+from agentrl.envs.data.lines import call_of, shown, signature
 from agentrl.envs.data.samples import random_policy
 from agentrl.envs.episode import NO_DEADLINES, ScriptedActor, ScriptedPolicy, expert_policy, run_episode
-from agentrl.envs.recorded_turns import RecordedTurns, read_session
+from agentrl.envs.recorded_turns import RecordedTurns, recorded
 from agentrl.envs.registry import factory
 from agentrl.envs.turns import Player
 from agentrl.errors import ConfigError, TokenBudgetExceeded, ToolArguments, unknown_name
@@ -77,24 +77,24 @@ class Person:
             line = "" if self._rest and turn is not None else self._line()
             self._rest = self._rest or line == ":rest"
             if turn is not None and line in ("", ":rest"):
-                return self._show_message(turn)
-            message = await self._read_line(env, messages, line)
+                return self._said(turn)
+            message = await self._written(env, messages, line)
             if message is not None:
                 if self.record is not None:
                     self.record.over = True
                 return message
 
-    async def _read_line(self, env: Env, messages: Sequence[Message], line: str) -> Message | None:
+    async def _written(self, env: Env, messages: Sequence[Message], line: str) -> Message | None:
         """The message of a line; None where it is none."""
         try:
             if line == ":quit":
                 raise PlayerLeft("the player has left")
             if line == ":expert":
-                return self._show_message(await calls.expert(env, messages))
+                return self._said(await calls.expert(env, messages))
             if self.record is not None and line in ("", ":rest"):
                 self.show(["no turn is recorded here: write a message"])
             elif line.startswith(":"):
-                self.show(self._answer_command(env, line))
+                self.show(self._answered(env, line))
             elif line.startswith("/"):
                 return call_of(line[1:], env, self._next_id())
             elif line:
@@ -108,19 +108,19 @@ class Person:
         goes_on = list(messages[: len(self.seen)]) == self.seen
         known = len(self.seen) + bool(self.seen) if goes_on else 0
         for message in messages[known:]:
-            self.show(format_message(message))
+            self.show(shown(message))
         if self.record is not None:
             self.show(self.record.differences(self.agent, messages, known))
         self.seen = list(messages)
 
-    def _answer_command(self, env: Env, line: str) -> Sequence[str]:
+    def _answered(self, env: Env, line: str) -> Sequence[str]:
         """What a command answers."""
         if line == ":tools":
             return [signature(tool) for tool in env.tools] or ["there are no tools: write messages"]
         return HELP if line == ":help" else [f"{line!r} is no command; :help tells what there is"]
 
-    def _show_message(self, message: Message) -> Message:
-        self.show(format_message(message))
+    def _said(self, message: Message) -> Message:
+        self.show(shown(message))
         return message
 
     def _next_id(self) -> str:
@@ -208,7 +208,7 @@ def game_of(tree: Mapping[str, Any]) -> _Game:
     if given["from"] or given["session"]:
         if chosen := [key for key in ("task", "split", "seed") if key in tree]:
             raise ConfigError(f"{chosen[0]}={tree[chosen[0]]}: a session that is played again has its own")
-        record = read_session(str(given["from"]), str(given["session"]))
+        record = recorded(str(given["from"]), str(given["session"]))
         return _Game(make, name, options, record.task, record.seed, **kept, record=record)
     env = make()
     task = task_of(env, given["task"], str(given["split"] or env.splits[0]))
@@ -257,7 +257,7 @@ def play_in_terminal(game: _Game, show: Show) -> Session:
         session.started = time.time()
         show([*HELP, *(signature(tool) for tool in env.tools)])
         try:
-            _interruptible(_play(env, session, Person(player, show, record=record), store))
+            _interruptible(_played(env, session, Person(player, show, record=record), store))
         except KeyboardInterrupt:  # in the midst of a step
             session.status, session.error = Status.TRUNCATED, "the player has left"
         finally:
@@ -286,7 +286,7 @@ def _begin_folder(game: _Game) -> None:
         raise ConfigError(f"run_dir = {str(game.folder)!r}: can't write there: {error.strerror}") from None
 
 
-async def _play(env: Env, session: Session, person: Person, store: Store) -> None:
+async def _played(env: Env, session: Session, person: Person, store: Store) -> None:
     generator, tools = TurnGenerator(NullRenderer(), None), env.tools.schemas()
     others: ScriptedPolicy = expert_policy if has_expert(env) else random_policy(session.seed)
 

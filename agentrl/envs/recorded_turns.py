@@ -56,7 +56,7 @@ class RecordedTurns:
         return paths[number] if number < len(paths) else []
 
 
-def read_session(folder: str, session: str) -> Session:
+def recorded(folder: str, session: str) -> Session:
     """A session of a run's folder.
 
     Raises:

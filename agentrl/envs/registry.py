@@ -98,7 +98,7 @@ def find(name: str | EnvFactory) -> EnvFactory:
     A name without its version is the newest one: `shop` is `shop-v2` where there are `shop-v1` and `shop-v2`. An older
     one is found with a warning. `NAME-vN` is also an environment without versions in its name whose `version` is N.
     """
-    return _find(_split(name)[0]) if isinstance(name, str) else name
+    return _found(_split(name)[0]) if isinstance(name, str) else name
 
 
 def versions(name: str) -> dict[int, str]:
@@ -114,7 +114,7 @@ def newest(name: str) -> str:
     return list(versions(match[1] if match else name).values() or [name])[-1]
 
 
-def _find(name: str) -> EnvFactory:
+def _found(name: str) -> EnvFactory:
     known = ENVS.known()
     match = None if ":" in name or "/" in name else _VERSIONED.fullmatch(name)
     if name in known:
@@ -138,7 +138,7 @@ def _find(name: str) -> EnvFactory:
 def _split(name: str) -> tuple[str, dict[str, str]]:
     """A name, and what it gives to the constructor: `gymnasium:CartPole-v1` is `gymnasium` with a source."""
     first, colon, source = name.partition(":")
-    if colon and newest(first) in ENVS.known() and SOURCE in _signature(_find(first), first).names:
+    if colon and newest(first) in ENVS.known() and SOURCE in _signature(_found(first), first).names:
         return first, {SOURCE: source}
     return name, {}
 
@@ -176,7 +176,7 @@ def factory(name: str | EnvFactory, **kwargs: Any) -> Callable[[], Env]:
         raise ConfigError(f"environment {label!r}: {both.pop()} is given twice, in the name and as a setting")
     signature = _signature(target, label)
     try:
-        checked = signature.check(_read_switches(signature, {**given, **kwargs}))
+        checked = signature.check(_switched(signature, {**given, **kwargs}))
     except ValidationError as error:
         raise ConfigError(f"environment {label!r}: {signature.describe(error, 'env.')}") from None
 
@@ -202,7 +202,7 @@ def factory(name: str | EnvFactory, **kwargs: Any) -> Callable[[], Env]:
     return build
 
 
-def _read_switches(signature: Signature, given: dict[str, Any]) -> dict[str, Any]:
+def _switched(signature: Signature, given: dict[str, Any]) -> dict[str, Any]:
     """The options, with yes, no, on and off as true and false where a default alone says that an option is that."""
     switches = {each.name for each in signature.parameters if each.annotation is Any and isinstance(each.default, bool)}
     return {

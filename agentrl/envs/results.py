@@ -57,7 +57,7 @@ async def give_rewards(
         seconds: that all of them may take together, the session's limit anew; None where each has its own.
     """
     try:
-        with add_timing(session, "reward"):
+        with timed(session, "reward"):
             rewards = await within(seconds, calls.compute_rewards(env, session if seen is None else seen))
     except AgentRLError as error:
         record_failure(session, error)
@@ -140,7 +140,7 @@ def count_tools(env: Env, session: Session) -> None:
 
 
 @contextmanager
-def add_timing(session: Session, name: str) -> Iterator[None]:
+def timed(session: Session, name: str) -> Iterator[None]:
     """Add the seconds that the block takes to one of the session's timings."""
     began = time.monotonic()
     try:
@@ -158,7 +158,7 @@ class environment_call(AbstractContextManager[dict[str, float]]):
     def __enter__(self) -> dict[str, float]:
         self._collected = tracing.collected()
         self._seconds = self._collected.__enter__()
-        self._seconds["began"], self._began = tracing.round_seconds(time.time()), time.monotonic()
+        self._seconds["began"], self._began = tracing.rounded(time.time()), time.monotonic()
         self._span = tracing.span("env", method=self._method)
         self._span.__enter__()
         return self._seconds

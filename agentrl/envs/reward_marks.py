@@ -9,7 +9,7 @@ from typing import Any, TypeVar, overload
 
 from agentrl.common.plain import number, within
 from agentrl.errors import InvalidInput, InvalidReward
-from agentrl.tools.schema import show_value
+from agentrl.tools.schema import shown
 
 F = TypeVar("F", bound=Callable[..., Any])
 MARK = "__agentrl_reward__"
@@ -59,7 +59,7 @@ def reward_value(value: Any, where: str, range: tuple[float, float] = ANY) -> fl
     try:
         return within(number(value), *range)
     except ValueError as error:
-        raise InvalidReward(f"{where} gave {show_value(value)}, {error}") from None
+        raise InvalidReward(f"{where} gave {shown(value)}, {error}") from None
 
 
 @overload

@@ -27,7 +27,7 @@ from agentrl.envs.closing import close_in_time
 from agentrl.envs.context import context_of
 from agentrl.envs.data.conditions import conditions, fits, inside
 from agentrl.envs.methods import with_own_notes
-from agentrl.envs.state import resolve
+from agentrl.envs.state import resolved
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, InfraError
 from agentrl.overrides import validate
 from agentrl.registry import Registry
@@ -159,7 +159,7 @@ class NamedReward:
         if not self.takes(session.task):
             return None
         where = where_of(self)
-        value = await _compute(self, lambda: self._compute(session))
+        value = await _computed(self, lambda: self._compute(session))
         if isinstance(value, Mapping):
             given = {agent: each for agent, each in value.items() if not missing(each)}
             return {
@@ -190,7 +190,7 @@ class NamedReward:
             return await self.reward.compute(session)  # type: ignore[no-any-return]
 
         async def compute(own: Session) -> Any:
-            return await resolve(await run_in_thread(self.reward.compute, own))
+            return await resolved(await run_in_thread(self.reward.compute, own))
 
         return await with_own_notes(session, compute)  # type: ignore[no-any-return]
 
@@ -200,7 +200,7 @@ def where_of(named: NamedReward | NamedGroupReward) -> str:
     return f"rewards.{named.name}={named.reward.config.name!r}"
 
 
-async def _compute(named: NamedReward | NamedGroupReward, compute: Callable[[], Awaitable[T]]) -> T:
+async def _computed(named: NamedReward | NamedGroupReward, compute: Callable[[], Awaitable[T]]) -> T:
     """What a reward gives within its deadline; whose fault a failure is, is in its type (see `NamedReward`)."""
     where, seconds = where_of(named), named.reward.config.timeout
     try:
@@ -258,7 +258,7 @@ class NamedGroupReward:
         if not sessions or not NamedReward(self.name, self.reward).takes(sessions[0].task):
             return [None] * len(sessions)
         where = where_of(self)
-        values = list(await _compute(self, lambda: self._compute(sessions)))
+        values = list(await _computed(self, lambda: self._compute(sessions)))
         if len(values) != len(sessions):
             raise InfraError(f"{where} gave {len(values)} values for {len(sessions)} sessions")
         return [None if missing(value) else reward_value(value, where, self.reward.range) for value in values]
@@ -270,7 +270,7 @@ class NamedGroupReward:
     async def _compute(self, sessions: Sequence[Session]) -> Sequence[float | None]:
         if inspect.iscoroutinefunction(self.reward.compute_group):
             return await self.reward.compute_group(sessions)  # type: ignore[no-any-return]
-        return await resolve(await run_in_thread(self.reward.compute_group, sessions))  # type: ignore[no-any-return]
+        return await resolved(await run_in_thread(self.reward.compute_group, sessions))  # type: ignore[no-any-return]
 
 
 class _Rewards(Section):
@@ -347,7 +347,7 @@ def adding(make_env: Callable[[], Env], rewards: Sequence[AddedReward | NamedGro
 
 
 @asynccontextmanager
-async def open_rewards(
+async def rewarded(
     make_env: Callable[[], Env], configs: Mapping[str, RewardConfig]
 ) -> AsyncIterator[Callable[[], Env]]:
     """Like `adding`, by their settings, and closes the rewards in the end; without any it gives `make_env` itself."""

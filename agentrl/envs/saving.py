@@ -14,10 +14,10 @@ from agentrl.envs.attribution import blamed
 from agentrl.envs.base import Env
 from agentrl.envs.context import context_of
 from agentrl.envs.methods import call_method
-from agentrl.envs.state import EnvState, plain, resolve
+from agentrl.envs.state import EnvState, plain, resolved
 from agentrl.errors import EnvError, InvalidInput, StateUnsupported
 from agentrl.tools.registry import ToolFailure
-from agentrl.tools.schema import show_value
+from agentrl.tools.schema import shown
 from agentrl.types import Task
 
 
@@ -60,9 +60,9 @@ async def fork(env: Env) -> Env:
     task, seed = _episode(env)
     _refuse_unsaved_work(env)
     with blamed(env, "fork"):
-        other = await resolve(env.fork())
+        other = await resolved(env.fork())
         if not isinstance(other, Env) or other.unwrapped is env.unwrapped:
-            raise EnvError(f"{type(env.unwrapped).__name__}.fork returned {show_value(other)}, not another instance")
+            raise EnvError(f"{type(env.unwrapped).__name__}.fork returned {shown(other)}, not another instance")
     _continue(other, task, seed, _counters(env))
     other.tools.timeout = env.tools.timeout
     context = context_of(env.unwrapped)

@@ -15,7 +15,7 @@ from typing import Any
 from agentrl.common.plain import plain as plainly
 from agentrl.common.untrusted import safe_json
 from agentrl.errors import EnvError, InvalidInput
-from agentrl.tools.schema import show_value
+from agentrl.tools.schema import shown
 from agentrl.types import Task
 
 FORMAT = 1
@@ -149,7 +149,7 @@ def plain(value: Any, where: str, path: str = "") -> Any:
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {key: plain(item, where, f"{path}[{key!r}]") for key, item in value.items()}
     allowed = "None, booleans, numbers of 64 bits, text, bytes, lists and mappings with text keys are allowed"
-    raise EnvError(f"{where} gave {show_value(value)}{f' at {path}' if path else ''}: {allowed}")
+    raise EnvError(f"{where} gave {shown(value)}{f' at {path}' if path else ''}: {allowed}")
 
 
 def _number(value: Any) -> Any:
@@ -158,6 +158,6 @@ def _number(value: Any) -> Any:
     return found if isinstance(found, str | float | int) else value
 
 
-async def resolve(value: Any) -> Any:
+async def resolved(value: Any) -> Any:
     """The result of a method that may be plain or async."""
     return await value if inspect.isawaitable(value) else value

@@ -140,7 +140,7 @@ async def _step(
     context.answered = session, node  # whose tokens an adapter counts for its library
     with tracing.scope(turn=turn + 1), environment_call(session, "step") as seconds, sub_agents:
         try:
-            result = await _answer(env, _name_sender(node, several=len(players) > 1), deadline)
+            result = await _answer(env, _named(node, several=len(players) > 1), deadline)
         except AgentRLError as error:
             note_answer_failed(session, error)
             raise
@@ -168,7 +168,7 @@ def note(nodes: Sequence[Node], seconds: Mapping[str, float]) -> None:
         nodes[0].timings = dict(seconds)
 
 
-def _name_sender(node: Node, *, several: bool) -> Message:
+def _named(node: Node, *, several: bool) -> Message:
     """The message as `step` gets it: with several agents, `name` is the one that wrote it."""
     return node.message.model_copy(update={"name": node.agent}) if several else node.message
 

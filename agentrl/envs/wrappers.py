@@ -21,7 +21,7 @@ import orjson
 
 from agentrl.envs import calls
 from agentrl.envs.base import Env
-from agentrl.envs.state import resolve
+from agentrl.envs.state import resolved
 from agentrl.errors import InvalidInput
 from agentrl.tools.registry import ToolRegistry
 from agentrl.types import Message, StepResult, Task
@@ -111,7 +111,7 @@ class Wrapper(Env):
 
     async def critic_view(self, agent: str) -> Sequence[float]:
         """Return the wrapped environment's view for a critic."""
-        numbers: Sequence[float] = await resolve(self.env.critic_view(agent))
+        numbers: Sequence[float] = await resolved(self.env.critic_view(agent))
         return numbers
 
     def _identity(self) -> str:

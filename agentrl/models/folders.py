@@ -76,7 +76,7 @@ def write_side_files(files: Mapping[str, bytes], folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def export_folder(path: Path, side_files: Mapping[str, bytes]) -> Iterator[Path]:
+def exported(path: Path, side_files: Mapping[str, bytes]) -> Iterator[Path]:
     """An empty folder to write weights into; it then gets the other files of a model and becomes `path`.
 
     A reader of `path` sees what was there before, nothing, or the whole new folder.

@@ -110,7 +110,7 @@ def _model_class(folder: Path | None) -> Any:
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
     kind = AutoModelForCausalLM.__name__
-    named = custom_code.list_named_classes(folder) if folder is not None and custom_code.is_allowed(folder) else {}
+    named = custom_code.named_in(folder) if folder is not None and custom_code.allowed(folder) else {}
     if kind not in named:
         return AutoModelForCausalLM
     found = get_class_from_dynamic_module(named[kind], str(folder), local_files_only=True)
@@ -128,7 +128,7 @@ def read_config(folder: Path) -> Any:
 
     refuse_adapter(folder)
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=custom_code.is_allowed(folder))
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=custom_code.allowed(folder))
     except Exception as error:  # of hundreds of kinds of configurations
         raise InvalidInput(f"can't load model={str(folder)!r}: {_config_fault(folder, error)}") from error
 
@@ -141,7 +141,7 @@ def _config_fault(folder: Path, error: Exception) -> str:
         return f"config.json is unreadable: {unreadable}"
     if refused := custom_code.refusal(folder):
         return refused
-    if custom_code.is_allowed(folder):
+    if custom_code.allowed(folder):
         return f"its code (auto_map in config.json) raised {type(error).__name__}: {_in_short(error)}"
     if not kind:
         return "config.json has no model_type"
@@ -194,8 +194,8 @@ def _no_causal_lm(folder: Path, config: Any) -> str:
         return f"model_type={config.model_type!r} is an encoder with a decoder, and no causal language model"
     if type(config) in AutoModelForCausalLM._model_mapping:
         return ""
-    if custom_code.is_allowed(folder):
-        named = custom_code.list_named_classes(folder)
+    if custom_code.allowed(folder):
+        named = custom_code.named_in(folder)
         return "" if kind in named else f"auto_map in config.json names no {kind}, but {', '.join(sorted(named))}"
     if config.get_text_config() is not config:
         from agentrl.models.image_processor import FAMILIES
@@ -213,7 +213,7 @@ def _refuse_quantised(folder: Path, config: Any) -> None:
             f"model={str(folder)!r} is quantised (quantization_config.quant_method={str(method)!r} in config.json), "
             "which is trained only by trainer=megatron, from fp8: use a copy in bfloat16"
         )
-    if packed := tensors.find_packed(folder):
+    if packed := tensors.packed(folder):
         raise InvalidInput(
             f"model={str(folder)!r} is quantised ({packed}), which is trained only by trainer=megatron, from fp8: "
             "use a copy in bfloat16"

@@ -117,7 +117,7 @@ def is_per_token(folder: Path) -> bool:
 
 def padding_token(folder: Path, config: Any) -> int | None:
     """A token that pads rows and never ends a turn; None where none is known."""
-    ends = _as_ids(getattr(config, "eos_token_id", None))
+    ends = _listed(getattr(config, "eos_token_id", None))
     known = [getattr(config, "pad_token_id", None), *_special_tokens(folder)]
     return next((int(token) for token in known if token is not None and token not in ends), None)
 
@@ -134,7 +134,7 @@ def _special_tokens(folder: Path) -> list[int]:
     return [token for token in found if token is not None and token != tokenizer.eos_token_id]
 
 
-def _as_ids(value: Any) -> Iterable[int]:
+def _listed(value: Any) -> Iterable[int]:
     return () if value is None else value if isinstance(value, list | tuple) else (value,)
 
 

@@ -34,7 +34,7 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _SHOWN = 4
 
 
-def find_packed(folder: Path) -> str:
+def packed(folder: Path) -> str:
     """The first weight in a folder's safetensors files that is no floating-point number of 16 bits or more, in words.
 
     transformers would widen such numbers, without the scales that give them their meaning.
@@ -65,9 +65,9 @@ class TensorMatch:
     def faults(self, model: Any) -> str:
         """Describe what is wrong, naming up to four tensors of each kind; '' where the files hold the whole model."""
         said = [
-            _name("missing", (name for name in self.missing if not _matches(REBUILT, name))),
-            _name("without a place in the model", (name for name in self.unexpected if not may_drop(name, model))),
-            _name(
+            _named("missing", (name for name in self.missing if not _matches(REBUILT, name))),
+            _named("without a place in the model", (name for name in self.unexpected if not may_drop(name, model))),
+            _named(
                 "of another shape",
                 (f"{name} {tuple(held)}, not {tuple(wanted)}" for name, held, wanted in self.mismatched),
             ),
@@ -102,7 +102,7 @@ def _matches(patterns: Iterable[str], name: str) -> bool:
     return any(re.search(pattern, name) for pattern in patterns)
 
 
-def _name(kind: str, names: Iterable[str]) -> str:
+def _named(kind: str, names: Iterable[str]) -> str:
     found = sorted(names)
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     return f"{kind}: {', '.join(found[:_SHOWN])}{more}" if found else ""

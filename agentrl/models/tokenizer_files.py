@@ -163,7 +163,7 @@ def _with_added_tokens(file: Path, folder: Path, config: Mapping[str, Any]) -> s
         entries = list(spec.get("added_tokens") or [])
         known = {entry["content"] for entry in entries}
         vocabulary = pieces(spec["model"])
-        more = [entry for entry in _list_declared(folder, config) if entry["content"] not in known]
+        more = [entry for entry in _declared(folder, config) if entry["content"] not in known]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidInput(f"tokenizer={str(file)!r} can't be read: {error!r}") from error
     if not more:
@@ -187,7 +187,7 @@ def pieces(model: Mapping[str, Any]) -> Mapping[str, int]:
     return vocab if isinstance(vocab, dict) else {piece: place for place, (piece, _) in enumerate(vocab)}
 
 
-def _list_declared(folder: Path, config: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _declared(folder: Path, config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The added tokens that other files than `tokenizer.json` name, in the order in which transformers adds them."""
     found: dict[str, dict[str, Any]] = {}
     named = dict(config)

@@ -84,7 +84,7 @@ class HFTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text: nothing in it can become a special token."""
-        return _remember(self._known, text, self._encode)
+        return _remembered(self._known, text, self._encode)
 
     def _encode(self, text: str) -> list[int]:
         ids = self.encode_markup(text)
@@ -100,7 +100,7 @@ class HFTokenizer:
 
         For trusted text only: the output of a chat template, never a user's text.
         """
-        return _remember(self._known_markup, text, partial(_ids, self._published))
+        return _remembered(self._known_markup, text, partial(_ids, self._published))
 
     @cached_property
     def images(self) -> ImageProcessor | None:
@@ -161,7 +161,7 @@ class HFTokenizer:
         return bytes(self._byte_of[char] for char in piece)
 
 
-def _remember(known: dict[str, tuple[int, ...]], text: str, encode: Callable[[str], list[int]]) -> list[int]:
+def _remembered(known: dict[str, tuple[int, ...]], text: str, encode: Callable[[str], list[int]]) -> list[int]:
     """Token ids of a text; short ones, which formats repeat in every message, are encoded once."""
     if len(text) > _SHORT:
         return encode(text)

@@ -42,7 +42,7 @@ class Untrained:
         whole = config is not None and config.model_type in FAMILIES
         beside = tensors.is_dropped if whole else tensors.stays_beside
         for path in files:
-            held, read = _open(path)
+            held, read = _opened(path)
             if names := tuple(sorted(name for name in held if beside(name, text))):
                 self.names[path.name], self._read[path.name] = names, read
 
@@ -67,7 +67,7 @@ class Untrained:
         _restore_config(folder, source)
 
 
-def _open(file: Path) -> tuple[Iterable[str], Callable[[str], Tensor]]:
+def _opened(file: Path) -> tuple[Iterable[str], Callable[[str], Tensor]]:
     """The names of the tensors in a file, and what reads one; only what is read is in memory."""
     if file.suffix == ".safetensors":
         from safetensors import safe_open

@@ -32,7 +32,7 @@ from agentrl.train.algorithms.credit import (
 from agentrl.train.algorithms.fields import ForestField
 from agentrl.train.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
 from agentrl.train.algorithms.policy_losses import preset
-from agentrl.train.algorithms.returns import by_session, by_turn, change_advantages, credit_of, scores, step_returns
+from agentrl.train.algorithms.returns import by_session, by_turn, changed, credit_of, scores, step_returns
 from agentrl.types import Branch, Group, Node, Session
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ __all__ = [
     "Tokens",
     "by_session",
     "by_turn",
-    "change_advantages",
+    "changed",
     "check_algorithm",
     "credit_of",
     "derive",

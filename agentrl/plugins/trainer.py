@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from agentrl.config import AlgoConfig, Fraction, TrainerConfig
 from agentrl.errors import ConfigError, InvalidInput, TrainerError
-from agentrl.models.folders import export_folder, read_side_files
+from agentrl.models.folders import exported, read_side_files
 from agentrl.plugins.later import import_later
 from agentrl.train.algorithms import Algorithm, make_algorithm
 from agentrl.train.plan.memory import Numbers, Split, TrainerMemory
@@ -94,7 +94,7 @@ __all__ = [
     "add_sums",
     "check_trainer",
     "empty_sums",
-    "export_folder",
+    "exported",
     "make_algorithm",
     "make_trainer",
     "objective",

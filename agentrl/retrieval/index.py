@@ -97,7 +97,7 @@ def build(
         "passages": len(offsets),
         "shards": counts,
         "corpus": {"path": str(corpus), **_stamp(corpus), "sha256": digest},
-        "files": {name: _describe(fresh / name) for name in _files(fresh)},
+        "files": {name: _described(fresh / name) for name in _files(fresh)},
     }
     (fresh / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
@@ -110,10 +110,10 @@ def _writers(passages: Corpus, counts: list[int], options: DenseOptions | None, 
     encoder: Any = None if options is None else options.load()
     statistics = bm25.Statistics()
     if options is None:
-        for text in _count(passages.texts(0, total), "counting terms", 0, total, progress):
+        for text in _counted(passages.texts(0, total), "counting terms", 0, total, progress):
             statistics.add(text)
     for count in counts:
-        texts = _count(passages.texts(start, start + count), "indexing", start, total, progress)
+        texts = _counted(passages.texts(start, start + count), "indexing", start, total, progress)
         if options is None:
             yield lambda folder, texts=texts: bm25.build_shard(folder, texts, statistics)
         else:
@@ -123,7 +123,7 @@ def _writers(passages: Corpus, counts: list[int], options: DenseOptions | None, 
         start += count
 
 
-def _count(texts: Iterable[str], stage: str, done: int, total: int, progress: Progress) -> Iterator[str]:
+def _counted(texts: Iterable[str], stage: str, done: int, total: int, progress: Progress) -> Iterator[str]:
     for number, text in enumerate(texts, done + 1):
         yield text
         if number % 256 == 0 or number == total:
@@ -189,8 +189,8 @@ def open_index(folder: Path, *, verify: bool = False) -> Index:
     manifest = read_manifest(folder)
     corpus = manifest["corpus"]
     changed = [
-        *_list_changed({Path(corpus["path"]): corpus}, verify),
-        *_list_changed({folder / name: about for name, about in manifest["files"].items()}, verify),
+        *_changed({Path(corpus["path"]): corpus}, verify),
+        *_changed({folder / name: about for name, about in manifest["files"].items()}, verify),
     ]
     if changed:
         raise ConfigError(
@@ -219,7 +219,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
-def _list_changed(files: dict[Path, dict[str, Any]], verify: bool) -> Iterator[Path]:
+def _changed(files: dict[Path, dict[str, Any]], verify: bool) -> Iterator[Path]:
     for path, about in files.items():
         stamp = _stamp(path) if path.is_file() else {"size": -1, "mtime_ns": -1}
         hashed = verify or stamp["mtime_ns"] != about["mtime_ns"]
@@ -231,7 +231,7 @@ def _files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def _describe(path: Path) -> dict[str, Any]:
+def _described(path: Path) -> dict[str, Any]:
     return {**_stamp(path), "sha256": _sha256(path)}
 
 

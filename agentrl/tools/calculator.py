@@ -79,13 +79,13 @@ def _value(node: ast.expr, depth_left: int = MAX_DEPTH) -> Fraction:
     if depth_left == 0:
         raise ToolError(f"the expression is nested more than {MAX_DEPTH} deep")
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        return _bound(Fraction(str(node.value)))
+        return _bounded(Fraction(str(node.value)))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
         value = _value(node.operand, depth_left - 1)
         return -value if isinstance(node.op, ast.USub) else value
     if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
         left, right = _value(node.left, depth_left - 1), _value(node.right, depth_left - 1)
-        return _bound(_BINARY[type(node.op)](left, right))
+        return _bounded(_BINARY[type(node.op)](left, right))
     raise ToolError("only numbers, + - * / // % ** and brackets can be worked out")
 
 
@@ -100,7 +100,7 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
     return base**exponent.numerator
 
 
-def _bound(value: Fraction) -> Fraction:
+def _bounded(value: Fraction) -> Fraction:
     if max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
         raise ToolError("the result is too large")
     return value

@@ -169,9 +169,9 @@ class ToolRegistry:
         tool = self._find(call.function.name)
         arguments = tool.check(parse_arguments(call))
         seconds = min(limit for limit in (timeout, tool.timeout, self.timeout) if limit is not None)
-        result = self._in_sandbox(tool, arguments) if tool.sandbox else _begin(tool, arguments)
+        result = self._in_sandbox(tool, arguments) if tool.sandbox else _begun(tool, arguments)
         if inspect.isawaitable(result):
-            result = await _await_bounded(tool.name, result, await faults.async_point("tool.call", seconds))
+            result = await _bounded(tool.name, result, await faults.async_point("tool.call", seconds))
         return _content(result)
 
     async def _in_sandbox(self, tool: Tool, arguments: dict[str, Any]) -> Any:
@@ -187,7 +187,7 @@ class ToolRegistry:
         raise UnknownTool(f"there is no tool {name!r}{hint} (tools: {', '.join(self._tools) or 'none'})")
 
 
-def _begin(tool: Tool, arguments: dict[str, Any]) -> Any:
+def _begun(tool: Tool, arguments: dict[str, Any]) -> Any:
     """The result of a tool without a sandbox, or an awaitable of one."""
     try:
         return tool.invoke(arguments, None)
@@ -197,7 +197,7 @@ def _begin(tool: Tool, arguments: dict[str, Any]) -> Any:
         raise RuntimeError("the tool cancelled itself") from None
 
 
-async def _await_bounded(name: str, result: Awaitable[Any], seconds: float) -> Any:
+async def _bounded(name: str, result: Awaitable[Any], seconds: float) -> Any:
     """Await a tool's result up to its deadline; a coroutine that ignores its cancellation is not awaited."""
 
     async def work() -> Any:

@@ -149,17 +149,17 @@ class Signature:
             elif item["type"] == "extra_forbidden":
                 guess = nearest(str(item["loc"][-1]), self.names)
                 hint = f"; did you mean {prefix}{guess}?" if guess else ""
-                problems.append(f"{name} = {show_value(item['input'])} is not known{hint} (known: {self._list(prefix)})")
+                problems.append(f"{name} = {shown(item['input'])} is not known{hint} (known: {self._listed(prefix)})")
             else:
                 message = item["msg"][:1].lower() + item["msg"][1:]
-                problems.append(f"{name} = {show_value(item['input'])}: {message}")
+                problems.append(f"{name} = {shown(item['input'])}: {message}")
         return "; ".join(problems)
 
-    def _list(self, prefix: str) -> str:
+    def _listed(self, prefix: str) -> str:
         return ", ".join(prefix + name for name in self.names) or "none"
 
 
-def show_value(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value's repr, cut for messages."""
     text = safe_repr(value)
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"

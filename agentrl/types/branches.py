@@ -7,12 +7,12 @@ from dataclasses import replace
 from statistics import fmean
 
 from agentrl.types.nodes import Branch, Node
-from agentrl.types.session import Session, branch_of, outcome, path_weights, is_scored, siblings
+from agentrl.types.session import Session, branch_of, outcome, path_weights, scored, siblings
 
 
-def list_untrained(session: Session) -> set[int]:
+def untrained(session: Session) -> set[int]:
     """The ids of nodes in branches that only estimate a value, or that nobody rewarded."""
-    out = [branch for branch in session.branches if not branch.trained or not is_scored(session, branch)]
+    out = [branch for branch in session.branches if not branch.trained or not scored(session, branch)]
     return {node for branch in out for node in range(branch.start, branch.end)}
 
 
@@ -28,7 +28,7 @@ def mean_rewards(session: Session) -> tuple[dict[str, float], float | None]:
 
 def token_weights(session: Session) -> list[float]:
     """Return each trained token's weight relative to one above every fork: 1/m below a fork of m trained siblings."""
-    left_out = list_untrained(session)
+    left_out = untrained(session)
     trained = [[member for member in members if member not in left_out] for members in siblings(session)]
     forked = {member: len(members) for members in trained for member in members}
     weights: list[float] = []

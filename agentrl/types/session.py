@@ -235,14 +235,14 @@ class Group:
     @property
     def scored(self) -> list[Session]:
         """The group's own sessions with a score that did not end in an infrastructure error."""
-        return [session for session in self._list_scored() if session.phase != GREEDY]
+        return [session for session in self._scored() if session.phase != GREEDY]
 
     @property
     def greedy(self) -> list[Session]:
         """The group's greedy sessions, by the same rule."""
-        return [session for session in self._list_scored() if session.phase == GREEDY]
+        return [session for session in self._scored() if session.phase == GREEDY]
 
-    def _list_scored(self) -> list[Session]:
+    def _scored(self) -> list[Session]:
         return [s for s in self.sessions if s.status is not Status.INFRA_ERROR and s.score is not None]
 
     def by_agent(self) -> list[Group]:
@@ -270,7 +270,7 @@ def outcome(session: Session, node_id: int) -> float:
     return (session.reward if branch is None else branch.reward) or 0.0
 
 
-def is_scored(session: Session, branch: Branch) -> bool:
+def scored(session: Session, branch: Branch) -> bool:
     """Return whether anything of a branch was rewarded: otherwise it is neither trained on nor compared with."""
     own = session.nodes[branch.start : branch.end]
     return branch.reward is not None or any(node.reward is not None for node in own)
@@ -347,6 +347,6 @@ def _scored_leaves(session: Session) -> list[int]:
     """The last nodes of the stored paths that were rewarded, in order."""
     left_out = session.continued() | session.uncredited()
     for branch in session.branches:
-        if not is_scored(session, branch):
+        if not scored(session, branch):
             left_out.update(range(branch.start, branch.end))
     return [node.id for node in session.nodes if node.id not in left_out]

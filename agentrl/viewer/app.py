@@ -83,7 +83,7 @@ def create_app(
         *(_changes(viewer) if replays is not None else ()),
         *_static(),
     ]
-    app = Starlette(routes=routes, exception_handlers={AgentRLError: _answer_failure})  # type: ignore[dict-item]
+    app = Starlette(routes=routes, exception_handlers={AgentRLError: _failed})  # type: ignore[dict-item]
     return Guard(app, token, hosts)
 
 
@@ -308,14 +308,14 @@ def _answer(make: Callable[[Request], Any]) -> Callable[[Request], Response]:
 
 def _changes(viewer: Viewer) -> list[Route]:
     return [
-        Route("/api/replay", _take_change(viewer.start_replay), methods=["POST"]),
-        Route("/api/replay/cancel", _take_change(viewer.cancel_replay), methods=["POST"]),
-        Route("/api/note", _take_change(viewer.note), methods=["POST"]),
-        Route("/api/score", _take_change(viewer.score), methods=["POST"]),
+        Route("/api/replay", _taken(viewer.start_replay), methods=["POST"]),
+        Route("/api/replay/cancel", _taken(viewer.cancel_replay), methods=["POST"]),
+        Route("/api/note", _taken(viewer.note), methods=["POST"]),
+        Route("/api/score", _taken(viewer.score), methods=["POST"]),
     ]
 
 
-def _take_change(change: Callable[[Request, dict[str, Any]], Any]) -> Callable[[Request], Awaitable[Response]]:
+def _taken(change: Callable[[Request, dict[str, Any]], Any]) -> Callable[[Request], Awaitable[Response]]:
     async def handle(request: Request) -> Response:
         given = await _body(request)
         return Response(orjson.dumps(await run_in_threadpool(change, request, given)), media_type="application/json")
@@ -345,7 +345,7 @@ async def _body(request: Request) -> dict[str, Any]:
     return given
 
 
-def _answer_failure(request: Request, error: AgentRLError) -> Response:
+def _failed(request: Request, error: AgentRLError) -> Response:
     """A failure as JSON that the page shows."""
     code = 404 if isinstance(error, UnknownName) else 400 if error.blame is Blame.USER else 500
     return Response(orjson.dumps({"error": str(error)}), code, media_type="application/json")

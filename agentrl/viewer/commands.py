@@ -81,7 +81,7 @@ def sessions(
     salvage: Annotated[Path | None, typer.Option(help="Write the undamaged sessions into this new store.")] = None,
 ) -> None:
     """A session store's sessions, also under way (--follow); checks for damage (--check, --salvage)."""
-    from agentrl.viewer.listing import Order, filters, json_lines, matching, list_phases, table
+    from agentrl.viewer.listing import Order, filters, json_lines, matching, played, table
     from agentrl.viewer.runs import stage_at
 
     path = stage_at(path)
@@ -96,10 +96,10 @@ def sessions(
         raise ConfigError("--worst, --best and --sort are three orders; give one of them")
     wanted = filters(file, words or ())
     if not (words or worst or best or sort or grep or as_json):
-        return print_lines([_count(file)])
+        return print_lines([_counted(file)])
     column = "score" if worst or best else sort
     if (worst or best) and "phase" not in wanted:
-        wanted = {**wanted, "phase": list_phases(file)}
+        wanted = {**wanted, "phase": played(file)}
     order = Order(column, worst is None and column is not None, worst or best or limit)
     with err.status("searching") as status:
         rows = matching(file, wanted, order, grep, lambda done: status.update(f"searching: {done:,} sessions"))
@@ -119,7 +119,7 @@ def _follow(path: Path, words: Iterable[str]) -> None:
             print_lines([line])
 
 
-def _count(file: Path) -> str:
+def _counted(file: Path) -> str:
     """The number of a store's sessions, and how they ended."""
     from agentrl.sessions.store.store import Store
 

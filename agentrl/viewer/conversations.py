@@ -19,7 +19,7 @@ from agentrl.sessions.tree.codec import pack_ids
 from agentrl.train.record import trainer_logprobs
 from agentrl.types import MAIN, Message, Node, Session, Status
 from agentrl.viewer import images
-from agentrl.viewer.origins import find_credited
+from agentrl.viewer.origins import credited
 from agentrl.viewer.replayed import Replayed
 from agentrl.viewer.runs import Run
 
@@ -39,8 +39,8 @@ def head(found: Replayed) -> dict[str, Any]:
         "group": session.group,
         "sample": session.sample,
         "status": session.status.value,
-        "error": _clip(session.error),
-        "task": {"id": session.task.id, "data": _clip(session.task.data)},
+        "error": _clipped(session.error),
+        "task": {"id": session.task.id, "data": _clipped(session.task.data)},
         "phase": session.phase,
         "step": session.step,
         "environment": session.environment,
@@ -53,7 +53,7 @@ def head(found: Replayed) -> dict[str, Any]:
         "ended": session.ended,
         "timings": session.timings,
         "counters": session.counters,
-        "info": _clip(session.info),
+        "info": _clipped(session.info),
         "branches": [
             {"head": b.head, "start": b.start, "end": b.end, "status": b.status.value, "reward": b.reward}
             for b in found.tree.branches
@@ -118,8 +118,8 @@ def messages(session: Session, ids: Sequence[int]) -> list[dict[str, Any]]:
     return [
         {
             "id": node.id,
-            "message": _clip(images.list_message(node.message)),
-            "tools": _clip(node.tools),
+            "message": _clipped(images.listed(node.message)),
+            "tools": _clipped(node.tools),
         }
         for node in nodes
     ]
@@ -168,7 +168,7 @@ def _support(node: Node) -> dict[str, Any] | None:
 
 def _trainer(run: Run, session: Session, node: Node) -> dict[str, Any] | None:
     """The trainer's log-probabilities of a turn, None at tokens that are not trained, with their step and version."""
-    found = trainer_logprobs.last_of(run.path, *find_credited(session, node))
+    found = trainer_logprobs.last_of(run.path, *credited(session, node))
     if found is None:
         return None
     pairs = zip(found.logprobs, node.trainable, strict=True)
@@ -188,13 +188,13 @@ def _tokenizer(run: Run) -> HFTokenizer | None:
     return None
 
 
-def _clip(value: Any) -> Any:
+def _clipped(value: Any) -> Any:
     """The value with long texts in it cut; what was left out is said."""
     if isinstance(value, str):
         return value if len(value) <= CLIP else f"{value[:CLIP]}\n… {len(value) - CLIP:,} more characters"
     if isinstance(value, dict):
-        return {key: _clip(each) for key, each in value.items()}
-    return [_clip(each) for each in value] if isinstance(value, list) else value
+        return {key: _clipped(each) for key, each in value.items()}
+    return [_clipped(each) for each in value] if isinstance(value, list) else value
 
 
 # ---------------------------------------------------------------------------------------- copies

@@ -93,10 +93,10 @@ def tasks(a: Run, b: Run) -> tuple[str, list[TaskDifference]]:
         for task, (score, count) in first.items()
         if task in second and score != second[task][0]
     ]
-    return _describe(steps), sorted(found, key=lambda each: (-abs(each.change), each.task))
+    return _said(steps), sorted(found, key=lambda each: (-abs(each.change), each.task))
 
 
-def _describe(steps: Sequence[int | None] | None) -> str:
+def _said(steps: Sequence[int | None] | None) -> str:
     if steps is None:
         return "all training sessions"
     return "the evaluations" if None in steps else f"the evaluations after steps {steps[0]} and {steps[1]}"
@@ -151,7 +151,7 @@ def _table(a: Run, b: Run, lines: list[tuple[str, ...]]) -> Table:
 
 def _curves(a: Run, b: Run, width: int) -> Iterator[Text]:
     """The rewards of both over their steps, on one scale of height and of length."""
-    curves = [[row["reward/mean"] for row in run.metrics.rows() if _is_known(row.get("reward/mean"))] for run in (a, b)]
+    curves = [[row["reward/mean"] for row in run.metrics.rows() if _known(row.get("reward/mean"))] for run in (a, b)]
     if not all(curves):
         return
     bounds = min(map(min, curves)), max(map(max, curves))
@@ -164,5 +164,5 @@ def _curves(a: Run, b: Run, width: int) -> Iterator[Text]:
         yield Text(f"{name:<{label}}  {sparkline(curve, part, bounds)}", no_wrap=True, overflow="ellipsis")
 
 
-def _is_known(value: Any) -> bool:
+def _known(value: Any) -> bool:
     return isinstance(value, int | float)

@@ -30,7 +30,7 @@ def distribution(path: Path, filters: Filters) -> dict[str, Any]:
     """
     where, values = condition(filters)
     select = f"SELECT step, score FROM summaries WHERE {where} AND step IS NOT NULL AND score IS NOT NULL"
-    rows = select_rows(path, select, values)  # SQLite's own grouping would sort them: twice as long
+    rows = selected(path, select, values)  # SQLite's own grouping would sort them: twice as long
     if not rows:
         return {"low": 0.0, "high": 1.0, "bins": BINS, "steps": 1, "counts": []}
     steps, scores = zip(*rows, strict=True)
@@ -42,7 +42,7 @@ def distribution(path: Path, filters: Filters) -> dict[str, Any]:
     return {"low": low, "high": high, "bins": BINS, "steps": span, "counts": found}
 
 
-def select_rows(path: Path, select: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+def selected(path: Path, select: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
     """The rows of a query over a store that a run may be writing.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentrl.viewer.distribution import select_rows
+from agentrl.viewer.distribution import selected
 from agentrl.viewer.runs import Run
 
 COLUMNS = ("status", "phase", "environment", "blame")
@@ -25,5 +25,5 @@ def facets(run: Run) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {
         name: {str(key): count for key, count in store.counts(name).items() if key} for name in COLUMNS
     }
-    tools: list[tuple[Any, ...]] = select_rows(file, TOOLS) if select_rows(file, KEEPS_CALLS) else []
-    return {**found, "agent": dict(select_rows(file, AGENTS)), "tool": dict(tools), "tag": run.notes.counts()}
+    tools: list[tuple[Any, ...]] = selected(file, TOOLS) if selected(file, KEEPS_CALLS) else []
+    return {**found, "agent": dict(selected(file, AGENTS)), "tool": dict(tools), "tag": run.notes.counts()}

@@ -49,7 +49,7 @@ def filters_of(run: Run, parameters: Iterable[tuple[str, str]]) -> Filters:
         elif name == WHERE:
             found[name] = [text for text in each if text.strip()]
         elif name != TAG:
-            found[name] = _read_wanted(name, each)
+            found[name] = _wanted(name, each)
     if TAG in values:
         tagged = run.notes.tagged(values[TAG])
         found["id"] = [id_ for id_ in tagged if id_ in values["id"]] if "id" in values else tagged
@@ -68,17 +68,17 @@ def trained_groups(run: Run, step: int) -> list[str]:
     return [outcome.group for outcome in outcomes if outcome.outcome in ("trained", "replayed")]
 
 
-def _read_wanted(name: str, values: list[str]) -> Any:
+def _wanted(name: str, values: list[str]) -> Any:
     if len(values) == 1:
         low, dots, high = values[0].partition("..")
         if dots:
-            return Between(_read_bound(name, low), _read_bound(name, high))
+            return Between(_bound(name, low), _bound(name, high))
         if not values[0]:
             return None
     return values  # SQLite converts them to a column's type
 
 
-def _read_bound(name: str, text: str) -> float | None:
+def _bound(name: str, text: str) -> float | None:
     try:
         return float(text) if text else None
     except ValueError:

@@ -60,8 +60,8 @@ class Follower:
         """Take what is stored as shown; returns how many sessions are under way."""
         if not self._run.database.exists():
             return 0
-        self._ended = {row.id: row.ended or 0.0 for row in self._find("ended", Between(self._since - LATE, None))}
-        self._shown = {row.id: row.nodes for row in self._find("status", Status.OPEN.value)}
+        self._ended = {row.id: row.ended or 0.0 for row in self._found("ended", Between(self._since - LATE, None))}
+        self._shown = {row.id: row.nodes for row in self._found("status", Status.OPEN.value)}
         return len(self._shown)
 
     def look(self) -> Iterator[str]:
@@ -69,8 +69,8 @@ class Follower:
         if not self._run.database.exists():
             return
         now = time.time()
-        ended = [row for row in self._find("ended", Between(self._since - LATE, None)) if row.id not in self._ended]
-        under_way = self._find("status", Status.OPEN.value)  # after those that ended: none is in both
+        ended = [row for row in self._found("ended", Between(self._since - LATE, None)) if row.id not in self._ended]
+        under_way = self._found("status", Status.OPEN.value)  # after those that ended: none is in both
         for row in ended:
             yield from self._new(row)
             yield _line(row.id, _end(row))
@@ -87,13 +87,13 @@ class Follower:
         if row.nodes > known:
             nodes = self._run.store().load(row.id).nodes
             self._shown[row.id] = len(nodes)
-            yield from (_line(row.id, summarize_message(node)) for node in nodes[known:])
+            yield from (_line(row.id, said(node)) for node in nodes[known:])
 
-    def _find(self, name: str, value: object) -> list[Summary]:
+    def _found(self, name: str, value: object) -> list[Summary]:
         return self._run.store().find({**self._wanted, name: value}, limit=MOST).rows
 
 
-def summarize_message(node: Node) -> str:
+def said(node: Node) -> str:
     """A message in a line: who says what, and calls what."""
     message = node.message
     who = message.role if message.role != "assistant" else node.agent

@@ -62,10 +62,10 @@ class Guard:
             await send(message)
 
         request = Request(scope)
-        answer = self._refuse(request)
+        answer = self._refused(request)
         await (self._app if answer is None else answer)(scope, receive, guarded)
 
-    def _refuse(self, request: Request) -> Response | None:
+    def _refused(self, request: Request) -> Response | None:
         if request.method not in METHODS:
             allowed = ", ".join(METHODS)
             return JSONResponse({"error": f"{request.method} is not among {allowed}"}, 405, {"allow": allowed})

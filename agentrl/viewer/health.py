@@ -133,7 +133,7 @@ def no_signal(rows: Sequence[Row], settings: dict[str, Any]) -> Iterator[Alarm]:
         )
 
 
-def find_lost(rows: Sequence[Row], settings: dict[str, Any]) -> Iterator[Alarm]:
+def lost(rows: Sequence[Row], settings: dict[str, Any]) -> Iterator[Alarm]:
     """Sampled tokens that are not trained, by what took most of them."""
     window = rows[-WINDOW:]
     sampled, causes = sum(row.get(lost_tokens.SAMPLED, 0.0) for row in window), lost_tokens.by_cause(window)
@@ -337,7 +337,7 @@ RULES: tuple[Rule, ...] = (
         mismatch,
         failures,
         no_signal,
-        find_lost,
+        lost,
         truncations,
         entropy,
         tool_calls,

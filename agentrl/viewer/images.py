@@ -22,7 +22,7 @@ _FAST = 1
 """How hard zlib tries."""
 
 
-def list_message(message: Message) -> dict[str, Any]:
+def listed(message: Message) -> dict[str, Any]:
     """Return a message as plain JSON values, in which an image is its place among the message's images."""
     plain = message.model_dump(exclude_none=True)
     parts = plain["content"] if isinstance(plain.get("content"), list) else ()

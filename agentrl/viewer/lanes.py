@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from agentrl.types import MAIN
-from agentrl.viewer.distribution import select_rows
+from agentrl.viewer.distribution import selected
 
 BINS = 240
 """Points in time at which what is under way is counted."""
@@ -46,11 +46,11 @@ def busy_lanes(store: Path, low: float, high: float) -> list[tuple[str, list[int
         StoreError: reading failed.
     """
     within = (high, low)
-    ((nodes,),) = select_rows(store, _COUNT, within)
+    ((nodes,),) = selected(store, _COUNT, within)
     if nodes > MOST_NODES:
         return None
     engines, environments = defaultdict[str, list[Span]](list), list[Span]()
-    for (text,) in select_rows(store, _TURNS, within):
+    for (text,) in selected(store, _TURNS, within):
         turn: dict[str, Any] = orjson.loads(text)
         timings = turn.get("timings") or {}
         if (began := timings.get("began")) is None:

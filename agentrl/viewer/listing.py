@@ -52,7 +52,7 @@ def filters(file: Path, words: Iterable[str]) -> Filters:
     return filters_of(Run(file.name, file.parent, MetricsFile(file.parent / "metrics.jsonl")), pairs)
 
 
-def list_phases(file: Path) -> Without | str:
+def played(file: Path) -> Without | str:
     """The phases of the sessions that a policy has played; see `viewer.filters`."""
     with Store(file, read_only=True) as store:
         return phases_played(store)

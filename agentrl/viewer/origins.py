@@ -18,7 +18,7 @@ import orjson
 from agentrl.types import Node, Session
 
 
-def find_credited(session: Session, node: Node) -> tuple[str, int]:
+def credited(session: Session, node: Node) -> tuple[str, int]:
     """The session and the node as which credit counts a turn: its agent's own, where each agent has a reward."""
     if not session.agent_rewards:
         return session.id, node.id
@@ -48,7 +48,7 @@ class Origins:
 
         Weights that the record does not have are None; a step's credit is a list of [advantage, weight].
         """
-        name, number = find_credited(session, node)
+        name, number = credited(session, node)
         with self._lock:
             lines = self._lines(name)
             weights = [self._weights.get((span.version, span.incarnation)) for span in node.versions]

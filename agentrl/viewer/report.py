@@ -174,7 +174,7 @@ def _result(body: Element, run: Run) -> None:
     for name, value in lines.items():
         if value is not None and value != "":
             _line(table, name, short(float(value)) if isinstance(value, int | float) else value)
-    for line in edits.describe_edits(found):
+    for line in edits.described(found):
         _line(table, *line.split(": ", 1))
 
 
@@ -240,7 +240,7 @@ def _sessions(body: Element, run: Run, rows: Sequence[dict[str, Any]]) -> None:
     try:
         ended = run.store().counts()
         _add(body, "p", ", ".join(f"{count:,} {status}" for status, count in sorted(ended.items())))
-        for what, wanted, descending in _choose(rows):
+        for what, wanted, descending in _chosen(rows):
             page = run.store().find(wanted, sort="score", descending=descending, limit=SHOWN)
             found = [row.id for row in page.rows if row.score is not None]
             if found:
@@ -251,7 +251,7 @@ def _sessions(body: Element, run: Run, rows: Sequence[dict[str, Any]]) -> None:
         _add(body, "p", error)
 
 
-def _choose(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Filters, bool]]:
+def _chosen(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Filters, bool]]:
     """The sessions that are shown: the worst and the best of the last steps, or of all where there are none."""
     if rows:
         first, last = rows[-WINDOW:][0]["step"], rows[-1]["step"]
@@ -288,7 +288,7 @@ def _session(body: Element, run: Run, session: Session) -> None:
     """A session, folded: what it earned, and the beginning of its first path as a conversation."""
     box = SubElement(body, "details", {"class": "session"})
     _add(box, "summary", f"{_ending(run, session)}: task {session.task.id} ({session.id})")
-    _write_earned(box, session, CLIP)
+    _earned(box, session, CLIP)
     leaves = tree.leaves(session)
     path = tree.path(session, leaves[0].id) if leaves else []
     for node in path[:MOST_MESSAGES]:
@@ -302,12 +302,12 @@ def _session(body: Element, run: Run, session: Session) -> None:
 def _whole_session(body: Element, run: Run, session: Session) -> None:
     """A session with all its paths; each message is shown once, on the first path that has it."""
     _add(body, "p", f"{_ending(run, session)}; {session.phase}, sample {session.sample}")
-    _write_earned(body, session, CLIP_ALL)
+    _earned(body, session, CLIP_ALL)
     if session.task.data:
         folded = SubElement(body, "details")
         _add(folded, "summary", "task")
         _add(
-            folded, "pre", _clip(json.dumps(session.task.data, indent=1, default=str, ensure_ascii=False), CLIP_ALL)
+            folded, "pre", _clipped(json.dumps(session.task.data, indent=1, default=str, ensure_ascii=False), CLIP_ALL)
         )
     shown: dict[int, int] = {}
     for number, leaf in enumerate(tree.leaves(session), 1):
@@ -328,9 +328,9 @@ def _ending(run: Run, session: Session) -> str:
     return f"{score}, {session.status.value}"
 
 
-def _write_earned(box: Element, session: Session, clip: int) -> None:
+def _earned(box: Element, session: Session, clip: int) -> None:
     if session.error:
-        _add(box, "p", _clip(session.error, clip))
+        _add(box, "p", _clipped(session.error, clip))
     if session.rewards:
         _add(box, "p", ", ".join(f"{name} {short(value)}" for name, value in session.rewards.items()))
 
@@ -342,9 +342,9 @@ def _message(box: Element, node: Node, clip: int) -> None:
     if message.reasoning_content:
         folded = SubElement(part, "details")
         _add(folded, "summary", "reasoning")
-        _add(folded, "pre", _clip(message.reasoning_content, clip))
+        _add(folded, "pre", _clipped(message.reasoning_content, clip))
     if message.text:
-        _add(part, "pre", _clip(message.text, clip))
+        _add(part, "pre", _clipped(message.text, clip))
     for place in range(len(message.images)):
         try:
             data = b64encode(images.png(node, place)).decode()
@@ -353,10 +353,10 @@ def _message(box: Element, node: Node, clip: int) -> None:
         else:
             SubElement(part, "img", {"src": f"data:image/png;base64,{data}", "alt": f"image {place}"})
     for call in message.tool_calls or ():
-        _add(part, "pre", _clip(f"{call.function.name}({call.function.arguments})", clip), "call")
+        _add(part, "pre", _clipped(f"{call.function.name}({call.function.arguments})", clip), "call")
 
 
-def _clip(text: str, clip: int) -> str:
+def _clipped(text: str, clip: int) -> str:
     return text if len(text) <= clip else f"{text[:clip]}\n… {len(text) - clip:,} more characters"
 
 

@@ -31,7 +31,7 @@ from agentrl.train.driver.resuming import flat
 from agentrl.train.record import chain, data_identity, lock
 from agentrl.viewer.notes import Notes, TaggedNote
 from agentrl.viewer.origins import Origins
-from agentrl.viewer.series import MetricsFile, number, thin
+from agentrl.viewer.series import MetricsFile, number, thinned
 
 DEPTH = 4
 """Levels of folders below the given one in which runs are looked for."""
@@ -145,7 +145,7 @@ class Run:
             "engine": settings.get("engine.name") if by_model else None,
             "reward": number(last.get("reward/mean") if trains else evaluation.get("mean")),
             "left": number(last.get("time/left")),
-            "spark": thin([number(value) for value in rewards], SPARK),
+            "spark": thinned([number(value) for value in rewards], SPARK),
             "updated": self.updated(),
             "sessions": self.database.exists(),
             "note": self.notes.one().json(),
@@ -197,7 +197,7 @@ class Run:
             found = orjson.loads((self.path / "result.json").read_bytes())
         except (OSError, ValueError):
             return None
-        return edits.show_edits(self.path, found) if isinstance(found, dict) else None
+        return edits.shown(self.path, found) if isinstance(found, dict) else None
 
     def edits(self) -> dict[str, list[dict[str, Any]]]:
         """The edits of each session whose score people changed, in their order."""
@@ -215,7 +215,7 @@ class Run:
     def data(self) -> Identities:
         """The identities of its data; empty where an older agentrl did not record them."""
         found = (self.evaluation() or {}).get(identity.KEY)
-        return data_identity.read_identities(self.path) if found is None else identity.read(found)
+        return data_identity.recorded(self.path) if found is None else identity.read(found)
 
     def updated(self) -> float:
         """Return the time when the run last wrote something, in seconds since 1970."""
@@ -250,7 +250,7 @@ class Runs:
     def all(self) -> dict[str, Run]:
         """The runs that are there now, by name."""
         with self._lock:
-            found = dict(self._find())
+            found = dict(self._found())
             known = self._known
             self._known = {
                 name: known.get(name) or Run(name, path, MetricsFile(path / "metrics.jsonl"))
@@ -286,7 +286,7 @@ class Runs:
                     found[folder] = {"name": folder.name if below == "." else below, "stages": known}
         return list(found.values())
 
-    def _find(self) -> Iterator[tuple[str, Path]]:
+    def _found(self) -> Iterator[tuple[str, Path]]:
         if is_run(self.root):
             yield self.root.name, self.root
             return

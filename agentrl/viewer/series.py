@@ -89,7 +89,7 @@ def number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def thin(values: list[float | None], most: int) -> list[float]:
+def thinned(values: list[float | None], most: int) -> list[float]:
     """At most `most` of the numbers, evenly spaced, the last one included: for a sparkline."""
     known = [value for value in values if value is not None]
     if len(known) <= most:

@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import Field
 
 from agentrl.config.sections import Section
-from agentrl.sessions.gateway.http.listener import address, listening, serve_app
+from agentrl.sessions.gateway.http.listener import address, listening, served
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.viewer.app import create_app
 from agentrl.viewer.replay_process import Replays
@@ -54,6 +54,6 @@ async def view(root: Path, config: ViewConfig, announce: Callable[[str], object]
     for ending in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(ending, ended.set)
     with contextlib.closing(replays), contextlib.closing(listening(config.host, config.port)) as listener:
-        async with serve_app(app, listener, Limits()):
+        async with served(app, listener, Limits()):
             announce(f"{address(listener, config.host)}/{f'?token={token}' if token else ''}")
             await ended.wait()

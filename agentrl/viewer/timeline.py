@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from agentrl.train.display.panel import PHASES
-from agentrl.viewer.distribution import select_rows
+from agentrl.viewer.distribution import selected
 from agentrl.viewer.lanes import busy_lanes, under_way
 from agentrl.viewer.runs import Run
 from agentrl.viewer.series import Row
@@ -46,7 +46,7 @@ def timeline(run: Run, low: float = 0.0, high: float = math.inf) -> dict[str, An
         StoreError: the sessions can't be read.
     """
     steps = [step for row in run.metrics.rows() if (step := _step(row))]
-    sessions = select_rows(run.database, _SELECT) if run.database.exists() else []
+    sessions = selected(run.database, _SELECT) if run.database.exists() else []
     begins: list[float] = [phases[0][1] for _, _, phases in steps[:1]] + [row[1] for row in sessions[:1]]
     ends = [phases[-1][2] for _, _, phases in steps[-1:]] + [row[2] or row[1] for row in sessions]
     if not begins:

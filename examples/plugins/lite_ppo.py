@@ -19,7 +19,7 @@ from agentrl.plugins.algorithm import (
     PolicyGradient,
     PolicyGradientConfig,
     by_turn,
-    change_advantages,
+    changed,
     credit_of,
     scores,
 )
@@ -50,5 +50,5 @@ class LitePpo(PolicyGradient):
             groups,
             self.config,
             lambda sessions: by_turn(sessions, "mean"),
-            lambda every: change_advantages(every, lambda advantage: advantage / scale),
+            lambda every: changed(every, lambda advantage: advantage / scale),
         )

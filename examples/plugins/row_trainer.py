@@ -28,7 +28,7 @@ from agentrl.plugins.trainer import (
     Rows,
     TrainerConfig,
     TrainerPlugin,
-    export_folder,
+    exported,
     make_algorithm,
     objective,
     paths_to_leaves,
@@ -122,7 +122,7 @@ class RowTrainer:
 
     def export(self, path: Path) -> None:
         """Write a Hugging Face folder; all but the weights is as in the one that was loaded."""
-        with export_folder(path, self.side_files) as folder:
+        with exported(path, self.side_files) as folder:
             self.model.save_pretrained(folder)
 
     def close(self) -> None:

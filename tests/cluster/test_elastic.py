@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl import cluster
-from agentrl.cluster import Resources, Role, open_cluster
+from agentrl.cluster import Resources, Role, opened
 from agentrl.cluster.base import ClusterNode
 from agentrl.cluster.placement import elastic, moving
 from agentrl.cluster.pool import WorkerPool
@@ -35,10 +35,10 @@ def test_a_run_has_between_its_first_number_and_the_most_and_no_node_gets_more_t
     count: int, most: int | None, before: int, now: int
 ) -> None:
     most = None if most is None else max(count, most)
-    found = elastic.count_wanted(count, most, before, now)
+    found = elastic.wanted(count, most, before, now)
     assert count <= found <= (most or count)
     assert found == count or found * before <= count * now
-    assert elastic.count_wanted(count, most, before, now + 1) >= found
+    assert elastic.wanted(count, most, before, now + 1) >= found
 
 
 def test_nodes_that_died_or_are_drained_or_lack_what_a_worker_occupies_take_no_new_workers() -> None:
@@ -48,7 +48,7 @@ def test_nodes_that_died_or_are_drained_or_lack_what_a_worker_occupies_take_no_n
     lacking = [replace(here, name="d", cpus=0), replace(here, name="e", custom={})]
     assert elastic.usable([*nodes, *lacking], Resources(cpus=1, custom={"spot": 1})) == 1
     assert elastic.usable([*nodes, *lacking], Resources()) == 3
-    assert elastic.find_drained(nodes) == {"c"}
+    assert elastic.drained(nodes) == {"c"}
 
 
 def test_workers_of_a_drained_node_fit_elsewhere_where_all_that_they_take_is_free() -> None:
@@ -66,7 +66,7 @@ def test_workers_of_a_drained_node_fit_elsewhere_where_all_that_they_take_is_fre
 @pytest.mark.slow
 def test_workers_that_are_started_one_by_one_are_spread_also_where_they_reserve_nothing(ray_nodes: Any) -> None:
     """Engines on CPUs went anywhere, and a node that had joined stayed without one."""
-    with open_cluster(ClusterConfig(name="ray", address=ray_nodes.address), None):
+    with opened(ClusterConfig(name="ray", address=ray_nodes.address), None):
         workers = []
         for _ in range(4):
             workers.append(cluster.current().spawn(COUNTER))
@@ -96,7 +96,7 @@ async def test_workers_come_with_a_node_and_end_their_sessions_before_they_leave
     add = partial(add_node, ray_nodes, num_cpus=1)
     first = add(resources={"spot": 3})  # in the main thread: Ray sets handlers of signals
     second = None
-    with open_cluster(ClusterConfig(name="ray", address=ray_nodes.address), None):
+    with opened(ClusterConfig(name="ray", address=ray_nodes.address), None):
         workers = WorkerPool(PLAYING, 3, LONG, 0, most=4)  # a node each, of those that the fixture and the test began
         try:
             await workers.start()

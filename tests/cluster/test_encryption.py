@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.cluster import Address, Role, connect, open_cluster
+from agentrl.cluster import Address, Role, connect, opened
 from agentrl.cluster.wire.calls import Listener
 from agentrl.cluster.wire.listening import ConnectionListener
 from agentrl.config import ClusterConfig
@@ -107,7 +107,7 @@ def test_workers_have_certificates_where_it_is_set_and_ask_for_their_keys_all_th
 ) -> None:
     address = request.getfixturevalue("ray_nodes").address if name == "ray" else None
     config = ClusterConfig.model_validate({"name": name, "address": address, "encrypted": True})
-    with open_cluster(config, None) as cluster:
+    with opened(config, None) as cluster:
         worker = cluster.spawn(Role("environments", "tests.cluster.roles:Counter", (5,), threads=1))
         worker.wait_ready(LONG)
         assert worker.address.certificate is not None

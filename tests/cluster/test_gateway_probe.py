@@ -13,7 +13,7 @@ from agentrl.config import ClusterConfig, GatewayConfig
 from agentrl.errors import ConfigError, InfraError
 from agentrl.train.plan import gateway_probe
 from agentrl.train.plan.doctor import DoctorConfig, examine
-from agentrl.train.plan.gateway_probe import OpenGateway, call_gateway, links_of, opened_gateway, problems_of_gateways
+from agentrl.train.plan.gateway_probe import OpenGateway, called, links_of, opened_gateway, problems_of_gateways
 from tests.cluster.test_programs import certificate
 from tests.tools.sandbox.conftest import SMALL, docker
 
@@ -26,13 +26,13 @@ async def test_a_gateway_is_reached_by_the_name_that_programs_are_given(https: b
     async with opened_gateway(where) as gateway:
         assert str(gateway) == f"{'https' if https else 'http'}://localhost:{gateway.port}"
         assert not gateway.loopback
-        await call_gateway(gateway)
+        await called(gateway)
 
 
 async def test_a_certificate_that_is_for_another_name_is_told_with_the_names_that_it_is_for(tmp_path: Path) -> None:
     async with opened_gateway(GatewayConfig(**certificate("agents.test", tmp_path))) as gateway:
         with pytest.raises(InfraError, match=r"not accepted for 127\.0\.0\.1: .*mismatch.*it is for agents\.test, and"):
-            await call_gateway(gateway)
+            await called(gateway)
 
 
 @pytest.mark.parametrize(
@@ -61,17 +61,17 @@ async def test_a_key_of_another_certificate_is_named(tmp_path: Path) -> None:
 async def test_a_name_that_leads_nowhere_or_elsewhere_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened_gateway(GatewayConfig(name="localhost")) as another:
         with pytest.raises(InfraError, match=r"something else answered \(localhost is .* there\)"):
-            await call_gateway(OpenGateway("localhost", another.port, "word", None, loopback=False))
+            await called(OpenGateway("localhost", another.port, "word", None, loopback=False))
     with pytest.raises(InfraError, match=r"the name no\.such\.host\.invalid \(gateway\.name\) stands for no address"):
-        await call_gateway(OpenGateway("no.such.host.invalid", 1, "word", None, loopback=False))
+        await called(OpenGateway("no.such.host.invalid", 1, "word", None, loopback=False))
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         with pytest.raises(InfraError, match=r"Connect"):
-            await call_gateway(OpenGateway("127.0.0.1", unused.getsockname()[1], "word", None, loopback=False))
+            await called(OpenGateway("127.0.0.1", unused.getsockname()[1], "word", None, loopback=False))
         unused.listen(0)
         monkeypatch.setattr(gateway_probe, "CALL_SECONDS", 0.05)
         with pytest.raises(InfraError, match=r"nothing answered within 0\.05 s: a firewall"):
-            await call_gateway(OpenGateway("127.0.0.1", unused.getsockname()[1], "word", None, loopback=False))
+            await called(OpenGateway("127.0.0.1", unused.getsockname()[1], "word", None, loopback=False))
 
 
 class Node:

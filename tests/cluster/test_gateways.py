@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from agentrl.cluster import Address, Connection, Worker, connect, open_cluster
+from agentrl.cluster import Address, Connection, Worker, connect, opened
 from agentrl.cluster.pool import WorkerPool
 from agentrl.cluster.shared_pool import DistantPool, shared_pool
 from agentrl.cluster.wire.calls import Listener
 from agentrl.config import ClusterConfig, RunConfig
 from agentrl.envs.base import Env
 from agentrl.errors import ConfigError, Diverged, InfraError, InvalidInput
-from agentrl.overrides import merge_settings, validate
+from agentrl.overrides import typed, validate
 from agentrl.rollout.episodes.agents import load_agent
 from agentrl.rollout.episodes.groups import Rollouts
 from agentrl.rollout.episodes.policies import Policy
@@ -100,7 +100,7 @@ async def serving(
     run = {"env": "calculator", "agent": agent, "model": {"renderer": "chatml"}, "rollout": LIMITS, "cluster": settings}
     config = RunConfig.model_validate(run)
     rollouts = Rollouts(World, Policy(get_renderer(folder, "chatml"), engine), config.rollout, seed=3)
-    with open_cluster(config.cluster, None), Store(":memory:") as store:
+    with opened(config.cluster, None), Store(":memory:") as store:
         async with gateway_workers.gateway_workers(config, rollouts, folder) as pool:
             if pool is None or caller == "driver":
                 async with served(config, rollouts.policy, store, pool) as program:
@@ -329,7 +329,7 @@ async def test_where_nothing_can_listen_at_the_address_the_run_ends_as_it_starts
     run = {"env": "calculator", "agent": f"{file}:agent", "gateway": {"host": "198.51.100.7"}}
     config = RunConfig.model_validate(run | {"cluster": {"gateways": 1}, "model": {"renderer": "chatml"}})
     rollouts = Rollouts(World, Policy(get_renderer(folder, "chatml"), engine), config.rollout, seed=3)
-    with open_cluster(config.cluster, None), pytest.raises(InfraError, match=r"can't listen on 198\.51\.100\.7"):
+    with opened(config.cluster, None), pytest.raises(InfraError, match=r"can't listen on 198\.51\.100\.7"):
         async with gateway_workers.gateway_workers(config, rollouts, folder):
             pass
 
@@ -351,5 +351,5 @@ async def test_where_nothing_can_listen_at_the_address_the_run_ends_as_it_starts
 )
 def test_settings_that_can_not_work_are_refused(words: str, says: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        validate(merge_settings(["env=calculator", *words.split()]), RunConfig)
+        validate(typed(["env=calculator", *words.split()]), RunConfig)
     assert says in str(refused.value)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.cluster import Role, open_cluster, while_not_lost
+from agentrl.cluster import Role, opened, while_not_lost
 from agentrl.cluster.ray.head import Head
 from agentrl.config import ClusterConfig
 from agentrl.errors import ConfigError, InfraError
@@ -47,7 +47,7 @@ def test_a_call_that_comes_after_a_clusters_end_starts_no_other_ray(ray_nodes: A
     import ray
     from ray.exceptions import RaySystemError
 
-    with open_cluster(ClusterConfig(name="ray", address=ray_nodes.address), None) as cluster:
+    with opened(ClusterConfig(name="ray", address=ray_nodes.address), None) as cluster:
         pass
     for late in (lambda: cluster.spawn(Role("environments", "tests.cluster.roles:Counter")), lambda: ray.put(1)):
         with pytest.raises(RaySystemError, match=r"not been (started|initialized)|ray\.init"):
@@ -66,7 +66,7 @@ def test_nodes_are_as_they_were_last_seen_while_the_head_does_not_answer(
     def asked(*_: Any) -> None:
         raise AssertionError("Ray was asked")
 
-    with open_cluster(ClusterConfig(name="ray", address=ray_nodes.address), None) as cluster:
+    with opened(ClusterConfig(name="ray", address=ray_nodes.address), None) as cluster:
         assert isinstance(cluster, on_ray.RayCluster)
         nodes, head = cluster.nodes(), cluster._head
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -114,7 +114,7 @@ def test_ray_that_does_not_start_is_tried_again_and_then_named(monkeypatch: pyte
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     with (
         pytest.raises(InfraError, match="Ray did not start on this machine, 2 times: The current node timed out"),
-        open_cluster(ClusterConfig(name="ray"), None),
+        opened(ClusterConfig(name="ray"), None),
     ):
         pass
     assert len(tries) == 2

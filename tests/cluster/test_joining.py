@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.cluster import open_cluster
+from agentrl.cluster import opened
 from agentrl.cluster.ray.joining import require_answer
 from agentrl.config import ClusterConfig
 from agentrl.errors import ConfigError
@@ -51,7 +51,7 @@ def silent() -> Iterator[str]:
 def test_an_address_where_nothing_listens_is_refused_at_once_with_what_to_check() -> None:
     """`agentrl doctor cluster.address=127.0.0.1:1` did not end within ten minutes."""
     told = r"cluster\.address='127\.0\.0\.1:1'.*does not accept connections on port 1: .*ray start --head"
-    with pytest.raises(ConfigError, match=told), open_cluster(ClusterConfig(name="ray", address="127.0.0.1:1"), None):
+    with pytest.raises(ConfigError, match=told), opened(ClusterConfig(name="ray", address="127.0.0.1:1"), None):
         pass
 
 

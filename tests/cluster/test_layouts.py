@@ -19,8 +19,8 @@ from agentrl.overrides import validate
 from agentrl.rollout.fleet import make_engines
 from agentrl.rollout.fleet.fleet import Fleet
 from agentrl.rollout.fleet.member import MemberState
-from agentrl.train.plan.dry_run import describe_run
-from agentrl.train.plan.placing import resolve_resources
+from agentrl.train.plan.dry_run import described
+from agentrl.train.plan.placing import reserve
 from agentrl.train.plan.step import Rates
 from tests.cluster.conftest import add_node, remove_node
 from tests.cluster.test_servers import folder, generated
@@ -74,8 +74,8 @@ async def test_a_colocated_engine_is_on_the_trainers_gpus_and_sleeps_while_the_o
     gpus: str, folder: Path, tmp_path: Path
 ) -> None:
     config = layout(gpus, engines=2, colocated=True, colocated_engines=1)
-    with cluster.open_cluster(config.cluster, tmp_path) as opened:
-        resolve_resources(opened, config, folder)
+    with cluster.opened(config.cluster, tmp_path) as opened:
+        reserve(opened, config, folder)
         (rank,) = opened.spawn_together([RANK], 1)
         rank.wait_ready(LONG)
         of_trainer = {rank.run("gpus", timeout=LONG)}
@@ -116,9 +116,9 @@ def test_a_layout_that_the_nodes_have_no_room_for_is_refused_and_a_dry_run_shows
     config = layout(gpus, engines=2, colocated=True)
     soon = config.cluster.model_copy(update={"place_timeout": 0.1})  # nodes that are to join are waited for
     config = config.model_copy(update={"cluster": soon})
-    with cluster.open_cluster(config.cluster, None) as opened, pytest.raises(ConfigError, match=f"{asked}.*{fits}"):
-        resolve_resources(opened, config, folder)
-    lines = list(describe_run(layout(gpus, engines=2, colocated=True, colocated_engines=1), Rates()))
+    with cluster.opened(config.cluster, None) as opened, pytest.raises(ConfigError, match=f"{asked}.*{fits}"):
+        reserve(opened, config, folder)
+    lines = list(described(layout(gpus, engines=2, colocated=True, colocated_engines=1), Rates()))
     places = [line.partition("): ")[2] for line in lines]
     assert {"trainer 0 on GPUs 0", "engine 0 on GPUs 0, colocated", "engine 1 on GPUs 1"} <= set(places)
     memory = [line.partition("), ")[2] for line in lines if line.startswith("memory of ") and " GPUs " in line]

@@ -149,7 +149,7 @@ async def test_requests_to_an_engine_that_no_packet_reaches_move_and_another_one
     given = ClusterConfig.model_validate({"name": "ray", "resources": {"engine": {"cpus": 4}}})
     with ray_in(space) as address:
         config = given.model_copy(update={"address": address})
-        with cluster.open_cluster(config, tmp_path / "logs") as here:
+        with cluster.opened(config, tmp_path / "logs") as here:
             await asyncio.to_thread(
                 until, lambda: sum(node.alive for node in here.nodes()) == 2, "the node in the namespace did not join"
             )

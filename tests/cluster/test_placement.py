@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agentrl.cluster import ClusterNode
 from agentrl.cluster.placement.nodes import node_name
-from agentrl.cluster.placement.plan import LAYOUTS, Assignment, Demand, Wanted, fit_assignment, place
+from agentrl.cluster.placement.plan import LAYOUTS, Assignment, Demand, Wanted, fitted, place
 from agentrl.cluster.placement.refusal import nearest
 from agentrl.errors import ConfigError, InvalidInput
 
@@ -119,7 +119,7 @@ def test_what_is_feasible_is_placed_and_nothing_else(nodes: list[ClusterNode], w
     units = sum(demand.count for demand in wanted.demands)
     if len(nodes) ** units > 3**8:
         wanted = replace(wanted, others=())
-    found = fit_assignment(nodes, wanted)
+    found = fitted(nodes, wanted)
     assert (found is not None) == exists(nodes, wanted)
     if found is not None:
         check(nodes, wanted, found)
@@ -137,7 +137,7 @@ def test_larger_clusters_keep_the_same_limits(
     layout = "colocated" if colocated else "disaggregated"
     others = (Demand("environments", workers, cpus=1.0),)
     wanted = Wanted(Demand("trainer", groups, tensor), Demand("engine", engines, each), others, layout)
-    found = fit_assignment(cluster, wanted)
+    found = fitted(cluster, wanted)
     if found is not None:
         check(cluster, wanted, found)
         spread = Counter(place.node for place in found.of("environments"))
@@ -237,14 +237,14 @@ def test_thirty_layouts_are_refused() -> None:
 @given(clusters(), wishes())
 def test_where_one_of_each_fits_a_refusal_has_a_proposal(nodes: list[ClusterNode], wanted: Wanted) -> None:
     alive = [node for node in nodes if node.alive]
-    if fit_assignment(alive, wanted) is None and not wanted.shared:
+    if fitted(alive, wanted) is None and not wanted.shared:
         one = replace(
             wanted,
             trainer=replace(wanted.trainer, count=min(wanted.trainer.count, 1)),
             engines=replace(wanted.engines, count=min(wanted.engines.count, 1)),
             others=tuple(replace(each, count=min(each.count, 1)) for each in wanted.others),
         )
-        assert bool(nearest(alive, wanted)) or fit_assignment(alive, one) is None
+        assert bool(nearest(alive, wanted)) or fitted(alive, one) is None
 
 
 def test_parts_that_contradict_each_other_are_refused_by_name() -> None:

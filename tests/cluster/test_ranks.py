@@ -36,7 +36,7 @@ def on_ray(ray_nodes: Any, tmp_path: Path) -> Iterator[ClusterConfig]:
     """A node has eight logical CPUs and each rank takes five, so two ranks are on two nodes."""
     resources = {"trainer": {"cpus": 5}}
     config = ClusterConfig.model_validate({"name": "ray", "address": ray_nodes.address, "resources": resources})
-    with cluster.open_cluster(config, tmp_path / "logs"):
+    with cluster.opened(config, tmp_path / "logs"):
         yield config
 
 
@@ -72,7 +72,7 @@ def test_ranks_on_two_nodes_learn_as_on_one_and_another_trainer_goes_on_where_on
 ) -> None:
     folder = zoo.write("smollm2", tmp_path / "model")
     config = FsdpConfig(ranks=2, timeout=PATIENCE, threads=1, device="cpu")
-    with cluster.open_cluster(ClusterConfig(), None):
+    with cluster.opened(ClusterConfig(), None):
         local = make_trainer(folder, config, ALGO)
     with closing(local) as here:
         with closing(_placed(on_ray, folder, config)) as there:
@@ -109,7 +109,7 @@ def test_tensor_parallel_ranks_are_on_one_node_and_learn_as_without_a_cluster(ra
         {"name": "ray", "address": ray_nodes.address, "resources": {"trainer": {"cpus": 4}}}
     )
     local = make_trainer(folder, config, ALGO)
-    with closing(local) as here, cluster.open_cluster(given, None), closing(_placed(given, folder, config)) as there:
+    with closing(local) as here, cluster.opened(given, None), closing(_placed(given, folder, config)) as there:
         assert len(set(there.ranks.nodes)) == 1
         assert learned(there, 0) == learned(here, 0)
         with closing(Elsewhere(there)) as elsewhere:

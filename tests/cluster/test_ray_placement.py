@@ -68,8 +68,8 @@ def test_roles_are_started_where_they_are_assigned_and_what_is_not_free_is_refus
 def test_a_run_takes_the_places_that_its_dry_run_shows(cluster: Any, ray_nodes: Any, tmp_path: Path) -> None:
     from ray.util.placement_group import placement_group_table
 
-    from agentrl.train.plan.dry_run import describe_run
-    from agentrl.train.plan.placing import resolve_resources
+    from agentrl.train.plan.dry_run import described
+    from agentrl.train.plan.placing import reserve
     from agentrl.train.plan.step import Rates
 
     settings = {
@@ -88,7 +88,7 @@ def test_a_run_takes_the_places_that_its_dry_run_shows(cluster: Any, ray_nodes: 
     config = complete(settings)
     (tmp_path / "config.json").write_text("{}")
     before = placement_group_table().keys()
-    resolve_resources(cluster, config, tmp_path)
+    reserve(cluster, config, tmp_path)
     (taken,) = (group for name, group in placement_group_table().items() if name not in before)
     names = {node["NodeID"]: node_name(node["NodeManagerAddress"], node["NodeID"]) for node in ray_nodes_of()}
     of_run = Counter(
@@ -97,7 +97,7 @@ def test_a_run_takes_the_places_that_its_dry_run_shows(cluster: Any, ray_nodes: 
     )
     trainer, engine, worker = (("CPU", 3.0),), (("CPU", 1.0), ("far", 1.0)), (("CPU", 1.0),)
     asked = {"trainer": trainer, "engine": engine, "environments": worker}
-    lines = [re.fullmatch(r"(.*): (trainer|engine|environments) \d+", line) for line in describe_run(config, Rates())]
+    lines = [re.fullmatch(r"(.*): (trainer|engine|environments) \d+", line) for line in described(config, Rates())]
     assert of_run == Counter((line[1], asked[line[2]]) for line in lines if line)
     assert of_run.total() == 7
 
@@ -105,14 +105,14 @@ def test_a_run_takes_the_places_that_its_dry_run_shows(cluster: Any, ray_nodes: 
 def test_a_run_that_does_not_fit_is_refused_on_its_own_ray_and_waits_with_a_word_on_a_cluster_that_may_grow(
     cluster: Any, ray_nodes: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from agentrl.train.plan.placing import resolve_resources
+    from agentrl.train.plan.placing import reserve
 
     (tmp_path / "config.json").write_text("{}")
     own = {"name": "ray", "environments": 999}
     with pytest.raises(ConfigError, match=r"999 CPUs in all.*cluster\.environments="):
-        resolve_resources(cluster, complete({"env": "calculator", "cluster": own}), tmp_path)
+        reserve(cluster, complete({"env": "calculator", "cluster": own}), tmp_path)
     joined = own | {"address": ray_nodes.address}
-    resolve_resources(cluster, complete({"env": "calculator", "cluster": joined}), tmp_path)
+    reserve(cluster, complete({"env": "calculator", "cluster": joined}), tmp_path)
     (told,) = (record.getMessage() for record in caplog.records)
     assert re.search(r"999 CPUs in all.*waiting up to 900 s \(cluster\.start_timeout\) for nodes", told)
 

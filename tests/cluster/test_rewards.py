@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from agentrl.cluster import current, open_cluster
+from agentrl.cluster import current, opened
 from agentrl.config import RunConfig
 from agentrl.envs.base import Env
 from agentrl.envs.context import context_of
 from agentrl.envs.results import give_rewards
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, EnvError, InfraError
-from agentrl.overrides import merge_settings, validate
+from agentrl.overrides import typed, validate
 from agentrl.rollout.workers import reward_workers
 from agentrl.rollout.workers.reward_workers import RewardWorkers, open_reward_workers, scored_in_worker
 from agentrl.sessions.store.store import Store
@@ -54,7 +54,7 @@ async def computing(
     """What computes each reward by name: called by the run's process, or by one that calls its pool."""
     settings = {"rewards": 2} | settings
     config = RunConfig.model_validate({"env": "calculator", "cluster": settings, "rewards": added})
-    with open_cluster(config.cluster, None):
+    with opened(config.cluster, None):
         async with open_reward_workers(Env, config) as (own, workers):
             assert workers is not None
             if caller == "driver":
@@ -228,7 +228,7 @@ async def test_what_can_not_be_sent_back_is_the_authors_error_that_names_the_rew
 )
 def test_settings_that_mean_nothing_are_refused(words: str, says: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        validate(merge_settings(["env=calculator", *words.split()]), RunConfig)
+        validate(typed(["env=calculator", *words.split()]), RunConfig)
     assert says in str(refused.value)
 
 

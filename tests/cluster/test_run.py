@@ -58,7 +58,7 @@ def require_supports(folder: Path) -> None:
     with Store(folder / "sessions.db") as store:
         turns = [node for session in store.sessions(phase="train") for node in session.nodes if node.sampled]
     assert turns
-    assert all(support.NAME in node.attachments and not any(trainability.list_lost(node)) for node in turns)
+    assert all(support.NAME in node.attachments and not any(trainability.lost(node)) for node in turns)
 
 
 def losses(result: Any) -> list[dict[str, float]]:
@@ -144,7 +144,7 @@ def test_nodes_that_are_killed_under_a_run_change_nothing_of_what_it_learns(
     finally:
         for node in nodes:
             remove_node(ray_nodes, node)
-    assert len(faults.list_fired(tmp_path / "ray")) == len(planned)
+    assert len(faults.fired(tmp_path / "ray")) == len(planned)
     require_same(tmp_path / "ray", there, here)
     assert list(ledger.faults(tmp_path / "ray")) == []
 

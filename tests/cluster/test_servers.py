@@ -52,7 +52,7 @@ asyncio.run(main())
 
 def opened(address: str, logs: Path | None) -> Any:
     config = {"name": "ray", "address": address, "resources": FAR}
-    return cluster.open_cluster(ClusterConfig.model_validate(config), logs)
+    return cluster.opened(ClusterConfig.model_validate(config), logs)
 
 
 @pytest.fixture

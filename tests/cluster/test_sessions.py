@@ -31,7 +31,7 @@ def test_another_process_takes_its_place_where_it_is_killed_or_stopped(
     plan.write_text(yaml.safe_dump({"faults": planned}))
     more = {"rollout": NARROWED, "cluster.silence_timeout": SILENCE}
     there = on_ray(ray_nodes, tmp_path / "ray", faults=str(plan), **more)
-    assert len(faults.list_fired(tmp_path / "ray")) == 1
+    assert len(faults.fired(tmp_path / "ray")) == 1
     require_same(tmp_path / "ray", there, here)
     assert list(ledger.faults(tmp_path / "ray")) == []
     assert trained(tmp_path / "ray") == trained(here[0])

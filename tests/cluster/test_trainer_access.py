@@ -18,7 +18,7 @@ from agentrl.cluster import Cluster, Role, Worker
 from agentrl.config import AlgoConfig, ClusterConfig, TrainerConfig
 from agentrl.errors import InfraError, InvalidInput, TrainerError, TrainerTimeout
 from agentrl.train.algorithms.advantages.ppo import PpoConfig
-from agentrl.train.driver.recovery import find_death
+from agentrl.train.driver.recovery import died
 from agentrl.train.forest.forest import Forest
 from agentrl.train.trainers import ShareableTrainer, make_trainer
 from agentrl.train.trainers.fsdp.settings import FsdpConfig
@@ -46,7 +46,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=[False], ids=["plain"])
 def here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """This machine, used as a cluster's nodes are."""
-    with cluster.open_cluster(ClusterConfig(encrypted=request.param, silence_timeout=SILENCE), None) as found:
+    with cluster.opened(ClusterConfig(encrypted=request.param, silence_timeout=SILENCE), None) as found:
         monkeypatch.setattr(found, "name", "nodes")
         yield found
 
@@ -153,7 +153,7 @@ def test_a_process_that_stops_while_another_calls_it_is_the_trainers_death_and_a
         stop(dies)
         with pytest.raises(TrainerError, match=f"the connection to {dies.role} at .* was lost") as caught:
             elsewhere("step", batch(2), None)
-        assert find_death(caught.value) is caught.value
+        assert died(caught.value) is caught.value
         assert not isinstance(caught.value, TrainerTimeout)
         require_ended(trainer)
     with closing(started(config, model)) as again:

@@ -17,7 +17,7 @@ from agentrl.envs.registry import make
 from agentrl.overrides import parse_words, read_yaml
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.driver.setup import complete
-from agentrl.train.plan.dry_run import describe_run
+from agentrl.train.plan.dry_run import described
 from agentrl.train.plan.report import plan_lines
 from agentrl.train.plan.step import Rates
 from agentrl.train.trainers import check_trainer
@@ -49,7 +49,7 @@ def lines_of(file: Path) -> list[str]:
     assert (words[0], words[2:4]) == ("agentrl", ["-c", f"recipes/{file.name}"])
     if words[1] == "train":
         assert words[4:] == ["dry_run=true"]
-        return list(describe_run(config_of(file), Rates()))
+        return list(described(config_of(file), Rates()))
     return list(plan_lines(parse_words(words[4:]), read_yaml(file)))
 
 

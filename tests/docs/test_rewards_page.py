@@ -16,7 +16,7 @@ import agentrl
 from agentrl.cli import app
 from agentrl.config import RunConfig
 from agentrl.envs.rewards import BUILT_IN
-from agentrl.overrides import merge_settings, validate
+from agentrl.overrides import typed, validate
 from agentrl.plugins.reward import check_reward
 from agentrl.train.evaluation.suite.commands import WORSE
 from tests.envs.scoring.judge_server import serving
@@ -58,7 +58,7 @@ def test_commands_that_are_printed_run(tmp_path: Path, monkeypatch: pytest.Monke
                 assert CliRunner().invoke(app, words[1:]).exit_code in (0, WORSE), line
                 continue
             words = [word.replace("http://127.0.0.1:8000/v1", server.url) for word in shlex.split(line)[2:]]
-            config = validate(merge_settings(words), RunConfig)
+            config = validate(typed(words), RunConfig)
             own: dict[str, Any] = {"policy": "expert", "run_dir": f"run-{place}", "eval.tasks": 12, "eval.n": 2}
             rewards = {name: each.model_dump() for name, each in config.rewards.items()}
             own["eval.probe"] = config.eval.probe.model_dump()

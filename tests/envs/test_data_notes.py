@@ -36,7 +36,7 @@ def written(path: Path, rows: Sequence[dict[str, Any]]) -> str:
 
 
 def notes(name: str, splits: Sequence[str] = ("train", "eval"), **settings: Any) -> str:
-    return identity.describe_identity(identity.of_splits(make(name, **settings), splits))
+    return identity.described(identity.of_splits(make(name, **settings), splits))
 
 
 @pytest.mark.parametrize("rows", [NUMBERS, VERL], ids=["text", "verl"])
@@ -215,7 +215,7 @@ def test_different_questions_of_one_id_are_different_tasks(tmp_path: Path) -> No
     tasks = [*env.tasks("train"), *env.tasks("eval")]
     names = {(task.id, task["question"]) for task in tasks if isinstance(task, Task)}
     assert names == {("a.jsonl, row 1", "a?"), ("a.jsonl, row 2", "b?"), ("2", "c?")}
-    assert "different questions have the id '1'" in str(identity.describe_identity(identity.of_splits(env, ["train", "eval"])))
+    assert "different questions have the id '1'" in str(identity.described(identity.of_splits(env, ["train", "eval"])))
 
 
 @pytest.mark.parametrize("cell", ["null", "NaN", '""', '{"x": 1}'])

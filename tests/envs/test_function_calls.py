@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.envs.builtin.function_calls import FunctionCalls, is_matched, api_name, schema
+from agentrl.envs.builtin.function_calls import FunctionCalls, matched, named, schema
 from agentrl.envs.check import check_env
 from agentrl.envs.episode import play
 from agentrl.errors import ConfigError
@@ -98,12 +98,12 @@ async def test_where_no_function_helps_no_call_is_right_and_silence_is_not(tmp_p
 @given(st.permutations(range(5)))
 def test_calls_are_paired_even_where_the_first_fit_would_leave_none_for_another(order: list[int]) -> None:
     expected = [("f", {"a": list(range(n + 1))}) for n in range(5)]
-    assert is_matched([("f", {"a": n}) for n in order], expected, {})
-    assert not is_matched([("f", {"a": 4}), *[("f", {"a": n}) for n in order[1:]]], expected, {}) or order[0] == 4
+    assert matched([("f", {"a": n}) for n in order], expected, {})
+    assert not matched([("f", {"a": 4}), *[("f", {"a": n}) for n in order[1:]]], expected, {}) or order[0] == 4
 
 
 def test_names_and_schemas_become_those_of_apis() -> None:
-    assert api_name("math.factorial") == "math_factorial"
+    assert named("math.factorial") == "math_factorial"
     found = schema(PLAY["parameters"])  # type: ignore[arg-type]
     assert (found["type"], found["properties"]["volume"]["type"]) == ("object", "number")
     assert schema({"type": "any"}) == {}

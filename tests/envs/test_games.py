@@ -10,8 +10,8 @@ import pytest
 
 from agentrl.envs import calls, make
 from agentrl.envs.builtin.games.kuhn_poker import CARDS, MOVES, OVER, KuhnPoker, probability
-from agentrl.envs.builtin.games.liars_dice import LiarsDice, speak
-from agentrl.envs.builtin.games.negotiation import THINGS, WORTH, Negotiation, describe_values, worth
+from agentrl.envs.builtin.games.liars_dice import LiarsDice, spoken
+from agentrl.envs.builtin.games.negotiation import THINGS, WORTH, Negotiation, described, worth
 from agentrl.envs.check import check_env
 from agentrl.envs.episode import play
 from agentrl.errors import ConfigError
@@ -132,7 +132,7 @@ def test_every_bid_can_be_said_and_is_understood():
     game = LiarsDice(players=6, dice=6)
     for bid in product(range(1, 37), range(1, 7)):
         game.turn, game.bid, game.bidder = "first", (0, 0), ""
-        game.move("first", speak(bid))
+        game.move("first", spoken(bid))
         assert game.bid == bid
     with pytest.raises(ConfigError, match=r"env\.players = 7: allowed are 2 to 6"):
         make("liars_dice", players=7)
@@ -148,8 +148,8 @@ async def test_both_value_all_things_together_alike_and_each_sees_only_its_own_v
         assert env.values["first"] != env.values["second"]
         for agent, other in permutations(env.agents):
             assert worth(env.counts, env.values[agent]) == WORTH
-            assert describe_values(env.values[agent]) in openings[agent][0].text
-            assert describe_values(env.values[other]) not in openings[agent][0].text
+            assert described(env.values[agent]) in openings[agent][0].text
+            assert described(env.values[other]) not in openings[agent][0].text
 
 
 async def test_the_experts_agree_on_the_division_with_the_greatest_sum():

@@ -160,7 +160,7 @@ def test_numbers_that_the_store_turns_into_null_are_named_at_the_start(rows: lis
     env.source = rows
     whole = f"{said}, which is stored as null"
     assert identity.of_split(env, "train").notes == ((whole,) if said else ())
-    assert (f"data: {whole}" in identity.describe_identity(identity.of_splits(env, ["train"])).splitlines()) == bool(said)
+    assert (f"data: {whole}" in identity.described(identity.of_splits(env, ["train"])).splitlines()) == bool(said)
 
 
 @pytest.mark.slow

@@ -71,8 +71,8 @@ def test_a_check_accepts_what_follows_and_refuses_what_does_not(kind: str) -> No
     arguments, right, wrong = CASES[kind]
     for texts, verdict in ((right, True), (wrong, False)):
         for text in texts:
-            assert checks.list_followed(text, [kind], [arguments]) == [verdict], text
-            assert checks.list_followed("", [kind], [arguments]) == [False]
+            assert checks.followed(text, [kind], [arguments]) == [verdict], text
+            assert checks.followed("", [kind], [arguments]) == [False]
 
 
 NLTK = ("length_constraints:number_sentences", "change_case:capital_word_frequency")
@@ -87,20 +87,20 @@ def test_verdicts_are_those_of_the_published_checker(kind: str) -> None:
     for text in sorted({text for _, right, wrong in CASES.values() for text in (*right, *wrong)}):
         checker = published[kind](kind)
         checker.build_description(**arguments)
-        assert checks.list_followed(text, [kind], [arguments]) == [bool(checker.check_following(text))], text
+        assert checks.followed(text, [kind], [arguments]) == [bool(checker.check_following(text))], text
 
 
 @given(st.text(max_size=80))
 def test_no_text_breaks_a_check_and_the_loose_verdict_is_never_stricter(text: str) -> None:
     for kind, (arguments, _, _) in CASES.items():
-        (strict,), (loose,) = (checks.list_followed(text, [kind], [arguments], loose=each) for each in (False, True))
+        (strict,), (loose,) = (checks.followed(text, [kind], [arguments], loose=each) for each in (False, True))
         assert loose >= strict
 
 
 def test_the_loose_verdict_looks_past_an_introduction_and_asterisks() -> None:
     said = "Sure, here it is:\n**all in small letters**"
-    assert checks.list_followed(said, ["change_case:english_lowercase"], [{}]) == [False]
-    assert checks.list_followed(said, ["change_case:english_lowercase"], [{}], loose=True) == [True]
+    assert checks.followed(said, ["change_case:english_lowercase"], [{}]) == [False]
+    assert checks.followed(said, ["change_case:english_lowercase"], [{}], loose=True) == [True]
 
 
 def rows(path: Path, *given: dict[str, Any]) -> Path:

@@ -11,7 +11,7 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 from agentrl.envs import make
-from agentrl.envs.builtin.math_tools import LARGEST, LEVELS, factors, read_answer
+from agentrl.envs.builtin.math_tools import LARGEST, LEVELS, factors, given
 from agentrl.envs.check import check_env
 from agentrl.envs.episode import play
 from agentrl.errors import ConfigError
@@ -94,7 +94,7 @@ def test_factors_multiply_to_the_number_and_are_prime(number: int):
     ],
 )
 def test_an_answer_is_an_exact_number_after_the_last_mark(text: str, number: Fraction | None):
-    assert read_answer(text) == number
+    assert given(text) == number
 
 
 @pytest.mark.slow

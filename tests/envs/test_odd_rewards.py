@@ -23,7 +23,7 @@ from agentrl.rollout.episodes.policies import Policy
 from agentrl.rollout.stream.batch_metrics import evaluate_groups, rollout_metrics
 from agentrl.rollout.stream.health import failures, sampling_notes, with_retries
 from agentrl.sessions.gateway.http.api_error import ApiError
-from agentrl.sessions.gateway.http.requests import validate_body
+from agentrl.sessions.gateway.http.requests import validated
 from agentrl.sessions.gateway.rewards import CloseBody, RewardBody
 from agentrl.sessions.renderers.families.null import NullRenderer
 from agentrl.tools.tool import tool
@@ -115,17 +115,17 @@ async def test_what_is_no_reward_is_refused_in_every_way_by_name(way: type[Giver
 async def test_rewards_that_a_run_adds_and_that_programs_post_follow_the_same_rule() -> None:
     for value in HALVES:
         assert await NamedReward("judge", Judge(lambda value=value: value))(Session("s", Task(id="t"))) == 0.5
-        assert validate_body(RewardBody, {"value": value}).value == 0.5
-        assert validate_body(CloseBody, {"reward": value, "rewards": {"a": value}}).rewards == {"a": 0.5}
+        assert validated(RewardBody, {"value": value}).value == 0.5
+        assert validated(CloseBody, {"reward": value, "rewards": {"a": value}}).rewards == {"a": 0.5}
     for value in (*ODD, None):
         if value is not None and not isinstance(value, dict):
             with pytest.raises(InvalidReward, match=r"rewards\.judge=.* gave"):
                 await NamedReward("judge", Judge(lambda value=value: value))(Session("s", Task(id="t")))
         with pytest.raises(ApiError, match=r"value: .*which is"):
-            validate_body(RewardBody, {"value": value})
+            validated(RewardBody, {"value": value})
         with pytest.raises(ApiError, match=r"rewards\.a: .*which is"):
-            validate_body(CloseBody, {"rewards": {"a": value}})
-    assert validate_body(CloseBody, {"reward": None}).reward is None
+            validated(CloseBody, {"rewards": {"a": value}})
+    assert validated(CloseBody, {"reward": None}).reward is None
 
 
 class Two(Giver):

@@ -14,7 +14,7 @@ from agentrl.cli import main
 from agentrl.config import RunConfig
 from agentrl.envs.init.project import Project, ProjectKind, write_project
 from agentrl.errors import ConfigError
-from agentrl.overrides import parse_words, merge_settings
+from agentrl.overrides import parse_words, typed
 from agentrl.train.driver.setup import complete
 from agentrl.train.plan.preflight import check_training
 from tests.envs.test_init import TRAIN
@@ -26,7 +26,7 @@ def made(project: Project, folder: Path) -> RunConfig:
     """The configuration of a project that was written."""
     lines = write_project(project, folder)
     assert all(line.startswith("agentrl ") for line in lines[1:])
-    return complete(merge_settings([], folder / project.name / "run.yaml"))
+    return complete(typed([], folder / project.name / "run.yaml"))
 
 
 @pytest.mark.parametrize("kind", SETTINGS)

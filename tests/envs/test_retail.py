@@ -20,7 +20,7 @@ from agentrl.envs.builtin.retail.customer import PATIENCE, YES, Customer
 from agentrl.envs.builtin.retail.data import Database
 from agentrl.envs.builtin.retail.expert import REFUSED, WRITES
 from agentrl.envs.builtin.retail.generate import LEVELS, made_tasks, made_world
-from agentrl.envs.builtin.retail.records import fold
+from agentrl.envs.builtin.retail.records import folded
 from agentrl.envs.builtin.retail.store import TOOLS, RetailStore
 from agentrl.envs.check import check_env
 from agentrl.envs.episode import DEMONSTRATOR, play
@@ -345,8 +345,8 @@ def test_a_folder_without_a_file_or_of_another_layout_is_refused_by_name(tmp_pat
 @given(st.text("aZ. éÅİﬀ\u0301", max_size=12))
 def test_names_are_compared_without_case_and_accents(text: str):
     """Also those in ASCII, which take a shorter way."""
-    assert fold(text) == fold(f"{text}\u0301") == fold(text.upper().lower()) or not text.isascii()
-    assert fold(f"Zoë {text}") == fold(f"ZOE {text}")
+    assert folded(text) == folded(f"{text}\u0301") == folded(text.upper().lower()) or not text.isascii()
+    assert folded(f"Zoë {text}") == folded(f"ZOE {text}")
 
 
 @pytest.mark.slow

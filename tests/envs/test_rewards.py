@@ -17,7 +17,7 @@ from agentrl.envs.base import Env, reward
 from agentrl.envs.episode import expert_policy, play
 from agentrl.envs.registry import factory
 from agentrl.envs.results import give_rewards
-from agentrl.envs.rewards import REWARDS, adding, make_rewards, open_rewards
+from agentrl.envs.rewards import REWARDS, adding, make_rewards, rewarded
 from agentrl.errors import (
     AgentRLError,
     Blame,
@@ -28,7 +28,7 @@ from agentrl.errors import (
     InvalidReward,
     UnknownName,
 )
-from agentrl.overrides import applicable, fields, merge, merge_settings, validate
+from agentrl.overrides import applicable, fields, merge, typed, validate
 from agentrl.rollout.workers.serve_process import _score
 from agentrl.types import Session, Status, Task
 
@@ -136,7 +136,7 @@ async def scored(make_env: Callable[[], Env], **rewards: Any) -> Session:
 
 
 def build(*words: str) -> RunConfig:
-    return validate(merge_settings(["env=calculator", *words]), RunConfig)
+    return validate(typed(["env=calculator", *words]), RunConfig)
 
 
 async def test_rewards_add_to_the_weighted_sum_of_any_environment_async_or_not(plugin: Callable[[str], str]) -> None:
@@ -211,7 +211,7 @@ async def test_what_a_plain_reward_notes_in_a_session_counts_where_it_ends_in_ti
 
 async def test_a_fork_has_the_same_rewards_and_they_are_closed_with_the_run(plugin: Callable[[str], str]) -> None:
     config = build(f"rewards.late={plugin('Constant')}", "rewards.late.value=0.125")
-    async with open_rewards(factory("calculator"), config.rewards) as make_env:
+    async with rewarded(factory("calculator"), config.rewards) as make_env:
         env = make_env()
         task = next(calls.tasks(env))
         await calls.reset(env, task, seed=0)
@@ -222,7 +222,7 @@ async def test_a_fork_has_the_same_rewards_and_they_are_closed_with_the_run(plug
         assert closed == []
     assert closed == [0.125]
     plain = factory("calculator")
-    async with open_rewards(plain, {}) as same:
+    async with rewarded(plain, {}) as same:
         assert same is plain
 
 
@@ -269,7 +269,7 @@ def test_a_reward_that_can_not_be_found_or_built_is_named(plugin: Callable[[str]
 def test_settings_of_a_saved_run_stay_with_the_reward_that_has_them(plugin: Callable[[str], str]) -> None:
     saved = {"rewards": {"late": {"name": plugin("Constant"), "value": 0.25}, "more": {"name": plugin("Plain")}}}
     for asked, kept in (("Other", {"value": 0.25}), ("Plain", {})):
-        words = merge_settings([f"rewards.late={plugin(asked)}"])
+        words = typed([f"rewards.late={plugin(asked)}"])
         tree = merge(applicable(saved, words), words)
         assert tree["rewards"]["late"] == {"name": plugin(asked), **kept}
         assert tree["rewards"]["more"] == {"name": plugin("Plain")}

@@ -135,7 +135,7 @@ def test_exact_match_is_the_published_one_on_ten_thousand_answers() -> None:
     ],
 )
 def test_the_last_answer_of_the_models_own_counts(turns: list[str], answer: str | None) -> None:
-    assert scoring.find_given(turns) == answer
+    assert scoring.given(turns) == answer
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 
 from agentrl.config import RunConfig
 from agentrl.envs.registry import factory
-from agentrl.overrides import merge_settings, validate
-from agentrl.train.plan.dry_run import describe_run
+from agentrl.overrides import typed, validate
+from agentrl.train.plan.dry_run import described
 from agentrl.train.plan.step import Rates
 
 CONFIGS = sorted((Path(__file__).parents[2] / "examples" / "search_r1" / "configs").glob("*.yaml"))
@@ -50,10 +50,10 @@ def test_every_configuration_of_the_example_can_be_planned_from_its_models_confi
     [(parameters, settings)] = [each for name, each in MODELS.items() if file.stem.startswith(name)]
     (model := tmp_path / "config.json").write_text(json.dumps(settings))
     (tmp_path / "train.jsonl").write_text('{"question": "q", "golden_answers": ["a"]}\n')
-    config = validate(merge_settings([f"model={model}", f"env.data={tmp_path}", "dry_run=true"], file), RunConfig)
+    config = validate(typed([f"model={model}", f"env.data={tmp_path}", "dry_run=true"], file), RunConfig)
     assert config.env.name == "search_r1"
     assert factory("search_r1", **config.env.kwargs)().tasks("train")
-    lines = list(describe_run(config, Rates()))
+    lines = list(described(config, Rates()))
     assert lines[1].startswith(f"model: {parameters:,} parameters")
     assert ("critic" in "".join(lines)) is ("ppo" in file.stem)
 
@@ -65,7 +65,7 @@ def test_the_published_hyper_parameters_are_those_of_the_paper(size: str, algori
     """As the paper (arXiv:2503.09516) and its scripts have them; base and instruct models differ in the model alone."""
     file = CONFIGS[0].parent / f"qwen2.5-{size}-{algorithm}.yaml"
     for model in (f"Qwen2.5-{size.upper()}", f"Qwen2.5-{size.upper()}-Instruct"):
-        config = validate(merge_settings([f"model={model}"], file), RunConfig)
+        config = validate(typed([f"model={model}"], file), RunConfig)
         assert config.model.name == model
         algo, rollout, env = config.algo.model_dump(), config.rollout, config.env.kwargs
         assert (config.steps, algo["lr"], algo["kl_coef"]) == (500, 1e-6, 0.001)

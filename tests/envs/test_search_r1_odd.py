@@ -94,7 +94,7 @@ def test_format_and_last_answer_are_the_published_ones_in_ten_thousand_soups_of_
         assert scoring.well_formed(response) is formed(response), response
         right += formed(response)
         soup = "".join(rng.choices(["<answer>", "</answer>", " x ", "\n", "<think>", "y"], k=8))
-        assert scoring.find_given([soup]) == answer_of(soup), soup
+        assert scoring.given([soup]) == answer_of(soup), soup
     assert 1000 < right < 9000
 
 
@@ -109,7 +109,7 @@ def test_a_response_as_long_as_a_context_is_judged_at_once() -> None:
     ):
         text = piece * 20_000
         scoring.well_formed(text)
-        scoring.find_given([text])
+        scoring.given([text])
         scoring.action(text)
         scoring.reasoning(text)
         scoring.information(text)

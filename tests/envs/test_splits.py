@@ -15,7 +15,7 @@ import agentrl
 from agentrl.config import RunConfig
 from agentrl.envs.base import Env
 from agentrl.envs.data import identity
-from agentrl.envs.data.splits import divide, is_held_out, fold_text
+from agentrl.envs.data.splits import divide, held_out, normalized
 from agentrl.errors import ConfigError
 from agentrl.rollout.episodes.evaluation import held_out_tasks
 from agentrl.types import Task
@@ -38,22 +38,22 @@ def test_both_splits_have_tasks_equal_ones_are_on_one_side_and_growth_moves_none
     before: dict[str, bool] = {}
     moved = False
     for count in range(1, len(texts) + 1):
-        if len({fold_text(text) for text in texts[:count]}) < 2:
+        if len({normalized(text) for text in texts[:count]}) < 2:
             continue
         train, out, notes = sides(texts[:count])
         assert train
         assert out
-        assert not {fold_text(text) for text in train} & {fold_text(text) for text in out}
-        now = {fold_text(text): text in out for text in texts[:count]}
+        assert not {normalized(text) for text in train} & {normalized(text) for text in out}
+        now = {normalized(text): text in out for text in texts[:count]}
         changed = [text for text, was in before.items() if now[text] != was]
         assert len(changed) <= moved
         before, moved = now, bool(notes)
         if not notes:
-            assert all(is_out == is_held_out(text) for text, is_out in now.items())
+            assert all(is_out == held_out(text) for text, is_out in now.items())
 
 
 def test_texts_that_differ_in_case_spaces_and_unicode_forms_are_one_task() -> None:
-    assert is_held_out("What  is\n\uff21?") == is_held_out("what is a?")
+    assert held_out("What  is\n\uff21?") == held_out("what is a?")
     with pytest.raises(ConfigError, match=r"it: all it holds is the same task \('t0'\).*eval.split=train"):
         sides(["Who?", "who? "])
     with pytest.raises(ConfigError, match="it: there are no tasks"):
@@ -110,8 +110,8 @@ def test_a_small_set_of_any_kind_has_both_splits_and_what_was_moved_is_told(
     assert train
     assert out
     assert len(train) + len(out) == count
-    told = identity.describe_identity(identity.of_splits(env, env.splits))
-    assert ("was moved to 'eval'" in told) == (not any(is_held_out(identity_text(task)) for task in [*train, *out]))
+    told = identity.described(identity.of_splits(env, env.splits))
+    assert ("was moved to 'eval'" in told) == (not any(held_out(identity_text(task)) for task in [*train, *out]))
 
 
 def identity_text(task: Any) -> str:

@@ -96,9 +96,9 @@ async def test_a_guess_that_is_right_in_half_of_the_tasks_is_no_fault_of_a_set_o
     listed = list(calls.tasks(subject.env, "eval"))
     subject.splits["eval"] = listed, listed
     await scores.play_all(subject)
-    assert [found async for found in scores.compare_scores(subject)] == []
+    assert [found async for found in scores.compared(subject)] == []
     monkeypatch.setattr(subject.env, "chance_of", lambda tasks: None)
-    fault, *_ = [found async for found in scores.compare_scores(subject)]
+    fault, *_ = [found async for found in scores.compared(subject)]
     assert "half of the way to what the expert gets" in str(fault)
 
 

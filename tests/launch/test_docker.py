@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import agentrl
-from agentrl.overrides import parse_words, merge_settings, validate
+from agentrl.overrides import parse_words, typed, validate
 from agentrl.rollout.workers.serve_process import ServeConfig
 from agentrl.train.driver.setup import complete
 from agentrl.viewer.serve import ViewConfig
@@ -90,8 +90,8 @@ def test_the_engines_are_of_the_versions_and_with_the_flags_that_the_docs_name()
 
 def test_the_services_settings_are_valid_and_reach_each_other() -> None:
     parts = services()
-    gateway = validate(merge_settings(parts["gateway"]["command"][2:]), ServeConfig)
-    view = validate(merge_settings(parts["viewer"]["command"][3:]), ViewConfig)
+    gateway = validate(typed(parts["gateway"]["command"][2:]), ServeConfig)
+    view = validate(typed(parts["viewer"]["command"][3:]), ViewConfig)
     assert gateway.engine.url == f"http://engine:{last(FOLDER / 'sglang.Dockerfile', 'EXPOSE')}"
     assert "ports" not in parts["engine"], "whoever reaches an engine controls it"
     for name, config in (("gateway", gateway), ("viewer", view)):

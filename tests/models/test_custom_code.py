@@ -195,9 +195,9 @@ def test_workers_are_allowed_what_their_starter_is(tmp_path: Path, monkeypatch: 
     custom_code.allow(path)
     sent: Any = Role("engine", "agentrl.rollout.engines.local.engine_role:EngineRole").pickled().arguments
     monkeypatch.setattr(custom_code, "_allowed", set())
-    assert not custom_code.is_allowed(path)
+    assert not custom_code.allowed(path)
     sent.loaded()
-    assert custom_code.is_allowed(path)
+    assert custom_code.allowed(path)
 
 
 @pytest.mark.slow
@@ -220,7 +220,7 @@ def test_servers_are_told_to_run_code_only_where_it_is_allowed(tmp_path: Path, s
     custom_code.allow(path)
     assert flag in options.command_line(server.launch_options(config, facts, "cpu"))
     with pytest.raises(ConfigError, match=r"this is set by model\.trust_remote_code"):
-        options.merge({}, {"trust_remote_code": True}, server.OWNED)
+        options.merged({}, {"trust_remote_code": True}, server.OWNED)
 
 
 @pytest.mark.slow

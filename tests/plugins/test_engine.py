@@ -15,7 +15,7 @@ from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.models import tiny
 from agentrl.models.tokenizers import load_tokenizer
-from agentrl.overrides import merge_settings, validate
+from agentrl.overrides import typed, validate
 from agentrl.rollout.engines import check_engine as check_settings
 from agentrl.rollout.engines import make_engine
 from agentrl.rollout.engines.contract import CHECKS, EngineSubject
@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_it_keeps_the_engines_contract(folder: Path) -> None:
     with completions_server(folder) as url:
         config = validate(
-            merge_settings(["env=calculator", f"engine={NAME}", f"engine.url={url}", "engine.device=cpu"]), RunConfig
+            typed(["env=calculator", f"engine={NAME}", f"engine.url={url}", "engine.device=cpu"]), RunConfig
         )
         subject = EngineSubject(make_engine(config.engine, folder), load_tokenizer(folder))
         for name in PROMISES:
@@ -53,11 +53,11 @@ async def test_it_keeps_the_engines_contract(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_its_settings_are_checked(folder: Path) -> None:
-    config = validate(merge_settings(["env=calculator", f"engine={NAME}"]), RunConfig)
+    config = validate(typed(["env=calculator", f"engine={NAME}"]), RunConfig)
     with pytest.raises(ConfigError, match=r"engine\.url .* is required"):
         check_settings(config.engine, config.fleet)
     with pytest.raises(ConfigError, match=r"did you mean 'engine\.load_route'"):
-        validate(merge_settings(["env=calculator", f"engine={NAME}", "engine.load_rout=/load"]), RunConfig)
+        validate(typed(["env=calculator", f"engine={NAME}", "engine.load_rout=/load"]), RunConfig)
 
 
 @pytest.mark.slow

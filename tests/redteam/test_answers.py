@@ -39,7 +39,7 @@ def question(grading: Grading) -> Callable[[str, str], bool]:
 
 
 def announced(text: str, answer: str) -> bool:
-    return scoring.exact_match(scoring.find_given([text]), [answer]) > 0
+    return scoring.exact_match(scoring.given([text]), [answer]) > 0
 
 
 SCORERS: Mapping[str, tuple[tuple[str, ...], Callable[[str, str], bool]]] = {
@@ -50,7 +50,7 @@ SCORERS: Mapping[str, tuple[tuple[str, ...], Callable[[str, str], bool]]] = {
         ("78", "7", "8", "0", "-1", "2.5", "1000000"),
         lambda text, answer: gsm8k.final_number(text) == Fraction(answer),
     ),
-    "math_tools": (NUMBERS, lambda text, answer: math_tools.read_answer(text) == Fraction(answer)),
+    "math_tools": (NUMBERS, lambda text, answer: math_tools.given(text) == Fraction(answer)),
     "search_r1": (NAMES, announced),
     "data_analysis": ((*NAMES, "-1", "0", "78.5"), same),
 }
@@ -112,7 +112,7 @@ def test_no_answer_follows_two_instructions_that_exclude_each_other(opposed: str
     kinds, own = zip(*OPPOSED[opposed], strict=True)
     for case in EVERYTHING:
         for text in written(case.payload, ("Vienna", "VIENNA", "a", "- b", "* c", "***")):
-            assert sum(checks.list_followed(text, kinds, own)) <= 1, f"{case.must_not}: {text!r}"
+            assert sum(checks.followed(text, kinds, own)) <= 1, f"{case.must_not}: {text!r}"
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -131,7 +131,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", CALLS, ids=ids(CALLS))
 def test_no_call_is_right_for_two_tasks_whose_arguments_differ(case: Attack) -> None:
     made = [("f", arguments) for arguments in json.loads(case.payload)]
-    paid = [name for name, allowed in KINDS.items() if function_calls.is_matched(made, [("f", allowed)], {})]
+    paid = [name for name, allowed in KINDS.items() if function_calls.matched(made, [("f", allowed)], {})]
     assert len(paid) <= 1, f"{case.must_not}: {paid}"
 
 
@@ -139,9 +139,9 @@ def test_many_calls_that_are_all_alike_but_one_are_compared_at_once() -> None:
     """Every order of them was tried, which no machine does with two dozen."""
     expected = [("f", {"a": [1, number]}) for number in range(2, 26)]
     made = [("f", {"a": 1})] * 23
-    assert not function_calls.is_matched([*made, ("f", {"a": 0})], expected, {})
-    assert function_calls.is_matched([*made, ("f", {"a": 2})], expected, {})
-    assert not function_calls.is_matched(made, expected, {})
+    assert not function_calls.matched([*made, ("f", {"a": 0})], expected, {})
+    assert function_calls.matched([*made, ("f", {"a": 2})], expected, {})
+    assert not function_calls.matched(made, expected, {})
 
 
 def asked(grading: Grading) -> Callable[[str], object]:
@@ -165,21 +165,21 @@ def gsm8k_form(text: str) -> object:
 
 def searched(text: str) -> object:
     scoring.reasoning(text)
-    scoring.exact_match(scoring.find_given([text]), ["Vienna"])
-    return scoring.well_formed(text), scoring.f1(text, ["Vienna"]), scoring.measure_copied(text, text)
+    scoring.exact_match(scoring.given([text]), ["Vienna"])
+    return scoring.well_formed(text), scoring.f1(text, ["Vienna"]), scoring.copied(text, text)
 
 
 READERS: Mapping[str, Callable[[str], object]] = {
     **{grading: asked(grading) for grading in (Grading.MATH, Grading.EXACT, Grading.CHOICE)},
     "gsm8k": gsm8k_form,
-    "math_tools": math_tools.read_answer,
+    "math_tools": math_tools.given,
     "data_analysis": partial(same, answer="78.5"),
     "search_r1": searched,
     "commands in blocks": prompts.commands,
     "arguments of calls": arguments,
     "calculator": evaluate,
     "code": partial(extract, entry_point="f", prompt="def f():\n"),
-    **{kind: partial(checks.list_followed, kinds=[kind], arguments=[case[0]]) for kind, case in CASES.items()},
+    **{kind: partial(checks.followed, kinds=[kind], arguments=[case[0]]) for kind, case in CASES.items()},
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from agentrl.envs import calls, make
-from agentrl.envs.builtin.instructions.checks import list_followed
+from agentrl.envs.builtin.instructions.checks import followed
 from agentrl.envs.builtin.terminal import tasks as terminal_tasks
 from agentrl.envs.episode import play
 from agentrl.types import Message
@@ -120,7 +120,7 @@ def test_no_instruction_is_followed_by(case: Attack) -> None:
     """What nobody sees has no commas, no forbidden words and less than so many of everything."""
     for kind, cases in CASES.items():
         for loose in (True, False):
-            assert list_followed(eval(case.payload), [kind], [cases[0]], loose=loose) == [False], f"{kind}: {case.must_not}"
+            assert followed(eval(case.payload), [kind], [cases[0]], loose=loose) == [False], f"{kind}: {case.must_not}"
 
 
 @pytest.mark.parametrize("case", OFFERS, ids=ids(OFFERS))

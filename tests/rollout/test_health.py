@@ -123,7 +123,7 @@ def test_steps_without_a_signal_are_reported_at_intervals() -> None:
     ],
 )
 def test_a_session_worked_if_it_had_a_turn_and_did_not_fail_or_earned_something(one: Session, counts: bool) -> None:
-    assert health.has_worked(one) is counts
+    assert health.worked(one) is counts
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from agentrl.rollout.workers.gateways import LocalGateway
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.store.store import Store
 from agentrl.sessions.tree import tree
-from agentrl.sessions.tree.perspective import view_by
+from agentrl.sessions.tree.perspective import seen_by
 from agentrl.train.plan.preflight import check_rollouts
 from agentrl.train.record.verify import verify
 from agentrl.types import Sampling, Session, Status, Task
@@ -207,7 +207,7 @@ def test_a_plain_program_trains_its_planner_and_its_worker_each_by_its_own_token
             decoded = written[str(node.policy)].tokenizer.decode(asked.token_ids)
             assert asked.message.text in decoded, "by its own tokenizer"
         for policy, agent_name in (("main", "planner"), ("other", "worker")):
-            seen = view_by(session, policy, {"planner": "main", "worker": "other", "critic": "critic"})
+            seen = seen_by(session, policy, {"planner": "main", "worker": "other", "critic": "critic"})
             assert {node.agent for node in seen.nodes if any(node.trainable)} == {agent_name}
 
 

@@ -103,7 +103,7 @@ def test_every_turn_records_what_no_turn_before_it_on_its_path_has(steps: list[t
     async def play() -> None:
         talk, kinds = begin(DiceEngine(abort=abort, experts=True, chunk=2)), [routed_experts.NAME]
         for kind, what, text in steps:
-            record = tree.find_unrecorded(talk.session, talk.head.id if talk.head else None, kinds)
+            record = tree.unrecorded(talk.session, talk.head.id if talk.head else None, kinds)
             if kind == "branch" and talk.session.nodes:
                 talk = begin_at(talk, what % len(talk.session.nodes))
             elif kind == "generate" and talk.head is not None and talk.head.finish_reason is not FinishReason.LENGTH:
@@ -112,7 +112,7 @@ def test_every_turn_records_what_no_turn_before_it_on_its_path_has(steps: list[t
                 )
                 path = tree.path_ids(talk.session, node.id)
                 assert node.attachments == fake_experts(path, record)
-                assert tree.find_unrecorded(talk.session, node.id, [routed_experts.NAME]) == (
+                assert tree.unrecorded(talk.session, node.id, [routed_experts.NAME]) == (
                     (routed_experts.NAME, len(path) - 1),
                 )
                 assert node.sampling is not None

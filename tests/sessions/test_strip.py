@@ -15,7 +15,7 @@ from agentrl.errors import TreeError
 from agentrl.sessions.renderers import ToolSchema, get_renderer
 from agentrl.sessions.renderers.families.table import FAMILIES
 from agentrl.sessions.renderers.proof.trials import TOOLS, conversation, kimi_id, nine_letters
-from agentrl.sessions.renderers.strip import summarize_cost
+from agentrl.sessions.renderers.strip import spent
 from agentrl.sessions.tree import tree
 from agentrl.sessions.tree.conversation import Conversation
 from agentrl.sessions.tree.turn_generator import TurnGenerator
@@ -211,7 +211,7 @@ async def test_the_counters_have_what_an_engine_computes_again_and_what_the_path
     assert cost["branches/reasoning"] == 1  # the second turn had nothing to lose, the third is not followed
     assert cost["reasoning/recomputed_tokens"] == sum(len(node.token_ids) for node in again)
     assert cost["reasoning/saved_tokens"] == len(kept.token_ids) - len(stripped.token_ids) > 0
-    assert "1 branches" in summarize_cost([{f"count/{name}": float(n) for name, n in cost.items()}, {}])
+    assert "1 branches" in spent([{f"count/{name}": float(n) for name, n in cost.items()}, {}])
 
 
 @pytest.mark.parametrize(

@@ -181,9 +181,9 @@ def test_attachments_of_more_tokens_than_the_path_has_are_refused_with_the_place
         tree.add(session, root.id, reply, [4, 5], attached={kind: two_layers + bytes(6 * 4)})
     with pytest.raises(TreeError, match=r"session 's1': node 1: routed experts of 9 bytes are no whole number of rows"):
         tree.add(session, root.id, reply, [4, 5], attached={kind: two_layers + bytes(5)})
-    assert tree.find_unrecorded(session, root.id, [kind]) == ((kind, 0),)
+    assert tree.unrecorded(session, root.id, [kind]) == ((kind, 0),)
     node = tree.add(session, root.id, reply, [4, 5], attached={kind: two_layers + bytes(4 * 4) + b"\xff" * 4})
-    assert tree.find_unrecorded(session, node.id, [kind]) == ((kind, 4),)
+    assert tree.unrecorded(session, node.id, [kind]) == ((kind, 4),)
     with pytest.raises(TreeError, match=r"node 2: .*'routed_expert'.*routed_experts"):
         tree.add(session, root.id, reply, [4, 5], attached={"routed_expert": two_layers})
     session.nodes[1].attachments = {kind: two_layers + bytes(6 * 4)}

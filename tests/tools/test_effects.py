@@ -204,12 +204,12 @@ async def test_a_planned_late_tool_is_told_to_the_model_at_once_and_goes_on(tmp_
             self.go_on()
             return "done"
 
-    with faults.inject_faults(tmp_path / "plan.yaml", tmp_path):
+    with faults.injected(tmp_path / "plan.yaml", tmp_path):
         session = await play(Patient(), TASK)
     assert "Error: 'plain' took longer than 0 s" in [message.text for message in session.messages]
     assert earned(session) == [None, 2.0, None]
     assert (session.counters["late_calls"], session.counters["late_effects"]) == (1, 1)
-    assert [row["action"] for row in faults.list_fired(tmp_path)] == ["late_tool"]
+    assert [row["action"] for row in faults.fired(tmp_path)] == ["late_tool"]
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from agentrl.envs.episode import play
 from agentrl.errors import ConfigError, DeadlineExceeded, InfraError, StateUnsupported, UnknownName
 from agentrl.overrides import validate
 from agentrl.tools import Tool
-from agentrl.tools.sources import NamedSource, OpenTools, ToolSource, start_sources
+from agentrl.tools.sources import NamedSource, OpenTools, ToolSource, started
 from agentrl.types import Message, ToolCall
 
 
@@ -164,16 +164,16 @@ async def test_sources_with_the_same_tools_do_not_clash_and_names_fit_what_engin
     from agentrl.tools.sources import SOURCES
 
     SOURCES.register("odd", Odd)
-    async with start_sources({"a": "odd", "b": "odd"}) as sources:
+    async with started({"a": "odd", "b": "odd"}) as sources:
         names = [name for source in sources for name in source.names.values()]
         assert names == ["a__do_it", "a__do-it", "b__do_it", "b__do-it"]
     SOURCES.register("twins", type("Twins", (Odd,), {"listed": ("a b", "a.b")}))
     with pytest.raises(ConfigError, match="two of its tools would be called 'x__a_b'"):
-        async with start_sources({"x": "twins"}):
+        async with started({"x": "twins"}):
             pass
     SOURCES.register("slow", type("Slow", (Odd,), {"seconds": 30.0}))
     with pytest.raises(DeadlineExceeded, match=r"did not start within 0\.05 s \(tools\.x\.start_timeout\)"):
-        async with start_sources({"x": {"name": "slow", "start_timeout": 0.05}}):
+        async with started({"x": {"name": "slow", "start_timeout": 0.05}}):
             pass
 
 
@@ -308,7 +308,7 @@ async def test_a_service_that_is_gone_is_no_mistake_of_the_models(tmp_path: Path
         "components": {"parameters": {"q": {"name": "q", "in": "query", "schema": {"type": "string"}}}},
     }
     file = written(tmp_path, json.dumps(document), "service.json")
-    async with start_sources({"x": {"name": "openapi", "document": file}}) as (source,):
+    async with started({"x": {"name": "openapi", "document": file}}) as (source,):
         assert isinstance(source, NamedSource)
         (tool,) = source.open().tools
         assert tool.parameters["properties"] == {"q": {"type": "string"}}
@@ -316,7 +316,7 @@ async def test_a_service_that_is_gone_is_no_mistake_of_the_models(tmp_path: Path
             await tool.invoke({"q": "1"}, None)
     broken = written(tmp_path, json.dumps({**document, "components": {}}), "broken.json")
     with pytest.raises(ConfigError, match="refers to '#/components/parameters/q', which it does not hold"):
-        async with start_sources({"x": {"name": "openapi", "document": broken}}):
+        async with started({"x": {"name": "openapi", "document": broken}}):
             pass
 
 

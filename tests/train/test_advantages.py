@@ -16,14 +16,14 @@ import pytest
 
 from agentrl.train.algorithms import ALGORITHMS, algorithm_settings, make_algorithm
 from agentrl.train.algorithms.credit import Credit
-from agentrl.train.algorithms.table import list_built_in
+from agentrl.train.algorithms.table import built_in
 from agentrl.types import Group, Session
 from tests.train.trees import as_group, environment_node, linear_session, sampled_node
 
 FLOOR = 1e-4
 """What is added to a group's standard deviation, here as in TRL."""
 
-NEEDS = {name: make_algorithm(algorithm_settings({"name": name})).needs for name in list_built_in(ALGORITHMS, "agentrl.")}
+NEEDS = {name: make_algorithm(algorithm_settings({"name": name})).needs for name in built_in(ALGORITHMS, "agentrl.")}
 NAMES = [
     name
     for name, needs in NEEDS.items()  # the others: test_gae, test_prime, test_vine, test_remax, test_pairs, test_labels

@@ -8,14 +8,14 @@ import pytest
 
 from agentrl.train.algorithms import ALGORITHMS
 from agentrl.train.algorithms.policy_losses import LOSSES
-from agentrl.train.algorithms.table import list_built_in, update_page
+from agentrl.train.algorithms.table import built_in, updated
 
 PAGE = Path(__file__).parents[2] / "docs" / "algorithms.md"
 
 
 def test_the_tables_are_up_to_date() -> None:
     page = PAGE.read_text()
-    assert page == update_page(page), "run python -m agentrl.train.algorithms.table docs/algorithms.md"
+    assert page == updated(page), "run python -m agentrl.train.algorithms.table docs/algorithms.md"
 
 
 def test_every_row_of_the_tables_is_one_line_with_as_many_cells_as_its_head() -> None:
@@ -28,7 +28,7 @@ def test_every_row_of_the_tables_is_one_line_with_as_many_cells_as_its_head() ->
 @pytest.mark.slow
 @pytest.mark.parametrize("registry", [ALGORITHMS, LOSSES], ids=["advantages", "losses"])
 def test_every_built_in_one_has_a_formula_a_source_and_a_use(registry: object) -> None:
-    for name in list_built_in(registry, "agentrl."):
+    for name in built_in(registry, "agentrl."):
         kind = registry.find(name)  # type: ignore[attr-defined]
         assert kind.name == name
         assert kind.about.formula

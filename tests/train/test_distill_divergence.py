@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agentrl.config import PolicyConfig
-from agentrl.overrides import merge_settings
+from agentrl.overrides import typed
 from agentrl.train.algorithms import algorithm_settings, make_algorithm
 from agentrl.train.algorithms.advantages.distill import Distill, DistillConfig
 from agentrl.train.algorithms.credit import Credit
@@ -89,7 +89,7 @@ async def test_a_forests_gradient_is_that_of_rows_at_each_tokens_own_temperature
 
 def test_the_whole_vocabulary_is_asked_for_as_the_page_has_it() -> None:
     """`algo.top_k=none` of docs/algorithms.md was no integer to the command line."""
-    words = merge_settings(["algo=distill", "algo.divergence=jsd", "algo.top_k=none"])
+    words = typed(["algo=distill", "algo.divergence=jsd", "algo.top_k=none"])
     assert make_algorithm(algorithm_settings(words["algo"])).divergence == Divergence(0.5, None)
 
 

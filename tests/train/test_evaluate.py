@@ -20,7 +20,7 @@ from agentrl.rollout.stream import health
 from agentrl.sessions.renderers.families.null import NullRenderer
 from agentrl.train.display.console import Display
 from agentrl.train.display.pictures import learning_curve
-from agentrl.train.evaluation.evaluate import list_ignored
+from agentrl.train.evaluation.evaluate import ignored
 from agentrl.train.record.lock import RunLock
 
 pytestmark = pytest.mark.slow
@@ -150,16 +150,16 @@ def test_settings_for_training_are_refused_in_an_evaluation_of_any_policy(tmp_pa
         evaluated(tmp_path / "run", algo={"lr": 1.0})
     assert not (tmp_path / "run").exists()
     model: dict[str, Any] = {"env": "e", "model": "m", "engine.max_batch": 3, "eval.n": 2, "rollout.turn_tokens": 5}
-    assert list_ignored(spread(model)) == {}
-    assert set(list_ignored(spread(model | {"policy": "expert"}))) == {"model", "engine.max_batch", "rollout.turn_tokens"}
-    assert set(list_ignored(spread({"trainer": "megatron", "rollout.temperature": 0.5}))) == {
+    assert ignored(spread(model)) == {}
+    assert set(ignored(spread(model | {"policy": "expert"}))) == {"model", "engine.max_batch", "rollout.turn_tokens"}
+    assert set(ignored(spread({"trainer": "megatron", "rollout.temperature": 0.5}))) == {
         "trainer",
         "rollout.temperature",
     }
     rewarding = {"policy": "expert", "cluster": {"name": "ray", "rewards": 2, "resources": {"rewards": {"gpus": 1}}}}
-    assert list_ignored(rewarding) == {}
-    assert set(list_ignored({"policy": "expert", "cluster": {"name": "ray"}})) == {"cluster.name"}
-    assert set(list_ignored({"policy": "expert", "cluster": {"rewards": 2, "environments": 1}})) == {"cluster.environments"}
+    assert ignored(rewarding) == {}
+    assert set(ignored({"policy": "expert", "cluster": {"name": "ray"}})) == {"cluster.name"}
+    assert set(ignored({"policy": "expert", "cluster": {"rewards": 2, "environments": 1}})) == {"cluster.environments"}
 
 
 def test_a_policy_without_an_engine_is_scored_by_reward_workers_too(tmp_path: Path) -> None:

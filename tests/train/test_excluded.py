@@ -16,7 +16,7 @@ from agentrl.train.algorithms import ALGORITHMS, algorithm_settings, make_algori
 from agentrl.train.algorithms.adaptive import Adaptive
 from agentrl.train.algorithms.credit import Credit
 from agentrl.train.algorithms.shaping import shaped_groups
-from agentrl.train.algorithms.table import list_built_in
+from agentrl.train.algorithms.table import built_in
 from agentrl.train.driver.lost_tokens import SAMPLED, TRAINED, Cause, account
 from agentrl.train.forest.packing import pack_credited
 from agentrl.types import GREEDY, Group, Message, Session
@@ -24,7 +24,7 @@ from agentrl.types.branches import alone, branch_nodes
 from tests.train.forked import random_segment, session_of
 from tests.train.trees import as_group, environment_node, linear_session, random_session, sampled_node
 
-EVERY = {name: make_algorithm(algorithm_settings({"name": name})) for name in list_built_in(ALGORITHMS, "agentrl.")}
+EVERY = {name: make_algorithm(algorithm_settings({"name": name})) for name in built_in(ALGORITHMS, "agentrl.")}
 NAMES = [name for name, algorithm in EVERY.items() if algorithm.needs.engine]
 HELPER = 2
 """Nodes of a helper's tree."""

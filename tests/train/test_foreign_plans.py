@@ -14,7 +14,7 @@ from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.plugins.trainer import Algorithm, Shape, Split, TrainerConfig, TrainerMemory, TrainerPlugin
 from agentrl.train.driver.setup import complete
-from agentrl.train.plan.dry_run import describe_run
+from agentrl.train.plan.dry_run import described
 from agentrl.train.plan.memory import GIB
 from agentrl.train.plan.placing import run_demand, split_of
 from agentrl.train.plan.shapes import KNOWN
@@ -72,8 +72,8 @@ def test_its_ranks_get_places_of_their_own() -> None:
 def test_a_dry_run_shows_its_ranks_and_its_memory_and_refuses_what_it_has_no_place_for(tmp_path: Path) -> None:
     (file := tmp_path / "config.json").write_text(json.dumps(settings_of(KNOWN["qwen3-0.6b"])))
     run = {"dry_run": True, "model": str(file)}
-    lines = "\n".join(describe_run(configured("cpu", **run), Rates()))
+    lines = "\n".join(described(configured("cpu", **run), Rates()))
     assert "trainer 3" in lines
     assert "memory of a trainer rank: 4 GiB = weights 3 GiB, gradients 1 GiB" in lines
     with pytest.raises(ConfigError, match="has one model, whose hidden states its critic reads"):
-        list(describe_run(configured("cpu", **run, algo={"name": "ppo", "value_trunk": "own"}), Rates()))
+        list(described(configured("cpu", **run, algo={"name": "ppo", "value_trunk": "own"}), Rates()))

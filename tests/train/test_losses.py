@@ -14,7 +14,7 @@ from agentrl.train.algorithms.advantages.grpo import Grpo
 from agentrl.train.algorithms.advantages.reinforce import Reinforce
 from agentrl.train.algorithms.advantages.rloo import Rloo
 from agentrl.train.algorithms.advantages.sft import Sft
-from agentrl.train.algorithms.losses import compute_clipped, k3
+from agentrl.train.algorithms.losses import clipped, k3
 from agentrl.train.algorithms.objective import Meter, objective
 from agentrl.train.algorithms.tokens import Tokens
 from agentrl.train.forest.forest import Rows
@@ -63,7 +63,7 @@ def tokens(logp: float | torch.Tensor, rows: Rows, version: int = 0) -> Tokens:
 def test_the_clipped_loss_is_ppos(logp: float, old: float, advantage: float) -> None:
     r = math.exp(logp - old)
     expected = -min(r * advantage, min(max(r, 0.8), 1.3) * advantage)
-    found = compute_clipped(tokens(logp, one_row(advantage, old=old)), 0.2, 0.3)
+    found = clipped(tokens(logp, one_row(advantage, old=old)), 0.2, 0.3)
     assert found.item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
@@ -74,7 +74,7 @@ def test_a_ratio_beyond_the_clip_has_no_gradient_in_the_direction_it_went(
     advantage: float, logp: float, moves: bool
 ) -> None:
     x = torch.tensor([logp], requires_grad=True)
-    compute_clipped(tokens(x, one_row(advantage, old=0.0)), 0.2, 0.2).sum().backward()  # type: ignore[no-untyped-call]
+    clipped(tokens(x, one_row(advantage, old=0.0)), 0.2, 0.2).sum().backward()  # type: ignore[no-untyped-call]
     assert x.grad is not None
     assert bool(x.grad.abs() > 0) is moves
 

@@ -88,10 +88,10 @@ def test_every_sampled_token_of_a_random_batch_is_trained_or_has_one_cause() -> 
         algorithm = make_algorithm(lost_tokens.AlgoConfig(name="grpo"))
         counts = account(groups, algorithm.credit(groups), algorithm.config)
         own = [s for group in groups for s in group.sessions if s.phase != GREEDY]
-        for found in (counts, lost_tokens.add_masked(counts, 0.3)):
+        for found in (counts, lost_tokens.masked(counts, 0.3)):
             assert found[SAMPLED] == sum(sampled_tokens(node) for s in own for node in s.nodes)
             assert found[SAMPLED] == found[TRAINED] + sum(by_cause([found]).values())
-        more = lost_tokens.add_left_out(counts, 7)
+        more = lost_tokens.left_out(counts, 7)
         assert more[SAMPLED] == counts[SAMPLED] + 7 == more[TRAINED] + sum(by_cause([more]).values())
         seen |= {cause.value for cause in by_cause([counts])} | ({"trained"} if counts[TRAINED] else set())
     assert seen >= {"trained", "sampling", "frozen", "flat", "unrewarded", "failed", "truncated"}

@@ -21,7 +21,7 @@ from agentrl.overrides import validate
 from agentrl.train.algorithms import ALGORITHMS, algorithm_settings, make_algorithm
 from agentrl.train.algorithms.credit import Credit, NodeKey, Pair
 from agentrl.train.algorithms.pairs import pair_credit, sequence_keys
-from agentrl.train.algorithms.table import list_built_in
+from agentrl.train.algorithms.table import built_in
 from agentrl.train.driver.minibatches import describe_updates, updates_of
 from agentrl.train.forest.forest import Forest, sequence_count
 from agentrl.train.forest.packing import pack_credited
@@ -36,7 +36,7 @@ from agentrl.types import GREEDY, Group
 from tests.train.test_pairs import dpo
 from tests.train.trees import as_group, linear_session
 
-NAMES = sorted(list_built_in(ALGORITHMS, "agentrl."))
+NAMES = sorted(built_in(ALGORITHMS, "agentrl."))
 
 
 def ragged(seed: int, groups: int, name: str = "g") -> list[Group]:

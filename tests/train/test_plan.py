@@ -19,10 +19,10 @@ from agentrl.models.registry import cache_folder
 from agentrl.train.driver.setup import complete
 from agentrl.train.plan import dry_run
 from agentrl.train.plan.devices import size
-from agentrl.train.plan.dry_run import describe_run, numbers_of
+from agentrl.train.plan.dry_run import described, numbers_of
 from agentrl.train.plan.layouts import ALIKE, PlanConfig, rank_layouts
 from agentrl.train.plan.memory import GIB, OVERHEAD, Numbers, Split, own_parameters, trainer_memory
-from agentrl.train.plan.report import describe_plan
+from agentrl.train.plan.report import planned
 from agentrl.train.plan.shapes import KNOWN, LATENT, Shape, read_shape, shape_of
 from agentrl.train.plan.step import Rates, StepTime, in_words
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
@@ -244,7 +244,7 @@ def test_the_tables_of_the_documentation_are_what_plan_prints() -> None:
     assert {command.split()[0] for command in commands} <= {f"model={name}" for name in KNOWN}
     for command in commands:
         words = dict(word.split("=", 1) for word in command.split())
-        assert "\n".join(describe_plan(PlanConfig.model_validate(words))) in text
+        assert "\n".join(planned(PlanConfig.model_validate(words))) in text
 
 
 @pytest.mark.slow
@@ -270,14 +270,14 @@ def test_a_dry_run_needs_no_more_of_a_model_than_its_config_json(tmp_path: Path)
     file = tmp_path / "config.json"
     file.write_text(json.dumps(settings_of(KNOWN["qwen3-8b"])))
     run = {"env": "calculator", "dry_run": True}
-    lines = [list(describe_run(complete({**run, "model": str(model)}))) for model in (file, tmp_path)]
+    lines = [list(described(complete({**run, "model": str(model)}))) for model in (file, tmp_path)]
     assert lines[0][1] == lines[1][1] == "model: 8,190,735,360 parameters, 36 layers of 4096"
-    sharded = "\n".join(describe_run(complete({**run, "model": str(file), "trainer": {"name": "fsdp", "ranks": 4}})))
+    sharded = "\n".join(described(complete({**run, "model": str(file), "trainer": {"name": "fsdp", "ranks": 4}})))
     for part in ("trainer 3", "weights 7.63 GiB, gradients 7.63 GiB, optimizer 15.3 GiB", "gathered", "data-parallel"):
         assert part in sharded
     uneven = complete({**run, "model": str(file), "trainer": {"name": "megatron", "tensor_parallel": 3}})
     with pytest.raises(ConfigError, match="tensor_parallel=3 does not divide the model's 32 attention heads"):
-        list(describe_run(uneven))
+        list(described(uneven))
 
 
 @pytest.mark.slow
@@ -291,10 +291,10 @@ def test_a_critic_with_a_trunk_of_its_own_takes_as_much_as_the_policy_that_learn
     own = found["own"]
     assert own.critic == own.weights + own.gradients + own.optimizer
     assert own.total == found["policy"].total + own.critic
-    assert f"critic {size(own.critic)}" in "\n".join(describe_run(config, Rates()))
+    assert f"critic {size(own.critic)}" in "\n".join(described(config, Rates()))
     sharded = complete({**run, "algo": {"name": "ppo", "value_trunk": "own"}, "trainer": {"name": "fsdp"}})
     with pytest.raises(ConfigError, match=r"value_trunk=own: trainer=fsdp has one model"):
-        list(describe_run(sharded, Rates()))
+        list(described(sharded, Rates()))
 
 
 def test_a_dry_run_places_reward_workers_on_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +303,7 @@ def test_a_dry_run_places_reward_workers_on_gpus_of_their_own(monkeypatch: pytes
     cluster = {"name": "ray", "rewards": 2, "resources": {"rewards": {"gpus": 1}}}
     run = {"env": "calculator", "dry_run": True, "rewards": {"service": PLUGIN}, "cluster": cluster}
     run |= {"engine": {"device": "cuda"}, "trainer": {"device": "cuda"}}
-    said = "\n".join(describe_run(complete(run), Rates()))
+    said = "\n".join(described(complete(run), Rates()))
     placed = re.findall(r"(\w): (trainer|engine|rewards) \d on GPUs (\d)$", said, re.MULTILINE)
     assert sorted(role for _, role, _ in placed) == ["engine", "rewards", "rewards", "trainer"]
     assert len({(node, gpu) for node, _, gpu in placed}) == 4
@@ -317,11 +317,11 @@ def test_a_dry_run_says_where_gateways_are(monkeypatch: pytest.MonkeyPatch) -> N
     resources = {"gateway": {"custom": {"front": 1}}, "environments": {"custom": {"sandbox": 1}}}
     cluster = {"name": "ray", "environments": 1, "resources": resources}
     run = {"env": "calculator", "dry_run": True, "agent": "solve"}
-    apart = "\n".join(describe_run(complete(run | {"cluster": cluster | {"gateways": 2}}), Rates()))
+    apart = "\n".join(described(complete(run | {"cluster": cluster | {"gateways": 2}}), Rates()))
     placed = re.findall(r"^(\w): (environments|gateway) (\d)$", apart, re.MULTILINE)
     assert sorted(placed) == [("a", "environments", "0"), ("b", "gateway", "0"), ("b", "gateway", "1")]
     assert "gateway workers -> environments: " in apart
-    beside = "\n".join(describe_run(complete(run | {"cluster": cluster}), Rates()))
+    beside = "\n".join(described(complete(run | {"cluster": cluster}), Rates()))
     assert "a: environments 0, gateway\n" in beside
 
 
@@ -329,13 +329,13 @@ def test_a_dry_run_says_where_gateways_are(monkeypatch: pytest.MonkeyPatch) -> N
 def test_more_workers_than_the_machine_has_room_for_are_refused() -> None:
     run = complete({"env": "calculator", "dry_run": True, "cluster": {"environments": 10_000}})
     with pytest.raises(ConfigError, match=r"10000 CPUs in all.*What would fit: cluster\.environments="):
-        list(describe_run(run))
+        list(described(run))
     serving = complete({"env": "calculator", "dry_run": True, "cluster": {"gateways": 10_000}, "agent": "solve"})
     with pytest.raises(ConfigError, match=r"10000 CPUs in all.*What would fit: cluster\.gateways="):
-        list(describe_run(serving))
+        list(described(serving))
     scoring = complete({"env": "calculator", "dry_run": True, "cluster": {"rewards": 10_000}, "rewards": {"s": PLUGIN}})
     with pytest.raises(ConfigError, match=r"10000 CPUs in all.*What would fit: cluster\.rewards="):
-        list(describe_run(scoring))
+        list(described(scoring))
 
 
 def test_a_run_on_data_is_planned_without_an_engine(tmp_path: Path) -> None:
@@ -343,7 +343,7 @@ def test_a_run_on_data_is_planned_without_an_engine(tmp_path: Path) -> None:
     file.write_text(
         '{"prompt": [{"role": "user", "content": "Hi"}], "completion": [{"role": "assistant", "content": "Ho"}]}\n'
     )
-    said = "\n".join(describe_run(complete({"data": str(file), "model": "tiny"}), Rates()))
+    said = "\n".join(described(complete({"data": str(file), "model": "tiny"}), Rates()))
     assert "memory of a trainer rank" in said
     assert "engine" not in said
     assert "generate" not in said
@@ -358,4 +358,4 @@ def test_a_run_whose_trainer_can_not_train_the_algorithm_is_refused_as_when_it_s
     file.write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
     config = complete({"algo": "reward_model", "data": str(file), "model": "tiny", **more})
     with pytest.raises(ConfigError, match=r"trains no score models|trains whole models"):
-        list(describe_run(config, Rates()))
+        list(described(config, Rates()))

@@ -12,11 +12,11 @@ import pytest
 
 from agentrl.cluster.base import ClusterNode
 from agentrl.cluster.placement.assignment import Assignment, Place
-from agentrl.cluster.placement.gpus import MEMORY, measure_gpus, memory_of, query_gpus
+from agentrl.cluster.placement.gpus import MEMORY, installed, memory_of, queried
 from agentrl.errors import ConfigError
 from agentrl.train.driver.setup import complete
 from agentrl.train.plan.devices import Devices, devices_of, too_full
-from agentrl.train.plan.dry_run import describe_run
+from agentrl.train.plan.dry_run import described
 from agentrl.train.plan.memory import GIB, EngineMemory, TrainerMemory
 from agentrl.train.plan.shapes import KNOWN
 from agentrl.train.plan.step import Rates
@@ -41,18 +41,18 @@ def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def lines(model: Path, **settings: Any) -> list[str]:
-    return list(describe_run(complete({"env": "calculator", "model": str(model), **settings}), Rates()))
+    return list(described(complete({"env": "calculator", "model": str(model), **settings}), Rates()))
 
 
 @pytest.mark.slow
 def test_gpus_are_those_that_nvidia_smi_shows(
     gpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    assert measure_gpus() == [80.0, 80.0]
+    assert installed() == [80.0, 80.0]
     (gpus / "nvidia-smi").write_text("#!/bin/sh\necho '[N/A]'\n")
-    assert measure_gpus() == [0.0]
+    assert installed() == [0.0]
     monkeypatch.setenv("PATH", str(tmp_path_factory.mktemp("empty")))
-    assert query_gpus("name") == []
+    assert queried("name") == []
 
 
 def test_a_nodes_gpu_memory_goes_by_the_type_that_ray_names() -> None:

@@ -13,7 +13,7 @@ import agentrl
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError, EnvError, SandboxError
 from agentrl.models import devices
-from agentrl.overrides import merge_settings, validate
+from agentrl.overrides import typed, validate
 from agentrl.sessions.renderers import get_renderer
 from agentrl.train.driver import setup
 from agentrl.train.plan import preflight, room
@@ -40,7 +40,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def look(model: Path, *words: str) -> None:
-    config = validate(merge_settings(["env=x", "trainer.token_budget=4096", *words]), RunConfig)
+    config = validate(typed(["env=x", "trainer.token_budget=4096", *words]), RunConfig)
     await room.check_room(config, Greeting, get_renderer(model), model)
 
 
@@ -133,7 +133,7 @@ def test_a_gpu_that_is_not_there_is_refused_in_one_line(setting: str, monkeypatc
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    config = validate(merge_settings(["env=calculator", f"{setting}=cuda"]), RunConfig)
+    config = validate(typed(["env=calculator", f"{setting}=cuda"]), RunConfig)
     with pytest.raises(ConfigError, match=rf"{setting}=cuda: torch \S+ finds no CUDA device.*{setting}=cpu or auto"):
         preflight.check_training(config)
     assert devices.torch_device("auto", setting) == "cpu"
@@ -152,7 +152,7 @@ class OneLong(Greeting):
 async def test_the_tasks_with_the_most_data_are_opened(model: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One in three hundred prompts did not fit, and was found in the step that drew it."""
     words = ["env=x", "rollout.session_tokens=90", "rollout.turn_tokens=10", "trainer.token_budget=4096"]
-    await room.check_room(validate(merge_settings(words), RunConfig), OneLong, get_renderer(model), model)
+    await room.check_room(validate(typed(words), RunConfig), OneLong, get_renderer(model), model)
     assert "in 1 of 16 tasks of the split 'train' that were opened; '77' opens with" in caplog.text
 
 
@@ -177,7 +177,7 @@ async def test_prompts_that_do_not_fit_are_found_before_the_run_wherever_they_ar
 
     async def check(*words: str) -> None:
         lines.extend(
-            await room.check_room(validate(merge_settings([*base, *words]), RunConfig), Sizes, renderer, model, (split,))
+            await room.check_room(validate(typed([*base, *words]), RunConfig), Sizes, renderer, model, (split,))
         )
 
     lines: list[str] = []

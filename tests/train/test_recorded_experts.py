@@ -38,7 +38,7 @@ def record(session: Session) -> set[tuple[int, ...]]:
     paths: set[tuple[int, ...]] = set()
     for node in session.nodes:
         if node.sampled:
-            known = prefixes(session, node.id)[tree.find_unrecorded(session, node.id, [routed_experts.NAME])[0][1] :]
+            known = prefixes(session, node.id)[tree.unrecorded(session, node.id, [routed_experts.NAME])[0][1] :]
             rows = [of_path(ids) for ids in known[:-1]]
             node.attachments[routed_experts.NAME] = routed_experts.pack(np.array([*rows, UNKNOWN]), EXPERTS)
             paths.update(known[:-1])

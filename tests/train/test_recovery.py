@@ -59,7 +59,7 @@ def test_a_run_whose_trainer_and_engine_die_ends_like_one_whose_parts_live(tmp_p
         shown = StringIO()
         display = Display(Console(file=shown, width=500))
         agentrl.train(f"{world}:Dense", display=display, **SETTINGS, run_dir=str(run), faults=planned)
-    assert [row["fault"] for row in faults.list_fired(runs[1])] == [0, 1, 2]
+    assert [row["fault"] for row in faults.fired(runs[1])] == [0, 1, 2]
     assert "continues from the beginning" in shown.getvalue()
     assert "continues from step-000002; steps up to 3 are trained again" in shown.getvalue()
     assert difference(*runs) == ""

@@ -11,7 +11,7 @@ import pytest
 from agentrl.config import RunConfig
 from agentrl.config.data import DataConfig
 from agentrl.errors import ConfigError, NoSignal
-from agentrl.overrides import merge_settings
+from agentrl.overrides import typed
 from agentrl.rollout.sources.files import read_conversations
 from agentrl.sessions.store.store import Store
 from agentrl.train.driver.api import run_reject
@@ -24,7 +24,7 @@ from agentrl.types import Message, Node, Session, Status, Task
 def run(folder: Path, **settings: Any) -> Rejection:
     words = {"env": "calculator", "policy": "expert", "out": folder / "best.jsonl", "run_dir": folder / "runs"}
     own = [f"{name}={value}" for name, value in (words | settings).items()]
-    config, chosen = split_settings(merge_settings(own))
+    config, chosen = split_settings(typed(own))
     return run_reject(complete(config), chosen)
 
 

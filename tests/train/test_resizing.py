@@ -15,7 +15,7 @@ from rich.console import Console
 import agentrl
 from agentrl.config import RunConfig
 from agentrl.train.display.console import Display
-from agentrl.train.driver.resizing import FILE, read_request
+from agentrl.train.driver.resizing import FILE, requested
 from agentrl.train.record import ledger
 
 CONFIG = RunConfig.model_validate({"env": "calculator", "trainer": {"name": "torch", "threads": 2}})
@@ -29,18 +29,18 @@ def test_only_how_its_processes_divide_the_work_can_be_changed(tmp_path: Path) -
         ("threads", "does not hold|mapping"),
     ):
         (tmp_path / FILE).write_text(text)
-        assert read_request(tmp_path, CONFIG, said.append) is None
+        assert requested(tmp_path, CONFIG, said.append) is None
         assert not (tmp_path / FILE).exists()
         assert re.search(told, said.pop())
 
 
 @pytest.mark.slow
 def test_settings_that_are_the_same_change_nothing_and_others_are_those_of_the_trainer(tmp_path: Path) -> None:
-    assert read_request(tmp_path, CONFIG, print) is None
+    assert requested(tmp_path, CONFIG, print) is None
     (tmp_path / FILE).write_text("threads: 2")
-    assert read_request(tmp_path, CONFIG, print) is None
+    assert requested(tmp_path, CONFIG, print) is None
     (tmp_path / FILE).write_text("threads: 1")
-    found = read_request(tmp_path, CONFIG, print)
+    found = requested(tmp_path, CONFIG, print)
     assert found is not None
     assert found.trainer == CONFIG.trainer.model_copy(update={"threads": 1})
 

@@ -18,7 +18,7 @@ import pytest
 
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.overrides import merge_settings, validate
+from agentrl.overrides import typed, validate
 from agentrl.train.driver.resuming import saved_settings
 from agentrl.train.driver.setup import complete
 from agentrl.train.record import lock, manifest, records
@@ -28,7 +28,7 @@ WORDS = ["env=calculator", "env.max_steps=2", "engine=vllm", "steps=9", "seed=3"
 
 
 def settings(*words: str) -> RunConfig:
-    return validate(merge_settings([*WORDS, *words]), RunConfig)
+    return validate(typed([*WORDS, *words]), RunConfig)
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def write(path: Path) -> None:
 def resume(run: Path, *words: str) -> tuple[Path | None, str]:
     """What a resumed run goes on from, and what is said."""
     said: list[str] = []
-    folder = RunFolder.open(run, complete(merge_settings([f"resume={run}", *words])), said.append)
+    folder = RunFolder.open(run, complete(typed([f"resume={run}", *words])), said.append)
     folder.close()
     return folder.checkpoint, "\n".join(said)
 
@@ -180,7 +180,7 @@ def test_what_a_run_is_can_not_change_on_the_way(run: Path, words: list[str]) ->
 def test_other_settings_may_change_which_is_said_and_kept(run: Path) -> None:
     words = ["steps=12", "algo.lr=0.5", "env=calculator", "engine.api_key=secret"]
     said: list[str] = []
-    folder = RunFolder.open(run, config := complete(merge_settings([f"resume={run}", *words])), said.append)
+    folder = RunFolder.open(run, config := complete(typed([f"resume={run}", *words])), said.append)
     folder.restore(6)
     folder.begin(config, 6, {"settings": folder.settings(config)})
     folder.close()

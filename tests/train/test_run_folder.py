@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError, StoreError
-from agentrl.overrides import merge_settings, validate
+from agentrl.overrides import typed, validate
 from agentrl.train.driver.resuming import saved_settings, step_of
 from agentrl.train.record import manifest
 from agentrl.train.record.run_folder import RunFolder
 
-CONFIG = validate(merge_settings(["env=calculator", "algo.lr=0.5"]), RunConfig)
+CONFIG = validate(typed(["env=calculator", "algo.lr=0.5"]), RunConfig)
 
 
 def test_a_new_run_writes_its_settings_and_never_writes_over_another(tmp_path: Path) -> None:

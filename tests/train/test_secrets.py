@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from agentrl.cli import main
 from agentrl.cluster.server import ServerProcess
 from agentrl.config import RunConfig
-from agentrl.config.secrets import HIDDEN, list_hidden, is_secret, without_secrets
+from agentrl.config.secrets import HIDDEN, hidden, is_secret, without_secrets
 from agentrl.errors import ConfigError, EngineError
-from agentrl.overrides import merge_settings, validate
+from agentrl.overrides import typed, validate
 from agentrl.train.driver.setup import complete
 from agentrl.train.record.run_folder import RunFolder
 
@@ -85,20 +85,20 @@ def test_a_run_uses_its_secrets_and_leaves_them_nowhere(
 
 def test_a_folders_settings_lack_the_engines_key_and_a_resumption_asks_for_it(tmp_path: Path) -> None:
     words = ["env=calculator", "engine=sglang", "engine.url=http://host:1", f"engine.api_key={PLANTED}"]
-    RunFolder.create(tmp_path / "run", validate(merge_settings(words), RunConfig)).close()
+    RunFolder.create(tmp_path / "run", validate(typed(words), RunConfig)).close()
     assert PLANTED not in (tmp_path / "run" / "config.yaml").read_text()
     with pytest.raises(
         ConfigError, match=r"engine\.api_key: secrets are not kept .* give them again: engine\.api_key=…"
     ):
-        complete(merge_settings([f"resume={tmp_path / 'run'}"]))
-    again = complete(merge_settings([f"resume={tmp_path / 'run'}", f"engine.api_key={PLANTED}"]))
+        complete(typed([f"resume={tmp_path / 'run'}"]))
+    again = complete(typed([f"resume={tmp_path / 'run'}", f"engine.api_key={PLANTED}"]))
     assert getattr(again.engine, "api_key", None) == PLANTED
 
 
 @pytest.mark.parametrize("word", [f"engine.api_key=[{PLANTED}]", f"api_key={PLANTED}", f"engine.admin_token={PLANTED}"])
 def test_an_error_about_a_secret_setting_does_not_quote_it(word: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        complete(merge_settings(["env=calculator", "engine=sglang", word]))
+        complete(typed(["env=calculator", "engine=sglang", word]))
     assert word.partition("=")[0].rpartition(".")[2] in str(raised.value)
     assert PLANTED not in str(raised.value)
 
@@ -152,5 +152,5 @@ TREES = st.dictionaries(NAMES, BELOW, max_size=4)
 def test_hiding_keeps_everything_else_as_it_is_and_names_what_it_hid(tree: dict[str, Any]) -> None:
     safe = without_secrets(tree)
     assert without_secrets(safe) == safe
-    if not list(list_hidden(safe)) and HIDDEN not in str(safe):
+    if not list(hidden(safe)) and HIDDEN not in str(safe):
         assert safe == tree

@@ -18,10 +18,10 @@ import pytest
 from agentrl import tracing
 from agentrl.cli import main
 from agentrl.config import RunConfig
-from agentrl.config.secrets import HIDDEN, address, command, list_hidden, know, public, scrub, secret_values
+from agentrl.config.secrets import HIDDEN, address, command, hidden, know, public, scrub, secret_values
 from agentrl.envs.registry import factory
 from agentrl.errors import ConfigError
-from agentrl.overrides import merge_settings, validate
+from agentrl.overrides import typed, validate
 from agentrl.rollout.stream import health
 from agentrl.sessions.store.store import Store
 from agentrl.train.driver.setup import complete
@@ -177,7 +177,7 @@ def test_no_folder_of_a_run_holds_one_and_a_resumption_asks_for_each(leaky: Path
     words = [word for word in ALL.words if not word.startswith(("agent=", "engine.server"))]
     given = ["env=leaky.py:Leaky", "engine=sglang", "engine.url=http://host:1", "rewards.judge.name=leaky.py:Judge"]
     more = ["tools.svc.name=openapi", "tools.svc.document=api.json", "tools.files.name=mcp", "agents.other=rival"]
-    config = validate(merge_settings([*given, *more, *words, "policies.rival.api.model=m"]), RunConfig)
+    config = validate(typed([*given, *more, *words, "policies.rival.api.model=m"]), RunConfig)
     factory(config.env.name, **config.env.kwargs)  # which knows what the constructor declares
     folder = RunFolder.create(leaky / "run", config)
     folder.close()
@@ -185,11 +185,11 @@ def test_no_folder_of_a_run_holds_one_and_a_resumption_asks_for_each(leaky: Path
     for file in (leaky / "run").rglob("*"):
         assert not file.is_file() or ALL.found(file.read_bytes()) == [], file
     with pytest.raises(ConfigError, match=r"secrets are not kept in config\.yaml") as asked:
-        complete(merge_settings([f"resume={leaky / 'run'}"]))
+        complete(typed([f"resume={leaky / 'run'}"]))
     assert ALL.found(str(asked.value)) == []
     for word in words:
         assert word.partition("=")[0] in str(asked.value), word
-    assert list(list_hidden(public(config)))
+    assert list(hidden(public(config)))
     assert set(ALL.found(" ".join(secret_values(config)))) >= set(ALL.found(" ".join(words)))
 
 
@@ -199,7 +199,7 @@ def test_what_is_wrong_with_a_setting_is_said_without_it(place: str) -> None:
     name, _, value = own.words[0].partition("=")
     wrong = f"steps.{name}={value}"
     with pytest.raises(ConfigError) as raised:
-        validate(merge_settings(["env=calculator", wrong]), RunConfig)
+        validate(typed(["env=calculator", wrong]), RunConfig)
     assert own.found(str(raised.value)) == []
 
 
@@ -261,7 +261,7 @@ def test_a_run_that_fails_in_every_part_says_none(
     (leaky / "server.py").write_text("import sys; print(sys.argv, file=sys.stderr); raise SystemExit(3)")
     (leaky / "api.json").write_text(json.dumps({"openapi": "3.0.0", "paths": {}}))
     first = ("env=leaky.py:Leaky", "policy=expert", "rewards.judge.name=leaky.py:Judge", "eval.tasks=4", "env.pin=k3y7")
-    with tracing.export_spans(collector.url, {"agentrl.run": "run"}):
+    with tracing.exported(collector.url, {"agentrl.run": "run"}):
         told = [agentrl("eval", *first, "eval.n=1", "run_dir=run", *given)]
     told.append(agentrl("report", "run"))
     told.append(agentrl("eval", *first, "tools.files.name=mcp", *ALL.words[-10:], "run_dir=other", *given))
@@ -306,6 +306,6 @@ def read(folder: Path) -> Iterator[str]:
 
 def test_a_secret_of_any_type_is_known_as_soon_as_its_section_is_built(leaky: Path) -> None:
     own = Planted.of([place for place in PLACES if place.startswith("rewards.")])
-    built: Any = validate(merge_settings(["env=calculator", "rewards.judge.name=leaky.py:Judge", *own.words]), RunConfig)
+    built: Any = validate(typed(["env=calculator", "rewards.judge.name=leaky.py:Judge", *own.words]), RunConfig)
     assert built.rewards["judge"].door
     assert own.found(scrub(" ".join(own.secrets))) == []

@@ -18,7 +18,7 @@ import agentrl
 from agentrl.config import RunConfig
 from agentrl.rollout.stream.batch_metrics import staleness
 from agentrl.sessions.store.store import Store
-from agentrl.sessions.tree.perspective import group_seen_by, view_by
+from agentrl.sessions.tree.perspective import group_seen_by, seen_by
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.driver.learning import Batch, Learning
 from agentrl.train.record.state import TRAINER, part
@@ -118,10 +118,10 @@ def test_each_learner_plays_against_its_own_earlier_versions(tmp_path: Path) -> 
     assert {each["left"] for each in spoke} == {"main"}
     assert {"other", "earlier/0"} <= {each["right"] for each in spoke} <= {"other", "earlier/0", "earlier/1"}
     for session, by in zip(sessions, spoke, strict=True):
-        seen = view_by(session, "other", {"right": "earlier"})
+        seen = seen_by(session, "other", {"right": "earlier"})
         trained = {node.agent for node in seen.nodes if any(node.trainable)}
         assert (set(seen.agent_rewards), trained) == (({"right"},) * 2 if by["right"] == "other" else (set(), set()))
-        assert set(view_by(session, "main", {"right": "earlier"}).agent_rewards) == {"left"}
+        assert set(seen_by(session, "main", {"right": "earlier"}).agent_rewards) == {"left"}
     kept = {step: load_file(tmp_path / "past" / "other" / f"step-00000{step}" / "model.safetensors") for step in (0, 2)}
     assert same(kept[0], weights(tmp_path, "other", 0))
     assert same(kept[2], weights(tmp_path, "other", 2))
@@ -189,7 +189,7 @@ def test_a_policy_sees_the_others_turns_as_those_of_frozen_partners() -> None:
         ("main", "a", 0.25, ["main", "other", "frozen"]),
         ("other", "b", 0.75, ["other", "main", "frozen"]),
     ):
-        seen = view_by(session, policy, players)
+        seen = seen_by(session, policy, players)
         assert [node.policy for node in seen.nodes if node.sampled] == names
         assert [node.agent for node in seen.nodes if any(node.trainable)] == [agent]
         assert (seen.agent_rewards, seen.reward) == ({agent: reward}, reward)

@@ -237,7 +237,7 @@ def test_what_is_recorded_is_read_and_attempts_follow_one_another() -> None:
     assert whole.codes == (support.SETS,) * 5 + (support.UNKNOWN,) * 2 + (support.SETS,) * 2
     assert len(whole.sets) == 1
     record = ((support.NAME, 21),)
-    assert attachments.list_unrecorded(record, {support.NAME: joined}, 30) == record, "where the turn began"
+    assert attachments.unrecorded(record, {support.NAME: joined}, 30) == record, "where the turn began"
     with pytest.raises(InvalidInput, match="9 tokens; the path"):
         kind.check(joined, 8)
     for wrong in (b"", b"x", joined[:6], joined + b"\x7f\x01"):

@@ -17,14 +17,14 @@ import pytest
 
 from agentrl.config import RunConfig
 from agentrl.errors import UnknownName
-from agentrl.overrides import merge_settings, validate
+from agentrl.overrides import typed, validate
 from agentrl.train.plan.preflight import check_training
 from agentrl.train.record.run_folder import RunFolder
 from agentrl.train.trackers import TRACKERS, Tracker, Trackers, worker
 from agentrl.train.trackers.base import TrackedRun
 from tests.train.test_run_folder import scalars
 
-CONFIG = validate(merge_settings(["env=calculator", "env.api_key=sk-planted", "metrics=[tensorboard]"]), RunConfig)
+CONFIG = validate(typed(["env=calculator", "env.api_key=sk-planted", "metrics=[tensorboard]"]), RunConfig)
 ROWS = [{"step": step, "reward/mean": step / 10, "time/step": 2.0} for step in range(1, 6)]
 
 
@@ -191,14 +191,14 @@ def test_a_package_that_is_missing_is_named_with_what_brings_it_and_the_run_goes
 
 
 def test_a_back_end_that_no_one_knows_is_refused_before_the_run_begins(tmp_path: Path) -> None:
-    config = validate(merge_settings(["env=calculator", "metrics=[wandbb]", f"run_dir={tmp_path / 'run'}"]), RunConfig)
+    config = validate(typed(["env=calculator", "metrics=[wandbb]", f"run_dir={tmp_path / 'run'}"]), RunConfig)
     with pytest.raises(UnknownName, match="did you mean 'wandb'"):
         check_training(config)
 
 
 def test_a_back_end_may_be_named_alone_or_none() -> None:
-    assert validate(merge_settings(["env=calculator", "metrics=mlflow"]), RunConfig).metrics == ("mlflow",)
-    assert validate(merge_settings(["env=calculator", "metrics=[]"]), RunConfig).metrics == ()
+    assert validate(typed(["env=calculator", "metrics=mlflow"]), RunConfig).metrics == ("mlflow",)
+    assert validate(typed(["env=calculator", "metrics=[]"]), RunConfig).metrics == ()
 
 
 def test_a_resumed_run_hands_steps_again_only_to_a_back_end_that_begins_from_nothing(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from agentrl.sessions.tree import tree
 from agentrl.train.record import trainer_logprobs
 from agentrl.train.record.trainer_logprobs import TurnLogprobs
 from agentrl.types import Message, Session, Task
-from agentrl.viewer.origins import find_credited
+from agentrl.viewer.origins import credited
 
 
 def test_the_newest_step_that_trained_a_turn_is_read_and_later_steps_are_dropped_on_resuming(tmp_path: Path) -> None:
@@ -38,5 +38,5 @@ def test_a_turn_is_found_under_the_names_by_which_credit_counts_it(rewarded: boo
     session.agent_rewards = dict.fromkeys("xyz", 1.0) if rewarded else {}
     views = {view.id: view for view in session.by_agent()}
     for node in session.nodes:
-        name, number = find_credited(session, node)
+        name, number = credited(session, node)
         assert views[name].nodes[number].token_ids == node.token_ids

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.sessions.gateway.http.listener import address, listening, serve_app
+from agentrl.sessions.gateway.http.listener import address, listening, served
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.store.store import Store
 from agentrl.viewer.app import create_app
@@ -51,7 +51,7 @@ def viewing(folder: Path, **options: Any) -> Iterator[str]:
 
     async def serve() -> None:
         with contextlib.closing(listening("127.0.0.1", 0)) as listener:
-            async with serve_app(create_app(folder, **options), listener, Limits()):
+            async with served(create_app(folder, **options), listener, Limits()):
                 found.append(address(listener, "127.0.0.1"))
                 begun.set()
                 await ended.wait()

@@ -20,7 +20,7 @@ import pytest
 import agentrl
 from agentrl.cli import app
 from agentrl.envs.registry import make
-from agentrl.envs.state import resolve
+from agentrl.envs.state import resolved
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.sessions.store.store import Store
 from agentrl.sessions.tree import tree
@@ -265,13 +265,13 @@ async def played() -> Session:
     task = next(iter(env.tasks("train")))
     task = task if isinstance(task, Task) else Task(id="t", data=dict(task))
     session = Session("played", task, seed=3)
-    (asked,) = as_messages(await resolve(env.reset(task, seed=3)))
+    (asked,) = as_messages(await resolved(env.reset(task, seed=3)))
     node, over = tree.add(session, None, asked, [1]), False
     while not over:
-        said = await resolve(env.expert(session.messages))
+        said = await resolved(env.expert(session.messages))
         message = said if isinstance(said, Message) else Message(role="assistant", content=said)
         node = spoken(session, node, message, 0)
-        step = await resolve(env.step(message))
+        step = await resolved(env.step(message))
         for answer in step.messages:
             node = tree.add(session, node.id, answer, [2])
         over = step.terminated

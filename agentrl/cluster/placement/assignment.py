@@ -54,7 +54,7 @@ class Assignment:
         return [device for device in range(node.gpus) if device not in used]
 
 
-def fit_assignment(nodes: Sequence[ClusterNode], wanted: Wanted) -> Assignment | None:
+def fitted(nodes: Sequence[ClusterNode], wanted: Wanted) -> Assignment | None:
     """A place for everything that is wanted; None where it does not fit. See `agentrl.cluster.placement.plan.place`."""
     alive = [node for node in nodes if node.alive]
     order = sorted(range(len(alive)), key=lambda i: (-alive[i].gpus, alive[i].gpu_memory, -alive[i].cpus, i))

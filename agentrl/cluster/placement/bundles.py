@@ -73,7 +73,7 @@ class Bundles:
         )
 
 
-def sum_occupied(place: Place, worker: Resources, members: int) -> Resources:
+def occupied(place: Place, worker: Resources, members: int) -> Resources:
     """Return what a place takes for its workers; a colocated engine's GPUs are in the trainer's places."""
     whole = worker.times(members)
     return replace(whole, gpus=0) if place.colocated else whole

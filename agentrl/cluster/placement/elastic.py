@@ -15,12 +15,12 @@ def usable(nodes: Iterable[ClusterNode], worker: Resources) -> int:
     return sum(node.alive and not node.draining and node.holds(worker) for node in nodes)
 
 
-def find_drained(nodes: Iterable[ClusterNode]) -> set[str]:
+def drained(nodes: Iterable[ClusterNode]) -> set[str]:
     """The names of the nodes that are to be left."""
     return {node.name for node in nodes if node.alive and node.draining}
 
 
-def count_wanted(count: int, most: int | None, before: int, now: int) -> int:
+def wanted(count: int, most: int | None, before: int, now: int) -> int:
     """Return the number of workers that a run should have: on each node that joins as many as the others have.
 
     Args:

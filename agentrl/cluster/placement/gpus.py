@@ -19,7 +19,7 @@ rounded down; `nvidia-smi` shows up to half a GiB more. Ray gives one name to se
 an H20-3e (141 GB) have more than stands here. Where a name says as little as A100 or V100, nothing does."""
 
 
-def query_gpus(fields: str) -> list[str]:
+def queried(fields: str) -> list[str]:
     """A line of `nvidia-smi --query-gpu=FIELDS` for each GPU of this machine; none where there is no such program."""
     words = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     try:
@@ -29,9 +29,9 @@ def query_gpus(fields: str) -> list[str]:
     return [line.strip() for line in done.stdout.splitlines() if line.strip()]
 
 
-def measure_gpus() -> list[float]:
+def installed() -> list[float]:
     """GiB of each of this machine's GPUs; 0 where the driver does not say."""
-    sizes = (line.partition(" ")[0] for line in query_gpus("memory.total"))
+    sizes = (line.partition(" ")[0] for line in queried("memory.total"))
     return [float(size) / 1024 if size.isdigit() else 0.0 for size in sizes]
 
 

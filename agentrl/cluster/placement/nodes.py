@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
-from agentrl.cluster.base import ClusterNode, format_amount
+from agentrl.cluster.base import ClusterNode, counted
 from agentrl.cluster.placement.gpus import memory_of
 from agentrl.cluster.placement.inventory import is_ours
 
@@ -31,12 +31,12 @@ def nodes_of(table: Iterable[Mapping[str, Any]], draining: Container[str]) -> li
     return found
 
 
-def describe_nodes(nodes: list[ClusterNode]) -> str:
+def described(nodes: list[ClusterNode]) -> str:
     """Describe what nodes have, in words."""
     each = [f"{node.name}: {', '.join(_has(node))}" for node in nodes if node.alive]
     return "; ".join(each) or "no node"
 
 
 def _has(node: ClusterNode) -> list[str]:
-    cores, gpus = f"{node.cpus:g} {format_amount(node.cpus, 'CPU')}", f"{node.gpus} {format_amount(node.gpus, 'GPU')}"
+    cores, gpus = f"{node.cpus:g} {counted(node.cpus, 'CPU')}", f"{node.gpus} {counted(node.gpus, 'GPU')}"
     return [cores, gpus, *(f"{amount:g} {name}" for name, amount in node.custom.items())]

@@ -20,11 +20,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agentrl.cluster.base import ClusterNode
-from agentrl.cluster.placement.assignment import Assignment, Place, fit_assignment
+from agentrl.cluster.placement.assignment import Assignment, Place, fitted
 from agentrl.cluster.placement.demands import LAYOUTS, Demand, Layout, Wanted
 from agentrl.cluster.placement.refusal import refusal
 
-__all__ = ["LAYOUTS", "Assignment", "Demand", "Layout", "Place", "Wanted", "fit_assignment", "place"]
+__all__ = ["LAYOUTS", "Assignment", "Demand", "Layout", "Place", "Wanted", "fitted", "place"]
 
 
 def place(nodes: Sequence[ClusterNode], wanted: Wanted) -> Assignment:
@@ -37,7 +37,7 @@ def place(nodes: Sequence[ClusterNode], wanted: Wanted) -> Assignment:
     Raises:
         ConfigError: it does not fit; the message says what is asked, what is there and what would fit.
     """
-    found = fit_assignment(nodes, wanted)
+    found = fitted(nodes, wanted)
     if found is None:
         raise refusal(nodes, wanted)
     return found

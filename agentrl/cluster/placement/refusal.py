@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from agentrl.cluster.base import ClusterNode
-from agentrl.cluster.placement.assignment import fit_assignment
+from agentrl.cluster.placement.assignment import fitted
 from agentrl.cluster.placement.demands import Demand, Wanted
 from agentrl.errors import ConfigError
 
@@ -116,10 +116,10 @@ def _unit_reasons(nodes: Sequence[ClusterNode], demand: Demand) -> Iterator[str]
 
 def nearest(nodes: Sequence[ClusterNode], wanted: Wanted) -> list[str]:
     """Return what would fit, as settings: by one change if that is enough, else by as few units less as possible."""
-    found = [said for said, changed in _other_layouts(nodes, wanted) if fit_assignment(nodes, changed) is not None]
+    found = [said for said, changed in _other_layouts(nodes, wanted) if fitted(nodes, changed) is not None]
     fewer = ((demand, _largest(nodes, wanted, demand)) for demand in (wanted.engines, *wanted.others, wanted.trainer))
     found = found[:1] + [_setting(demand, number) for demand, number in fewer if 0 < number < demand.count]
-    found += [said for said, changed in _smaller_units(wanted) if fit_assignment(nodes, changed) is not None]
+    found += [said for said, changed in _smaller_units(wanted) if fitted(nodes, changed) is not None]
     return found[:MOST_PROPOSALS] or _together(nodes, wanted)
 
 
@@ -131,7 +131,7 @@ def _more_nodes(nodes: Sequence[ClusterNode], wanted: Wanted) -> list[str]:
         for demand in large
         for number in range(demand.count)
     ]
-    if any(demand.node for demand in large) or fit_assignment([*nodes, *more], wanted) is None:
+    if any(demand.node for demand in large) or fitted([*nodes, *more], wanted) is None:
         return []
     return [
         " and ".join(
@@ -190,7 +190,7 @@ def _largest(nodes: Sequence[ClusterNode], wanted: Wanted, demand: Demand) -> in
     low, high = 0, demand.count
     while low < high:
         middle = (low + high + 1) // 2
-        if fit_assignment(nodes, _with(wanted, demand.role, middle)) is not None:
+        if fitted(nodes, _with(wanted, demand.role, middle)) is not None:
             low = middle
         else:
             high = middle - 1
@@ -218,7 +218,7 @@ def _together(nodes: Sequence[ClusterNode], wanted: Wanted) -> list[str]:
         for number in dict.fromkeys((wanted.shared, wanted.engines.count, 0)):
             if number and not (wanted.trainer.gpus and wanted.engines.gpus):
                 continue
-            found = _grow(nodes, _sharing(start, number))
+            found = _grown(nodes, _sharing(start, number))
             if found is not None:
                 layout = "" if found.layout == wanted.layout else _layout_setting(found)
                 pairs = zip(start.demands, found.demands, strict=True)
@@ -227,13 +227,13 @@ def _together(nodes: Sequence[ClusterNode], wanted: Wanted) -> list[str]:
     return []
 
 
-def _grow(nodes: Sequence[ClusterNode], wanted: Wanted) -> Wanted | None:
+def _grown(nodes: Sequence[ClusterNode], wanted: Wanted) -> Wanted | None:
     """One unit of each, then as many as fit, the trainer's first; None where one of each does not fit."""
     found = wanted
     for demand in wanted.demands:
         if demand.count:
             found = _with(found, demand.role, 1)
-    if fit_assignment(nodes, found) is None:
+    if fitted(nodes, found) is None:
         return None
     for demand in wanted.demands:
         most = _with(found, demand.role, demand.count)

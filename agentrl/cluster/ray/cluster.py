@@ -26,7 +26,7 @@ from agentrl.cluster.placement import elastic, moving
 from agentrl.cluster.placement.assignment import Assignment
 from agentrl.cluster.placement.bundles import Bundles
 from agentrl.cluster.placement.inventory import apply_settings, bundle
-from agentrl.cluster.placement.nodes import describe_nodes, nodes_of
+from agentrl.cluster.placement.nodes import described, nodes_of
 from agentrl.cluster.placement.plan import Demand, Wanted, place
 from agentrl.cluster.ray import variables
 from agentrl.cluster.ray.head import Head
@@ -45,7 +45,7 @@ try:
     from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-    from agentrl.cluster.ray.groups import create_group, demand_nodes, gpus_of_trainer, in_bundle
+    from agentrl.cluster.ray.groups import create_group, demanded, gpus_of_trainer, in_bundle
     from agentrl.cluster.ray.starter import Starter
 except ModuleNotFoundError as error:
     raise missing_extra("ray", "ray") from error
@@ -84,20 +84,20 @@ class RayProcess(RoleProcess):
         lost: Future[InfraError],
         release: Release,
     ) -> None:
-        self.role, self._starter, self._there, self._explain_missing, self._release = role, starter, there, gone, release
+        self.role, self._starter, self._there, self._gone, self._release = role, starter, there, gone, release
         self._lost = lost
         self.node = "a node that Ray has not chosen yet"
         self._closed = False
 
     def connect(self, timeout: float) -> tuple[Connection, Address]:
         """See `RoleProcess.connect`."""
-        self.node, theirs, found = self._await_start(timeout)
+        self.node, theirs, found = self._started(timeout)
         require_same(self.node, theirs)
         if isinstance(found, AgentRLError):
             raise found
         return connect(found, self.exit_error), found
 
-    def _await_start(self, timeout: float) -> tuple[str, dict[str, str], Address | AgentRLError]:
+    def _started(self, timeout: float) -> tuple[str, dict[str, str], Address | AgentRLError]:
         """The starter's answer; a node that dies meanwhile is noticed, since Ray would wait for it for ever."""
         ready, end = self._starter.ready.remote(timeout), time.monotonic() + timeout
         while True:
@@ -113,7 +113,7 @@ class RayProcess(RoleProcess):
                     ) from None
             except RayError as error:
                 raise InfraError(f"{self.role} could not be started: {in_a_line(error)}") from None
-            if gone := self._explain_missing():
+            if gone := self._gone():
                 raise InfraError(f"{self.role} could not be started: {gone}")
 
     def exit_error(self) -> InfraError:
@@ -240,9 +240,9 @@ class RayCluster(Cluster):
                 max_concurrency=_THREADS,
                 scheduling_strategy=strategy,
             )
-            .remote(role.pickled(), log and log.absolute(), os.getcwd(), variables.select_variables(self.variables), self._how)
+            .remote(role.pickled(), log and log.absolute(), os.getcwd(), variables.passed(self.variables), self._how)
         )
-        there, gone = describe_nodes(self.nodes()), partial(self._explain_missing, node)
+        there, gone = described(self.nodes()), partial(self._gone, node)
         worker = Worker(role, RayProcess(role, starter, there, gone, self.lost, release))
         self._keep(worker)
         return worker
@@ -268,7 +268,7 @@ class RayCluster(Cluster):
             ConfigError: they have not after `timeout` seconds.
         """
         end = time.monotonic() + timeout
-        with demand_nodes(wanted):
+        with demanded(wanted):
             while True:
                 try:
                     return place([node for node in self.nodes() if node.alive], wanted)
@@ -301,10 +301,10 @@ class RayCluster(Cluster):
         """
         nodes = self.nodes()
         ids = {node.name: node.id for node in nodes}
-        group = create_group(assignment, roles, members, ids, timeout, describe_nodes(nodes))
+        group = create_group(assignment, roles, members, ids, timeout, described(nodes))
         self._reserved = group, Bundles(assignment, members, gpus_of_trainer(group, assignment))
 
-    def _explain_missing(self, node: str) -> str:
+    def _gone(self, node: str) -> str:
         """The reason why nothing can be started on a node, or ''. An empty name is a node that Ray chooses."""
         if self.lost.done():
             return str(self.lost.result())
@@ -326,7 +326,7 @@ class RayCluster(Cluster):
     def movable(self, kind: str) -> bool:
         """See `Cluster.movable`; what they hold on the other nodes is free once they have ended."""
         workers = self._of_kind(kind)
-        if not elastic.find_drained(self.nodes()) & {worker.node for worker in workers}:
+        if not elastic.drained(self.nodes()) & {worker.node for worker in workers}:
             return False
         free = self._free(workers)
         return moving.fit(free, workers[0].role.resources, len(workers), self._together.get(kind, 1))
@@ -354,7 +354,7 @@ class RayCluster(Cluster):
     def _require_room(self, role: Role) -> None:
         wanted, nodes = role.resources, [node for node in self.nodes() if node.alive]
         if not any(node.holds(wanted) for node in nodes):
-            raise ConfigError(f"{role} needs {wanted}, and no node has as much: there is {describe_nodes(nodes)}")
+            raise ConfigError(f"{role} needs {wanted}, and no node has as much: there is {described(nodes)}")
 
     def nodes(self) -> list[ClusterNode]:
         """The machines that Ray knows, dead ones too, this one first; without an answering head as they were last seen.

@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from agentrl.cluster.base import Resources
 from agentrl.cluster.placement.assignment import Assignment
-from agentrl.cluster.placement.bundles import sum_occupied
+from agentrl.cluster.placement.bundles import occupied
 from agentrl.cluster.placement.demands import Wanted
 from agentrl.cluster.placement.inventory import bundle, is_ours
 from agentrl.errors import ConfigError, InfraError, brief
@@ -33,7 +33,7 @@ def in_bundle(group: PlacementGroup, number: int) -> PlacementGroupSchedulingStr
 
 
 @contextmanager
-def demand_nodes(wanted: Wanted) -> Iterator[None]:
+def demanded(wanted: Wanted) -> Iterator[None]:
     """Within the block autoscalers are asked for nodes that hold all of this, without anything being queued there.
 
     Engines on the trainer's GPUs ask for no others.
@@ -73,7 +73,7 @@ def create_group(
         ConfigError: it was not; nothing is taken.
     """
     places = assignment.places
-    bundles = [bundle(sum_occupied(each, roles[each.role], members.get(each.role, 1))) for each in places]
+    bundles = [bundle(occupied(each, roles[each.role], members.get(each.role, 1))) for each in places]
     where = [{"ray.io/node-id": ids[each.node]} for each in places]
     group: PlacementGroup = placement_group(bundles, strategy="SPREAD", bundle_label_selector=where)
     if group.wait(timeout):

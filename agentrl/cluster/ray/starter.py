@@ -56,14 +56,14 @@ class Starter:
     def ready(self, timeout: float) -> tuple[str, dict[str, str], Address | AgentRLError]:
         """The node's name, its versions, and the worker's address once it is ready, or why it is not."""
         try:
-            self.connection, address = self._own_process().connect(timeout)
+            self.connection, address = self._owned().connect(timeout)
         except AgentRLError as error:
             return self.node, versions(), error
         return self.node, versions(), address
 
     def exit_error(self) -> InfraError:
         """Return how the process ended."""
-        return self._own_process().exit_error()
+        return self._owned().exit_error()
 
     def close(self) -> None:
         """End the role's process."""
@@ -72,7 +72,7 @@ class Starter:
         if self.process is not None:
             self.process.close()
 
-    def _own_process(self) -> LocalProcess:
+    def _owned(self) -> LocalProcess:
         if self.process is None:
             raise ConfigError(
                 f"{self.node} has no folder {self.log and self.log.parent}, which the driver has: cluster=ray needs "

@@ -14,7 +14,7 @@ from pathlib import Path
 PATH = "PYTHONPATH"
 
 
-def select_variables(names: Iterable[str]) -> dict[str, str]:
+def passed(names: Iterable[str]) -> dict[str, str]:
     """This process's variables that have one of the names (`*` stands for any text), and its import path."""
     chosen = list(names)
     found = {name: value for name, value in os.environ.items() if any(fnmatchcase(name, each) for each in chosen)}

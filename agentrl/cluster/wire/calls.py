@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from typing import Any
 
-from agentrl.cluster.wire.connection import Address, MessageKind, authenticate, make_error
+from agentrl.cluster.wire.connection import Address, MessageKind, authenticate, failed
 from agentrl.cluster.wire.encryption import own_certificate
 from agentrl.cluster.wire.frames import CANCEL, encode, read
 from agentrl.cluster.wire.listening import ConnectionListener
@@ -63,7 +63,7 @@ class Calls:
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # torch's CheckpointException is no Exception
-            self._put(number, MessageKind.FAILED, make_error(error, f"{self._where}: {method}", traceback.format_exc()))
+            self._put(number, MessageKind.FAILED, failed(error, f"{self._where}: {method}", traceback.format_exc()))
         finally:
             del self._tasks[number]
 
@@ -85,14 +85,14 @@ class Calls:
         try:
             data = encode(results)
         except Exception:  # one of them can't be pickled: each by itself, and an error for that one
-            data = b"".join(map(self._encode, results))
+            data = b"".join(map(self._encoded, results))
         self._writer.write(data)
 
-    def _encode(self, result: tuple[int, MessageKind, Any]) -> bytes:
+    def _encoded(self, result: tuple[int, MessageKind, Any]) -> bytes:
         try:
             return encode([result])
         except Exception as error:
-            wrong = make_error(error, f"{self._where}: a result of type {type(result[2]).__name__}", traceback.format_exc())
+            wrong = failed(error, f"{self._where}: a result of type {type(result[2]).__name__}", traceback.format_exc())
             return encode([(result[0], MessageKind.FAILED, wrong)])
 
 

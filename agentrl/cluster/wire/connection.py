@@ -136,19 +136,19 @@ class Calling(ABC):
 
     def run(self, method: str, *arguments: Any, timeout: float | None) -> Any:
         """Call a method and block until its result; raises as `stream` does."""
-        for kind, value in self._receive(method, arguments, timeout):
+        for kind, value in self._received(method, arguments, timeout):
             if kind is MessageKind.DONE:
                 return value
         raise AssertionError("a call ends with its result or an error")
 
     def iterate(self, method: str, *arguments: Any, timeout: float | None) -> Iterator[Any]:
         """`stream` for a caller that blocks."""
-        with closing(self._receive(method, arguments, timeout)) as messages:
+        with closing(self._received(method, arguments, timeout)) as messages:
             for kind, value in messages:
                 if kind is MessageKind.ITEM:
                     yield value
 
-    def _receive(
+    def _received(
         self, method: str, arguments: tuple[Any, ...], timeout: float | None
     ) -> Generator[Message, None, None]:
         inbox, deadline = ThreadInbox(), None if timeout is None else time.monotonic() + timeout
@@ -357,7 +357,7 @@ async def authenticate(key: bytes, reader: asyncio.StreamReader, writer: asyncio
     return True
 
 
-def make_error(error: BaseException, where: str, trace: str) -> AgentRLError:
+def failed(error: BaseException, where: str, trace: str) -> AgentRLError:
     """The error that a caller gets: the role's own where it is an AgentRLError, else with its traceback.
 
     `where` stands in it, as a note of one that is the role's own.

@@ -29,7 +29,7 @@ from agentrl.envs.episode import play
 from agentrl.envs.registry import EnvFactory, factory
 from agentrl.envs.wrappers import Opening, Wrapper
 from agentrl.errors import ConfigError, InvalidInput
-from agentrl.tools.schema import show_value
+from agentrl.tools.schema import shown
 from agentrl.types import FunctionCall, Message, Session, Status, StepResult, Task, ToolCall
 
 TASKS = 1000
@@ -221,7 +221,7 @@ def message_of(action: str, turn: int = 0) -> Message:
         InvalidInput: it is no text.
     """
     if not isinstance(action, str):
-        raise InvalidInput(f"action = {show_value(action)}: allowed: text, or tool calls as JSON")
+        raise InvalidInput(f"action = {shown(action)}: allowed: text, or tool calls as JSON")
     try:
         value = read_json(action)
     except ValueError:

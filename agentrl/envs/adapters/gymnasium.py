@@ -29,7 +29,7 @@ from agentrl.envs.adapters import library
 from agentrl.envs.adapters.planning import planned_action
 from agentrl.envs.base import Env
 from agentrl.errors import ConfigError, EnvError, InfraError, StateUnsupported, ToolArguments
-from agentrl.tools.schema import show_value
+from agentrl.tools.schema import shown
 from agentrl.tools.threads import run_in_thread, start
 from agentrl.tools.tool import Tool
 from agentrl.types import Message, StepResult, Task
@@ -236,7 +236,7 @@ class Gymnasium(Env):
 
     def _read(self, arguments: dict[str, Any]) -> dict[str, Any]:
         if not self._by_name and set(arguments) != {"action"}:
-            raise ToolArguments(f"the arguments = {show_value(arguments)}: allowed: action, {self._allowed}")
+            raise ToolArguments(f"the arguments = {shown(arguments)}: allowed: action, {self._allowed}")
         value = arguments if self._by_name else arguments["action"]
         self._element(value)
         return {"value": value}
@@ -266,7 +266,7 @@ class Gymnasium(Env):
             try:
                 value = read_json(value)
             except ValueError:
-                return StepResult([_user(f"Error: action = {show_value(value)}: allowed: {self._allowed}")])
+                return StepResult([_user(f"Error: action = {shown(value)}: allowed: {self._allowed}")])
         try:
             reward, over = await self._take(value)
         except ToolArguments as error:
@@ -290,17 +290,17 @@ class Gymnasium(Env):
 
     def _text(self, over: bool = False) -> str:
         """What the agent is told: the observation, what `info` adds, and what is allowed now."""
-        lines = [self._describe_observation(), *self._masks.told(self._info, self._told, self.digits)]
+        lines = [self._observed(), *self._masks.told(self._info, self._told, self.digits)]
         if not over and (mask := self._mask()) is not None:
             allowed = self._masks.allowed_now(self._about.actions, mask, self.names)
             lines.append(f"Allowed now: {allowed}.")
         return "\n".join(lines)
 
-    def _describe_observation(self) -> str:
+    def _observed(self) -> str:
         if self._renderer is not None:
             found = self._renderer(self._seen, self._env.unwrapped)
             if not isinstance(found, str):
-                raise EnvError(f"env.renderer returned {show_value(found)}, which is no text")
+                raise EnvError(f"env.renderer returned {shown(found)}, which is no text")
             return found
         if self._ansi:
             return _COLOURS.sub("", str(self._env.render())).strip("\n")

@@ -101,10 +101,10 @@ class Inspect(Env):
         """Give the library its model's turn."""
         self._known.append(message)
         if not self._request.answer.done():  # else the library has given up waiting, by a limit of its own
-            self._request.answer.set_result(_output(library("inspect_ai.model", EXTRA), message, *self._count_tokens()))
+            self._request.answer.set_result(_output(library("inspect_ai.model", EXTRA), message, *self._spent()))
         return await self._next() or StepResult(terminated=True)
 
-    def _count_tokens(self) -> tuple[int, int]:
+    def _spent(self) -> tuple[int, int]:
         """The tokens of the prompt and of the turn that is answered: the run's own, or what a provider counted."""
         answered = context_of(self).answered
         if answered is None:
@@ -202,10 +202,10 @@ def _load(source: str, options: str, grader: str | None, isolated: bool, process
         task, f"inspect:{source}", roles
     )
     with ThreadPoolExecutor(1) as thread:  # a loop of its own: this one may be running
-        return _LoadedTask(evaluation, thread.submit(asyncio.run, _list_tools(evaluation)).result())
+        return _LoadedTask(evaluation, thread.submit(asyncio.run, _offered(evaluation)).result())
 
 
-async def _list_tools(evaluation: Any) -> tuple[ToolSchema, ...]:
+async def _offered(evaluation: Any) -> tuple[ToolSchema, ...]:
     """The tools of the first request of the first sample, which is ended by it."""
     episode = await evaluation.begin(0)
     first = await episode.next()

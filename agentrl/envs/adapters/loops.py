@@ -58,7 +58,7 @@ class EpisodeLoop(Generic[R]):
             EnvError: the loop can't be played turn by turn; also whatever the loop raised.
         """
         self._task = asyncio.ensure_future(self._run(self.ask))
-        self._task.add_done_callback(self._note_end)
+        self._task.add_done_callback(self._ended)
         opening = await self._next()
         return None if opening is None else opening.messages
 
@@ -139,7 +139,7 @@ class EpisodeLoop(Generic[R]):
         self._known = list(messages)
         return StepResult(messages[known:] if goes_on else list(messages), fresh=not goes_on)
 
-    def _note_end(self, task: asyncio.Task[R]) -> None:
+    def _ended(self, task: asyncio.Task[R]) -> None:
         if not task.cancelled():
             task.exception()  # asyncio prints those that nobody asks for, amid whatever runs then
         self._wake()

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from agentrl.envs.adapters.spaces import round_value
+from agentrl.envs.adapters.spaces import rounded
 from agentrl.errors import ConfigError, EnvError, ToolArguments
-from agentrl.tools.schema import show_value
+from agentrl.tools.schema import shown
 
 Mask = Sequence[Any]
 """For each part of an action an array with a 1 for each value that is allowed; a Discrete space has one part."""
@@ -63,7 +63,7 @@ def check_allowed(space: spaces.Space[Any], mask: Mask, action: Any, names: Sequ
     parts = np.ravel(action) - np.ravel(_starts(space))
     if not all(allowed[int(part)] for allowed, part in zip(mask, parts, strict=True)):
         value = names[int(parts[0])] if names else np.asarray(action).tolist()
-        raise ToolArguments(f"action = {show_value(value)}: allowed now: {allowed_now(space, mask, names)}")
+        raise ToolArguments(f"action = {shown(value)}: allowed now: {allowed_now(space, mask, names)}")
 
 
 def allowed_now(space: spaces.Space[Any], mask: Mask, names: Sequence[str]) -> str:
@@ -76,7 +76,7 @@ def allowed_now(space: spaces.Space[Any], mask: Mask, names: Sequence[str]) -> s
     return "; ".join(", ".join(each) or "none" for each in values)
 
 
-def draw_action(space: spaces.Space[Any], mask: Mask) -> Any:
+def drawn(space: spaces.Space[Any], mask: Mask) -> Any:
     """A random action that a mask allows; any where it allows none."""
     if not all(allowed.any() for allowed in mask):
         return space.sample()
@@ -84,16 +84,16 @@ def draw_action(space: spaces.Space[Any], mask: Mask) -> Any:
     return space.sample(mask=arrays[0] if isinstance(space, spaces.Discrete) else arrays)
 
 
-def format_info(info: Mapping[str, Any], names: Sequence[str], digits: int) -> list[str]:
+def told(info: Mapping[str, Any], names: Sequence[str], digits: int) -> list[str]:
     """The values of `info` that an agent is told, each in a line; those that are not there are left out."""
-    return [f"{name}: {_format_value(info[name], digits)}" for name in names if name in info]
+    return [f"{name}: {_written(info[name], digits)}" for name in names if name in info]
 
 
 def _starts(space: spaces.Space[Any]) -> Any:
     return space.start
 
 
-def _format_value(value: Any, digits: int) -> str:
+def _written(value: Any, digits: int) -> str:
     return value if isinstance(value, str) else json.dumps(_plain(value, digits))
 
 
@@ -103,5 +103,5 @@ def _plain(value: Any, digits: int) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(each, digits) for each in value]
     if isinstance(value, np.ndarray | np.generic):
-        return round_value(value.tolist(), digits)
-    return round_value(value, digits) if isinstance(value, bool | int | float | str | None) else str(value)
+        return rounded(value.tolist(), digits)
+    return rounded(value, digits) if isinstance(value, bool | int | float | str | None) else str(value)

@@ -26,7 +26,7 @@ from agentrl.envs.data.rows import read_tasks
 from agentrl.envs.data.splits import divide
 from agentrl.errors import ConfigError, DeadlineExceeded, EnvError, InfraError
 from agentrl.tools.registry import MAX_RESULT_CHARS, cut
-from agentrl.tools.schema import show_value
+from agentrl.tools.schema import shown
 from agentrl.tools.tool import Tool
 from agentrl.types import FunctionCall, Message, Session, Task, ToolCall
 
@@ -103,7 +103,7 @@ class NemoGym(Env):
         self.for_task(task)
         self._task = task
         self._client = httpx.AsyncClient(base_url=self.url, timeout=self.timeout, trust_env=False)
-        _check("seed_session", *await self._post("seed_session", task.data))
+        _checked("seed_session", *await self._post("seed_session", task.data))
         opening = list(_messages(task[PARAMS]))
         self._opening = len(opening)
         return opening
@@ -118,7 +118,7 @@ class NemoGym(Env):
         excluded = session.excluded_nodes()
         messages = [node.message for node in session.nodes if not node.spawned and node.id not in excluded]
         response = _response(messages[self._opening :], self._task[PARAMS], session.id)
-        answer = _check("verify", *await self._post("verify", {**self._task.data, "response": response}))
+        answer = _checked("verify", *await self._post("verify", {**self._task.data, "response": response}))
         said = {key: value for key, value in answer.items() if key != "response" and key not in self._task.data}
         if len(json.dumps(kept := safe_json(said))) <= KEPT:
             session.info["nemo_gym"] = kept
@@ -188,7 +188,7 @@ def _find_server(url: str, timeout: float) -> None:
         raise ConfigError(f"env=nemo_gym:{url}: it is no resources server: it lacks {', '.join(sorted(missing))}")
 
 
-def _check(path: str, status: int, text: str) -> Json:
+def _checked(path: str, status: int, text: str) -> Json:
     """An answer that has to be a success, as an object.
 
     Raises:
@@ -202,7 +202,7 @@ def _check(path: str, status: int, text: str) -> Json:
     except ValueError:
         answer = None
     if status != 200 or not isinstance(answer, dict):
-        raise InfraError(f"the NeMo Gym server answered {path} with status {status}: {show_value(text)}")
+        raise InfraError(f"the NeMo Gym server answered {path} with status {status}: {shown(text)}")
     return answer
 
 
@@ -213,7 +213,7 @@ def _task(row: Mapping[str, Any], number: int) -> Task:
     list(_messages(params))
     for tool in params.get("tools") or ():
         if tool.get("type") != "function" or not tool.get("name"):
-            raise ValueError(f"a tool is {show_value(tool)}: allowed: functions with a name")
+            raise ValueError(f"a tool is {shown(tool)}: allowed: functions with a name")
     return Task(id=str(row.get("id") or row.get("task_id") or f"row-{number}"), data=dict(row))
 
 

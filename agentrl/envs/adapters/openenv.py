@@ -32,7 +32,7 @@ from agentrl.envs.context import context_of
 from agentrl.envs.data.samples import random_call, words_of
 from agentrl.errors import ConfigError, DeadlineExceeded, EnvError, InfraError, ToolArguments, ToolError
 from agentrl.tools.registry import MAX_RESULT_CHARS, cut
-from agentrl.tools.schema import show_value
+from agentrl.tools.schema import shown
 from agentrl.tools.tool import Tool
 from agentrl.types import Message, StepResult, Task
 
@@ -92,7 +92,7 @@ class OpenEnv(Env):
         self._renderer = load(renderer, f"env.renderer={renderer!r}") if renderer else None
         schema = _action(self.url, timeout)
         self._field = _text_field(self.url, schema) if form == "text" else ""
-        for name, description, parameters in () if form == "text" else _list_tools(self.url, schema, timeout):
+        for name, description, parameters in () if form == "text" else _offered(self.url, schema, timeout):
             self.tools.add(Tool(name, description, parameters, partial(self._act, name), partial(_read, parameters)))
         self._mcp = MCP.issubset(schema["properties"])
         self._session = _Session(self.url, timeout)
@@ -162,7 +162,7 @@ class OpenEnv(Env):
         if self._renderer is not None:
             found = self._renderer(seen)
             if not isinstance(found, str):
-                raise EnvError(f"env.renderer returned {show_value(found)}, which is no text")
+                raise EnvError(f"env.renderer returned {shown(found)}, which is no text")
             return found
         return cut(_plain(seen), MAX_RESULT_CHARS)
 
@@ -217,7 +217,7 @@ class _Session:
         except (WebSocketException, OSError, ValueError) as error:
             raise InfraError(f"{where} has ended the session: {error}") from error
         self._unanswered = False
-        return _read_answer(where, kind, answer)
+        return _understood(where, kind, answer)
 
     async def close(self) -> None:
         """Close the connection; a server that does not answer is left."""
@@ -243,11 +243,11 @@ class _NoRoom(InfraError):
     """The server has as many sessions as it takes."""
 
 
-def _read_answer(where: str, kind: str, answer: Any) -> Json:
+def _understood(where: str, kind: str, answer: Any) -> Json:
     """The data of an answer, or the error that it is."""
     data = answer.get("data") if isinstance(answer, Mapping) else None
     if not isinstance(data, dict):
-        raise InfraError(f"{where} answered {kind} with {show_value(answer)}")
+        raise InfraError(f"{where} answered {kind} with {shown(answer)}")
     if answer.get("type") != "error":
         return data
     code, said = data.get("code"), cut(str(data.get("message")), MAX_RESULT_CHARS)
@@ -292,7 +292,7 @@ def _action(url: str, timeout: float) -> Json:
     return {**schema, "properties": properties}
 
 
-def _list_tools(url: str, schema: Json, timeout: float) -> list[tuple[str, str, Json]]:
+def _offered(url: str, schema: Json, timeout: float) -> list[tuple[str, str, Json]]:
     """The tools of an environment: names, descriptions, schemas of arguments."""
     if MCP.issubset(schema["properties"]):
         return list(_mcp_tools(url, timeout))
@@ -310,7 +310,7 @@ def _mcp_tools(url: str, timeout: float) -> tuple[tuple[str, str, Json], ...]:
             "ws" + url.removeprefix("http") + "/ws", open_timeout=timeout, max_size=MAX_BYTES, proxy=None
         ) as ws:
             ws.send(json.dumps({"type": "step", "data": LIST_TOOLS}))
-            data = _read_answer(f"the OpenEnv server {url}", "list_tools", read_json(ws.recv(timeout)))
+            data = _understood(f"the OpenEnv server {url}", "list_tools", read_json(ws.recv(timeout)))
         return tuple((tool["name"], tool["description"], tool["input_schema"]) for tool in data["observation"]["tools"])
     except (InfraError, ToolError, OSError, LookupError, TypeError, ValueError) as error:
         raise ConfigError(f"env=openenv:{url}: its tools can't be listed: {error!r}") from error

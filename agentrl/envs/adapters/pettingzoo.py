@@ -23,7 +23,7 @@ from agentrl.envs.adapters.zoo_games import EXTRA, Api, ZooGame, describe, make
 from agentrl.envs.base import Env, reward
 from agentrl.envs.reward_marks import ANY
 from agentrl.errors import ConfigError, EnvError, ToolArguments
-from agentrl.tools.schema import show_value
+from agentrl.tools.schema import shown
 from agentrl.types import FinishReason, Message, Session, StepResult, Task
 
 ATTEMPTS = 3
@@ -245,11 +245,11 @@ class PettingZoo(Env):
             self._opened.add(agent)
             lines.append(self._opening(agent))
         if agent in self._awaited:
-            lines += self._describe_observation(agent)
+            lines += self._observed(agent)
         return "\n".join(filter(None, lines))
 
     def _opening(self, agent: str) -> str:
-        prompt = f"Answer with {self._describe_allowed(agent)} and nothing else." if self.prompt is None else self.prompt
+        prompt = f"Answer with {self._allowed(agent)} and nothing else." if self.prompt is None else self.prompt
         return f"{self._name(agent)}\n{prompt}" if prompt else self._name(agent)
 
     def _name(self, agent: str) -> str:
@@ -262,7 +262,7 @@ class PettingZoo(Env):
         texts = [message.text for message in messages]
         return next(agent for agent in self.agents if any(self._name(agent) in text for text in texts))
 
-    def _describe_observation(self, agent: str) -> list[str]:
+    def _observed(self, agent: str) -> list[str]:
         assert self._game is not None
         seen, info = self._game.seen(agent)
         lines = [self._view(agent, seen), *self._masks.told(info, self._told, self.digits)]
@@ -276,7 +276,7 @@ class PettingZoo(Env):
         if self._renderer is not None:
             text = self._renderer(seen, agent, self._game.env)
             if not isinstance(text, str):
-                raise EnvError(f"env.renderer returned {show_value(text)}, which is no text")
+                raise EnvError(f"env.renderer returned {shown(text)}, which is no text")
             return text
         if self._rendered:
             return _COLOURS.sub("", str(self._game.env.render())).strip("\n")
@@ -295,7 +295,7 @@ class PettingZoo(Env):
 
     # ------------------------------------------------------------------ actions
 
-    def _describe_allowed(self, agent: str) -> str:
+    def _allowed(self, agent: str) -> str:
         if self.names:
             return f"one of {', '.join(self.names)}"
         return str(self._spaces.described(self._about.actions[agent]))
@@ -307,7 +307,7 @@ class PettingZoo(Env):
             try:
                 value = read_json(value)
             except ValueError:
-                raise ToolArguments(f"action = {show_value(value)}: allowed: {self._describe_allowed(agent)}") from None
+                raise ToolArguments(f"action = {shown(value)}: allowed: {self._allowed(agent)}") from None
         action = self._spaces.read(space, value, self.names)
         if (mask := self._mask(agent)) is not None:
             self._masks.check_allowed(space, mask, action, self.names)

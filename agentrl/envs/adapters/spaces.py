@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from agentrl.errors import ConfigError, ToolArguments
-from agentrl.tools.schema import show_value
+from agentrl.tools.schema import shown
 
 Schema = dict[str, Any]
 MAX_NUMBERS = 1000
@@ -33,7 +33,7 @@ def schema(space: spaces.Space[Any]) -> Schema:
         case spaces.MultiDiscrete() | spaces.MultiBinary() | spaces.Box():
             low, high = _bounds(space)
             kind = "number" if np.issubdtype(space.dtype, np.floating) else "integer"
-            return _nest({"type": kind, **_limits(low, high)}, space.shape)
+            return _nested({"type": kind, **_limits(low, high)}, space.shape)
         case spaces.Text():
             return {"type": "string", "minLength": int(space.min_length), "maxLength": int(space.max_length)}
         case spaces.Dict():
@@ -47,7 +47,7 @@ def schema(space: spaces.Space[Any]) -> Schema:
     )
 
 
-def describe_space(space: spaces.Space[Any]) -> str:
+def described(space: spaces.Space[Any]) -> str:
     """Describe the elements of a space."""
     match space:
         case spaces.Discrete():
@@ -64,9 +64,9 @@ def describe_space(space: spaces.Space[Any]) -> str:
         case spaces.Text():
             return f"text of {space.min_length} to {space.max_length} characters of {_characters(space)}"
         case spaces.Dict():
-            return ", ".join(f"{name}: {describe_space(part)}" for name, part in space.spaces.items())
+            return ", ".join(f"{name}: {described(part)}" for name, part in space.spaces.items())
         case spaces.Tuple():
-            return f"a list of {'; '.join(map(describe_space, space.spaces))}"
+            return f"a list of {'; '.join(map(described, space.spaces))}"
     return str(space)
 
 
@@ -85,14 +85,14 @@ def read(space: spaces.Space[Any], value: Any, names: Sequence[str] = ()) -> Any
         known = [name.casefold() for name in names]
         if isinstance(value, str) and value.strip().casefold() in known:
             return int(space.start) + known.index(value.strip().casefold())
-        raise ToolArguments(f"action = {show_value(value)}: allowed: {', '.join(names)}")
+        raise ToolArguments(f"action = {shown(value)}: allowed: {', '.join(names)}")
     try:
         element = _element(space, value)
         allowed = space.contains(element)
     except (TypeError, ValueError, OverflowError, KeyError):
         allowed = False
     if not allowed:
-        raise ToolArguments(f"action = {show_value(value)}: allowed: {describe_space(space)}")
+        raise ToolArguments(f"action = {shown(value)}: allowed: {described(space)}")
     return element
 
 
@@ -106,7 +106,7 @@ def plain(space: spaces.Space[Any], element: Any, digits: int | None = None) -> 
         case spaces.Text():
             return str(element)
         case spaces.Discrete() | spaces.Box() | spaces.MultiDiscrete() | spaces.MultiBinary():
-            return round_value(np.asarray(element).tolist(), digits)
+            return rounded(np.asarray(element).tolist(), digits)
     return str(element)
 
 
@@ -127,10 +127,10 @@ def numbers(space: spaces.Space[Any]) -> int:
     return math.prod(space.shape or ())
 
 
-def round_value(value: Any, digits: int | None) -> Any:
+def rounded(value: Any, digits: int | None) -> Any:
     """A number, or lists of them, with so many significant digits (None: all)."""
     if isinstance(value, list):
-        return [round_value(item, digits) for item in value]
+        return [rounded(item, digits) for item in value]
     return float(f"{value:.{digits}g}") if isinstance(value, float) and digits is not None else value
 
 
@@ -181,7 +181,7 @@ def _range(low: Any, high: Any) -> str:
     return "".join(f" {word}" for word in words.values() if word)
 
 
-def _nest(item: Schema, shape: Sequence[int]) -> Schema:
+def _nested(item: Schema, shape: Sequence[int]) -> Schema:
     for size in reversed(shape):
         item = {"type": "array", "items": item, **_length(size)}
     return item

@@ -19,7 +19,7 @@ from typing import Any
 
 from agentrl.common.untrusted import has_visible
 from agentrl.envs.base import Env, reward
-from agentrl.envs.data.rows import Row, describe_content, read_rows
+from agentrl.envs.data.rows import Row, described, read_rows
 from agentrl.envs.data.splits import TaskList
 from agentrl.errors import ConfigError, ToolArguments
 from agentrl.tools.tool import Tool
@@ -104,7 +104,7 @@ class FunctionCalls(Env):
             return 0.0
         types = {function["name"]: function["parameters"] for function in self._task["functions"]}
         expected = [(name, allowed) for call in self._task["expected"] for name, allowed in call.items()]
-        return float(said is not None and bool(made or has_visible(said.text)) and is_matched(made, expected, types))
+        return float(said is not None and bool(made or has_visible(said.text)) and matched(made, expected, types))
 
     def expert(self, messages: Sequence[Message]) -> Message:
         """The expected calls, with the first right value of each argument."""
@@ -139,7 +139,7 @@ def _read(path: Path, answers: Path | None, stamps: tuple[int, ...]) -> TaskList
     expected = sum(bool(task["expected"]) for task in tasks)
     layouts = {"calls that are expected": expected, "questions that nothing helps with": len(tasks) - expected}
     found = {name: number for name, number in layouts.items() if number}
-    return TaskList(tasks, [describe_content(str(path), len(tasks), "questions", found, columns.keys() - read)])
+    return TaskList(tasks, [described(str(path), len(tasks), "questions", found, columns.keys() - read)])
 
 
 def _task(row: Mapping[str, Any], right: Mapping[Any, Any]) -> Task:
@@ -150,14 +150,14 @@ def _task(row: Mapping[str, Any], right: Mapping[Any, Any]) -> Task:
     if expected is None and "irrelevance" not in str(row["id"]):
         raise ValueError(f"{row['id']} has no answer; give the file with the answers: env.answers")
     offered = [
-        {"name": api_name(f["name"]), "description": f.get("description", ""), "parameters": schema(f["parameters"])}
+        {"name": named(f["name"]), "description": f.get("description", ""), "parameters": schema(f["parameters"])}
         for f in (functions if isinstance(functions, list) else [functions])
     ]
-    calls = [{api_name(name): dict(allowed) for name, allowed in call.items()} for call in expected or ()]
+    calls = [{named(name): dict(allowed) for name, allowed in call.items()} for call in expected or ()]
     return Task(id=str(row["id"]), data={"messages": turns[0], "functions": offered, "expected": calls})
 
 
-def api_name(name: str) -> str:
+def named(name: str) -> str:
     """A function's name as APIs allow it: `math.factorial` is `math_factorial`."""
     return _NAME.sub("_", name)
 
@@ -174,7 +174,7 @@ def schema(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def is_matched(made: Sequence[Call], expected: Sequence[Call], types: Mapping[str, Mapping[str, Any]]) -> bool:
+def matched(made: Sequence[Call], expected: Sequence[Call], types: Mapping[str, Mapping[str, Any]]) -> bool:
     """Return whether each call made is one of those expected, each of which is made once, in whatever order."""
     fits = [[at for at, call in enumerate(expected) if _fits(one, call, types.get(one[0], {}))] for one in made]
     held: dict[int, int] = {}  # which call made stands for each of those expected

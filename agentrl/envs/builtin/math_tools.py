@@ -59,7 +59,7 @@ class MathTools(Env):
             level = self.level or rng.choice(list(LEVELS))
             while True:
                 question, calls, answer = LEVELS[level](rng)
-                if is_held_out(question) == (split == "eval"):
+                if held_out(question) == (split == "eval"):
                     break
             data = {"level": level, "question": question, "calls": calls, "answer": str(answer)}
             yield Task(id=f"math-{self.seed}-{split}-{self.level or 'all'}-{index}", data=data)
@@ -94,7 +94,7 @@ class MathTools(Env):
     @reward
     def correct(self, session: Session) -> float:
         """1 where the number after the last #### is the answer."""
-        return float(read_answer(session.answer) == Fraction(self._task["answer"]))
+        return float(given(session.answer) == Fraction(self._task["answer"]))
 
     def fixtures(self) -> Iterator[Fixture]:
         """The exact number behind the last #### counts, however it is written."""
@@ -116,7 +116,7 @@ class MathTools(Env):
         return f"#### {self._task['answer']}"
 
 
-def read_answer(text: str) -> Fraction | None:
+def given(text: str) -> Fraction | None:
     """The exact number after the last "####"; None where there is none."""
     _, marker, after = text.rpartition("####")
     written = after.strip().strip("$.").replace(",", "").replace(" ", "")
@@ -140,7 +140,7 @@ def factors(number: int) -> dict[int, int]:
     return {**found, number: found.get(number, 0) + 1} if number > 1 else found
 
 
-def is_held_out(question: str) -> bool:
+def held_out(question: str) -> bool:
     """Return whether a problem belongs to `eval`."""
     digest = hashlib.blake2b(question.encode(), digest_size=8).digest()
     return int.from_bytes(digest) % EVAL_SHARE == 0

@@ -21,7 +21,7 @@ from typing import Any
 
 from agentrl.envs.base import Env
 from agentrl.errors import ConfigError, ToolError
-from agentrl.tools.schema import show_value
+from agentrl.tools.schema import shown
 from agentrl.tools.tool import tool
 from agentrl.types import Message, StepResult, Task
 
@@ -132,7 +132,7 @@ class TextAdventure(Env):
             if self._here.rooms[other] == room.strip().casefold():
                 self._room = other
                 return self._look()
-        raise ToolError(f"no door leads to {show_value(room)} from here")
+        raise ToolError(f"no door leads to {shown(room)} from here")
 
     @tool(quick=True)
     def take(self) -> str:

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.envs.check.elsewhere import MARK, episodes, write_value
+from agentrl.envs.check.elsewhere import MARK, episodes, written
 from agentrl.envs.check.findings import Note
 from agentrl.envs.check.subject import Subject
 
@@ -41,7 +41,7 @@ async def elsewhere(subject: Subject) -> AsyncIterator[str | Note]:
     if job is None or "not deterministic" in subject.notes:
         return
     tasks = subject.scored or subject.tasks
-    here = {"tasks": _list_files(subject), "episodes": list(await episodes(subject.make, tasks, subject.seed, 5.0))}
+    here = {"tasks": _listed(subject), "episodes": list(await episodes(subject.make, tasks, subject.seed, 5.0))}
     job["played"] = list(dict.fromkeys(id_ for id_, _, _ in here["episodes"]))
     there = await _process(job, ORDER)
     if there is not None and "error" in there:  # libraries in C may fail where the clock's classes are replaced
@@ -92,7 +92,7 @@ def _absolute(value: Any) -> Any:
     return os.path.abspath(value) if relative else value
 
 
-def _list_files(subject: Subject) -> dict[str, Any]:
+def _listed(subject: Subject) -> dict[str, Any]:
     return {split: [task.model_dump() for task in listed] for split, (listed, _) in subject.splits.items()}
 
 
@@ -116,11 +116,11 @@ async def _process(job: Mapping[str, Any], changed: Sequence[str]) -> Mapping[st
     found = [line for line in written.splitlines() if line.startswith(MARK.encode())]
     if found:
         return dict(json.loads(found[-1].removeprefix(MARK.encode())))
-    last = _read_error(errors.decode(errors="replace"))
+    last = _said(errors.decode(errors="replace"))
     return {"tasks": {}, "episodes": [], "error": last} if process.returncode else None
 
 
-def _read_error(errors: str) -> str:
+def _said(errors: str) -> str:
     """The line of a traceback that names the error."""
     lines = errors.strip().splitlines() or [""]
     named = [line for line in lines if line[:1].isalpha() and not line.startswith(("Traceback", "During", "The above"))]
@@ -157,12 +157,12 @@ def _difference(here: Mapping[str, Any], there: Mapping[str, Any] | None) -> str
     if error := there.get("error"):
         return f"in another process it can't be made: {error}"
     for split, tasks in there["tasks"].items():
-        own = json.loads(write_value(here["tasks"].get(split, [])))
+        own = json.loads(written(here["tasks"].get(split, [])))
         for index, (one, other) in enumerate(zip(own, tasks, strict=False)):
             if one != other:
                 return f"split {split!r}, index {index}: {_cut(one)} here and {_cut(other)} in another process"
     played = {(id_, agent): entries for id_, agent, entries in there["episodes"]}
-    for id_, agent, entries in json.loads(write_value(here["episodes"])):
+    for id_, agent, entries in json.loads(written(here["episodes"])):
         other = played.get((id_, agent), entries)
         for place, (one, two) in enumerate(zip(entries, other, strict=False)):
             if one != two:

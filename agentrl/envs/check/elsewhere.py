@@ -32,7 +32,7 @@ def policies(seed: int, expert: bool) -> dict[str, ScriptedPolicy]:
     return {"expert" if expert else "agent of made-up calls": own, "random agent": random_policy(seed)}
 
 
-def write_value(value: Any) -> str:
+def written(value: Any) -> str:
     """Write a value as JSON, the same in every process: sets sorted, and what has no form as its text."""
     return json.dumps(value, default=lambda one: str(one) if (found := plain(one)) is one else found)
 
@@ -63,7 +63,7 @@ def main(text: str) -> None:
         chosen = [task for tasks in listed.values() for task in tasks if task.id in job["played"]]
         found = list(asyncio.run(episodes(make, chosen, job["seed"])))
     tasks = {split: [task.model_dump() for task in each] for split, each in listed.items()}
-    print(f"\n{MARK}{write_value({'tasks': tasks, 'episodes': found})}", flush=True)
+    print(f"\n{MARK}{written({'tasks': tasks, 'episodes': found})}", flush=True)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def is_own(file: str) -> bool:
 
 def of_error(error: BaseException) -> str:
     """Find the line that an exception came from."""
-    return own(_list_raised(error.__traceback__))
+    return own(_raised(error.__traceback__))
 
 
 def of_dump(text: str) -> str:
@@ -61,13 +61,13 @@ def of_dump(text: str) -> str:
 def of_waiting(task: asyncio.Task[Any] | None) -> str:
     """Find the line at which a suspended call waits: in its own coroutine, in one it started, or in a tool's thread."""
     others = sorted((one for one in asyncio.all_tasks() if one is not task), key=lambda one: one.get_name())
-    stacks = [_list_suspended(one) for one in [*([task] if task else []), *others]]
+    stacks = [_suspended(one) for one in [*([task] if task else []), *others]]
     main = threading.get_ident()
     stacks += [_frames(frame) for ident, frame in sys._current_frames().items() if ident != main]
     return next((place for place in map(own, stacks) if place), "")
 
 
-def _list_suspended(task: asyncio.Task[Any]) -> list[Line]:
+def _suspended(task: asyncio.Task[Any]) -> list[Line]:
     lines: list[Line] = []
     at: Any = task.get_coro()
     while at is not None:
@@ -82,7 +82,7 @@ def _frames(frame: FrameType) -> list[Line]:
     return [(one.f_code.co_filename, number, one.f_code.co_name) for one, number in traceback.walk_stack(frame)]
 
 
-def _list_raised(trace: TracebackType | None) -> list[Line]:
+def _raised(trace: TracebackType | None) -> list[Line]:
     walked = [(frame.f_code.co_filename, number, frame.f_code.co_name) for frame, number in traceback.walk_tb(trace)]
     return walked[::-1]
 

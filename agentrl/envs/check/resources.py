@@ -24,7 +24,7 @@ SETTLE = 1.0
 """Seconds that a thread or process gets to end after it was stopped."""
 
 
-def measure_holdings() -> Holdings:
+def held() -> Holdings:
     """The resources of this process, after a garbage collection."""
     gc.collect()
     return {
@@ -37,7 +37,7 @@ def measure_holdings() -> Holdings:
     }
 
 
-async def find_leaks(before: Holdings, settle: float = SETTLE) -> Holdings:
+async def left_since(before: Holdings, settle: float = SETTLE) -> Holdings:
     """Resources that were added since `before` and are not released within `settle` seconds.
 
     A replaced resource (a pool's new connection in place of an old one) does not count, nor does what another program
@@ -45,7 +45,7 @@ async def find_leaks(before: Holdings, settle: float = SETTLE) -> Holdings:
     """
     deadline = time.monotonic() + settle
     while True:
-        now = measure_holdings()
+        now = held()
         for kind, folder in SHARED.items():
             now[kind] -= _used_by_others(now[kind] - before[kind], folder)
         left = {kind: _newest(names - before[kind], len(names) - len(before[kind])) for kind, names in now.items()}

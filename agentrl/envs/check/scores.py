@@ -100,7 +100,7 @@ def _tasks(subject: Subject) -> list[Task]:
     return list(islice((task for task in turns if task is not None), subject.wanted))
 
 
-async def compare_scores(subject: Subject) -> AsyncIterator[str | Note]:
+async def compared(subject: Subject) -> AsyncIterator[str | Note]:
     """No trivial agent gets what the expert gets, nor half of it where no chance explains it."""
     rows = await table(subject)
     if not rows:

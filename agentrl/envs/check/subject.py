@@ -17,7 +17,7 @@ from agentrl.envs.base import Env, has_expert
 from agentrl.envs.check.findings import Measured, Scores
 from agentrl.envs.check.functions import empty_defaults
 from agentrl.envs.check.monitor import MethodCall, Monitor, ToolException, seed_generators
-from agentrl.envs.check.resources import SETTLE, Holdings, measure_holdings, find_leaks
+from agentrl.envs.check.resources import SETTLE, Holdings, held, left_since
 from agentrl.envs.check.trivial import RANDOM as RANDOM
 from agentrl.envs.check.trivial import SILENT as SILENT
 from agentrl.envs.check.trivial import TURNS, Known, Seated, partner, policy
@@ -80,7 +80,7 @@ async def demonstrate(env: Env, messages: Sequence[Message]) -> Message:
     return await calls.demonstrate(env, messages, random.Random(f"{messages[0].text}/{said}"))
 
 
-def _copy(message: Message) -> Message:
+def _copied(message: Message) -> Message:
     """A copy that shares nothing that can be changed; `copy.deepcopy` calls `id` for all of it, which a check hears."""
     if isinstance(message.content, list):
         return message.model_copy(deep=True)
@@ -247,7 +247,7 @@ class Subject:
         self._restore()
         self.label(episode.task, episode.agent)
         self.monitor.take()
-        before = measure_holdings() if counted else None
+        before = held() if counted else None
         self.monitor.drawn = episode.agent == self.default  # whose episodes `globals_kept` compares
 
         def recorded(policy: ScriptedPolicy) -> ScriptedPolicy:
@@ -255,7 +255,7 @@ class Subject:
                 episode.opening = episode.opening or list(messages)
                 said = policy(env, messages)
                 message = await said if inspect.isawaitable(said) else said
-                episode.said.append(_copy(message))
+                episode.said.append(_copied(message))
                 self.monitor.tools = tuple(call.function.name for call in message.tool_calls or ())
                 return message
 
@@ -273,7 +273,7 @@ class Subject:
         episode.seconds = time.monotonic() - began
         episode.calls, episode.failures = self.monitor.take()
         if before is not None:
-            episode.left = await find_leaks(before, SETTLE / 10)
+            episode.left = await left_since(before, SETTLE / 10)
         self.instance = env  # else garbage collection would close files that `close` leaves open
         return episode
 

@@ -89,7 +89,7 @@ def _events(
             kind, value = receive.recv() if receive.poll(POLL) else ("", None)
         except (EOFError, OSError):
             process.join(EXIT_SECONDS)
-            yield _report_stop(_process_ended(shared, process, stacks), tried)
+            yield _stopped(_process_ended(shared, process, stacks), tried)
             return
         label, since = shared.read()
         taken = time.monotonic() - since if since else 0.0
@@ -107,22 +107,22 @@ def _events(
         elif kind in ("finding", "note") or (kind == "measured" and value is not None):
             yield value
         elif kind == "stop":
-            yield _report_stop(value, tried)
+            yield _stopped(value, tried)
             return
         elif taken > job.limit + GRACE:
             place = places.of_dump(_dump(process, stacks))
-            yield _report_stop(hang(label, job.limit, place), tried)
+            yield _stopped(hang(label, job.limit, place), tried)
             return
         elif time.monotonic() - began > TOTAL * job.limit:
             words = f"the check has taken {TOTAL * job.limit:g} s and is not finished"
             fix = "fewer tasks (tasks=1) take less time; limit=SECONDS allows more"
-            yield _report_stop(Finding("time", words, fix), tried)
+            yield _stopped(Finding("time", words, fix), tried)
             return
         else:
             yield CheckProgress(rule.rule, rule.proves, label if since else "", taken)
 
 
-def _report_stop(finding: Finding, tried: int) -> Finding:
+def _stopped(finding: Finding, tried: int) -> Finding:
     left = len(RULES) - tried
     words = f"; the check ended here, {left} of {len(RULES)} rules were not checked" if left else ""
     return Finding(finding.rule, finding.message + words, finding.fix)

@@ -191,7 +191,7 @@ RULES: tuple[Rule, ...] = (
         "scores",
         "no trivial agent gets what the expert gets, nor half of it where no chance explains it",
         "change the reward, or declare `chance` where guessing is right that often",
-        scores.compare_scores,
+        scores.compared,
     ),
     Rule(
         "chance",

@@ -43,7 +43,7 @@ class Traces:
         """Listen, for as long as this process lives."""
         sys.addaudithook(self._audit)
         warnings.simplefilter("always", RuntimeWarning)
-        warnings.showwarning = self._note_warning
+        warnings.showwarning = self._warned
         sys.unraisablehook = lambda args: self._lose(args.exc_value)
         threading.excepthook = lambda args: self._lose(args.exc_value)
 
@@ -59,7 +59,7 @@ class Traces:
             return
         self.written[os.path.abspath(os.fsdecode(path))].add(self.episode)
 
-    def _note_warning(
+    def _warned(
         self, message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: str | None = None
     ) -> None:
         never = NEVER in str(message)

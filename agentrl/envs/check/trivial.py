@@ -53,13 +53,13 @@ class Known:
         """
         alike = bool(self.choices(agent))
         others = [message for (id_, who), message in self.last.items() if who == agent and (alike or id_ != task.id)]
-        number = Counter(write_message(message) for message in others)
-        return sorted(others, key=lambda message: -number[write_message(message)])
+        number = Counter(written(message) for message in others)
+        return sorted(others, key=lambda message: -number[written(message)])
 
     def choices(self, agent: str) -> list[Message]:
         """The different last messages, where they are few."""
         own = [message for (_, who), message in self.last.items() if who == agent]
-        different = {write_message(message): message for message in own}
+        different = {written(message): message for message in own}
         return list(different.values()) if len(different) <= CHOICES * len(own) else []
 
     def all(self, agent: str) -> list[Message]:
@@ -67,7 +67,7 @@ class Known:
         return [message for (_, who), message in self.last.items() if who == agent]
 
 
-def write_message(message: Message) -> str:
+def written(message: Message) -> str:
     """A message's text and calls, as a key."""
     made = [(call.function.name, call.function.arguments) for call in message.tool_calls or ()]
     return json.dumps([message.text.strip(), made])
@@ -87,7 +87,7 @@ def policy(name: str, task: Task, agent: str, known: Known, seed: int = 0) -> Sc
         message = next(iter(known.elsewhere(task, agent)), Message(role="assistant", content=DONE))
         return lambda env, messages: message.model_copy(deep=True)
     if name == PASTING:
-        return lambda env, messages: _paste_answers(messages, known.all(agent))
+        return lambda env, messages: _pasted(messages, known.all(agent))
     if name == RANDOM:
         return _random(seed, known.choices(agent))
     return {SILENT: noop_policy, ECHOING: _echo, UNANSWERING: _never_answer}[name]
@@ -150,7 +150,7 @@ def _never_answer(env: Env, messages: Sequence[Message]) -> Message:
     return Message(role="assistant", content=THINKING)
 
 
-def _paste_answers(messages: Sequence[Message], answers: Sequence[Message]) -> Message:
+def _pasted(messages: Sequence[Message], answers: Sequence[Message]) -> Message:
     """All answers and the prompt, in the form in which the expert answers."""
     form = answers[0] if answers else Message(role="assistant", content="")
     texts = dict.fromkeys(text for message in answers for text in _texts(message))
@@ -158,11 +158,11 @@ def _paste_answers(messages: Sequence[Message], answers: Sequence[Message]) -> M
     if not form.tool_calls:
         return Message(role="assistant", content=pasted)
     call = form.tool_calls[-1]
-    function = FunctionCall(name=call.function.name, arguments=json.dumps(_fill(call, pasted, answers)))
+    function = FunctionCall(name=call.function.name, arguments=json.dumps(_filled(call, pasted, answers)))
     return Message(role="assistant", tool_calls=[ToolCall(id=call.id, function=function)])
 
 
-def _fill(call: ToolCall, text: str, answers: Sequence[Message]) -> dict[str, Any]:
+def _filled(call: ToolCall, text: str, answers: Sequence[Message]) -> dict[str, Any]:
     """A call's arguments with `text` in place of each text, and all lists' items in place of each list."""
     every = [_arguments(other) for message in answers for other in message.tool_calls or ()]
 

@@ -44,9 +44,9 @@ class Walk:
             result = await calls.step(env, message)
             wanted = written.model_copy(update=named)
             self.given = self.given or (f"of turn {turn}: {_difference(wanted, message)}" if message != wanted else "")
-            self.sent = self.sent or self._find_change(turn)
+            self.sent = self.sent or self._changed(turn)
             if not self.task and not same_task(task, before):
-                self.task = f"in turn {turn}: {_show(before)} became {_show(task)}"
+                self.task = f"in turn {turn}: {_shown(before)} became {_shown(task)}"
             self.tools = self.tools or _new_tools(schemas, env.tools.schemas(), turn)
             if result.terminated or result.truncated:
                 return
@@ -55,7 +55,7 @@ class Walk:
     def _keep(self, messages: list[Message]) -> None:
         self._kept += [(message, message.model_copy(deep=True)) for message in messages]
 
-    def _find_change(self, turn: int) -> str:
+    def _changed(self, turn: int) -> str:
         for now, before in self._kept:
             if now != before:
                 return f"in turn {turn}: {_difference(before, now)}"
@@ -78,7 +78,7 @@ def _difference(before: Message, after: Message) -> str:
     return ""
 
 
-def _show(task: Task) -> str:
+def _shown(task: Task) -> str:
     return _cut(task.data)
 
 

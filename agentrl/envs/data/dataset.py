@@ -132,7 +132,7 @@ class Dataset:
             with closing(self._open(name)) as file:
                 for number, row in parse_rows(name, file):
                     place = f"{name}, row {number}"
-                    row = self._rename(row, place)
+                    row = self._renamed(row, place)
                     if kept(row):
                         yield place, row
                     else:
@@ -183,7 +183,7 @@ class Dataset:
         folder = Path(self.path).expanduser()
         return (folder / name if folder.is_dir() else folder).open("rb")
 
-    def _rename(self, row: dict[str, Any], place: str) -> dict[str, Any]:
+    def _renamed(self, row: dict[str, Any], place: str) -> dict[str, Any]:
         return row | {ours: _value(row, theirs, place) for ours, theirs in self.columns.items()}
 
     def _condition(self) -> Callable[[Row], bool]:

@@ -130,18 +130,18 @@ def of_split(env: Env, split: str, data: list[bytes] | None = None) -> Identity:
     with blamed(env, "tasks"):
         source = env.tasks(split)
     if isinstance(source, Sequence):
-        found = _digest(_choose(env, split, source), len(source), data)
+        found = _digested(_chosen(env, split, source), len(source), data)
         return replace(found, notes=(*source.notes, *found.notes)) if isinstance(source, TaskList) else found
     begun = list(islice(calls.tasks(env, split), BEGINNING))
-    found = _digest(begun, len(begun) if len(begun) < BEGINNING else None)
-    if _digest(islice(calls.tasks(env, split), BEGINNING), found.tasks) != found:
+    found = _digested(begun, len(begun) if len(begun) < BEGINNING else None)
+    if _digested(islice(calls.tasks(env, split), BEGINNING), found.tasks) != found:
         return Identity(found.tasks, "", "", 0, found.first)
     return found
 
 
 def of_tasks(tasks: Sequence[Task]) -> Identity:
     """The identity of tasks that are no environment's; see the module's docstring."""
-    return _digest(tasks, len(tasks))
+    return _digested(tasks, len(tasks))
 
 
 def differences(before: Identities, now: Identities) -> list[str]:
@@ -160,7 +160,7 @@ def json(found: Identities) -> dict[str, Any]:
     return {split: each.json() for split, each in found.items()}
 
 
-def describe_identity(found: Identities) -> str:
+def described(found: Identities) -> str:
     """A line that shows them, and one for each note on them."""
     line = "data: " + "; ".join(f"{split} has {each}" for split, each in found.items())
     return "\n".join(
@@ -178,7 +178,7 @@ def content(task: Task) -> bytes:
         return orjson.dumps(_json(value), option=options)
 
 
-def _choose(env: Env, split: str, source: Sequence[Any]) -> Iterator[Task]:
+def _chosen(env: Env, split: str, source: Sequence[Any]) -> Iterator[Task]:
     """The tasks of a sequence that are digested."""
     count = len(source)
     places: Iterable[int] = range(count)
@@ -188,7 +188,7 @@ def _choose(env: Env, split: str, source: Sequence[Any]) -> Iterator[Task]:
         yield calls.task(env, split, place, source[place])
 
 
-def _digest(tasks: Iterable[Task], count: int | None, data: list[bytes] | None = None) -> Identity:
+def _digested(tasks: Iterable[Task], count: int | None, data: list[bytes] | None = None) -> Identity:
     ids, whole = hashlib.blake2b(digest_size=8), hashlib.blake2b(digest_size=8)
     first: list[str] = []
     examined, odd = 0, ""

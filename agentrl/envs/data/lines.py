@@ -77,7 +77,7 @@ def _type(schema: Mapping[str, Any]) -> str:
     return "|".join(map(str, schema.get("enum", ()))) or str(schema.get("type", "any"))
 
 
-def format_message(message: Message) -> list[str]:
+def shown(message: Message) -> list[str]:
     """A message in lines, with its tool calls as a player writes them, and files with its images."""
     made = [f"/{call.function.name} {call.function.arguments}" for call in message.tool_calls or ()]
     who = f"{message.role} {message.name}" if message.role == "tool" and message.name else message.role

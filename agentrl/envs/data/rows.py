@@ -85,7 +85,7 @@ class Row(dict[str, Any]):
         return Row({**self, **columns}, self.read)
 
 
-def describe_content(where: str, count: int, what: str, layouts: Mapping[str, int], ignored: Iterable[str]) -> str:
+def described(where: str, count: int, what: str, layouts: Mapping[str, int], ignored: Iterable[str]) -> str:
     """Describe the content of a file.
 
     Args:
@@ -126,13 +126,13 @@ def parse_rows(name: str, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]
         ConfigError: it is not what its name says.
         MissingExtra: pyarrow is not installed.
     """
-    for read, numbered in enumerate(_number_rows(name, file)):
+    for read, numbered in enumerate(_numbered(name, file)):
         if read >= MOST_ROWS:
             raise ConfigError(f"{name}: it has more than {MOST_ROWS:,} rows; split it")
         yield numbered
 
 
-def _number_rows(name: str, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
+def _numbered(name: str, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
     plain = name.removesuffix(".gz")
     if plain != name:
         file = cast(BinaryIO, gzip.GzipFile(fileobj=file))
@@ -359,4 +359,4 @@ def _read(path: Path, stamp: int, task: MakeTask, what: str, layout: Callable[[M
     if not tasks:
         raise ConfigError(f"{path}: the file holds no {what}{without}")
     layouts.pop("", None)
-    return TaskList(tasks, [describe_content(str(path), len(tasks), what, layouts, columns.keys() - read) + without])
+    return TaskList(tasks, [described(str(path), len(tasks), what, layouts, columns.keys() - read) + without])

@@ -76,7 +76,7 @@ def random_policy(seed: int) -> ScriptedPolicy:
 
 def random_call(rng: random.Random, tool: Tool, messages: Sequence[Message], call_id: str) -> Message:
     """A valid call of a tool, with words and numbers of the conversation as arguments."""
-    arguments = _draw(rng, tool.parameters, tool.parameters.get("$defs", {}), words_of(messages), MAX_DEPTH)
+    arguments = _drawn(rng, tool.parameters, tool.parameters.get("$defs", {}), words_of(messages), MAX_DEPTH)
     try:
         tool.check(json.loads(json.dumps(arguments)))
     except (ToolError, TypeError, ValueError):
@@ -120,8 +120,8 @@ def _hostile_call(rng: random.Random, env: Env, call_id: str) -> ToolCall:
     tool = rng.choice(list(env.tools))
     name, error, kind = tool.name, None, rng.random()
     if kind < 0.6:  # fits the schema, mostly, with hostile values
-        drawn = _draw(rng, tool.parameters, tool.parameters.get("$defs", {}), HOSTILE_TEXTS, MAX_DEPTH)
-        arguments = json.dumps(_distort(rng, drawn))
+        drawn = _drawn(rng, tool.parameters, tool.parameters.get("$defs", {}), HOSTILE_TEXTS, MAX_DEPTH)
+        arguments = json.dumps(_distorted(rng, drawn))
     elif kind < 0.7:
         arguments = json.dumps({**sample(tool.parameters), "no_such_argument": rng.choice(HOSTILE_TEXTS)})
     elif kind < 0.85:
@@ -133,38 +133,38 @@ def _hostile_call(rng: random.Random, env: Env, call_id: str) -> ToolCall:
     return ToolCall(id=call_id, function=FunctionCall(name=name, arguments=arguments), error=error)
 
 
-def _distort(rng: random.Random, value: Any) -> Any:
+def _distorted(rng: random.Random, value: Any) -> Any:
     """The value with some of its numbers too large, and some values of another type."""
     if isinstance(value, dict):
-        return {key: _distort(rng, each) for key, each in value.items()}
+        return {key: _distorted(rng, each) for key, each in value.items()}
     if isinstance(value, list):
-        return [_distort(rng, each) for each in value] * rng.choice((1, 1, MANY_CALLS))
+        return [_distorted(rng, each) for each in value] * rng.choice((1, 1, MANY_CALLS))
     if isinstance(value, int) and not isinstance(value, bool) and rng.random() < 0.5:
         return rng.choice(HOSTILE_NUMBERS)
     return rng.choice((None, [], {}, 0, "", True, [[value]])) if rng.random() < 0.1 else value
 
 
-def _draw(
+def _drawn(
     rng: random.Random, schema: Mapping[str, Any], defs: Mapping[str, Any], words: Sequence[str], depth: int
 ) -> Any:
     """A value that probably fits."""
     if depth == 0:
         return None
     if "$ref" in schema:
-        return _draw(rng, defs.get(str(schema["$ref"]).rpartition("/")[2], {}), defs, words, depth - 1)
+        return _drawn(rng, defs.get(str(schema["$ref"]).rpartition("/")[2], {}), defs, words, depth - 1)
     for key in ("enum", "anyOf", "oneOf"):
         if schema.get(key):
             choice = rng.choice(schema[key])
-            return choice if key == "enum" else _draw(rng, choice, defs, words, depth - 1)
+            return choice if key == "enum" else _drawn(rng, choice, defs, words, depth - 1)
     kind = schema.get("type")
     if kind == "object":
         required = set(schema.get("required", ()))
         chosen = [name for name in schema.get("properties", {}) if name in required or rng.random() < 0.5]
-        return {name: _draw(rng, schema["properties"][name], defs, words, depth - 1) for name in chosen}
+        return {name: _drawn(rng, schema["properties"][name], defs, words, depth - 1) for name in chosen}
     if kind == "array" and "prefixItems" not in schema:
         least = schema.get("minItems", 0)
         count = rng.randint(least, max(least, min(3, schema.get("maxItems", 3))))
-        return [_draw(rng, schema.get("items", {}), defs, words, depth - 1) for _ in range(count)]
+        return [_drawn(rng, schema.get("items", {}), defs, words, depth - 1) for _ in range(count)]
     if kind == "boolean":
         return rng.random() < 0.5
     if kind in ("integer", "number"):

@@ -44,12 +44,12 @@ class TaskList(list[Task]):
         return TaskList(self, self.notes)
 
 
-def is_held_out(content: str) -> bool:
+def held_out(content: str) -> bool:
     """Return whether a row of that content belongs to `eval`."""
-    return _hash(fold_text(content)) < _RANGE // SHARE
+    return _hash(normalized(content)) < _RANGE // SHARE
 
 
-def fold_text(content: str) -> str:
+def normalized(content: str) -> str:
     """A text without what does not make another one: case, spaces, Unicode forms."""
     return " ".join(unicodedata.normalize("NFKC", content).casefold().split())
 
@@ -71,7 +71,7 @@ def divide(
     """
     if not tasks:
         raise ConfigError(f"{where}: there are no tasks")
-    contents = [fold_text(content(task)) for task in tasks]
+    contents = [normalized(content(task)) for task in tasks]
     hashes = {text: _hash(text) for text in contents}
     out = {text for text, value in hashes.items() if value < _RANGE // share}
     notes = list(tasks.notes) if isinstance(tasks, TaskList) else []

@@ -44,9 +44,9 @@ def init_package(name: str, parent: Path) -> Path:
     template = files("agentrl.envs") / "template"
     try:
         for source, target in FILES.items():
-            path = folder / _rename(target, name)
+            path = folder / _renamed(target, name)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(_rename((template / f"{source}.tmpl").read_text(encoding="utf-8"), name), encoding="utf-8")
+            path.write_text(_renamed((template / f"{source}.tmpl").read_text(encoding="utf-8"), name), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{str(folder)!r} can't be written: {error.strerror}") from None
     return folder
@@ -74,6 +74,6 @@ def _check_name(name: str) -> None:
         raise ConfigError(f"name = {name!r}: there is an environment of that name (agentrl envs lists them)")
 
 
-def _rename(text: str, name: str) -> str:
+def _renamed(text: str, name: str) -> str:
     title = "".join(part.capitalize() for part in name.split("-"))
     return text.replace("my-env", name).replace("my_env", name.replace("-", "_")).replace("MyEnv", title)

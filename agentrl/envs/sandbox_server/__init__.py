@@ -35,7 +35,7 @@ async def running(config: SandboxServerConfig) -> AsyncIterator[str]:
         ConfigError: there is no key, or `tls_certificate` and `tls_key` don't fit.
         InfraError: the address is taken.
     """
-    from agentrl.sessions.gateway.http.listener import address, listening, serve_app
+    from agentrl.sessions.gateway.http.listener import address, listening, served
     from agentrl.sessions.gateway.http.own_host import Hosts, OwnHost
     from agentrl.sessions.gateway.http.tls import Tls
     from agentrl.sessions.gateway.limits import Limits
@@ -45,7 +45,7 @@ async def running(config: SandboxServerConfig) -> AsyncIterator[str]:
     if tls is None and config.host not in ("127.0.0.1", "::1", "localhost"):
         logger.warning("host=%s without tls_certificate: the key and all files are sent unencrypted", config.host)
     with listening(config.host, config.port) as listener:
-        async with serve_app(OwnHost(server, Hosts(config.hosts)), listener, Limits(), tls):
+        async with served(OwnHost(server, Hosts(config.hosts)), listener, Limits(), tls):
             leases = asyncio.ensure_future(server.end_leases())
             try:
                 yield address(listener, config.host, tls)

@@ -212,14 +212,14 @@ class _TooLarge(PathError):
     """A request of more bytes than are taken."""
 
 
-async def _await_disconnect(receive: Callable[[], Awaitable[Any]]) -> None:
+async def _left(receive: Callable[[], Awaitable[Any]]) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def _unless_left(work: Coroutine[Any, Any, T], receive: Callable[[], Awaitable[Any]]) -> T:
     """The result of some work, which is cancelled where the client hangs up."""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_await_disconnect(receive))
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():

@@ -9,7 +9,7 @@ from agentrl.envs.builtin.questions import latex
 from agentrl.envs.builtin.questions.stated import chosen_letter
 from agentrl.envs.builtin.search_r1.scoring import exact_match, f1
 from agentrl.envs.rewards import Reward
-from agentrl.envs.scoring.texts import Extract, ReferenceConfig, field_of, right_answers, extract_answer, single_spaced
+from agentrl.envs.scoring.texts import Extract, ReferenceConfig, field_of, right_answers, said, single_spaced
 from agentrl.errors import ConfigError
 from agentrl.types import Session, Task
 
@@ -33,7 +33,7 @@ class ExactMatch(Reward):
     async def compute(self, session: Session) -> float:
         """Compare the answer with each right one."""
         answers = right_answers(session.task, self.config.reference)
-        text = extract_answer(session, self.config.extract)
+        text = said(session, self.config.extract)
         match self.config.normalize:
             case "words":
                 return exact_match(text, answers)
@@ -51,7 +51,7 @@ class F1(Reward):
     async def compute(self, session: Session) -> float:
         """Count the words in common (Rajpurkar et al., arXiv:1606.05250)."""
         answers = right_answers(session.task, self.config.reference)
-        return f1(extract_answer(session, self.config.extract), answers)
+        return f1(said(session, self.config.extract), answers)
 
 
 class MathConfig(ReferenceConfig):
@@ -69,7 +69,7 @@ class Math(Reward):
     async def compute(self, session: Session) -> float:
         """Compare by `latex.equal`."""
         answers = right_answers(session.task, self.config.reference)
-        text = extract_answer(session, self.config.extract)
+        text = said(session, self.config.extract)
         return float(text is not None and any(latex.equal(text, answer) for answer in answers))
 
 
@@ -89,7 +89,7 @@ class ChoiceAnswer(Reward):
     async def compute(self, session: Session) -> float:
         """Compare letters; several choices may be right."""
         right = self._letters(session.task)
-        text = extract_answer(session, self.config.extract)
+        text = said(session, self.config.extract)
         return float(text is not None and chosen_letter(text) in right)
 
     def _letters(self, task: Task) -> set[str]:

@@ -47,7 +47,7 @@ def gates_first(rewards: Sequence[FinalReward], others: Iterable[str] = (), agen
     return ordered
 
 
-def close_gates(marks: Iterable[RewardMark], values: Mapping[str, float]) -> set[str]:
+def closed(marks: Iterable[RewardMark], values: Mapping[str, float]) -> set[str]:
     """Return the names of the rewards that do not count, given the values of those that may close them."""
     shut = (mark for mark in marks if mark.gates and values.get(mark.name, mark.gate_at) < mark.gate_at)
     return {name for mark in shut for name in mark.gates}

@@ -9,7 +9,7 @@ from agentrl import tracing
 from agentrl.envs.base import Env, RewardMark, reward_methods
 from agentrl.envs.results import record_failure
 from agentrl.envs.rewards import RewardedEnvs
-from agentrl.envs.scoring.gates import close_gates
+from agentrl.envs.scoring.gates import closed
 from agentrl.errors import AgentRLError, Blame
 from agentrl.types import GREEDY, Session, Status
 
@@ -38,7 +38,7 @@ async def give_group_rewards(make_env: Callable[[], Env], sessions: Sequence[Ses
         if not shared or all(name in each.rewards for each in shared):
             continue
         given = True
-        open_ = [each for each in shared if name not in close_gates(gates, each.rewards)]
+        open_ = [each for each in shared if name not in closed(gates, each.rewards)]
         try:
             with tracing.span("reward", reward=name):
                 values = await reward(open_)

@@ -170,9 +170,9 @@ class _Check:
             return False
         if "const" in schema and not _same(value, schema["const"]):
             return False
-        return self._check_combined(value, schema, depth - 1) and self._kind(value, schema, depth - 1)
+        return self._combined(value, schema, depth - 1) and self._kind(value, schema, depth - 1)
 
-    def _check_combined(self, value: Any, schema: Mapping[str, Any], depth: int) -> bool:
+    def _combined(self, value: Any, schema: Mapping[str, Any], depth: int) -> bool:
         if not all(self.fits(value, each, depth) for each in schema.get("allOf", ())):
             return False
         if "anyOf" in schema and not any(self.fits(value, each, depth) for each in schema["anyOf"]):

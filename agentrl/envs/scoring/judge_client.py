@@ -148,7 +148,7 @@ class JudgeClient:
                 return read(known)
         if (task := self._asked.get(key)) is None:
             task = self._asked[key] = asyncio.create_task(self._reply(key, body, read))
-            task.add_done_callback(lambda done: self._note_end(key, done))
+            task.add_done_callback(lambda done: self._ended(key, done))
         return read(await asyncio.shield(task))  # one of several who wait may be cancelled
 
     async def close(self) -> None:
@@ -167,7 +167,7 @@ class JudgeClient:
             body["temperature"] = config.temperature
         return body | config.extra
 
-    def _note_end(self, key: bytes, task: asyncio.Task[str]) -> None:
+    def _ended(self, key: bytes, task: asyncio.Task[str]) -> None:
         self._asked.pop(key, None)
         if not task.cancelled():
             task.exception()  # whoever asked may be gone
@@ -187,7 +187,7 @@ class JudgeClient:
                 read(text)
             except ValueError as error:
                 problem = f"its reply has no verdict: {error}"
-                body = {**body, "messages": [*body["messages"][:-1], _remind(body["messages"][-1])]}
+                body = {**body, "messages": [*body["messages"][:-1], _reminded(body["messages"][-1])]}
             else:
                 self._keep(key, text)
                 return text
@@ -225,19 +225,19 @@ class JudgeClient:
             choice = orjson.loads(data)["choices"][0]
             text = choice["message"]["content"]
         except (ValueError, LookupError, TypeError):
-            raise _Again(f"its reply is no completion: {_show(data)}") from None
+            raise _Again(f"its reply is no completion: {_shown(data)}") from None
         if not isinstance(text, str):
             raise _Again("its reply has no text")
         return text.rpartition("</think>")[2]
 
     def _check(self, status: int, data: bytes, retry_after: str) -> None:
         if status in WRONG:
-            raise ConfigError(f"{self._where} {WRONG[status]} ({status}): {_show(data)}")
+            raise ConfigError(f"{self._where} {WRONG[status]} ({status}): {_shown(data)}")
         if status in HOPELESS:
-            raise InfraError(f"{self._where} refuses the request ({status}): {_show(data)}")
+            raise InfraError(f"{self._where} refuses the request ({status}): {_shown(data)}")
         if status != 200:
             pause = float(retry_after) if retry_after.isdecimal() else 0.0
-            raise _Again(f"status {status}: {_show(data)}", min(pause, LONGEST_PAUSE))
+            raise _Again(f"status {status}: {_shown(data)}", min(pause, LONGEST_PAUSE))
 
     def _keep(self, key: bytes, text: str) -> None:
         self._replies[key] = text
@@ -285,13 +285,13 @@ class _Replies:
         self._db.close()
 
 
-def _remind(message: Mapping[str, str]) -> dict[str, str]:
+def _reminded(message: Mapping[str, str]) -> dict[str, str]:
     """The last message of a question, with a reminder of the form of the verdict; once."""
     text = message["content"]
     return {**message, "content": text if text.endswith(SECOND_TRY) else f"{text}\n\n{SECOND_TRY}"}
 
 
-def _show(data: bytes) -> str:
+def _shown(data: bytes) -> str:
     return visible_text(data[:200].decode(errors="replace"), keep="").strip() or "an empty reply"
 
 

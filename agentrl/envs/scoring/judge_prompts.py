@@ -29,7 +29,7 @@ SYSTEM = (
 )
 
 
-def quote(name: str, text: str) -> str:
+def quoted(name: str, text: str) -> str:
     """Return a text between marks that are not in it."""
     if len(text) > MAX_CHARS:
         half = MAX_CHARS // 2
@@ -43,13 +43,13 @@ def task_text(session: Session) -> str:
     return "\n\n".join(f"[{message.role}] {message.text}" for message in _before(session.messages))
 
 
-def show_session(session: Session, sees: Sees) -> str:
+def shown(session: Session, sees: Sees) -> str:
     """Return what a judge reads of a session: its answer, or the conversation after the task."""
     if sees == "answer":
         return session.answer
     messages = session.messages
     rest = messages[len(_before(messages)) :]
-    return "\n\n".join(_write(message) for message in rest)
+    return "\n\n".join(_written(message) for message in rest)
 
 
 def _before(messages: Sequence[Message]) -> Sequence[Message]:
@@ -57,7 +57,7 @@ def _before(messages: Sequence[Message]) -> Sequence[Message]:
     return messages[:first]
 
 
-def _write(message: Message) -> str:
+def _written(message: Message) -> str:
     calls = [f"{call.function.name}({call.function.arguments})" for call in message.tool_calls or ()]
     return "\n".join([f"[{message.role}] {message.text}", *calls])
 
@@ -66,10 +66,10 @@ def scoring(
     session: Session, sees: Sees, criteria: Sequence[str], reference: str | None, scale: tuple[float, float]
 ) -> list[dict[str, str]]:
     """Return the question for a score, or with several criteria for which of them are met."""
-    parts = ["The task:", quote("task", task_text(session))]
+    parts = ["The task:", quoted("task", task_text(session))]
     if reference is not None:
-        parts += ["A right answer, which the model did not see:", quote("reference", reference)]
-    parts += [f"The model's {sees}:", quote(sees, show_session(session, sees))]
+        parts += ["A right answer, which the model did not see:", quoted("reference", reference)]
+    parts += [f"The model's {sees}:", quoted(sees, shown(session, sees))]
     if len(criteria) > 1:
         parts += ["Which of these criteria does it meet?"]
         parts += [f"{place}. {text}" for place, text in enumerate(criteria, 1)]
@@ -78,21 +78,21 @@ def scoring(
         low, high = scale
         parts += [f"How good is it? {criteria[0] if criteria else 'Is it right, complete, and what was asked for?'}"]
         parts += [f"End with a line that has a number from {low:g} (worst) to {high:g} (best), as in:\nScore: {high:g}"]
-    return _ask(parts)
+    return _asked(parts)
 
 
 def comparing(one: Session, other: Session, sees: Sees, criteria: Sequence[str]) -> list[dict[str, str]]:
     """Return the question which of two sessions of a task is better, `one` as A and `other` as B."""
-    parts = ["The task:", quote("task", task_text(one))]
+    parts = ["The task:", quoted("task", task_text(one))]
     for name, session in (("A", one), ("B", other)):
-        parts += [f"{name}, the {sees} of one model:", quote(name, show_session(session, sees))]
+        parts += [f"{name}, the {sees} of one model:", quoted(name, shown(session, sees))]
     wanted = " ".join(criteria) or "Which is right, complete, and what was asked for?"
     parts += [f"Which is better? {wanted} The order in which they stand says nothing."]
     parts += ["End with one of these lines:\nBetter: A\nBetter: B\nBetter: tie"]
-    return _ask(parts)
+    return _asked(parts)
 
 
-def _ask(parts: Sequence[str]) -> list[dict[str, str]]:
+def _asked(parts: Sequence[str]) -> list[dict[str, str]]:
     text = safe_text("\n\n".join(parts))
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
 

@@ -128,7 +128,7 @@ class Pairwise(GroupReward):
 
     async def compute_group(self, sessions: Sequence[Session]) -> list[float | None]:
         """Compare the pairs at the same time."""
-        pairs = list_pairs(len(sessions), self.config.opponents)
+        pairs = paired(len(sessions), self.config.opponents)
         won = await concurrently(self._compare(sessions[one], sessions[other]) for one, other in pairs)
         shares: list[list[float]] = [[] for _ in sessions]
         for (one, other), share in zip(pairs, won, strict=True):
@@ -143,7 +143,7 @@ class Pairwise(GroupReward):
     async def _compare(self, one: Session, other: Session) -> float:
         """1 where the first is better, 0 where the second is, and a half for a tie."""
         config, read = self.config, judge_prompts.read_better
-        if judge_prompts.show_session(one, config.sees) == judge_prompts.show_session(other, config.sees):
+        if judge_prompts.shown(one, config.sees) == judge_prompts.shown(other, config.sees):
             return 0.5
         criteria = config.criteria(one.task)
         orders = [
@@ -154,7 +154,7 @@ class Pairwise(GroupReward):
         return (fmean(first) + 1.0 - fmean(second)) / 2
 
 
-def list_pairs(count: int, opponents: int | None) -> list[tuple[int, int]]:
+def paired(count: int, opponents: int | None) -> list[tuple[int, int]]:
     """Return the pairs of places that are compared: all, or each with the places that follow it in a circle."""
     if opponents is None or opponents >= count - 1:
         return list(combinations(range(count), 2))

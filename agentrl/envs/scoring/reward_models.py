@@ -82,7 +82,7 @@ class ScoreModelReward(Reward):
         super().__init__(config)
         self.folder = _folder(config.model)
         self.per_token = scoring.is_per_token(self.folder)
-        device, dtype = _place(config)
+        device, dtype = _placed(config)
         self._server: score_server.ScoreServer | None = score_server.acquire(
             self.folder, device, dtype, config.batch_tokens, per_token=self.per_token
         )
@@ -103,7 +103,7 @@ class ScoreModelReward(Reward):
     def memory(cls, config: ScoreRewardConfig) -> ModelMemory:
         """Estimate from the folder's files: weights in the precision, and a batch's widest layer."""
         folder = _folder(config.model)
-        device, dtype = _place(config)
+        device, dtype = _placed(config)
         width, settings = (
             4 if dtype == "float32" else 2,
             with_usual_names(read_json((folder / "config.json").read_text())),
@@ -261,7 +261,7 @@ class TemplateFormat:
         return list(self._tokenizer.apply_chat_template(rows, tools=list(tools) or None, **more)) if rows else []
 
 
-def _place(config: ScoreRewardConfig) -> tuple[str, str]:
+def _placed(config: ScoreRewardConfig) -> tuple[str, str]:
     """The device and the precision of the settings."""
     device = torch_device(config.device, "rewards.NAME.device")
     return device, config.dtype if config.dtype != "auto" else "float32" if device == "cpu" else "bfloat16"

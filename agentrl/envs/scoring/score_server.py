@@ -180,7 +180,7 @@ def acquire(folder: Path, device: str, dtype: str, batch_tokens: int | None, *, 
             def load() -> Any:
                 return read_score_model(folder, getattr(torch, dtype), per_token=per_token).to(device).eval()
 
-            threads = cores.choose_threads(None, cores.share(1, folder)) if device == "cpu" else None
+            threads = cores.chosen(None, cores.share(1, folder)) if device == "cpu" else None
             _held[key] = _Held(ScoreServer(load, tokens, threads))
         _held[key].users += 1
         return _held[key].server

@@ -12,7 +12,7 @@ from agentrl.common import patterns
 from agentrl.config import RewardConfig
 from agentrl.envs.rewards import Reward
 from agentrl.envs.scoring.json_schema import Schema
-from agentrl.envs.scoring.texts import MAX_CHARS, TextConfig, field_of, extract_answer
+from agentrl.envs.scoring.texts import MAX_CHARS, TextConfig, field_of, said
 from agentrl.errors import ConfigError
 from agentrl.types import Session
 
@@ -55,7 +55,7 @@ class Regex(Reward):
         """Search for the pattern; in a thread, since it may wait for a process."""
         config = self.config
         pattern = config.pattern or field_of(session.task, config.field, "field")
-        text = extract_answer(session, config.extract)
+        text = said(session, config.extract)
         if text is None:
             return 0.0
         around = (r"\A(?:", r")\Z") if config.whole else ("", "")
@@ -100,7 +100,7 @@ class JsonSchema(Reward):
         schema = self._schema
         if schema is None:
             schema = Schema.of(field_of(session.task, self.config.field, "field"), f"task {session.task.id!r}")
-        text = extract_answer(session, self.config.extract)
+        text = said(session, self.config.extract)
         if text is None:
             return 0.0
         try:
@@ -136,12 +136,12 @@ class TaggedFormat(Reward):
     async def compute(self, session: Session) -> float:
         """Read the answer from its first tag to its last."""
         if self.config.turns == "last":
-            return float(is_formed(session.answer, self.config.tags))
+            return float(formed(session.answer, self.config.tags))
         texts = [message.text for message in session.messages if message.role == "assistant"]
-        return sum(is_formed(text, self.config.tags) for text in texts) / len(texts) if texts else 0.0
+        return sum(formed(text, self.config.tags) for text in texts) / len(texts) if texts else 0.0
 
 
-def is_formed(text: str, tags: tuple[str, ...]) -> bool:
+def formed(text: str, tags: tuple[str, ...]) -> bool:
     """Return whether a text is these parts in order, each once and not empty, with nothing but space between."""
     if len(text) > MAX_CHARS:
         return False
@@ -195,5 +195,5 @@ class Length(Reward):
                 return session.turns
             case "tokens":
                 return sum(sum(node.trainable) for node in session.nodes if node.sampled)
-        text = extract_answer(session, self.config.extract) if len(session.answer) <= MAX_CHARS else session.answer
+        text = said(session, self.config.extract) if len(session.answer) <= MAX_CHARS else session.answer
         return len((text or "").split()) if self.config.unit == "words" else len(text or "")

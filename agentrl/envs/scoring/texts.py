@@ -38,7 +38,7 @@ class ReferenceConfig(TextConfig):
     """The field of the task with the right answer, or a list of right ones; a.b is inside a field."""
 
 
-def extract_answer(session: Session, extract: str) -> str | None:
+def said(session: Session, extract: str) -> str | None:
     """Return the part of a session's answer that is scored; None where the answer has no such part."""
     text = session.answer
     if len(text) > MAX_CHARS:
@@ -48,9 +48,9 @@ def extract_answer(session: Session, extract: str) -> str | None:
         case "line":
             return text.strip().rpartition("\n")[2].strip()
         case "boxed":
-            return latex.find_boxed(text)
+            return latex.boxed(text)
         case "stated":
-            return latex.find_stated(text)
+            return latex.stated(text)
         case "tag":
             return between(text, name)
         case "after":

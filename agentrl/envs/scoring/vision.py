@@ -46,7 +46,7 @@ class EasyR1Math(Reward):
     def compute(self, session: Session) -> float:
         """Compare the last box with the right answers; spaces around <, > and / make no difference."""
         text = _SPACE_BEFORE.sub("", _SPACE_BEHIND.sub(r"\1", response(session)))
-        said, answers = latex.find_boxed(text), right_answers(session.task, self.config.reference)
+        said, answers = latex.boxed(text), right_answers(session.task, self.config.reference)
         right = said is not None and any(latex.equal(said, answer) for answer in answers)
         return _together(right, boxed_format(text), self.config.format_weight)
 
@@ -128,7 +128,7 @@ class BoxIoU(Reward):
         if self.config.scale == "thousandths":
             return width / THOUSANDTHS, height / THOUSANDTHS
         config = self.config
-        seen = boxes.resize(width, height, config.factor, config.min_pixels, config.max_pixels)
+        seen = boxes.resized(width, height, config.factor, config.min_pixels, config.max_pixels)
         return width / seen[0], height / seen[1]
 
 

@@ -1,7 +1,7 @@
 """An engine's optional parts beyond `types.Engine`, for a fleet that starts, probes, restarts and updates it.
 
 Every method has a default that suits an engine in this process, so an engine overrides what differs. One that is no
-`ManagedEngine` (any class that keeps `types.Engine`) is wrapped by `as_managed`, and gets all defaults.
+`ManagedEngine` (any class that keeps `types.Engine`) is wrapped by `managed`, and gets all defaults.
 """
 
 from __future__ import annotations
@@ -81,6 +81,6 @@ class _Plain(ManagedEngine):
         return self._wrapped
 
 
-def as_managed(engine: Engine) -> ManagedEngine:
+def managed(engine: Engine) -> ManagedEngine:
     """Return an engine's optional parts; defaults for those it lacks."""
     return engine if isinstance(engine, ManagedEngine) else _Plain(engine)

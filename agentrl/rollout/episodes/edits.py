@@ -1,7 +1,7 @@
 """Scores of an evaluation that people changed, with their history, in `edits.jsonl` beside what it wrote.
 
 Nothing that was measured is touched: its sessions, its result and its record stay as they are. What reads a result puts
-the edits on it (`edit_result`), and names them. The file is only appended to: each line has one edit, with the score that it
+the edits on it (`edited`), and names them. The file is only appended to: each line has one edit, with the score that it
 replaces, so the first line of a session has the measured one.
 """
 
@@ -129,17 +129,17 @@ def editable(folder: Path, session: Session) -> bool:
     return scored and (folder / "result.json").is_file()
 
 
-def show_edits(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
+def shown(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
     """An evaluation's result with the edits of its folder on it.
 
     Raises:
         StoreError: the edits are damaged, or are not this result's.
     """
     edits = read(folder)
-    return edit_result(result, edits, _read_threshold(folder)) if edits else dict(result)
+    return edited(result, edits, _solved_at(folder)) if edits else dict(result)
 
 
-def edit_result(result: Mapping[str, Any], edits: Sequence[Edit], solved_at: float = 1.0) -> dict[str, Any]:
+def edited(result: Mapping[str, Any], edits: Sequence[Edit], solved_at: float = 1.0) -> dict[str, Any]:
     """A result with edits on it: tasks' scores, mean, bounds, pass@k and pass^k; and the edits, as objects.
 
     Args:
@@ -162,11 +162,11 @@ def edit_result(result: Mapping[str, Any], edits: Sequence[Edit], solved_at: flo
     return {**result, **found, **passes, "scores": tasks, KEY: [asdict(edit) for edit in edits]}
 
 
-def describe_edits(result: Mapping[str, Any]) -> list[str]:
+def described(result: Mapping[str, Any]) -> list[str]:
     """The edits of a result, in words; none where it is as it was measured."""
     return [f"edited: {Edit(**each)}" for each in result.get(KEY, ())]
 
 
-def _read_threshold(folder: Path) -> float:
+def _solved_at(folder: Path) -> float:
     section = read_yaml(folder / "config.yaml").get("eval") if (folder / "config.yaml").is_file() else None
     return float(section.get("solved_at", 1.0)) if isinstance(section, Mapping) else 1.0

@@ -33,7 +33,7 @@ from agentrl.rollout.episodes.programs import Program, ServedProgram
 from agentrl.rollout.episodes.tool_faults import ToolFaults
 from agentrl.rollout.stream.seeds import derive
 from agentrl.rollout.stream.slots import Slots
-from agentrl.rollout.stream.unfinished import Left, LeftSessions, Restored, StateSaver, restore_env
+from agentrl.rollout.stream.unfinished import Left, LeftSessions, Restored, StateSaver, restored
 from agentrl.sessions.store.recorder import Records
 from agentrl.sessions.tree import tree
 from agentrl.sessions.tree.codec import make_storable
@@ -281,7 +281,7 @@ class Rollouts:
             return None
         env = self.make_env().for_task(left.session.task)
         whole = isinstance(actor, Program) or self.rule.active  # forks are planned from a session's beginning
-        if whole or left.state is None or not await restore_env(env, left.state):
+        if whole or left.state is None or not await restored(env, left.state):
             self.left.counts["again"] += 1
             return None
         self.left.counts["continued"] += 1
@@ -343,11 +343,11 @@ class Rollouts:
             return await self.elsewhere.play(self, session, actor, deadline)
         about: dict[str, Any] = {"group": session.group, "phase": session.phase, "step": (session.step or 0) + 1}
         with tracing.scope(session=session.id), tracing.span("session", root=True, **about):
-            session = await self._play_session(session, actor, deadline, restored)
+            session = await self._played(session, actor, deadline, restored)
             tracing.note(status=session.status, turns=session.turns)
             return session
 
-    async def _play_session(
+    async def _played(
         self, session: Session, actor: Actor | Program, deadline: Deadline | None, restored: Restored | None
     ) -> Session:
         env = restored.env if restored is not None else self.make_env().for_task(session.task)

@@ -58,7 +58,7 @@ async def serve_judges(config: RunConfig, start: Path | None) -> AsyncIterator[R
                     for name, other in config.judging_engines.items()
                     if other == policy
                 )
-                url = await stack.enter_async_context(_serve(own, folder, longest))
+                url = await stack.enter_async_context(_served(own, folder, longest))
                 addresses[policy] = url, await asyncio.to_thread(_identity, folder)
             url, identity = addresses[policy]
             asking: Any = rewards[reward]
@@ -87,13 +87,13 @@ def _identity(folder: Path) -> str:
 
 
 @asynccontextmanager
-async def _serve(own: PolicyConfig, folder: Path, longest: float) -> AsyncIterator[str]:
+async def _served(own: PolicyConfig, folder: Path, longest: float) -> AsyncIterator[str]:
     """Serve a policy's model; yields the base URL of its Chat Completions."""
     from starlette.applications import Starlette
     from starlette.routing import Route
 
     from agentrl.sessions.gateway import Limits
-    from agentrl.sessions.gateway.http.listener import address, listening, serve_app
+    from agentrl.sessions.gateway.http.listener import address, listening, served
 
     engine = make_engines(own.engine, FleetConfig(), WeightsConfig(), folder)
     listener = listening("127.0.0.1", 0)
@@ -103,7 +103,7 @@ async def _serve(own: PolicyConfig, folder: Path, longest: float) -> AsyncIterat
         judge = _Judge(TurnGenerator(renderer, engine, trained=False), longest)
         word = secrets.token_urlsafe(16)
         app = Starlette(routes=[Route(f"/{word}/v1/chat/completions", judge.complete, methods=["POST"])])
-        async with serve_app(app, listener, Limits()):
+        async with served(app, listener, Limits()):
             yield f"{address(listener, '127.0.0.1')}/{word}/v1"
     finally:
         listener.close()

@@ -17,7 +17,7 @@ from agentrl.common.imports import load
 from agentrl.config import MODEL, PAST, START, FleetConfig, PolicyConfig, RolloutConfig, RunConfig, WeightsConfig
 from agentrl.envs.base import Env, has_demonstrator, has_expert
 from agentrl.envs.episode import DEMONSTRATOR, EXPERT, NOOP, ScriptedActor
-from agentrl.envs.state import resolve
+from agentrl.envs.state import resolved
 from agentrl.envs.turns import Actor
 from agentrl.errors import AgentRLError, ConfigError, unknown_name
 from agentrl.models.registry import model_folder
@@ -94,7 +94,7 @@ async def _open(
             name,
             own.past,
             folder / PAST if of == MAIN else folder / PAST / of,
-            partial(_open_frozen, own.model_copy(update={"model": model_config})),
+            partial(_frozen, own.model_copy(update={"model": model_config})),
             ModelActor(sampling),
             seed=config.seed,
             staleness=config.rollout.staleness,
@@ -107,13 +107,13 @@ async def _open(
     model = start if own.model.name == START else model_folder(own.model)
     if model is None:
         raise ConfigError(f"policies.{name}.model={START}: policy={config.policy} has no weights to start from")
-    policy = _open_frozen(own, name, model)
+    policy = _frozen(own, name, model)
     assert policy.engine is not None
     stack.push_async_callback(policy.engine.close)
     return Fixed(policy, ModelActor(sampling))
 
 
-def _open_frozen(own: PolicyConfig, name: str, model: Path) -> Policy:
+def _frozen(own: PolicyConfig, name: str, model: Path) -> Policy:
     """A policy of a model's folder, with an engine of its own; frozen unless it learns."""
     return Policy(
         get_renderer(model, own.model.renderer, own.model.stop),
@@ -144,7 +144,7 @@ class Function:
             ConfigError: it failed, or returned something else.
         """
         try:
-            said = await resolve(self.function(env, list(messages)))
+            said = await resolved(self.function(env, list(messages)))
             message = Message.model_validate({"role": "assistant", "content": said} if isinstance(said, str) else said)
         except AgentRLError:
             raise

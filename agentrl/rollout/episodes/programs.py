@@ -68,7 +68,7 @@ class ServedProgram(Program):
         began = time.monotonic()
         try:
             try:
-                task = await _begin(env, session, limits.timeout)
+                task = await _begun(env, session, limits.timeout)
                 left = max(limits.timeout - (time.monotonic() - began), 0.0)
                 session = await agents.play(
                     self.gateway, session, self.user_agent, left, sampling_of(limits), task, self.recorded
@@ -102,7 +102,7 @@ def share_reward(session: Session, learners: Set[str]) -> None:
         session.partner_rewards = {agent: session.reward for agent, learns in spoke.items() if not learns}
 
 
-async def _begin(env: Env, session: Session, seconds: float) -> Task:
+async def _begun(env: Env, session: Session, seconds: float) -> Task:
     """Begin the session's episode; what the program is given of its task.
 
     Raises:

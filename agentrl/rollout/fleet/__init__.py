@@ -10,7 +10,7 @@ from agentrl import cluster
 from agentrl.common import cores
 from agentrl.config import EngineConfig, FleetConfig, WeightsConfig
 from agentrl.rollout.engines import ENGINES, make_engine
-from agentrl.rollout.engines.managed import as_managed
+from agentrl.rollout.engines.managed import managed
 from agentrl.rollout.engines.servers.options import platform
 from agentrl.rollout.engines.servers.placed_server import on_nodes
 from agentrl.rollout.engines.servers.server_settings import ServerConfig
@@ -33,7 +33,7 @@ def make_engines(engine: EngineConfig, fleet: FleetConfig, weights: WeightsConfi
         engine = on_nodes(engine)
     configs = [
         plugin.sleeping(config) if number < fleet.shared else config
-        for number, config in enumerate(divide_cores(engine, fleet, base))
+        for number, config in enumerate(divided(engine, fleet, base))
     ]
     if not has_publisher(engine, fleet, weights):
         return make_engine(configs[0], base)
@@ -48,7 +48,7 @@ def has_publisher(engine: EngineConfig, fleet: FleetConfig, weights: WeightsConf
     return not (ENGINES.find(engine.name).in_process(engine) and fleet.engines == 1 and is_direct(weights, engine))
 
 
-def divide_cores(engine: EngineConfig, fleet: FleetConfig, base: Path) -> list[EngineConfig]:
+def divided(engine: EngineConfig, fleet: FleetConfig, base: Path) -> list[EngineConfig]:
     """Return each engine's settings: its address, or its share of the CPU cores where it computes on them."""
     if fleet.urls:
         return [engine.model_copy(update={"url": url}) for url in fleet.urls]
@@ -58,7 +58,7 @@ def divide_cores(engine: EngineConfig, fleet: FleetConfig, base: Path) -> list[E
     plugin = ENGINES.find(engine.name)
     each = plugin.ranks(engine)
     default = max(1, cores.share(fleet.engines * each, base) - plugin.scheduler_cores)
-    threads = cores.choose_threads(engine.threads, default)
+    threads = cores.chosen(engine.threads, default)
     if threads is None or fleet.engines == 1:
         return [engine.model_copy(update={"threads": threads})] * fleet.engines
     if server is None or cluster.current().name != "local":  # other nodes' cores are numbered on their own
@@ -79,7 +79,7 @@ async def elastic(engine: Engine, config: EngineConfig, fleet: FleetConfig, base
         yield
         return
     assert isinstance(engine, Fleet)
-    settings = divide_cores(config, fleet, base)[0]
+    settings = divided(config, fleet, base)[0]
     async with following_nodes(engine, lambda: make_engine(settings, base), fleet.max_engines):
         yield
 
@@ -91,13 +91,13 @@ async def wait_until_started(engine: Engine | None) -> None:
         EngineError: no engine could be started.
     """
     if engine is not None:
-        await as_managed(engine).start()
+        await managed(engine).start()
 
 
 @asynccontextmanager
 async def asleep(engine: Engine) -> AsyncIterator[None]:
     """Give the trainer the GPU memory of colocated engines meanwhile; new weights must follow. Other engines go on."""
-    shared = as_managed(engine)
+    shared = managed(engine)
     if not shared.colocated:
         yield
         return

@@ -61,7 +61,7 @@ class Admission:
         An engine's failure ends the block, without an error where another attempt may follow. Arguments are those of
         `leased`.
         """
-        async with self._admit(request_id, prompt, deadline, started) as (member, _):
+        async with self._admitted(request_id, prompt, deadline, started) as (member, _):
             start = member.start
             try:
                 yield member
@@ -85,7 +85,7 @@ class Admission:
             deadline: see `Engine.generate`.
             started: the version under which the turn lost an engine before; None where it has not.
         """
-        async with self._admit(request_id, prompt, deadline, started) as (member, alone):
+        async with self._admitted(request_id, prompt, deadline, started) as (member, alone):
             ticket = LeasedTicket(request_id, single=alone or self._failing.has_failed(request_id))
             try:
                 with member.serving(ticket):
@@ -94,7 +94,7 @@ class Admission:
                 ticket.over.set()
 
     @asynccontextmanager
-    async def _admit(
+    async def _admitted(
         self, request_id: str, prompt: Prompt, deadline: float | None, started: int | None
     ) -> AsyncIterator[tuple[Member, bool]]:
         """The member that takes a request, and whether it is a last attempt, which is made alone."""

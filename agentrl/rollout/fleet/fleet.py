@@ -25,11 +25,11 @@ from agentrl.config import FleetConfig
 from agentrl.errors import ConfigError, EngineError, InvalidInput
 from agentrl.rollout.engines.managed import ManagedEngine
 from agentrl.rollout.fleet.admission import Admission
-from agentrl.rollout.fleet.agreed import agree
+from agentrl.rollout.fleet.agreed import agreed
 from agentrl.rollout.fleet.failing_requests import digest
 from agentrl.rollout.fleet.member import Member, MemberState, UpdateTarget, is_engine_fault
 from agentrl.rollout.fleet.policy import Affinity
-from agentrl.rollout.fleet.roster import MakeEngine, Roster, build_engines
+from agentrl.rollout.fleet.roster import MakeEngine, Roster, built
 from agentrl.rollout.fleet.ticket import Ticket
 from agentrl.rollout.weights.publisher import Publisher, PublishOutcome
 from agentrl.rollout.weights.receiver import LoadCommit
@@ -61,10 +61,10 @@ class Fleet(ManagedEngine):
         self.outcome: PublishOutcome | None = None
         affinity = Affinity(config.max_imbalance)
         self._roster = Roster(config, self._catch_up, affinity.forget)
-        members = [self._roster.add(make, engine) for make, engine in zip(makers, build_engines(makers), strict=True)]
+        members = [self._roster.add(make, engine) for make, engine in zip(makers, built(makers), strict=True)]
         for member in members[: config.shared]:
             member.colocated = True
-        self._capabilities = agree([member.engine.capabilities for member in members])
+        self._capabilities = agreed([member.engine.capabilities for member in members])
         if publisher.mode not in self._capabilities.pause_modes:
             modes = ", ".join(sorted(self._capabilities.pause_modes))
             raise ConfigError(f"weights.mode={publisher.mode}: these engines can't; allowed: {modes}")
@@ -150,7 +150,7 @@ class Fleet(ManagedEngine):
     async def score(self, input_ids: Sequence[int], temperature: float = 1.0) -> list[float]:
         """Log-probability of each token given those before it, by any engine; EngineError where several fail."""
         for _ in range(self._roster.config.max_attempts):
-            scored = await self._score(await self.admission.admit("score", None), input_ids, temperature)
+            scored = await self._scored(await self.admission.admit("score", None), input_ids, temperature)
             if scored is not None:
                 return scored
         raise EngineError(f"no engine scored a prompt of {len(input_ids)} tokens (fleet.max_attempts)")
@@ -158,10 +158,10 @@ class Fleet(ManagedEngine):
     async def scores(self, input_ids: Sequence[int], temperature: float = 1.0) -> dict[str, list[float]]:
         """Return `score` by every engine that is in use, to compare them; one that fails meanwhile is left out."""
         ready = self._roster.in_state(MemberState.READY)
-        found = await asyncio.gather(*(self._score(member, input_ids, temperature) for member in ready.values()))
+        found = await asyncio.gather(*(self._scored(member, input_ids, temperature) for member in ready.values()))
         return {name: scored for name, scored in zip(ready, found, strict=True) if scored is not None}
 
-    async def _score(self, member: Member, input_ids: Sequence[int], temperature: float) -> list[float] | None:
+    async def _scored(self, member: Member, input_ids: Sequence[int], temperature: float) -> list[float] | None:
         """The engine's answer; None where it fails, or hangs for `weights.timeout` seconds and is given up."""
         try:
             async with asyncio.timeout(self.publisher.timeout):

@@ -20,7 +20,7 @@ from enum import StrEnum
 
 from agentrl.config import FleetConfig
 from agentrl.errors import AgentRLError, DeadlineExceeded, EngineError, InvalidInput
-from agentrl.rollout.engines.managed import as_managed
+from agentrl.rollout.engines.managed import managed
 from agentrl.rollout.fleet.ticket import LeasedTicket, Ticket
 from agentrl.sessions.tree.generation import aclose
 from agentrl.types import Chunk, Engine, PauseMode, Placed, Sampling, Turn, begin_turn
@@ -65,7 +65,7 @@ class Member:
 
     def set_engine(self, engine: Engine) -> None:
         """Start anew with another engine."""
-        self.engine, self.managed = engine, as_managed(engine)
+        self.engine, self.managed = engine, managed(engine)
         self.receiver = self.managed.receiver
         self.paused = self.updating = self.asleep = False
         self.failed_requests: set[bytes] = set()  # the requests that failed in a row
@@ -132,7 +132,7 @@ class Member:
         silent = probed - self.progress
         busy = bool(self.open) and not self.paused
         if busy and silent > self.config.stall_timeout:
-            if self._list_leased() and (await self.generates() or self.paused):  # whoever runs its requests does not tell
+            if self._leased() and (await self.generates() or self.paused):  # whoever runs its requests does not tell
                 self.progressed()
                 return ""
             return f"no token came for {silent:.0f} s, with {len(self.open)} requests open (fleet.stall_timeout)"
@@ -204,26 +204,26 @@ class Member:
         await self.engine.pause(mode)
         self.paused = self.updating = True
         if mode is PauseMode.ABORT:
-            for ticket in self._list_leased():
+            for ticket in self._leased():
                 ticket.abort()
 
-    def _list_leased(self) -> list[LeasedTicket]:
+    def _leased(self) -> list[LeasedTicket]:
         return [ticket for ticket in self.open if isinstance(ticket, LeasedTicket)]
 
     def recall(self) -> None:
         """Have other processes give back their leases, each after its request under way."""
-        for ticket in self._list_leased():
+        for ticket in self._leased():
             ticket.recall()
 
     async def _leases_over(self) -> None:
-        for ticket in self._list_leased():
+        for ticket in self._leased():
             await ticket.over.wait()
 
     async def resume(self, version: int | None) -> None:
         """Generate again, as policy `version`; None is the one that it had."""
         if version is not None:
             self.managed.set_version(version)
-            for ticket in self._list_leased():
+            for ticket in self._leased():
                 ticket.set_version(version)
         await self.engine.resume()
         self.paused = self.updating = False

@@ -47,11 +47,11 @@ async def _follow(fleet: Fleet, make: Callable[[], Engine], before: int, most: i
     try:
         while True:
             nodes = await in_thread(cluster.current().nodes)
-            drained = elastic.find_drained(nodes)
+            drained = elastic.drained(nodes)
             leaving = {name for name, member in fleet.engines.items() if member.managed.node in drained}
             staying = fleet.engines.keys() - leaving
             others = any(fleet.engines[name].state is MemberState.READY for name in staying)
-            want = elastic.count_wanted(count, most, before, _usable(nodes))
+            want = elastic.wanted(count, most, before, _usable(nodes))
             for _ in range(want - len(staying)):
                 await fleet.add(lambda: asyncio.to_thread(make))
             for name in leaving - removing.keys() if others else ():

@@ -19,7 +19,7 @@ from agentrl.common.scratch import ScratchFolder
 from agentrl.config import EngineConfig, FleetConfig, WeightsConfig
 from agentrl.errors import ConfigError
 from agentrl.rollout.engines import ENGINES, make_engine
-from agentrl.rollout.fleet import divide_cores, has_publisher
+from agentrl.rollout.fleet import divided, has_publisher
 from agentrl.rollout.fleet.fleet import Fleet
 from agentrl.rollout.weights import conversion, make_publisher
 from agentrl.rollout.weights.buckets import Named
@@ -74,7 +74,7 @@ class ReferenceEngine:
         folder = self._scratch.path / "exported"
         convert = conversion(self._sent, self._base, self._config)
         await asyncio.to_thread(write_snapshot, convert(weights), folder, self._base, self._limit)
-        settings = divide_cores(self._config, self._fleet, folder)[0]
+        settings = divided(self._config, self._fleet, folder)[0]
         publisher = make_publisher(self._sent, folder, settings, ENGINES.find(settings.name).ranks(settings))
         engine = Fleet([lambda: make_engine(settings, folder)], publisher, self._fleet)
         await engine.start()

@@ -21,7 +21,7 @@ MakeEngine = Callable[[], Engine | Awaitable[Engine]]
 _BACKOFF = 30.0  # seconds at most between two starts of one engine
 
 
-def build_engines(makers: Sequence[Callable[[], Engine]]) -> list[Engine]:
+def built(makers: Sequence[Callable[[], Engine]]) -> list[Engine]:
     """Engines that can say what they promise. They load at the same time; one that dies meanwhile is built again.
 
     Raises:
@@ -96,7 +96,7 @@ class Roster:
 
     async def drain(self, name: str) -> None:
         """Give an engine nothing new, and wait until it has finished what it has."""
-        member = self._find(name)
+        member = self._named(name)
         await self.set(member, MemberState.DRAINING)
         member.recall()
         async with self.changed:
@@ -110,7 +110,7 @@ class Roster:
         await self.set(member, MemberState.STOPPED)
         await member.close()
 
-    def _find(self, name: str) -> Member:
+    def _named(self, name: str) -> Member:
         if name not in self.members:
             raise InvalidInput(f"no engine is called {name!r}; there are {', '.join(self.members)}")
         return self.members[name]

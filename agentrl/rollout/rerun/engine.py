@@ -12,10 +12,10 @@ from typing import Any
 
 from agentrl.envs.results import IN_TOOLS
 from agentrl.errors import Diverged, EngineError
-from agentrl.rollout.engines.managed import ManagedEngine, as_managed
+from agentrl.rollout.engines.managed import ManagedEngine, managed
 from agentrl.rollout.rerun.divergence import same, same_prompt
 from agentrl.rollout.stream.outcomes import GroupOutcome
-from agentrl.sessions.gateway.schedule import is_answered, prompt_of
+from agentrl.sessions.gateway.schedule import answered, prompt_of
 from agentrl.sessions.tree import tree
 from agentrl.sessions.tree.generation import aclose, join_attempts
 from agentrl.types import (
@@ -58,7 +58,7 @@ class Recording:
         """Return whether a session is not played again: the clock or a failure decided its end, or an answer."""
         ends = [(session.status, session.error), *((branch.status, branch.error) for branch in session.branches)]
         late = any(status is Status.TRUNCATED and "took longer than" in (error or "") for status, error in ends)
-        late = late or session.counters.get("branch/late", 0) > 0 or not is_answered(session)
+        late = late or session.counters.get("branch/late", 0) > 0 or not answered(session)
         failed = session.status in (Status.INFRA_ERROR, Status.ABORTED, Status.OPEN) or IN_TOOLS in session.counters
         return not self.play or late or failed or session.counters.get("tool_errors/timeout", 0) > 0
 
@@ -73,7 +73,7 @@ class RerunEngine(ManagedEngine):
 
     def __init__(self, engine: Engine, recording: Recording) -> None:
         self.inner, self.recording = engine, recording
-        self.colocated = as_managed(engine).colocated
+        self.colocated = managed(engine).colocated
         self._by_id = {session.id: session for session in recording.sessions.values()}
         self._left = {
             (session.id, node.id, span.start): span.version
@@ -117,7 +117,7 @@ class RerunEngine(ManagedEngine):
                 if place.isdecimal()
                 else self._of_request(session, request_id, input_ids, sampling)
             )
-            async for item in self._play_recorded(request_id, session, node, input_ids, sampling, attached):
+            async for item in self._recorded(request_id, session, node, input_ids, sampling, attached):
                 yield item
         except Diverged as error:
             self.fail(error)  # whoever asked may be an agent program, which sees a failed request only
@@ -136,7 +136,7 @@ class RerunEngine(ManagedEngine):
                 return turn
         if not left:
             raise Diverged(f"session {session.id}: a turn is requested after the last one of the recording")
-        likely = max(left, key=lambda turn: _count_shared(prompt_of(session, turn), ids))
+        likely = max(left, key=lambda turn: _shared(prompt_of(session, turn), ids))
         same_prompt(session, likely, ids)
         where = f"session {session.id}, turn {likely.id}"
         raise Diverged(f"{where}: it is requested as another attempt than the recorded one, or with another seed")
@@ -148,7 +148,7 @@ class RerunEngine(ManagedEngine):
             raise Diverged(f"session {session.id}, turn {place}: a turn is to be generated, and the recording {found}")
         return node
 
-    async def _play_recorded(
+    async def _recorded(
         self,
         request_id: str,
         session: Session,
@@ -235,11 +235,11 @@ class RerunEngine(ManagedEngine):
 
     async def scores(self, input_ids: Sequence[int], temperature: float = 1.0) -> dict[str, list[float]]:
         """Return the log-probabilities of all engines."""
-        return await as_managed(self.inner).scores(input_ids, temperature)
+        return await managed(self.inner).scores(input_ids, temperature)
 
     async def checksums(self) -> dict[str, str]:
         """Return the checksums of all engines."""
-        return await as_managed(self.inner).checksums()
+        return await managed(self.inner).checksums()
 
     async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:
         """Pause the engine."""
@@ -259,20 +259,20 @@ class RerunEngine(ManagedEngine):
 
     async def start(self) -> None:
         """Start the engine."""
-        await as_managed(self.inner).start()
+        await managed(self.inner).start()
 
     async def sleep(self, tags: Sequence[str] = ("weights", "kv_cache")) -> None:
         """Let the engine sleep."""
-        await as_managed(self.inner).sleep(tags)
+        await managed(self.inner).sleep(tags)
 
     async def wake(self, tags: Sequence[str] = ("weights", "kv_cache")) -> None:
         """Wake the engine."""
-        await as_managed(self.inner).wake(tags)
+        await managed(self.inner).wake(tags)
 
     async def close(self) -> None:
         """Close the engine."""
         await self.inner.close()
 
 
-def _count_shared(one: Sequence[int], other: Sequence[int]) -> int:
+def _shared(one: Sequence[int], other: Sequence[int]) -> int:
     return next((place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), len(one))

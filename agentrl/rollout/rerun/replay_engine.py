@@ -10,7 +10,7 @@ from typing import Any
 
 from agentrl.attachments import support
 from agentrl.errors import Diverged
-from agentrl.rollout.engines.managed import ManagedEngine, as_managed
+from agentrl.rollout.engines.managed import ManagedEngine, managed
 from agentrl.rollout.rerun.divergence import same_prompt
 from agentrl.rollout.stream.seeds import derive
 from agentrl.sessions.tree.generation import aclose
@@ -111,7 +111,7 @@ class ReplayEngine(ManagedEngine):
 
     async def checksums(self) -> dict[str, str]:
         """Return the engine's checksums."""
-        return await as_managed(self.inner).checksums()
+        return await managed(self.inner).checksums()
 
     async def publish(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
         """Publish to the engine."""
@@ -135,7 +135,7 @@ class ReplayEngine(ManagedEngine):
 
     async def start(self) -> None:
         """Start the engine."""
-        await as_managed(self.inner).start()
+        await managed(self.inner).start()
 
     async def close(self) -> None:
         """Close the engine."""

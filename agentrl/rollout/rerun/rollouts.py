@@ -117,7 +117,7 @@ class RerunStream(Stream):
         assert isinstance(self.rollouts, RerunRollouts)
         return self.rollouts.recording
 
-    def _choose(self) -> list[Group]:
+    def _chosen(self) -> list[Group]:
         groups = [
             self._new(outcome.number, outcome.choice, outcome.attempt)
             for outcomes in self.recording.trained.values()
@@ -127,11 +127,11 @@ class RerunStream(Stream):
         begun = {group.number for group in self._taken.values()} | set(self.buffer.begun)
         return [group for group in groups if group.number not in begun]
 
-    def _list_wanted(self, count: int) -> list[int]:
+    def _wanted(self, count: int) -> list[int]:
         return [outcome.number for outcome in self.recording.trained.get(self.gate.published + 1, ())]
 
     def _ready(self, count: int) -> list[Group] | None:
-        numbers = self._list_wanted(count)
+        numbers = self._wanted(count)
         if not self.buffer.finished.issuperset(numbers):
             return None
         return [self.buffer.drop(number) for number in numbers]

@@ -12,7 +12,7 @@ from typing import Any
 
 from agentrl.config.data import DataConfig
 from agentrl.errors import ConfigError
-from agentrl.rollout.sources.messages import Example, MessageReader, parse_json
+from agentrl.rollout.sources.messages import Example, MessageReader, parsed
 
 OURS = ("messages", "prompt", "completion", "text", "tools", "system", "chosen", "rejected", "scored", "label")
 MESSAGES = {"messages": "TRL, OpenAI", "conversations": "ShareGPT", "conversation": "ShareGPT"}
@@ -73,7 +73,7 @@ def choose_columns(row: Mapping[str, Any], config: DataConfig, place: str) -> Co
     if (tools := next((name for name in TOOLS if name in there), None)) is not None:
         beside["tools"] = tools
     beside |= {ours: columns[ours] for ours in ("tools", "system") if ours in columns}
-    fitting = _map(columns, config) or _list_known(there, config)
+    fitting = _mapped(columns, config) or _known(there, config)
     if not fitting:
         raise ConfigError(_missing(there, row, config, place))
     if len(fitting) > 1:
@@ -89,7 +89,7 @@ def choose_columns(row: Mapping[str, Any], config: DataConfig, place: str) -> Co
     return ColumnChoice({**chosen.taken, **extra, **beside}, chosen.known, chosen.chat)
 
 
-def _map(columns: Mapping[str, str], config: DataConfig) -> list[ColumnChoice]:
+def _mapped(columns: Mapping[str, str], config: DataConfig) -> list[ColumnChoice]:
     """The reading that the settings ask for."""
     chat = None if config.strings is None else config.strings == "chat"
     kinds = (("messages",), ("prompt", "completion"), ("text",))
@@ -97,7 +97,7 @@ def _map(columns: Mapping[str, str], config: DataConfig) -> list[ColumnChoice]:
     return [ColumnChoice({ours: columns[ours] for ours in kind}, chat=chat) for kind in fitting]
 
 
-def _list_known(there: set[str], config: DataConfig) -> list[ColumnChoice]:
+def _known(there: set[str], config: DataConfig) -> list[ColumnChoice]:
     """The readings by names that are known; a column that the settings name has that name alone."""
     mapped = config.columns
     said = None if config.strings is None else config.strings == "chat"
@@ -115,7 +115,7 @@ def _list_known(there: set[str], config: DataConfig) -> list[ColumnChoice]:
 
 def conversations_in(row: Mapping[str, Any], config: DataConfig) -> bool:
     """Return whether a row has columns that are known for a conversation."""
-    return bool(_list_known({name for name, value in row.items() if value is not None}, config))
+    return bool(_known({name for name, value in row.items() if value is not None}, config))
 
 
 def _missing(there: set[str], row: Mapping[str, Any], config: DataConfig, place: str) -> str:
@@ -154,14 +154,14 @@ def read_example(
             return reader.example(place, _after_system(own), own.get("tools"))
         if "text" in own:
             return reader.example(place, [{"role": "assistant", "content": _text(own, "text")}], plain=True)
-        return _read_prompted(own, chosen, config, place, reader)
+        return _prompted(own, chosen, config, place, reader)
     except ValueError as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"data={config.name}: {place}: {error}") from None
 
 
-def _read_prompted(
+def _prompted(
     own: dict[str, Any], chosen: ColumnChoice, config: DataConfig, place: str, reader: MessageReader
 ) -> Example:
     prompt, completion = own["prompt"], own["completion"]
@@ -193,7 +193,7 @@ def _after_system(own: Mapping[str, Any]) -> Any:
     Raises:
         ValueError: they begin with another one.
     """
-    messages, system = parse_json(own["messages"]), own.get("system")
+    messages, system = parsed(own["messages"]), own.get("system")
     if not system or not isinstance(messages, list) or not messages:
         return messages
     first = messages[0] if isinstance(messages[0], Mapping) else {}

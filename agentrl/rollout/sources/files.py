@@ -78,7 +78,7 @@ class Conversations:
             tasks = self.tasks[split] = []
             for examples in trees:
                 session = Session("counted", Task(id="counted"))
-                examples = self._write(session, examples, writer, counts)
+                examples = self._written(session, examples, writer, counts)
                 if session.nodes and examples:
                     task = _task(examples)
                     tasks.append(task)
@@ -87,7 +87,7 @@ class Conversations:
                 fates = "; ".join(_fates(counts)) or "there is none"
                 raise ConfigError(f"data={self.config.name}: no conversation for {split!r} has trained tokens: {fates}")
 
-    def _write(
+    def _written(
         self, session: Session, examples: list[Example], writer: TreeWriter, counts: TreeCounts
     ) -> list[Example]:
         """The conversations of a tree that are trained on, once they are written; of pairs all or none."""

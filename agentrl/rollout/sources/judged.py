@@ -89,7 +89,7 @@ class PairRow:
 
     def write(self, number: int, writer: TreeWriter, counts: TreeCounts) -> list[Session]:
         """A session of each side; none where one is left out, or both are the same."""
-        found = [_write(example, writer, counts) for example in (self.chosen, self.rejected)]
+        found = [_written(example, writer, counts) for example in (self.chosen, self.rejected)]
         if not all(session.nodes for session in found):
             return []
         ids = [[token for node in session.nodes for token in node.token_ids] for session in found]
@@ -126,7 +126,7 @@ class ScoredRow:
 
     def write(self, number: int, writer: TreeWriter, counts: TreeCounts) -> list[Session]:
         """A session with the value as its reward."""
-        session = _write(self.example, writer, counts)
+        session = _written(self.example, writer, counts)
         session.reward, session.rewards = self.value, {self.name: self.value}
         return [session] if session.nodes else []
 
@@ -139,7 +139,7 @@ def mark_ends(session: Session) -> None:
         node.trainable = [node.id in ends and place == last for place in range(len(node.token_ids))]
 
 
-def _write(example: Example, writer: TreeWriter, counts: TreeCounts) -> Session:
+def _written(example: Example, writer: TreeWriter, counts: TreeCounts) -> Session:
     session = Session("", Task(id=example.place), status=Status.COMPLETED)
     writer.write(session, [example], counts)
     mark_ends(session)

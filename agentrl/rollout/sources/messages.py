@@ -75,7 +75,7 @@ class MessageReader:
         Raises:
             ValueError: they are none.
         """
-        rows = parse_json(rows)
+        rows = parsed(rows)
         if not isinstance(rows, Sequence) or isinstance(rows, str) or not rows:
             raise ValueError("there are no messages")
         messages: list[Message] = []
@@ -101,11 +101,11 @@ class MessageReader:
             raise ValueError(f"message {number + 1} has no role (its fields: {', '.join(row)})")
         role = SHAREGPT.get(said, said) if "role" not in row else ROLES.get(said, said)
         content = row.get("content", row.get("value"))
-        calls = parse_json(row.get("tool_calls")) or []
-        if one := parse_json(row.get("function_call")):
+        calls = parsed(row.get("tool_calls")) or []
+        if one := parsed(row.get("function_call")):
             calls = [*calls, one]
         if said == "function_call" and "value" in row:
-            found = parse_json(content)
+            found = parsed(content)
             calls, content = found if isinstance(found, list) else [found], None
         data: dict[str, Any] = {"role": role, "content": content}
         if calls:
@@ -113,7 +113,7 @@ class MessageReader:
         if reasoning := next((row[name] for name in REASONING if row.get(name)), None):
             data["reasoning_content"] = reasoning
         if role == "tool":
-            data["tool_call_id"] = row.get("tool_call_id") or _find_answered(before)
+            data["tool_call_id"] = row.get("tool_call_id") or _answered(before)
             data["name"] = row.get("name")
             if content is not None and not isinstance(content, str | list):
                 data["content"] = json.dumps(content, ensure_ascii=False)
@@ -138,7 +138,7 @@ def _without_marks(row: dict[str, Any]) -> tuple[dict[str, Any], tuple[Span, ...
 
 def _call(call: Any, unnamed: str) -> dict[str, Any]:
     """A tool call in OpenAI's shape; arguments that are a mapping become JSON, without columns that are empty."""
-    call = parse_json(call)
+    call = parsed(call)
     if not isinstance(call, Mapping):
         raise ValueError(f"a tool call is {call!r}")
     function = call.get("function") or call
@@ -151,7 +151,7 @@ def _call(call: Any, unnamed: str) -> dict[str, Any]:
     return {"id": str(call.get("id") or unnamed), "function": {"name": function["name"], "arguments": arguments}}
 
 
-def _find_answered(before: Sequence[Message]) -> str | None:
+def _answered(before: Sequence[Message]) -> str | None:
     """The id of the call that a result without one answers: the first that has no answer yet."""
     given = {message.tool_call_id for message in before if message.role == "tool"}
     calls = [call.id for message in before for call in message.tool_calls or ()]
@@ -159,14 +159,14 @@ def _find_answered(before: Sequence[Message]) -> str | None:
 
 
 def _tools(tools: Any) -> tuple[dict[str, Any], ...]:
-    found = parse_json(tools) or ()
+    found = parsed(tools) or ()
     if not isinstance(found, Sequence) or isinstance(found, str):
         raise ValueError(f"tools are {type(found).__name__}, no list")
-    schemas = [dict(parse_json(tool)) for tool in found]
+    schemas = [dict(parsed(tool)) for tool in found]
     return tuple(each if "function" in each else {"type": "function", "function": each} for each in schemas)
 
 
-def parse_json(value: Any) -> Any:
+def parsed(value: Any) -> Any:
     """Return JSON in a string, as its value; anything else, and text that is no JSON list or object, as it is."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:

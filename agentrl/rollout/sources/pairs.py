@@ -15,7 +15,7 @@ from typing import Any, Literal
 from agentrl.config.data import DataConfig
 from agentrl.errors import ConfigError
 from agentrl.rollout.sources.columns import ColumnChoice, choose_columns, conversations_in, read_example
-from agentrl.rollout.sources.messages import ROLES, SHAREGPT, Example, MessageReader, parse_json
+from agentrl.rollout.sources.messages import ROLES, SHAREGPT, Example, MessageReader, parsed
 
 Compared = Literal["pairs", "labels"]
 """The form in which an algorithm compares replies; see `Needs.pairs` and `Needs.labels`."""
@@ -59,7 +59,7 @@ def choose_compared(row: Mapping[str, Any], config: DataConfig, place: str, comp
     ]
     for chosen, rejected, who in replies:
         if {chosen, rejected} <= there:
-            return _add_prompt(row, there, config, {"chosen": chosen, "rejected": rejected}, who)
+            return _prompted(row, there, config, {"chosen": chosen, "rejected": rejected}, who)
         if (chosen in there) != (rejected in there) and not (compared == "labels" and "label" in columns):
             one, other = ("chosen", "rejected") if chosen in there else ("rejected", "chosen")
             raise ConfigError(
@@ -68,7 +68,7 @@ def choose_compared(row: Mapping[str, Any], config: DataConfig, place: str, comp
             )
     several = columns.get("scored") or next((name for name in SCORED if _is_scored(row.get(name))), None)
     if several is not None:
-        return _add_prompt(row, there, config, {"scored": several}, "UltraFeedback")
+        return _prompted(row, there, config, {"scored": several}, "UltraFeedback")
     label = columns.get("label") or next((name for name in LABELS if name in there), None)
     if compared == "labels" and label is not None:
         found = choose_columns(row, config, place)
@@ -76,7 +76,7 @@ def choose_compared(row: Mapping[str, Any], config: DataConfig, place: str, comp
     raise ConfigError(_missing(row, config, place, compared, label))
 
 
-def _add_prompt(
+def _prompted(
     row: Mapping[str, Any], there: set[str], config: DataConfig, replies: dict[str, str], who: str
 ) -> ColumnChoice:
     """The replies' columns with those of the prompt, of tools and of a system message."""
@@ -127,7 +127,7 @@ def read_compared(
             trained = example.trained if "prompt" in own else marks
             return [replace(example, trained=trained, reward=_verdict(own["label"], chosen.taken["label"]))]
         if "scored" in own:
-            replies = [(_field(each, TEXTS), _number(_field(each, SCORES))) for each in parse_json(own["scored"])]
+            replies = [(_field(each, TEXTS), _number(_field(each, SCORES))) for each in parsed(own["scored"])]
         else:
             replies = [(own["chosen"], 1.0), (own["rejected"], 0.0)]
         names = [chosen.taken["scored"]] * len(replies) if "scored" in own else [chosen.taken[n] for n in PREFERRED]
@@ -147,8 +147,8 @@ def _read(
     place: str,
     reader: MessageReader,
 ) -> Iterator[Example]:
-    prompt = parse_json(own.get("prompt"))
-    listed = [parse_json(reply) for reply, _ in replies]
+    prompt = parsed(own.get("prompt"))
+    listed = [parsed(reply) for reply, _ in replies]
     for reply, name in zip(listed, names, strict=True):
         if not reply:
             raise ValueError(f"{name!r} is empty")
@@ -171,7 +171,7 @@ def _read(
     if own.get("system"):
         before = [{"role": "system", "content": own["system"]}, *before]
     whole = [_whole(before, reply, name) for reply, name in zip(listed, names, strict=True)]
-    shared = _count_shared([[_key(message) for message in each] for each in whole])
+    shared = _shared([[_key(message) for message in each] for each in whole])
     context = max(shared, len(before))
     for messages, (_, reward) in zip(whole, replies, strict=True):
         marked = [{**message, "train": False} if n < context else message for n, message in enumerate(messages)]
@@ -209,7 +209,7 @@ def _plain(
             "data.strings=plain as it is (as TRL does)"
         )
     if prompt is None:
-        prompt = re.sub(r"\S*$", "", replies[0][: _count_shared(replies)]).rstrip(" ")
+        prompt = re.sub(r"\S*$", "", replies[0][: _shared(replies)]).rstrip(" ")
         replies = [reply[len(prompt) :] for reply in replies]
     for reply, reward in zip(replies, rewards, strict=True):
         parts = [{"role": "user", "content": prompt}] if prompt else []
@@ -218,7 +218,7 @@ def _plain(
         )
 
 
-def _count_shared(rows: Sequence[Sequence[Any]]) -> int:
+def _shared(rows: Sequence[Sequence[Any]]) -> int:
     """The number of items that all rows begin with."""
     return sum(1 for _ in takewhile(lambda items: len(set(items)) == 1, zip(*rows, strict=False)))
 
@@ -240,7 +240,7 @@ def _list(value: Any) -> list[Any]:
     Raises:
         ValueError: it is something else.
     """
-    value = parse_json(value)
+    value = parsed(value)
     if isinstance(value, Mapping):
         return [value]
     if not isinstance(value, list | tuple | None) or not all(isinstance(each, Mapping) for each in value or ()):
@@ -258,7 +258,7 @@ def _key(message: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _is_scored(value: Any) -> bool:
-    found = parse_json(value)
+    found = parsed(value)
     return isinstance(found, list) and len(found) > 1 and all(isinstance(each, Mapping) for each in found)
 
 
@@ -289,6 +289,6 @@ def column(row: Mapping[str, Any], name: str) -> Any:
     """A row's value at a column's name, `a.b` inside of a column; None where there is none."""
     found: Any = row
     for part in [name] if name in row else name.split("."):
-        found = parse_json(found)
+        found = parsed(found)
         found = found.get(part) if isinstance(found, Mapping) else None
     return found

@@ -91,9 +91,9 @@ class StepRow:
             node.reward = None if step.label is None else float(step.label)
             nodes[place], lengths[place] = node.id, length
             labelled += step.label is not None
-        return self._keep(session, labelled, len(nodes) - 1, writer, counts)
+        return self._kept(session, labelled, len(nodes) - 1, writer, counts)
 
-    def _keep(
+    def _kept(
         self, session: Session, labelled: int, written: int, writer: TreeWriter, counts: TreeCounts
     ) -> list[Session]:
         """The session, where it has a labelled step, and all of its steps or as many as may be cut to."""
@@ -126,7 +126,7 @@ def read_steps(config: DataConfig, classes: Sequence[str], separator: str) -> Ju
 
     def read(row: Mapping[str, Any], place: str) -> list[StepRow]:
         where = f"data={config.name}: {place}"
-        prompt, steps, format_name = _parse(row, classes, where)
+        prompt, steps, format_name = _parsed(row, classes, where)
         if not steps:
             raise ConfigError(f"{where} has no steps")
         found.note(f"steps as {format_name} has them; labels are of {', '.join(classes)}")
@@ -140,7 +140,7 @@ def read_steps(config: DataConfig, classes: Sequence[str], separator: str) -> Ju
     return read_judged(config, read, found)
 
 
-def _parse(row: Mapping[str, Any], classes: Sequence[str], where: str) -> tuple[Any, list[LabelledStep], str]:
+def _parsed(row: Mapping[str, Any], classes: Sequence[str], where: str) -> tuple[Any, list[LabelledStep], str]:
     """A row's prompt, its steps, and whose format it is."""
     question, label = row.get("question"), row.get("label")
     if isinstance(question, Mapping) and isinstance(label, Mapping) and "steps" in label:
@@ -169,7 +169,7 @@ def _chain(texts: Sequence[str], labels: Sequence[int | None]) -> list[LabelledS
     ]
 
 
-def _rate(rating: Any, classes: Sequence[str], where: str) -> int | None:
+def _rated(rating: Any, classes: Sequence[str], where: str) -> int | None:
     """The class of a rating of -1, 0 or 1; of two classes a neutral step is right, as PRM800K's authors count it."""
     if rating is None:
         return None
@@ -188,7 +188,7 @@ def _prm800k(rows: Sequence[Mapping[str, Any]], classes: Sequence[str], where: s
         places = []
         for each in given:
             places.append(len(found))
-            found.append(LabelledStep(str(each["text"]), _rate(each.get("rating"), classes, where), parent))
+            found.append(LabelledStep(str(each["text"]), _rated(each.get("rating"), classes, where), parent))
         chosen = row.get("chosen_completion")
         if not places:
             break

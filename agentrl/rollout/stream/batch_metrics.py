@@ -14,7 +14,7 @@ from typing import Any
 from agentrl.common.untrusted import safe_json
 from agentrl.config import EvalConfig
 from agentrl.envs.results import INVALID, invalid
-from agentrl.rollout.stream.health import sessions_of, has_worked
+from agentrl.rollout.stream.health import sessions_of, worked
 from agentrl.rollout.stream.statistics import ROUNDING, caution, in_unit_range, interval, pass_at_k, pass_hat_k
 from agentrl.rollout.stream.usage import Usage
 from agentrl.rollout.workers.held import sizes_of, usage
@@ -167,7 +167,7 @@ class Evaluation:
     pass_hat: Mapping[int, float]
     infra_errors: int
     generated: int
-    has_worked: bool
+    worked: bool
     usage: Usage
     cost: float | None
     errors: Mapping[str, int]
@@ -181,7 +181,7 @@ class Evaluation:
             f"pass@{k} {self.pass_at[k]:.3f}" + (f"  pass^{k} {self.pass_hat[k]:.3f}" if k > 1 else "") for k in ends
         )
         within = "" if math.isnan(self.low) else f"  95% CI [{self.low:.3f}, {self.high:.3f}]{self._caution()}"
-        return f"mean {self.mean:.3f}{within}  {passes}  n={self.sessions}{self._describe_lost()}"
+        return f"mean {self.mean:.3f}{within}  {passes}  n={self.sessions}{self._lost()}"
 
     @property
     def summary(self) -> str:
@@ -201,7 +201,7 @@ class Evaluation:
         said = score_caution([task.scores for task in self.scores])
         return f" ({said})" if said else ""
 
-    def _describe_lost(self) -> str:
+    def _lost(self) -> str:
         unrewarded = self.generated - self.sessions - self.infra_errors - sum(self.invalid.values())
         kinds = {"lost to infrastructure": self.infra_errors, "without a reward": unrewarded}
         kinds |= {INVALID[name]: number for name, number in self.invalid.items()}
@@ -248,7 +248,7 @@ def evaluate_groups(groups: Sequence[Group], config: EvalConfig) -> Evaluation:
         sessions=sum(map(len, played)),
         infra_errors=sum(s.status is Status.INFRA_ERROR and not invalid(s) for s in sessions),
         generated=len(sessions),
-        worked=any(map(has_worked, sessions)),
+        worked=any(map(worked, sessions)),
         usage=spent,
         cost=spent.cost(config.prompt_price, config.completion_price),
         errors=errors_by_blame(sessions),

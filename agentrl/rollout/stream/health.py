@@ -35,7 +35,7 @@ def sessions_of(groups: Sequence[Group]) -> list[Session]:
     return [session for group in groups for session in group.sessions]
 
 
-def has_worked(session: Session) -> bool:
+def worked(session: Session) -> bool:
     """Return whether a session is evidence about its policy: it had a turn and did not fail, or a positive score."""
     return (session.turns > 0 and session.status not in FAILURES) or (session.score or 0.0) > 0.0
 
@@ -173,7 +173,7 @@ class HealthMonitor:
             AgentError: sessions had no turns for `STEPS_WITHOUT_TURNS` steps.
         """
         sessions, warnings = sessions_of(groups), []
-        self.worked |= any(map(has_worked, sessions))
+        self.worked |= any(map(worked, sessions))
         found = finding(sessions)
         if lasting := self._lasting("batch", bool(found)):
             warnings.append(found + (f" (for {lasting} steps in a row)" if lasting > 1 else ""))

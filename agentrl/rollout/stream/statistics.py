@@ -181,7 +181,7 @@ def permutation_p(tasks: Sequence[tuple[Sequence[float], Sequence[float]]]) -> f
     mixed = [(a, b) for a, b in tasks if max(*a, *b) - min(*a, *b) > ROUNDING]
     if not mixed:
         return 1.0
-    observed = [_undo_rounding(np.array([fmean(b) - fmean(a)])) for a, b in mixed]
+    observed = [_unrounded(np.array([fmean(b) - fmean(a)])) for a, b in mixed]
     statistic = float(_statistic(sum(observed, np.zeros(1)), sum((one**2 for one in observed), np.zeros(1)))[0])
     sizes = [math.comb(len(a) + len(b), len(a)) for a, b in mixed]
     if math.prod(sizes) <= MOST_EXACT:
@@ -222,16 +222,16 @@ def _drawn_deals(scores: tuple[float, ...], first: int, ways: int, rng: np.rando
 
 
 def _differences(taken: Array, scores: tuple[float, ...], first: int) -> Array:
-    return _undo_rounding((sum(scores) - taken) / (len(scores) - first) - taken / first)
+    return _unrounded((sum(scores) - taken) / (len(scores) - first) - taken / first)
 
 
-def _undo_rounding(differences: Array) -> Array:
+def _unrounded(differences: Array) -> Array:
     return np.where(np.abs(differences) > ROUNDING, differences, 0.0)
 
 
 def _statistic(total: Array, squares: Array) -> Array:
     """The sum of differences by the root of their squares' sum, which rises with the t statistic."""
-    exact = _undo_rounding(total)
+    exact = _unrounded(total)
     return np.divide(exact, np.sqrt(squares), out=np.zeros_like(exact), where=squares > 0)
 
 

@@ -122,7 +122,7 @@ class Stream:
         if not self.buffer.ready(count, self.order):
             self.gate.wait(full=self._under_way() >= self.rollouts.slots.count)
             self._admit()
-        wanted = set(self._list_wanted(count))
+        wanted = set(self._wanted(count))
         for session in (session for number in wanted for session in self._sessions.get(number, ())):
             ended(session)
         self._report = lambda number, session: ended(session) if number in wanted else None
@@ -239,7 +239,7 @@ class Stream:
         numbers = self.buffer.begun.keys() - self.buffer.finished
         return sum(self.sessions_each - len(self._sessions.get(number, ())) for number in numbers)
 
-    def _list_wanted(self, count: int) -> list[int]:
+    def _wanted(self, count: int) -> list[int]:
         """The numbers among which the next batch is."""
         wanted = self.buffer.next(count) if self.order == "number" else list(self.buffer.begun)
         if len(wanted) < count:
@@ -250,7 +250,7 @@ class Stream:
         """The next batch, taken out of the buffer; None where it is not complete."""
         return self.buffer.take(count, self.order)
 
-    def _choose(self) -> list[Group]:
+    def _chosen(self) -> list[Group]:
         """The groups that may begin now."""
         again = sorted(self._again)[: self.gate.admits(again=True)]
         groups = [self._again.pop(number) for number in again]
@@ -260,7 +260,7 @@ class Stream:
         return groups
 
     def _admit(self) -> None:
-        batch = self._choose()
+        batch = self._chosen()
         for group in batch:
             group.step = self._step(group)
             self.buffer.begin(group)

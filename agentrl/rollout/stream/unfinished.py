@@ -209,7 +209,7 @@ class Restored:
         return ResumePoint(None, state.turn, state.agents, state.order, session.nodes[state.nodes :])
 
 
-async def restore_env(env: Env, state: EpisodeState) -> bool:
+async def restored(env: Env, state: EpisodeState) -> bool:
     """Restore an episode's environment in a new instance; where that fails it is closed."""
     try:
         await calls.restore(env, state.env)

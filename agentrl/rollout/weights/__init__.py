@@ -103,7 +103,7 @@ def conversion(config: WeightsConfig, base: Path, engine: EngineConfig) -> Conve
     """Return the conversion of weights before they are sent: the precision, and the quantised form of the base's."""
     import torch
 
-    from agentrl.rollout.weights.quantize import Fp8Blocks, convert_weights
+    from agentrl.rollout.weights.quantize import Fp8Blocks, converted
 
     dtype = getattr(torch, config.dtype or engine.dtype)
-    return partial(convert_weights, dtype=dtype, blocks=Fp8Blocks.from_folder(base))
+    return partial(converted, dtype=dtype, blocks=Fp8Blocks.from_folder(base))

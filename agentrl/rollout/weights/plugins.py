@@ -116,15 +116,15 @@ class AutoPlugin(TransportPlugin):
 
     def make(self, config: AutoConfig, base: Path, engine: EngineConfig, ranks: int) -> Transport:
         """Build the engine's preferred transport."""
-        plugin = self._find_preferred(config, engine)
+        plugin = self._preferred(config, engine)
         return plugin.make(_settings(config, plugin.settings), base, engine, ranks)
 
     def is_direct(self, config: AutoConfig, engine: EngineConfig) -> bool:
         """Return whether the engine's preferred transport is direct."""
-        plugin = self._find_preferred(config, engine)
+        plugin = self._preferred(config, engine)
         return plugin.is_direct(_settings(config, plugin.settings), engine)
 
-    def _find_preferred(self, config: AutoConfig, engine: EngineConfig) -> TransportPlugin:
+    def _preferred(self, config: AutoConfig, engine: EngineConfig) -> TransportPlugin:
         return TRANSPORTS.find("disk" if config.delta else ENGINES.find(engine.name).transport(engine))
 
 

@@ -100,7 +100,7 @@ def quantise(weight: Tensor, block: Sequence[int] = (128, 128)) -> tuple[Tensor,
     return scaled.view(padded.shape)[:n, :k].to(torch.float8_e4m3fn).contiguous(), scale
 
 
-def convert_weights(weights: Iterable[Named], dtype: torch.dtype, blocks: Fp8Blocks | None) -> Iterator[Named]:
+def converted(weights: Iterable[Named], dtype: torch.dtype, blocks: Fp8Blocks | None) -> Iterator[Named]:
     """Convert weights as engines load them: quantised where the model's folder is, and the rest in `dtype`."""
     if blocks is None:
         return cast(weights, dtype)

@@ -151,7 +151,7 @@ def whole_of(adapter: SavedAdapter, base: Path | None = None) -> Iterator[Named]
     yield from with_products(read_snapshot(base or Path(adapter.shape.base or "")), adapter)
 
 
-def merge_on(base: Path, weights: Iterable[Named]) -> Iterable[Named]:
+def merged_on(base: Path, weights: Iterable[Named]) -> Iterable[Named]:
     """Return weights that take no more from the trainer than their adapter, where an engine with this base may.
 
     That is on the same folder, or on one with the same tensors, such as a warm start's.

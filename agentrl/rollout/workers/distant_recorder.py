@@ -47,9 +47,9 @@ class DistantRecorder:
         """Store a session that is aborted with the run, where there is time for it."""
         task = asyncio.ensure_future(self._call("end", session))
         self._aborting.add(task)
-        task.add_done_callback(self._note_end)
+        task.add_done_callback(self._left)
 
-    def _note_end(self, task: asyncio.Task[Any]) -> None:
+    def _left(self, task: asyncio.Task[Any]) -> None:
         self._aborting.discard(task)
         if not task.cancelled():
             task.exception()  # nobody waits for it

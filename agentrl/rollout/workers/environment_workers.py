@@ -130,7 +130,7 @@ class EnvironmentRole:
         self._frozen: dict[str, Policy] = {}
         self._sessions = None if sessions is None else DistantPool(sessions)
         if traces is not None:
-            self._open.enter_context(tracing.export_spans(*traces, logger.warning))
+            self._open.enter_context(tracing.exported(*traces, logger.warning))
 
     async def play(
         self,
@@ -147,7 +147,7 @@ class EnvironmentRole:
             rollouts = self._rollouts = self._rollouts or await self._make_rollouts()
             told = {agent: await self._partner(agent, given) for agent, given in by_engine.items()}
             if isinstance(actor, Program):
-                actor = replace(await self._serve(), recorded=actor.recorded)
+                actor = replace(await self._served(), recorded=actor.recorded)
         policy = self._policy
         if other is not None:
             engine = DistantEngine(self._calls, other.capabilities, other.policy)
@@ -169,7 +169,7 @@ class EnvironmentRole:
         partners = await self._open.enter_async_context(open_rules(config))
         return Rollouts(make_env, self._policy, config.rollout, config.seed, partners, views=config.views)
 
-    async def _serve(self) -> ServedProgram:
+    async def _served(self) -> ServedProgram:
         if self._program is None:
             workers = None if self._gateways is None else DistantPool(self._gateways)
             if workers is not None:
@@ -240,14 +240,14 @@ class InWorkers:
             found: Session | SessionHead = await self._workers.call("play", session, *how, timeout=timeout)
         except WorkerLost as error:
             session.status, session.error = Status.INFRA_ERROR, str(error)
-            return session if self.holding is None else await self._store(rollouts, session)
+            return session if self.holding is None else await self._stored(rollouts, session)
         watchdog.progress()
         if isinstance(found, SessionHead):
             assert self.holding is not None
             return SessionRef.of(found, session.task, self.holding.store.load)
         return found
 
-    async def _store(self, rollouts: Rollouts, session: Session) -> Session:
+    async def _stored(self, rollouts: Rollouts, session: Session) -> Session:
         session.started = session.ended = time.time()
         if session.attempt:
             session.count("infra_retries", session.attempt)

@@ -80,7 +80,7 @@ class GatewayRole:
         self._gateway: LocalGateway | None = None
         self._sessions: dict[str, LocalSession] = {}
         if traces is not None:
-            self._open.enter_context(tracing.export_spans(*traces, logger.warning))
+            self._open.enter_context(tracing.exported(*traces, logger.warning))
 
     async def opened(
         self, session: Session, sampling: Sampling, recorded: Session | None

@@ -122,7 +122,7 @@ class Leases:
                     asked = policy, held.lease.start, request_id, prompt(), error
                     await self._connection().call("failed", *asked, timeout=None)
             finally:
-                self._end(held, request_id)
+                self._ended(held, request_id)
             if ticket.token_ids:
                 self._started[request_id] = ticket.versions[-1].version
                 if len(self._started) > REMEMBERED:
@@ -141,7 +141,7 @@ class Leases:
             self._kept[policy, session] = usable[:-1]
         return usable[-1] if usable else None
 
-    def _end(self, held: HeldLease, request_id: str) -> None:
+    def _ended(self, held: HeldLease, request_id: str) -> None:
         """Keep a lease whose turn has come, or give it back."""
         held.ticket = None
         if held.turn_came and held.lease.single:
@@ -191,7 +191,7 @@ class Leases:
             raise EngineError(f"{lease.engine} was started anew")
         if opening is None or start < lease.start:
             if opening is not None:
-                self._spawn(_close(opening))
+                self._spawn(_closed(opening))
             opening = self._spawn(held.opened())
             self._engines[name] = lease.start, opening
         try:
@@ -227,7 +227,7 @@ class Leases:
             self.session_over(session)
         opened = [opening for _, opening in self._engines.values()]
         self._engines.clear()
-        await asyncio.gather(*map(_close, opened))
+        await asyncio.gather(*map(_closed, opened))
 
 
 class HeldLease:
@@ -274,14 +274,14 @@ class HeldLease:
         try:
             async with aclosing(self.connection.stream("lease", *asked, timeout=None)) as messages:
                 async for message in messages:
-                    self._receive(message)
+                    self._told(message)
         except AgentRLError as told:
             error = told
         self._error = error
         if self.ticket is not None:
             self.ticket.end(error)
 
-    def _receive(self, message: EngineLease | int | PauseMode) -> None:
+    def _told(self, message: EngineLease | int | PauseMode) -> None:
         if isinstance(message, EngineLease):
             self.version = message.version
             self._given.set_result(message)
@@ -353,7 +353,7 @@ class HeldLease:
                 yield item
 
 
-async def _close(opening: asyncio.Task[EngineClient]) -> None:
+async def _closed(opening: asyncio.Task[EngineClient]) -> None:
     """Close what was opened, if it was."""
     with suppress(AgentRLError):
         await (await opening).close()

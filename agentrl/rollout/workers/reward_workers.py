@@ -28,7 +28,7 @@ from agentrl.common.foreign_errors import words
 from agentrl.config import ClusterConfig, GroupRewardConfig, RewardConfig, RunConfig, SandboxConfig
 from agentrl.envs import sandboxes
 from agentrl.envs.base import Env, RewardMark
-from agentrl.envs.rewards import NamedReward, RewardedEnvs, Value, adding, make_rewards, open_rewards
+from agentrl.envs.rewards import NamedReward, RewardedEnvs, Value, adding, make_rewards, rewarded
 from agentrl.errors import AgentRLError, Blame, DeadlineExceeded, EnvError, InfraError, WorkerLost, WorkerTimeout
 from agentrl.sessions.tree.codec import odd_place
 from agentrl.types import Session
@@ -193,7 +193,7 @@ async def open_reward_workers(
     """
     limits, configs = config.cluster, of_sessions(config.rewards)
     if not limits.rewards or not configs:
-        async with open_rewards(make_env, config.rewards) as made:
+        async with rewarded(make_env, config.rewards) as made:
             yield made, None
         return
     role = Role(
@@ -201,7 +201,7 @@ async def open_reward_workers(
         f"{__name__}:RewardRole",
         (configs, config.sandbox),
         resources=Resources(cpus=CPUS),
-        threads=cores.choose_threads(None, 1),  # as many as rewards have in the run's process
+        threads=cores.chosen(None, 1),  # as many as rewards have in the run's process
     )
     pool = WorkerPool(role, limits.rewards, limits.start_timeout, limits.max_restarts)
     processes.register_cleanup("containers of workers", sandboxes.remove_left)
@@ -224,7 +224,7 @@ async def scored_in_worker(
 ) -> AsyncIterator[MakeEnv]:
     """`open_reward_workers` in another process of the run: by its reward workers where it has any, else by itself."""
     if rewards is None:
-        async with open_rewards(make_env, configs) as made:
+        async with rewarded(make_env, configs) as made:
             yield made
         return
     pool = DistantPool(rewards.address)
@@ -245,7 +245,7 @@ async def _distant(
     make_env: MakeEnv, configs: Mapping[str, RewardConfig], marks: Sequence[RewardMark], workers: Workers
 ) -> AsyncIterator[MakeEnv]:
     of_groups = {name: each for name, each in configs.items() if isinstance(each, GroupRewardConfig)}
-    async with open_rewards(make_env, of_groups) as inner:
+    async with rewarded(make_env, of_groups) as inner:
         distant = [DistantReward(mark, configs[mark.name], workers) for mark in marks]
         groups = inner.of_groups if isinstance(inner, RewardedEnvs) else ()
         yield adding(make_env, [*distant, *groups])

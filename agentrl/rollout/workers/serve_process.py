@@ -31,7 +31,7 @@ from agentrl.config.gateway import ONE_TURN, ExclusionRule, ForwardConfig
 from agentrl.config.secrets import secret_values
 from agentrl.envs.base import Env
 from agentrl.envs.results import error_text, give_rewards
-from agentrl.envs.rewards import open_rewards
+from agentrl.envs.rewards import rewarded
 from agentrl.errors import AgentRLError, ConfigError, StoreError
 from agentrl.models.registry import model_folder
 from agentrl.rollout.engines import check_engine
@@ -168,12 +168,12 @@ def _check_workers(config: ServeConfig) -> None:
 
 
 @contextmanager
-def _observe(config: ServeConfig, *keys: str | None) -> Iterator[None]:
+def _observed(config: ServeConfig, *keys: str | None) -> Iterator[None]:
     """Send the spans and the log of the block where the settings say, without their secrets and these keys."""
     name = Path(config.store).stem
     secrets = {*secret_values(config), *filter(None, keys)}
-    logged = nullcontext() if config.log is None else logs.write_log(Path(config.log), name, secrets)
-    with logged, tracing.export_spans(config.tracing, {"agentrl.run": name}, logger.warning):
+    logged = nullcontext() if config.log is None else logs.written(Path(config.log), name, secrets)
+    with logged, tracing.exported(config.tracing, {"agentrl.run": name}, logger.warning):
         yield
 
 
@@ -204,9 +204,9 @@ async def serve_config(
     from agentrl.sessions.gateway.gateway import persistent_secret
 
     cancel_on(signal.SIGTERM)
-    async with open_rewards(Env, config.rewards) as make_env:
+    async with rewarded(Env, config.rewards) as make_env:
         score = partial(_score, make_env) if config.rewards else None
-        with _observe(config, admin_key), Store(Path(config.store)) as store:
+        with _observed(config, admin_key), Store(Path(config.store)) as store:
             async with _starting(make_engines(config.engine, config.fleet, WeightsConfig(), path)) as engine:
                 await serve(
                     engine,

@@ -64,7 +64,7 @@ async def serve_workers(tree: dict[str, Any], config: ServeConfig, announce: Cal
     Raises:
         InfraError: a port is taken, or a worker does not stay up.
     """
-    from agentrl.sessions.gateway.http.listener import address, listening, serve_app
+    from agentrl.sessions.gateway.http.listener import address, listening, served
     from agentrl.sessions.gateway.http.own_host import Hosts, OwnHost
     from agentrl.sessions.gateway.http.server import made_up_key
     from agentrl.sessions.gateway.limits import Limits
@@ -82,7 +82,7 @@ async def serve_workers(tree: dict[str, Any], config: ServeConfig, announce: Cal
         front = Front(config.host, ports, lambda number: workers[number].running, Limits().body_bytes, tls)
         kept = [asyncio.ensure_future(worker.keep()) for worker in workers]
         try:
-            async with serve_app(OwnHost(front, Hosts(config.hosts)), entrance, Limits(), tls):
+            async with served(OwnHost(front, Hosts(config.hosts)), entrance, Limits(), tls):
                 url = address(entrance, config.host, tls)
                 announce(f"the gateway listens on {url} (POST {url}/sessions opens a session); workers: {ports}")
                 done, _ = await asyncio.wait(kept, return_when=asyncio.FIRST_COMPLETED)

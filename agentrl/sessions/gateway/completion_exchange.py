@@ -33,7 +33,7 @@ class CompletionExchange(Exchange):
             words, remaining = rest, None if limit is None else limit - len(self.state.path_ids(parent))
             if remaining is not None:
                 check_length(tokenizer, len(words), remaining)
-            ids = await off_loop(len(words), lambda: _encode(tokenizer, words, remaining))
+            ids = await off_loop(len(words), lambda: _encoded(tokenizer, words, remaining))
         else:
             ids = list(rest)
         if isinstance(rest, list) and any(not 0 <= i < self.parts.engine.capabilities.vocab_size for i in rest):
@@ -86,7 +86,7 @@ class CompletionExchange(Exchange):
         return [Span(SpanKind.CONTENT, 0, len(choice.turn.token_ids))]
 
 
-def _encode(tokenizer: Tokenizer, text: str, remaining: int | None) -> list[int]:
+def _encoded(tokenizer: Tokenizer, text: str, remaining: int | None) -> list[int]:
     if remaining is not None and len(text) >= LARGE:
         check_text(tokenizer, text, remaining)
     return tokenizer.encode(text)

@@ -21,7 +21,7 @@ from agentrl.errors import StoreError
 from agentrl.sessions.gateway.entries import SessionEntry
 from agentrl.sessions.gateway.exchange import Exchange
 from agentrl.sessions.gateway.gateway import Gateway
-from agentrl.sessions.gateway.http.admission import count_request
+from agentrl.sessions.gateway.http.admission import admitted
 from agentrl.sessions.gateway.http.api_error import ApiError, Style, api_error_for
 from agentrl.sessions.gateway.wire.sse import event
 from agentrl.types import OVERLONG, FinishReason, Status
@@ -93,7 +93,7 @@ class Delivery(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Produce the reply, unless its client disconnects before that."""
         try:
-            with count_request(self.gateway, self.entry):
+            with admitted(self.gateway, self.entry):
                 await self._deliver(scope, receive, send)
         except ApiError as too_many:
             self.entry.state.retries.note_unanswered(self.exchange.request)
@@ -106,9 +106,9 @@ class Delivery(Response):
         self._client = known or GatewayClient()
         watching = None if known else asyncio.ensure_future(_watch(receive, self._client))
         task = current_task()
-        self._cancel, self._client.on_disconnect = task.cancel, self._note_disconnect
+        self._cancel, self._client.on_disconnect = task.cancel, self._disconnected
         if self._client.disconnected:
-            self._note_disconnect()
+            self._disconnected()
         try:
             await self._produce(send)
         except asyncio.CancelledError:
@@ -121,7 +121,7 @@ class Delivery(Response):
             if watching is not None:
                 watching.cancel()
 
-    def _note_disconnect(self) -> None:
+    def _disconnected(self) -> None:
         """The client has disconnected: a reply that it will not receive is not generated further."""
         if not self.sent:
             self.entry.state.session.count("gateway/disconnects")
@@ -155,11 +155,11 @@ class Delivery(Response):
         except SlowClient:
             self.entry.state.session.count("gateway/slow_readers")
         except Exception as failure:
-            await self._fail(timed, self._note_failure(failure))  # not in a variable: its traceback has this frame
+            await self._fail(timed, self._failed(failure))  # not in a variable: its traceback has this frame
         finally:
             exchange.end()
 
-    def _note_failure(self, failure: Exception) -> ApiError:
+    def _failed(self, failure: Exception) -> ApiError:
         """Note why the request failed; returns what the client is sent."""
         error = api_error_for(failure)
         state = self.entry.state

@@ -30,7 +30,7 @@ from agentrl.sessions.gateway.reading import Reading, forced_tokens
 from agentrl.sessions.gateway.retries import PendingRequest, RetryDetection
 from agentrl.sessions.gateway.session_state import SessionState
 from agentrl.sessions.gateway.sizes import LARGE, LARGE_HISTORY, characters, check_length, check_text, off_loop
-from agentrl.sessions.gateway.turn_parts import Event, cut_turn, deltas_of, merge_streams, turn_of
+from agentrl.sessions.gateway.turn_parts import Event, cut_turn, deltas_of, merged, turn_of
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.renderers.base import RenderedMessage, Renderer, Span, ToolSchema, parse
 from agentrl.sessions.renderers.call_grammar import before_arguments, call_grammar
@@ -129,8 +129,8 @@ class Exchange:
 
         What a client demands of the form of a text is then a part of it.
         """
-        request, engine, renderer, tools = self.request, self.parts.engine, self.parts.renderer, self._list_demanded()
-        if not tools or not self._has_checked_calls() or request.prefill or sampling.regex is not None:
+        request, engine, renderer, tools = self.request, self.parts.engine, self.parts.renderer, self._demanded()
+        if not tools or not self._checked() or request.prefill or sampling.regex is not None:
             return sampling
         checked = None if self.parts.generator.strict_calls else request.strict
         try:
@@ -143,11 +143,11 @@ class Exchange:
             return sampling
         return replace(sampling, lark=lark, json_schema=None)
 
-    def _has_checked_calls(self) -> bool:
+    def _checked(self) -> bool:
         """Return whether any call has to fit its tool's schema."""
         return self.parts.generator.strict_calls or bool(self.request.strict)
 
-    def _list_demanded(self) -> list[ToolSchema]:
+    def _demanded(self) -> list[ToolSchema]:
         """The tools that the turn may call."""
         request, named = self.request, {tool["function"]["name"]: tool for tool in self.request.callable}
         return [tool for name, tool in named.items() if request.may_call(name) and request.force in (None, "", name)]
@@ -177,17 +177,17 @@ class Exchange:
         after = state.session.nodes[match.parent] if match.parent is not None else None
         after = new[-1].as_node() if new else after
         if match.new:
-            new += await self._render_messages(match.new, match.parent, after, limit)
+            new += await self._rendered(match.new, match.parent, after, limit)
             after = new[-1].as_node()
         if after is None:
             raise ApiError(400, "a conversation needs at least one message", param="messages")
         self.match, self.forced = match, forced_tokens(generator.renderer, request)
-        if request.force is not None and self._has_checked_calls():
+        if request.force is not None and self._checked():
             with contextlib.suppress(RenderError):
-                self.forced = before_arguments(generator.renderer, self._list_demanded(), self.forced)
+                self.forced = before_arguments(generator.renderer, self._demanded(), self.forced)
         return self._prompt(new, [*generator.renderer.generation_prompt(after), *self.forced])
 
-    async def _render_messages(
+    async def _rendered(
         self, messages: Sequence[Message], parent: int | None, after: Node | None, limit: int | None
     ) -> list[RenderedMessage]:
         """New messages with their tokens; large ones are tokenised in a thread."""
@@ -242,7 +242,7 @@ class Exchange:
         generated: list[GeneratedTurn | None] = [None] * self.request.n
         deadline = time.monotonic() + self.parts.limits.turn_timeout
         streams = [self._choice(index, deadline, generated) for index in range(self.request.n)]
-        together = merge_streams(streams) if len(streams) > 1 else streams[0]
+        together = merged(streams) if len(streams) > 1 else streams[0]
         try:
             async for event in together:
                 yield event

@@ -126,7 +126,7 @@ class Gateway:
         nonce = key.removeprefix("sk-").partition("-")[0]
         if not hmac.compare_digest(self._key(session_id, nonce).encode(), key.encode()):
             raise _no_such_session()
-        session = self._find_stored(session_id)
+        session = self._stored(session_id)
         if session is None or session.nonce != nonce:
             raise _no_such_session()
         return session
@@ -179,7 +179,7 @@ class Gateway:
             raise _no_such_session()
         return entry.state.session
 
-    def _find_stored(self, session_id: str) -> Session | None:
+    def _stored(self, session_id: str) -> Session | None:
         try:
             session = self.store.load(session_id)
         except InvalidInput:

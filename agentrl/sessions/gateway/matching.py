@@ -139,7 +139,7 @@ class NodeIndex:
             candidates, matched = below, matched + 1
         best, loose = min(candidates, key=lambda step: (step[1], -step[0] if isinstance(step[0], int) else 0))
         rest = tuple(messages[matched:])
-        turn = self._find_extended(candidates, rest[0]) if rest else None
+        turn = self._extended(candidates, rest[0]) if rest else None
         if turn is not None and turn.parent is not None:
             best, loose = turn.parent, dict(candidates)[turn.parent]
         cause = self._branch_cause(best, rest)
@@ -151,7 +151,7 @@ class NodeIndex:
         assert node.parent is not None
         self._loose[node.parent, loose_key(echo)].append(node.id)
 
-    def _find_extended(self, candidates: list[tuple[ParentKey, int]], echo: Message) -> Node | None:
+    def _extended(self, candidates: list[tuple[ParentKey, int]], echo: Message) -> Node | None:
         """The turn to which a message appends text: the longest such, the newest of equal ones."""
         if echo.role != "assistant":
             return None

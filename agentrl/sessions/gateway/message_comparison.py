@@ -19,17 +19,17 @@ def strict_key(message: Message) -> Hashable:
     """A key that only identical messages share."""
     calls = tuple((c.id, c.function.name, c.function.arguments) for c in message.tool_calls or ())
     reasoning = message.reasoning_content or ""
-    return message.role, _comparable_text(message), reasoning, calls, message.tool_call_id, message.name
+    return message.role, _shown(message), reasoning, calls, message.tool_call_id, message.name
 
 
 def loose_key(message: Message) -> tuple[Hashable, ...]:
     """A key of what every client keeps of a message: role, text, images and calls."""
     calls = tuple((c.function.name, _canonical(c.function.arguments)) for c in message.tool_calls or ())
-    shown = _comparable_text(message)
+    shown = _shown(message)
     return message.role, shown.strip() if isinstance(shown, str) else shown, calls
 
 
-def _comparable_text(message: Message) -> str | tuple[str, ...]:
+def _shown(message: Message) -> str | tuple[str, ...]:
     """A message's text; with images, its pieces in order."""
     if not message.images:
         return message.text

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from agentrl.errors import RenderError
-from agentrl.sessions.gateway.http.api_error import ApiError, refuse_parameter
+from agentrl.sessions.gateway.http.api_error import ApiError, unsupported
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.renderers.base import Delta, Parser, Renderer, parse
 from agentrl.types import FinishReason, FunctionCall, Message, ToolCall
@@ -141,7 +141,7 @@ def prefill_of(message: Message) -> str:
         ApiError: it has more than text, or ends in white space, from which models go on badly.
     """
     if message.tool_calls or message.reasoning_content:
-        raise refuse_parameter("messages", "a reply that begins with a call or with reasoning; only with text")
+        raise unsupported("messages", "a reply that begins with a call or with reasoning; only with text")
     if message.text != message.text.rstrip():
         raise ApiError(
             400, "messages: final assistant content cannot end with trailing whitespace", "invalid_value", "messages"
@@ -169,7 +169,7 @@ def _text_begun(renderer: Renderer, text: str) -> list[int]:
         ids.pop()
     read = parse(renderer, ids).message
     if read.text != text or read.reasoning_content or read.tool_calls:
-        raise refuse_parameter("messages", f"the format {renderer.name} has no turn that begins with this text")
+        raise unsupported("messages", f"the format {renderer.name} has no turn that begins with this text")
     return ids
 
 
@@ -179,17 +179,17 @@ def _thinking(renderer: Renderer, wanted: bool) -> list[int]:
         renderer.turn(Message(role="assistant", content="a", reasoning_content="b"))
     except RenderError:
         if wanted:
-            raise refuse_parameter("chat_template_kwargs", f"the format {renderer.name} has no reasoning") from None
+            raise unsupported("chat_template_kwargs", f"the format {renderer.name} has no reasoning") from None
         return []
     if wanted:
         return []
-    without = _list_shared([renderer.turn(Message(role="assistant", content=text)) for text in ("a", "B", "1", "(")])
+    without = _shared([renderer.turn(Message(role="assistant", content=text)) for text in ("a", "B", "1", "(")])
     if not without:
-        raise refuse_parameter("chat_template_kwargs", f"{renderer.name} has no mark for a turn without reasoning")
+        raise unsupported("chat_template_kwargs", f"{renderer.name} has no mark for a turn without reasoning")
     return without
 
 
-def _list_shared(turns: Sequence[Sequence[int]]) -> list[int]:
+def _shared(turns: Sequence[Sequence[int]]) -> list[int]:
     """The tokens that all of these begin with."""
     return [tokens[0] for tokens in takewhile(lambda tokens: len(set(tokens)) == 1, zip(*turns, strict=False))]
 
@@ -206,7 +206,7 @@ def _call_begun(renderer: Renderer, request: TurnRequest) -> list[int]:
             function = FunctionCall(name=name, arguments=json.dumps(arguments))
             call = ToolCall(id="call_0", function=function)
             turns.append(renderer.turn(Message(role="assistant", tool_calls=[call])))
-    shared = _list_shared(turns)
+    shared = _shared(turns)
     if not shared:
-        raise refuse_parameter("tool_choice", f"the format {renderer.name} has no mark that begins a call")
+        raise unsupported("tool_choice", f"the format {renderer.name} has no mark that begins a call")
     return shared

@@ -45,7 +45,7 @@ class RecordedOrder:
     """Keeps one session in its recorded order; on the gateway's event loop.
 
     Args:
-        recorded: the recorded session; all of its requests were answered (`is_answered`).
+        recorded: the recorded session; all of its requests were answered (`answered`).
         fail: called with the departure, where a request does not come.
         patience: seconds that the program may take until the request that is next in the recording.
     """
@@ -113,7 +113,7 @@ class RecordedOrder:
                 raise error from None
 
 
-def is_answered(session: Session) -> bool:
+def answered(session: Session) -> bool:
     """Return whether all requests of an agent program's session got a turn; others came and went by the clock."""
     names = ("failures", "disconnects", "slow_readers", "unanswered")
     numbers = {node.arrival.number for node in session.nodes if node.arrival is not None}

@@ -38,7 +38,7 @@ def _few(items: list[Any], most: int) -> list[Any]:
     return items
 
 
-def _convert(request: TurnRequest, items: list[Any], start: int) -> list[Message]:
+def _converted(request: TurnRequest, items: list[Any], start: int) -> list[Message]:
     """The messages of items, without one that begins the turn (`TurnRequest.prefill`)."""
     messages = request.convert(items, start, request.ignored)
     if request.prefills and messages and messages[-1].role == "assistant":
@@ -139,7 +139,7 @@ class SessionState:
         items = _few(history.items(known.beginning if known is not None else b""), most)
         start = known.count if known is not None else 0
         request.count = start + len(items)
-        messages = _convert(request, items, start)
+        messages = _converted(request, items, start)
         if known is not None:
             return self.index.match(known.node, messages, request.callable), known
         key = root_key(request.tools, request.agent)
@@ -168,7 +168,7 @@ class SessionState:
             raise ApiError(404, f"no reply {reply_id!r:.100} in this session", code)
         nodes = tree.path(self.session, node_id)
         items = _few(request.history.items(), most) if request.history is not None else []
-        new = _convert(request, items, 0)
+        new = _converted(request, items, 0)
         wanted = request.prelude[0].text if request.prelude else None
         had = kept.asked.instructions if kept is not None else _prompt(nodes[0]) if wanted is not None else None
         if request.in_thread:
@@ -239,7 +239,7 @@ class SessionState:
         self.pending.append(pending)
         arrival = Arrival(self.arrived, len(self.session.nodes), pending.attempt)
         self.arrived += 1
-        self._note_change()
+        self._changed()
         return arrival
 
     # -------------------------------------------------------------------------------------- storing
@@ -280,7 +280,7 @@ class SessionState:
             if choice is choices[0]:
                 self._cache_path(choice.node.id, (*prompt.token_ids, *choice.turn.token_ids))
         self.cache_history(request, known, key)
-        self._note_change()
+        self._changed()
         return [choice.node for choice in choices if choice.node is not None]
 
     def counters_changed(self) -> bool:
@@ -293,7 +293,7 @@ class SessionState:
         nodes, self.stored = self.session.nodes[self.stored :], len(self.session.nodes)
         return nodes
 
-    def _note_change(self) -> None:
+    def _changed(self) -> None:
         if self.schedule is not None:
             self.schedule.changed(self.arrived)
 

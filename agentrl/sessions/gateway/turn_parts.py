@@ -53,7 +53,7 @@ def cut_turn(chunks: Sequence[Chunk], turn: Turn | None, length: int) -> Turn:
     return Turn(ids[:length], logprobs[:length], versions, FinishReason.STOP, top_logprobs=best[:length])
 
 
-async def merge_streams(streams: Sequence[AsyncIterator[Event]]) -> AsyncIterator[Event]:
+async def merged(streams: Sequence[AsyncIterator[Event]]) -> AsyncIterator[Event]:
     """Several streams as one, in order of arrival; the first failure ends all."""
     queue: asyncio.Queue[Event | None] = asyncio.Queue()
 

@@ -106,7 +106,7 @@ MAX_TEXT, MAX_CACHED = 1 << 18, 64
 """The largest parameters (in bytes) that are cached, and how many of them."""
 
 
-def cache_reader(read: Read) -> Read:
+def cached(read: Read) -> Read:
     """Cache `read` by the parameters' bytes: a session's requests mostly differ in their history alone.
 
     Only for protocols whose conversion keeps no state in the request.

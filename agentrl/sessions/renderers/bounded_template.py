@@ -83,10 +83,10 @@ class BoundedTemplate:
                 if name not in _FREE
             }
         environment.filters |= {
-            "bounded_rounds": _charge_rounds,
-            "bounded_text": _join,
-            "bounded_size": _charge_size,
-            "bounded_work": _pay_rounds,
+            "bounded_rounds": _charged,
+            "bounded_text": _joined,
+            "bounded_size": _weighed,
+            "bounded_work": _paid,
         }
         environment.globals |= names
         with _rounds():  # what is constant is computed here
@@ -116,34 +116,34 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def concat(parts: Iterable[str]) -> str:  # of a rendering, a macro, a block
-        return _join(parts)
+        return _joined(parts)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         sides = [one for one in (left, right) if isinstance(one, str | list | tuple)]
         sizes = [len(one) * (1 if isinstance(one, str) else ITEM) for one in sides]
         if operator == "+":
-            _charge_amount(sum(sizes))
+            _measured(sum(sizes))
         elif operator == "*":
             numbers = [one for one in (left, right) if isinstance(one, int)]
-            _charge_amount(sizes[0] * max(numbers[0], 0) if sizes and numbers else 0)
+            _measured(sizes[0] * max(numbers[0], 0) if sizes and numbers else 0)
             _measured_number(sum(one.bit_length() for one in numbers))
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
             _measured_number(left.bit_length() * abs(right))
         elif operator == "%" and isinstance(left, str):
-            _charge_amount(_measure_format((left, right)))
+            _measured(_formatted((left, right)))
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # as Jinja's own
         _pay(CALL_ROUNDS)
         args = tuple(
-            _charge_rounds(one) if isinstance(one, Iterator) or isinstance(__obj, LoopContext) else one for one in args
+            _charged(one) if isinstance(one, Iterator) or isinstance(__obj, LoopContext) else one for one in args
         )
         if not isinstance(__obj, Macro):
             method = getattr(__obj, "__wrapped__", __obj)  # the sandbox wraps str.format
             text, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
             if isinstance(text, str | bytes | int | list | tuple):
-                _charge_amount(_size(text))
-                _charge_amount(_RESULTS.get(name, _widest)((text, *args, *kwargs.values())))
+                _measured(_size(text))
+                _measured(_RESULTS.get(name, _widest)((text, *args, *kwargs.values())))
         return super().call(__context, __obj, *args, **kwargs)
 
 
@@ -152,7 +152,7 @@ class _Charging(NodeTransformer):
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
-        node.iter = _charge_filter(node.iter, "bounded_rounds")
+        node.iter = _filtered(node.iter, "bounded_rounds")
         node.body.insert(0, _charge(node.body))
         return node
 
@@ -168,24 +168,24 @@ class _Charging(NodeTransformer):
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        return _charge_filter(nodes.List(node.nodes, lineno=node.lineno), "bounded_text")
+        return _filtered(nodes.List(node.nodes, lineno=node.lineno), "bounded_text")
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
         for operand in node.ops:
             if operand.op in ("in", "notin"):
-                operand.expr = _charge_filter(operand.expr, "bounded_size")
-        node.expr = _charge_filter(node.expr, "bounded_size")
+                operand.expr = _filtered(operand.expr, "bounded_size")
+        node.expr = _filtered(node.expr, "bounded_size")
         return node
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         self.generic_visit(node)
         if isinstance(node.arg, nodes.Slice):
-            node.node = _charge_filter(node.node, "bounded_size")
+            node.node = _filtered(node.node, "bounded_size")
         return node
 
 
-def _charge_filter(node: nodes.Node, name: str) -> nodes.Filter:
+def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
     return nodes.Filter(cast(nodes.Expr, node), name, [], [], None, None, lineno=node.lineno)
 
 
@@ -196,11 +196,11 @@ def _charge(body: list[nodes.Node]) -> nodes.Node:
         node = rest.pop()
         work += NODES_OF_ROUND * len(node.nodes) if isinstance(node, nodes.Output) else _MAKING.get(type(node), 1)
         rest.extend(node.iter_child_nodes())
-    return nodes.ExprStmt(_charge_filter(nodes.Const(work // NODES_OF_ROUND), "bounded_work"))
+    return nodes.ExprStmt(_filtered(nodes.Const(work // NODES_OF_ROUND), "bounded_work"))
 
 
 @pass_context  # else it would be called once, when the template is compiled
-def _pay_rounds(context: Any, rounds: int) -> None:
+def _paid(context: Any, rounds: int) -> None:
     _pay(rounds)
 
 
@@ -214,7 +214,7 @@ def _pay(rounds: int) -> None:
         raise TemplateError(f"the chat template's loops, calls and texts take more than {MOST_ROUNDS} rounds")
 
 
-def _charge_rounds(items: Any) -> Any:
+def _charged(items: Any) -> Any:
     """Return what a loop goes over, unchanged, once its rounds are paid."""
     if hasattr(items, "__len__"):
         _pay(len(items) + 1)
@@ -226,9 +226,9 @@ def _charge_rounds(items: Any) -> Any:
     return found
 
 
-def _join(parts: Iterable[Any]) -> str:
-    texts = [part if isinstance(part, str) else str(_charge_size(part)) for part in parts]
-    _charge_amount(sum(map(len, texts)))
+def _joined(parts: Iterable[Any]) -> str:
+    texts = [part if isinstance(part, str) else str(_weighed(part)) for part in parts]
+    _measured(sum(map(len, texts)))
     return "".join(texts)
 
 
@@ -252,14 +252,14 @@ def _size(value: Any, indent: int = 0) -> int:
     return size
 
 
-def _charge_size(value: Any) -> Any:
+def _weighed(value: Any) -> Any:
     """A value, unchanged, once its size is paid."""
-    _charge_amount(_size(value))
+    _measured(_size(value))
     return value
 
 
 def _weighed_output(value: Any) -> Any:
-    return value if isinstance(value, str) else _charge_size(value)
+    return value if isinstance(value, str) else _weighed(value)
 
 
 def _weighing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -268,11 +268,11 @@ def _weighing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def weighing(*args: Any, **named: Any) -> Any:
-        given = [_charge_rounds(one) if isinstance(one, Iterator) else one for one in args]
+        given = [_charged(one) if isinstance(one, Iterator) else one for one in args]
         values = (*given[first:], *named.values())
         _pay(CALL_ROUNDS)
-        _charge_amount(sum(map(_size, values)))
-        _charge_amount(_RESULTS.get(name, _widest)(values))
+        _measured(sum(map(_size, values)))
+        _measured(_RESULTS.get(name, _widest)(values))
         return function(*given, **named)
 
     return weighing
@@ -287,19 +287,19 @@ def _longest(values: tuple[Any, ...]) -> int:
     return max((_size(one) for one in values[1:]), default=0)
 
 
-def _measure_format(values: tuple[Any, ...]) -> int:
+def _formatted(values: tuple[Any, ...]) -> int:
     text = str(values[0])
     if _WIDE.search(text) or _WIDE_FIELD.search(text):
         raise TemplateError(f"the chat template formats a text too wide: {text[:80]!r}")
     return max(text.count("%"), text.count("{")) * _longest(values)
 
 
-def _measure_replace(values: tuple[Any, ...]) -> int:
+def _replaced(values: tuple[Any, ...]) -> int:
     texts = [str(one) for one in values[1:] if not isinstance(one, int)]
     return max((str(values[0]).count(one) for one in texts), default=0) * max(map(len, texts), default=0)
 
 
-def _measure_sum(values: tuple[Any, ...]) -> int:
+def _summed(values: tuple[Any, ...]) -> int:
     lists = any(isinstance(one, list | tuple) for one in values[1:])
     return len(values[0]) * _size(values[0]) if lists and isinstance(values[0], Collection) else 0
 
@@ -310,24 +310,24 @@ def _pieces(values: tuple[Any, ...]) -> int:
 
 _RESULTS: dict[str, Callable[[tuple[Any, ...]], int]] = {
     "expandtabs": lambda values: _size(values[0]) * max(_widest(values), 8),
-    "format": _measure_format,
-    "format_map": _measure_format,
+    "format": _formatted,
+    "format_map": _formatted,
     "indent": lambda values: (str(values[0]).count("\n") + 1) * max(_widest(values), _longest(values)),
     "join": lambda values: (len(values[0]) if isinstance(values[0], Collection) else 1) * _longest(values),
     "list": _pieces,
-    "replace": _measure_replace,
+    "replace": _replaced,
     "round": lambda values: _widest(values) << 16,
     "rsplit": _pieces,
     "split": _pieces,
     "splitlines": _pieces,
-    "sum": _measure_sum,
+    "sum": _summed,
     "tojson": lambda values: _size(values[0], _widest(values)),
     "translate": lambda values: _size(values[0]) * _longest(values),
 }
 """By filter or method of a text, the most characters that it makes of its arguments; of others, `_widest`."""
 
 
-def _charge_amount(size: int) -> None:
+def _measured(size: int) -> None:
     if size > MOST_CHARACTERS:
         raise TemplateError(f"the chat template makes a text or list of {size}; at most {MOST_CHARACTERS} are allowed")
     if size >= CHARACTERS_OF_ROUND:

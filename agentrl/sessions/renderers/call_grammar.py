@@ -99,7 +99,7 @@ def call_grammar(
     if begun is None:
         return "\n".join(["%llguidance {}", *_free(known, form), *rules, ""])
     written = _pieces(renderer, begun)
-    left = [(_find_rest((*known.before, *head), written), schema) for head, schema in bodies]
+    left = [(_left((*known.before, *head), written), schema) for head, schema in bodies]
     begins = [f"{_lark(head)} {schema} rest" for head, schema in left if head is not None]
     if not begins:
         raise _refusal(renderer, "the tokens that are written already begin none of its calls")
@@ -115,7 +115,7 @@ def before_arguments(renderer: Renderer, tools: Sequence[ToolSchema], tokens: Se
     known = CallFormat.of(renderer)
     heads = [(*known.before, tool["function"]["name"], *known.within) for tool in tools]
     left = list(tokens)
-    while left and all(_find_rest(head, _pieces(renderer, left)) is None for head in heads):
+    while left and all(_left(head, _pieces(renderer, left)) is None for head in heads):
         left.pop()
     return left
 
@@ -132,7 +132,7 @@ def _free(known: CallFormat, form: str | None) -> list[str]:
         return [f"start: {reasoned}({text}<[{first}]> {_lark(others)} call rest | {answer})"]
     tag = _tag(first)
     begins = f"opened {_lark((first[len(tag) :], *others))}" if form is None else _lark(known.before)
-    opened = [] if form is not None else [f"opened[lazy]: TEXT {_quote(tag)}"]
+    opened = [] if form is not None else [f"opened[lazy]: TEXT {_quoted(tag)}"]
     return [f"start: {reasoned}({begins} call rest | {answer})", *opened]
 
 
@@ -194,9 +194,9 @@ def _pieces(renderer: Renderer, ids: Sequence[int]) -> Pieces:
     return tuple(found)
 
 
-def _find_rest(pieces: Pieces, written: Pieces) -> Pieces | None:
+def _left(pieces: Pieces, written: Pieces) -> Pieces | None:
     """The rest of pieces, the beginning of which is written; None where something else is."""
-    merged = _merge(pieces)
+    merged = _merged(pieces)
     for at, (piece, given) in enumerate(zip_longest(merged, written)):
         if given is None or piece == given:
             continue
@@ -206,7 +206,7 @@ def _find_rest(pieces: Pieces, written: Pieces) -> Pieces | None:
     return merged[len(written) :]
 
 
-def _merge(pieces: Pieces) -> Pieces:
+def _merged(pieces: Pieces) -> Pieces:
     """The same with neighbouring texts in one."""
     found: list[int | str] = []
     for piece in pieces:
@@ -224,11 +224,11 @@ def _tag(text: str) -> str:
 
 
 def _lark(pieces: Pieces) -> str:
-    found = " ".join(f"<[{piece}]>" if isinstance(piece, int) else _quote(piece) for piece in pieces if piece != "")
+    found = " ".join(f"<[{piece}]>" if isinstance(piece, int) else _quoted(piece) for piece in pieces if piece != "")
     return found or '""'
 
 
-def _quote(text: str) -> str:
+def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentrl.sessions.renderers.base import ToolSchema
-from agentrl.sessions.renderers.grammar import make_malformed
+from agentrl.sessions.renderers.grammar import malformed
 from agentrl.types import FunctionCall, ToolCall
 
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -56,16 +56,16 @@ def read_json_call(text: str, index: int, keys: tuple[str, ...] = ("arguments",)
     try:
         members = object_members(text)
         if "name" not in members:
-            return make_malformed(text, index, 'it has no "name"')
+            return malformed(text, index, 'it has no "name"')
         name, spelt = members["name"]
         if not isinstance(name, str) or not is_name(name):
-            return make_malformed(text, index, f'its "name" is not the name of a tool: {spelt[:80]}')
+            return malformed(text, index, f'its "name" is not the name of a tool: {spelt[:80]}')
         key = next((key for key in keys if key in members), None)
         arguments, raw = members[key] if key is not None else ({}, "{}")
         if not isinstance(arguments, dict):
-            return make_malformed(text, index, f'its "{key}" are not a JSON object: {raw[:80]}')
+            return malformed(text, index, f'its "{key}" are not a JSON object: {raw[:80]}')
     except (ValueError, RecursionError) as error:
-        return make_malformed(text, index, f"it is not valid JSON ({error})")
+        return malformed(text, index, f"it is not valid JSON ({error})")
     return ToolCall(id=f"call_{index}", function=FunctionCall(name=name, arguments=raw))
 
 

@@ -65,7 +65,7 @@ class Grammar:
     lead: str = ""
 
 
-def make_malformed(raw: str, index: int, problem: str) -> ToolCall:
+def malformed(raw: str, index: int, problem: str) -> ToolCall:
     """A call that can't be read: its raw text as arguments, and an error message for the model."""
     error = f"The tool call could not be read: {problem}. Nothing was run; write the call again."
     return ToolCall(id=f"call_{index}", function=FunctionCall(name="", arguments=raw), error=error)

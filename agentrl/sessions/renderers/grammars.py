@@ -28,7 +28,7 @@ from agentrl.sessions.renderers.readers import (
 CONTENT, REASONING, CALL, MARKUP = SpanKind.CONTENT, SpanKind.REASONING, SpanKind.TOOL_CALL, SpanKind.MARKUP
 
 
-def make_tagged(
+def tagged(
     read: Reader,
     *,
     tag: str = "tool_call",
@@ -68,12 +68,12 @@ def make_tagged(
 
 _GLM_INNER = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
-HERMES = make_tagged(read_hermes)
-QWEN_CODER = make_tagged(read_qwen_xml, before="\n\n")
-GLM = make_tagged(read_glm, inner=_GLM_INNER, lead="\n", think="", after="\n")
-GLM_5 = make_tagged(read_glm, before="", inner=_GLM_INNER, think="", after="")
-DSML = make_tagged(read_dsml, tag="｜DSML｜tool_calls", before="\n\n", think="", after="")
-MINIMAX = make_tagged(read_minimax, tag="minimax:tool_call")
+HERMES = tagged(read_hermes)
+QWEN_CODER = tagged(read_qwen_xml, before="\n\n")
+GLM = tagged(read_glm, inner=_GLM_INNER, lead="\n", think="", after="\n")
+GLM_5 = tagged(read_glm, before="", inner=_GLM_INNER, think="", after="")
+DSML = tagged(read_dsml, tag="｜DSML｜tool_calls", before="\n\n", think="", after="")
+MINIMAX = tagged(read_minimax, tag="minimax:tool_call")
 
 PLAIN = Grammar(
     start="content",

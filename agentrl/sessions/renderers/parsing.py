@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from agentrl.sessions.renderers.base import Delta, Parsed, Span, SpanKind, ToolSchema
-from agentrl.sessions.renderers.grammar import Grammar, Mark, Region, make_malformed, special_or_none
+from agentrl.sessions.renderers.grammar import Grammar, Mark, Region, malformed, special_or_none
 from agentrl.types import Message, Tokenizer, ToolCall
 
 
@@ -208,11 +208,11 @@ class RegionParser:
         if not text:
             return
         self._buffer += text
-        while not (self._skip_lead() or self._is_undecided()):
+        while not (self._skip_lead() or self._undecided()):
             at = self._at
             found = at.pattern.search(self._buffer) if at.pattern else None
             if found is None:
-                if safe := len(self._buffer) - self._count_held():
+                if safe := len(self._buffer) - self._held():
                     self._accept(self._buffer[:safe])
                     self._buffer = self._buffer[safe:]
                 return
@@ -231,7 +231,7 @@ class RegionParser:
             self._lead = ""
         return False
 
-    def _is_undecided(self) -> bool:
+    def _undecided(self) -> bool:
         """True if only blanks are known of a region whose first character decides what it is."""
         if self._opens:
             first = self._buffer.lstrip()[:1]
@@ -242,7 +242,7 @@ class RegionParser:
             self._opens = {}
         return False
 
-    def _count_held(self) -> int:
+    def _held(self) -> int:
         """The number of the buffer's last characters that may still become part of a delimiter."""
         at, buffer = self._at, self._buffer
         if at.starters is None or at.starters.search(buffer, max(0, len(buffer) - at.longest)) is None:
@@ -314,11 +314,11 @@ class RegionParser:
         calls: list[ToolCall] | None
         if complete and width > MOST_CALL:
             problem = f"it has {width} characters; at most {MOST_CALL} are read"
-            calls = [make_malformed("".join(body), len(self._calls), problem)]
+            calls = [malformed("".join(body), len(self._calls), problem)]
         elif complete:
             calls = self._bound.grammar.read(body, len(self._calls), self._tools)
         else:
-            calls = [make_malformed("".join(body), len(self._calls), f"it was never closed with {self._at.region.closing}")]
+            calls = [malformed("".join(body), len(self._calls), f"it was never closed with {self._at.region.closing}")]
         if calls is None:
             self._emit("".join(body), SpanKind.CONTENT)  # no mark in it: such regions have none
             return

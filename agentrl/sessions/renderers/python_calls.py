@@ -81,7 +81,7 @@ class _Reader:
         def argument() -> None:
             key = self._name("key=value")
             if "." in key:
-                raise self._make_error("the name of an argument")
+                raise self._expected("the name of an argument")
             self._need("=")
             arguments[key] = self._value()
 
@@ -107,7 +107,7 @@ class _Reader:
             return sign * self._literal(self._match(_NUMBER, ""))
         word = self._match(_NAME, _A_VALUE)
         if word not in _CONSTANTS or sign < 0:
-            raise self._make_error(_A_VALUE)
+            raise self._expected(_A_VALUE)
         return _CONSTANTS[word]
 
     def _member(self) -> tuple[Any, Any]:
@@ -121,7 +121,7 @@ class _Reader:
         while opening := _TEXT.match(self.text, self.at):
             closed = _BODIES[opening.group(2)].match(self.text, opening.end())
             if closed is None:
-                raise self._make_error("the end of a text that begins")
+                raise self._expected("the end of a text that begins")
             raw, quotes = opening.group(1) in ("r", "R"), opening.group(2)
             inner = self.text[opening.end() : closed.end() - len(quotes)]
             if not raw and "\\" in inner:
@@ -135,7 +135,7 @@ class _Reader:
         try:
             return ast.literal_eval(token)
         except (SyntaxError, ValueError, MemoryError):
-            raise self._make_error("a number or a text that Python can read") from None
+            raise self._expected("a number or a text that Python can read") from None
 
     def _items(self, closing: str, read: Callable[[], T]) -> list[T]:
         """Read the items between brackets, the opening one of which has been taken."""
@@ -146,7 +146,7 @@ class _Reader:
         comma = False
         while not self._took(closing):
             if items and not comma:
-                raise self._make_error(f"a comma or {closing!r}")
+                raise self._expected(f"a comma or {closing!r}")
             items.append(read())
             comma = self._took(",")
         self.depth -= 1
@@ -155,25 +155,25 @@ class _Reader:
 
     def _end_of_line(self) -> None:
         if self.at < len(self.text) and "\n" not in self.text[self._gap : self.at] and not self._took(";"):
-            raise self._make_error("the end of a line")
+            raise self._expected("the end of a line")
 
     def _name(self, what: str) -> str:
         name = unicodedata.normalize("NFKC", self._match(_NAME, what))
         if not all(part.isidentifier() and not keyword.iskeyword(part) for part in name.split(".")):
-            raise self._make_error(what)
+            raise self._expected(what)
         return name
 
     def _match(self, pattern: re.Pattern[str], what: str) -> str:
         found = pattern.match(self.text, self.at)
         if found is None:
-            raise self._make_error(what)
+            raise self._expected(what)
         self.at = found.end()
         self._blank()
         return found.group()
 
     def _need(self, sign: str) -> None:
         if not self._took(sign):
-            raise self._make_error(repr(sign))
+            raise self._expected(repr(sign))
 
     def _took(self, sign: str) -> bool:
         took = self.text.startswith(sign, self.at)
@@ -187,5 +187,5 @@ class _Reader:
         found = _BLANK.match(self.text, self.at)
         self.at = found.end() if found else self.at
 
-    def _make_error(self, what: str) -> ValueError:
+    def _expected(self, what: str) -> ValueError:
         return ValueError(f"expected {what} at character {self.at}")

@@ -16,7 +16,7 @@ from typing import Any
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.sessions.renderers.calls import array_slices, dumps, is_name, object_members, read_json_call
 from agentrl.sessions.renderers.elements import Element, ElementKind, elements
-from agentrl.sessions.renderers.grammar import Mark, make_malformed
+from agentrl.sessions.renderers.grammar import Mark, malformed
 from agentrl.sessions.renderers.python_calls import python_calls
 from agentrl.types import FunctionCall, ToolCall
 
@@ -26,12 +26,12 @@ Calls = list[ToolCall]
 def read_named(name: str, arguments: str, index: int, call_id: str | None = None) -> ToolCall:
     """A call whose name and JSON arguments stand apart; the arguments keep their exact text."""
     if not is_name(name):
-        return make_malformed(f"{name}{arguments}", index, f"{name[:80]!r} is not the name of a tool")
+        return malformed(f"{name}{arguments}", index, f"{name[:80]!r} is not the name of a tool")
     try:
         if not isinstance(json.loads(arguments), dict):
-            return make_malformed(f"{name}{arguments}", index, f"its arguments are not a JSON object: {arguments[:80]}")
+            return malformed(f"{name}{arguments}", index, f"its arguments are not a JSON object: {arguments[:80]}")
     except (ValueError, RecursionError) as error:
-        return make_malformed(f"{name}{arguments}", index, f"its arguments are not valid JSON ({error})")
+        return malformed(f"{name}{arguments}", index, f"its arguments are not valid JSON ({error})")
     return ToolCall(id=call_id or f"call_{index}", function=FunctionCall(name=name, arguments=arguments))
 
 
@@ -42,9 +42,9 @@ _FENCE = re.compile(r"([^\n]*)\n```json\n(.*)\n```\Z", re.DOTALL)
 
 def read_deepseek(body: Sequence[str], index: int, tools: Sequence[ToolSchema]) -> Calls:
     """DeepSeek V3 and R1: type ⟨sep⟩ name, newline, a ```json fence. V3.1: name ⟨sep⟩ arguments."""
-    parts = [part for part in _join(body) if not isinstance(part, Mark)]
-    if len(parts) != 2 or len(_join(body)) != 3:
-        return [make_malformed("".join(body), index, "a call is name<｜tool▁sep｜>arguments")]
+    parts = [part for part in _joined(body) if not isinstance(part, Mark)]
+    if len(parts) != 2 or len(_joined(body)) != 3:
+        return [malformed("".join(body), index, "a call is name<｜tool▁sep｜>arguments")]
     head, tail = parts
     fenced = _FENCE.match(tail)
     if head == "function" and fenced:
@@ -71,10 +71,10 @@ def read_dsml(body: Sequence[str], index: int, tools: Sequence[ToolSchema]) -> C
         return read_named(name, f"{{{', '.join(members)}}}", place)
 
     problem = "a call is <｜DSML｜invoke> with <｜DSML｜parameter>s inside, each with name and string"
-    return _read_invoked("".join(body), index, (_DSML_INVOKE, _DSML_PARAMETER), read, problem)
+    return _invoked("".join(body), index, (_DSML_INVOKE, _DSML_PARAMETER), read, problem)
 
 
-def _read_invoked(
+def _invoked(
     text: str,
     index: int,
     kinds: tuple[ElementKind, ElementKind],
@@ -87,18 +87,18 @@ def _read_invoked(
     for opened, value, raw in invoked:
         found, rest = elements(value, kinds[1])
         if rest < len(value):
-            return [*calls, make_malformed(text[opened.start() :], index + len(calls), problem)]
+            return [*calls, malformed(text[opened.start() :], index + len(calls), problem)]
         calls.append(read(opened.group(1), found, raw, index + len(calls)))
     if end < len(text) or not calls:
-        calls.append(make_malformed(text[end:] if calls else text, index + len(calls), problem))
+        calls.append(malformed(text[end:] if calls else text, index + len(calls), problem))
     return calls
 
 
 def read_kimi(body: Sequence[str], index: int, tools: Sequence[ToolSchema]) -> Calls:
     """Kimi K2: functions.NAME:INDEX ⟨argument begin⟩ JSON; what comes before is the call's id."""
-    joined = _join(body)
+    joined = _joined(body)
     if len(joined) != 3 or not isinstance(joined[1], Mark):
-        return [make_malformed("".join(body), index, "a call is functions.NAME:INDEX<|tool_call_argument_begin|>arguments")]
+        return [malformed("".join(body), index, "a call is functions.NAME:INDEX<|tool_call_argument_begin|>arguments")]
     call_id = joined[0].strip()
     name = call_id.removeprefix("functions.").rpartition(":")[0] or call_id
     return [read_named(name, joined[2], index, call_id if is_name(call_id) else None)]
@@ -115,14 +115,14 @@ def read_mistral(body: Sequence[str], index: int, tools: Sequence[ToolSchema]) -
     try:
         items = array_slices(text)
     except (ValueError, RecursionError) as error:
-        return [make_malformed(text, index, f"calls are a JSON list ({error})")]
+        return [malformed(text, index, f"calls are a JSON list ({error})")]
     calls = []
     for place, item in enumerate(items, index):
         call = read_json_call(item, place)
         if call.error is None and (given := _text_member(item, "id")):
             call = call.model_copy(update={"id": given})
         calls.append(call)
-    return calls or [make_malformed(text, index, "the list of calls is empty")]
+    return calls or [malformed(text, index, "the list of calls is empty")]
 
 
 def _mistral_v11(body: Sequence[str], index: int) -> Calls:
@@ -170,11 +170,11 @@ def read_llama(body: Sequence[str], index: int, tools: Sequence[ToolSchema]) -> 
         except (ValueError, RecursionError) as error:
             if not calls and not re.match(r'\{\s*"(name|type|function)"', text):
                 return None
-            return [*calls, make_malformed(text[at:], index + len(calls), f"it is not valid JSON ({error})")]
+            return [*calls, malformed(text[at:], index + len(calls), f"it is not valid JSON ({error})")]
         if not isinstance(value, dict) or "name" not in value:
             if not calls:
                 return None
-            return [*calls, make_malformed(text[at:], index + len(calls), 'a call has "name" and "parameters"')]
+            return [*calls, malformed(text[at:], index + len(calls), 'a call has "name" and "parameters"')]
         calls.append(read_json_call(text[at:end], index + len(calls), ("parameters", "arguments")))
         at = _DIVIDED.match(text, end).end()  # type: ignore[union-attr]  # which matches anywhere
     return calls or None
@@ -195,8 +195,8 @@ def _pythonic(text: str, index: int) -> Calls:
     try:
         calls = python_calls(text, index)
     except (ValueError, TypeError) as error:
-        return [make_malformed(text, index, f"it is not a list of calls in Python's notation ({error})")]
-    return calls or [make_malformed(text, index, "there is no call in it")]
+        return [malformed(text, index, f"it is not a list of calls in Python's notation ({error})")]
+    return calls or [malformed(text, index, "there is no call in it")]
 
 
 # --------------------------------------------------------------------------------- XML without quotes
@@ -210,11 +210,11 @@ def read_qwen_xml(body: Sequence[str], index: int, tools: Sequence[ToolSchema]) 
     text = "".join(body)
     function = _FUNCTION.match(text.strip())
     if function is None:
-        return [make_malformed(text, index, "a call is <function=NAME>…</function>")]
+        return [malformed(text, index, "a call is <function=NAME>…</function>")]
     name, inner = function.group(1), function.group(2)
     found, at = elements(inner, _PARAMETER)
     if at < len(inner):
-        return [make_malformed(text, index, f"expected <parameter=KEY>…</parameter> at {inner[at : at + 60]!r}")]
+        return [malformed(text, index, f"expected <parameter=KEY>…</parameter> at {inner[at : at + 60]!r}")]
     pairs = [(opened.group(1), value.removeprefix("\n").removesuffix("\n")) for opened, value, _ in found]
     return [_typed_call(name, pairs, text, index, tools, _python_or_json)]
 
@@ -231,12 +231,12 @@ def read_minimax(body: Sequence[str], index: int, tools: Sequence[ToolSchema]) -
         return _typed_call(name, pairs, raw, place, tools, json.loads)
 
     problem = 'a call is <invoke name="NAME"> with <parameter name="KEY">VALUE</parameter> inside'
-    return _read_invoked("".join(body), index, (_INVOKE, _NAMED), read, problem)
+    return _invoked("".join(body), index, (_INVOKE, _NAMED), read, problem)
 
 
 def read_glm(body: Sequence[str], index: int, tools: Sequence[ToolSchema]) -> Calls:
     """GLM 4.5 and 4.6: NAME, then pairs of ⟨arg_key⟩ KEY ⟨/arg_key⟩ ⟨arg_value⟩ VALUE ⟨/arg_value⟩."""
-    raw, parts = "".join(body), _join(body)
+    raw, parts = "".join(body), _joined(body)
     name = parts[0].strip() if parts and not isinstance(parts[0], Mark) else ""
     found: list[tuple[str, str]] = []
     opened: str | None = None
@@ -248,10 +248,10 @@ def read_glm(body: Sequence[str], index: int, tools: Sequence[ToolSchema]) -> Ca
         elif opened:
             found[-1] = (opened, part)
         elif part.strip():
-            return [make_malformed(raw, index, f"unexpected text between arguments: {part.strip()[:60]!r}")]
+            return [malformed(raw, index, f"unexpected text between arguments: {part.strip()[:60]!r}")]
     keys, values = found[::2], found[1::2]
     if len(found) % 2 or any(k != "<arg_key>" for k, _ in keys) or any(v != "<arg_value>" for v, _ in values):
-        return [make_malformed(raw, index, "arguments are pairs of <arg_key>…</arg_key> and <arg_value>…</arg_value>")]
+        return [malformed(raw, index, "arguments are pairs of <arg_key>…</arg_key> and <arg_value>…</arg_value>")]
     pairs = [(key, value) for (_, key), (_, value) in zip(keys, values, strict=True)]
     return [_typed_call(name, pairs, raw, index, tools, json.loads)]
 
@@ -265,13 +265,13 @@ def _typed_call(
     decode: Callable[[str], Any],
 ) -> ToolCall:
     if not is_name(name):
-        return make_malformed(raw, index, f"{name[:80]!r} is not the name of a tool")
+        return malformed(raw, index, f"{name[:80]!r} is not the name of a tool")
     schemas = _parameter_schemas(name, tools)
-    arguments = {key: _read_typed(text, schemas.get(key), decode) for key, text in pairs}
+    arguments = {key: _typed(text, schemas.get(key), decode) for key, text in pairs}
     return ToolCall(id=f"call_{index}", function=FunctionCall(name=name, arguments=dumps(arguments)))
 
 
-def _read_typed(text: str, schema: Any, decode: Callable[[str], Any]) -> Any:
+def _typed(text: str, schema: Any, decode: Callable[[str], Any]) -> Any:
     """The value that unquoted text stands for: text where the schema says so, else JSON where it is any."""
     if isinstance(schema, dict) and schema.get("type") == "string":
         return text
@@ -308,7 +308,7 @@ def read_harmony(body: Sequence[str], index: int, tools: Sequence[ToolSchema]) -
     return [read_named(name, arguments, index)]
 
 
-def _join(body: Sequence[str]) -> list[str]:
+def _joined(body: Sequence[str]) -> list[str]:
     """The body with neighbouring texts joined, so that it does not show how the stream was cut."""
     joined: list[str] = []
     for is_mark, parts in itertools.groupby(body, key=lambda part: isinstance(part, Mark)):

@@ -73,7 +73,7 @@ def strip_earlier_reasoning(renderer: Renderer, path: Sequence[Node]) -> Strippe
         None where there is no reasoning, or where the path can't be continued (its last turn was cut by a length
         limit).
     """
-    past = {} if path and path[-1].finish_reason is FinishReason.LENGTH else dict(_list_changed(renderer, path))
+    past = {} if path and path[-1].finish_reason is FinishReason.LENGTH else dict(_changed(renderer, path))
     if not past:
         return None
     first = place = min(past)
@@ -99,7 +99,7 @@ def count_stripped(session: Session, branch: StrippedBranch) -> None:
     session.count("reasoning/saved_tokens", branch.saved)
 
 
-def summarize_cost(rows: Sequence[Mapping[str, float]]) -> str:
+def spent(rows: Sequence[Mapping[str, float]]) -> str:
     """A summary of what stripping cost and saved, from the metrics of all of a run's steps."""
     names = ("branches/reasoning", "reasoning/recomputed_tokens", "reasoning/saved_tokens")
     branches, recomputed, saved = (int(sum(row.get(f"count/{name}", 0.0) for row in rows)) for name in names)
@@ -109,7 +109,7 @@ def summarize_cost(rows: Sequence[Mapping[str, float]]) -> str:
     )
 
 
-def _list_changed(renderer: Renderer, path: Sequence[Node]) -> Iterator[tuple[int, list[int]]]:
+def _changed(renderer: Renderer, path: Sequence[Node]) -> Iterator[tuple[int, list[int]]]:
     """The turns whose tokens differ without reasoning, by their place, with those tokens."""
     added = getattr(renderer.tokenizer, "added", {})
     marks = {added[mark] for mark in THINKING if mark in added}

@@ -69,7 +69,7 @@ def _whole(tokenizer: HFTokenizer, source: str, variables: dict[str, Any], stop:
     place = secrets.token_hex(16)  # no text of a conversation holds it
     ended = re.compile(rf"{place}(\s*){re.escape(stop)}|{place}")
 
-    def render_ids(messages: Sequence[Message], tools: Sequence[ToolSchema], prompt: bool) -> list[int]:
+    def written(messages: Sequence[Message], tools: Sequence[ToolSchema], prompt: bool) -> list[int]:
         wire = [as_wire(message, guard, parts=seen is not None) for message in messages]
         for message in wire if stop else ():
             if message.get("tool_calls"):
@@ -88,7 +88,7 @@ def _whole(tokenizer: HFTokenizer, source: str, variables: dict[str, Any], stop:
             text = seen.expand(text, [url for message in messages for url in message.images])
         return guard.encode(ended.sub(lambda found: f"{found[1] or ''}{stop}", text) if stop else text)
 
-    return _without_tail(render_ids)
+    return _without_tail(written)
 
 
 def _without_tail(written: Whole) -> Whole:

@@ -70,7 +70,7 @@ class Recorder:
         """
         self._recorded[session.id] = len(session.nodes)
         as_it_is = replace(session, nodes=[*session.nodes])
-        await asyncio.wrap_future(self._await(partial(self._begin, as_it_is, state)))
+        await asyncio.wrap_future(self._awaited(partial(self._begin, as_it_is, state)))
 
     def update(self, session: Session, state: bytes | None = None) -> None:
         """Append the nodes that are new since the last call; a failure is raised by `end`, if it fails as well.
@@ -95,7 +95,7 @@ class Recorder:
     def save_soon(self, session: Session) -> Future[None]:
         """Store a session as it is now, without queued; for one that is aborted with the run."""
         self._recorded.pop(session.id, None)
-        return self._await(partial(self._store.save, session))
+        return self._awaited(partial(self._store.save, session))
 
     def close(self) -> None:
         """Write what is queued; idempotent."""
@@ -114,7 +114,7 @@ class Recorder:
                 self._store.delete(stale)
             self._store.save(session, replace=True, state=state)
 
-    def _await(self, work: Callable[[], None]) -> Future[None]:
+    def _awaited(self, work: Callable[[], None]) -> Future[None]:
         done: Future[None] = Future()
         done.set_running_or_notify_cancel()  # it is written also where whoever waits for it is cancelled
         self._put(work, done)

@@ -160,25 +160,25 @@ def read_session(db: sqlite3.Connection, key: int) -> Session | None:
         return None
     id_, group, status, text, count, _ = head
     if checksum(head[:-1]) != head[-1]:
-        raise _report_damage(id_, "its head does not match its checksum")
+        raise _damaged(id_, "its head does not match its checksum")
     task = db.execute("SELECT task, checksum FROM tasks WHERE session = ?", (key,)).fetchone()
     if task is None or checksum((id_, task[0])) != task[1]:
-        raise _report_damage(id_, "its task does not match its checksum")
+        raise _damaged(id_, "its task does not match its checksum")
     nodes = f"SELECT {ROW_COLUMNS} FROM nodes WHERE session = ? ORDER BY id"
     rows = db.execute(nodes, (key,)).fetchall()
     for row in rows:
         if checksum((id_, *row[:-1])) != row[-1]:
-            raise _report_damage(id_, f"node {row[0]} does not match its checksum")
+            raise _damaged(id_, f"node {row[0]} does not match its checksum")
     if count != len(rows):
-        raise _report_damage(id_, f"{len(rows)} nodes are stored, and {count} were written")
+        raise _damaged(id_, f"{len(rows)} nodes are stored, and {count} were written")
     blobs = dict(db.execute(_BLOBS, (key,)).fetchall())
     for name, data in blobs.items():
         if digest(data) != name:
-            raise _report_damage(id_, f"the attachment {name} does not match its digest")
+            raise _damaged(id_, f"the attachment {name} does not match its digest")
     return session_from(id_, group, status, task[0], text, [node_from(row[:-1], blobs) for row in rows])
 
 
-def _report_damage(session_id: str, what: str) -> StoreError:
+def _damaged(session_id: str, what: str) -> StoreError:
     return StoreError(f"session {session_id!r} is not as it was written: {what} (see agentrl sessions --check)")
 
 

@@ -146,7 +146,7 @@ class Store:
             new: list[tuple[int, Session, Sequence[Node]]] = []
             states: dict[int, tuple[str, bytes]] = {}
             for session, nodes, state in additions:
-                key, totals = self._find_known(session, nodes)
+                key, totals = self._known(session, nodes)
                 for node in nodes:
                     totals.add(node)
                 new.append((key, session, nodes))
@@ -272,7 +272,7 @@ class Store:
 
     # ------------------------------------------------------------------------------------- internals
 
-    def _find_known(self, session: Session, nodes: Sequence[Node]) -> tuple[int, Totals]:
+    def _known(self, session: Session, nodes: Sequence[Node]) -> tuple[int, Totals]:
         """A stored session's key and the sums over its stored nodes, which `nodes` go on from."""
         known = self._open_totals.get(session.id)
         if known is None or (nodes and nodes[0].id != known[1].nodes):

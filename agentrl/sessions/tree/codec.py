@@ -278,7 +278,7 @@ def _turn(node: Node) -> str | None:
     data: dict[str, Any] = {}
     if node.sampling is not None:
         data = {
-            "sampling": _encode_sampling(node.sampling),
+            "sampling": _stored(node.sampling),
             "policy": node.policy,
             "versions": [span.packed for span in node.versions],
             "finish_reason": node.finish_reason,
@@ -293,7 +293,7 @@ def _turn(node: Node) -> str | None:
     return orjson.dumps(data).decode() if data else None
 
 
-def _encode_sampling(sampling: Sampling) -> Any:
+def _stored(sampling: Sampling) -> Any:
     """A turn's sampling, without what came later and has its default."""
     found = asdict(sampling)
     for name, default in (("repetition_penalty", 1), ("regex", None), ("lark", None)):

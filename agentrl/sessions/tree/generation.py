@@ -114,7 +114,7 @@ async def _attempts(
         if turn.finish_reason is not FinishReason.ABORT:
             break
         ids = [*ids, *turn.token_ids]
-        sampling = replace(sampling, record=attachments.list_unrecorded(sampling.record, turn.attachments, len(ids)))
+        sampling = replace(sampling, record=attachments.unrecorded(sampling.record, turn.attachments, len(ids)))
         if done + len(turn.token_ids) >= sampling.max_new_tokens:
             attempts[-1] = replace(turn, finish_reason=FinishReason.LENGTH)
             break
@@ -123,7 +123,7 @@ async def _attempts(
     if not turn.token_ids:
         raise EngineError(f"request {request_id!r}: the engine generated a turn without tokens")
     seconds = {"began": began_at, "generation": time.monotonic() - began, "first_token": (first or began) - began}
-    timings = turn.timings | {name: tracing.round_seconds(value) for name, value in seconds.items()}
+    timings = turn.timings | {name: tracing.rounded(value) for name, value in seconds.items()}
     tokens = {"prompt_tokens": len(input_ids), "cached_tokens": turn.cached_tokens, "tokens": len(turn.token_ids)}
     session = request_id.partition("/")[0]
     tracing.record("generate", began, session=session, attempts=len(attempts), finish=turn.finish_reason, **tokens)

@@ -22,10 +22,10 @@ def group_seen_by(group: Group, policy: str, players: Mapping[str, str]) -> Grou
         players: the policies of agents, by agent; the main one plays those that are not named. Who spoke goes first:
             where earlier versions play, it differs between groups.
     """
-    return replace(group, sessions=[view_by(session, policy, players) for session in group.sessions])
+    return replace(group, sessions=[seen_by(session, policy, players) for session in group.sessions])
 
 
-def view_by(session: Session, policy: str, players: Mapping[str, str]) -> Session:
+def seen_by(session: Session, policy: str, players: Mapping[str, str]) -> Session:
     """Return a session as a policy's own run would have it; see `group_seen_by`."""
     names = {policy: MAIN, MAIN: policy} if policy != MAIN else {}
 

@@ -25,7 +25,7 @@ def take_out(message: Message) -> tuple[Message, dict[str, bytes]]:
     parts = []
     for part in message.content:
         head, base, body = (part.image or "").partition(";base64,")
-        data = _decode(body) if base else None
+        data = _decoded(body) if base else None
         if data is not None and part.image_url is not None:
             name = f"{PREFIX}{len(files)}"
             files[name] = data
@@ -45,7 +45,7 @@ def put_back(message: Message, files: Mapping[str, bytes]) -> Message:
     return message
 
 
-def _decode(body: str) -> bytes | None:
+def _decoded(body: str) -> bytes | None:
     """The bytes of base64; None where they would not give the same text again."""
     try:
         data = base64.b64decode(body, validate=True)

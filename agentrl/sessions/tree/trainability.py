@@ -92,6 +92,6 @@ def list_reasons(node: Node) -> Reasons:
     return [Untrainable.FROZEN] * len(found) if frozen else found
 
 
-def list_lost(node: Node) -> Iterator[Untrainable]:
+def lost(node: Node) -> Iterator[Untrainable]:
     """Yield the reason of each sampled token of a stored turn that can't be trained."""
     yield from (reason for reason in of_node(node) if reason is not None)

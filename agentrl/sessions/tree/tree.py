@@ -192,13 +192,13 @@ def depth(session: Session, node_id: int) -> int:
     return len(path(session, node_id)) - 1
 
 
-def find_unrecorded(session: Session, node_id: int | None, kinds: Iterable[str]) -> attachments.Record:
+def unrecorded(session: Session, node_id: int | None, kinds: Iterable[str]) -> attachments.Record:
     """For each kind of attachment, the token from which on the path to `node_id` has none yet."""
     record: attachments.Record = tuple((kind, 0) for kind in sorted(kinds))
     length = 0
     for node in path(session, node_id) if record else ():
         length += len(node.token_ids)
-        record = attachments.list_unrecorded(record, node.attachments, length)
+        record = attachments.unrecorded(record, node.attachments, length)
     return record
 
 

@@ -211,13 +211,13 @@ class TurnGenerator:
             DeadlineExceeded: the deadline passed first.
             EngineError: the engine failed, or broke its contract.
         """
-        return generate(*self._request(session, prompt, sampling, request), deadline, self._list_images(session, prompt))
+        return generate(*self._request(session, prompt, sampling, request), deadline, self._seen(session, prompt))
 
     async def generate_turn(
         self, session: Session, prompt: Prompt, sampling: Sampling, deadline: float, request: str
     ) -> Turn:
         """The turn that `generate` ends in; arguments and errors as there."""
-        seen = self._list_images(session, prompt)
+        seen = self._seen(session, prompt)
         return await generate_turn(*self._request(session, prompt, sampling, request), deadline, seen)
 
     def _request(
@@ -225,7 +225,7 @@ class TurnGenerator:
     ) -> tuple[Engine, str, list[int], Sampling]:
         engine = self.require_engine()
         kinds = engine.capabilities.attachments - {support.NAME}
-        record = tree.find_unrecorded(session, prompt.parent, kinds) if kinds else ()
+        record = tree.unrecorded(session, prompt.parent, kinds) if kinds else ()
         recorded = support.NAME in engine.capabilities.attachments and not sampling.full_support
         if recorded or sampling.grammar:  # which a continued turn has to follow from its first token on
             record = (*record, (support.NAME, len(prompt.token_ids)))
@@ -233,7 +233,7 @@ class TurnGenerator:
             sampling = replace(sampling, record=record)
         return engine, f"{session.id}/{request}", prompt.token_ids, sampling
 
-    def _list_images(self, session: Session, prompt: Prompt) -> list[Placed]:
+    def _seen(self, session: Session, prompt: Prompt) -> list[Placed]:
         """The images of a prompt.
 
         Raises:
@@ -278,7 +278,7 @@ class TurnGenerator:
 
 def count_untrainable(session: Session, node: Node) -> None:
     """Count a turn's untrainable tokens by their reasons, and warn once; of temperature 0 those of training alone."""
-    counted = Counter(trainability.list_lost(node))
+    counted = Counter(trainability.lost(node))
     if session.phase != "train":  # temperature 0 evaluates, or is a group's baseline
         del counted[Untrainable.GREEDY]
     for reason, tokens in counted.items():

@@ -83,7 +83,7 @@ def unpack(file: IO[bytes], destination: Path, limits: ArchiveLimits = LIMITS) -
         _scan(file)
         with tarfile.open(fileobj=file, mode="r:", errorlevel=2) as tar:
             for count, member in enumerate(tar, 1):
-                parts = _check(member, limits)
+                parts = _checked(member, limits)
                 total += member.size
                 if count > limits.entries:
                     raise PathError(f"the archive has more than {limits.entries} entries")
@@ -120,7 +120,7 @@ def _scan(file: IO[bytes]) -> None:
     file.seek(0)
 
 
-def _check(member: tarfile.TarInfo, limits: ArchiveLimits) -> tuple[str, ...]:
+def _checked(member: tarfile.TarInfo, limits: ArchiveLimits) -> tuple[str, ...]:
     """The entry's path in parts; PathError where it must not be written."""
     name = member.name
     shown = ascii(name[:80])

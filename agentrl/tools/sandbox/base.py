@@ -66,10 +66,10 @@ class ExecResult:
 
     def text(self) -> str:
         """Standard output, then standard error, as text for a model; a note marks the missing part."""
-        parts = [self._show(self.stdout, self.stdout_dropped), self._show(self.stderr, self.stderr_dropped)]
+        parts = [self._shown(self.stdout, self.stdout_dropped), self._shown(self.stderr, self.stderr_dropped)]
         return "\n".join(part.rstrip("\n") for part in parts if part)
 
-    def _show(self, data: bytes, dropped: int) -> str:
+    def _shown(self, data: bytes, dropped: int) -> str:
         if not dropped:
             return data.decode(errors="replace")
         head, tail = data[: self.head].decode(errors="replace"), data[self.head :].decode(errors="replace")

@@ -33,7 +33,7 @@ def machine() -> str:
     return f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Linux {platform.release()}"
 
 
-async def time_interleaved(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
+async def interleaved(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
     """Seconds of each step, alternating between steps, so that other load affects all alike."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds):
@@ -74,7 +74,7 @@ async def compare(spec: SandboxSpec, rounds: int = 200, starts: int = 10) -> lis
     cold: dict[str, list[float]] = {"ours": [], "bare": []}
     try:
         for turn in range(starts + 1):
-            one = await time_interleaved({"ours": ours, "bare": bare} if turn % 2 else {"bare": bare, "ours": ours}, 1)
+            one = await interleaved({"ours": ours, "bare": bare} if turn % 2 else {"bare": bare, "ours": ours}, 1)
             await clear()
             for name in cold if turn else ():  # the first round warms up
                 cold[name] += one[name]
@@ -106,7 +106,7 @@ async def _commands(spec: SandboxSpec, daemon: Daemon, rounds: int) -> list[str]
             "ours": lambda: sandbox.exec(["echo", "x"]),
             "docker": lambda: asyncio.to_thread(docker_exec),
         }
-        times = await time_interleaved(steps, rounds)
+        times = await interleaved(steps, rounds)
     finally:
         await pool.close()
         await on_loop(remove(daemon, container))

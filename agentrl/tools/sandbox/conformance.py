@@ -40,14 +40,14 @@ async def check_sandbox(name: str | Create = "docker", spec: SandboxSpec | None 
     spec = spec or SandboxSpec()
     sandbox = await create(spec)
     try:
-        verdicts = [await _run_check(check, sandbox) for check in (*CHECKS, _is_hardened)]
+        verdicts = [await _checked(check, sandbox) for check in (*CHECKS, _is_hardened)]
     finally:
         await sandbox.close()
-    verdicts.append(await _run_check(_is_gone, sandbox))
+    verdicts.append(await _checked(_is_gone, sandbox))
     return verdicts
 
 
-async def _run_check(check: Check, sandbox: Sandbox) -> CheckedRequirement:
+async def _checked(check: Check, sandbox: Sandbox) -> CheckedRequirement:
     requirement = (check.__doc__ or check.__name__).strip().rstrip(".")
     try:
         await asyncio.wait_for(check(sandbox), 60.0)

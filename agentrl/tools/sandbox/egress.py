@@ -44,7 +44,7 @@ async def serve(client: RunnerClient, allowed: tuple[str, ...]) -> None:
     await asyncio.wait_for(client.listen(PORT), 10.0)
 
 
-def is_permitted(host: str, port: int, allowed: tuple[str, ...]) -> bool:
+def permitted(host: str, port: int, allowed: tuple[str, ...]) -> bool:
     """Return whether the list names host:port, itself or as *.domain:port."""
     name = host.lower().rstrip(".")
     for entry in allowed:
@@ -68,7 +68,7 @@ async def _connection(channel: Channel, allowed: tuple[str, ...]) -> None:
                     break
             request, _, early = head.partition(b"\r\n\r\n")
             target = _target(request)
-            if target is None or not is_permitted(*target, allowed):
+            if target is None or not permitted(*target, allowed):
                 logger.info("egress refused: %s", request.split(b"\r\n")[0][:200])
                 await _refuse(channel, 403, "this sandbox may not reach that")
                 return

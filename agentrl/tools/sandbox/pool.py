@@ -211,14 +211,14 @@ class SandboxPool:
         """Start as many creations as callers and targets need and the bound allows; waiting callers come first."""
         if self._closed:
             return
-        for wanted in (lambda s: len(s.waiting), self._count_wanted):
+        for wanted in (lambda s: len(s.waiting), self._wanted):
             for pool in self._pools.values():
                 while pool.creating < wanted(pool) and (self._alive < self.total or self._evict(pool)):
                     pool.creating += 1
                     self._alive += 1
                     self._spawn(self._create_one(pool))
 
-    def _count_wanted(self, pool: _SpecPool) -> int:
+    def _wanted(self, pool: _SpecPool) -> int:
         """The number of missing sandboxes, for waiting callers and the target; leased ones count if recycled."""
         have = len(pool.idle)
         if self._recycle:
@@ -351,9 +351,9 @@ class SandboxPool:
     def _spawn(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._note_end)
+        task.add_done_callback(self._ended)
 
-    def _note_end(self, task: asyncio.Task[Any]) -> None:
+    def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
             logger.error("the pool of sandboxes met an error that it did not expect", exc_info=error)

@@ -88,10 +88,10 @@ class Toolkit:
             sandbox: where; the model does not see this.
         """
         if not self._stateful:
-            return show_result(await sandbox.exec(command, timeout=self.timeout, limit=self._limit))
+            return shown(await sandbox.exec(command, timeout=self.timeout, limit=self._limit))
         if self._shell is None or self._shell[0] != sandbox.id:
             self._shell = sandbox.id, Shell(sandbox, **self._shell_options)
-        return show_result(await self._shell[1].run(command, timeout=self.timeout, limit=self._limit))
+        return shown(await self._shell[1].run(command, timeout=self.timeout, limit=self._limit))
 
     @tool(sandbox=True, model_errors=(ConnectionError, TimeoutError))
     async def python(self, code: str, sandbox: Sandbox) -> str:
@@ -105,7 +105,7 @@ class Toolkit:
             raise SandboxError("the python tool needs a sandbox with a resident runner")
         if self._python is None or self._python[0] != sandbox.id:
             self._python = sandbox.id, Interpreter(sandbox)
-        return show_result(await self._python[1].run(code, timeout=self.timeout))
+        return shown(await self._python[1].run(code, timeout=self.timeout))
 
     @tool(sandbox=True, model_errors=(ConnectionError, TimeoutError))
     async def edit(
@@ -135,15 +135,15 @@ class Toolkit:
         if command == "view":
             return await _view(sandbox, path, line or 1, end_line)
         if command == "create":
-            await sandbox.write(path, _require(text, "text", command))
+            await sandbox.write(path, _needed(text, "text", command))
             return f"wrote {path}"
         before = (await sandbox.read(path)).decode(errors="surrogateescape")
         if command == "str_replace":
-            after, place = _replace(before, _require(old, "old", command), new or "", path)
+            after, place = _replaced(before, _needed(old, "old", command), new or "", path)
         else:
-            after, place = _insert(before, _require(text, "text", command), line)
+            after, place = _inserted(before, _needed(text, "text", command), line)
         await sandbox.write(path, after.encode(errors="surrogateescape"))
-        return f"changed {path}:\n{_number_lines(after, max(1, place - 3), place + (new or text or '').count(chr(10)) + 3)}"
+        return f"changed {path}:\n{_numbered(after, max(1, place - 3), place + (new or text or '').count(chr(10)) + 3)}"
 
     @tool(sandbox=True, model_errors=(ConnectionError, TimeoutError))
     async def submit(self, sandbox: Sandbox, answer: str = "") -> str:
@@ -157,7 +157,7 @@ class Toolkit:
         return "submitted"
 
 
-def show_result(result: ExecResult) -> str:
+def shown(result: ExecResult) -> str:
     """A result as a model reads it: its output, then how it ended where that is not plain success."""
     text = result.text()
     notes = {
@@ -174,7 +174,7 @@ def _also(detail: str) -> str:
     return f"; {detail}" if detail else ""
 
 
-def _require(value: str | None, name: str, command: str) -> str:
+def _needed(value: str | None, name: str, command: str) -> str:
     if value is None:
         raise ToolError(f"{command} needs {name!r}")
     return value
@@ -185,10 +185,10 @@ async def _view(sandbox: Sandbox, path: str, first: int, last: int | None) -> st
     if found.ok:
         return found.text() or "(an empty directory)"
     text = (await sandbox.read(path)).decode(errors="replace")
-    return _number_lines(text, first, last or first + VIEW_LINES - 1) or "(an empty file)"
+    return _numbered(text, first, last or first + VIEW_LINES - 1) or "(an empty file)"
 
 
-def _number_lines(text: str, first: int, last: int) -> str:
+def _numbered(text: str, first: int, last: int) -> str:
     lines = text.splitlines()
     if first > max(1, len(lines)):
         raise ToolError(f"line {first} is past the end: the file has {len(lines)} lines")
@@ -197,7 +197,7 @@ def _number_lines(text: str, first: int, last: int) -> str:
     return "\n".join(f"{first + index:6}\t{line}" for index, line in enumerate(chosen)) + rest
 
 
-def _replace(before: str, old: str, new: str, path: str) -> tuple[str, int]:
+def _replaced(before: str, old: str, new: str, path: str) -> tuple[str, int]:
     count = before.count(old) if old else 0
     if count != 1:
         where = [str(before[:i].count("\n") + 1) for i in _places(before, old)]
@@ -214,7 +214,7 @@ def _places(text: str, part: str) -> Iterable[int]:
         at = text.find(part, at + 1)
 
 
-def _insert(before: str, text: str, line: int | None) -> tuple[str, int]:
+def _inserted(before: str, text: str, line: int | None) -> tuple[str, int]:
     lines = before.splitlines(keepends=True)
     if line is None or not 0 <= line <= len(lines):
         raise ToolError(f"insert needs 'line' between 0 and {len(lines)}, not {line}")

@@ -145,14 +145,14 @@ class NamedSource:
     def open(self) -> OpenTools:
         """The tools for one episode."""
         opened = self.source.open(self.tools)
-        return replace(opened, tools=[self._limit(tool) for tool in opened.tools])
+        return replace(opened, tools=[self._limited(tool) for tool in opened.tools])
 
-    def _limit(self, tool: Tool) -> Tool:
+    def _limited(self, tool: Tool) -> Tool:
         config = self.source.config
 
         async def invoke(arguments: dict[str, Any], sandbox: Any) -> Any:
             result = tool.invoke(arguments, sandbox)
-            return _bound(await result if inspect.isawaitable(result) else result, config.max_chars)
+            return _bounded(await result if inspect.isawaitable(result) else result, config.max_chars)
 
         limits = [limit for limit in (tool.timeout, config.timeout) if limit is not None]
         of_model = (*tool.model_errors, *(_MODEL_ERRORS[name] for name in config.model_errors))
@@ -168,13 +168,13 @@ _MODEL_ERRORS: Mapping[str, type[Exception]] = {
 
 
 class _Tools(Section):
-    """The part of a configuration that `start_sources` reads."""
+    """The part of a configuration that `started` reads."""
 
     tools: ToolSections
 
 
 @asynccontextmanager
-async def start_sources(configs: Mapping[str, Any]) -> AsyncIterator[tuple[NamedSource, ...]]:
+async def started(configs: Mapping[str, Any]) -> AsyncIterator[tuple[NamedSource, ...]]:
     """The sources of a configuration's `tools`, started together, and closed in the end.
 
     Args:
@@ -217,14 +217,14 @@ async def _start(name: str, source: ToolSource) -> NamedSource:
         raise DeadlineExceeded(words) from None
     except Exception as error:
         raise ConfigError(f"{where} can't be started: {type(error).__name__}: {error}") from error
-    tools = _choose(listed, config.only, f"tools.{name}")
+    tools = _chosen(listed, config.only, f"tools.{name}")
     names = {tool.name: name if source.single else _full_name(name, tool.name) for tool in tools}
     for tool in tools:
         _check(tool, names, where)
     return NamedSource(name, source, tools, names)
 
 
-def _choose(tools: Sequence[Tool], only: Sequence[str], setting: str) -> list[Tool]:
+def _chosen(tools: Sequence[Tool], only: Sequence[str], setting: str) -> list[Tool]:
     known = {tool.name: tool for tool in tools}
     for wanted in only:
         if wanted not in known:
@@ -257,7 +257,7 @@ def _check(tool: Tool, names: Mapping[str, str], where: str) -> None:
         )
 
 
-def _bound(result: Any, limit: int) -> Any:
+def _bounded(result: Any, limit: int) -> Any:
     """A result as text of bounded length; parts of a message stay."""
     if isinstance(result, str):
         return cut(result, limit)

@@ -225,7 +225,7 @@ class Mcp(ToolSource):
         cursor: str | None = None
         for _ in range(MAX_PAGES):
             page = await client.list_tools(cursor=cursor)
-            found += [Tool(tool.name, tool.description or "", tool.input_schema, _refuse_unopened) for tool in page.tools]
+            found += [Tool(tool.name, tool.description or "", tool.input_schema, _unopened) for tool in page.tools]
             cursor = page.next_cursor
             if cursor is None:
                 break
@@ -237,9 +237,9 @@ class Mcp(ToolSource):
         """Tools that call a connection of their own, or the shared one."""
         if self.config.shared:
             assert self._first is not None
-            return OpenTools([_bind(tool, self._first) for tool in tools])
+            return OpenTools([_bound(tool, self._first) for tool in tools])
         own = _Connection(self.config)
-        return OpenTools([_bind(tool, own) for tool in tools], own.close, lambda: own.used)
+        return OpenTools([_bound(tool, own) for tool in tools], own.close, lambda: own.used)
 
     async def close(self) -> None:
         """Close the shared connection."""
@@ -247,14 +247,14 @@ class Mcp(ToolSource):
             await self._first.close()
 
 
-def _bind(tool: Tool, connection: _Connection) -> Tool:
+def _bound(tool: Tool, connection: _Connection) -> Tool:
     async def invoke(arguments: dict[str, Any], _: Any) -> str:
         return await connection.call(tool.name, arguments)
 
     return replace(tool, invoke=invoke, model_errors=(ConnectionError, TimeoutError))
 
 
-async def _refuse_unopened(arguments: dict[str, Any], _: Any) -> Any:
+async def _unopened(arguments: dict[str, Any], _: Any) -> Any:
     raise AssertionError("a listed tool is called by what `open` gives")
 
 

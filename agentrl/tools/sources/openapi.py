@@ -23,7 +23,7 @@ from pydantic import Field
 from agentrl.config import ToolConfig
 from agentrl.config.secrets import Secrets
 from agentrl.errors import ConfigError, InfraError, ToolArguments, ToolError
-from agentrl.tools.schema import show_value
+from agentrl.tools.schema import shown
 from agentrl.tools.sources import ToolSource
 from agentrl.tools.tool import Tool
 
@@ -159,9 +159,9 @@ def _operation(
     properties: dict[str, Any] = {}
     places: dict[str, str] = {}
     required: set[str] = set()
-    listed = [_resolve(document, each) for each in [*item.get("parameters", []), *about.get("parameters", [])]]
+    listed = [_resolved(document, each) for each in [*item.get("parameters", []), *about.get("parameters", [])]]
     for parameter in {(each["name"], each["in"]): each for each in listed}.values():
-        schema = _inline(document, parameter.get("schema", {}))
+        schema = _inlined(document, parameter.get("schema", {}))
         words = {"description": parameter["description"]} if parameter.get("description") else {}
         properties[parameter["name"]], places[parameter["name"]] = {**schema, **words}, parameter["in"]
         if parameter.get("required") or parameter["in"] == "path":
@@ -179,11 +179,11 @@ def _add_body(
     required: set[str],
 ) -> bool:
     """Add a JSON body's fields to the arguments; True where the body is one argument."""
-    body = _resolve(document, about.get("requestBody") or {})
+    body = _resolved(document, about.get("requestBody") or {})
     content = next((each for kind, each in body.get("content", {}).items() if "json" in kind), None)
     if content is None:
         return False
-    schema = _inline(document, content.get("schema", {}))
+    schema = _inlined(document, content.get("schema", {}))
     fields = schema.get("properties")
     if schema.get("type") == "object" and fields and not fields.keys() & properties.keys():
         properties |= fields
@@ -195,7 +195,7 @@ def _add_body(
     return True
 
 
-def _resolve(document: Mapping[str, Any], value: Any) -> Any:
+def _resolved(document: Mapping[str, Any], value: Any) -> Any:
     """The value that a reference within the document names.
 
     Raises:
@@ -214,7 +214,7 @@ def _resolve(document: Mapping[str, Any], value: Any) -> Any:
     return {}
 
 
-def _inline(document: Mapping[str, Any], schema: Any) -> Any:
+def _inlined(document: Mapping[str, Any], schema: Any) -> Any:
     """A schema with what it refers to in its place.
 
     Raises:
@@ -234,7 +234,7 @@ def _inline(document: Mapping[str, Any], schema: Any) -> Any:
         if depth > MAX_DEPTH:
             return {}
         if "$ref" in schema:
-            return inlined(_resolve(document, schema), depth + 1)
+            return inlined(_resolved(document, schema), depth + 1)
         return {key: inlined(value, depth + 1) for key, value in schema.items() if key != "title"}
 
     return inlined(schema, 0)
@@ -248,7 +248,7 @@ def _segment(value: Any) -> str:
     """
     text = str(_as_text(value))
     if text in ("", ".", ".."):
-        raise ToolArguments(f"a part of the path = {show_value(text)}: allowed: text that is not empty, '.' or '..'")
+        raise ToolArguments(f"a part of the path = {shown(text)}: allowed: text that is not empty, '.' or '..'")
     return quote(text, safe="")
 
 

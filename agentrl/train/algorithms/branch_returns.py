@@ -23,7 +23,7 @@ from typing import Literal
 
 from agentrl.train.algorithms.credit import Advantage, NodeKey, trained_tokens
 from agentrl.types import Session
-from agentrl.types.branches import list_untrained
+from agentrl.types.branches import untrained
 from agentrl.types.session import outcome, path_weights, siblings
 
 Baseline = Literal["mean", "leave-one-out", "none"]
@@ -107,7 +107,7 @@ def branch_advantages(
             for members in siblings(session):
                 means = [_mean([path for path in paths if member in path.members], columns) for member in members]
                 below |= {member: _baseline(means, i, baseline) for i, member in enumerate(members)}
-        left_out = list_untrained(session)
+        left_out = untrained(session)
         judged: dict[int, list[tuple[float, float]]] = {}
         for path in paths:
             for column, (turn, member) in enumerate(zip(path.turns, path.members, strict=True)):

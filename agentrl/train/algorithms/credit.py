@@ -18,7 +18,7 @@ from typing import Literal
 
 from agentrl.config import AlgoConfig
 from agentrl.types import Group, Node, Session
-from agentrl.types.branches import token_weights, list_untrained
+from agentrl.types.branches import token_weights, untrained
 
 SequenceKind = Literal["turn", "session"]
 """The span of a sequence-level term: a turn's trained tokens, or all trained tokens on a path from a root to a leaf.
@@ -111,7 +111,7 @@ def trainable_nodes(session: Session, *, demonstrated: bool = False) -> list[Nod
 
     Continuations that only estimate a value (`Branch.trained`) have none.
     """
-    left_out, ends = session.uncredited() | list_untrained(session), session.partly_used()
+    left_out, ends = session.uncredited() | untrained(session), session.partly_used()
     used = (n for n in session.nodes if n.sampled != demonstrated and n.id not in left_out)
     return [n for n in used if trained_tokens(n, ends.get(n.id))]
 

@@ -28,7 +28,7 @@ def label_credit(groups: Sequence[Group], labels: Sequence[Label], kind: Sequenc
     Raises:
         InvalidInput: a label names what is no sequence with trainable tokens.
     """
-    added = make_mismatched(groups, [label.sequence for label in labels], kind, seed)
+    added = mismatched(groups, [label.sequence for label in labels], kind, seed)
     sessions = [session for group in (*groups, *added) for session in group.sessions]
     weight = 1 / max(len(labels), 1)  # of what is measured it only has to be above 0
     measured = [Label((s.id, s.nodes[-1].id), 0, weight) for group in added for s in group.sessions]
@@ -51,7 +51,7 @@ class _Example:
         return tuple(token for node in self.prompt for token in node.token_ids)
 
 
-def make_mismatched(groups: Sequence[Group], sequences: Sequence[NodeKey], kind: SequenceKind, seed: int) -> list[Group]:
+def mismatched(groups: Sequence[Group], sequences: Sequence[NodeKey], kind: SequenceKind, seed: int) -> list[Group]:
     """Groups of sessions in which each sequence's completion follows another prompt, by their groups' ids.
 
     Distinct prompts, in the order of their sessions' ids, are shifted by a number of places that the seed decides, so
@@ -95,7 +95,7 @@ def _example(session: Session, group: Group, last: int, kind: SequenceKind) -> _
     return _Example((session.id, last), session, group, path[:first], path[first:])
 
 
-def _list_measured(node: Node, completes: bool) -> list[bool]:
+def _measured(node: Node, completes: bool) -> list[bool]:
     return list(node.trainable) if completes and node.copy_of is None else [False] * len(node.token_ids)
 
 
@@ -106,7 +106,7 @@ def _below(host: _Example, example: _Example, name: str) -> Session:
             node,
             id=place,
             parent=place - 1 if place else None,
-            trainable=_list_measured(node, place >= len(host.prompt)),
+            trainable=_measured(node, place >= len(host.prompt)),
             versions=[],
             reward=None,
             reply_id=None,

@@ -13,7 +13,7 @@ from agentrl.train.algorithms.tokens import Tokens
 from agentrl.train.forest.forest import Rows
 
 
-def compute_clipped(tokens: Tokens, low: float, high: float, ratio: Tensor | None = None, dual: float | None = None) -> Tensor:
+def clipped(tokens: Tokens, low: float, high: float, ratio: Tensor | None = None, dual: float | None = None) -> Tensor:
     """PPO's clipped surrogate, negated, with separate bounds below and above: [P].
 
     It logs `policy/clip_fraction`: the share of tokens whose gradient the clip takes away.

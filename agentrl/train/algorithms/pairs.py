@@ -20,7 +20,7 @@ from agentrl.train.algorithms.credit import (
 )
 from agentrl.train.algorithms.sequences import sequences_of, sides_of
 from agentrl.types import Group, Node, Session, Status
-from agentrl.types.branches import list_untrained
+from agentrl.types.branches import untrained
 from agentrl.types.session import outcome
 
 Pairing = Literal["best_worst", "all"]
@@ -108,7 +108,7 @@ def scored_sequences(session: Session, kind: SequenceKind) -> Iterator[Scored]:
     for path in paths:
         for node in path:
             through.setdefault(session.original(node).id, []).append(path[-1].id)
-    left_out = list_untrained(session)
+    left_out = untrained(session)
     for path in paths:
         leaf = path[-1].id
         own = tuple(key for key in keys if through.get(key[1], [key[1]]) == [leaf])

@@ -81,7 +81,7 @@ def relative_to(sessions: Sequence[Session], config: AlgoConfig, baselines: Sequ
     returns = relative(sessions, config, "none")
     found: Found = {}
     for key, each in returns.items():
-        found |= change_advantages({key: each}, lambda value, usual=expected[key[0]]: value - usual)  # type: ignore[misc]
+        found |= changed({key: each}, lambda value, usual=expected[key[0]]: value - usual)  # type: ignore[misc]
     return found
 
 
@@ -231,14 +231,14 @@ def of_sessions(found: Found, sessions: Sequence[Session]) -> Found:
     return {key: found[key] for key in keys if key in found}
 
 
-def change_advantages(found: Found, change: Callable[[float], float]) -> Found:
+def changed(found: Found, change: Callable[[float], float]) -> Found:
     """Return the advantages, each changed by a function."""
     return {
         key: [[*map(change, a)] if isinstance(a, Sequence) else change(a) for a in each] for key, each in found.items()
     }
 
 
-def whiten(found: Found, groups: Sequence[Group]) -> Found:
+def whitened(found: Found, groups: Sequence[Group]) -> Found:
     """Advantages less their mean over the batch's trained tokens, over their standard deviation (n - 1), as in verl.
 
     A token's advantages weigh alike, and a token that several branches share counts once; below a fork of m siblings it
@@ -259,9 +259,9 @@ def whiten(found: Found, groups: Sequence[Group]) -> Found:
     mean = math.fsum(weight * value for value, weight in every) / tokens
     variance = math.fsum(weight * (value - mean) ** 2 for value, weight in every) / (tokens - 1)
     if variance < SAME**2:
-        return change_advantages(found, lambda _: 0.0)
+        return changed(found, lambda _: 0.0)
     scale = 1 / math.sqrt(variance + VARIANCE_FLOOR)
-    return change_advantages(found, lambda a: (a - mean) * scale)
+    return changed(found, lambda a: (a - mean) * scale)
 
 
 def _says_something(advantage: Advantage) -> bool:

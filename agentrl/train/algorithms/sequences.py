@@ -39,7 +39,7 @@ from agentrl.errors import InvalidInput
 from agentrl.train.algorithms.credit import Credit, Label, NodeAdvantage, NodeKey, SequenceKind
 from agentrl.train.forest.trie import STAMP_SHIFT, Segment
 from agentrl.types import Session
-from agentrl.types.branches import list_untrained
+from agentrl.types.branches import untrained
 from agentrl.types.session import path_weights
 
 
@@ -157,7 +157,7 @@ class SequenceIndex:
             credited = [node.id for node in session.nodes if credit.shares.get((session.id, node.id))]
             parts: dict[int, float] = {}
             if session.branches and kind == "session":
-                left_out = list_untrained(session)
+                left_out = untrained(session)
                 parts = {leaf: part for leaf, part in path_weights(session).items() if leaf not in left_out}
             for last, nodes in sequences_of(session, kind, credited).items():
                 number = numbers.setdefault((session.id, last), len(numbers))

@@ -21,7 +21,7 @@ from agentrl.train.algorithms.values import per_token
 from agentrl.train.trainers.base import Computing
 from agentrl.types import Group, Node, Session, Status
 from agentrl.types.branches import alone, branch_nodes, mean_rewards
-from agentrl.types.session import is_scored
+from agentrl.types.session import scored
 
 SCALE_FLOOR = 1e-8
 """Scores whose standard deviation is below this are not scaled."""
@@ -112,7 +112,7 @@ def shaped_groups(
         for branch in session.branches:
             path = replace(alone(session, branch_nodes(session, branch)), status=branch.status)
             final = brief - final_penalty(path, shaping)
-            kept = not is_scored(session, branch) or (branch.reward is None and not final)
+            kept = not scored(session, branch) or (branch.reward is None and not final)
             branches.append(branch if kept else replace(branch, reward=scale * (branch.reward or 0.0) + final))
         forked = replace(session, nodes=nodes, branches=branches)
         forked.reward = mean_rewards(forked)[1]

@@ -136,47 +136,47 @@ class Tokens:
     @property
     def sequence_log_ratio(self) -> Tensor:
         """The column `sequence_log_ratio` of the class."""
-        return _require(self._sequence_log_ratio)
+        return _required(self._sequence_log_ratio)
 
     @property
     def sequence_term_sum(self) -> Tensor:
         """The column `sequence_term_sum` of the class."""
-        return _require(self._sequence_term_sum)
+        return _required(self._sequence_term_sum)
 
     @property
     def sequence_length(self) -> Tensor:
         """The column `sequence_length` of the class."""
-        return _require(self._sequence_length)
+        return _required(self._sequence_length)
 
     @property
     def sequence_advantage(self) -> Tensor:
         """The column `sequence_advantage` of the class."""
-        return _require(self._sequence_advantage)
+        return _required(self._sequence_advantage)
 
     @property
     def sequence_logp(self) -> Tensor:
         """The column `sequence_logp` of the class."""
-        return _require_pairs(self._sequence_logp)
+        return _paired(self._sequence_logp)
 
     @property
     def partner_logp(self) -> Tensor:
         """The column `partner_logp` of the class."""
-        return _require_pairs(self._partner_logp)
+        return _paired(self._partner_logp)
 
     @property
     def sequence_ref_logp(self) -> Tensor:
         """The column `sequence_ref_logp` of the class."""
-        return _require_pairs(self._sequence_ref_logp)
+        return _paired(self._sequence_ref_logp)
 
     @property
     def partner_ref_logp(self) -> Tensor:
         """The column `partner_ref_logp` of the class."""
-        return _require_pairs(self._partner_ref_logp)
+        return _paired(self._partner_ref_logp)
 
     @property
     def partner_length(self) -> Tensor:
         """The column `partner_length` of the class."""
-        return _require_pairs(self._partner_length)
+        return _paired(self._partner_length)
 
     @property
     def divergence(self) -> Tensor:
@@ -275,13 +275,13 @@ def is_stale(sampled: Tensor, version: int) -> Tensor:
     return (sampled >= 0) & (sampled < version)
 
 
-def _require(values: Tensor | None) -> Tensor:
+def _required(values: Tensor | None) -> Tensor:
     if values is None:
         raise InvalidInput("this loss reads sequences: its algorithm's `needs.sequence` must be 'turn' or 'session'")
     return values
 
 
-def _require_pairs(values: Tensor | None) -> Tensor:
+def _paired(values: Tensor | None) -> Tensor:
     if values is None:
         raise InvalidInput("this loss compares sequences: its algorithm needs `needs.pairs`, and pairs in its credit")
     return values

@@ -13,7 +13,7 @@ from agentrl.config import RunConfig
 from agentrl.errors import ConfigError, unknown_name
 from agentrl.overrides import Tree, validate
 from agentrl.train.driver import setup
-from agentrl.train.evaluation.evaluate import list_ignored, refuse_ignored
+from agentrl.train.evaluation.evaluate import ignored, refuse_ignored
 from agentrl.train.evaluation.rejection import RejectConfig, split_settings
 from agentrl.train.record.chain import BEST
 
@@ -26,9 +26,9 @@ def is_best_of(own: Mapping[str, Any]) -> bool:
     return REJECT in own
 
 
-def list_unused(tree: Tree) -> list[str]:
+def unused(tree: Tree) -> list[str]:
     """The settings of training, by their dotted names, which such a stage takes from no common ones."""
-    return [*list_ignored({key: value for key, value in tree.items() if key != REJECT})]
+    return [*ignored({key: value for key, value in tree.items() if key != REJECT})]
 
 
 def read_settings(tree: Tree, folder: Path) -> tuple[RunConfig, RejectConfig]:
@@ -61,7 +61,7 @@ def read_settings(tree: Tree, folder: Path) -> tuple[RunConfig, RejectConfig]:
     return setup.complete({**settings, "run_dir": str(folder)}), own
 
 
-def describe_stage(config: RunConfig, own: RejectConfig) -> Iterator[str]:
+def described(config: RunConfig, own: RejectConfig) -> Iterator[str]:
     """The lines of a dry run."""
     who = config.model.name if config.policy == "model" else config.policy
     low = config.eval.solved_at if own.min_reward is None else own.min_reward

@@ -64,7 +64,7 @@ def spread_stages(tree: Mapping[str, Any]) -> Tree:
     return {**tree, STAGES: found}
 
 
-def merge_layers(low: Tree, high: Tree) -> Tree:
+def layered(low: Tree, high: Tree) -> Tree:
     """A chain's settings with those of a higher layer over them.
 
     Raises:
@@ -100,12 +100,12 @@ def stage_settings(settings: Tree, name: str, *, first: bool) -> Tree:
     for section, other in (NAMED, NAMED[::-1]):
         if section in own:
             common.pop(other, None)
-            if _name(common.get(section)) not in (None, _name(own[section])):
+            if _named(common.get(section)) not in (None, _named(own[section])):
                 del common[section]
     if "data" in own or ("data" in common and "env" not in own):
         common = {key: value for key, value in common.items() if key not in GENERATING}
     if best_of.is_best_of(own):
-        common = without({key: value for key, value in common.items() if key != "data"}, _list_unused(common, own))
+        common = without({key: value for key, value in common.items() if key != "data"}, _unused(common, own))
     if not first and "model" in common:
         common["model"] = {k: v for k, v in _section(common["model"]).items() if k != "name"}
     tree = merge(applicable(common, own), own)
@@ -129,9 +129,9 @@ def without(tree: Tree, settings: Collection[str], prefix: str = "") -> Tree:
     return found
 
 
-def _list_unused(common: Tree, own: Tree) -> list[str]:
+def _unused(common: Tree, own: Tree) -> list[str]:
     """Those of the common settings that a stage which trains nothing does not use."""
-    found = best_of.list_unused({**common, **({"policy": own["policy"]} if "policy" in own else {})})
+    found = best_of.unused({**common, **({"policy": own["policy"]} if "policy" in own else {})})
     return [name.removesuffix(".name") for name in found]
 
 
@@ -143,7 +143,7 @@ def _overriding(common: Tree, own: Tree, *, first: bool) -> Tree:
         before = value_at(own, key)
         if before is None and plain != key and isinstance(value_at(own, plain), str):
             before = value_at(own, plain)
-        if before is None or is_reference(_name(before)) or (plain == "model" and not first) or plain in OF_CHAIN:
+        if before is None or is_reference(_named(before)) or (plain == "model" and not first) or plain in OF_CHAIN:
             continue
         put(over, plain, value)
     return over
@@ -153,5 +153,5 @@ def _section(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {"name": value}
 
 
-def _name(value: Any) -> Any:
+def _named(value: Any) -> Any:
     return value.get("name") if isinstance(value, Mapping) else value

@@ -19,12 +19,12 @@ from agentrl.errors import AgentRLError, ConfigError
 from agentrl.overrides import Tree, merge, read_yaml, value_at
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.chain import best_of
-from agentrl.train.chain.layers import STAGES, merge_layers, spread_stages, stage_settings, without
-from agentrl.train.chain.references import StageOutput, check_references, path_of, references, resolve_references
+from agentrl.train.chain.layers import STAGES, layered, spread_stages, stage_settings, without
+from agentrl.train.chain.references import StageOutput, check_references, path_of, references, resolved
 from agentrl.train.driver import setup
 from agentrl.train.driver.resuming import FIXED, changed_settings, saved_settings
 from agentrl.train.evaluation.rejection import RejectConfig
-from agentrl.train.plan.dry_run import describe_run
+from agentrl.train.plan.dry_run import described
 from agentrl.train.plan.preflight import WrittenLater, check_evaluation, check_training
 from agentrl.train.record import chain
 from agentrl.train.record.chain import BEST, ChainRecord, StageKind, StageRecord, StageState, settings_hash
@@ -115,7 +115,7 @@ class Chain:
                 yield "  it is done"
                 continue
             checked = _as_checked(stage)
-            lines = describe_run(checked) if stage.best_of is None else best_of.describe_stage(checked, stage.best_of)
+            lines = described(checked) if stage.best_of is None else best_of.described(checked, stage.best_of)
             for line in lines:
                 yield f"  {line}"
 
@@ -131,7 +131,7 @@ def plan_chain(*layers: Tree) -> Chain:
     """
     given: Tree = {}
     for layer in layers:
-        given = merge_layers(given, spread_stages(layer))
+        given = layered(given, spread_stages(layer))
     if given.get("rerun"):
         raise ConfigError("rerun is for runs: rerun=CHAIN/STAGE repeats a stage")
     record = None
@@ -139,7 +139,7 @@ def plan_chain(*layers: Tree) -> Chain:
         path = Path(str(given["resume"]))
         record, given = chain.read(path), spread_stages(read_yaml(path / chain.SETTINGS))
         for layer in layers:
-            given = merge_layers(given, spread_stages({key: value for key, value in layer.items() if key != "run_dir"}))
+            given = layered(given, spread_stages({key: value for key, value in layer.items() if key != "run_dir"}))
     else:
         path = Path(str(given.get("run_dir") or f"runs/chain-{time.strftime('%Y%m%d-%H%M%S')}"))
         if chain.is_chain(path) or (path / "config.yaml").exists():
@@ -180,7 +180,7 @@ def without_declared(tree: Mapping[str, Any], config: RunConfig) -> Tree:
 
 def begin_config(plan: Chain, stage: Stage, record: ChainRecord) -> RunConfig:
     """The configuration with which a stage begins, now that what earlier stages wrote is there."""
-    found: Tree = resolve_references(stage.tree, plan.path, results_of(record))
+    found: Tree = resolved(stage.tree, plan.path, results_of(record))
     if stage.best_of is not None:
         return best_of.read_settings(found, plan.path / stage.name)[0]
     return setup.complete({**found, "run_dir": str(plan.path / stage.name)})
@@ -200,7 +200,7 @@ def resume_config(plan: Chain, stage: Stage, record: ChainRecord) -> RunConfig:
         return begin_config(plan, stage, record)  # what it has played is compared as it goes on
     kept = [each.setting for each in references(stage.tree) if each.setting.partition(".")[0] in FIXED]
     tree = without(stage.tree, kept)
-    found: Tree = resolve_references(tree, plan.path, results_of(record))
+    found: Tree = resolved(tree, plan.path, results_of(record))
     return setup.complete({**found, "resume": str(plan.path / stage.name)})
 
 
@@ -272,7 +272,7 @@ def _stage(
     if known is not None and saved is not None and known.settings == settings_hash(without_declared(tree, saved)):
         config = saved  # needs no secrets, and nothing that it names
     else:
-        config = setup.complete({**resolve_references(tree, path, models), "run_dir": str(path / name)})
+        config = setup.complete({**resolved(tree, path, models), "run_dir": str(path / name)})
     models.setdefault(name, f"checkpoints/step-{config.steps:06d}")
     policy = make_algorithm(config.algo).needs.head is None
     stage = Stage(name, tree, config, config.model.name, policy)
@@ -283,7 +283,7 @@ def _stage(
 
 
 def _best_of(path: Path, name: str, tree: Tree, earlier: Mapping[str, Stage], models: dict[str, str]) -> Stage:
-    config, own = best_of.read_settings(resolve_references(tree, path, models), path / name)
+    config, own = best_of.read_settings(resolved(tree, path, models), path / name)
     models[name] = BEST
     stage = Stage(name, tree, config, config.model.name, False, own)
     start = stage.model

@@ -74,7 +74,7 @@ def check_references(tree: Mapping[str, Any], earlier: Mapping[str, Any], later:
             raise ConfigError(f"{each.setting}=stage:{each.stage}/{each.path}: the path leaves the stage's folder")
 
 
-def resolve_references(tree: Any, folder: Path, results: Mapping[str, str], setting: str = "") -> Any:
+def resolved(tree: Any, folder: Path, results: Mapping[str, str], setting: str = "") -> Any:
     """Settings with paths for references.
 
     Args:
@@ -84,9 +84,9 @@ def resolve_references(tree: Any, folder: Path, results: Mapping[str, str], sett
         setting: the dotted name of what `tree` is.
     """
     if isinstance(tree, Mapping):
-        return {k: resolve_references(v, folder, results, f"{setting}.{k}" if setting else str(k)) for k, v in tree.items()}
+        return {k: resolved(v, folder, results, f"{setting}.{k}" if setting else str(k)) for k, v in tree.items()}
     if isinstance(tree, list | tuple):
-        return [resolve_references(each, folder, results, setting) for each in tree]
+        return [resolved(each, folder, results, setting) for each in tree]
     if not is_reference(tree):
         return tree
     (found,) = references(tree, setting)

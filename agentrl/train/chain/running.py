@@ -51,7 +51,7 @@ async def train_chain(plan: Chain, display: Display) -> ChainResult:
     Raises:
         AgentRLError: a stage failed; the message begins with its name.
     """
-    with _open(plan) as record:
+    with _opened(plan) as record:
         results: dict[str, TrainResult] = {}
         for number, stage in enumerate(plan.stages, 1):
             display.resume_hint = lambda: f"interrupted; {chain.resume_hint(plan.begun_record())}"
@@ -124,7 +124,7 @@ def _start(plan: Chain, stage: Stage, config: RunConfig, record: ChainRecord) ->
 
 
 @contextmanager
-def _open(plan: Chain) -> Iterator[ChainRecord]:
+def _opened(plan: Chain) -> Iterator[ChainRecord]:
     """The chain's folder with its manifest, locked; removed where a new chain fails before a stage has anything."""
     path, record = plan.path, plan.begun_record()
     try:
@@ -156,7 +156,7 @@ def _read_result(record: ChainRecord, name: str) -> TrainResult:
     return TrainResult(folder, None, None, rows)
 
 
-def describe_measure(result: TrainResult) -> str:
+def measured(result: TrainResult) -> str:
     """A stage's measure before and after it, in words; '' where there is none."""
     found: list[Evaluation] = [each for each in (result.before, result.after) if each is not None]
     return " -> ".join(each.summary for each in found)

@@ -146,7 +146,7 @@ def cells(row: Mapping[str, float]) -> dict[str, list[str]]:
         "speed": list(_speed(row)),
         "sessions": list(_sessions(row)),
         "policy": list(_policy(row)),
-        "lost": list(_list_lost(row)),
+        "lost": list(_lost(row)),
         "failures": [f"{label} {share(number)}" for label, number in failures(row).items() if number],
     }
 
@@ -201,7 +201,7 @@ def _policy(row: Mapping[str, float]) -> Iterator[str]:
         yield f"clipped {share(row['policy/clip_fraction'])}"
 
 
-def _list_lost(row: Mapping[str, float]) -> Iterator[str]:
+def _lost(row: Mapping[str, float]) -> Iterator[str]:
     found = lost_tokens.by_cause([row])
     if found:
         whole = f"{short(sum(found.values()))} of {short(row[lost_tokens.SAMPLED])} tokens"

@@ -49,7 +49,7 @@ def train(env: str | type[Env] | None = None, /, *, display: Display | None = No
     """
     from agentrl.train.driver.setup import complete
 
-    tree = read_settings(env, settings)
+    tree = requested(env, settings)
     if is_chain(tree):
         from agentrl.train.chain.planning import plan_chain
 
@@ -82,7 +82,7 @@ def run_train(config: RunConfig, display: Display | None = None, *, owns_process
     from agentrl.train.plan.preflight import check_training
 
     if config.dry_run:
-        raise ConfigError("dry_run=true is for the command line; scripts call agentrl.train.plan.dry_run.describe_run")
+        raise ConfigError("dry_run=true is for the command line; scripts call agentrl.train.plan.dry_run.described")
     check_training(config)  # before anything heavy is imported, and before anything is written
     try:
         from agentrl.train.driver.launch import train_run
@@ -159,10 +159,10 @@ def configure(env: str | type[Env] | None, settings: Mapping[str, Any]) -> RunCo
     """
     from agentrl.train.driver.setup import complete
 
-    return complete(read_settings(env, settings))
+    return complete(requested(env, settings))
 
 
-def read_settings(env: str | type[Env] | None, settings: Mapping[str, Any]) -> Tree:
+def requested(env: str | type[Env] | None, settings: Mapping[str, Any]) -> Tree:
     """The settings that Python arguments give, not completed yet.
 
     Raises:

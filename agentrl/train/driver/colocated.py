@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from agentrl.rollout.engines.managed import as_managed
+from agentrl.rollout.engines.managed import managed
 from agentrl.rollout.fleet import asleep
 from agentrl.train.trainers import Computing, MemoryReleasing
 from agentrl.types import Engine
@@ -22,5 +22,5 @@ async def computing(trainer: Computing, engine: Engine) -> AsyncIterator[None]:
 
 async def leave(trainer: Computing, engine: Engine) -> None:
     """Have the trainer give back memory that it does not use, where an engine is on its GPUs."""
-    if as_managed(engine).colocated and isinstance(trainer, MemoryReleasing):
+    if managed(engine).colocated and isinstance(trainer, MemoryReleasing):
         await asyncio.to_thread(trainer.release)

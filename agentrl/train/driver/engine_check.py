@@ -25,7 +25,7 @@ from agentrl.config import RunConfig
 from agentrl.errors import EngineError
 from agentrl.models.devices import torch_device
 from agentrl.models.loading import read_config
-from agentrl.rollout.engines.managed import as_managed
+from agentrl.rollout.engines.managed import managed
 from agentrl.train.forest.forest import Forest
 from agentrl.train.trainers import Trainer
 from agentrl.train.trainers.loaded import Loaded
@@ -179,7 +179,7 @@ async def compare(
     (logp,) = await asyncio.to_thread(trainer.logprobs, [path_forest(ids)])
     own = logp.tolist()[1:]
     results = []
-    for name, scored in (await as_managed(engine).scores(ids)).items():
+    for name, scored in (await managed(engine).scores(ids)).items():
         differences = [abs(a - b) for a, b in zip(scored[1:], own, strict=True)]
         size = -(-len(differences) // min(segments, max(1, len(differences) // MIN_SEGMENT)))
         means = tuple(fmean(differences[start : start + size]) for start in range(0, len(differences), size))
@@ -220,7 +220,7 @@ def difference_bound(config: RunConfig, loaded: Loaded | None) -> float:
     """The bound of a segment's mean |difference|, in nats."""
     if config.weights.start_bound is not None:
         return config.weights.start_bound
-    return _compute_bound(ERROR_FACTOR, config.trainer.dtype, config.engine.dtype, loaded)
+    return _bound(ERROR_FACTOR, config.trainer.dtype, config.engine.dtype, loaded)
 
 
 def probe_bound(config: RunConfig, loaded: Loaded | None) -> float:
@@ -232,10 +232,10 @@ def probe_bound(config: RunConfig, loaded: Loaded | None) -> float:
         return config.weights.probe_bound
     engine = config.engine.dtype
     sent = config.weights.dtype or engine
-    return _compute_bound(2 * ERROR_FACTOR, config.trainer.dtype, sent if engine == "float32" else engine, loaded)
+    return _bound(2 * ERROR_FACTOR, config.trainer.dtype, sent if engine == "float32" else engine, loaded)
 
 
-def _compute_bound(factor: float, trainer: str, engine: str, loaded: Loaded | None) -> float:
+def _bound(factor: float, trainer: str, engine: str, loaded: Loaded | None) -> float:
     """A multiple of transformers' own error in two precisions, measured where it was; in float32 the floor."""
     measured = loaded.own if loaded else {}
     return max(FLOOR, factor * sum(measured.get(low, TYPICAL[low]) for low in (trainer, engine) if low in TYPICAL))

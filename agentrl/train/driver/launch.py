@@ -48,7 +48,7 @@ from agentrl.train.evaluation.evaluated import before_training
 from agentrl.train.evaluation.probe import HeldOutProbe
 from agentrl.train.offline.run import train_on_data
 from agentrl.train.plan.model_checks import engine_settings, prove_architecture, require_recording
-from agentrl.train.plan.placing import resolve_resources
+from agentrl.train.plan.placing import reserve
 from agentrl.train.plan.room import check_room
 from agentrl.train.record import data_identity, recording
 from agentrl.train.record.best import describe_best
@@ -77,7 +77,7 @@ async def train_run(config: RunConfig, display: Display) -> TrainResult:
     told = data_identity.check_same(config, own, data)
     with opened_run(config, display) as (folder, store):
         folder.data = data
-        for line in (identity.describe_identity(data), *told):
+        for line in (identity.described(data), *told):
             display.say(line)
         async with with_tools(make_env, config.tools) as equipped:
             return await _train(config, equipped, folder, store, display)
@@ -215,8 +215,8 @@ async def loaded(
         splits: which are played; none is the one that is evaluated.
         say: is called with lines about them.
     """
-    with cluster.open_cluster(config.cluster, folder / "logs") as opened:
-        await asyncio.to_thread(resolve_resources, opened, config, base)
+    with cluster.opened(config.cluster, folder / "logs") as opened:
+        await asyncio.to_thread(reserve, opened, config, base)
         async with cluster.while_not_lost(opened.lost):
             renderer = get_renderer(base, config.model.renderer, config.model.stop)
             for own, make_env in played:

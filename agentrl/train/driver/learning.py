@@ -109,7 +109,7 @@ class Learning:
             await self._record_logprobs(batch, views)
         learned = shaped | await self._train(batch, forests)
         batch.algorithm.learned(learned)
-        signal = lost_tokens.add_masked(credited, learned.get("correction/mask_fraction", 0.0))
+        signal = lost_tokens.masked(credited, learned.get("correction/mask_fraction", 0.0))
         return signal | learned
 
     async def close(self) -> None:

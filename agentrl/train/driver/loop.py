@@ -37,7 +37,7 @@ from agentrl.train.display.step_warnings import StepWarnings
 from agentrl.train.driver import lost_tokens, probe, resizing
 from agentrl.train.driver.clock import Clock
 from agentrl.train.driver.learning import Batch, Learner
-from agentrl.train.driver.recovery import Recovery, find_death
+from agentrl.train.driver.recovery import Recovery, died
 from agentrl.train.driver.resuming import step_of
 from agentrl.train.driver.stopping import Stopped, run_unless_stopped
 from agentrl.train.record import provenance, ratings
@@ -84,12 +84,12 @@ class Loop:
             Stopped: `stop_requested` was set; a checkpoint of the last step that was taken is written.
             NoSignal: nothing can be learned; a checkpoint is written likewise.
         """
-        rows = [lost_tokens.keep_metrics(row) for row in self.folder.metrics()]
+        rows = [lost_tokens.kept(row) for row in self.folder.metrics()]
         async with self.stream:
             try:
                 for step in range(start, self.config.steps):
                     with tracing.span("step", root=True, step=step + 1):
-                        rows.append(lost_tokens.keep_metrics(await self.take_step(step)))
+                        rows.append(lost_tokens.kept(await self.take_step(step)))
                     if await self.over(step + 1, rows):
                         return step + 1
             except Stopped:
@@ -215,7 +215,7 @@ class Loop:
             found = await each.learner.learn(batch)
             scores = [session.score or 0.0 for group in seen for session in group.scored] if name in self.others else []
             own_mean = {"reward/mean": fmean(scores)} if scores else {}
-            learned |= probe.name_metrics(name, own_mean | found)
+            learned |= probe.named(name, own_mean | found)
         published = {} if again else await self.publish()
         if self.recovery is not None and not again:
             self.recovery.learned(step, groups)
@@ -238,7 +238,7 @@ class Loop:
                 if self.recovery is None or not self.recovery.possible(error):
                     raise
                 dead = True
-                self.display.warn(f"the trainer is started anew: {brief(str(find_death(error)))}")
+                self.display.warn(f"the trainer is started anew: {brief(str(died(error)))}")
 
     async def restart_trainer(self, done: int) -> None:
         """Put a new trainer in the place of one that died, after the same steps."""
@@ -270,7 +270,7 @@ class Loop:
         found: dict[str, float] = {}
         for name, each in self.in_training.items():
             learned, losses = self.state.learned[name], self.state.store.losses
-            found |= probe.name_metrics(name, await probe.publish(each, learned, losses, self.clock, self.display))
+            found |= probe.named(name, await probe.publish(each, learned, losses, self.clock, self.display))
         return found
 
     def write_published(self, step: int) -> None:
@@ -338,7 +338,7 @@ class Loop:
             outcomes: what became of groups.
             digests: of the sessions of these.
         """
-        metrics = lost_tokens.add_left_out(metrics, self.left_out)
+        metrics = lost_tokens.left_out(metrics, self.left_out)
         row = {**rollout_metrics(groups), **self.selected, **metrics, "version": float(self.trainer.version)}
         row |= {f"{name}/version": float(self.state.learned[name].trainer.version) for name in self.others}
         row |= self.stream.metrics() | self.clock.metrics()

@@ -24,7 +24,7 @@ from agentrl.rollout.workers.held import sampled_tokens
 from agentrl.sessions.tree import trainability
 from agentrl.train.algorithms.credit import Credit, NodeAdvantage, trained_tokens
 from agentrl.types import GREEDY, MAIN, Group, Node, Session, Status
-from agentrl.types.branches import list_untrained
+from agentrl.types.branches import untrained
 
 STEPS = 20
 """Steps in a row without a trained token, after which a run ends."""
@@ -117,7 +117,7 @@ def account(groups: Iterable[Group], credit: Credit, config: AlgoConfig) -> dict
         flat = Cause.SEED if _one_seed(members) else Cause.FLAT
         for session in members:
             for node in _of_no_view(session):
-                found.update(_count_lost(session, node) or {Cause.UNREWARDED: sampled_tokens(node)})
+                found.update(_lost(session, node) or {Cause.UNREWARDED: sampled_tokens(node)})
             for view in session.by_agent():
                 _count(view, credit, flat, config.helper_credit, found)
     counts = {cause.metric: float(found[cause]) for cause in Cause}
@@ -134,17 +134,17 @@ def account_demonstrated(groups: Iterable[Group], credit: Credit) -> dict[str, f
 
 def _count(view: Session, credit: Credit, flat: Cause, helper_credit: float, found: Counter[Cause | None]) -> None:
     """Add the tokens of one agent's session to the counts; None counts those that are trained."""
-    unused, ends = view.unused() | list_untrained(view), view.partly_used()
+    unused, ends = view.unused() | untrained(view), view.partly_used()
     excluded = view.excluded_nodes()
     for node in view.nodes:
         if not (tokens := sampled_tokens(node)):
             continue
         left_out = Cause.EXCLUDED if node.id in excluded else Cause.UNUSED if node.id in unused else None
-        if lost := _count_lost(view, node) or (Counter({left_out: tokens}) if left_out else None):
+        if lost := _lost(view, node) or (Counter({left_out: tokens}) if left_out else None):
             found.update(lost)
             continue
         used = trained_tokens(node, ends.get(node.id))
-        unknown = Counter(map(Cause, trainability.list_lost(node)))
+        unknown = Counter(map(Cause, trainability.lost(node)))
         found.update(unknown)
         found[Cause.UNUSED] += tokens - used - unknown.total()
         if any(map(_teaches, credit.shares.get((view.id, node.id), ()))):
@@ -154,13 +154,13 @@ def _count(view: Session, credit: Credit, flat: Cause, helper_credit: float, fou
             found[Cause.MASKED if masked else flat] += used
 
 
-def _count_lost(session: Session, node: Node) -> Counter[Cause]:
+def _lost(session: Session, node: Node) -> Counter[Cause]:
     """The causes for which none of a turn's tokens can be trained, whatever its credit; empty where some can."""
     tokens = sampled_tokens(node)
     if node.policy not in (None, MAIN):
         return Counter({Cause.FROZEN: tokens})
     if not any(node.trainable):
-        reasons = Counter(map(Cause, trainability.list_lost(node)))
+        reasons = Counter(map(Cause, trainability.lost(node)))
         return reasons + Counter({Cause.MASKED: tokens - reasons.total()})
     if session.status is Status.INFRA_ERROR:
         return Counter({Cause.UNREWARDED if invalid(session) else Cause.FAILED: tokens})
@@ -190,13 +190,13 @@ def _one_seed(sessions: Sequence[Session]) -> bool:
     return len(sessions) > 1 and len(seeds) == 1 and None not in seeds
 
 
-def add_masked(counts: Mapping[str, float], share: float) -> dict[str, float]:
+def masked(counts: Mapping[str, float], share: float) -> dict[str, float]:
     """The counts where the trainer masked a share of the trained tokens."""
     lost = float(round(share * counts[TRAINED]))
     return {**counts, TRAINED: counts[TRAINED] - lost, Cause.MASKED.metric: counts[Cause.MASKED.metric] + lost}
 
 
-def add_left_out(counts: Mapping[str, float], tokens: float) -> dict[str, float]:
+def left_out(counts: Mapping[str, float], tokens: float) -> dict[str, float]:
     """The counts with sampled tokens of groups that were generated and not trained on; a policy may count none."""
     if SAMPLED not in counts:  # it did not learn in this step
         return dict(counts)
@@ -255,7 +255,7 @@ def top_scores(env: Env) -> frozenset[float]:
     return frozenset({sum(most), sum(most) + by_steps}) if most else frozenset({by_steps})
 
 
-def keep_metrics(row: Mapping[str, float]) -> dict[str, float]:
+def kept(row: Mapping[str, float]) -> dict[str, float]:
     """Return the metrics of a row that `ending` needs."""
     return {name: row[name] for name in row if name.startswith("signal/") or name in ("reward/mean", "pack/signal")}
 

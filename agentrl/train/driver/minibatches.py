@@ -65,7 +65,7 @@ def updates_of(
     units, counts = _units(groups, credit, home), _counts(groups, credit, home)
     found: dict[str, list[Membership]] = {group.id: [] for group in groups}
     for _ in range(config.epochs):
-        parts = min((_deal(units, config.minibatches, rng) for _ in range(DEALS)), key=_unevenness)
+        parts = min((_dealt(units, config.minibatches, rng) for _ in range(DEALS)), key=_unevenness)
         for place, part in enumerate(rng.sample(parts, len(parts))):
             own = math.fsum(counts[index] for index in part.groups)
             member = Membership(place, math.fsum(counts) / own if own else 1.0)
@@ -114,11 +114,11 @@ def _units(groups: Sequence[Group], credit: Credit, home: Mapping[str, int]) -> 
         join(home[pair.chosen[0]], home[pair.rejected[0]])
     units: dict[int, _Members] = {}
     for index, group in enumerate(groups):
-        units.setdefault(first(index), _Members()).take(_Members([index], _count_trained(group, credit)))
+        units.setdefault(first(index), _Members()).take(_Members([index], _trained(group, credit)))
     return list(units.values())
 
 
-def _count_trained(group: Group, credit: Credit) -> int:
+def _trained(group: Group, credit: Credit) -> int:
     return sum(_tokens(group, credit.shares).values())
 
 
@@ -132,7 +132,7 @@ def _tokens(group: Group, shares: Mapping[NodeKey, object]) -> dict[NodeKey, int
     return found
 
 
-def _deal(units: Sequence[_Members], most: int, rng: random.Random) -> list[_Members]:
+def _dealt(units: Sequence[_Members], most: int, rng: random.Random) -> list[_Members]:
     """The units in parts: at most so many, and at most as many as units with a trained token; at least one."""
     parts = [_Members() for _ in range(max(1, min(most, sum(unit.tokens > 0 for unit in units))))]
     for unit in rng.sample(units, len(units)):

@@ -38,17 +38,17 @@ def opened_run(config: RunConfig, display: Display) -> Iterator[tuple[RunFolder,
     with (
         cores.at_once(2 if config.rollout.staleness else 1),
         open_folder(config, display) as folder,
-        faults.inject_faults(config.faults, folder.path),
+        faults.injected(config.faults, folder.path),
         Store(folder.path / "sessions.db") as store,
         display,
-        watchdog.Watchdog(folder.path, config.watchdog.timeout, partial(_stop_hung, config, display)),
-        logs.write_log(folder.path / logs.NAME, folder.path.name, secret_values(config)),
-        tracing.export_spans(config.tracing, {"agentrl.run": folder.path.name}, display.warn),
+        watchdog.Watchdog(folder.path, config.watchdog.timeout, partial(_hung, config, display)),
+        logs.written(folder.path / logs.NAME, folder.path.name, secret_values(config)),
+        tracing.exported(config.tracing, {"agentrl.run": folder.path.name}, display.warn),
     ):
         yield folder, store
 
 
-def _stop_hung(config: RunConfig, display: Display, seconds: float, file: Path) -> None:
+def _hung(config: RunConfig, display: Display, seconds: float, file: Path) -> None:
     display.warn(f"no progress for {seconds:g} s (watchdog.timeout); where everything stands is in {file}")
     if config.watchdog.end:
         end = threading.Timer(config.grace + ENDING, interrupt.end_process, (128 + signal.SIGTERM,))

@@ -22,7 +22,7 @@ from agentrl.rollout.episodes.groups import Rollouts
 from agentrl.rollout.episodes.past import PastVersions
 from agentrl.rollout.episodes.policies import Policy
 from agentrl.rollout.episodes.programs import Program
-from agentrl.rollout.fleet import divide_cores, wait_until_started
+from agentrl.rollout.fleet import divided, wait_until_started
 from agentrl.rollout.fleet.reference import ReferenceEngine
 from agentrl.rollout.rerun.rollouts import RerunRollouts, RerunStream
 from agentrl.rollout.stream.buffer import Gate
@@ -245,9 +245,9 @@ def make_stream(config: RunConfig, rollouts: Rollouts, make_env: Callable[[], En
 
 def _threads(config: RunConfig, base: Path, trainer: Trainer) -> str | None:
     """The CPU threads of engines and trainer, as a line."""
-    engines = divide_cores(config.engine, config.fleet, base)
+    engines = divided(config.engine, config.fleet, base)
     several = f" ({len(engines)} of them)" if len(engines) > 1 else ""
-    return cores.describe_threads(
+    return cores.described(
         {f"engine={config.engine.name}{several}": engines[0].threads, f"trainer={config.trainer.name}": trainer.threads}
     )
 

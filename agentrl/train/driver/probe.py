@@ -45,7 +45,7 @@ class InTraining:
     reference: ReferenceEngine | None = None
 
 
-def name_metrics(policy: str, metrics: Mapping[str, float]) -> dict[str, float]:
+def named(policy: str, metrics: Mapping[str, float]) -> dict[str, float]:
     """Return a policy's metrics as the run's: those of policies besides the main one begin with their name."""
     return dict(metrics) if policy == MAIN else {f"{policy}/{name}": value for name, value in metrics.items()}
 

@@ -29,7 +29,7 @@ from agentrl.train.record.files import write_atomically
 from agentrl.train.record.recording import BY_TIME
 from agentrl.train.record.run_folder import RunFolder
 from agentrl.train.record.seals import LOSSES, STREAM, digest
-from agentrl.train.record.state import last_attempts, read_saved
+from agentrl.train.record.state import last_attempts, saved
 from agentrl.types import Group
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ async def resume(loop: Loop, config: RunConfig) -> int:
         loop.display.warn(f"steps {start + 1} to {done} are lost, and learned again: {STREAM} or metrics lack them")
     if recorded is not None:
         again = all(policy.trainer.deterministic for policy in state.learned.values())
-        why = _list_changed(config, folder.saved) if again else f"trainer={config.trainer.name} is not deterministic here"
+        why = _changed(config, folder.saved) if again else f"trainer={config.trainer.name} is not deterministic here"
         if not why and not (why := await loop.recovering(start, partial(_train_again, loop, recorded, start))):
             last = recorded.last
             loop.display.say(f"steps {start + 1} to {last} were trained again as they are recorded")
@@ -108,7 +108,7 @@ async def resume(loop: Loop, config: RunConfig) -> int:
         state.restore_stream(recorded.state["stream"])
         state.restore_algorithms(recorded.state)
     else:
-        state.restore_stream(read_saved(folder.checkpoint)["stream"])
+        state.restore_stream(saved(folder.checkpoint)["stream"])
     survived, reproducible = loop.trainer.version, _reproducible(loop, config)
 
     def seal(content: bytes) -> None:
@@ -151,14 +151,14 @@ def losses(
 def _reproducible(loop: Loop, config: RunConfig) -> bool:
     """True where steps that are taken again have the same groups, tokens and weights."""
     assert loop.folder.saved is not None
-    same = not _list_changed(config, loop.folder.saved) and config.rollout == loop.folder.saved.rollout
+    same = not _changed(config, loop.folder.saved) and config.rollout == loop.folder.saved.rollout
     exact = all(policy.trainer.deterministic for policy in loop.state.learned.values()) and (
         loop.engine is None or loop.engine.capabilities.deterministic
     )
     return same and exact and not config.rollout.staleness
 
 
-def _list_changed(config: RunConfig, before: RunConfig) -> str:
+def _changed(config: RunConfig, before: RunConfig) -> str:
     """The settings because of which the steps would come out otherwise; empty where there are none."""
     changed = [
         name for name in ("algo", "trainer", "steps", "policies") if getattr(config, name) != getattr(before, name)

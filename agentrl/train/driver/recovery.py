@@ -68,7 +68,7 @@ class Recovery:
 
     def possible(self, error: BaseException) -> bool:
         """Return whether an error is a trainer's death with a restart left; where none is left, the error says so."""
-        if find_death(error) is None:
+        if died(error) is None:
             return False
         if left := self.restarts < self.max_restarts:
             return left
@@ -94,7 +94,7 @@ class Recovery:
         return [replace(group, sessions=last_attempts(state.store, group.id)) for group in self.trained[step]]
 
 
-def find_death(error: BaseException | None) -> TrainerError | None:
+def died(error: BaseException | None) -> TrainerError | None:
     """The trainer's death that an error is, or was raised because of."""
     while error is not None and not isinstance(error, TrainerError):
         error = error.__cause__ or error.__context__

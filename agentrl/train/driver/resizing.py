@@ -50,7 +50,7 @@ class Resizable(Protocol):
         """Do work that needs the trainer, again where that dies."""
 
 
-def read_request(folder: Path, config: RunConfig, warn: Callable[[str], object]) -> RunConfig | None:
+def requested(folder: Path, config: RunConfig, warn: Callable[[str], object]) -> RunConfig | None:
     """The configuration that the run's folder asks for; None where it asks for none, or what it asks for is wrong.
 
     Args:
@@ -80,7 +80,7 @@ async def resize(loop: Resizable, done: int) -> None:
     Raises:
         AgentRLError: neither could be started.
     """
-    found, recovery = read_request(loop.folder.path, loop.config, loop.display.warn), loop.recovery
+    found, recovery = requested(loop.folder.path, loop.config, loop.display.warn), loop.recovery
     if recovery is None:
         return
     if found is None or recovery.starts is None:

@@ -63,7 +63,7 @@ def show(config: RunConfig, result: TrainResult, tops: Collection[float], displa
 
         display.say(recording.compare_weights(Path(config.rerun), result.path))
     if config.model.reasoning == "strip":
-        display.say(strip.summarize_cost(rows))
+        display.say(strip.spent(rows))
     marks = {name: value.mean for name, value in (("before", before), ("after", after)) if value}
     title = f"{config.env.name} · {config.model.name} · {config.algo.name} · seed {config.seed}"
     learning_curve(result.path / "learning_curve.png", rows, title, marks, evaluated=config.eval.label)

@@ -73,7 +73,7 @@ def changes(run: Path, saved: RunConfig, requested: RunConfig) -> list[str]:
     Raises:
         ConfigError: one of them can't; the message names them all.
     """
-    old, new, changed = _list_changed(saved, requested)
+    old, new, changed = _changed(saved, requested)
     fixed = [name for name in changed if any(name == part or name.startswith(f"{part}.") for part in FIXED)]
     if fixed:
         wrong = ", ".join(f"{_word(name, new)} (the run has {_word(name, old)})" for name in fixed)
@@ -86,11 +86,11 @@ def changes(run: Path, saved: RunConfig, requested: RunConfig) -> list[str]:
 
 def changed_settings(saved: RunConfig, requested: RunConfig) -> list[str]:
     """The settings that differ, as text."""
-    old, new, changed = _list_changed(saved, requested)
+    old, new, changed = _changed(saved, requested)
     return [f"{_word(name, old)} -> {new.get(name)}" for name in changed]
 
 
-def _list_changed(saved: RunConfig, requested: RunConfig) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+def _changed(saved: RunConfig, requested: RunConfig) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
     """Both configurations by dotted names, and the names of what differs."""
     old, new = (flat(public(config)) for config in (saved, requested))
     return old, new, [name for name in {**old, **new} if name not in ONCE and old.get(name) != new.get(name)]

@@ -157,11 +157,11 @@ class RolloutRun:
                     self._batch, self._replaced = [], 0
                 if self.stream.gate.published == self.config.steps:
                     return
-                group = await self._next_kept()
+                group = await self._kept()
                 self._batch.append(group)
                 yield group
 
-    async def _next_kept(self) -> Group:
+    async def _kept(self) -> Group:
         """The next group that `rollout.filter` keeps, or the last one that a step may replace."""
         keep = make_measure(FILTERS, self.config.rollout.filter)
         [group] = await self._next()

@@ -36,7 +36,7 @@ from agentrl.sessions.store.store import Store
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.driver.colocated import computing
 from agentrl.train.driver.learning import Batch, Learning, Part, digests
-from agentrl.train.driver.recovery import find_death
+from agentrl.train.driver.recovery import died
 from agentrl.train.record import provenance
 from agentrl.train.record.files import append, write_atomically
 from agentrl.train.record.seals import LOSSES
@@ -98,10 +98,10 @@ class SessionRole:
         self._folder, self._open = folder, ExitStack()
         self._store = self._open.enter_context(Store(folder / "sessions.db"))
         self._recorder = self._open.enter_context(Recorder(self._store))
-        self._learning = Learning(config, folder, None, _show_nothing, Teachers(config, folder))
+        self._learning = Learning(config, folder, None, _unseen, Teachers(config, folder))
         self._kept = KeptSessions()
         if traces is not None:
-            self._open.enter_context(tracing.export_spans(*traces, logger.warning))
+            self._open.enter_context(tracing.exported(*traces, logger.warning))
 
     async def begin(self, session: Session, state: bytes | None) -> None:
         """Store a session that begins; see `Recorder.resume`."""
@@ -130,7 +130,7 @@ class SessionRole:
             with tracing.span("learn", root=True, step=request.step + 1):
                 return await self._learn(request)
         except AgentRLError as error:
-            return find_death(error) or error  # causes are not sent
+            return died(error) or error  # causes are not sent
 
     async def _learn(self, request: LearnRequest) -> LearnReply:
         algorithm = make_algorithm(self._learning.config.algo)
@@ -165,7 +165,7 @@ class SessionRole:
         self._open.close()
 
 
-def choose_groups(groups: Sequence[Group]) -> ChosenGroups:
+def chosen(groups: Sequence[Group]) -> ChosenGroups:
     """The groups by their sessions' ids and digests."""
     return [(replace(group, sessions=[]), [(each.id, digest_of(each)) for each in group.sessions]) for group in groups]
 
@@ -233,7 +233,7 @@ def _ends_with(file: Path, data: bytes) -> bool:
 
 
 @contextmanager
-def _show_nothing(name: str) -> Iterator[None]:
+def _unseen(name: str) -> Iterator[None]:
     yield
 
 
@@ -298,7 +298,7 @@ class DistantLearning:
         if not isinstance(trainer, ShareableTrainer) or (access := trainer.access()) is None:
             return await self._learn_here(batch)
         known = batch.evidence.known if self.config.require_provenance else {}
-        request = LearnRequest(choose_groups(batch.groups), batch.step, access, batch.algorithm.snapshot(), known)
+        request = LearnRequest(chosen(batch.groups), batch.step, access, batch.algorithm.snapshot(), known)
         with self.part("optimizer step"):
             await faults.async_point("trainer.step")
             async with computing(trainer, self.engine):
@@ -315,7 +315,7 @@ class DistantLearning:
     async def _learn_here(self, batch: Batch) -> dict[str, float]:
         def read() -> list[Group]:
             with Store(self.folder / "sessions.db", read_only=True) as store:
-                return read_groups(store, choose_groups(batch.groups), {})
+                return read_groups(store, chosen(batch.groups), {})
 
         here = Learning(self.config, self.folder, self.engine, self.part, Teachers(self.config, self.folder))
         return await here.learn(replace(batch, groups=await asyncio.to_thread(read)))

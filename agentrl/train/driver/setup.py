@@ -10,7 +10,7 @@ from typing import Any
 
 from agentrl.common.pictures import picture
 from agentrl.config import AlgoConfig, ModelConfig, RunConfig
-from agentrl.config.secrets import list_hidden
+from agentrl.config.secrets import hidden
 from agentrl.envs import calls
 from agentrl.envs.base import Env, has_demonstrator, has_expert
 from agentrl.envs.episode import DEMONSTRATOR, EXPERT, play
@@ -61,13 +61,13 @@ def complete(tree: Mapping[str, Any]) -> RunConfig:
         saved = kept_code.usable(run := Path(tree["resume"]), read_settings(run, "resume"))
         if again := tree.get("rerun") or saved.get("rerun"):
             raise ConfigError(f"resume={tree['resume']}: a rerun can't be resumed; begin it again: rerun={again}")
-        return validate(_check_secrets(merge(applicable(saved, tree), tree)), RunConfig)
+        return validate(_known(merge(applicable(saved, tree), tree)), RunConfig)
     if tree.get("rerun"):
         from agentrl.train.record import recording
 
-        return validate(_check_secrets(merge(applicable(recording.settings(Path(tree["rerun"])), tree), tree)), RunConfig)
+        return validate(_known(merge(applicable(recording.settings(Path(tree["rerun"])), tree), tree)), RunConfig)
     if tree.get("data") is not None:
-        return validate(_check_secrets(merge(_data_recipe(tree), tree)), RunConfig)
+        return validate(_known(merge(_data_recipe(tree), tree)), RunConfig)
     if "env" not in tree:
         validate(tree, RunConfig)  # which says so, beside what else is wrong
     named = {key: tree[key] for key in ("env", "model", "policy") if key in tree}
@@ -77,7 +77,7 @@ def complete(tree: Mapping[str, Any]) -> RunConfig:
     except ConfigError as error:
         raise EnvError(f"the recipe of environment {named['env']!r}: {error}") from None
     settings = _in_parts(merge(applicable(suits, tree), tree), tree)
-    return validate(_check_secrets(_at_adapters_rate(settings, tree)), RunConfig)
+    return validate(_known(_at_adapters_rate(settings, tree)), RunConfig)
 
 
 def _data_recipe(tree: Mapping[str, Any]) -> Tree:
@@ -127,13 +127,13 @@ def _takes_minibatches(trainer: str) -> bool:
     return TRAINERS.find(trainer).takes_minibatches
 
 
-def _check_secrets(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+def _known(tree: Mapping[str, Any]) -> Mapping[str, Any]:
     """The settings, once no secret is missing that a config.yaml does not keep.
 
     Raises:
         ConfigError: one is.
     """
-    if names := list(list_hidden(tree)):
+    if names := list(hidden(tree)):
         given = " ".join(f"{name}=…" for name in names)
         raise ConfigError(f"{', '.join(names)}: secrets are not kept in config.yaml; give them again: {given}")
     return tree
@@ -149,11 +149,11 @@ def recipe(config: RunConfig) -> Tree:
         if isinstance(target, type) and issubclass(target, Env) and has_demonstrator(target):
             settings["warm_start.steps"] = TINY_WARM_START
     suits = getattr(target, "recipe", None)
-    own = _read_recipe(config.env.name, suits, model) if callable(suits) else {}
+    own = _written(config.env.name, suits, model) if callable(suits) else {}
     return _in_parts(spread(settings | own), spread(own))
 
 
-def _read_recipe(env: str, suits: Callable[[str], Any], model: str) -> dict[str, Any]:
+def _written(env: str, suits: Callable[[str], Any], model: str) -> dict[str, Any]:
     """The environment's own recipe.
 
     Raises:
@@ -201,9 +201,9 @@ async def build_tiny(make_env: Callable[[], Env], out: Path, seed: int) -> Path:
         else:
             attempt = partial(_opening, seed=seed)
         try:
-            session = await _retry(attempt, make_env, task)
+            session = await _retried(attempt, make_env, task)
         except InvalidReward:  # of one episode, whose rewards don't matter here
-            session = await _retry(partial(_opening, seed=seed), make_env, task)
+            session = await _retried(partial(_opening, seed=seed), make_env, task)
         texts += [tiny.render(session_messages(view), own.tools.schemas()) for view in session.by_agent()]
         sizes |= {picture(url).size for node in session.nodes for url in node.message.images}
     shape = tiny.shape_for(texts)
@@ -212,7 +212,7 @@ async def build_tiny(make_env: Callable[[], Env], out: Path, seed: int) -> Path:
     return tiny.build(out, texts, seed=seed, shape=shape)
 
 
-async def _retry(
+async def _retried(
     attempt: Callable[[Env, Task], Awaitable[Session]], make_env: Callable[[], Env], task: Task
 ) -> Session:
     """Retry an episode after an infrastructure error, as rollouts do; a bug in the environment stops the run."""

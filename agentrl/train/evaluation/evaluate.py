@@ -96,7 +96,7 @@ OF_REWARD_WORKERS = (
 """Settings of the cluster that any policy uses where it has reward workers."""
 
 
-def list_ignored(tree: Mapping[str, Any]) -> dict[str, str]:
+def ignored(tree: Mapping[str, Any]) -> dict[str, str]:
     """The settings of a tree that an evaluation would ignore, and why."""
     policy = str(tree.get("policy", "model"))
     machines = tree.get("cluster")
@@ -138,7 +138,7 @@ def refuse_ignored(tree: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: there are some; the message names each, and why.
     """
-    if found := list_ignored(tree):
+    if found := ignored(tree):
         raise ConfigError("\n".join(f"{key} {why}; leave it out of an evaluation" for key, why in found.items()))
 
 
@@ -158,14 +158,14 @@ async def evaluate_run(config: RunConfig, display: Display) -> Evaluation:
         InfraError: every session ended in an infrastructure error.
     """
     sandboxes.configure(config.sandbox)
-    config = resolve_config(config)
-    with _open_folder(config) as (folder, store), display:
+    config = resolved(config)
+    with _kept(config) as (folder, store), display:
         async with loaded_policy([config], folder.path, display) as rollouts_of:
             result, _ = await measure(config, rollouts_of, folder, store, display)
     return result
 
 
-def resolve_config(config: RunConfig) -> RunConfig:
+def resolved(config: RunConfig) -> RunConfig:
     """The configuration with the evaluation's own limits, and with the model that `policy` may name."""
     config = config.model_copy(update={"rollout": config.eval.limits(config.rollout)})
     if config.policy in ("model", *SCRIPTED) or is_remote(config.policy):
@@ -230,7 +230,7 @@ async def loaded_policy(configs: Sequence[RunConfig], folder: Path, display: Dis
 
 def _reward_cluster(limits: ClusterConfig, folder: Path) -> AbstractContextManager[object]:
     """The machines of reward workers, where the policy itself needs none."""
-    return cluster.open_cluster(limits, folder / "logs") if limits.rewards else nullcontext()
+    return cluster.opened(limits, folder / "logs") if limits.rewards else nullcontext()
 
 
 @asynccontextmanager
@@ -274,7 +274,7 @@ async def measure(
     """Play one evaluation, and write its result and some conversations into its folder.
 
     Args:
-        config: its settings, `resolve_config`.
+        config: its settings, `resolved`.
         rollouts_of: opens rollouts by the policy.
         folder: the evaluation's own; sessions that its store holds already are taken, or continued.
         store: of its sessions.
@@ -295,7 +295,7 @@ async def measure(
     split = held_out_split(config, env)
     found = identity.of_splits(env, [split])
     display.say(f"evaluating {label(config)} on {config.env.name}, split {split}, in {folder.path}")
-    display.say(identity.describe_identity(found))
+    display.say(identity.described(found))
     _keep_identity(config, folder.path, found, display)
     kept = set[str]()
     display.resume_hint = lambda: f"interrupted; {len(kept)} sessions are in {folder.path / 'sessions.db'}{hint}"
@@ -354,7 +354,7 @@ def label(config: RunConfig) -> str:
 
 
 @contextmanager
-def _open_folder(config: RunConfig) -> Iterator[tuple[RunFolder, Store]]:
+def _kept(config: RunConfig) -> Iterator[tuple[RunFolder, Store]]:
     """A new folder for the evaluation, and its store; removed where it fails before any session has ended."""
     with closing(RunFolder.create(run_path(config, "eval-"), config)) as folder:
         empty = True

@@ -22,7 +22,7 @@ from agentrl.config import RunConfig
 from agentrl.envs.base import Env
 from agentrl.envs.episode import play
 from agentrl.envs.recorded_turns import RecordedTurns
-from agentrl.envs.rewards import open_rewards
+from agentrl.envs.rewards import rewarded
 from agentrl.errors import AgentRLError
 from agentrl.rollout.stream.seeds import derive
 from agentrl.train.evaluation.rescore.rescoring import score_group
@@ -70,22 +70,22 @@ class HeldOutProbe:
             return {}
         found: dict[str, float] = {"probe/best": fmean(each.score or 0.0 for each in best)}
         if settings.rewards:
-            found |= _gaps("score", "gap", best, await self._score(best, when))
+            found |= _gaps("score", "gap", best, await self._scored(best, when))
         if settings.seeds:
-            found |= _gaps("replayed", "replay_gap", best, await self._replay_best(best))
+            found |= _gaps("replayed", "replay_gap", best, await self._replayed(best))
         if len(found) == 1:
             self.warn(f"{when}: the probe has no second score of any session (eval.probe)")
             return {}
         before = self._first()
-        found[ALARM] = float(any(self._raise_alarm(name, before, found, when) for name in ("gap", "replay_gap")))
+        found[ALARM] = float(any(self._alarmed(name, before, found, when) for name in ("gap", "replay_gap")))
         with (self.folder / FILE).open("ab") as file:
             file.write(orjson.dumps({"step": step, **found}) + b"\n")
         self.say(f"{when}: {in_words(found, len(best))}")
         return found
 
-    async def _score(self, best: Sequence[Session], when: str) -> list[float | None]:
+    async def _scored(self, best: Sequence[Session], when: str) -> list[float | None]:
         """The second scorer's score of each; None where it failed, which is told with the first reason."""
-        async with open_rewards(Env, self.config.eval.probe.rewards) as make_env:
+        async with rewarded(Env, self.config.eval.probe.rewards) as make_env:
             scored = await concurrently(score_group([each], make_env) for each in best)
         if failed := [each.error for (each,) in scored if each.reward is None and each.error]:
             self.warn(
@@ -93,7 +93,7 @@ class HeldOutProbe:
             )
         return [each.reward for (each,) in scored]
 
-    async def _replay_best(self, best: Sequence[Session]) -> list[float | None]:
+    async def _replayed(self, best: Sequence[Session]) -> list[float | None]:
         """The mean score of each under other seeds; None where none could be played."""
         count = self.config.eval.probe.seeds
         seeds = [derive(self.config.seed, f"probe-{number}") for number in range(count)]
@@ -130,7 +130,7 @@ class HeldOutProbe:
                 rows.append(orjson.loads(line))
         return min(rows, key=lambda row: row["step"], default={})
 
-    def _raise_alarm(self, name: str, before: Mapping[str, float], found: Mapping[str, float], when: str) -> bool:
+    def _alarmed(self, name: str, before: Mapping[str, float], found: Mapping[str, float], when: str) -> bool:
         was, now = before.get(f"probe/{name}"), found.get(f"probe/{name}")
         limit = self.config.eval.probe.alarm
         if was is None or now is None or now - was <= limit:

@@ -126,11 +126,11 @@ async def reject(
         NoSignal: no session is kept; no file is written.
     """
     sandboxes.configure(config.sandbox)
-    config = evaluate.resolve_config(config)
+    config = evaluate.resolved(config)
     out = Path(own.out)
     if folder is None:
         folder = Path(config.run_dir or "runs") / f"reject-{_name(config)}"
-    elif (folder / SETTINGS).exists() and _name(evaluate.resolve_config(saved_settings(folder))) != _name(config):
+    elif (folder / SETTINGS).exists() and _name(evaluate.resolved(saved_settings(folder))) != _name(config):
         raise ConfigError(f"{folder} has sessions of other settings; a new run_dir has others")
     again = _goes_on(folder, out)
     with (

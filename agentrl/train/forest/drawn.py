@@ -6,7 +6,7 @@ from agentrl.attachments import support
 from agentrl.types import Node, Sampling
 
 
-def list_supports(node: Node) -> support.Support | None:
+def drawn_from(node: Node) -> support.Support | None:
     """The recorded supports of a turn that was not drawn from the whole vocabulary; None where there are none."""
     if node.sampling is None or node.sampling.full_support or support.NAME not in node.attachments:
         return None
@@ -15,7 +15,7 @@ def list_supports(node: Node) -> support.Support | None:
 
 def apart(node: Node) -> list[tuple[bytes, ...]]:
     """For each token of a node what, besides temperature and version, it was drawn by; empty where that is nothing."""
-    found = list_supports(node)
+    found = drawn_from(node)
     if found is None or node.sampling is None:
         return []
     given = repr((found.rule, penalties_of(node.sampling), node.sampling.logit_bias)).encode()

@@ -84,13 +84,13 @@ class Rows:
         """Return some of the rows, in ascending order: their indices, or a mask."""
         place = torch.full((len(self),), -1, device=self.target.device)
         place[index] = torch.arange(int(place[index].numel()), device=place.device)
-        return self._change(lambda column: column[index], lambda sequences: sequences.moved(place))
+        return self._changed(lambda column: column[index], lambda sequences: sequences.moved(place))
 
     def to(self, device: torch.device | str) -> Rows:
         """The rows on a device."""
-        return self._change(lambda column: column.to(device), lambda sequences: sequences.to(device))
+        return self._changed(lambda column: column.to(device), lambda sequences: sequences.to(device))
 
-    def _change(self, column: Callable[[Any], Any], sequences: Callable[[Sequences], Sequences]) -> Rows:
+    def _changed(self, column: Callable[[Any], Any], sequences: Callable[[Sequences], Sequences]) -> Rows:
         found: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         changed = {name: column(value) for name, value in found.items() if isinstance(value, Tensor)}
         together = None if self.sequences is None else sequences(self.sequences)

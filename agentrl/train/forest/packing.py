@@ -141,7 +141,7 @@ def pack_with_spans(
     experts = [experts_by_node(session) for session in sessions]
     pairs: Sequence[Sequences | None] = [None] * len(bins)
     if sequence is not None:
-        pairs = SequenceIndex(sessions, credit, sequence).pairs([list(_list_trained(parts)) for parts in bins])
+        pairs = SequenceIndex(sessions, credit, sequence).pairs([list(_trained(parts)) for parts in bins])
     for (which, bin_), together in zip(placed, pairs, strict=True):
         forest = build_forest(bin_, table, names, agents, merge, critic)
         forest.routed_experts = experts_of_segments(_in_order(bin_), experts)
@@ -172,7 +172,7 @@ def _column(
     return Column.of(field, values)
 
 
-def _list_trained(parts: Sequence[ForestPart]) -> Iterator[tuple[Segment, int, int]]:
+def _trained(parts: Sequence[ForestPart]) -> Iterator[tuple[Segment, int, int]]:
     """The segments that a forest trains, their lengths, and where they begin in it."""
     at = 0
     for part in parts:
@@ -183,7 +183,7 @@ def _list_trained(parts: Sequence[ForestPart]) -> Iterator[tuple[Segment, int, i
 
 
 def _node_spans(parts: Sequence[ForestPart], sessions: Sequence[str]) -> Iterator[NodeSpan]:
-    for segment, length, at in _list_trained(parts):
+    for segment, length, at in _trained(parts):
         for owner in segment.owners:
             if owner.shares:
                 yield NodeSpan((sessions[owner.session], owner.node.id), owner.start, at, length)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from agentrl.attachments import support
 from agentrl.sessions.tree import tree
 from agentrl.train.forest.columns import Column, SharedColumn
-from agentrl.train.forest.drawn import codes_of, list_supports, penalties_of
+from agentrl.train.forest.drawn import codes_of, drawn_from, penalties_of
 from agentrl.train.forest.trie import STAMP_SHIFT, Segment
 from agentrl.types import Node, Session
 
@@ -39,7 +39,7 @@ def fields_of(segments: Iterable[tuple[Segment, int]], sessions: Sequence[Sessio
         InvalidInput: a support is malformed.
     """
     pieces = list(segments)
-    known = {id(node): list_supports(node) for node in (segment.owners[0].node for segment, _ in pieces)}
+    known = {id(node): drawn_from(node) for node in (segment.owners[0].node for segment, _ in pieces)}
     if not any(known.values()):
         return {}
     forest = _Fields(sum(length for _, length in pieces))

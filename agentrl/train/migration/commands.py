@@ -38,6 +38,6 @@ def data(
 @app.command()
 def settings(script: Annotated[Path, typer.Argument(help="A script that starts slime or verl.")]) -> None:
     """Say what the flags of slime's, or the dotted settings of verl's, are here: agentrl convert settings run.sh."""
-    from agentrl.train.migration.scripts import translate
+    from agentrl.train.migration.scripts import translated
 
-    print_lines(translate(script))
+    print_lines(translated(script))

@@ -18,7 +18,7 @@ from agentrl.envs.builtin.questions.formats import Grading, Question, question
 from agentrl.envs.builtin.swe.formats.datasets import task_of
 from agentrl.errors import AgentRLError
 from agentrl.rollout.sources.columns import choose_columns, conversations_in, read_example
-from agentrl.rollout.sources.messages import MessageReader, parse_json
+from agentrl.rollout.sources.messages import MessageReader, parsed
 from agentrl.rollout.sources.pairs import LABELS, REPLIES, Compared, choose_compared, read_compared
 
 Row = Mapping[str, Any]
@@ -87,13 +87,13 @@ class RowReader:
         row = _with_prompt(row)
         kind = kind_of(row) if self.kind is None else self.kind
         try:
-            carried = self._carry(row, kind, place)
+            carried = self._carried(row, kind, place)
         except (AgentRLError, ValueError, TypeError, KeyError) as error:
             raise Refused(_without_place(str(error), place)) from None
         self.kind = kind
         return carried
 
-    def _carry(self, row: Row, kind: Kind, place: str) -> dict[str, Any]:
+    def _carried(self, row: Row, kind: Kind, place: str) -> dict[str, Any]:
         config = DataConfig.model_validate({"name": "FILE", "strings": self.strings})
         match kind:
             case Kind.QUESTIONS:
@@ -123,7 +123,7 @@ class RowReader:
         source = str(row.get("data_source") or _inside(row, "metadata").get("rm_type") or "")
         if source in PROGRAMS:
             raise Refused(f"its answer is tests of a program ({source}): env=code reads HumanEval's and MBPP's columns")
-        system, text = _split_prompt(row["prompt"])
+        system, text = _asked(row["prompt"])
         asked = question({**row, "prompt": text}, self.grading or _grading(row, source))
         if asked is None:
             raise Refused("it has no answer that can be compared")
@@ -135,7 +135,7 @@ class RowReader:
             )
         self.system = system
         self._note_unread(row)
-        return _write(row, asked)
+        return _written(row, asked)
 
     def _note_unread(self, row: Row) -> None:
         self.unread.update(name for name in row.keys() - PASSED if row[name] not in (None, "", [], {}))
@@ -146,7 +146,7 @@ class RowReader:
 
 def _with_prompt(row: Row) -> Row:
     """The row with a prompt, where slime's files have it as messages that end with the user's, and an answer beside."""
-    messages = parse_json(row.get("messages"))
+    messages = parsed(row.get("messages"))
     last = messages[-1] if isinstance(messages, list) and messages else None
     if "prompt" in row or not isinstance(last, Mapping) or last.get("role") != "user":
         return row
@@ -165,7 +165,7 @@ def kind_of(row: Row) -> Kind:
     if there & replies or "instruction" in there or there <= {"text", "meta", "source", "id"}:
         verdict = any(isinstance(row.get(name), bool) for name in LABELS)
         return (
-            Kind.VERDICTS if verdict else Kind.PAIRS if "completions" in there and _is_scored(row) else Kind.CONVERSATIONS
+            Kind.VERDICTS if verdict else Kind.PAIRS if "completions" in there and _scored(row) else Kind.CONVERSATIONS
         )
     if (
         "prompt" in there
@@ -176,12 +176,12 @@ def kind_of(row: Row) -> Kind:
     raise Refused(f"none of its columns is known: {', '.join(row)}")
 
 
-def _is_scored(row: Row) -> bool:
-    return isinstance(parse_json(row["completions"]), list)
+def _scored(row: Row) -> bool:
+    return isinstance(parsed(row["completions"]), list)
 
 
 def _inside(row: Row, name: str) -> Mapping[str, Any]:
-    found = parse_json(row.get(name))
+    found = parsed(row.get(name))
     return found if isinstance(found, Mapping) else {}
 
 
@@ -190,13 +190,13 @@ def _grading(row: Row, source: str) -> Grading | None:
     return SOURCES.get(source) or by_start or ABILITIES.get(str(row.get("ability")))
 
 
-def _split_prompt(prompt: Any) -> tuple[str, str]:
+def _asked(prompt: Any) -> tuple[str, str]:
     """A prompt's system message, '' without one, and its question.
 
     Raises:
         Refused: it is a conversation of several turns, or more than text.
     """
-    messages = parse_json(prompt)
+    messages = parsed(prompt)
     if isinstance(messages, str):
         return "", messages
     listed = messages if isinstance(messages, list) else [messages]
@@ -212,7 +212,7 @@ def _split_prompt(prompt: Any) -> tuple[str, str]:
     return texts[0] if len(texts) == 2 else "", texts[-1]
 
 
-def _write(row: Row, asked: Question) -> dict[str, Any]:
+def _written(row: Row, asked: Question) -> dict[str, Any]:
     """A question in columns from which `env=questions` knows how to compare."""
     names = ("unique_id", "task_id", "id")
     named = next((row[name] for name in names if row.get(name) not in (None, "")), None)

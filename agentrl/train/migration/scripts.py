@@ -27,7 +27,7 @@ OF_PPO = ("gamma", "gae_lambda", "value_clip", "value_trunk_lr", "value_warmup")
 """Settings of `algo` that only algo=ppo has."""
 
 
-def translate(script: Path) -> Iterator[str]:
+def translated(script: Path) -> Iterator[str]:
     """The lines of `agentrl convert settings`: each setting with ours, what has none, and the command.
 
     Raises:
@@ -46,7 +46,7 @@ def translate(script: Path) -> Iterator[str]:
     yield f"{script}: {len(theirs)} settings of {framework.name}"
     for name, value in theirs.items():
         yield _line(framework, f"{dash}{name}", name, value, ours)
-    for name, value in _derive(framework, theirs, ours).items():
+    for name, value in _derived(framework, theirs, ours).items():
         ours[name] = value
         yield f"follows: {name}={value}"
     yield "command: " + shlex.join(["agentrl", "train", *(f"{name}={value}" for name, value in ours.items())])
@@ -104,7 +104,7 @@ def _line(framework: Framework, shown: str, name: str, value: str, ours: dict[st
     return f"{shown} {value} -> {rule.ours}={found}" + (f" ({rule.why})" if rule.why and rule.values is None else "")
 
 
-def _derive(framework: Framework, theirs: Mapping[str, str], ours: dict[str, str]) -> dict[str, str]:
+def _derived(framework: Framework, theirs: Mapping[str, str], ours: dict[str, str]) -> dict[str, str]:
     """What follows from several settings; what only another algorithm has is taken out."""
     found = framework.derived(theirs)
     if (found.get("algo") or ours.get("algo")) != "ppo":

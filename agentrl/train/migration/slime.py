@@ -162,7 +162,7 @@ PREFIXES = {
 }
 
 
-def derive_settings(flags: Settings) -> dict[str, str]:
+def derived(flags: Settings) -> dict[str, str]:
     """The settings that follow from several flags."""
     found: dict[str, str] = {}
     parts = ratio(flags, "rollout-batch-size", "n-samples-per-prompt", "global-batch-size")
@@ -204,5 +204,5 @@ SLIME = Framework(
     },
     RULES,
     PREFIXES,
-    derive_settings,
+    derived,
 )

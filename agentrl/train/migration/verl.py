@@ -139,7 +139,7 @@ PREFIXES = {
 }
 
 
-def derive_settings(settings: Settings) -> dict[str, str]:
+def derived(settings: Settings) -> dict[str, str]:
     """The settings that follow from several of verl's."""
     found: dict[str, str] = {}
     if parts := ratio(settings, "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"):
@@ -180,5 +180,5 @@ VERL = Framework(
     },
     RULES,
     PREFIXES,
-    derive_settings,
+    derived,
 )

@@ -53,7 +53,7 @@ async def train_on_data(config: RunConfig, folder: RunFolder, store: Store, disp
     if config.model.trust_remote_code:
         custom_code.allow(base)
     prove_architecture(config, base, display, trains=True)
-    with cluster.open_cluster(config.cluster, folder.path / "logs") as opened:
+    with cluster.opened(config.cluster, folder.path / "logs") as opened:
         async with cluster.while_not_lost(opened.lost):
             renderer = get_renderer(base, config.model.renderer, config.model.stop)
             policy = Policy(renderer, None, model=base)
@@ -93,7 +93,7 @@ async def _train(
         loop.trainer.close()
         await learner.close()
     if before is not None:
-        display.say(f"held-out {_describe_measure(loop)} {_describe(before)} before training, {_describe(after)} after it")
+        display.say(f"held-out {_measured(loop)} {_described(before)} before training, {_described(after)} after it")
     last = {"step": done, **{f"eval/{name}": value for name, value in after.metrics.items()}}
     for line in describe_best(folder.path, folder.checkpoints(), folder.metrics(), config.keep_best, last):
         display.say(line)
@@ -110,18 +110,18 @@ async def _measure(loop: Loop, data: ReadData, step: int) -> Evaluation:
             return await scores.measure_scores(loop.trainer, loop.algorithm, data, tasks, budget)
         return await held_out.measure(loop.trainer, loop.algorithm, data, tasks, budget)
 
-    with loop.display.part(f"measuring the held-out {_describe_measure(loop)}"):
+    with loop.display.part(f"measuring the held-out {_measured(loop)}"):
         found = await loop.recovering(step, compute)
     held_out.write(loop.folder.path, step, found)
-    loop.display.say(f"step {step}: held-out {_describe_measure(loop)} {_describe(found)} of {found.tasks} groups")
+    loop.display.say(f"step {step}: held-out {_measured(loop)} {_described(found)} of {found.tasks} groups")
     return found
 
 
-def _describe_measure(loop: Loop) -> str:
+def _measured(loop: Loop) -> str:
     return "margin" if held_out.compares(loop.algorithm) else "loss"
 
 
-def _describe(found: Evaluation) -> str:
+def _described(found: Evaluation) -> str:
     bounds = "" if math.isnan(found.low) else f" [{found.low:.3f}, {found.high:.3f}]"
     accuracy = found.metrics.get("accuracy")
     return f"{found.mean:.3f}{bounds}" + ("" if accuracy is None else f" (accuracy {accuracy:.0%})")
@@ -130,7 +130,7 @@ def _describe(found: Evaluation) -> str:
 def _identify(config: RunConfig, data: ReadData, folder: RunFolder, display: Display) -> None:
     """Say which data the run has, and compare it with what it had before."""
     folder.data = {split: identity.of_tasks(tasks) for split, tasks in data.tasks.items()}
-    for line in (*data.lines(), identity.describe_identity(folder.data), *data_identity.check_same(config, None, folder.data)):
+    for line in (*data.lines(), identity.described(folder.data), *data_identity.check_same(config, None, folder.data)):
         if line.startswith("warning: "):
             display.warn(line.removeprefix("warning: "))
         else:

@@ -128,9 +128,9 @@ def _read(packed: Sequence[tuple[Forest, list[NodeSpan]]], values: Sequence[Tens
         span.node: float(value_T[at])
         for (forest, spans), value_T in zip(packed, values, strict=True)
         for span in spans
-        for at in _list_trained(forest, span)
+        for at in _trained(forest, span)
     }
 
 
-def _list_trained(forest: Forest, span: NodeSpan) -> Iterator[int]:
+def _trained(forest: Forest, span: NodeSpan) -> Iterator[int]:
     return (at for at in range(span.at, span.at + span.length) if forest.weight[at] > 0)

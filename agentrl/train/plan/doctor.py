@@ -25,7 +25,7 @@ from pydantic import PositiveFloat, PositiveInt
 from agentrl import cluster
 from agentrl.cluster import Address, Cluster, ClusterNode, Resources, Role, Worker, connect
 from agentrl.cluster.placement.assignment import Assignment, Place
-from agentrl.cluster.placement.gpus import query_gpus
+from agentrl.cluster.placement.gpus import queried
 from agentrl.cluster.wire.open_ports import open_ports
 from agentrl.common import cores
 from agentrl.config import ClusterConfig, GatewayConfig
@@ -105,9 +105,9 @@ class Probe(GatewayHost):
         except OSError:
             free = None
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        gpus = query_gpus("name,memory.total,driver_version")
+        gpus = queried("name,memory.total,driver_version")
         ray = open_ports(RAY)
-        return Equipment(len(cores.list_allowed()), memory, gpus, daemon.available(), free, ray)
+        return Equipment(len(cores.allowed()), memory, gpus, daemon.available(), free, ray)
 
     def take(self, data: bytes) -> int:
         """Receive data and return its length."""
@@ -168,7 +168,7 @@ def examine(config: DoctorConfig) -> DoctorReport:
     report = DoctorReport()
     if config.cluster.name == "local":
         report.features += find_features(config.folder)
-    with cluster.open_cluster(config.cluster, None) as opened:
+    with cluster.opened(config.cluster, None) as opened:
         nodes = opened.nodes()
         report.problems += [f"{node.name} does not answer" for node in nodes if not node.alive]
         asyncio.run(_examine(opened, [node for node in nodes if node.alive], config, report))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agentrl import cluster
 from agentrl.cluster.base import ClusterNode
-from agentrl.cluster.placement.gpus import measure_gpus
+from agentrl.cluster.placement.gpus import installed
 from agentrl.cluster.placement.inventory import on_gpus
 from agentrl.cluster.placement.plan import Assignment, Place, place
 from agentrl.common import custom_code
@@ -32,7 +32,7 @@ from agentrl.train.plan.step import (
     Rates,
     StepTime,
     StepWork,
-    count_exchanged,
+    exchanged,
     generate_seconds,
     in_words,
     measured_rates,
@@ -46,7 +46,7 @@ USED = 0.5
 """The part of `rollout.session_tokens` that a session is expected to have, half of it sampled; an assumption."""
 
 
-def describe_run(config: RunConfig, rates: Rates | None = None, on: Sequence[ClusterNode] | None = None) -> Iterator[str]:
+def described(config: RunConfig, rates: Rates | None = None, on: Sequence[ClusterNode] | None = None) -> Iterator[str]:
     """The lines of a dry run.
 
     Args:
@@ -145,9 +145,9 @@ def model_shape(model: ModelConfig) -> Shape:
 def nodes_of(machines: ClusterConfig) -> list[ClusterNode]:
     """The run's nodes: this machine, or those of the running Ray cluster at `cluster.address`."""
     if machines.name == "ray" and machines.address is not None:
-        with cluster.open_cluster(machines, None) as opened:
+        with cluster.opened(machines, None) as opened:
             return [node for node in opened.nodes() if node.alive]
-    found = measure_gpus()
+    found = installed()
     (here,) = cluster.LocalCluster().nodes()
     return [replace(here, gpus=len(found), gpu_memory=min(found, default=0.0))]
 
@@ -286,7 +286,7 @@ def _flows(
 ) -> Iterator[str]:
     yield f"in a step, trainer -> {engines} engines: {size(shape.parameters * width)} of weights for each"
     if split.data > 1:
-        gradients = count_exchanged(numbers, work, budget, split) * shape.parameters / split.tensor / split.pipeline
+        gradients = exchanged(numbers, work, budget, split) * shape.parameters / split.tensor / split.pipeline
         yield f"in a step, between data-parallel ranks: {size(gradients)} of gradients and weights for each"
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.cluster import ClusterNode, Resources, Worker
-from agentrl.cluster.placement.inventory import resolve_resources
+from agentrl.cluster.placement.inventory import reserved
 from agentrl.config import ClusterConfig, GatewayConfig
 from agentrl.errors import AgentRLError, ConfigError, InfraError, brief
 from agentrl.rollout.workers import environment_workers as environments
@@ -78,7 +78,7 @@ class GatewayHost(ImageHost):
         Raises:
             InfraError: it is not reached; the message says why.
         """
-        await call_gateway(gateway)
+        await called(gateway)
 
     async def call_from_sandbox(self, gateway: OpenGateway, network: str, image: str | None) -> None:
         """Call a gateway from a sandbox of this host in a Docker network; with HTTPS its port is enough.
@@ -107,7 +107,7 @@ class GatewayHost(ImageHost):
 @asynccontextmanager
 async def opened_gateway(where: GatewayConfig) -> AsyncIterator[OpenGateway]:
     """Listen as a run's gateway does, and answer with a word of its own; raises as `GatewayHost.open_gateway`."""
-    from agentrl.sessions.gateway.http.listener import listening, serve_app
+    from agentrl.sessions.gateway.http.listener import listening, served
     from agentrl.sessions.gateway.limits import Limits
 
     host, name, tls = listening_place(where)
@@ -127,11 +127,11 @@ async def opened_gateway(where: GatewayConfig) -> AsyncIterator[OpenGateway]:
     address, port = listener.getsockname()[:2]
     certificate = await asyncio.to_thread(Path(tls.certificate).read_text) if tls else None
     with listener:
-        async with serve_app(answer, listener, Limits(), tls):
+        async with served(answer, listener, Limits(), tls):
             yield OpenGateway(name, port, word, certificate, ipaddress.ip_address(address).is_loopback)
 
 
-async def call_gateway(gateway: OpenGateway) -> None:
+async def called(gateway: OpenGateway) -> None:
     """Call a gateway as a program does."""
     name = gateway.name
     try:
@@ -233,7 +233,7 @@ def links_of(config: ClusterConfig, nodes: Sequence[ClusterNode], most: int) -> 
 
 
 def _with_room(role: str, own: Resources, config: ClusterConfig, nodes: Sequence[ClusterNode]) -> list[str]:
-    takes = resolve_resources(role, own, config.resources)
+    takes = reserved(role, own, config.resources)
     found = [
         node.name
         for node in nodes

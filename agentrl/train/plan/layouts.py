@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from agentrl.cluster.base import ClusterNode
-from agentrl.cluster.placement.plan import Assignment, Demand, Layout, Wanted, fit_assignment
+from agentrl.cluster.placement.plan import Assignment, Demand, Layout, Wanted, fitted
 from agentrl.config import Section
 from agentrl.errors import ConfigError
 from agentrl.train.plan.devices import SLEEPING
@@ -171,7 +171,7 @@ def rank_layouts(shape: Shape, config: PlanConfig, nodes: Sequence[ClusterNode])
             break
         if any((each.layout, each.split.ranks, each.ranks) == _group(candidate) for each in found):
             continue  # a slower form of one that is there
-        assignment = fit_assignment(nodes, request_places(candidate, config.environments))
+        assignment = fitted(nodes, wanted(candidate, config.environments))
         if assignment is not None:
             found.append(replace(candidate, assignment=assignment))
     if not found:
@@ -183,7 +183,7 @@ def _group(candidate: Candidate) -> tuple[Layout, int, int]:
     return candidate.layout, candidate.split.ranks, candidate.ranks
 
 
-def request_places(candidate: Candidate, environments: int = 0) -> Wanted:
+def wanted(candidate: Candidate, environments: int = 0) -> Wanted:
     """Return a candidate's request to the cluster."""
     split = candidate.split
     return Wanted(

@@ -30,17 +30,17 @@ def plan_lines(words: Mapping[str, Any], settings: Mapping[str, Any] | None) -> 
         ConfigError, InvalidInput: a setting is wrong, or nothing fits.
     """
     if settings is None:
-        return describe_plan(validate(words, PlanConfig))
+        return planned(validate(words, PlanConfig))
     from agentrl.train.driver.setup import complete
-    from agentrl.train.plan.dry_run import describe_run
+    from agentrl.train.plan.dry_run import described
 
     described_by = {name: words[name] for name in (*NODES, *RATES) if name in words}
     run = complete(merge(settings, {name: value for name, value in words.items() if name not in described_by}))
     nodes = validate({"model": run.model.name, **described_by}, PlanConfig)
-    return describe_run(run, nodes.rates, nodes.described)
+    return described(run, nodes.rates, nodes.described)
 
 
-def describe_plan(config: PlanConfig) -> Iterator[str]:
+def planned(config: PlanConfig) -> Iterator[str]:
     """The lines of a plan.
 
     Raises:
@@ -64,10 +64,10 @@ def nodes_of(config: PlanConfig) -> list[ClusterNode]:
     """The nodes that are described, or a running Ray cluster's."""
     if config.address is None:
         return config.described
-    from agentrl.cluster import open_cluster
+    from agentrl.cluster import opened
     from agentrl.config import ClusterConfig
 
-    with open_cluster(ClusterConfig(name="ray", address=config.address), None) as cluster:
+    with opened(ClusterConfig(name="ray", address=config.address), None) as cluster:
         return [node for node in cluster.nodes() if node.alive]
 
 

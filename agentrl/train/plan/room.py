@@ -76,7 +76,7 @@ async def check_room(
         setting = min(known, key=known.__getitem__)
         source = env.tasks(split)
         count = len(source) if isinstance(source, Sequence) else None
-        opened = await _open_tasks(config, make_env, _choose(env, split, source), renderer)
+        opened = await _opened(config, make_env, _chosen(env, split, source), renderer)
         over = [(task, tokens) for task, tokens in opened if tokens >= known[setting]]
         if over and len(over) == len(opened):
             task, tokens = over[0]
@@ -110,7 +110,7 @@ def _some(over: Sequence[tuple[Task, int]], examined: int, split: str, setting: 
     _log.warning("%s: %s (rollout.overlong=%s)", found, kept[limits.overlong], limits.overlong)
 
 
-async def _open_tasks(
+async def _opened(
     config: RunConfig, make_env: Callable[[], Env], tasks: Iterator[Task], renderer: Renderer
 ) -> list[tuple[Task, int]]:
     """Some tasks, and how many tokens the longest opening of each has."""
@@ -130,7 +130,7 @@ async def _open_tasks(
     return found
 
 
-def _choose(env: Env, split: str, source: Iterable[Any]) -> Iterator[Task]:
+def _chosen(env: Env, split: str, source: Iterable[Any]) -> Iterator[Task]:
     if not isinstance(source, Sequence):
         yield from islice(calls.tasks(env, split), EXAMINED)
         return

@@ -202,14 +202,14 @@ def _update(
     seconds = 0.0
     if split.data * split.context > 1:
         values = shared + experts * (split.expert < split.ranks // split.pipeline)
-        seconds += count_exchanged(numbers, work, budget, split) * values / rates.between(split.ranks, on_a_node)
+        seconds += exchanged(numbers, work, budget, split) * values / rates.between(split.ranks, on_a_node)
     if numbers.offloaded:
         moved = trainer_memory(shape, split, numbers, budget).updating
         seconds += 2 * moved / (rates.host * 1e9)
     return seconds
 
 
-def count_exchanged(numbers: Numbers, work: StepWork, budget: int, split: Split) -> float:
+def exchanged(numbers: Numbers, work: StepWork, budget: int, split: Split) -> float:
     """Bytes that each data-parallel rank sends in a step, for each of its weights.
 
     Megatron sends float32 gradients and new bfloat16 weights once a step. FSDP gathers the weights twice for each of

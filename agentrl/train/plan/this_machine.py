@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.cluster.placement.gpus import query_gpus
+from agentrl.cluster.placement.gpus import queried
 from agentrl.common import cores
 from agentrl.common.native import cache_dir
 from agentrl.errors import brief, install_command
@@ -112,13 +112,13 @@ def _torch() -> Feature:
         mend = "install it anew, and name no file of yours torch.py"
         return Feature("torch", found, "training and engine=local", mend)
 
-    gpus = query_gpus("name,driver_version")
+    gpus = queried("name,driver_version")
     if torch.cuda.is_available():
         return Feature("torch", f"{torch.__version__}, {torch.cuda.device_count()} x {torch.cuda.get_device_name()}")
     if gpus:
         found = f"{torch.__version__} sees no GPU, and nvidia-smi shows {len(gpus)} x {gpus[0]}"
         return Feature("torch", found, "the GPU", "install the build of torch that fits this driver's CUDA")
-    return Feature("torch", f"{torch.__version__} on {len(cores.list_allowed())} CPUs, no GPU")
+    return Feature("torch", f"{torch.__version__} on {len(cores.allowed())} CPUs, no GPU")
 
 
 def _package(name: str) -> Feature:

@@ -29,7 +29,7 @@ COMPARED = 1024
 """Lines of a ledger whose tasks are looked up, from its end."""
 
 
-def read_identities(run: Path) -> Identities:
+def recorded(run: Path) -> Identities:
     """The identities that a run's last process recorded; empty where none did, as of an older agentrl.
 
     Raises:
@@ -61,7 +61,7 @@ def check_same(config: RunConfig, env: Env | None, found: Identities) -> list[st
     name = "resume" if config.resume else "rerun"
     if (run := config.resume or config.rerun) is None:
         return []
-    before = read_identities(Path(run))
+    before = recorded(Path(run))
     old = list(_other_tasks(Path(run), env)) if env is not None and not before else []
     changed = identity.differences(before, found) if before else old
     if not changed:

@@ -37,7 +37,7 @@ def keep(run: Path, settings: Mapping[str, Any]) -> None:
     index = _index(run)
     together: dict[Path, list[str]] = defaultdict(list)
     for name in dict.fromkeys(_files(settings)):
-        if name not in index or _name_missing(run, name, index[name]) is None:
+        if name not in index or _gone(run, name, index[name]) is None:
             together[imports.folder_of(_path(name))].append(name)
     for folder, names in together.items():
         files = {
@@ -65,7 +65,7 @@ def changes(run: Path, settings: Mapping[str, Any]) -> Iterator[str]:
         if (known := index.get(name)) is None:
             continue
         copies = _copies(run, known)
-        if gone := _name_missing(run, name, known):
+        if gone := _gone(run, name, known):
             yield f"{gone} is not there: its copy {run / FOLDER / known['file']} is used"
             continue
         folder = imports.folder_of(_path(name))
@@ -91,14 +91,14 @@ def usable(run: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     def copied(text: str) -> str:
         name, colon, rest = _split(text)
         known = index.get(name)
-        if known is None or (gone := _name_missing(run, name, known)) is None:
+        if known is None or (gone := _gone(run, name, known)) is None:
             return text
         file = (run / FOLDER / known["file"]).resolve()
         if not has(run, name, known["sha256"]):
             raise ConfigError(f"{gone} is not there, and its copy {file} is missing or was changed")
         return f"{file}{colon}{rest}"
 
-    return _map(settings, copied) if index else dict(settings)
+    return _mapped(settings, copied) if index else dict(settings)
 
 
 def restore_names(run: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def restore_names(run: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
         file, colon, rest = _split(text)
         return f"{names[file]}{colon}{rest}" if file in names else text
 
-    return _map(settings, given) if names else dict(settings)
+    return _mapped(settings, given) if names else dict(settings)
 
 
 def files(settings: Mapping[str, Any]) -> list[str]:
@@ -141,7 +141,7 @@ def _contents(copies: Path) -> dict[str, bytes]:
     return {file.relative_to(copies).as_posix(): file.read_bytes() for file in sorted(copies.rglob(f"*{ENDING}"))}
 
 
-def _name_missing(run: Path, name: str, known: Mapping[str, str]) -> str | None:
+def _gone(run: Path, name: str, known: Mapping[str, str]) -> str | None:
     """Name the missing ones of a file and its helpers, whose copies are then used; None where all are there."""
     if not _path(name).is_file():
         return name
@@ -186,9 +186,9 @@ def _files(value: Any, *, there: bool = True) -> Iterator[str]:
             yield name
 
 
-def _map(value: Any, change: Callable[[str], str]) -> Any:
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, Mapping):
-        return {key: _map(below, change) for key, below in value.items()}
+        return {key: _mapped(below, change) for key, below in value.items()}
     if isinstance(value, list | tuple):
-        return [_map(below, change) for below in value]
+        return [_mapped(below, change) for below in value]
     return change(value) if isinstance(value, str) and ENDING in value else value

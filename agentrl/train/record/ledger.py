@@ -24,7 +24,7 @@ from agentrl.rollout.workers.held import has_content
 from agentrl.sessions.store.store import Store
 from agentrl.train.driver.resuming import step_of, whole_checkpoints
 from agentrl.train.record.files import append, keep_lines
-from agentrl.train.record.state import last_attempts, read_saved
+from agentrl.train.record.state import last_attempts, saved
 
 NAME = "groups.jsonl"
 
@@ -92,7 +92,7 @@ def faults(run: Path) -> Iterator[str]:
         yield from _faults_of_number(number, [entry.outcome for entry in found])
     for checkpoint in whole_checkpoints(run):
         yield from _gaps(checkpoint, entries)
-    yield from _list_changed(run, entries)
+    yield from _changed(run, entries)
 
 
 def _faults_of_number(number: int, outcomes: list[GroupOutcome]) -> Iterator[str]:
@@ -107,7 +107,7 @@ def _faults_of_number(number: int, outcomes: list[GroupOutcome]) -> Iterator[str
 def _gaps(checkpoint: Path, entries: list[Entry]) -> Iterator[str]:
     """Numbers that are neither in the ledger nor in the state of a checkpoint, or in both."""
     try:
-        state = read_saved(checkpoint)["stream"]
+        state = saved(checkpoint)["stream"]
         next_, begun = int(state["next"]), {number: attempt for number, attempt, _ in state["begun"]}
         outcomes = [GroupOutcome.read(outcome) for outcome in state["outcomes"]]
     except (AgentRLError, OSError, ValueError, KeyError, TypeError) as error:
@@ -130,7 +130,7 @@ def _gaps(checkpoint: Path, entries: list[Entry]) -> Iterator[str]:
             yield f"group {number} continues in {checkpoint.name} as attempt {begun[number]}, not {again[number]}"
 
 
-def _list_changed(run: Path, entries: list[Entry]) -> Iterator[str]:
+def _changed(run: Path, entries: list[Entry]) -> Iterator[str]:
     """Trained groups whose stored sessions are not those that were trained."""
     if not (run / "sessions.db").exists():
         return

@@ -71,7 +71,7 @@ class RunLock:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._forget()
-            raise self._make_error(_read(self._path)) from None
+            raise self._taken(_read(self._path)) from None
         except OSError as error:
             self._without_locks(error)
         holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": datetime.now().astimezone().isoformat()}
@@ -105,10 +105,10 @@ class RunLock:
         holder = _read(self._path)
         if holder and not (holder.get("host") == socket.gethostname() and not _alive(int(holder.get("pid", 0)))):
             self._forget()
-            raise self._make_error(holder, f"; if that process has ended, remove {self._path}")
+            raise self._taken(holder, f"; if that process has ended, remove {self._path}")
         logger.warning("%s: this file system keeps no locks (%s)", self._path, error.strerror)
 
-    def _make_error(self, holder: dict[str, Any], hint: str = "") -> ConfigError:
+    def _taken(self, holder: dict[str, Any], hint: str = "") -> ConfigError:
         name = "another process"
         if holder:
             name = f"process {holder['pid']} on host {holder['host']}, since {holder['since'][:19].replace('T', ' ')}"

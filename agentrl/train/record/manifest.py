@@ -75,7 +75,7 @@ def damage(folder: Path) -> str | None:
     return None
 
 
-def has_file(folder: Path, name: str) -> bool:
+def recorded(folder: Path, name: str) -> bool:
     """Return whether a folder's manifest has a file of that name, or files in a folder of that name.
 
     True where the manifest is missing or damaged: it must not be rebuilt from files of unknown origin.
@@ -113,7 +113,7 @@ def weights(folder: Path) -> str:
     return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest() if found else ""
 
 
-def list_unlisted(folder: Path) -> list[str]:
+def unlisted(folder: Path) -> list[str]:
     """Files of a folder that its manifest does not have; hidden ones, and a trainer's, which may come late, aside.
 
     Raises:

@@ -26,7 +26,7 @@ import orjson
 
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError, Unproven
-from agentrl.rollout.engines.managed import as_managed
+from agentrl.rollout.engines.managed import managed
 from agentrl.sessions.tree.codec import pack_floats
 from agentrl.sessions.tree.incarnations import incarnation
 from agentrl.train.record.files import append, keep_lines
@@ -171,7 +171,7 @@ class Evidence:
             Unproven: `require`; names the first such token's session and turn, and what is missing.
         """
         shares = shares_of(credit)
-        scores = {session.id: session.score for session in list_counted(groups)}
+        scores = {session.id: session.score for session in counted(groups)}
         self.trained = Trained(version, scores, shares, forest_hash(forests), self.algorithm, self.policy)
         for session in (session for group in groups if require for session in group.sessions):
             for node in (session.nodes[int(number)] for number in shares.get(session.id, ())):
@@ -202,7 +202,7 @@ class Evidence:
         return ""
 
 
-def list_counted(groups: Iterable[Group]) -> list[Session]:
+def counted(groups: Iterable[Group]) -> list[Session]:
     """The sessions that credit counts: those with a score, greedy ones included."""
     return [session for group in groups for session in (*group.scored, *group.greedy)]
 
@@ -260,7 +260,7 @@ async def confirm_weights(
         reference: see `Published.reference`.
     """
     weights, version = config.weights, engine.version()
-    checksums = await as_managed(engine).checksums() if weights.verify else {}
+    checksums = await managed(engine).checksums() if weights.verify else {}
     caches: Caches = "kept" if weights.mode == "in_place" else "dropped"
     number = incarnation(version, losses)
     return Published(version, number, config.engine.name, caches, checksums, probed, bound, reference)

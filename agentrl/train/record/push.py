@@ -46,7 +46,7 @@ def push(run: Path, target: Path, step: int | None = None, *, replace: bool = Fa
         InvalidInput: the checkpoint is damaged.
     """
     settings = read_settings(run)
-    checkpoint = _choose(run, step)
+    checkpoint = _chosen(run, step)
     if (wrong := manifest.damage(checkpoint)) is not None:
         raise InvalidInput(f"{checkpoint} is damaged: {wrong}")
     if (target / "config.json").exists() and not replace:
@@ -60,7 +60,7 @@ def push(run: Path, target: Path, step: int | None = None, *, replace: bool = Fa
         with beside.open("rb") as copied:
             digests[file.name] = hashlib.file_digest(copied, "sha256").hexdigest()
         beside.replace(target / file.name)
-    write_atomically(target / CARD, card(settings, _read_metrics(run, step_of(checkpoint)), step_of(checkpoint), digests))
+    write_atomically(target / CARD, card(settings, _measured(run, step_of(checkpoint)), step_of(checkpoint), digests))
     return checkpoint
 
 
@@ -103,7 +103,7 @@ def card(settings: Mapping[str, Any], row: Mapping[str, float], step: int, diges
     return "\n".join(lines).encode()
 
 
-def _choose(run: Path, step: int | None) -> Path:
+def _chosen(run: Path, step: int | None) -> Path:
     """The checkpoint of a step, or the best one, or the newest."""
     there = {step_of(path): path for path in whole_checkpoints(run)}
     if not there:
@@ -116,7 +116,7 @@ def _choose(run: Path, step: int | None) -> Path:
     return there[chosen]
 
 
-def _read_metrics(run: Path, step: int) -> dict[str, float]:
+def _measured(run: Path, step: int) -> dict[str, float]:
     """The metrics of the last evaluation up to a step."""
     found: dict[str, float] = {}
     for line in (run / "metrics.jsonl").read_bytes().splitlines():

@@ -169,10 +169,10 @@ def ratings(matches: Sequence[Matches], every: int) -> dict[int, float]:
     for version in {version for pair in points for version in pair if version}:
         points[version, 0] += 0.5
         points[0, version] += 0.5
-    return _fit(points)
+    return _fitted(points)
 
 
-def _fit(points: Mapping[tuple[int, int], float]) -> dict[int, float]:
+def _fitted(points: Mapping[tuple[int, int], float]) -> dict[int, float]:
     """Maximum-likelihood ratings by Hunter's iteration: strength = points / sum of games / (own + other's strength).
 
     Args:

@@ -25,7 +25,7 @@ from agentrl.config import RunConfig
 from agentrl.envs.data import identity
 from agentrl.errors import ConfigError, Diverged
 from agentrl.rollout.engines import ENGINES
-from agentrl.rollout.fleet import divide_cores
+from agentrl.rollout.fleet import divided
 from agentrl.rollout.fleet.admission import SharedEngine
 from agentrl.rollout.rerun.engine import Recording
 from agentrl.rollout.stream.outcomes import TRAINED, GroupOutcome
@@ -136,14 +136,14 @@ def write_start(config: RunConfig, folder: RunFolder, trainer: Trainer, display:
 
 def machine(config: RunConfig, model: Path, trainer: Trainer) -> dict[str, Any]:
     """Return what numbers may depend on besides seeds and settings."""
-    engines = divide_cores(config.engine, config.fleet, model)
+    engines = divided(config.engine, config.fleet, model)
     users = os.environ[cores.VARIABLE] if cores.set_by_user() else None
     return {
         "python": platform.python_version(),
         "torch": version("torch"),
         "agentrl": __version__,
         "cpu": native.processor(),
-        "cores": len(cores.list_allowed()),
+        "cores": len(cores.allowed()),
         "engines": len(engines),
         "engine_kernel": ENGINES.find(config.engine.name).kernel(config.engine),
         "engine_threads": engines[0].threads or users,

@@ -50,7 +50,7 @@ def check(run: Path, start: int, done: int, losses: str, say: Callable[[str], ob
     if not max(start, done, *ends.values()):
         return
     steps = max(start, done)
-    held = HELD if seals.has_promised(run) else {name: what for name, what in HELD.items() if name != seals.NAME}
+    held = HELD if seals.promised(run) else {name: what for name, what in HELD.items() if name != seals.NAME}
     if gone := [name for name in held if not (run / name).exists()]:
         files = " ".join(shlex.quote(str(run / name)) for name in gone)
         had = "; ".join(f"{name}, which had {HELD[name]}" for name in gone)

@@ -365,7 +365,7 @@ class RunFolder:
     def _seal_late_ones(self) -> None:
         """Add the trainers that were written during training to the manifests."""
         for path in self.checkpoints():
-            if not manifest.has_file(path, "trainer"):
+            if not manifest.recorded(path, "trainer"):
                 manifest.write(path)
                 self.seals.seal_late()
 

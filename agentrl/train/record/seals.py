@@ -123,10 +123,10 @@ def read(run: Path) -> list[tuple[Seal, str]]:
     Raises:
         ConfigError: a line is damaged.
     """
-    return [(_parse(run, number, line), digest(line)) for number, line in enumerate(_whole_lines(run / NAME), 1)]
+    return [(_parsed(run, number, line), digest(line)) for number, line in enumerate(_whole_lines(run / NAME), 1)]
 
 
-def has_promised(run: Path) -> bool:
+def promised(run: Path) -> bool:
     """Return whether a process that trained in a run's folder recorded that it seals what it writes."""
     try:
         return any(orjson.loads(line).get("sealed") for line in _whole_lines(run / STARTS))
@@ -134,7 +134,7 @@ def has_promised(run: Path) -> bool:
         return False
 
 
-def _parse(run: Path, number: int, line: bytes) -> Seal:
+def _parsed(run: Path, number: int, line: bytes) -> Seal:
     try:
         return Seal.of(orjson.loads(line))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -173,7 +173,7 @@ class Seals:
             replaced = model != known.model and model == self._replaced
             start = _Start(digest(settings), model, losses, anew, replaced, late)
             known.unfinished -= late.keys()
-            self._write(Seal(step, known.last, self._count_grown({STARTS: line}), start=start))
+            self._write(Seal(step, known.last, self._grown({STARTS: line}), start=start))
             known.model = model
 
     def replace_model(self) -> None:
@@ -195,7 +195,7 @@ class Seals:
         """
         with self._lock:
             known = self._load()
-            self._write(Seal(step, known.last, self._count_grown(lines) if lines is not None else {}, **found))
+            self._write(Seal(step, known.last, self._grown(lines) if lines is not None else {}, **found))
 
     def checkpoint(self, step: int, name: str, folder: Path) -> None:
         """Seal a checkpoint by its manifest, in the folder where it lies now."""
@@ -235,7 +235,7 @@ class Seals:
         append(self.run / NAME, line)
         self._load().add(seal, digest(line))
 
-    def _count_grown(self, coming: Mapping[str, bytes] | None) -> Lines:
+    def _grown(self, coming: Mapping[str, bytes] | None) -> Lines:
         """By file the number of lines that it will have, and the digest of those that no seal has yet."""
         known, grown = self._load(), dict[str, tuple[int, str]]()
         for name in FILES:
@@ -248,7 +248,7 @@ class Seals:
     def _load(self) -> _Known:
         if self._known is None:
             whole = _whole_lines(self.run / NAME)
-            seals = [_parse(self.run, number, line) for number, line in enumerate(whole, 1)]
+            seals = [_parsed(self.run, number, line) for number, line in enumerate(whole, 1)]
             counts = [len(_whole_lines(self.run / name)) for name in FILES]
             if seals and _is_ahead(seals, dict(zip(FILES, counts, strict=True))):
                 whole.pop()

@@ -98,7 +98,7 @@ class RunState:
         Raises:
             ConfigError: it is one of an older version of agentrl.
         """
-        self.restore_stream(read_saved(path)["stream"])
+        self.restore_stream(saved(path)["stream"])
         self.restore_trainers(path)
 
     def restore_stream(self, state: Mapping[str, Any]) -> None:
@@ -123,7 +123,7 @@ class RunState:
         Raises:
             ConfigError: it is one of an older version of agentrl, or of other policies.
         """
-        state = read_saved(path)
+        state = saved(path)
         for name, policy in self.learned.items():
             policy.trainer.load(part(path, name) / TRAINER)
         self.restore_algorithms(state)
@@ -139,7 +139,7 @@ def part(checkpoint: Path, policy: str) -> Path:
     return checkpoint if policy == MAIN else checkpoint / POLICIES / policy
 
 
-def read_saved(path: Path) -> dict[str, Any]:
+def saved(path: Path) -> dict[str, Any]:
     """The state of stream and algorithm in a checkpoint.
 
     Raises:

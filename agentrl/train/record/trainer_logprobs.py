@@ -62,7 +62,7 @@ def write(run: Path, step: int, version: int, found: Mapping[tuple[str, int], Se
         StoreError: writing failed.
     """
     formats.check_database(run / NAME, formats.LOGPROBS)
-    rows = [(session, node, step, version, _pack(logprobs)) for (session, node), logprobs in found.items()]
+    rows = [(session, node, step, version, _packed(logprobs)) for (session, node), logprobs in found.items()]
     try:
         with closing(sqlite3.connect(run / NAME, WAIT)) as db, db:
             db.execute("PRAGMA journal_mode=WAL")
@@ -93,7 +93,7 @@ def last_of(run: Path, session: str, node: int) -> TurnLogprobs | None:
             row = db.execute(select, (session, node)).fetchone()
     except sqlite3.Error as error:
         raise StoreError(f"{run / NAME}: {error}") from error
-    return None if row is None else TurnLogprobs(row[0], row[1], _unpack(row[2]))
+    return None if row is None else TurnLogprobs(row[0], row[1], _unpacked(row[2]))
 
 
 def digest(run: Path, step: int) -> str:
@@ -125,7 +125,7 @@ def drop_after(run: Path, step: int) -> None:
             db.execute("DELETE FROM logprobs WHERE step > ?", (step,))
 
 
-def _pack(values: Sequence[float]) -> bytes:
+def _packed(values: Sequence[float]) -> bytes:
     """The values as 32-bit floats, little-endian: what trainers compute log-probabilities in."""
     packed = array("f", values)
     if sys.byteorder == "big":
@@ -133,7 +133,7 @@ def _pack(values: Sequence[float]) -> bytes:
     return packed.tobytes()
 
 
-def _unpack(data: bytes) -> list[float]:
+def _unpacked(data: bytes) -> list[float]:
     values = array("f", data)
     if sys.byteorder == "big":
         values.byteswap()

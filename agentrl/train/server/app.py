@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from agentrl.errors import InvalidInput
 from agentrl.sessions.gateway.http.api_error import ApiError, api_error_for
 from agentrl.sessions.gateway.http.app import answer
-from agentrl.sessions.gateway.http.requests import json_body, key_of, read_body, validate_body
+from agentrl.sessions.gateway.http.requests import json_body, key_of, read_body, validated
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.train.server.bodies import RetrieveFuture
 from agentrl.train.server.messages import read_pass_request
@@ -51,10 +51,10 @@ def create_training_app(service: TrainingService) -> FastAPI:
     add("POST", f"{PREFIX}/retrieve_future", _retrieval(service, limits))
     for (method, path), handle in ROUTES.items():
         add(method, f"{PREFIX}/{path}", _json(service, limits, handle))
-    app.add_exception_handler(ApiError, _answer_failure)
-    app.add_exception_handler(InvalidInput, _answer_failure)
+    app.add_exception_handler(ApiError, _failed)
+    app.add_exception_handler(InvalidInput, _failed)
     app.add_exception_handler(HTTPException, _no_route)
-    app.add_exception_handler(Exception, _answer_failure)
+    app.add_exception_handler(Exception, _failed)
     return app
 
 
@@ -92,7 +92,7 @@ def _retrieval(service: TrainingService, limits: Limits) -> Endpoint:
 
     async def endpoint(request: Request) -> Response:
         tenant = _tenant(service, request)
-        request_id = validate_body(RetrieveFuture, await json_body(request, limits)).request_id
+        request_id = validated(RetrieveFuture, await json_body(request, limits)).request_id
         found: Answer | None = await service.retrieve(tenant, request_id)
         if found is None:
             waits = {"type": "try_again", "request_id": request_id, "queue_state": "active"}
@@ -102,7 +102,7 @@ def _retrieval(service: TrainingService, limits: Limits) -> Endpoint:
     return endpoint
 
 
-async def _answer_failure(request: Request, error: Exception) -> Response:
+async def _failed(request: Request, error: Exception) -> Response:
     found = api_error_for(error)
     if found.status == 500:
         logger.error("a request failed", exc_info=error)
@@ -113,6 +113,6 @@ async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     what = f"{request.method} {request.url.path[:200]}"
     message = f"{what} is not served here; docs/training_server.md lists what is"
-    return await _answer_failure(
+    return await _failed(
         request, ApiError(404 if error.status_code == 405 else error.status_code, message, "not_found")
     )

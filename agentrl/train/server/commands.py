@@ -59,7 +59,7 @@ async def running(config: ServeTrainingConfig, folder: Path) -> AsyncIterator[tu
         ConfigError: the model is none, or `tls_certificate` and `tls_key` don't fit.
         InfraError: the address is taken.
     """
-    from agentrl.sessions.gateway.http.listener import address, listening, serve_app
+    from agentrl.sessions.gateway.http.listener import address, listening, served
     from agentrl.sessions.gateway.http.own_host import Hosts, OwnHost
     from agentrl.sessions.gateway.http.tls import Tls
     from agentrl.sessions.gateway.limits import Limits
@@ -75,7 +75,7 @@ async def running(config: ServeTrainingConfig, folder: Path) -> AsyncIterator[tu
         service = TrainingService(config, model, folder)
         app = OwnHost(create_training_app(service), Hosts(config.hosts))
         limits = Limits(body_bytes=config.request_bytes)
-        async with service.running(), serve_app(app, listener, limits, tls):
+        async with service.running(), served(app, listener, limits, tls):
             yield address(listener, config.host, tls), service
 
 

@@ -59,16 +59,16 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
 def read_numbers(value: Value) -> list[int]:
     """Return the integers of a repeated field's occurrence: one, or several that are packed."""
     if isinstance(value, int):
-        return [_to_signed(value)]
+        return [_signed(value)]
     found, at = [], 0
     packed = as_bytes(value)
     while at < len(packed):
         number, at = _read_varint(packed, at)
-        found.append(_to_signed(number))
+        found.append(_signed(number))
     return found
 
 
-def _to_signed(number: int) -> int:
+def _signed(number: int) -> int:
     return number - _WHOLE if number >= _TOP else number
 
 

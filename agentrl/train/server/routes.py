@@ -11,7 +11,7 @@ from typing import Any
 from agentrl import __version__
 from agentrl.errors import InvalidInput
 from agentrl.sessions.gateway.http.api_error import ApiError
-from agentrl.sessions.gateway.http.requests import validate_body
+from agentrl.sessions.gateway.http.requests import validated
 from agentrl.train.record.files import remove
 from agentrl.train.server import bodies
 from agentrl.train.server.checkpoints import KINDS, list_checkpoints, set_expiry, stamp
@@ -75,13 +75,13 @@ def _capabilities(asked: Asked) -> Any:
 
 
 def _create_session(asked: Asked) -> Any:
-    given = validate_body(bodies.SessionBody, asked.body)
+    given = validated(bodies.SessionBody, asked.body)
     session_id = asked.tenant.open_session(given.model_dump())
     return {"session_id": session_id, "info_message": f"agentrl {__version__}: {NO_UNEMBEDDING}"}
 
 
 def _heartbeat(asked: Asked) -> Any:
-    asked.tenant.session(validate_body(bodies.OfSession, asked.body).session_id)
+    asked.tenant.session(validated(bodies.OfSession, asked.body).session_id)
     return {"type": "session_heartbeat"}
 
 
@@ -118,7 +118,7 @@ def _new_run(asked: Asked, session_id: str, number: int, **about: Any) -> Served
 
 
 def _create_model(asked: Asked) -> Any:
-    given = validate_body(bodies.CreateModel, asked.body)
+    given = validated(bodies.CreateModel, asked.body)
     asked.service.require_base(given.base_model)
     bodies.require_adam(given.optimizer_config.type)
     adapter = given.lora_config
@@ -142,7 +142,7 @@ def _create_model(asked: Asked) -> Any:
 
 
 def _load_weights(asked: Asked) -> Any:
-    given = validate_body(bodies.LoadWeights, asked.body)
+    given = validated(bodies.LoadWeights, asked.body)
     if given.weights_access_token is not None:
         raise InvalidInput("weights_access_token: tenants don't share weights here")
     _, saved = asked.tenant.checkpoint(given.path)
@@ -161,7 +161,7 @@ def _load_weights(asked: Asked) -> Any:
 
 
 def _optim_step(asked: Asked) -> Any:
-    given = validate_body(bodies.OptimStep, asked.body)
+    given = validated(bodies.OptimStep, asked.body)
     if given.adam_params is None:
         bodies.require_adam(str((given.optimizer_params or {}).get("type")))
         raise InvalidInput("optim_step needs adam_params")
@@ -170,12 +170,12 @@ def _optim_step(asked: Asked) -> Any:
 
 
 def _save_weights(asked: Asked) -> Any:
-    given = validate_body(bodies.SaveWeights, asked.body)
+    given = validated(bodies.SaveWeights, asked.body)
     return asked.submit(asked.tenant.run(given.model_id), given.seq_id, "save_weights", given.model_dump())
 
 
 def _save_for_sampler(asked: Asked) -> Any:
-    given = validate_body(bodies.SaveWeights, asked.body)
+    given = validated(bodies.SaveWeights, asked.body)
     if given.kind != "snapshot":
         raise InvalidInput(f"kind={given.kind!r}: samplers here keep the weights that they begin with (snapshot)")
     if (given.path is None) == (given.sampling_session_seq_id is None):
@@ -185,7 +185,7 @@ def _save_for_sampler(asked: Asked) -> Any:
 
 
 def _get_info(asked: Asked) -> Any:
-    info = asked.tenant.run(validate_body(bodies.OfModel, asked.body).model_id).info
+    info = asked.tenant.run(validated(bodies.OfModel, asked.body).model_id).info
     return {
         "type": "get_info",
         "model_data": {"arch": "causal_lm", "model_name": info.base_model},
@@ -200,7 +200,7 @@ def _get_info(asked: Asked) -> Any:
 
 
 def _open_sampler(asked: Asked) -> Any:
-    given = validate_body(bodies.SamplerBody, asked.body)
+    given = validated(bodies.SamplerBody, asked.body)
     asked.tenant.session(given.session_id)
     sampler_id = f"{given.session_id}:sample:{given.sampling_session_seq_id}"
     if sampler_id not in asked.tenant.samplers:
@@ -213,11 +213,11 @@ def _sample(asked: Asked) -> Any:
     given = asked.body
     if isinstance(given, dict) and given.get("sampling_session_id") is None:
         raise InvalidInput("a sample needs sampling_session_id (create_sampling_session)")
-    return asked.service.submit_sample(asked.tenant, validate_body(SampleBody, given))
+    return asked.service.submit_sample(asked.tenant, validated(SampleBody, given))
 
 
 def _cancel(asked: Asked) -> Any:
-    asked.service.cancel_sample(asked.tenant, validate_body(bodies.RetrieveFuture, asked.body).request_id)
+    asked.service.cancel_sample(asked.tenant, validated(bodies.RetrieveFuture, asked.body).request_id)
     return {}
 
 
@@ -229,7 +229,7 @@ def _get_sampler(asked: Asked) -> Any:
 # --------------------------------------------------------------------------- runs and saved weights
 
 
-def _describe(run: ServedRun) -> dict[str, Any]:
+def _described(run: ServedRun) -> dict[str, Any]:
     saved = list_checkpoints(run)
     last = {kind: [one for one in saved if one["checkpoint_type"] == kind][-1:] for kind in KINDS.values()}
     return {
@@ -257,11 +257,11 @@ def _page(asked: Asked, found: list[Any]) -> tuple[list[Any], dict[str, int]]:
 def _list_runs(asked: Asked) -> Any:
     newest = sorted(asked.tenant.runs.values(), key=lambda run: -run.info.created)
     runs, cursor = _page(asked, newest)
-    return {"training_runs": [_describe(run) for run in runs], "cursor": cursor}
+    return {"training_runs": [_described(run) for run in runs], "cursor": cursor}
 
 
 def _get_run(asked: Asked) -> Any:
-    return _describe(asked.run())
+    return _described(asked.run())
 
 
 def _list_saved(asked: Asked) -> Any:
@@ -286,13 +286,13 @@ def _delete_saved(asked: Asked) -> Any:
 
 def _set_expiry(asked: Asked) -> Any:
     folder, about = asked.tenant.checkpoint(_saved_path(asked))
-    seconds = validate_body(bodies.Expiry, asked.body).ttl_seconds
+    seconds = validated(bodies.Expiry, asked.body).ttl_seconds
     set_expiry(folder, about, None if seconds is None else time.time() + seconds)
     return {}
 
 
 def _weights_info(asked: Asked) -> Any:
-    _, about = asked.tenant.checkpoint(validate_body(bodies.OfPath, asked.body).tinker_path)
+    _, about = asked.tenant.checkpoint(validated(bodies.OfPath, asked.body).tinker_path)
     return {
         "base_model": about.base_model,
         "is_lora": True,

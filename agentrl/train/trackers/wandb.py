@@ -36,7 +36,7 @@ class WandB(Tracker):
         if unfinished := about.kept(UNFINISHED):
             shutil.rmtree(about.own / "wandb" / unfinished, ignore_errors=True)
         own = wandb.Settings()
-        online = own.mode == "online" and _is_logged_in(own)
+        online = own.mode == "online" and _logged_in(own)
         self._run: Any = wandb.init(
             project=own.project or about.project,
             name=about.name,
@@ -68,7 +68,7 @@ class WandB(Tracker):
             self._about.keep(UNFINISHED, "")
 
 
-def _is_logged_in(settings: Any) -> bool:
+def _logged_in(settings: Any) -> bool:
     if settings.api_key or settings.identity_token_file:
         return True
     try:

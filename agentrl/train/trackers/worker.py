@@ -40,7 +40,7 @@ class Trackers:
         self, about: TrackedRun, kinds: Mapping[str, type[Tracker]], warn: Callable[[str], None] = logger.warning
     ) -> None:
         self._about, self._warn = about, warn
-        self._kinds = {name: kind for name, kind in kinds.items() if self._is_installed(name, kind)}
+        self._kinds = {name: kind for name, kind in kinds.items() if self._installed(name, kind)}
         self._workers: list[_Worker] = []
         self._passed: dict[str, int] = {}  # of back ends that begin from nothing in another process
 
@@ -72,7 +72,7 @@ class Trackers:
             if worker.is_alive():
                 worker.leave_behind()
 
-    def _is_installed(self, name: str, kind: type[Tracker]) -> bool:
+    def _installed(self, name: str, kind: type[Tracker]) -> bool:
         if not kind.package or importlib.util.find_spec(kind.package) is not None:
             return True
         missing = missing_extra(kind.package, kind.extra)
@@ -116,7 +116,7 @@ class _Worker(threading.Thread):
             last = tracker.last()
             self._counts, self._last = last is None, self._recall() if last is None else last
         except BaseException as error:  # packages raise what they like, SystemExit too
-            self.warn(f"it can't be opened: {_describe(error)}")
+            self.warn(f"it can't be opened: {_said(error)}")
             return
         while True:
             ends = self._ended.is_set()  # first: what was written before the end was asked for is read
@@ -124,14 +124,14 @@ class _Worker(threading.Thread):
             try:
                 self._pass_on(tracker)
             except (OSError, ValueError, KeyError, TypeError) as error:
-                self.warn(f"metrics.jsonl can't be read: {_describe(error)}")
+                self.warn(f"metrics.jsonl can't be read: {_said(error)}")
             if ends:
                 break
             self.wake.wait()
         try:
             tracker.close()
         except BaseException as error:
-            self.warn(f"it can't be closed: {_describe(error)}")
+            self.warn(f"it can't be closed: {_said(error)}")
 
     def _pass_on(self, tracker: Tracker) -> None:
         """Write the rows that it does not have. One that fails waits, or is left out if the next one does not fail."""
@@ -140,7 +140,7 @@ class _Worker(threading.Thread):
             step = int(row["step"])
             if self._left.is_set():
                 return
-            if step > self._last and not self._write(tracker, step, row):
+            if step > self._last and not self._written(tracker, step, row):
                 if failed:
                     return  # two in a row: it is not the row's fault
                 failed = True
@@ -151,12 +151,12 @@ class _Worker(threading.Thread):
                 if self._counts:
                     self._remember(step)
 
-    def _write(self, tracker: Tracker, step: int, row: Mapping[str, float]) -> bool:
+    def _written(self, tracker: Tracker, step: int, row: Mapping[str, float]) -> bool:
         for _ in range(2):
             try:
                 tracker.log(step, {name: value for name, value in row.items() if name != "step"})
             except BaseException as error:
-                self.warn(f"step {step} can't be written: {_describe(error)}")
+                self.warn(f"step {step} can't be written: {_said(error)}")
             else:
                 return True
         return False
@@ -180,5 +180,5 @@ class _Worker(threading.Thread):
             self._about.keep(self._file, str(step))
 
 
-def _describe(error: BaseException) -> str:
+def _said(error: BaseException) -> str:
     return str(error) if isinstance(error, AgentRLError) else f"{type(error).__name__}: {brief(error)}"

@@ -66,7 +66,7 @@ class FlexPlan:
         """See `AttentionPlan`."""
         options: dict[str, Any] = {"scale": scale, "enable_gqa": query.shape[1] != key.shape[1]}
         if softcap is not None:
-            options["score_mod"] = functools.partial(_cap, softcap=softcap)
+            options["score_mod"] = functools.partial(_capped, softcap=softcap)
         if sinks is None:
             return cast(Tensor, self.attend(query, key, value, block_mask=self.mask, **options)).transpose(1, 2)
         out, aux = self.attend(query, key, value, block_mask=self.mask, **options, **_WITH_LSE)
@@ -79,7 +79,7 @@ if hasattr(flex, "AuxRequest"):  # torch 2.9, which deprecates `return_lse`
     _WITH_LSE = {"return_aux": flex.AuxRequest(lse=True)}
 
 
-def _cap(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor, *, softcap: float) -> Tensor:
+def _capped(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor, *, softcap: float) -> Tensor:
     return softcap * torch.tanh(score / softcap)
 
 
@@ -134,14 +134,14 @@ def flex_mask(
             return depth[k] >= first[q]
 
         rule = flex.and_masks(rule, near)
-    partly_n, partly = _order(some & ~whole)
-    whole_n, fully = _order(whole)
+    partly_n, partly = _ordered(some & ~whole)
+    whole_n, fully = _ordered(whole)
     return BlockMask.from_kv_blocks(
         partly_n, partly, whole_n, fully, BLOCK_SIZE=block, mask_mod=rule, seq_lengths=(len(held), length)
     )
 
 
-def _order(dense: Tensor) -> tuple[Tensor, Tensor]:
+def _ordered(dense: Tensor) -> tuple[Tensor, Tensor]:
     """The number of blocks that each query block sees, and their numbers first in each row: [1, 1, N], [1, 1, N, K]."""
     indices = torch.argsort(dense.int(), dim=-1, descending=True, stable=True)
     return dense.sum(-1).int()[None, None], indices.int()[None, None].contiguous()

@@ -223,13 +223,13 @@ class _Head(torch.autograd.Function):
             if drawn is not None:
                 own = drawn[at]
                 part = own.part(first, weight.shape[0])
-                logits, _, _ = _narrow(own, part, states[at], matrix, temperature[at], real, shape)
+                logits, _, _ = _narrowed(own, part, states[at], matrix, temperature[at], real, shape)
             else:
                 part = VocabularyPart(first, weight.shape[0])
                 logits = _logits(states[at], matrix, temperature[at], real, shape)
                 if len(targets) <= rows:
                     kept = logits.clone()
-            logp[at], entropy[at], normaliser[at] = _reduce(logits, *_find_targets(part, targets[at]), group)
+            logp[at], entropy[at], normaliser[at] = _reduce(logits, *_found(part, targets[at]), group)
         ctx.save_for_backward(states, weight, targets, temperature, entropy, normaliser, kept)
         ctx.place = first, real, rows, shape, drawn
         return logp, entropy
@@ -246,7 +246,7 @@ class _Head(torch.autograd.Function):
                 own = drawn[at]
                 part = own.part(first, weight.shape[0])
                 used = matrix if part.columns is None else matrix[part.columns]
-                logits, slope, slopes = _narrow(own, part, states[at], matrix, temperature[at], real, shape)
+                logits, slope, slopes = _narrowed(own, part, states[at], matrix, temperature[at], real, shape)
             else:
                 logits = kept if kept is not None else _logits(states[at], matrix, temperature[at], real, shape)
                 slope = shape.slope(logits, temperature[at, None])
@@ -256,7 +256,7 @@ class _Head(torch.autograd.Function):
             a = -entropy_grad[at] / temperature[at]
             b = -(logp_grad[at] + entropy_grad[at] * entropy[at]) / temperature[at]
             grad = torch.addcmul(b[:, None], a[:, None], logp, out=logp).mul_(p)
-            local, inside = _find_targets(part, targets[at])
+            local, inside = _found(part, targets[at])
             grad.scatter_add_(1, local[:, None], (logp_grad[at] * inside / temperature[at])[:, None])
             if isinstance(slope, Tensor) or slope != 1.0:
                 grad.mul_(slope)
@@ -286,7 +286,7 @@ def _logits(states: Tensor, weight: Tensor, temperature: Tensor, real: int, shap
     return logits
 
 
-def _narrow(
+def _narrowed(
     drawn: Drawn, part: VocabularyPart, states: Tensor, matrix: Tensor, temperature: Tensor, real: int, shape: Logits
 ) -> tuple[Tensor, Tensor | float, Slopes | None]:
     """Logits over temperatures as targets were drawn from them, and the derivatives of both changes."""
@@ -317,7 +317,7 @@ def _reduce(
     return sums[2] - log_sum, log_sum - sums[1] / sums[0], log_sum + greatest
 
 
-def _find_targets(part: VocabularyPart, targets: Tensor) -> tuple[Tensor, Tensor]:
+def _found(part: VocabularyPart, targets: Tensor) -> tuple[Tensor, Tensor]:
     """The targets' places in this rank's part, 0 where they lie outside, and 1.0 where they lie inside."""
     place, inside = part.find(targets)
     return place, inside.float()

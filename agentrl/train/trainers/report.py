@@ -46,7 +46,7 @@ def report(
         UnknownName: there is no test for such a trainer or engine.
         MissingExtra: the trainer that was named is not installed.
     """
-    named = _list_names("trainer", trainer) | _list_names("engine", engine)
+    named = _named("trainer", trainer) | _named("engine", engine)
     tested = [line for line in LINES if line in named or not named]
     required = named | ({"trainer=megatron"}.intersection(tested) if family else set())
     passed: dict[str, bool] = {}
@@ -63,7 +63,7 @@ def report(
     return served and not wrong
 
 
-def _list_names(kind: str, name: str | None) -> set[str]:
+def _named(kind: str, name: str | None) -> set[str]:
     if name is None:
         return set()
     known = [line.partition("=")[2] for line in LINES if line.startswith(kind)]

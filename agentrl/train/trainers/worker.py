@@ -121,9 +121,9 @@ class WorkerComputing(ABC):
         try:
             return self.worker.run(method, *arguments, timeout=self._timeout)
         except InfraError as error:
-            raise self._make_error(error) from None
+            raise self._ended(error) from None
 
-    def _make_error(self, error: InfraError) -> TrainerError:
+    def _ended(self, error: InfraError) -> TrainerError:
         self._end()
         if isinstance(error, TrainerError):
             return error
@@ -215,7 +215,7 @@ class WorkerTrainer(WorkerComputing):
             )
         )
         try:
-            self.version, self.threads, self.deterministic = self._start(settings.start_timeout)
+            self.version, self.threads, self.deterministic = self._started(settings.start_timeout)
         except BaseException:
             self.close()
             raise
@@ -245,7 +245,7 @@ class WorkerTrainer(WorkerComputing):
         try:
             yield from self.worker.iterate(method, timeout=self._timeout)
         except InfraError as error:
-            raise self._make_error(error) from None
+            raise self._ended(error) from None
 
     def save_weights(
         self, folder: Path, base: Path, limit: int, convert: Convert | None = None, method: str = "weights"
@@ -294,11 +294,11 @@ class WorkerTrainer(WorkerComputing):
         """End the worker."""
         self.worker.shutdown()
 
-    def _start(self, timeout: float) -> Any:
+    def _started(self, timeout: float) -> Any:
         try:
             self.worker.wait_ready(timeout)
         except InfraError as error:  # its node has died, say
-            raise self._make_error(error) from None
+            raise self._ended(error) from None
         return self._run("facts")
 
     def _end(self) -> None:

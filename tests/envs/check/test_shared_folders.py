@@ -30,8 +30,8 @@ def test_a_file_counts_unless_another_program_uses_it(
     (tmp_path / "ours").write_bytes(b" ")
 
     async def left_in(there: set[str]) -> frozenset[str]:
-        before = {**resources.measure_holdings(), "shared memory segment": frozenset(there)}
-        return (await resources.find_leaks(before, settle=0))["shared memory segment"]
+        before = {**resources.held(), "shared memory segment": frozenset(there)}
+        return (await resources.left_since(before, settle=0))["shared memory segment"]
 
     assert asyncio.run(left_in(set())) == {"ours"}
     other.communicate()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agentrl.envs.builtin.code.extract import extract, list_fenced
+from agentrl.envs.builtin.code.extract import extract, fenced
 
 CODE = "def f(x):\n    return x + 1\n"
 PROMPT = 'import math\n\ndef helper(x):\n    return x\n\ndef f(x):\n    """Adds one."""\n'
@@ -83,6 +83,6 @@ def test_no_reply_breaks_the_extraction(reply: str) -> None:
 @given(st.lists(st.sampled_from(["a = 1", "", "if a:\n    b = 2", "x = '''~~~'''"]), min_size=1, max_size=5))
 def test_fenced_gives_back_what_was_fenced(blocks: list[str]) -> None:
     reply = "\nand\n".join(f"```python\n{block}\n```" for block in blocks)
-    assert list(list_fenced(reply)) == blocks
+    assert list(fenced(reply)) == blocks
     for block in blocks:
         ast.parse(block)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentrl.common import pictures
-from agentrl.envs.builtin.questions.images import MARK, show_question
+from agentrl.envs.builtin.questions.images import MARK, shown
 from agentrl.envs.check import check_env
 from agentrl.envs.registry import make
 from agentrl.errors import ConfigError, InvalidInput
@@ -82,7 +82,7 @@ def test_questions_about_boxes_pass_the_checks_of_environments(tmp_path: Path) -
 
 def test_images_before_a_question_that_says_nothing_about_them(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(png())
-    kinds = [part.type for part in show_question("Which?", ["a.png", "a.png"], [tmp_path])]
+    kinds = [part.type for part in shown("Which?", ["a.png", "a.png"], [tmp_path])]
     assert kinds == ["image_url", "image_url", "text"]
 
 

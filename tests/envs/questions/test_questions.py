@@ -266,7 +266,7 @@ def test_no_text_breaks_the_comparison_and_nothing_is_equal_to_no_answer(said: s
     ],
 )
 def test_the_stated_answer_is_the_last_one_that_is_marked(text: str, said: str | None) -> None:
-    assert latex.find_stated(text) == said
+    assert latex.stated(text) == said
 
 
 @pytest.mark.parametrize(

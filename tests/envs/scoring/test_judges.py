@@ -16,7 +16,7 @@ from agentrl.config import RolloutConfig, RunConfig
 from agentrl.envs.base import Env, reward
 from agentrl.envs.episode import ScriptedActor
 from agentrl.envs.rewards import adding, make_rewards
-from agentrl.envs.scoring.judges import list_pairs
+from agentrl.envs.scoring.judges import paired
 from agentrl.errors import AgentRLError, ConfigError, InfraError
 from agentrl.overrides import validate
 from agentrl.plugins.reward import GroupReward, check_reward
@@ -221,7 +221,7 @@ async def test_pairs_are_judged_in_both_orders_so_a_judge_that_favours_a_place_s
 
 @pytest.mark.parametrize(("count", "opponents"), [(2, None), (5, 1), (8, 2), (8, 5), (3, 9)])
 def test_each_session_meets_as_many_siblings_as_were_asked_for(count: int, opponents: int | None) -> None:
-    pairs = list_pairs(count, opponents)
+    pairs = paired(count, opponents)
     met = Counter(place for pair in pairs for place in pair)
     assert len(set(pairs)) == len(pairs)
     assert all(one < other for one, other in pairs)

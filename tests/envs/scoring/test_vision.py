@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.envs.builtin.questions.boxes import overlap, resize
+from agentrl.envs.builtin.questions.boxes import overlap, resized
 from agentrl.envs.rewards import make_rewards
 from agentrl.envs.scoring.vision import boxed_format, tagged_format
 from agentrl.errors import ConfigError
@@ -88,8 +88,8 @@ def test_boxes_that_share_a_pixels_width_share_nothing_by_the_projects_rule() ->
 
 async def test_a_box_of_the_resized_image_is_scored_in_pixels_of_the_image() -> None:
     """A 100 x 50 image is 112 x 56 pixels for the processor, and a 1000 x 10 one is 1008 x 28."""
-    assert resize(100, 50, 28, 3136, 12845056) == (112, 56)
-    assert resize(1000, 10, 28, 3136, 12845056) == (1008, 28)
+    assert resized(100, 50, 28, 3136, 12845056) == (112, 56)
+    assert resized(1000, 10, 28, 3136, 12845056) == (1008, 28)
     seen = session("<answer>[56, 28, 112, 56]</answer>", [50, 25, 100, 50], (100, 50))
     assert await score("box_iou", seen, scale="resized") == 1.0
     assert await score("box_iou", seen) < 0.6
@@ -104,7 +104,7 @@ def test_a_resized_image_has_whole_tokens_within_the_bounds_where_the_shape_allo
     width: int, height: int, factor: int
 ) -> None:
     """The processor refuses images that are 200 times as long as wide."""
-    across, down = resize(width, height, factor, 64 * factor * factor, 1280 * factor * factor)
+    across, down = resized(width, height, factor, 64 * factor * factor, 1280 * factor * factor)
     assert across % factor == down % factor == 0
     if max(width, height) / min(width, height) < 20:
         assert 64 * factor * factor <= across * down <= 1280 * factor * factor

@@ -21,7 +21,7 @@ from agentrl.envs.builtin.swe.changes import (
     REGULAR,
     File,
     PatchRefused,
-    apply_changes,
+    applied,
     difference,
     read_tar,
     write_tar,
@@ -49,7 +49,7 @@ def test_a_tree_comes_out_of_its_archive_as_it_went_in(tree: dict[str, File]) ->
 
 @given(TREES, TREES)
 def test_applying_a_difference_gives_the_other_tree(base: dict[str, File], now: dict[str, File]) -> None:
-    assert apply_changes(base, difference(base, now)) == now
+    assert applied(base, difference(base, now)) == now
 
 
 @pytest.mark.slow

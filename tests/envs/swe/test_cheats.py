@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.envs import sandboxes
-from agentrl.envs.builtin.swe.changes import LINK, File, apply_changes, write_tar
+from agentrl.envs.builtin.swe.changes import LINK, File, applied, write_tar
 from agentrl.envs.builtin.swe.env import SPEC
 from agentrl.envs.builtin.swe.scoring import Exam
 from agentrl.tools.sandbox import Sandbox
@@ -220,7 +220,7 @@ def _fools_a_reader_of_logs(files: Mapping[str, str | File | None]) -> bool:
     """What one writes first: tests laid over the patched tree, pytest in it, and its log searched for PASSED."""
     changes = {path: File(file.encode()) if isinstance(file, str) else file for path, file in files.items()}
     exam = Exam.of(TASK)
-    tree = apply_changes(exam.base, changes)
+    tree = applied(exam.base, changes)
     if tree.get("tests", File(b"")).mode != LINK:
         tree |= exam.tests
 

@@ -265,7 +265,7 @@ def test_what_nothing_reads_of_published_tasks_is_told(tmp_path: Path) -> None:
         "solution.env (2); a sandbox has no network"
     )
     assert unread.describe_unread(tmp_path, ["quiet"]) == ""
-    assert told in identity.describe_identity(identity.of_splits(make("swe", path=str(tmp_path), build=True), ["train"]))
+    assert told in identity.described(identity.of_splits(make("swe", path=str(tmp_path), build=True), ["train"]))
 
 
 @pytest.mark.parametrize(

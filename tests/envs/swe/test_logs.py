@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.envs.builtin.swe.logs import FORMATS, REPOSITORIES, STATUSES, TestStatus, find, is_fixed, is_kept, parse
+from agentrl.envs.builtin.swe.logs import FORMATS, REPOSITORIES, STATUSES, TestStatus, find, fixed, kept, parse
 from agentrl.errors import UnknownName
 from tests.conftest import need
 
@@ -324,20 +324,20 @@ def test_a_name_that_is_cut_off_stands_for_those_that_agree() -> None:
         "PASSED t.py::a[x\nPASSED t.py::b[x y]\nPASSED t.py::b[x z]\nFAILED t.py::c[x y]\nPASSED t.py::c[x z]\n",
         "pytest_v2",
     )
-    assert is_fixed(said, "t.py::a[x")
-    assert is_fixed(said, "t.py::b[x")
+    assert fixed(said, "t.py::a[x")
+    assert fixed(said, "t.py::b[x")
     assert find(said, "t.py::c[x") is None
     assert find(said, "t.py::b") is None, "only a name with an open bracket is cut off"
 
 
 def test_a_skipped_test_is_kept_and_not_fixed() -> None:
     said = parse("SKIPPED t.py::a why\nXFAIL t.py::b\nERROR t.py::c\nERROR: t.py::d", "pytest")
-    assert is_kept(said, "t.py::a")
-    assert not is_fixed(said, "t.py::a")
-    assert is_kept(said, "t.py::b")
-    assert is_fixed(said, "t.py::b")
-    assert not is_kept(said, "t.py::c")
-    assert not is_kept(said, "t.py::missing")
+    assert kept(said, "t.py::a")
+    assert not fixed(said, "t.py::a")
+    assert kept(said, "t.py::b")
+    assert fixed(said, "t.py::b")
+    assert not kept(said, "t.py::c")
+    assert not kept(said, "t.py::missing")
     assert "t.py::d" not in said
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from agentrl.envs.builtin.swe.generation.expect import as_shown, decode, fits
 from agentrl.envs.builtin.swe.generation.guess import MISSING, MOST, Open, bits, can_fail
-from agentrl.envs.builtin.swe.generation.key import Expected, FileKey, ReportRow, is_satisfied, verdicts
+from agentrl.envs.builtin.swe.generation.key import Expected, FileKey, ReportRow, satisfied, verdicts
 from agentrl.envs.builtin.swe.generation.observe import AssertionSite, Rewritten, rewritten
 from agentrl.envs.builtin.swe.inside import PROGRAM
 
@@ -53,7 +53,7 @@ def judge(source: str, right: Callable[[Any], Any], tried: Callable[[Any], Any],
     made = rewritten(source)
     recorded = shown_by(made.recording, right, test)
     expected = Expected(test, [(event[0], event[2] if len(event) > 2 else None) for event in recorded])
-    return is_satisfied(made.sites, expected, ReportRow(test, "passed", "", shown_by(made.scoring, tried, test)))
+    return satisfied(made.sites, expected, ReportRow(test, "passed", "", shown_by(made.scoring, tried, test)))
 
 
 VALUES = st.recursive(
@@ -98,7 +98,7 @@ def test_whatever_comes_out_is_judged_and_never_an_error(rubbish: Any, value: An
         assert fits(AssertionSite(kind), as_shown(expected), rubbish) in (True, False)
     operators = AssertionSite("compare", {"operator": "In", "holds": True, "swapped": False})
     assert fits(operators, as_shown(value), rubbish) in (True, False)
-    is_satisfied([AssertionSite("equal")], Expected("t", [(0, 3)]), ReportRow("t", "passed", "", [rubbish]))
+    satisfied([AssertionSite("equal")], Expected("t", [(0, 3)]), ReportRow("t", "passed", "", [rubbish]))
 
 
 def test_subclasses_of_builtin_kinds_are_what_an_equality_takes_them_for() -> None:

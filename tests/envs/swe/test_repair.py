@@ -16,7 +16,7 @@ from agentrl.envs.builtin.swe.repair import HIDDEN, VISIBLE, Repair, _interprete
 from agentrl.envs.episode import DEMONSTRATOR, expert_policy, noop_policy, play
 from agentrl.envs.registry import make
 from agentrl.errors import ToolError
-from agentrl.overrides import merge_settings
+from agentrl.overrides import typed
 from agentrl.train.driver.setup import complete
 from agentrl.types import Session, Task
 
@@ -24,10 +24,10 @@ from agentrl.types import Session, Task
 def test_the_form_is_chosen_by_an_option_and_by_the_recipe_for_the_tiny_model() -> None:
     assert isinstance(make("swe", form="repair"), Repair)
     assert type(make("swe")) is Swe
-    assert complete(merge_settings(["env=swe"])).env.kwargs["form"] == "repair"
-    assert complete(merge_settings(["env=swe", "env.form=full"])).env.kwargs["form"] == "full"
-    assert "form" not in complete(merge_settings(["env=swe", "policy=expert"])).env.kwargs
-    assert "form" not in complete(merge_settings(["env=swe", "model=smollm2-135m"])).env.kwargs
+    assert complete(typed(["env=swe"])).env.kwargs["form"] == "repair"
+    assert complete(typed(["env=swe", "env.form=full"])).env.kwargs["form"] == "full"
+    assert "form" not in complete(typed(["env=swe", "policy=expert"])).env.kwargs
+    assert "form" not in complete(typed(["env=swe", "model=smollm2-135m"])).env.kwargs
 
 
 @given(st.integers(0, 10_000))

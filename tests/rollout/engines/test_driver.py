@@ -22,7 +22,7 @@ LOAD = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuPointerGetAttribute(N
 @pytest.fixture(autouse=True)
 def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without a driver, wherever the tests run."""
-    monkeypatch.setattr(driver, "_is_installed", lambda: False)
+    monkeypatch.setattr(driver, "_installed", lambda: False)
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
 
 
@@ -56,7 +56,7 @@ def test_a_users_library_path_goes_before_the_stand_in(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("where", ["loader", "path"])
 def test_a_driver_that_is_there_is_left_alone(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if where == "loader":
-        monkeypatch.setattr(driver, "_is_installed", lambda: True)
+        monkeypatch.setattr(driver, "_installed", lambda: True)
     else:
         (tmp_path / "libcuda.so.1").touch()
         monkeypatch.setenv("LD_LIBRARY_PATH", f"/opt/a:{tmp_path}")
@@ -79,5 +79,5 @@ def test_the_driver_is_loaded_by_its_name(monkeypatch: pytest.MonkeyPatch) -> No
         return object()
 
     monkeypatch.setattr(ctypes, "CDLL", load)
-    assert driver._is_installed()
+    assert driver._installed()
     assert asked == ["libcuda.so.1"]

@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError, EngineError, MissingExtra
-from agentrl.overrides import merge_settings, validate
+from agentrl.overrides import typed, validate
 from agentrl.rollout.engines.folder import ModelFacts, check_tensors, tensors
 from agentrl.rollout.engines.servers import options
 from agentrl.rollout.engines.servers.server_settings import ServerConfig
@@ -27,7 +27,7 @@ def test_options_become_a_command_line() -> None:
 
 def test_words_on_the_command_line_reach_the_server_typed() -> None:
     words = ["env=calculator", "engine=sglang", "engine.server.mem_fraction_static=0.8", "engine.server.flag=true"]
-    config = validate(merge_settings([*words, "engine.server.name=x", "engine.server.sizes=[1, 2]"]), RunConfig).engine
+    config = validate(typed([*words, "engine.server.name=x", "engine.server.sizes=[1, 2]"]), RunConfig).engine
     assert config.name == "sglang"
     assert config.server == {"mem_fraction_static": 0.8, "flag": True, "name": "x", "sizes": [1, 2]}
 

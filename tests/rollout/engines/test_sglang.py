@@ -85,7 +85,7 @@ async def test_narrowed_turns_and_those_under_a_grammar_bring_the_set_that_the_s
             if node.sampled and node.sampling.top_p < 1:
                 kept_is_by_definition(node, tree.path_ids(session, node.id), model)
     penalised = await random_sessions(sglang, 1, turns=1, narrowings=({"repetition_penalty": 1.3},))
-    lost = [reason for node in penalised[0].nodes for reason in trainability.list_lost(node)]
+    lost = [reason for node in penalised[0].nodes for reason in trainability.lost(node)]
     assert lost
     assert set(lost) == {trainability.Untrainable.UNRECORDED}, "its counts begin anew where it retracts a request"
 

@@ -21,7 +21,7 @@ from agentrl.errors import EngineError
 from agentrl.models import tiny
 from agentrl.rollout.weights.buckets import Convert, Named, Shapes, Weights
 from agentrl.rollout.weights.publisher import Publisher, PublishOutcome
-from agentrl.rollout.weights.quantize import convert_weights
+from agentrl.rollout.weights.quantize import converted
 from agentrl.rollout.weights.receiver import LoadCommit
 from agentrl.rollout.weights.snapshot import read_snapshot, save_snapshot
 from agentrl.rollout.weights.transports import DiskTransport
@@ -269,7 +269,7 @@ async def test_a_trainer_elsewhere_writes_what_engines_load_and_its_tensors_are_
     publisher = Publisher(
         DiskTransport(base, None, 1 << 20),
         base,
-        transform=partial(convert_weights, dtype=torch.bfloat16, blocks=None),
+        transform=partial(converted, dtype=torch.bfloat16, blocks=None),
         timeout=30.0,
     )
     await publisher.stage(Weights(here, save), 1)

@@ -35,7 +35,7 @@ async def test_turns_branches_and_choices_record_each_token_of_their_path_once(s
         session = served.session(access["id"])
         sampled = [node for node in session.nodes if node.sampled]
         assert len(sampled) == 4
-        record = [tree.find_unrecorded(session, node.parent, [routed_experts.NAME]) for node in sampled]
+        record = [tree.unrecorded(session, node.parent, [routed_experts.NAME]) for node in sampled]
         start = [dict(each)[routed_experts.NAME] for each in record]
         assert start[0] == 0
         assert start[1] == start[2] == start[3] == len(tree.path_ids(session, sampled[0].id)) - 1

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from agentrl.config.gateway import ForwardConfig
 from agentrl.sessions.gateway.http.forwarding import COUNTER
-from agentrl.sessions.gateway.http.listener import address, listening, serve_app
+from agentrl.sessions.gateway.http.listener import address, listening, served
 from agentrl.sessions.gateway.limits import Limits
 from tests.sessions.gateway.conftest import Serve
 from tests.sessions.gateway.test_chat import HI, client
@@ -51,7 +51,7 @@ async def test_embeddings_and_other_models_are_forwarded_with_the_settings_key(s
     other, listener = Other(), listening("127.0.0.1", 0)
     url = f"{address(listener, '127.0.0.1', None)}/v1"
     forward = ForwardConfig(url=url, models=("e", "judge"), key=SecretStr(KEY))
-    async with serve_app(other, listener, Limits()), serve(forward=forward) as own:
+    async with served(other, listener, Limits()), serve(forward=forward) as own:
         access = await own.open()
         async with client(access) as asking:
             found = await asking.embeddings.create(model="e", input=["a", "ü"], encoding_format="float")
@@ -89,7 +89,7 @@ async def test_forwarded_requests_and_turns_share_the_limits_of_requests_in_prog
     listener = listening("127.0.0.1", 0)
     forward = ForwardConfig(url=f"{address(listener, '127.0.0.1', None)}/v1", models=("e",))
     limits = Limits(session_in_flight=1)
-    async with serve_app(Waiting(), listener, Limits()), serve(forward=forward, limits=limits) as own:
+    async with served(Waiting(), listener, Limits()), serve(forward=forward, limits=limits) as own:
         access = await own.open()
         async with client(access) as asking:
             first = asyncio.ensure_future(asking.embeddings.create(model="e", input="a"))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentrl.errors import Diverged
-from agentrl.sessions.gateway.schedule import RecordedOrder, is_answered, prompt_of
+from agentrl.sessions.gateway.schedule import RecordedOrder, answered, prompt_of
 from agentrl.types import Message, Session, Task
 from tests.sessions.gateway.conftest import Serve, Served
 from tests.sessions.gateway.fakes import ScriptedEngine, assistant
@@ -67,7 +67,7 @@ async def test_a_session_whose_requests_arrive_in_another_order_is_the_recorded_
         told = await program(served, recorded, seed)
         numbers = [node.arrival.number for node in recorded.nodes if node.arrival is not None]
         assert sorted(set(numbers)) == list(range(7))
-        assert is_answered(recorded)
+        assert answered(recorded)
         again = Session("b", Task(id="t"))
         served.gateway.schedules["b"] = RecordedOrder(recorded, pytest.fail, 30)
         assert await program(served, again, seed + 100) == told
@@ -111,9 +111,9 @@ async def test_a_session_with_a_request_that_got_no_turn_is_known_by_its_numbers
         with pytest.raises(RuntimeError):
             await exchange(served.gateway, entry, turn_request(SAME))
         served.engine.fail = None
-        assert is_answered(session)
+        assert answered(session)
         _, (turn,) = await exchange(served.gateway, entry, turn_request(OTHER))
         assert turn.arrival is not None
         assert turn.arrival.number == 1
-        assert not is_answered(session)
+        assert not answered(session)
         assert served.store.load("a").nodes[-1].arrival == turn.arrival

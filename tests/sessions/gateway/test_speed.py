@@ -27,7 +27,7 @@ from agentrl.sessions.gateway import collector
 from agentrl.sessions.gateway.collector import tuned_collector
 from agentrl.sessions.gateway.http.bodies import Body
 from agentrl.sessions.gateway.limits import Limits
-from agentrl.sessions.gateway.turn_request import cache_reader
+from agentrl.sessions.gateway.turn_request import cached
 from agentrl.sessions.gateway.wire import chat
 from agentrl.sessions.gateway.writer import StoreWriter
 from agentrl.sessions.store.integrity import CountFile
@@ -130,7 +130,7 @@ def test_the_same_parameters_are_read_once_and_others_are_not_taken_for_them() -
             Body.parse(orjson.dumps({"model": "m", "messages": messages, **fields}), "messages"), Limits(), retry, True
         )
 
-    again = cache_reader(read)
+    again = cached(read)
     first = asked("a", temperature=0.5, user="me")
     first.count, first.ignored["x"] = 7, "x"
     second = asked("b", temperature=0.5, user="me")

@@ -23,7 +23,7 @@ import pytest
 from agentrl.errors import ConfigError
 from agentrl.models.tiny import build, render
 from agentrl.rollout.workers.serve_workers import serve_command
-from agentrl.sessions.gateway.http.listener import listening, serve_app
+from agentrl.sessions.gateway.http.listener import listening, served
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.workers import Front, SessionShard, new_session_id, worker_of
 from agentrl.sessions.store.store import Store
@@ -195,7 +195,7 @@ async def test_a_client_with_an_empty_key_gets_a_session_from_the_front_too() ->
     front = Front("127.0.0.1", [server.sockets[0].getsockname()[1]], lambda number: True, 1000)
     entrance = listening("127.0.0.1", 0)
     try:
-        async with serve_app(front, entrance, Limits()):
+        async with served(front, entrance, Limits()):
             reader, writer = await asyncio.open_connection(*entrance.getsockname())
             writer.write(b"POST /sessions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer \r\ncontent-length: 0\r\n\r\n")
             assert (await reader.readline()).startswith(b"HTTP/1.1 201 ")

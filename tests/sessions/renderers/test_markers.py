@@ -11,7 +11,7 @@ from agentrl.models.tokenizers import HFTokenizer
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.renderers.families.generic import unproven
 from agentrl.sessions.renderers.proof.check import check_renderer
-from agentrl.sessions.renderers.proof.markers import WARNED, MarkerCheck, MarkerPart, in_short, find_lost, read_back
+from agentrl.sessions.renderers.proof.markers import WARNED, MarkerCheck, MarkerPart, in_short, lost, read_back
 from agentrl.sessions.tree.turn_generator import TurnGenerator
 from agentrl.types import Message
 from tests.sessions.renderers.support import trained, with_template
@@ -103,7 +103,7 @@ def test_tools_and_system_messages_that_a_template_does_not_show_are_warned_of(
     with caplog.at_level(logging.WARNING):
         renderer = get_renderer(tokenizer, "generic")
     assert WARNED[part] in caplog.text
-    assert not find_lost(renderer)
+    assert not lost(renderer)
     rows = {row.question: row for row in check_renderer(tokenizer, "generic", count=3)}
     assert rows[f"generic gives back: {part}"].ok is None
 

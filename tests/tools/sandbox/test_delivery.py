@@ -11,7 +11,7 @@ from agentrl.cluster import LocalCluster, Role, Worker
 from agentrl.errors import InvalidInput
 from agentrl.tools.sandbox.base import DaemonError
 from agentrl.tools.sandbox.docker import daemon
-from agentrl.tools.sandbox.docker.delivery import ImageHost, save_image
+from agentrl.tools.sandbox.docker.delivery import ImageHost, saved
 from tests.tools.sandbox.conftest import TINY
 
 LONG = 120.0
@@ -45,7 +45,7 @@ async def test_an_image_is_there_again_once_all_of_its_pieces_have_arrived(image
     assert before is not None
     host.take_piece(image, 0, b"of one that broke off")
     offset = 0
-    for piece in save_image(image):
+    for piece in saved(image):
         host.take_piece(image, offset, piece)
         offset += len(piece)
     daemon.daemon().api.remove_image(image)

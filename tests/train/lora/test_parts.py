@@ -14,7 +14,7 @@ from agentrl.errors import InvalidWeights
 from agentrl.models.adapters import with_products
 from agentrl.rollout.engines.local.engine import LocalEngine
 from agentrl.rollout.engines.local.plugin import LocalConfig
-from agentrl.rollout.engines.managed import as_managed
+from agentrl.rollout.engines.managed import managed
 from agentrl.rollout.fleet import make_engines
 from agentrl.rollout.fleet.fleet import Fleet
 from agentrl.rollout.weights.buckets import ADAPTER, WEIGHTS, Weights
@@ -39,7 +39,7 @@ def one_process(path: Path) -> Engine:
 
 
 async def sums(engine: Engine) -> set[str]:
-    return set((await as_managed(engine).checksums()).values())
+    return set((await managed(engine).checksums()).values())
 
 
 @pytest.mark.parametrize("make", [one_engine, two_in_this_process, one_process])
@@ -50,7 +50,7 @@ def test_an_engine_that_takes_the_adapter_has_the_bits_of_the_whole_weights(
 
     async def run() -> None:
         whole, engine = LocalEngine(tiny_llama, EngineConfig(device="cpu")), make(tiny_llama)
-        await as_managed(engine).start()
+        await managed(engine).start()
         try:
             for version in (1, 2):
                 learn(trainer, 1)

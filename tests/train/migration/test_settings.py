@@ -15,7 +15,7 @@ from agentrl.errors import ConfigError
 from agentrl.overrides import fields, parse_words
 from agentrl.train.driver.setup import complete
 from agentrl.train.migration.rules import Framework
-from agentrl.train.migration.scripts import translate
+from agentrl.train.migration.scripts import translated
 from agentrl.train.migration.slime import SLIME
 from agentrl.train.migration.verl import VERL
 from tests.conftest import need
@@ -53,7 +53,7 @@ python3 -m verl.trainer.main_ppo algorithm.adv_estimator=rloo data.train_files=$
 def run(tmp_path: Path, text: str) -> tuple[list[str], dict[str, Any]]:
     """The lines, and the settings of the command."""
     (script := tmp_path / "run.sh").write_text(text)
-    lines = list(translate(script))
+    lines = list(translated(script))
     (command,) = [line.removeprefix("command: ") for line in lines if line.startswith("command: ")]
     return lines, parse_words(shlex.split(command)[2:])
 
@@ -116,4 +116,4 @@ def test_a_script_of_verls_becomes_a_command_that_is_valid(tmp_path: Path) -> No
 def test_a_script_of_neither_is_refused(tmp_path: Path) -> None:
     (script := tmp_path / "run.sh").write_text("echo hello\n")
     with pytest.raises(ConfigError, match="no flags of slime"):
-        list(translate(script))
+        list(translated(script))

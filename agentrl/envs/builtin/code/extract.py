@@ -26,7 +26,7 @@ def extract(reply: str, entry_point: str | None = None, prompt: str = "") -> tup
         entry_point: the function to write.
         prompt: code that ends in that function's signature and docstring, where there is any.
     """
-    blocks = list(list_fenced(reply))[::-1]
+    blocks = list(fenced(reply))[::-1]
     texts = [text for text in [*blocks, reply] if text.strip() and len(text) <= MAX_CODE]
     if entry_point is not None:
         for text in texts:
@@ -37,15 +37,15 @@ def extract(reply: str, entry_point: str | None = None, prompt: str = "") -> tup
                 for body in (text, "    " + text.lstrip()):  # chat formats strip a reply's first indentation
                     if (
                         body[:1].isspace()
-                        and _parse(whole := f"{prompt.rstrip()}\n{body.lstrip(chr(10))}") is not None
+                        and _parsed(whole := f"{prompt.rstrip()}\n{body.lstrip(chr(10))}") is not None
                     ):
                         return (whole,)
     if blocks and blocks[0] in texts:
         return (blocks[0],)
-    return (reply,) if texts and _parse(reply) is not None else None
+    return (reply,) if texts and _parsed(reply) is not None else None
 
 
-def list_fenced(reply: str) -> Iterator[str]:
+def fenced(reply: str) -> Iterator[str]:
     """The contents of fenced blocks of Python (or of no named language), in order; the last may be left open."""
     mark, language, lines = "", "", list[str]()
     for line in reply.split("\n"):
@@ -64,13 +64,13 @@ def list_fenced(reply: str) -> Iterator[str]:
 
 def defines(text: str, name: str) -> bool:
     """Return whether a source defines a name at its top level."""
-    tree = _parse(text)
+    tree = _parsed(text)
     return tree is not None and any(name in _names(node) for node in tree.body)
 
 
 def preamble(prompt: str, entry_point: str) -> str:
     """The part of a prompt before the function to write: imports and helpers."""
-    tree = _parse(prompt) or _parse(f"{prompt.rstrip()}\n    pass\n")
+    tree = _parsed(prompt) or _parsed(f"{prompt.rstrip()}\n    pass\n")
     if tree is None:
         return ""
     kept = [node for node in tree.body if entry_point not in _names(node)]
@@ -85,7 +85,7 @@ def _names(node: ast.stmt) -> set[str]:
     return set()
 
 
-def _parse(text: str) -> ast.Module | None:
+def _parsed(text: str) -> ast.Module | None:
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -103,14 +103,14 @@ def _humaneval(row: Mapping[str, Any], id: str) -> Task:
 def _mbpp(row: Mapping[str, Any], id: str, shown: int) -> Task:
     tests = [str(test) for test in row["test_list"]]
     defined = {node.name for node in ast.parse(row["code"]).body if isinstance(node, ast.FunctionDef)}
-    called = [name for test in tests for name in _list_called(test) if name in defined]
+    called = [name for test in tests for name in _called(test) if name in defined]
     if not called:
         raise ValueError(f"its tests call none of the functions of its code ({', '.join(sorted(defined)) or 'none'})")
     setup = str(row.get("test_setup_code") or "")
     text = str(row.get("text") or row.get("prompt") or "")
     trusted = list(row.get("test_imports") or [])
     used = {node.id for test in [setup, *tests] for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Name)}
-    names, imports = _split_names(row["code"], used - set(_list_bound(ast.parse("\n".join([*trusted, setup, *tests])))))
+    names, imports = _given(row["code"], used - set(_bound(ast.parse("\n".join([*trusted, setup, *tests])))))
     return Task(
         id=f"mbpp-{row['task_id']}" if "task_id" in row else id,
         data={
@@ -125,12 +125,12 @@ def _mbpp(row: Mapping[str, Any], id: str, shown: int) -> Task:
     )
 
 
-def _split_names(code: str, wanted: set[str]) -> tuple[list[str], list[str]]:
+def _given(code: str, wanted: set[str]) -> tuple[list[str], list[str]]:
     """Of the names that the tests use: those that the reference defines, and its imports of the others."""
     names: list[str] = []
     imports: list[str] = []
     for node in ast.parse(code).body:
-        bound = wanted.difference(dir(builtins)) & set(_list_bound(node))
+        bound = wanted.difference(dir(builtins)) & set(_bound(node))
         if bound and isinstance(node, ast.Import | ast.ImportFrom):
             imports.append(ast.unparse(node))
         elif bound:
@@ -138,11 +138,11 @@ def _split_names(code: str, wanted: set[str]) -> tuple[list[str], list[str]]:
     return list(dict.fromkeys(names)), imports
 
 
-def _list_bound(node: ast.AST) -> Iterator[str]:
+def _bound(node: ast.AST) -> Iterator[str]:
     """The names that a statement, or a module's, define; of functions and classes their own."""
     if isinstance(node, ast.Module):
         for part in node.body:
-            yield from _list_bound(part)
+            yield from _bound(part)
     elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         yield node.name
     elif isinstance(node, ast.Import | ast.ImportFrom):
@@ -153,6 +153,6 @@ def _list_bound(node: ast.AST) -> Iterator[str]:
         )
 
 
-def _list_called(test: str) -> list[str]:
+def _called(test: str) -> list[str]:
     calls = (node.func for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Call))
     return [call.id for call in calls if isinstance(call, ast.Name)]

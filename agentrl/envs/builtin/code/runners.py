@@ -75,14 +75,14 @@ async def judge(runner: JudgeRunner, job: Job, timeout: float) -> Verdict:
         InfraError: the sandbox or service failed.
     """
     if runner not in _proven:
-        proof = await _judge(runner, CANARY, max(timeout, CANARY_SECONDS))
+        proof = await _judged(runner, CANARY, max(timeout, CANARY_SECONDS))
         if not proof.solved:
             raise ConfigError(f"code can't be judged by {runner}: a correct function failed there ({proof.note})")
         _proven.add(runner)
-    return await _judge(runner, job, timeout)
+    return await _judged(runner, job, timeout)
 
 
-async def _judge(runner: JudgeRunner, job: Job, timeout: float) -> Verdict:
+async def _judged(runner: JudgeRunner, job: Job, timeout: float) -> Verdict:
     stdin, nonce = encode_job(job)
     output, ended = await runner.run(stdin, timeout)
     return read(output, nonce, ended)

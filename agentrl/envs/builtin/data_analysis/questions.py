@@ -19,7 +19,7 @@ Question = tuple[str, list[list[Any]], str | None]
 def question(rng: random.Random, level: int, shop: ShopDatabase) -> dict[str, Any]:
     """A question, the calls that answer it, and the answer; drawn again where the answer is empty or no single one."""
     while True:
-        words, calls, answer = (_one_table, _ask_joined, _ask_combined)[level - 1](rng, shop)
+        words, calls, answer = (_one_table, _joined, _combined)[level - 1](rng, shop)
         if answer is not None:
             return {"question": words, "calls": [["schema", {}], *calls], "answer": answer}
 
@@ -27,7 +27,7 @@ def question(rng: random.Random, level: int, shop: ShopDatabase) -> dict[str, An
 def _one_table(rng: random.Random, shop: ShopDatabase) -> Question:
     category, region, (when, within) = rng.choice(list(CATEGORIES)), rng.choice(REGIONS), _period(rng)
     quantity, price = rng.randint(2, 8), rng.randint(10, 90)
-    return _ask(
+    return _asked(
         shop,
         *rng.choice(
             (
@@ -56,9 +56,9 @@ def _one_table(rng: random.Random, shop: ShopDatabase) -> Question:
     )
 
 
-def _ask_joined(rng: random.Random, shop: ShopDatabase) -> Question:
+def _joined(rng: random.Random, shop: ShopDatabase) -> Question:
     category, region, (when, within) = rng.choice(list(CATEGORIES)), rng.choice(REGIONS), _period(rng)
-    return _ask(
+    return _asked(
         shop,
         *rng.choice(
             (
@@ -84,11 +84,11 @@ def _ask_joined(rng: random.Random, shop: ShopDatabase) -> Question:
     )
 
 
-def _ask_combined(rng: random.Random, shop: ShopDatabase) -> Question:
+def _combined(rng: random.Random, shop: ShopDatabase) -> Question:
     reason, category, (when, within) = rng.choice(REASONS), rng.choice(list(CATEGORIES)), _period(rng)
     sales = ", ".join(str(sale) for sale, why in shop.returned() if why == reason) or "0"
     pages = [["read_file", {"start": start}] for start in range(1, len(shop.lines) + 1, PAGE)]
-    words, calls, answer = _ask(
+    words, calls, answer = _asked(
         shop,
         *rng.choice(
             (
@@ -123,7 +123,7 @@ def _period(rng: random.Random) -> tuple[str, str]:
     )
 
 
-def _ask(shop: ShopDatabase, words: str, query: str) -> Question:
+def _asked(shop: ShopDatabase, words: str, query: str) -> Question:
     _, rows = select(shop.database, query)
     value = rows[0][0] if rows else None
     return words, [["sql", {"query": query}]], None if value is None else cell(value)

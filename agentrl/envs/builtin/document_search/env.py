@@ -72,9 +72,9 @@ class DocumentSearch(Env):
 
     def tasks(self, split: str = "train") -> Iterable[Task]:
         """The folder's questions, or questions on made documents without end."""
-        return self._make_tasks(split) if self._files is None else self._files.tasks(split)
+        return self._made(split) if self._files is None else self._files.tasks(split)
 
-    def _make_tasks(self, split: str) -> Iterator[Task]:
+    def _made(self, split: str) -> Iterator[Task]:
         mine = [number for number in range(DOCUMENTS) if (number % EVAL_EVERY == 0) == (split == "eval")]
         for index in count():
             rng = random.Random(f"document_search/{self.seed}/{split}/{self.level}/{index}")

@@ -9,8 +9,8 @@ from pathlib import Path
 from agentrl.common.untrusted import read_json
 from agentrl.envs.builtin.data_analysis.env import bare
 from agentrl.envs.builtin.document_search.document import Document, cut
-from agentrl.envs.data.rows import describe_content
-from agentrl.envs.data.splits import TaskList, divide, is_held_out
+from agentrl.envs.data.rows import described
+from agentrl.envs.data.splits import TaskList, divide, held_out
 from agentrl.errors import ConfigError
 from agentrl.types import Task
 
@@ -32,7 +32,7 @@ class DocumentQuestions:
         """The tasks of a split; where no line names one, the rule of `splits` holds some out."""
         if not any(self.named.values()):
             return divide(TaskList(self.others, [self.note]), split, lambda task: str(task["question"]), self.where)
-        others = [task for task in self.others if is_held_out(task["question"]) == (split == "eval")]
+        others = [task for task in self.others if held_out(task["question"]) == (split == "eval")]
         return TaskList([*self.named[split], *others], [self.note])
 
 
@@ -65,7 +65,7 @@ def read_questions(folder: Path) -> DocumentQuestions:
             data = {field: row[field] for field in FIELDS}
             (named[split] if split else others).append(Task(id=f"question-{number}", data=data))
     where, count = f"env.path = {str(folder)!r}", len(others) + sum(map(len, named.values()))
-    note = describe_content(where, count, "questions", {}, columns.difference(FIELDS, ["split"]))
+    note = described(where, count, "questions", {}, columns.difference(FIELDS, ["split"]))
     return DocumentQuestions(documents, named, others, where, note)
 
 

@@ -72,11 +72,11 @@ class LiarsDice(Game):
             raise ToolError('bid a number and a face, such as "2 fives"' + (', or say "liar"' if self.bidder else ""))
         bid = int(found[1]), 1 + next(place for place, face in enumerate(FACES) if face.startswith(found[2]))
         if not self.bid < bid or not 1 <= bid[0] <= self.total:
-            least = f"higher than {speak(self.bid)}" if self.bidder else "1 die or more"
+            least = f"higher than {spoken(self.bid)}" if self.bidder else "1 die or more"
             raise ToolError(f"bid {least}, and at most {self.total} dice")
         self.bid, self.bidder = bid, agent
         self.turn = self.agents[(self.agents.index(agent) + 1) % len(self.agents)]
-        return f"The {agent} player bids {speak(bid)}."
+        return f"The {agent} player bids {spoken(bid)}."
 
     @property
     def total(self) -> int:
@@ -106,7 +106,7 @@ class LiarsDice(Game):
         doubt = 1 - self.likelihood(self.bid, own) if self.bidder else 0.0
         if best is None or (self.bidder and doubt > self.likelihood(best, own)):
             return "liar"
-        return speak(best)
+        return spoken(best)
 
     def likelihood(self, bid: tuple[int, int], own: list[int]) -> float:
         """The probability that a bid holds, given one's own dice and fair other ones."""
@@ -124,6 +124,6 @@ class LiarsDice(Game):
         self.bidder, self.challenger = position["bidder"], position["challenger"]
 
 
-def speak(bid: tuple[int, int]) -> str:
+def spoken(bid: tuple[int, int]) -> str:
     """A bid in words."""
     return f"{bid[0]} {FACES[bid[1] - 1]}"

@@ -65,7 +65,7 @@ class Negotiation(Game):
         self.values = dict(zip(self.agents, rng.sample(possible, 2), strict=True))
         things = ", ".join(f"{count} {thing}" for thing, count in self.counts.items())
         return {
-            agent: RULES.format(things=things, values=describe_values(own), rounds=self.rounds)
+            agent: RULES.format(things=things, values=described(own), rounds=self.rounds)
             + (" You begin." if agent == self.turn else "")
             for agent, own in self.values.items()
         }
@@ -151,6 +151,6 @@ def worth(numbers: Mapping[str, int], values: Mapping[str, int]) -> int:
     return sum(number * values[thing] for thing, number in numbers.items())
 
 
-def describe_values(values: Mapping[str, int]) -> str:
+def described(values: Mapping[str, int]) -> str:
     """Values in words."""
     return ", ".join(f"{value} for each of the {thing}" for thing, value in values.items())

@@ -27,7 +27,7 @@ _ABBREVIATION = re.compile(r"\b(?:Mr|Mrs|Ms|Dr|St|Prof|Capt|Lt|Sr|Jr|Inc|Ltd|Co|
 _CAPITALS = re.compile(r"\w+(?:[-']\w+)*")
 
 
-def _is_related(count: int, number: int, relation: str) -> bool:
+def _related(count: int, number: int, relation: str) -> bool:
     return count < number if relation == "less than" else count >= number
 
 
@@ -38,7 +38,7 @@ def keywords(text: str, keywords: Sequence[str]) -> bool:
 
 def frequency(text: str, keyword: str, frequency: int, relation: str) -> bool:
     """A keyword is there at least, or less than, so often."""
-    return _is_related(_count(keyword, text), frequency, relation)
+    return _related(_count(keyword, text), frequency, relation)
 
 
 def forbidden(text: str, forbidden_words: Sequence[str]) -> bool:
@@ -48,7 +48,7 @@ def forbidden(text: str, forbidden_words: Sequence[str]) -> bool:
 
 def letters(text: str, letter: str, let_frequency: int, let_relation: str) -> bool:
     """A letter is there at least, or less than, so often."""
-    return _is_related(text.lower().count(letter.lower()), let_frequency, let_relation)
+    return _related(text.lower().count(letter.lower()), let_frequency, let_relation)
 
 
 def language(text: str, language: str) -> bool:
@@ -65,7 +65,7 @@ def sentences(text: str, num_sentences: int, relation: str) -> bool:
     plain = _ABBREVIATION.sub(lambda found: found[0].replace(".", ""), text.strip())
     ends = len(_SENTENCE.findall(plain))
     rest = _SENTENCE.split(plain)[-1].strip()
-    return _is_related(ends + bool(rest), num_sentences, relation)
+    return _related(ends + bool(rest), num_sentences, relation)
 
 
 def paragraphs(text: str, num_paragraphs: int) -> bool:
@@ -77,7 +77,7 @@ def paragraphs(text: str, num_paragraphs: int) -> bool:
 
 def words(text: str, num_words: int, relation: str) -> bool:
     """It has at least, or less than, so many words."""
-    return _is_related(len(re.findall(r"\w+", text)), num_words, relation)
+    return _related(len(re.findall(r"\w+", text)), num_words, relation)
 
 
 def first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
@@ -167,7 +167,7 @@ def quoted(text: str) -> bool:
 
 def capitals(text: str, capital_frequency: int, capital_relation: str) -> bool:
     """It has at least, or less than, so many words in capitals."""
-    return _is_related(sum(word.isupper() for word in _CAPITALS.findall(text)), capital_frequency, capital_relation)
+    return _related(sum(word.isupper() for word in _CAPITALS.findall(text)), capital_frequency, capital_relation)
 
 
 def _count(
@@ -214,7 +214,7 @@ def can_tell_languages() -> bool:
     return find_spec("langdetect") is not None
 
 
-def list_followed(
+def followed(
     text: str, kinds: Sequence[str], arguments: Sequence[Mapping[str, Any]], *, loose: bool = False
 ) -> list[bool]:
     """For each instruction, whether a response follows it.
@@ -231,12 +231,12 @@ def list_followed(
 
 def _is_followed(kind: str, arguments: Mapping[str, Any], variants: Sequence[str]) -> bool:
     try:
-        return any(CHECKS[kind](variant, **_drop_missing(arguments)) for variant in variants)
+        return any(CHECKS[kind](variant, **_given(arguments)) for variant in variants)
     except PatternTooSlow:  # also where a word is forbidden: the text may have been written for it
         return False
 
 
-def _drop_missing(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if value is not None}
 
 

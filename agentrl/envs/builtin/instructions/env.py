@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.envs.base import Env, reward
-from agentrl.envs.builtin.instructions.checks import CHECKS, LANGUAGE, can_tell_languages, list_followed
+from agentrl.envs.builtin.instructions.checks import CHECKS, LANGUAGE, can_tell_languages, followed
 from agentrl.envs.data.rows import read_tasks
 from agentrl.errors import ConfigError, nearest
 from agentrl.types import Session, Task
@@ -66,21 +66,21 @@ class Instructions(Env):
     @reward
     def strict(self, session: Session) -> float:
         """1 where all instructions are followed: the prompt-level strict accuracy of the paper."""
-        return float(all(self._list_followed(session)))
+        return float(all(self._followed(session)))
 
     @reward(weight=0.0)
     def loose(self, session: Session) -> float:
         """The same, where lines around the answer and asterisks do not matter; it does not count."""
-        return float(all(self._list_followed(session, loose=True)))
+        return float(all(self._followed(session, loose=True)))
 
     @reward(weight=0.0)
     def instructions(self, session: Session) -> float:
         """The share of instructions that are followed; it does not count."""
-        found = self._list_followed(session)
+        found = self._followed(session)
         return sum(found) / len(found)
 
-    def _list_followed(self, session: Session, loose: bool = False) -> list[bool]:
-        return list_followed(session.answer, self._task["kinds"], self._task["arguments"], loose=loose)
+    def _followed(self, session: Session, loose: bool = False) -> list[bool]:
+        return followed(session.answer, self._task["kinds"], self._task["arguments"], loose=loose)
 
 
 @lru_cache(maxsize=64)

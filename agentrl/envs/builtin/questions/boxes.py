@@ -64,7 +64,7 @@ def overlap(one: Box, other: Box, least: float = 0.0) -> float:
     return width * height / (_area(one) + _area(other) - width * height)
 
 
-def resize(width: int, height: int, factor: int, least: int, most: int) -> tuple[int, int]:
+def resized(width: int, height: int, factor: int, least: int, most: int) -> tuple[int, int]:
     """Return the width and height to which Qwen2-VL's and Qwen2.5-VL's processor resizes an image.
 
     Multiples of `factor` (the pixels of a token's side), with `least` to `most` pixels, near the image's own

@@ -14,7 +14,7 @@ from agentrl.envs.base import Env, reward
 from agentrl.envs.builtin.questions import latex
 from agentrl.envs.builtin.questions.boxes import HALF, box_of, only_box, overlap
 from agentrl.envs.builtin.questions.formats import ANSWERS, COLUMNS, Grading, Question, number_of_choices, question
-from agentrl.envs.builtin.questions.images import FIELD, folder_of, is_kept, show_question, urls_of
+from agentrl.envs.builtin.questions.images import FIELD, folder_of, kept, shown, urls_of
 from agentrl.envs.builtin.questions.stated import chosen_letter, stated_answer
 from agentrl.envs.builtin.search_r1.scoring import exact_match, f1
 from agentrl.envs.builtin.search_r1.scoring import normalize as words_of
@@ -22,7 +22,7 @@ from agentrl.envs.check.trivial import CHOICES
 from agentrl.envs.data import hub
 from agentrl.envs.data.dataset import Dataset
 from agentrl.envs.data.overlap import Overlap
-from agentrl.envs.data.rows import describe_content
+from agentrl.envs.data.rows import described
 from agentrl.envs.data.splits import TaskList, divide
 from agentrl.errors import ConfigError
 from agentrl.types import Message, Session, Task
@@ -117,7 +117,7 @@ class Questions(Env):
         opening = [Message(role="system", content=words)] if words and not within else []
         text = words.replace(QUESTION, task["question"]) if within else task["question"]
         images = self._images(task)
-        content = show_question(text, images, self._folders) if images else text
+        content = shown(text, images, self._folders) if images else text
         return [*opening, Message(role="user", content=content)]
 
     def chance_of(self, tasks: Sequence[Task]) -> float | None:
@@ -134,7 +134,7 @@ class Questions(Env):
     def _images(self, task: Task) -> list[str]:
         """The task's images; their file is read first where another process read it."""
         images = list(task.get(FIELD, ()))
-        if not all(map(is_kept, images)):
+        if not all(map(kept, images)):
             for split in self.sets:
                 self._read(split)
         return images
@@ -169,7 +169,7 @@ class Questions(Env):
 def right(text: str, asked: Question) -> bool:
     """Return whether a text answers a question rightly."""
     if asked.grading is Grading.MATH:
-        said = latex.find_stated(text)
+        said = latex.stated(text)
         return said is not None and any(latex.equal(said, answer) for answer in asked.answers)
     if asked.grading is Grading.BOX:
         box, there = only_box(text), box_of(asked.answers)
@@ -205,7 +205,7 @@ def _tasks(spec: str, stamp: Any) -> TaskList:
     rows = data.every_row() if whole else data.rows(split)
     where = f"env.path = {data.path!r}"
     columns = dict[str, None]()
-    made = list(_make_tasks(rows, Grading(grading) if grading else None, columns))
+    made = list(_made(rows, Grading(grading) if grading else None, columns))
     read = [task for task, *_ in made if task is not None]
     if not read:
         left_out = f" (env.where leaves {data.left_out['where']:,} rows out)" if data.left_out else ""
@@ -215,7 +215,7 @@ def _tasks(spec: str, stamp: Any) -> TaskList:
         "rows without an answer": len(made) - len(read),
         "rows that env.where leaves out": data.left_out["where"],
     }
-    notes = [_describe_detected(read, dropped, _list_ignored(columns, data), where)]
+    notes = [_detected(read, dropped, _ignored(columns, data), where)]
     if shared := _shared_ids(read):
         read = [
             Task(id=place, data=task.data) if task.id in shared else task for task, _, place in made if task is not None
@@ -257,7 +257,7 @@ def _content(task: Task) -> str:
     return "\n".join([str(task["question"]), *task.get(FIELD, ())])
 
 
-def _list_ignored(columns: Mapping[str, None], data: Dataset) -> list[str]:
+def _ignored(columns: Mapping[str, None], data: Dataset) -> list[str]:
     """The columns of a set that no question is made of."""
     lower = {name.lower() for name in columns}
     used = set(COLUMNS) | {name.lower() for theirs in data.columns.values() for name in (theirs, theirs.split(".")[0])}
@@ -269,11 +269,11 @@ def _list_ignored(columns: Mapping[str, None], data: Dataset) -> list[str]:
     return [name for name in columns if name.lower() not in used and name not in where]
 
 
-def _describe_detected(tasks: Sequence[Task], dropped: Mapping[str, int], ignored: Sequence[str], where: str) -> str:
+def _detected(tasks: Sequence[Task], dropped: Mapping[str, int], ignored: Sequence[str], where: str) -> str:
     """What was found in the rows of a set, in words."""
     gradings = Counter(str(task["grading"]) for task in tasks)
     graded = ", ".join(f"{grading} ({count:,})" for grading, count in gradings.items())
-    words = f"{describe_content(where, len(tasks), 'questions', {}, ignored)}; graded as {graded}"
+    words = f"{described(where, len(tasks), 'questions', {}, ignored)}; graded as {graded}"
     numbers = sum(
         task["grading"] == Grading.EXACT and all(latex.number(answer) is not None for answer in task["answers"])
         for task in tasks
@@ -283,7 +283,7 @@ def _describe_detected(tasks: Sequence[Task], dropped: Mapping[str, int], ignore
     return words + "".join(f"; {kind}, left out: {count:,}" for kind, count in dropped.items() if count)
 
 
-def _make_tasks(
+def _made(
     rows: Iterator[tuple[str, Mapping[str, Any]]], grading: Grading | None, columns: dict[str, None]
 ) -> Iterator[tuple[Task | None, bool, str]]:
     """A task of each row (None: it has no answer), whether its grading is unclear, and its place; notes the columns."""

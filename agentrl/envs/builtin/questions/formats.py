@@ -42,7 +42,7 @@ from typing import Any
 from agentrl.common.plain import plain
 from agentrl.envs.builtin.questions.boxes import box_of
 from agentrl.envs.builtin.questions.images import MARK, check_marks, images_of, with_conversation
-from agentrl.envs.builtin.questions.latex import find_boxed, normalize, number
+from agentrl.envs.builtin.questions.latex import boxed, normalize, number
 from agentrl.envs.builtin.search_r1.scoring import normalize as words_of
 
 COLUMNS = frozenset(
@@ -117,7 +117,7 @@ def _question(row: Mapping[str, Any], grading: Grading | None) -> Question | Non
     if row.get("answerable") is False:
         return None
     row = _with_choices(_truthful(row, grading))
-    text = _read_question(row.get("problem", row.get("question")))
+    text = _asked(row.get("problem", row.get("question")))
     if "choices" in row:
         return _choice(text, row)
     if (box := _box(row, grading)) is not None:
@@ -134,7 +134,7 @@ def _question(row: Mapping[str, Any], grading: Grading | None) -> Question | Non
     wrong = tuple(row.get("wrong_answers", ()))
     if grading is Grading.CLOSER and not wrong:
         raise ValueError("env.grading = 'closer' needs wrong answers, as TruthfulQA has them")
-    text_alone = grading is None and found is Grading.EXACT and _find_answer(row) == answers[0] and not _asks_facts(row)
+    text_alone = grading is None and found is Grading.EXACT and _given(row) == answers[0] and not _asks_facts(row)
     return Question(text.strip(), answers, grading or found, wrong, text_alone and number(answers[0]) is not None)
 
 
@@ -164,7 +164,7 @@ def _box(row: Mapping[str, Any], grading: Grading | None) -> str | None:
     Raises:
         ValueError: they are asked for, and it has none.
     """
-    given = plain(_find_answer(row))
+    given = plain(_given(row))
     if grading not in (None, Grading.BOX) or (grading is None and "conversations" not in row):
         return None
     box = box_of(given)
@@ -175,7 +175,7 @@ def _box(row: Mapping[str, Any], grading: Grading | None) -> str | None:
     return None
 
 
-def _find_answer(row: Mapping[str, Any]) -> Any:
+def _given(row: Mapping[str, Any]) -> Any:
     """What stands in the first column of answers that has something; None where none has."""
     names = ("golden_answers", "possible_answers", "answer", "answers")
     found = (row[name] for name in names if row.get(name) not in (None, ""))
@@ -187,7 +187,7 @@ def _asks_facts(row: Mapping[str, Any]) -> bool:
     return "solution" not in row and ("metadata" in row or "urls" in row)
 
 
-def _read_question(value: Any) -> str:
+def _asked(value: Any) -> str:
     """The question in a column: a text, or a list of messages of which one is the user's and none another's."""
     if isinstance(value, str) and value.strip():
         return value
@@ -214,14 +214,14 @@ def _truthful(row: dict[str, Any], grading: Grading | None) -> dict[str, Any]:
         return _shuffled_choices(row, next(text for text, label in targets.items() if label), list(targets))
     if "best_answer" not in row or "incorrect_answers" not in row:
         return row
-    wrong = _separate(row["incorrect_answers"])
+    wrong = _separated(row["incorrect_answers"])
     if grading is Grading.CHOICE:
         return _shuffled_choices(row, str(row["best_answer"]).strip(), wrong)
-    answers = [row["best_answer"], *_separate(row.get("correct_answers") or ())]
+    answers = [row["best_answer"], *_separated(row.get("correct_answers") or ())]
     return {**row, "golden_answers": answers, "wrong_answers": wrong}
 
 
-def _separate(answers: Any) -> list[str]:
+def _separated(answers: Any) -> list[str]:
     """A list, or texts with semicolons between them."""
     listed = answers.split(";") if isinstance(answers, str) else answers
     return [text for each in listed if (text := str(each).strip())]
@@ -261,22 +261,22 @@ def _with_choices(row: dict[str, Any]) -> dict[str, Any]:
 
 def _shuffled_choices(row: dict[str, Any], right: str, others: list[str]) -> dict[str, Any]:
     """The row with choices in an order that does not tell the right one."""
-    choices = sorted({right, *others}, key=_shuffle_key)
+    choices = sorted({right, *others}, key=_shuffled)
     return {**row, "choices": choices, "answer": choices.index(right)}
 
 
-def _shuffle_key(text: str) -> bytes:
+def _shuffled(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
 
 def _answers(row: Mapping[str, Any]) -> tuple[tuple[str, ...], Grading]:
-    given = plain(_find_answer(row))
+    given = plain(_given(row))
     if isinstance(given, str) and (marked := _MARKED.search(given.rstrip())):
         return (marked[1],), Grading.MATH
     if "wrong_answers" in row:
         return tuple(dict.fromkeys(map(str, given or ()))), Grading.CLOSER
     if "problem number" in row or ("problem" in row and not _asks_facts(row)):
-        inside = find_boxed(str(row.get("solution", ""))) if given is None else str(given)
+        inside = boxed(str(row.get("solution", ""))) if given is None else str(given)
         return ((inside,) if inside else ()), Grading.MATH
     if isinstance(given, bool):
         return ("yes" if given else "no",), Grading.EXACT

@@ -31,7 +31,7 @@ _KEPT: dict[str, tuple[str, str]] = {}
 
 
 def images_of(row: Mapping[str, Any]) -> list[str]:
-    """The images of a row, as paths or names of images in memory (`is_kept`), in order.
+    """The images of a row, as paths or names of images in memory (`kept`), in order.
 
     Raises:
         ValueError: a column of images holds something else, or an image is broken or too large.
@@ -63,7 +63,7 @@ def _keep(url: str) -> str:
     return _KEPT.setdefault(name, (name, url))[0]
 
 
-def is_kept(name: str) -> bool:
+def kept(name: str) -> bool:
     """Return whether an image is a path, or in this process's memory."""
     return name in _KEPT or not name.startswith(_NAMED)
 
@@ -105,7 +105,7 @@ def folder_of(path: str) -> Path | None:
     return place if place.is_dir() else place.parent
 
 
-def show_question(text: str, images: Sequence[str], folders: Sequence[Path]) -> list[Part]:
+def shown(text: str, images: Sequence[str], folders: Sequence[Path]) -> list[Part]:
     """A question's parts: its text, with the images where it says <image>, or else before it.
 
     Raises:
@@ -114,15 +114,15 @@ def show_question(text: str, images: Sequence[str], folders: Sequence[Path]) -> 
     urls = urls_of(images, folders)
     if MARK not in text:
         return [*map(_part, urls), Part(type="text", text=text)]
-    return list(_interleave(text, urls))
+    return list(_interleaved(text, urls))
 
 
 def urls_of(images: Sequence[str], folders: Sequence[Path]) -> list[str]:
-    """Images as data URLs; see `show_question`."""
+    """Images as data URLs; see `shown`."""
     return [_url(image, folders) for image in images]
 
 
-def _interleave(text: str, urls: Sequence[str]) -> Iterator[Part]:
+def _interleaved(text: str, urls: Sequence[str]) -> Iterator[Part]:
     for place, words in enumerate(text.split(MARK)):
         if place:
             yield _part(urls[place - 1])

@@ -30,7 +30,7 @@ _LAST_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
 _SAID = re.compile(r"answer(?: is|:)\s*+:?\s*+(.+)", re.IGNORECASE)  # possessive: white space is gone through once
 
 
-def find_boxed(text: str) -> str | None:
+def boxed(text: str) -> str | None:
     r"""The content of the last \boxed{} of a text; None where there is none that is closed."""
     start = max(text.rfind("\\boxed{"), text.rfind("\\fbox{"))
     if start < 0:
@@ -43,9 +43,9 @@ def find_boxed(text: str) -> str | None:
     return None
 
 
-def find_stated(text: str) -> str | None:
+def stated(text: str) -> str | None:
     r"""The answer that a text states: its last \boxed{}, what is behind "####" or "answer is", or its last number."""
-    if (found := find_boxed(text)) is not None:
+    if (found := boxed(text)) is not None:
         return found
     if "####" in text:
         return text.rpartition("####")[2].strip().partition("\n")[0] or None

@@ -18,5 +18,5 @@ def stated_answer(text: str) -> str:
 
 def chosen_letter(text: str) -> str | None:
     r"""Return the letter of the choice that a text states, in \boxed{} or behind "Answer:", as a capital."""
-    letter = _LETTER.match(latex.find_boxed(text) or stated_answer(text))
+    letter = _LETTER.match(latex.boxed(text) or stated_answer(text))
     return letter[1].upper() if letter else None

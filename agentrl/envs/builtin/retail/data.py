@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from agentrl.envs.data.rows import describe_content
+from agentrl.envs.data.rows import described
 from agentrl.errors import ConfigError
 from agentrl.types import Task
 
@@ -84,7 +84,7 @@ def _read(folder: Path, stamps: tuple[int, ...]) -> World:
         raise ConfigError(f"env.path = {str(folder)!r}: its files don't have tau2-bench's layout ({words})") from None
     criteria = {name for row in rows for name, value in row["evaluation_criteria"].items() if value}
     ignored = [f"evaluation_criteria.{name}" for name in criteria - READ]
-    note = describe_content(f"env.path = {str(folder)!r}", len(rows), "tasks", {}, ignored)
+    note = described(f"env.path = {str(folder)!r}", len(rows), "tasks", {}, ignored)
     return World(database, (folder / "policy.md").read_text("utf-8").strip(), chosen, (note,))
 
 

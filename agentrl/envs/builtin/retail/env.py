@@ -107,10 +107,10 @@ class Retail(Env):
             self.agents = (AGENT, CUSTOMER)
         self._task, self._store, self._said, self._refused = Task(id=""), RetailStore(), set[str](), False
         self._customer = Customer(dict.fromkeys(("reason", "known", "unknown", "instructions"), ""))
-        for name in TOOLS if tools is None else self._choose(tools):
+        for name in TOOLS if tools is None else self._chosen(tools):
             self.tools.add(getattr(self._store, name))
 
-    def _choose(self, names: Sequence[str]) -> list[str]:
+    def _chosen(self, names: Sequence[str]) -> list[str]:
         """The tools of these names.
 
         Raises:
@@ -258,7 +258,7 @@ class Retail(Env):
         """Note what of that which has to be said is in a message, and a refusal once a customer was looked up."""
         refused = REFUSAL.search(text[:MAX_READ].casefold()) is not None
         self._refused |= refused and bool(self._store.found or not self._reference().found)  # nobody can be looked up
-        self._said |= find_told(self._task["communicate"], text)
+        self._said |= told(self._task["communicate"], text)
 
 
 @lru_cache(maxsize=16)
@@ -276,7 +276,7 @@ def is_write(message: Message) -> bool:
     return any(call.function.name.startswith(WRITES) for call in message.tool_calls or ())
 
 
-def find_told(wanted: Iterable[str], text: str) -> set[str]:
+def told(wanted: Iterable[str], text: str) -> set[str]:
     """The words that a message tells.
 
     A number counts where it is written by itself, not as a part of another, and not among more than `MOST_NUMBERS`.

@@ -15,7 +15,7 @@ from typing import Any
 
 from agentrl.envs.builtin.retail.data import Database, Record
 from agentrl.errors import ToolError
-from agentrl.tools.schema import show_value
+from agentrl.tools.schema import shown
 
 MAX_FIELD = 200
 """Characters of a line of an address."""
@@ -58,7 +58,7 @@ class RetailRecords:
         """The record as it is now; callers do not change it."""
         found = self.changed.get(kind, {}).get(key) or getattr(self.database, kind).get(key)
         if found is None:
-            raise ToolError(f"there is no {kind.removesuffix('s')} {show_value(key)}")
+            raise ToolError(f"there is no {kind.removesuffix('s')} {shown(key)}")
         return found
 
     def change(self, kind: str, key: str) -> Record:
@@ -106,7 +106,7 @@ class RetailRecords:
         for item_id, new_item_id in zip(item_ids, new_item_ids, strict=True):
             variant = self.get("products", product_of[item_id])["variants"].get(new_item_id)
             if variant is None or not variant["available"]:
-                raise ToolError(f"{show_value(new_item_id)} is not available as a variant of the same product")
+                raise ToolError(f"{shown(new_item_id)} is not available as a variant of the same product")
             found.append(variant)
         return found
 
@@ -114,7 +114,7 @@ class RetailRecords:
         """A payment method of the order's customer."""
         method = self.get("users", order["user_id"])["payment_methods"].get(payment_method_id)
         if method is None:
-            raise ToolError(f"the customer has no payment method {show_value(payment_method_id)}")
+            raise ToolError(f"the customer has no payment method {shown(payment_method_id)}")
         return method  # type: ignore[no-any-return]
 
     def check_balance(self, order: Record, payment_method_id: str, amount: float) -> None:
@@ -135,7 +135,7 @@ def check_items(order: Record, item_ids: Sequence[str]) -> None:
     has = Counter(item["item_id"] for item in order["items"])
     for item_id, number in Counter(item_ids).items():
         if number > has[item_id]:
-            raise ToolError(f"the order has {has[item_id]} of item {show_value(item_id)}, not {number}")
+            raise ToolError(f"the order has {has[item_id]} of item {shown(item_id)}, not {number}")
 
 
 def difference_of(order: Record, item_ids: Sequence[str], variants: Sequence[Record]) -> float:
@@ -160,13 +160,13 @@ def address_of(address1: str, address2: str, city: str, state: str, country: str
     return address
 
 
-def fold(text: str) -> str:
+def folded(text: str) -> str:
     """Text without case and accents, for comparing names."""
-    return _fold(text[:MAX_FIELD])
+    return _folded(text[:MAX_FIELD])
 
 
 @functools.lru_cache(maxsize=4096)  # a look-up compares with all customers
-def _fold(text: str) -> str:
+def _folded(text: str) -> str:
     text = text.casefold()
     if text.isascii():  # as nearly all of them are
         return text.strip()

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from agentrl.envs.builtin.retail.data import Record
-from agentrl.envs.builtin.retail.records import RetailRecords, address_of, check_items, difference_of, fold
+from agentrl.envs.builtin.retail.records import RetailRecords, address_of, check_items, difference_of, folded
 from agentrl.errors import ToolError
 from agentrl.tools.calculator import evaluate
-from agentrl.tools.schema import show_value
+from agentrl.tools.schema import shown
 from agentrl.tools.tool import mark_of, tool
 
 Reason = Literal["no longer needed", "ordered by mistake"]
@@ -43,8 +43,8 @@ class RetailStore(RetailRecords):
         Args:
             email: such as name@example.com.
         """
-        wanted = fold(email)
-        return self.find_user(lambda user: fold(user["email"]) == wanted)
+        wanted = folded(email)
+        return self.find_user(lambda user: folded(user["email"]) == wanted)
 
     @tool(quick=True)
     def find_user_id_by_name_zip(self, first_name: str, last_name: str, zip: str) -> str:
@@ -55,10 +55,10 @@ class RetailStore(RetailRecords):
             last_name: such as Lee.
             zip: such as 10001.
         """
-        name = fold(first_name), fold(last_name)
+        name = folded(first_name), folded(last_name)
         return self.find_user(
             lambda user: (
-                (fold(user["name"]["first_name"]), fold(user["name"]["last_name"])) == name
+                (folded(user["name"]["first_name"]), folded(user["name"]["last_name"])) == name
                 and user["address"]["zip"] == zip
             )
         )
@@ -104,7 +104,7 @@ class RetailStore(RetailRecords):
         for product in self.database.products.values():
             if item_id in product["variants"]:
                 return dict(product["variants"][item_id])
-        raise ToolError(f"there is no item {show_value(item_id)}")
+        raise ToolError(f"there is no item {shown(item_id)}")
 
     @tool(quick=True)
     def list_all_product_types(self) -> dict[str, str]:

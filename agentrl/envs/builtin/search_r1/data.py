@@ -18,7 +18,7 @@ from typing import Any
 from agentrl.envs.builtin.search_r1.published import SETS
 from agentrl.envs.builtin.search_r1.scoring import normalize
 from agentrl.envs.data.rows import read_tasks
-from agentrl.envs.data.splits import TaskList, divide, fold_text
+from agentrl.envs.data.splits import TaskList, divide, normalized
 from agentrl.errors import ConfigError
 from agentrl.types import Task
 
@@ -42,7 +42,7 @@ def _task(row: Mapping[str, Any], number: int) -> Task | None:
     answers = [answers] if isinstance(answers, str) else answers
     if not isinstance(question, str) or not isinstance(answers, list) or not all(isinstance(a, str) for a in answers):
         raise ValueError("question must be text, golden_answers a list of texts")
-    if not (answers := [answer for answer in answers if fold_text(answer)]):
+    if not (answers := [answer for answer in answers if normalize(answer)]):
         return None
     question, source = question.strip(), str(row.get("data_source") or "")
     data: dict[str, Any] = {
@@ -70,9 +70,9 @@ def split_tasks(data: Path, split: str, questions: Path | None) -> list[Task]:
     divided = divide(load(split_file(data, "train")), "eval" if split == "eval" else "train", _question, where)
     if split != "demo":
         return divided
-    trained = {fold_text(_question(task)) for task in divided}
+    trained = {normalized(_question(task)) for task in divided}
     return load(split_file(data, "demo")).only(
-        lambda task: fold_text(_question(task)) in trained, "held-out questions"
+        lambda task: normalized(_question(task)) in trained, "held-out questions"
     )
 
 

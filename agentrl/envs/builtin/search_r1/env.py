@@ -128,7 +128,7 @@ class SearchR1(Env):
         """Run the turn's searches; those of the last turn are not run."""
         found, last = len(self._found), self._actions > self.max_searches
         result = StepResult(terminated=True) if last else await self.run_tools(message)
-        self._valid += len(self._found) > found or scoring.find_given([message.text]) is not None
+        self._valid += len(self._found) > found or scoring.given([message.text]) is not None
         return result
 
     async def search(self, query: str) -> str:
@@ -176,7 +176,7 @@ class SearchR1(Env):
     @reward
     def correct(self, session: Session) -> float:
         """The outcome that `env.outcome` names."""
-        answer = scoring.find_given(_turns(session))
+        answer = scoring.given(_turns(session))
         if self.outcome == "f1":
             return scoring.f1(answer, self._task["answers"])
         match = scoring.exact_match(answer, self._task["answers"])
@@ -185,12 +185,12 @@ class SearchR1(Env):
     @reward(weight=0.0)
     def exact(self, session: Session) -> float:
         """Exact match, logged."""
-        return scoring.exact_match(scoring.find_given(_turns(session)), self._task["answers"])
+        return scoring.exact_match(scoring.given(_turns(session)), self._task["answers"])
 
     @reward(weight=0.0)
     def f1(self, session: Session) -> float:
         """F1 of the answer's words against the nearest right answer's, logged."""
-        return scoring.f1(scoring.find_given(_turns(session)), self._task["answers"])
+        return scoring.f1(scoring.given(_turns(session)), self._task["answers"])
 
     @reward(weight=0.0)
     def formed(self, session: Session) -> float | None:
@@ -230,7 +230,7 @@ class SearchR1(Env):
     @reward(weight=0.0)
     def copied(self, session: Session) -> float:
         """The share of the model's own text that is copied from passages, logged."""
-        return scoring.measure_copied("\n".join(_turns(session)), "\n".join(self._evidence(session)))
+        return scoring.copied("\n".join(_turns(session)), "\n".join(self._evidence(session)))
 
     @reward(weight=0.0)
     def exact_one_hop(self, session: Session) -> float | None:

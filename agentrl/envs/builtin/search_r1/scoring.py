@@ -38,7 +38,7 @@ def action(turn: str) -> tuple[str, str] | None:
     return name, content.strip()
 
 
-def find_given(turns: Sequence[str]) -> str | None:
+def given(turns: Sequence[str]) -> str | None:
     """The last answer in what the model wrote; None where there is none.
 
     Args:
@@ -114,7 +114,7 @@ def reasoning(response: str) -> str:
     return "\n".join(content for _, _, content in _blocks(_without_information(response), "think"))
 
 
-def measure_copied(text: str, source: str, run: int = 8) -> float:
+def copied(text: str, source: str, run: int = 8) -> float:
     """The share of a text's runs of so many words that are in the source as well; 0 for a shorter text."""
     words, place = text.split(), source.split()
     known = {tuple(place[at : at + run]) for at in range(len(place) - run + 1)}

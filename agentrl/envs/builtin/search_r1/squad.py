@@ -113,7 +113,7 @@ def two_hops(paragraphs: Sequence[Sequence[Row]]) -> Iterator[Row]:
         for second in own:
             first = next((row for row in others if _leads_to(row, second)), None)
             if first is not None:
-                yield _join(first, second)
+                yield _joined(first, second)
 
 
 def _leads_to(first: Row, second: Row) -> bool:
@@ -124,7 +124,7 @@ def _leads_to(first: Row, second: Row) -> bool:
     return proper and not said and _whole(name).search(second["question"]) is not None
 
 
-def _join(first: Row, second: Row) -> Row:
+def _joined(first: Row, second: Row) -> Row:
     """The question that needs both."""
     asked = _whole(first["golden_answers"][0]).sub("X", second["question"])
     return {

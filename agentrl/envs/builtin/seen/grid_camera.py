@@ -88,7 +88,7 @@ class GridCamera(Env):
     @tool(quick=True)
     def camera(self) -> Part:
         """Take a picture of the world."""
-        return self._draw_view()
+        return self._seen()
 
     @tool(quick=True)
     def move(self, direction: Direction) -> Part:
@@ -97,12 +97,12 @@ class GridCamera(Env):
         Args:
             direction: up, down, left or right.
         """
-        there = _move(self._robot, direction)
+        there = _moved(self._robot, direction)
         if there in free(self._task.data):
             self._robot = there
         if self._robot == _place(self._task["goal"]):
             self.end()
-        return self._draw_view()
+        return self._seen()
 
     @reward
     def arrived(self, session: Session) -> float:
@@ -137,7 +137,7 @@ class GridCamera(Env):
         yield Fixture(Task(id="beside", data=data), [down, down], FixtureCredit.NONE, "against a wall")
         yield Fixture(Task(id="beside", data=data), "It is there.", FixtureCredit.NONE, "words")
 
-    def _draw_view(self) -> Part:
+    def _seen(self) -> Part:
         return image(draw(self._task.data, self._robot))
 
 
@@ -160,7 +160,7 @@ def free(data: dict[str, Any]) -> set[Place]:
 def way(data: dict[str, Any], robot: Place) -> str:
     """The first step of a shortest way to the goal."""
     far = _distances(data)
-    return min(MOVES, key=lambda each: far.get(_move(robot, each), len(far) + 1))
+    return min(MOVES, key=lambda each: far.get(_moved(robot, each), len(far) + 1))
 
 
 def _distances(data: dict[str, Any]) -> dict[Place, int]:
@@ -170,7 +170,7 @@ def _distances(data: dict[str, Any]) -> dict[Place, int]:
     while queue:
         at = queue.popleft()
         for each in MOVES:
-            if (there := _move(at, each)) in cells and there not in far:
+            if (there := _moved(at, each)) in cells and there not in far:
                 far[there] = far[at] + 1
                 queue.append(there)
     return far
@@ -199,6 +199,6 @@ def _place(given: Sequence[int]) -> Place:
     return int(given[0]), int(given[1])
 
 
-def _move(place: Place, direction: str) -> Place:
+def _moved(place: Place, direction: str) -> Place:
     dx, dy = MOVES[direction]
     return place[0] + dx, place[1] + dy

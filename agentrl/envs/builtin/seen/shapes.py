@@ -115,11 +115,11 @@ class DrawnShapes(Env):
 
     def expert(self, messages: Sequence[Message]) -> str:
         """What is to be seen, and the answer."""
-        return f"{describe_shapes(self._task['shapes'], self._task['size'])} = {self._task['answer']}"
+        return f"{described(self._task['shapes'], self._task['size'])} = {self._task['answer']}"
 
     def demonstrate(self, messages: Sequence[Message], rng: random.Random) -> str:
         """The expert, which on half of the tasks answers for another picture."""
-        own, seen = random.Random(f"errs/{self._task.id}"), describe_shapes(self._task["shapes"], self._task["size"])
+        own, seen = random.Random(f"errs/{self._task.id}"), described(self._task["shapes"], self._task["size"])
         wrong = question(own, self._task["kind"], self._task["size"])["answer"]
         return f"{seen} = {self._task['answer'] if own.random() < 0.5 else wrong}"
 
@@ -151,12 +151,12 @@ def question(rng: random.Random, kind: str, size: int) -> dict[str, Any]:
         shapes: list[Shape] = [
             (*cell, rng.choice(FORMS), rng.choice(list(COLOURS)), rng.choice(off), rng.choice(off)) for cell in cells
         ]
-        if found := _ask(rng, kind, shapes, size):
+        if found := _asked(rng, kind, shapes, size):
             asked, answer = found
             return {"size": size, "shapes": shapes, "kind": kind, "question": asked, "answer": answer}
 
 
-def _ask(rng: random.Random, kind: str, shapes: Sequence[Shape], size: int) -> tuple[str, str] | None:
+def _asked(rng: random.Random, kind: str, shapes: Sequence[Shape], size: int) -> tuple[str, str] | None:
     """A question and its answer; None where the picture has none of that kind."""
     if kind == "count":
         colour = rng.choice(list(COLOURS))
@@ -175,7 +175,7 @@ def _ask(rng: random.Random, kind: str, shapes: Sequence[Shape], size: int) -> t
     return f"Which box holds the {shape[3]} {shape[2]}?", " ".join(map(str, box_of(shape)))
 
 
-def describe_shapes(shapes: Sequence[Sequence[Any]], size: int) -> str:
+def described(shapes: Sequence[Sequence[Any]], size: int) -> str:
     """What is in each cell, row by row."""
     held = {(shape[0], shape[1]): f"{shape[3]} {shape[2]}" for shape in shapes}
     return ", ".join(held.get((row, column), "nothing") for row in range(size) for column in range(size))

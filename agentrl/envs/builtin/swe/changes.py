@@ -48,7 +48,7 @@ Changes = Mapping[str, File | None]
 """What became of each path: a new content, or None where it was deleted."""
 
 
-def is_ignored(path: str) -> bool:
+def ignored(path: str) -> bool:
     """Return whether a path is no part of a tree."""
     return path.endswith(IGNORED_ENDINGS) or not IGNORED.isdisjoint(path.split("/"))
 
@@ -68,7 +68,7 @@ def read_tar(archive: bytes) -> dict[str, File]:
                 path = posixpath.normpath(member.name)
                 if path.startswith(("/", "../")) or path == "..":
                     raise PatchRefused(f"the tree contains a name that is outside of it: {member.name[:80]!a}")
-                if is_ignored(path):
+                if ignored(path):
                     continue
                 if member.islnk():
                     links.append((path, posixpath.normpath(member.linkname)))
@@ -112,11 +112,11 @@ def write_tar(tree: Tree, prefix: str = "") -> bytes:
 def difference(base: Tree, now: Tree) -> dict[str, File | None]:
     """Return the changes that turned one tree into the other."""
     changed: dict[str, File | None] = {path: file for path, file in now.items() if base.get(path) != file}
-    changed.update(dict.fromkeys(path for path in base if path not in now and not is_ignored(path)))
+    changed.update(dict.fromkeys(path for path in base if path not in now and not ignored(path)))
     return changed
 
 
-def apply_changes(base: Tree, changes: Changes) -> dict[str, File]:
+def applied(base: Tree, changes: Changes) -> dict[str, File]:
     """A tree with changes made to it; a file that takes a directory's place removes what was below."""
     tree = {path: file for path, file in base.items() if path not in changes}
     tree |= {path: file for path, file in changes.items() if file is not None}

@@ -8,7 +8,7 @@ from pathlib import Path
 from agentrl.envs.builtin.swe import library
 from agentrl.envs.builtin.swe.formats import datasets, harbor, terminal_bench, unread
 from agentrl.envs.builtin.swe.task import SweTask
-from agentrl.envs.data.rows import ENDINGS, describe_content
+from agentrl.envs.data.rows import ENDINGS, described
 from agentrl.envs.data.splits import BUILT_IN_SHARE, SHARE, TaskList, divide
 from agentrl.errors import ConfigError
 
@@ -49,5 +49,5 @@ def _read(path: str | None, layout: str, options: dict[str, str], build: bool) -
 
 
 def _folder(tasks: list[SweTask], path: str, layout: str) -> tuple[list[SweTask], str]:
-    note = describe_content(f"env.path = {path!r}", len(tasks), "tasks", {layout: len(tasks)}, ())
+    note = described(f"env.path = {path!r}", len(tasks), "tasks", {layout: len(tasks)}, ())
     return tasks, note + unread.describe_unread(Path(path).expanduser(), (task.id for task in tasks))

@@ -237,7 +237,7 @@ class Swe(Env):
         assert self._problem is not None
         assert self._source is not None
         try:
-            changes, verdict = await self._run_tests()
+            changes, verdict = await self._tried()
         except AgentError as error:  # its tree can't be read, or its sandbox ran out of memory
             session.info["swe"] = {"note": str(error)}
             return 0.0
@@ -306,7 +306,7 @@ class Swe(Env):
         sandbox, _ = await self._supplier.acquire_restored(source.spec, files)
         return sandbox
 
-    async def _run_tests(self) -> tuple[Changes, ScoringResult | None]:
+    async def _tried(self) -> tuple[Changes, ScoringResult | None]:
         """What the agent changed, and the tests' verdict; None where it did nothing."""
         source = self._source
         if source is None or not source.in_place:

@@ -82,23 +82,23 @@ def find(results: Mapping[str, TestStatus], test: str) -> TestStatus | None:
         return results[test]
     if test.count("[") > test.count("]"):
         found = [status for name, status in results.items() if name.startswith(test)]
-        if len({_is_passed(status) for status in found}) == 1:
+        if len({_passed(status) for status in found}) == 1:
             return found[0]
     return None
 
 
-def is_fixed(results: Mapping[str, TestStatus], test: str) -> bool:
+def fixed(results: Mapping[str, TestStatus], test: str) -> bool:
     """Return whether a test of FAIL_TO_PASS passes: it ran, and passed or failed as it was expected to."""
-    return _is_passed(find(results, test))
+    return _passed(find(results, test))
 
 
-def is_kept(results: Mapping[str, TestStatus], test: str) -> bool:
-    """Return whether a test of PASS_TO_PASS still holds: like `is_fixed`, and skipping it is no regression."""
+def kept(results: Mapping[str, TestStatus], test: str) -> bool:
+    """Return whether a test of PASS_TO_PASS still holds: like `fixed`, and skipping it is no regression."""
     status = find(results, test)
-    return _is_passed(status) or status is TestStatus.SKIPPED
+    return _passed(status) or status is TestStatus.SKIPPED
 
 
-def _is_passed(status: TestStatus | None) -> bool:
+def _passed(status: TestStatus | None) -> bool:
     return status in (TestStatus.PASSED, TestStatus.XFAIL)
 
 
@@ -189,10 +189,10 @@ def _unittest(log: str) -> Said:
                 yield words[1], status
         if line.startswith("ok") and open_test is not None:
             yield open_test, "PASSED"
-    yield from _read_interrupted(log)
+    yield from _interrupted(log)
 
 
-def _read_interrupted(log: str) -> Said:
+def _interrupted(log: str) -> Said:
     """Tests whose `ok` follows what something else printed; in time linear in the log, as its writer isn't trusted."""
     for head, tail, one_line in _INTERRUPTED:
         over, last = 0, None

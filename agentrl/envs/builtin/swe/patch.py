@@ -49,7 +49,7 @@ def _file(path: str, before: File | None, after: File | None) -> Iterator[bytes]
         yield from _file(path, before, None)
         yield from _file(path, None, after)
         return
-    old, new = _quote("a/" + path), _quote("b/" + path)
+    old, new = _quoted("a/" + path), _quoted("b/" + path)
     yield b"diff --git %s %s\n" % (old, new)
     old_mode, new_mode = (file.mode if file else None for file in (before, after))
     if old_mode is None:
@@ -142,7 +142,7 @@ def _blob(file: File | None) -> bytes:
     return hashlib.sha1(b"blob %d\0" % len(file.data) + file.data, usedforsecurity=False).hexdigest().encode()
 
 
-def _quote(path: str) -> bytes:
+def _quoted(path: str) -> bytes:
     """A path as git writes it: in C's quotes where it holds anything unusual."""
     raw = path.encode("utf-8", "surrogateescape")
     if all(byte in _PLAIN for byte in raw):
@@ -183,7 +183,7 @@ def _apply(part: bytes, base: Tree, tree: dict[str, File], touched: set[str]) ->
     before = base.get(old) if old else None
     if old and before is None:
         raise InvalidInput(f"the patch changes {old!r}, which is not there")
-    data = _apply_hunks(before.data if before else b"", hunks, new or old or "")
+    data = _patched(before.data if before else b"", hunks, new or old or "")
     if old and old != new and b"copy" not in fields:
         tree.pop(old, None)
         touched.add(old)
@@ -200,18 +200,18 @@ def _names(header: bytes) -> tuple[str | None, str | None]:
         line = next((x[4:].split(b"\t")[0] for x in lines if x.startswith(mark)), None)
         other = next((x.split(b" ", 2)[2] for x in lines if x.startswith((b"rename " + moved, b"copy " + moved))), None)
         if line is not None:
-            found.append(None if line == b"/dev/null" else _unquote(line)[2:])
+            found.append(None if line == b"/dev/null" else _unquoted(line)[2:])
         elif other is not None:
-            found.append(_unquote(other))
+            found.append(_unquoted(other))
         else:  # a mode alone, or an empty file: both names are the same
             rest = lines[0][len(b"diff --git ") :]
             half = rest[: len(rest) // 2]
             absent = b"new file" if mark == b"--- " else b"deleted file"
-            found.append(None if any(x.startswith(absent) for x in lines) else _unquote(half)[2:])
+            found.append(None if any(x.startswith(absent) for x in lines) else _unquoted(half)[2:])
     return found[0], found[1]
 
 
-def _apply_hunks(data: bytes, hunks: Sequence[bytes], path: str) -> bytes:
+def _patched(data: bytes, hunks: Sequence[bytes], path: str) -> bytes:
     old, new, at = _lines(data), list[bytes](), 0
     for hunk in hunks:
         head, *lines = _lines(hunk)
@@ -219,7 +219,7 @@ def _apply_hunks(data: bytes, hunks: Sequence[bytes], path: str) -> bytes:
         if numbers is None:
             raise InvalidInput(f"{path}: broken hunk {head[:60]!r}")
         start = int(numbers[1]) - (numbers[2] != b"0")
-        body = _join(lines)
+        body = _joined(lines)
         was = [line[1:] for line in body if line[:1] in b" -"]
         if start < at or old[start : start + len(was)] != was:
             raise InvalidInput(f"{path}: the hunk {head.decode(errors='replace').strip()} does not fit")
@@ -228,7 +228,7 @@ def _apply_hunks(data: bytes, hunks: Sequence[bytes], path: str) -> bytes:
     return b"".join(new + old[at:])
 
 
-def _join(lines: Sequence[bytes]) -> list[bytes]:
+def _joined(lines: Sequence[bytes]) -> list[bytes]:
     """A hunk's lines, those without a newline as they are; an empty line is one of context (some editors strip)."""
     body: list[bytes] = []
     for line in lines:
@@ -241,7 +241,7 @@ def _join(lines: Sequence[bytes]) -> list[bytes]:
     return body
 
 
-def _unquote(path: bytes) -> str:
+def _unquoted(path: bytes) -> str:
     if path.startswith(b'"'):
         path = path[1:-1].decode("unicode_escape").encode("latin-1")
     return path.decode("utf-8", "surrogateescape")

@@ -29,7 +29,7 @@ from agentrl.envs.builtin.swe.changes import (
     read_tar,
     write_tar,
 )
-from agentrl.envs.builtin.swe.scoring import ScoringResult, is_protected
+from agentrl.envs.builtin.swe.scoring import ScoringResult, protected
 from agentrl.envs.builtin.swe.task import SweTask
 from agentrl.envs.builtin.swe.workspace import ARCHIVE_BYTES, set_up
 from agentrl.errors import InvalidInput, SandboxError, ToolError
@@ -149,7 +149,7 @@ async def judge(task: SweTask, changed: Changes, sandbox: Sandbox) -> ScoringRes
     """
     await prepare_repository(sandbox, task)
     own_tests = () if task.log_format == REWARD else task.test_files
-    kept = {path: file for path, file in changed.items() if not is_protected(path) and path not in own_tests}
+    kept = {path: file for path, file in changed.items() if not protected(path) and path not in own_tests}
     removed = b"".join(f"./{path}\0".encode("utf-8", "surrogateescape") for path, file in kept.items() if file is None)
     if removed:
         await sandbox.exec(["xargs", "-0", "rm", "-f", "--"], stdin=removed)
@@ -163,22 +163,22 @@ async def judge(task: SweTask, changed: Changes, sandbox: Sandbox) -> ScoringRes
     done = await sandbox.exec(line, timeout=task.timeout, env=env, limit=LOG_BYTES)
     text = f"{done.stdout.decode(errors='replace')}\n{done.stderr.decode(errors='replace')}"
     seen = logs.parse(text, task.log_format)
-    passed = {test: logs.is_fixed(seen, test) for test in task.fail_to_pass}
-    passed |= {test: logs.is_kept(seen, test) for test in task.pass_to_pass}
+    passed = {test: logs.fixed(seen, test) for test in task.fail_to_pass}
+    passed |= {test: logs.kept(seen, test) for test in task.pass_to_pass}
     note = "" if done.outcome is Outcome.EXITED else f"the tests came to no end: {done.outcome.value}"
     return ScoringResult(passed, note, {test: "" for test, good in passed.items() if not good})
 
 
 def directives(task: SweTask) -> list[str]:
     """The arguments of the test command: the test files, as modules for Django's runner (as in SWE-bench)."""
-    files = [*task.test_files, *_list_touched(task.test_patch)]
+    files = [*task.test_files, *_touched(task.test_patch)]
     found = list(dict.fromkeys(path for path in files if path.endswith(".py")))
     if task.log_format != "django":
         return found
     return [path.removesuffix(".py").removeprefix("tests/").replace("/", ".") for path in found]
 
 
-def _list_touched(patch: str) -> list[str]:
+def _touched(patch: str) -> list[str]:
     lines = (line for line in patch.splitlines() if line.startswith(("--- a/", "+++ b/")))
     return list(dict.fromkeys(line[6:] for line in lines))
 
@@ -243,7 +243,7 @@ async def _put_tests(task: SweTask, sandbox: Sandbox) -> str:
         await sandbox.upload(write_tar({path: File(text.encode()) for path, text in task.test_files.items()}), ".")
     if not task.test_patch:
         return ""
-    for path in _list_touched(task.test_patch):
+    for path in _touched(task.test_patch):
         where = shlex.quote(path)
         await sandbox.exec(f"git checkout -q HEAD -- {where} 2>/dev/null || rm -rf {where}")
     done = await sandbox.exec(["git", "apply", "--whitespace=nowarn", "-"], stdin=task.test_patch)

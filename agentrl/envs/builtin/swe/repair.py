@@ -113,7 +113,7 @@ class Repair(Env):
         for index in count():
             rng = random.Random(f"repair/{split}/{index}")
             data = problem(rng)
-            while (split == "eval") != _is_held_out(data):
+            while (split == "eval") != _held_out(data):
                 data = problem(rng)
             yield Task(id=f"{split}-{index}", data=data)
 
@@ -138,7 +138,7 @@ class Repair(Env):
     async def test(self) -> str:
         """Run the program and say which line is the first to go wrong."""
         (got,) = await _interpreter(self.backend).run(self._lines, [VISIBLE])
-        for place, (value, wanted) in enumerate(zip(got, trace(_list_wanted(self._task), VISIBLE), strict=True), 1):
+        for place, (value, wanted) in enumerate(zip(got, trace(_wanted(self._task), VISIBLE), strict=True), 1):
             if value != wanted:
                 return f"line {place}: {value}, not {wanted}"
         return "passed"
@@ -170,7 +170,7 @@ class Repair(Env):
     @reward
     async def solved(self, session: Session) -> float:
         """1 where the program does what it should on all hidden inputs."""
-        wanted = [trace(_list_wanted(self._task), value)[-1] for value in HIDDEN]
+        wanted = [trace(_wanted(self._task), value)[-1] for value in HIDDEN]
         if self._lines == [(sign, number) for sign, number in self._task["program"]]:
             return 0.0
         got = await _interpreter(self.backend).run(self._lines, HIDDEN)
@@ -197,7 +197,7 @@ class Repair(Env):
         return self.expert(messages)
 
     def _replace(self, place: int) -> Message:
-        return self.call("replace", line=place, code=_code(_list_wanted(self._task)[place - 1]))
+        return self.call("replace", line=place, code=_code(_wanted(self._task)[place - 1]))
 
     @property
     def _supplier(self) -> Supplier:
@@ -244,7 +244,7 @@ def _hides(wanted: Sequence[Line], program: Sequence[Line]) -> bool:
     return trace(program, HIDDEN[-1])[-1] == trace(wanted, HIDDEN[-1])[-1]
 
 
-def _list_wanted(task: Task) -> list[Line]:
+def _wanted(task: Task) -> list[Line]:
     return [(sign, number) for sign, number in task["wanted"]]
 
 
@@ -252,7 +252,7 @@ def _code(line: Line) -> str:
     return f"x = x {line[0]} {line[1]}"
 
 
-def _is_held_out(data: dict[str, Any]) -> bool:
+def _held_out(data: dict[str, Any]) -> bool:
     text = f"{data['wanted']}{data['program']}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) % EVAL_SHARE == 0
 

@@ -34,9 +34,9 @@ def fast_import(commits: Sequence[Commit]) -> bytes:
         parts.append(f"commit refs/heads/{BRANCH}\nmark :{number}\nauthor {stamp}\ncommitter {stamp}\n".encode())
         parts.append(_data(commit.message.rstrip("\n") + "\n"))
         files = sorted(commit.files.items())
-        parts += [f"D {_quote(path)}\n".encode() for path, text in files if text is None]
+        parts += [f"D {_quoted(path)}\n".encode() for path, text in files if text is None]
         parts += [
-            f"M 100644 inline {_quote(path)}\n".encode() + _data(text) for path, text in files if text is not None
+            f"M 100644 inline {_quoted(path)}\n".encode() + _data(text) for path, text in files if text is not None
         ]
         parts.append(b"\n")
     return b"".join(parts) + b"done\n"
@@ -82,6 +82,6 @@ def _data(text: str) -> bytes:
     return f"data {len(data)}\n".encode() + data + b"\n"
 
 
-def _quote(path: str) -> str:
+def _quoted(path: str) -> str:
     escaped = path.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agentrl.envs.builtin.swe.changes import Changes, File, Tree, apply_changes
+from agentrl.envs.builtin.swe.changes import Changes, File, Tree, applied
 from agentrl.envs.builtin.swe.generation.key import Key, verdicts
 from agentrl.envs.builtin.swe.generation.running import SuiteResult, TaskSuite, Unfinished, run_tests
 from agentrl.envs.builtin.swe.task import SweTask
@@ -98,8 +98,8 @@ class ScoringResult:
 
 def final_tree(exam: Exam, changes: Changes) -> dict[str, File]:
     """The tree that is tested: the base with the agent's changes, but for what is protected, and the task's tests."""
-    allowed = {path: file for path, file in changes.items() if not is_protected(path)}
-    tree = apply_changes(exam.base, allowed)
+    allowed = {path: file for path, file in changes.items() if not protected(path)}
+    tree = applied(exam.base, allowed)
     for path in exam.tests:
         parts = path.split("/")
         for depth in range(1, len(parts)):  # a file or a link in place of a directory of the tests
@@ -109,7 +109,7 @@ def final_tree(exam: Exam, changes: Changes) -> dict[str, File]:
     return tree | dict(exam.tests)
 
 
-def is_protected(path: str) -> bool:
+def protected(path: str) -> bool:
     """Return whether only the task's own version of a file counts."""
     return path.rpartition("/")[2] in PROTECTED or path.endswith(PROTECTED_ENDINGS)
 
@@ -132,10 +132,10 @@ async def score(exam: Exam, key: Key, changes: Changes, sandbox: Sandbox, *, pyt
         (run,) = await run_tests(sandbox, exam.suite, [tree], python)
     except Unfinished as error:
         return ScoringResult(dict.fromkeys(exam.required, False), str(error))
-    return await asyncio.to_thread(judge_report, exam.required, key, run)  # its size depends on the agent's code
+    return await asyncio.to_thread(judged, exam.required, key, run)  # its size depends on the agent's code
 
 
-def judge_report(required: Sequence[str], key: Key, run: SuiteResult) -> ScoringResult:
+def judged(required: Sequence[str], key: Key, run: SuiteResult) -> ScoringResult:
     """The verdict on a run's report by the key."""
     passed: dict[str, bool] = {}
     messages: dict[str, str] = {}

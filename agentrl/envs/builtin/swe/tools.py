@@ -12,7 +12,7 @@ from agentrl.envs.builtin.swe.changes import EXECUTABLE, LINK, REGULAR, Changes,
 from agentrl.envs.builtin.swe.limits import EpisodeLimits
 from agentrl.envs.builtin.swe.prompts import SUBMIT, observation, submits
 from agentrl.tools.sandbox import Sandbox
-from agentrl.tools.sandbox.toolkit import Toolkit, show_result
+from agentrl.tools.sandbox.toolkit import Toolkit, shown
 from agentrl.tools.tool import Tool, tool
 
 Step = tuple[str, dict[str, Any]]
@@ -46,7 +46,7 @@ class SweTools:
         result = await sandbox.exec(command, timeout=self._limits.command_seconds, limit=self._limits.output_bytes)
         if submits(result):
             self._end()
-        return observation(result, show_result(result))
+        return observation(result, shown(result))
 
     @tool(quick=True)
     def submit(self) -> str:

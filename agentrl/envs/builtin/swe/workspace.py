@@ -78,7 +78,7 @@ async def read_workspace(sandbox: Sandbox) -> Tree:
         PatchRefused: it can't be read, or is too large.
         SandboxError: the sandbox failed.
     """
-    line = f"chmod -R u+rwX . 2>/dev/null; exec tar -cf - --format=gnu {' '.join(map(_quote, _EXCLUDED))} ."
+    line = f"chmod -R u+rwX . 2>/dev/null; exec tar -cf - --format=gnu {' '.join(map(_quoted, _EXCLUDED))} ."
     done = await sandbox.exec(line, timeout=GIT_SECONDS, limit=ARCHIVE_BYTES)
     if done.stdout_dropped:
         raise PatchRefused(f"the working tree is larger than {MAX_BYTES >> 20} MB")
@@ -87,5 +87,5 @@ async def read_workspace(sandbox: Sandbox) -> Tree:
     return read_tar(done.stdout)
 
 
-def _quote(option: str) -> str:
+def _quoted(option: str) -> str:
     return f"'{option}'"

@@ -114,13 +114,13 @@ class ChoiceWorld(Env):
             return StepResult(terminated=True)
         if not self.simultaneous:
             after = self.agents[(self.agents.index(agent) + 1) % len(self.agents)]
-            return StepResult(others=self._list_told(after), next=after)
+            return StepResult(others=self._told(after), next=after)
         if len(done) > 1:  # the round is not over
             return StepResult()
-        told = {other: news for each in self.agents for other, news in self._list_told(each).items()}
+        told = {other: news for each in self.agents for other, news in self._told(each).items()}
         return StepResult(told.pop(agent, []), others=told)
 
-    def _list_told(self, agent: str) -> dict[str, list[Message]]:
+    def _told(self, agent: str) -> dict[str, list[Message]]:
         news = self.news(agent)
         return {agent: [Message(role="user", content=news)]} if news else {}
 

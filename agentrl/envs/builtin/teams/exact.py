@@ -16,7 +16,7 @@ def value(world: ChoiceWorld, strategy: Strategy) -> dict[str, float]:
     found: dict[str, float] = defaultdict(float)
     for _, chance in _plays(world, strategy):
         for agent in world.agents:
-            found[agent] += chance * _pay(world, agent)
+            found[agent] += chance * _paid(world, agent)
     return dict(found)
 
 
@@ -32,7 +32,7 @@ def best_response(world: ChoiceWorld, agent: str, strategy: Strategy) -> float:
         return dict.fromkeys([*world.options(agent), ILLEGAL], 1.0) if who == agent else strategy(who, seen)
 
     for seen, chance in _plays(world, every):
-        gains[seen[agent]][world.said[agent][0]] += chance * _pay(world, agent)
+        gains[seen[agent]][world.said[agent][0]] += chance * _paid(world, agent)
     return sum(max(options.values()) for options in gains.values())
 
 
@@ -52,7 +52,7 @@ def uniform(world: ChoiceWorld) -> Strategy:
     return chances
 
 
-def _pay(world: ChoiceWorld, agent: str) -> float:
+def _paid(world: ChoiceWorld, agent: str) -> float:
     payoffs = world.payoffs()
     return payoffs[agent] if agent in payoffs else sum(payoffs[team] for team in world.teams if team in payoffs)
 

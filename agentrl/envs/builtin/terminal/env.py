@@ -12,7 +12,7 @@ from typing import Any
 from agentrl.envs.base import Env, reward
 from agentrl.envs.builtin.code.runners import SPEC
 from agentrl.envs.builtin.terminal.tasks import LEVELS, tasks
-from agentrl.envs.builtin.terminal.verify import list_passed
+from agentrl.envs.builtin.terminal.verify import passed
 from agentrl.envs.sandboxes import SandboxLease, supplier
 from agentrl.errors import ConfigError, StateUnsupported
 from agentrl.tools.sandbox import Sandbox, Snapshot
@@ -109,20 +109,20 @@ class Terminal(Env):
     @reward
     async def solved(self, session: Session) -> float:
         """1 where everything is as it was asked for."""
-        return float(all(await self._check()))
+        return float(all(await self._checked()))
 
     @reward(weight=0.0)
     async def share(self, session: Session) -> float:
         """The share of the checks that hold, logged; some of them hold from the beginning."""
-        checked = await self._check()
+        checked = await self._checked()
         return sum(checked) / len(checked)
 
-    async def _check(self) -> list[bool]:
+    async def _checked(self) -> list[bool]:
         if self._passed is None:
             checks = self._task["checks"]
             untouched = [False] * len(checks)  # no task is solved from the beginning
             sandbox = await self._get_sandbox() if self._lease.used else None
-            self._passed = untouched if sandbox is None else await list_passed(sandbox, checks, self._programs)
+            self._passed = untouched if sandbox is None else await passed(sandbox, checks, self._programs)
         return self._passed
 
     def expert(self, messages: Sequence[Message]) -> str | Message:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import count
 from typing import Any
 
-from agentrl.envs.builtin.math_tools import is_held_out
+from agentrl.envs.builtin.math_tools import held_out
 from agentrl.types import Task
 
 NAMES = ("alpha", "bravo", "delta", "echo", "gamma", "kilo", "lima", "omega", "sierra", "tango", "victor", "zulu")
@@ -45,7 +45,7 @@ def tasks(seed: int, level: int | None, split: str) -> Iterator[Task]:
         of = level or rng.choice(list(LEVELS))
         while True:
             problem = rng.choice(LEVELS[of])(rng)
-            if is_held_out(f"{problem.words}{sorted(problem.files.items())}") == (split == "eval"):
+            if held_out(f"{problem.words}{sorted(problem.files.items())}") == (split == "eval"):
                 break
         yield Task(id=f"terminal-{seed}-{split}-{level or 'all'}-{index}", data={"level": of, **asdict(problem)})
 

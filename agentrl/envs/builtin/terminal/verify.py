@@ -41,7 +41,7 @@ print(json.dumps(found))
 """
 
 
-async def list_passed(sandbox: Sandbox, checks: Sequence[Mapping[str, Any]], programs: Mapping[str, Process]) -> list[bool]:
+async def passed(sandbox: Sandbox, checks: Sequence[Mapping[str, Any]], programs: Mapping[str, Process]) -> list[bool]:
     """The checks that hold.
 
     Args:

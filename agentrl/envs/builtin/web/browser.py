@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode, urljoin, urlsplit
 from agentrl.envs.builtin.web.page import Element, Page, parse
 from agentrl.envs.builtin.web.server import COOKIE, READ_SECONDS, sites
 from agentrl.errors import EnvError, InfraError, ToolError
-from agentrl.tools.schema import show_value
+from agentrl.tools.schema import shown
 from agentrl.tools.threads import run_in_thread
 from agentrl.types import Part
 
@@ -91,7 +91,7 @@ class Browser(ABC):
         if element.kind == "choice":
             same = [option for option in element.options if option.casefold() == words.casefold()]
             if not same:
-                raise ToolError(f"{show_value(words)} can't be chosen; there are {', '.join(element.options)}")
+                raise ToolError(f"{shown(words)} can't be chosen; there are {', '.join(element.options)}")
             words = same[0]
         if enter and element.form is None:
             raise ToolError(f"{element} is in no form that Enter could send")
@@ -148,7 +148,7 @@ class Browser(ABC):
     def _element(self, number: int) -> Element:
         elements = self.page.elements
         if not 1 <= number <= len(elements):
-            raise ToolError(f"number = {show_value(number)}: the page has the numbers 1 to {len(elements)}")
+            raise ToolError(f"number = {shown(number)}: the page has the numbers 1 to {len(elements)}")
         return elements[number - 1]
 
     def _address(self, url: str) -> str:
@@ -162,9 +162,9 @@ class Browser(ABC):
         try:
             parts = urlsplit(urljoin(self.page.url or f"http://{self.host}/", url.strip()))
         except ValueError as error:
-            raise ToolError(f"{show_value(url)} is no address: {error}") from None
+            raise ToolError(f"{shown(url)} is no address: {error}") from None
         if (parts.scheme, parts.netloc) != ("http", self.host):
-            raise ToolError(f"{show_value(url)} can't be opened; only addresses of http://{self.host}/ can")
+            raise ToolError(f"{shown(url)} can't be opened; only addresses of http://{self.host}/ can")
         path = quote(parts.path or "/", safe=SAFE.replace("?", ""), errors="replace")
         query = quote(parts.query, safe=SAFE, errors="replace")
         return f"http://{self.host}{path}" + (f"?{query}" if query else "")

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from agentrl.envs.builtin.web.browser import Browser
 from agentrl.envs.builtin.web.page import Element, parse
-from agentrl.envs.builtin.web.picture import WIDTH, number_places
+from agentrl.envs.builtin.web.picture import WIDTH, numbered
 from agentrl.envs.builtin.web.server import COOKIE, sites
 from agentrl.errors import ConfigError, InfraError, StateUnsupported
 from agentrl.tools.sandbox.runner.loop import blocking, on_loop
@@ -87,7 +87,7 @@ class ChromiumBrowser(Browser):
         await self._do(self._page.set_viewport_size({"width": WIDTH, "height": WIDTH}))
         png = await self._do(self._page.screenshot(full_page=True))
         places = await self._do(self._page.locator(NUMBERED).evaluate_all(PLACES))
-        return number_places(png, [(left, upper) for left, upper in places])
+        return numbered(png, [(left, upper) for left, upper in places])
 
     async def _load(self, url: str) -> None:
         if self._page is None:
@@ -96,23 +96,23 @@ class ChromiumBrowser(Browser):
         await self._read()
 
     async def _follow(self, element: Element) -> None:
-        await self._do(self._leaving(self._find(element).click()))
+        await self._do(self._leaving(self._found(element).click()))
         await self._read()
 
     async def _enter(self, element: Element) -> None:
-        await self._do(self._leaving(self._find(element).press("Enter")))
+        await self._do(self._leaving(self._found(element).press("Enter")))
         await self._read()
 
     async def _fill(self, element: Element, text: str) -> None:
-        found = self._find(element)
+        found = self._found(element)
         await self._do(found.select_option(label=text) if element.kind == "choice" else found.fill(text))
         await self._read_fields()
 
     async def _switch(self, element: Element) -> None:
-        await self._do(self._find(element).click())
+        await self._do(self._found(element).click())
         await self._read_fields()
 
-    def _find(self, element: Element) -> Any:
+    def _found(self, element: Element) -> Any:
         return self._page.locator(NUMBERED).nth(element.number - 1)
 
     async def _leaving(self, doing: Coroutine[Any, Any, Any]) -> None:

@@ -57,7 +57,7 @@ class WebEnv(Env, Generic[S]):
         """Open with the task's text and the site's first page."""
         await self._begin(task)
         await self.browser.open("/")
-        words, seen = f"{task['words']}\n\n", await self._view()
+        words, seen = f"{task['words']}\n\n", await self._seen()
         opening = words + seen if isinstance(seen, str) else [Part(type="text", text=words), *seen]
         return [Message(role="system", content=HELP), Message(role="user", content=opening)]
 
@@ -69,7 +69,7 @@ class WebEnv(Env, Generic[S]):
             url: such as /search?q=lamp.
         """
         await self.browser.open(url)
-        return await self._show()
+        return await self._shown()
 
     @tool(model_errors=(ConnectionError, TimeoutError))
     async def click(self, number: int) -> str | list[Part]:
@@ -79,7 +79,7 @@ class WebEnv(Env, Generic[S]):
             number: its number on the page.
         """
         moved = await self.browser.click(number)
-        return await self._show(None if moved else number)
+        return await self._shown(None if moved else number)
 
     @tool(model_errors=(ConnectionError, TimeoutError))
     async def type(self, number: int, text: str, enter: bool = False) -> str | list[Part]:
@@ -91,13 +91,13 @@ class WebEnv(Env, Generic[S]):
             enter: press Enter afterwards, which sends the form.
         """
         moved = await self.browser.type(number, text, enter)
-        return await self._show(None if moved else number)
+        return await self._shown(None if moved else number)
 
     @tool(model_errors=(ConnectionError, TimeoutError))
     async def back(self) -> str | list[Part]:
         """Go back to the page before this one."""
         await self.browser.back()
-        return await self._show()
+        return await self._shown()
 
     async def state(self) -> dict[str, Any]:
         """The session of the site, and the browser's page; StateUnsupported in Chromium."""
@@ -178,13 +178,13 @@ class WebEnv(Env, Generic[S]):
         else:
             self._browser = TextBrowser(self._site.host, self._session)
 
-    async def _show(self, number: int | None = None) -> str | list[Part]:
+    async def _shown(self, number: int | None = None) -> str | list[Part]:
         """The page; where a call has stayed on it, of its text the element of this number alone."""
         if number is None and self.site.ended:
             self.end()
-        return await self._view(number)
+        return await self._seen(number)
 
-    async def _view(self, number: int | None = None) -> str | list[Part]:
+    async def _seen(self, number: int | None = None) -> str | list[Part]:
         page = self.browser.page
         text = page.text() if number is None else str(page.elements[number - 1])
         if self._view == "text":

@@ -35,7 +35,7 @@ def form(path: str, *inside: str, method: str = "post") -> str:
     return f'<form action="{escape(path)}" method="{method}" autocomplete="off">{"".join(inside)}</form>'
 
 
-def hide(name: str, value: str) -> str:
+def hidden(name: str, value: str) -> str:
     """A value that is sent with the form and not shown."""
     return f'<input type="hidden" name="{escape(name)}" value="{escape(value)}">'
 

@@ -13,7 +13,7 @@ MARK, INK = (200, 0, 60), (255, 255, 255)
 MARGIN = 2
 
 
-def number_places(png: bytes, places: Sequence[tuple[float, float]]) -> Part:
+def numbered(png: bytes, places: Sequence[tuple[float, float]]) -> Part:
     """A screenshot as a part of a message.
 
     Args:

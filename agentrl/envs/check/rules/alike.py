@@ -13,7 +13,7 @@ from itertools import combinations
 from typing import Any
 
 from agentrl.envs.check.subject import EXPERT, Episode, Subject
-from agentrl.envs.check.trivial import write_message
+from agentrl.envs.check.trivial import written
 from agentrl.envs.episode import record
 from agentrl.types import Message, Session, Task
 
@@ -35,7 +35,7 @@ async def prompts(subject: Subject) -> AsyncIterator[str]:
     if len(played) < FEWEST or len(subject.env.agents) > 1:
         return
     openings = {_openings(episode) for episode, _ in played}
-    firsts = {write_message(_first(session)): (episode, session) for episode, session in played}
+    firsts = {written(_first(session)): (episode, session) for episode, session in played}
     if len(openings) > 1 or len(firsts) == 1:
         return
     (one, session), (_, other) = list(firsts.values())[:2]
@@ -44,7 +44,7 @@ async def prompts(subject: Subject) -> AsyncIterator[str]:
     if blind or all(_has_unknown(_first(each), told) for each in (session, other)):
         yield (
             f"all {len(played)} tasks open with the same messages, and the expert goes on differently: "
-            f"{_message_text(_first(session))} in task {one.task.id!r}, {_message_text(_first(other))} in another"
+            f"{_said(_first(session))} in task {one.task.id!r}, {_said(_first(other))} in another"
         )
 
 
@@ -53,9 +53,9 @@ async def splits(subject: Subject) -> AsyncIterator[str]:
     for one, other in combinations(subject.splits, 2):
         if {one, other} <= TRAINED:
             continue
-        exact, but = _list_shared(subject, one, other, _exact), ""
+        exact, but = _shared(subject, one, other, _exact), ""
         if not exact:
-            exact, but = _list_shared(subject, one, other, _content), ", but for numbers, spaces and capitals"
+            exact, but = _shared(subject, one, other, _content), ", but for numbers, spaces and capitals"
             fewest = min(len(listed) for listed, _ in (subject.splits[one], subject.splits[other]))
             exact = exact if len(exact) > SHARED * fewest else []
         if exact:
@@ -101,7 +101,7 @@ def _played_alike(subject: Subject, one: str, other: str) -> str:
         for split in (one, other):
             if episode.task.id in ids[split] and episode.task.data and len(subject.env.agents) == 1:
                 opening = _plain(_without_number(_openings(episode), episode.task))
-                solved = "\n".join(_plain(write_message(node.message)) for node in session.nodes[len(episode.opening) :])
+                solved = "\n".join(_plain(written(node.message)) for node in session.nodes[len(episode.opening) :])
                 keys[split][f"{opening}\n{solved}"] = episode.task
                 count[split] += 1
     both = keys[one].keys() & keys[other].keys()
@@ -113,7 +113,7 @@ def _played_alike(subject: Subject, one: str, other: str) -> str:
     return ""
 
 
-def _list_shared(subject: Subject, one: str, other: str, key_of: Callable[[Task], str]) -> list[Task]:
+def _shared(subject: Subject, one: str, other: str, key_of: Callable[[Task], str]) -> list[Task]:
     """The tasks of a split that another one has as well."""
     there = {key_of(task) for task in subject.splits[other][0]} - {""}
     return [task for task in subject.splits[one][0] if key_of(task) in there]
@@ -128,11 +128,11 @@ def _exact(task: Task) -> str:
 def _content(task: Task) -> str:
     """A task's data without what numbers it, as a key; '' where nothing is left."""
     left = {key: value for key, value in task.data.items() if not NUMBER.fullmatch(str(key))}
-    texts = {key: value for key, value in left.items() if _is_content(key, value)}
+    texts = {key: value for key, value in left.items() if _numbered(key, value)}
     return _plain(json.dumps(texts, sort_keys=True, default=str)) if texts else ""
 
 
-def _is_content(key: Any, value: Any) -> bool:
+def _numbered(key: Any, value: Any) -> bool:
     """Return whether a value is content: identifiers such as `row_17` are none."""
     return not re.search(r"(^|_)(id|index|row|idx|uid|uuid)$", str(key), re.IGNORECASE)
 
@@ -140,7 +140,7 @@ def _is_content(key: Any, value: Any) -> bool:
 def _without_number(text: str, task: Task) -> str:
     """A prompt without the numbers of its task."""
     for key, value in task.data.items():
-        if (NUMBER.fullmatch(str(key)) or not _is_content(key, value)) and str(value).strip():
+        if (NUMBER.fullmatch(str(key)) or not _numbered(key, value)) and str(value).strip():
             text = re.sub(rf"(?<!\w){re.escape(str(value))}(?!\w)", "", text)
     return text
 
@@ -182,7 +182,7 @@ def _plain(text: str) -> str:
     return " ".join(words).replace(' "', '"').replace('" ', '"')
 
 
-def _message_text(message: Message) -> str:
+def _said(message: Message) -> str:
     made: Sequence[str] = [f"{call.function.name}({call.function.arguments})" for call in message.tool_calls or ()]
     return "; ".join(made) if made else repr(message.text[:60])
 

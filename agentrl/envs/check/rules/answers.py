@@ -63,7 +63,7 @@ async def in_prompt(subject: Subject) -> AsyncIterator[str]:
     """
     places = set[str]()
     solved = []
-    async for one in _solve(subject):
+    async for one in _solved(subject):
         place = _position(one)
         if place is None or not await _enough(subject, one, one.last):
             return
@@ -79,21 +79,21 @@ async def in_prompt(subject: Subject) -> AsyncIterator[str]:
 async def in_tools(subject: Subject) -> AsyncIterator[str]:
     """No tool's description or default tells an episode's answer."""
     solved, texts = [], []
-    async for one in _solve(subject):
+    async for one in _solved(subject):
         try:
             text = await _tools_of(subject, one.task)
         except AgentRLError:  # which `failures` reports
             return
         solved.append(one)
         texts.append(text)
-    told = _list_told(solved, texts)
+    told = _told(solved, texts)
     if _differ(told):
         yield f"the tools' schemas tell the answer of task {told[0].task.id!r} ({len(told)} of {len(solved)} tasks)"
 
 
 async def in_replies(subject: Subject) -> AsyncIterator[str]:
     """Replies to wrong calls and a wrong answer do not contain the right one."""
-    solved = [one async for one in _solve(subject)]
+    solved = [one async for one in _solved(subject)]
     if not _differ(solved):
         return
     replies = []
@@ -103,7 +103,7 @@ async def in_replies(subject: Subject) -> AsyncIterator[str]:
             replies.append("" if wrong is None else await _replies(subject, one, wrong))
         except AgentRLError:  # which `bad_calls` and `failures` report
             return
-    told = _list_told(solved, replies)
+    told = _told(solved, replies)
     if _differ(told):
         shown = replies[solved.index(told[0])]
         yield (
@@ -115,7 +115,7 @@ async def in_replies(subject: Subject) -> AsyncIterator[str]:
 # ------------------------------------------------------------------------------------------------ the expert's answers
 
 
-async def _solve(subject: Subject) -> AsyncIterator[Solved]:
+async def _solved(subject: Subject) -> AsyncIterator[Solved]:
     """Tasks with the expert's answers, up to one that it fails or has no answer to."""
     if not subject.expert or len(subject.env.agents) > 1:
         return
@@ -175,7 +175,7 @@ def _position(one: Solved) -> str | None:
     return prompt[max(0, found[-1].start() - BEFORE) : found[-1].start()] if found else None
 
 
-def _list_told(solved: Sequence[Solved], texts: Sequence[str]) -> list[Solved]:
+def _told(solved: Sequence[Solved], texts: Sequence[str]) -> list[Solved]:
     """The tasks whose text has their own answer and no other task's, or has it behind a value of their data."""
     found = []
     for one, text in zip(solved, texts, strict=True):

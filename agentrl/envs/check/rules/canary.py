@@ -32,14 +32,14 @@ async def kept_secret(subject: Subject) -> AsyncIterator[str]:
             return
         subject.prying = _policy_of(text)
         episode = await subject.play(subject.tasks[number % len(subject.tasks)], PRYING, 0)
-        ran, told = canary.mark.exists(), "" if episode.session is None else _find_word(episode.session, canary.word)
+        ran, told = canary.mark.exists(), "" if episode.session is None else _told(episode.session, canary.word)
         if (ran or told) and how not in said:
             said.add(how)
             yield f"{told or 'a tool or a reward'}: {how} ({text.replace(canary.word, '…')[:80]!r})"
         canary.mark.unlink(missing_ok=True)
 
 
-def _find_word(session: Session, word: str) -> str:
+def _told(session: Session, word: str) -> str:
     """Where the word is told."""
     for node in session.nodes:
         if node.message.role != "assistant" and word in node.message.text:
@@ -55,14 +55,14 @@ def _policy_of(text: str) -> Any:
         tools = [tool for tool in env.tools if not tool.sandbox]  # in there code may run: `agentrl check sandbox=`
         if said or not tools:
             return Message(role="assistant", content=text)
-        filled = [FunctionCall(name=tool.name, arguments=json.dumps(_fill_arguments(tool, text))) for tool in tools]
+        filled = [FunctionCall(name=tool.name, arguments=json.dumps(_filled(tool, text))) for tool in tools]
         calls = [ToolCall(id=f"pry_{number}", function=function) for number, function in enumerate(filled)]
         return Message(role="assistant", tool_calls=calls)
 
     return policy
 
 
-def _fill_arguments(tool: Tool, text: str) -> dict[str, Any]:
+def _filled(tool: Tool, text: str) -> dict[str, Any]:
     """Arguments that fit, with the text wherever one is asked for."""
     fields: Mapping[str, Any] = tool.parameters.get("properties", {})
     arguments = dict(sample(tool.parameters))

@@ -90,7 +90,7 @@ async def memory(subject: Subject) -> AsyncIterator[str]:
                 for _ in range(REPEATED):
                     await subject.play(subject.tasks[0], subject.default, 0)
                 after = _snapshot(subject)
-                found = _measure_left(subject, before, after)
+                found = _left(subject, before, after)
                 left = {place: size for place, size in found.items() if not round_ or place in left}
                 if not left:
                     return
@@ -101,7 +101,7 @@ async def memory(subject: Subject) -> AsyncIterator[str]:
     yield f"each episode leaves {size / REPEATED / 1024:.1f} KB behind, made at {places.short(file)}:{line}"
 
 
-def _measure_left(subject: Subject, before: tracemalloc.Snapshot, after: tracemalloc.Snapshot) -> dict[tuple[str, int], int]:
+def _left(subject: Subject, before: tracemalloc.Snapshot, after: tracemalloc.Snapshot) -> dict[tuple[str, int], int]:
     """The bytes that nearly every episode between two snapshots has left behind, by file and line, most first."""
     folders, left = _own_folders(subject), dict[tuple[str, int], int]()
     for change in after.compare_to(before, "lineno"):

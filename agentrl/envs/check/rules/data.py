@@ -49,7 +49,7 @@ async def same_tasks(subject: Subject) -> AsyncIterator[str]:
     for split, (listed, again) in subject.splits.items():
         for index, (one, other) in enumerate(zip(listed, again, strict=False)):
             if not same_task(one, other):
-                words = f"{_show(one)} from one and {_show(other)} from the other"
+                words = f"{_shown(one)} from one and {_shown(other)} from the other"
                 yield f"split {split!r}: two instances give different tasks, at index {index} {words}"
                 break
         else:
@@ -80,7 +80,7 @@ async def copies(subject: Subject) -> AsyncIterator[str]:
         copied = sum(number for number in contents.values() if number > 1)
         if len(listed) >= FEW and copied > COPIED * len(listed):
             task = next(task for task in listed if contents[_content(task) or ""] > 1)
-            yield f"split {split!r}: {copied} of {len(listed)} tasks are copies but for their ids: {_show(task)}"
+            yield f"split {split!r}: {copied} of {len(listed)} tasks are copies but for their ids: {_shown(task)}"
 
 
 async def task_data(subject: Subject) -> AsyncIterator[str]:
@@ -142,15 +142,15 @@ def _written_without_types(subject: Subject) -> dict[str, set[str]]:
 def _content(task: Task) -> str | None:
     """A task's data as a key for comparisons, without its id."""
     data = {key: value for key, value in task.data.items() if key not in ("id", "split")}
-    return _write(data) if data else None
+    return _written(data) if data else None
 
 
-def _write(data: Any) -> str:
+def _written(data: Any) -> str:
     """Data as it is stored; what can't be as its `repr`."""
     return json.dumps(safe_json(data, whole=True, integers=True), sort_keys=True)
 
 
-def _show(task: Task) -> str:
+def _shown(task: Task) -> str:
     data: Mapping[str, Any] = task.data
     text = f"{task.id!r} {data}" if data else repr(task.id)
     return text if len(text) <= 120 else text[:119] + "…"

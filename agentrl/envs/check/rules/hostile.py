@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from agentrl.envs.check import places
-from agentrl.envs.check.resources import Holdings, measure_holdings, find_leaks
+from agentrl.envs.check.resources import Holdings, held, left_since
 from agentrl.envs.check.subject import HOSTILE, Episode, Subject
 from agentrl.errors import AgentRLError
 from agentrl.types import Session, Status
@@ -38,12 +38,12 @@ async def hostile(subject: Subject) -> AsyncIterator[str]:
             return
         number += 1
         if number == 1:
-            before = measure_holdings()  # what a module keeps for all episodes exists by now
+            before = held()  # what a module keeps for all episodes exists by now
         if number == SETTLED:
             memory = _resident_mb()
-        if number == wanted < SURE and [words async for words in _find_left_behind(before, number - 1)]:
+        if number == wanted < SURE and [words async for words in _left_behind(before, number - 1)]:
             wanted = SURE
-    async for words in _find_left_behind(before, number - 1):
+    async for words in _left_behind(before, number - 1):
         yield words
     if memory and (grown := _resident_mb() - memory) > GROWTH_MB:
         yield f"the process grew by {grown:,} MB in {number - SETTLED} episodes of hostile calls, all of them closed"
@@ -60,10 +60,10 @@ def _problem(episode: Episode) -> str:
     assert session is not None
     if session.status not in (Status.COMPLETED, Status.TRUNCATED, Status.AGENT_ERROR):
         return f"{episode.name}: it ended as {session.status}"
-    return _list_unanswered(episode, session)
+    return _unanswered(episode, session)
 
 
-def _list_unanswered(episode: Episode, session: Session) -> str:
+def _unanswered(episode: Episode, session: Session) -> str:
     """Calls before the last turn that were not answered once each, in order."""
     for path in session.paths():
         turns = [place for place, node in enumerate(path) if node.message.role == "assistant"]
@@ -76,10 +76,10 @@ def _list_unanswered(episode: Episode, session: Session) -> str:
     return ""
 
 
-async def _find_left_behind(before: Holdings, number: int) -> AsyncIterator[str]:
+async def _left_behind(before: Holdings, number: int) -> AsyncIterator[str]:
     if number < 1:
         return
-    for kind, names in (await find_leaks(before)).items():
+    for kind, names in (await left_since(before)).items():
         if len(names) >= max(2, number * NEARLY):
             yield f"{len(names)} of {kind} are left after {number} closed episodes, such as {min(names)}"
 

@@ -57,7 +57,7 @@ async def expert(subject: Subject) -> AsyncIterator[str]:
         if session is None:
             continue
         sums.append(sum(_steps(session)))
-        problems = _list_failed(subject, session)
+        problems = _failed(subject, session)
         best, who = _best_of_others(subject, task) if task in subject.tasks else (None, "")
         if best is not None and session.score is not None and best > session.score + TOLERANCE:
             problems.append(f"{session.score:g} where a {who} got {best:g}")
@@ -111,7 +111,7 @@ async def swallowed(subject: Subject) -> AsyncIterator[str]:
                 handled, monitor.handled = monitor.handled, None
             if session is None:
                 continue
-            short = agent == EXPERT and bool(_list_failed(subject, session))
+            short = agent == EXPERT and bool(_failed(subject, session))
             found = [one for one in handled if short or issubclass(one.kind, WRITTEN_WRONG)]
             if found:
                 yield (
@@ -143,7 +143,7 @@ def _is(episode: Episode, task: Task, agent: str) -> bool:
     return episode.task.id == task.id and episode.agent == agent
 
 
-def _list_failed(subject: Subject, session: Session) -> list[str]:
+def _failed(subject: Subject, session: Session) -> list[str]:
     """The final rewards of the greatest weight that have their worst value, or are missing."""
     marks = [mark for mark, _ in reward_methods(subject.env)]
     heaviest = max((abs(mark.weight) for mark in marks), default=0.0)

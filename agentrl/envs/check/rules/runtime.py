@@ -10,7 +10,7 @@ from statistics import median
 
 from agentrl.envs import calls
 from agentrl.envs.base import Env
-from agentrl.envs.check.resources import SHARED, measure_holdings, find_leaks
+from agentrl.envs.check.resources import SHARED, held, left_since
 from agentrl.envs.check.subject import MADE_UP, RANDOM, SILENT, Episode, Subject
 from agentrl.envs.episode import noop_policy, play, record
 from agentrl.errors import AgentRLError
@@ -89,7 +89,7 @@ async def isolation(subject: Subject) -> AsyncIterator[str]:
     subject.monitor.context = " (with concurrent episodes)"
     with subject.monitor.unattributed():
         together = await asyncio.gather(
-            *(_play_interleaved(subject, task) for task in subject.tasks), return_exceptions=True
+            *(_interleaved(subject, task) for task in subject.tasks), return_exceptions=True
         )
     for task, one, other in zip(subject.tasks, alone, together, strict=True):
         assert one is not None
@@ -178,7 +178,7 @@ async def blocking(subject: Subject) -> AsyncIterator[str]:
             yield f"{where} blocks the event loop for {words}; all other episodes wait (limit {HOLD * 1000:g} ms)"
 
 
-async def _play_interleaved(subject: Subject, task: Task) -> Session:
+async def _interleaved(subject: Subject, task: Task) -> Session:
     policy = subject.policy(subject.default)
 
     async def interleaved(env: Env, messages: Sequence[Message]) -> Message:
@@ -194,11 +194,11 @@ async def _play_interleaved(subject: Subject, task: Task) -> Session:
 async def _leak_persists(subject: Subject, kind: str, leaving: list[Episode]) -> bool:
     """Return whether nearly all further episodes leak as well."""
     number = CONFIRMING if max(episode.seconds for episode in leaving) < LONG else REPEATS
-    before, instances = measure_holdings(), []
+    before, instances = held(), []
     for copy in range(number):
         await subject.episode(leaving[copy % len(leaving)].task, subject.default, next(subject.copies))
         instances.append(subject.instance)
-    return len((await find_leaks(before))[kind]) >= number * NEARLY
+    return len((await left_since(before))[kind]) >= number * NEARLY
 
 
 def _plural(kind: str, number: int) -> str:

@@ -31,7 +31,7 @@ async def hidden(subject: Subject) -> AsyncIterator[str]:
     played = _of_several(subject)
     if len(played) < FEWEST:
         return
-    heard = {agent: [_list_heard(session, agent) for _, session in played] for agent in subject.env.agents}
+    heard = {agent: [_heard(session, agent) for _, session in played] for agent in subject.env.agents}
     for one in subject.env.agents:
         for other in subject.env.agents:
             if one != other and (found := _leak(heard[one], heard[other])):
@@ -59,7 +59,7 @@ async def silent_partner(subject: Subject) -> AsyncIterator[str]:
                 return
             if (
                 session.agent_rewards.get(agent) is None
-                and not _has_stepped(session, agent)
+                and not _stepped(session, agent)
                 and _is_rewarded(subject, agent)
             ):
                 missing = missing or task.id
@@ -116,7 +116,7 @@ def _of_several(subject: Subject) -> list[tuple[Episode, Session]]:
     return list(found.values())
 
 
-def _list_heard(session: Session, agent: str) -> list[str]:
+def _heard(session: Session, agent: str) -> list[str]:
     """The words that an agent is told before its first message."""
     words: list[str] = []
     for node in session.nodes:
@@ -133,7 +133,7 @@ def _leak(one: Sequence[Sequence[str]], other: Sequence[Sequence[str]]) -> tuple
     It is one's own where both have a value of that name and theirs differ, or where its name says so.
     """
     common = set.intersection(*map(set, other))
-    mine, theirs = _find_named(one), _find_named(other)
+    mine, theirs = _named(one), _named(other)
     for label, values in mine.items():
         if len(set(values)) < 2 or len(values) < len(one):
             continue
@@ -150,7 +150,7 @@ def _leak(one: Sequence[Sequence[str]], other: Sequence[Sequence[str]]) -> tuple
     return None
 
 
-def _find_named(texts: Sequence[Sequence[str]]) -> dict[str, list[str]]:
+def _named(texts: Sequence[Sequence[str]]) -> dict[str, list[str]]:
     """The words behind the same three words in every text, by those."""
     found: dict[str, list[str]] = {}
     labels = set.intersection(
@@ -176,7 +176,7 @@ def _rest(words: Sequence[str], label: str) -> set[str]:
     return set(words)
 
 
-def _has_stepped(session: Session, agent: str) -> bool:
+def _stepped(session: Session, agent: str) -> bool:
     return any(node.reward is not None for node in session.nodes if node.agent == agent)
 
 

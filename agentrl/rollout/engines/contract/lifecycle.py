@@ -42,7 +42,7 @@ _PAUSES = 10
 """The most pauses until one comes amid a turn: a tiny model may end it in less time than a call takes."""
 
 
-async def _pause(subject: EngineSubject, mode: PauseMode, prompt: list[int], sampling: Sampling) -> tuple[Turn, bool]:
+async def _paused(subject: EngineSubject, mode: PauseMode, prompt: list[int], sampling: Sampling) -> tuple[Turn, bool]:
     """Pause amid a turn and resume; the turn, and whether it was under way all the time."""
     engine = subject.engine
     task = asyncio.create_task(subject.turn(prompt, sampling, f"pause-{mode}/0"))
@@ -66,7 +66,7 @@ async def pausing_works_in_every_mode(subject: EngineSubject) -> None:
     whole = await subject.turn(prompt, sampling)
     for mode in sorted(engine.capabilities.pause_modes):
         for _ in range(_PAUSES):
-            turn, held = await _pause(subject, mode, prompt, sampling)
+            turn, held = await _paused(subject, mode, prompt, sampling)
             if held == (mode in (PauseMode.RETRACT, PauseMode.IN_PLACE)):
                 break  # else it had ended before the pause arrived, or not begun, which proves nothing
         expect(held == (mode in (PauseMode.RETRACT, PauseMode.IN_PLACE)), f"{mode}: held while paused is {held}")

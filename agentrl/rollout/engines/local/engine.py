@@ -33,7 +33,7 @@ from agentrl.models.devices import torch_device
 from agentrl.models.tokenizers import HFTokenizer, load_tokenizer
 from agentrl.rollout.engines import grammars
 from agentrl.rollout.engines.checks import check_ids, check_sampling, check_temperature
-from agentrl.rollout.engines.local.inbox import end_by
+from agentrl.rollout.engines.local.inbox import ended_by
 from agentrl.rollout.engines.local.request import Request
 from agentrl.rollout.engines.local.runner import ModelRunner
 from agentrl.rollout.engines.local.scheduler import Scheduler
@@ -41,7 +41,7 @@ from agentrl.rollout.engines.local.weights import load_weights
 from agentrl.rollout.engines.local.worker import Item, SchedulerThread
 from agentrl.rollout.engines.managed import ManagedEngine
 from agentrl.rollout.weights.receiver import EngineReceiver, Receiver
-from agentrl.rollout.weights.snapshot import merge_on
+from agentrl.rollout.weights.snapshot import merged_on
 from agentrl.types import Capabilities, Chunk, Health, PauseMode, Placed, Sampling, Tokenizer, Turn
 
 _ARENA_BYTES = 4 << 30  # at most; a quarter of the memory where that is less
@@ -116,7 +116,7 @@ class LocalEngine(ManagedEngine):
     def _threads(self, device: str) -> int | None:
         if device != "cpu":
             return self._config.threads
-        return cores.choose_threads(self._config.threads, 1 if self._runner.parameters < _TINY else cores.share(1))
+        return cores.chosen(self._config.threads, 1 if self._runner.parameters < _TINY else cores.share(1))
 
     def _row_invariant(self, threads: int | None) -> bool:
         own = torch.get_num_threads()
@@ -178,7 +178,7 @@ class LocalEngine(ManagedEngine):
         self._worker.submit(request, asyncio.get_running_loop(), inbox)
         ended = False
         try:
-            with end_by(deadline, inbox, request.id):
+            with ended_by(deadline, inbox, request.id):
                 while not ended:
                     item = await inbox.get()
                     ended = not isinstance(item, Chunk | DeadlineExceeded)
@@ -235,7 +235,7 @@ class LocalEngine(ManagedEngine):
         Raises:
             EngineError: a name is unknown or missing, or a shape differs; nothing was changed.
         """
-        weights = merge_on(self._path, weights)
+        weights = merged_on(self._path, weights)
 
         def change() -> None:
             load_weights(self._runner.model, weights)

@@ -12,7 +12,7 @@ from agentrl.errors import DeadlineExceeded
 
 
 @contextmanager
-def end_by(deadline: float | None, inbox: asyncio.Queue[Any], request_id: str) -> Iterator[None]:
+def ended_by(deadline: float | None, inbox: asyncio.Queue[Any], request_id: str) -> Iterator[None]:
     """Put a `DeadlineExceeded` behind what had come before, once the deadline has passed.
 
     Args:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentrl.common.native import compile_library, processor
+from agentrl.common.native import compiled, processor
 from agentrl.errors import MissingExtra
 from agentrl.rollout.engines.local.arena import Arena
 from agentrl.rollout.engines.local.flat import PLAIN, LayerShape
@@ -86,10 +86,10 @@ def name() -> str:
 
 
 def _library() -> tuple[Any, str]:
-    made = compile_library(
+    made = compiled(
         [Path(__file__).with_name("kernel.c")],
         "kernel.so",
-        (*FLAGS, f"-DPROCESSOR={_quote()}"),
+        (*FLAGS, f"-DPROCESSOR={_quoted()}"),
         "kernel",
         "the kernel",
     )
@@ -98,7 +98,7 @@ def _library() -> tuple[Any, str]:
     return library, made.parent.name
 
 
-def _quote() -> str:
+def _quoted() -> str:
     return "".join(letter for letter in processor() if letter.isalnum())
 
 
@@ -192,7 +192,7 @@ class Kernel:
             scale=attention.scaling,
             embedding=self._plain(core.embed_tokens.weight),
             norm=self._plain(core.norm.weight),
-            head_matrix=self._pack(self._model.lm_head.weight),
+            head_matrix=self._packed(self._model.lm_head.weight),
             cosines=self._cosines.data_ptr(),
             sines=self._sines.data_ptr(),
             layer=self._layers,
@@ -205,27 +205,27 @@ class Kernel:
         normed = getattr(attention, "q_norm", None) is not None
         return _Layer(
             norm_in=self._plain(layer.input_layernorm.weight),
-            qkv=self._pack(*(one.weight for one in three)),
-            qkv_bias=self._plain(_pad(torch.cat([one.bias for one in three]))) if biased else None,
+            qkv=self._packed(*(one.weight for one in three)),
+            qkv_bias=self._plain(_padded(torch.cat([one.bias for one in three]))) if biased else None,
             q_norm=self._plain(attention.q_norm.weight) if normed else None,
             k_norm=self._plain(attention.k_norm.weight) if normed else None,
-            out=self._pack(attention.o_proj.weight),
+            out=self._packed(attention.o_proj.weight),
             norm_mlp=self._plain(layer.post_attention_layernorm.weight),
-            gate_up=self._pack(mlp.gate_proj.weight, mlp.up_proj.weight),
-            down=self._pack(mlp.down_proj.weight),
+            gate_up=self._packed(mlp.gate_proj.weight, mlp.up_proj.weight),
+            down=self._packed(mlp.down_proj.weight),
         )
 
     def _plain(self, tensor: Tensor) -> int:
         self._held.append(tensor.detach().contiguous())
         return self._held[-1].data_ptr()
 
-    def _pack(self, *matrices: Tensor) -> int:
+    def _packed(self, *matrices: Tensor) -> int:
         """Matrices [outputs, inputs] below each other, as panels of outputs side by side: [panels, inputs, PANEL]."""
-        whole = _pad(torch.cat([matrix.detach() for matrix in matrices]))
+        whole = _padded(torch.cat([matrix.detach() for matrix in matrices]))
         return self._plain(whole.view(-1, PANEL, whole.shape[1]).transpose(1, 2))
 
 
-def _pad(rows: Tensor) -> Tensor:
+def _padded(rows: Tensor) -> Tensor:
     short = -len(rows) % PANEL
     return rows if not short else torch.cat((rows, rows.new_zeros(short, *rows.shape[1:])))
 

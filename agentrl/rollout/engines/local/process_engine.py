@@ -156,7 +156,7 @@ class ProcessEngine(ManagedEngine):
         Raises:
             EngineError: a name is unknown or missing, or a shape differs; nothing was changed.
         """
-        from agentrl.rollout.engines.servers.reload import write_model
+        from agentrl.rollout.engines.servers.reload import written
         from agentrl.rollout.weights.buckets import ADAPTER, take_part
         from agentrl.rollout.weights.snapshot import write_part
 
@@ -164,7 +164,7 @@ class ProcessEngine(ManagedEngine):
             with ScratchFolder() as scratch:
                 await self.load(write_part(adapter, scratch / "adapter"), version)
             return
-        with write_model(ModelFacts.read(self._path), weights) as folder:
+        with written(ModelFacts.read(self._path), weights) as folder:
             await self.load(folder, version)
 
     async def load(self, folder: Path, version: int) -> None:

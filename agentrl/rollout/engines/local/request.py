@@ -9,7 +9,7 @@ from agentrl.errors import EngineError
 from agentrl.rollout.engines.grammars import Matcher
 from agentrl.rollout.engines.local.arena import Prefix
 from agentrl.rollout.engines.local.images import FIRST, ImageFrame
-from agentrl.tracing import round_seconds
+from agentrl.tracing import rounded
 from agentrl.types import FinishReason, Sampling, TopLogprobs, Turn, VersionSpan
 
 
@@ -67,7 +67,7 @@ class Request:
             stopped_by=stopped_by,
             cached_tokens=self.cached,
             attachments=dict(self.attachments),
-            timings={"queue": round_seconds(self.queued)},
+            timings={"queue": rounded(self.queued)},
             top_logprobs=tuple(self.top_logprobs),
         )
 

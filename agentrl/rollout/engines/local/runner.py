@@ -104,7 +104,7 @@ class ModelRunner:
             InvalidWeights: its files don't hold the weights of its configuration.
             EngineError: it can't be loaded, or its attention is of a kind that the flat step has no place for.
         """
-        self.model = _load(path, dtype).eval().requires_grad_(False).to(device)
+        self.model = _loaded(path, dtype).eval().requires_grad_(False).to(device)
         self.device = torch.device(device)
         self.images = ImageStore(self.model) if sees(path) else None
         config = self.model.config.get_text_config()
@@ -199,7 +199,7 @@ class ModelRunner:
             float32 logits, shape (len(keep), vocabulary).
         """
         if self.kernel is not None:
-            return self._run_compiled(rows, decode, segments, segment_size, keep, shared)
+            return self._compiled(rows, decode, segments, segment_size, keep, shared)
         tokens, positions, layout = self._lay_out(rows, decode, segments, segment_size, shared)
         self.arena.touched = max(self.arena.touched, layout.decode_keys, layout.segment_keys)
         if self.recorder is not None:
@@ -223,7 +223,7 @@ class ModelRunner:
         logits: Tensor = output.logits[0, : len(keep)].float()
         return logits
 
-    def _run_compiled(
+    def _compiled(
         self,
         rows: int,
         decode: Sequence[tuple[int, int, int]],
@@ -337,7 +337,7 @@ class ModelRunner:
         return torch.tensor(token, device=self.device), position_N, layout
 
 
-def _load(path: Path, dtype: str) -> Any:
+def _loaded(path: Path, dtype: str) -> Any:
     """The model of a folder; errors as of `ModelRunner`."""
     try:
         load = load_vision_lm if sees(path) else load_causal_lm

@@ -71,13 +71,13 @@ def sample(logits_BV: Tensor, rows: Sequence[RowSampling]) -> tuple[list[int], l
     plain = sorted({*range(len(rows))}.difference(narrowed))
     tokens, best = [0] * len(rows), _most_probable(logp_BV, [row.sampling.top_logprobs for row in rows])
     if plain:
-        drawn = _draw(logp_BV if not narrowed else logp_BV[plain], u_B[plain])
+        drawn = _drawn(logp_BV if not narrowed else logp_BV[plain], u_B[plain])
         for index, token in zip(plain, drawn.tolist(), strict=True):
             tokens[index] = token
     own: dict[int, float] = {}
     for index in narrowed:
         row, u = rows[index], u_B[index : index + 1]
-        tokens[index], recorded, candidates = _draw_narrowed(logits_BV[index], logp_BV[index], row, u)
+        tokens[index], recorded, candidates = _narrowed(logits_BV[index], logp_BV[index], row, u)
         if recorded is not None:
             own[index], best[index] = recorded, candidates
     token_B1 = torch.tensor(tokens, device=logp_BV.device)[:, None]
@@ -85,14 +85,14 @@ def sample(logits_BV: Tensor, rows: Sequence[RowSampling]) -> tuple[list[int], l
     return tokens, [own.get(index, logp) for index, logp in enumerate(logps)], best
 
 
-def _draw(logp_BV: Tensor, u_B: np.ndarray) -> Tensor:
+def _drawn(logp_BV: Tensor, u_B: np.ndarray) -> Tensor:
     """A place in each row, by inverse CDF."""
     cdf_BV = logp_BV.double().exp().cumsum(-1)
     target_B1 = torch.from_numpy(u_B).to(cdf_BV.device)[:, None] * cdf_BV[:, -1:]
     return torch.searchsorted(cdf_BV, target_B1, right=True)[:, 0].clamp_(max=logp_BV.shape[1] - 1)
 
 
-def _draw_narrowed(
+def _narrowed(
     logits_V: Tensor, logp_V: Tensor, row: RowSampling, u_1: np.ndarray
 ) -> tuple[int, float | None, TopLogprobs]:
     """Draw a row's token from less than the softmax of its logits.
@@ -107,14 +107,14 @@ def _draw_narrowed(
         The token, and, where its support is recorded, its log-probability and the most probable tokens of that set.
     """
     sampling = row.sampling
-    if _is_reweighted(sampling) or row.allowed is not None:
+    if _reweighted(sampling) or row.allowed is not None:
         logits_V = _reweigh(logits_V, row)
         logp_V = torch.log_softmax(logits_V / (sampling.temperature or 1.0), dim=-1)
     if sampling.temperature == 0:
         return int(logp_V.argmax()), None, ()
-    kept_K = _list_kept(logp_V, sampling)
+    kept_K = _kept(logp_V, sampling)
     left_K = logp_V if kept_K is None else logp_V[kept_K]
-    place = int(_draw(left_K[None], u_1))
+    place = int(_drawn(left_K[None], u_1))
     token = place if kept_K is None else int(kept_K[place])
     if row.support is None:
         return token, None, ()
@@ -150,7 +150,7 @@ def _mix(z: np.ndarray) -> np.ndarray:
     return mixed
 
 
-def _is_reweighted(sampling: Sampling) -> bool:
+def _reweighted(sampling: Sampling) -> bool:
     return bool(sampling.logit_bias or sampling.penalised)
 
 
@@ -172,7 +172,7 @@ def _reweigh(logits_V: Tensor, row: RowSampling) -> Tensor:
     return logits_V
 
 
-def _list_kept(logp_V: Tensor, sampling: Sampling) -> Tensor | None:
+def _kept(logp_V: Tensor, sampling: Sampling) -> Tensor | None:
     """The ids that grammar, top-k, top-p and min-p leave, ascending; None where that is all of them.
 
     Of equally probable tokens the lower id comes first. Top-p sorts no more than it has to: tokens that have less than

@@ -132,7 +132,7 @@ class Scheduler:
         found, shared = (None, 0) if request.sampling is None else self.prefixes.find(request.ids, request.hashes)
         usable = 0
         if found is not None and self.arena.states is not None:
-            found, usable = self._find_stored(found, min(shared, request.prompt - 1))
+            found, usable = self._continued(found, min(shared, request.prompt - 1))
         elif found is not None:
             usable = min(shared, found.computed, request.prompt - 1)
             if found.row is not None and min(shared, request.prompt - 1) >= usable + BLOCK:
@@ -153,7 +153,7 @@ class Scheduler:
         return True
 
     @staticmethod
-    def _find_stored(found: Prefix, shared: int) -> tuple[Prefix | None, int]:
+    def _continued(found: Prefix, shared: int) -> tuple[Prefix | None, int]:
         """A stored prefix whose state was taken within what is shared, and how many tokens can be copied: all."""
         if found.state is None or found.state.place > shared:
             return None, 0
@@ -209,7 +209,7 @@ class Scheduler:
                 sampled.append((request, base + count - 1))
         tokens = [(r.row, r.computed, r.ids[-1]) for r in decode]
         keep = [place for _, place in sampled] + score_places
-        logits = self.runner.step(rows, tokens, segments, size, keep, self._find_shared(decode))
+        logits = self.runner.step(rows, tokens, segments, size, keep, self._shared(decode))
         self._advance(decode, segments, owners)
         self.progress = True
         count = len(sampled)
@@ -226,7 +226,7 @@ class Scheduler:
             self._compact(len(self.running))
         return 1 + max(r.row for r in decode)
 
-    def _find_shared(self, decode: list[Request]) -> list[Shared]:
+    def _shared(self, decode: list[Request]) -> list[Shared]:
         """The common beginnings of decoding rows; looked for again only where the rows are others than a step ago.
 
         On a CPU alone, where reading memory is what a step costs: each of these is a few small products by itself.
@@ -281,7 +281,7 @@ class Scheduler:
                 r.sampling,
                 r.seed,
                 len(r.ids),
-                *_list_counted(r, r.sampling),
+                *_counted(r, r.sampling),
                 support=r.support,
                 allowed=None if r.matcher is None else r.matcher.allowed(),
             )
@@ -300,7 +300,7 @@ class Scheduler:
                 if candidates:
                     request.top_logprobs.append(candidates)
                 self._mark_version(request)
-                result = self._stop_at(request, token)
+                result = self._stopped(request, token)
             else:
                 request.computed = 0  # these keys and values must not be shared
                 result = EngineError(f"policy version {self.version} gives logits that are not finite")
@@ -317,7 +317,7 @@ class Scheduler:
         else:
             request.versions.append(VersionSpan(self.version, end - 1, end))
 
-    def _stop_at(self, request: Request, token: int) -> Turn | None:
+    def _stopped(self, request: Request, token: int) -> Turn | None:
         if token in request.stops:
             return self._turn(request, FinishReason.STOP, token)
         if request.matcher is not None:
@@ -361,7 +361,7 @@ class Scheduler:
         return ended
 
 
-def _list_counted(request: Request, sampling: Sampling) -> tuple[Sequence[int], Sequence[int]]:
+def _counted(request: Request, sampling: Sampling) -> tuple[Sequence[int], Sequence[int]]:
     """The turn's tokens so far and its prompt's, where penalties count them."""
     if not sampling.penalised:
         return (), ()

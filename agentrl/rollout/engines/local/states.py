@@ -101,14 +101,14 @@ class States:
             before = None
             if not job.fresh:
                 before = LayerState.concatenate([(self.rows[row].layers[mixer.name], 0) for row in job.rows])
-            found, after = _compute(mixer, hidden[0][job.tokens], before)
+            found, after = _computed(mixer, hidden[0][job.tokens], before)
             out[job.tokens] = found.to(out.dtype)
             for at, row in enumerate(job.rows):
                 self._after[row].layers[mixer.name] = after.one(at)
         return out[None]
 
 
-def _compute(mixer: Mixer, hidden: Tensor, state: LayerState | None) -> tuple[Tensor, LayerState]:
+def _computed(mixer: Mixer, hidden: Tensor, state: LayerState | None) -> tuple[Tensor, LayerState]:
     """Several tokens at once; one by one where the layer can't continue otherwise."""
     if state is None or mixer.continues or hidden.shape[1] == 1:
         return mixer.compute(hidden, state)

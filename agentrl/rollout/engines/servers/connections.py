@@ -47,7 +47,7 @@ class ConnectionPool:
         """Use another address from now on."""
         self._address = urlsplit(url)
         fields = {"host": self._address.netloc.rpartition("@")[2], "content-type": "application/json", **self._headers}
-        self._fields = _write(fields)
+        self._fields = _written(fields)
         while self._idle:
             self._idle.pop().close()
 
@@ -60,9 +60,9 @@ class ConnectionPool:
         Raises:
             OSError: the server can't be reached, hung up, or answers what is not HTTP.
         """
-        connection = self._take_kept() or await self._open()
+        connection = self._kept() or await self._opened()
         self._busy.add(connection)
-        head = f"{method} {self._address.path}{path} HTTP/1.1\r\n{self._fields}{_write(headers or {})}"
+        head = f"{method} {self._address.path}{path} HTTP/1.1\r\n{self._fields}{_written(headers or {})}"
         try:
             await connection.ask(f"{head}content-length: {len(content)}\r\n\r\n".encode("latin-1") + content)
             yield connection
@@ -74,7 +74,7 @@ class ConnectionPool:
             else:
                 connection.close()
 
-    def _take_kept(self) -> HttpConnection | None:
+    def _kept(self) -> HttpConnection | None:
         """The connection that was used last, if it can be used again; those that can't any more are closed."""
         oldest = time.monotonic() - IDLE_SECONDS
         while self._idle and self._idle[0].idle_since < oldest:
@@ -86,7 +86,7 @@ class ConnectionPool:
             connection.close()
         return None
 
-    async def _open(self) -> HttpConnection:
+    async def _opened(self) -> HttpConnection:
         if self._closed:
             raise BrokenConnection("the connections were closed")
         host, port, encrypted = self._address.hostname, self._address.port, self._address.scheme == "https"
@@ -113,7 +113,7 @@ class ConnectionPool:
         self._idle.clear()
 
 
-def _write(headers: Mapping[str, str]) -> str:
+def _written(headers: Mapping[str, str]) -> str:
     for name, value in headers.items():
         if "\n" in value or "\r" in value:
             raise ValueError(f"the header {name} would end within its value")
@@ -140,7 +140,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _begin(self) -> None:
         self._body, self._head_bytes = bytearray(), 0
-        self._headed = self._framed = self._ended = self._take_kept = False
+        self._headed = self._framed = self._ended = self._kept = False
 
     # -------------------------------------------------------------------------- what the transport calls
 
@@ -182,7 +182,7 @@ class HttpConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """The head has come; one of an interim answer is followed by another."""
         self.status = self._parser.get_status_code()
-        self._headed, self._take_kept = self.status >= 200, self._parser.should_keep_alive()
+        self._headed, self._kept = self.status >= 200, self._parser.should_keep_alive()
 
     def on_body(self, body: bytes) -> None:
         """A part of the body has come."""
@@ -238,7 +238,7 @@ class HttpConnection(asyncio.Protocol):
         piece = bytes(self._body)
         self._body.clear()
         if not piece:
-            self.complete = self._take_kept and self._broken is None
+            self.complete = self._kept and self._broken is None
         return piece
 
     async def whole(self) -> bytes:

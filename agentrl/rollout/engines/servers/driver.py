@@ -12,7 +12,7 @@ import ctypes
 import os
 from pathlib import Path
 
-from agentrl.common.native import compile_library
+from agentrl.common.native import compiled
 
 LIBRARY = "libcuda.so.1"
 FLAGS = ("-shared", "-fPIC", f"-Wl,-soname,{LIBRARY}")
@@ -25,7 +25,7 @@ def driver_environment() -> dict[str, str]:
         MissingExtra: there is no driver, and no C compiler to build the stand-in with.
     """
     folders = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if folder]
-    if _is_installed() or any(Path(folder, LIBRARY).is_file() for folder in folders):
+    if _installed() or any(Path(folder, LIBRARY).is_file() for folder in folders):
         return {}
     return {"LD_LIBRARY_PATH": os.pathsep.join([*folders, str(stand_in().parent)])}
 
@@ -37,10 +37,10 @@ def stand_in() -> Path:
         MissingExtra: there is no C compiler.
     """
     source = Path(__file__).with_name("libcuda.c")
-    return compile_library([source], LIBRARY, FLAGS, "driver", f"sglang on a CPU (a stand-in for NVIDIA's {LIBRARY})")
+    return compiled([source], LIBRARY, FLAGS, "driver", f"sglang on a CPU (a stand-in for NVIDIA's {LIBRARY})")
 
 
-def _is_installed() -> bool:
+def _installed() -> bool:
     with contextlib.suppress(OSError):
         ctypes.CDLL(LIBRARY)
         return True

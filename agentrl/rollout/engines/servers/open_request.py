@@ -13,7 +13,7 @@ from agentrl.attachments.support import SupportRecorder
 from agentrl.errors import AgentRLError, EngineError
 from agentrl.rollout.engines.checks import most_probable
 from agentrl.rollout.engines.folder import Experts
-from agentrl.tracing import round_seconds
+from agentrl.tracing import rounded
 from agentrl.types import Chunk, FinishReason, Sampling, TopLogprobs, Turn, VersionSpan
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class OpenRequest:
     @property
     def experts_from(self) -> int | None:
         """The first token whose routed experts are wanted and not known yet."""
-        record = attachments.list_unrecorded(self.sampling.record, self.attachments, self.attachments_end)
+        record = attachments.unrecorded(self.sampling.record, self.attachments, self.attachments_end)
         return dict(record).get(routed_experts.NAME)
 
     def add_experts(self, experts_TLk: NDArray[Any], start: int, experts: Experts) -> None:
@@ -148,7 +148,7 @@ class OpenRequest:
             stopped_by=stopped_by,
             cached_tokens=self.cached or 0,
             attachments=attached,
-            timings={} if self.queued is None else {"queue": round_seconds(self.queued)},
+            timings={} if self.queued is None else {"queue": rounded(self.queued)},
             top_logprobs=tuple(self.top_logprobs),
         )
 

@@ -48,7 +48,7 @@ def command_line(options: Mapping[str, OptionValue]) -> list[str]:
     return words
 
 
-def merge(
+def merged(
     ours: Mapping[str, OptionValue], users: Mapping[str, OptionValue], owned: Mapping[str, str]
 ) -> dict[str, OptionValue]:
     """Merge our options with the user's, which win.
@@ -103,7 +103,7 @@ def check_version(python: str, packages: Sequence[str], low: tuple[int, ...], be
         ConfigError: the version is outside [low, below).
     """
     name = packages[0]
-    wanted = f"{name}>={_dot(low)},<{_dot(below)}"
+    wanted = f"{name}>={_dotted(low)},<{_dotted(below)}"
     try:
         done = subprocess.run(
             [python, "-c", _QUESTION, *packages], capture_output=True, text=True, timeout=_QUESTION_SECONDS
@@ -127,7 +127,7 @@ def check_range(name: str, version: str, low: tuple[int, ...], below: tuple[int,
         ConfigError: it is not.
     """
     if not low <= _numbers(version) < below:
-        raise ConfigError(f"{name} {version} is outside the supported range {name}>={_dot(low)},<{_dot(below)}")
+        raise ConfigError(f"{name} {version} is outside the supported range {name}>={_dotted(low)},<{_dotted(below)}")
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -136,5 +136,5 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, found[0].split("."))) if found else ()
 
 
-def _dot(version: tuple[int, ...]) -> str:
+def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from agentrl import cluster
 from agentrl.cluster import Resources, Role
 from agentrl.cluster.placement.inventory import on_gpus
-from agentrl.cluster.server import probe_until
+from agentrl.cluster.server import probed
 from agentrl.cluster.wire.forwarding import Forwarder
 from agentrl.errors import DeadlineExceeded, EngineError, InfraError
 from agentrl.rollout.engines.servers.server_settings import ServerConfig
@@ -124,7 +124,7 @@ class PlacedServer:
         try:
             await self.worker.ready(timeout)
             self._reached(await self.worker.call("forward", self.worker.address.host, self.key, timeout=ANSWER_SECONDS))
-            if not await probe_until(probe, lambda: self.exit_status, end):
+            if not await probed(probe, lambda: self.exit_status, end):
                 if self.exit_status is not None:
                     raise self.exit_error()
                 tail = await self.worker.call("tail", timeout=ANSWER_SECONDS)

@@ -14,7 +14,7 @@ from agentrl.rollout.engines.folder import ModelFacts, check_tensors, tensors
 
 
 @contextlib.contextmanager
-def write_model(facts: ModelFacts, weights: Iterable[tuple[str, Any]]) -> Iterator[Path]:
+def written(facts: ModelFacts, weights: Iterable[tuple[str, Any]]) -> Iterator[Path]:
     """A temporary folder with these weights and the model's own configuration and tokenizer.
 
     Raises:

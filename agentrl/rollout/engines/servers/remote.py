@@ -24,7 +24,7 @@ from agentrl.common import custom_code
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, EngineError, InvalidInput
 from agentrl.rollout.engines.checks import check_ids, check_sampling, check_temperature, readable
 from agentrl.rollout.engines.folder import ModelFacts
-from agentrl.rollout.engines.local.inbox import end_by
+from agentrl.rollout.engines.local.inbox import ended_by
 from agentrl.rollout.engines.managed import ManagedEngine
 from agentrl.rollout.engines.servers.open_request import OpenRequest
 from agentrl.rollout.engines.servers.placed_server import PlacedServer
@@ -192,7 +192,7 @@ class RemoteEngine(ManagedEngine, ABC):
         request.task = asyncio.create_task(self._run(request))
         ended = False
         try:
-            with end_by(deadline, request.inbox, request_id):
+            with ended_by(deadline, request.inbox, request_id):
                 while not ended:
                     item = await request.inbox.get()
                     ended = not isinstance(item, Chunk | DeadlineExceeded)
@@ -325,9 +325,9 @@ class RemoteEngine(ManagedEngine, ABC):
         Raises:
             EngineError: a name is unknown or missing, or a shape differs (nothing was changed); or the server refused.
         """
-        from agentrl.rollout.engines.servers.reload import write_model
+        from agentrl.rollout.engines.servers.reload import written
 
-        with write_model(self.facts, weights) as folder:
+        with written(self.facts, weights) as folder:
             await self._bring(folder, version)
 
     async def _bring(self, folder: Path, version: int) -> None:

@@ -223,7 +223,7 @@ class ServerEngine(RemoteEngine):
         python = options.interpreter(self.config)
         options.check_version(python, self.packages, *self.supported)
         port = free_port(HOST)
-        self.launched = options.merge(self._options(), self.config.server, self.owned)
+        self.launched = options.merged(self._options(), self.config.server, self.owned)
         command = [python, "-m", *self._command(), "--host", HOST, "--port", str(port)]
         command += options.command_line(self.launched)
         log = None if self.config.log is None else Path(self.config.log)
@@ -234,7 +234,7 @@ class ServerEngine(RemoteEngine):
         """Have a node of the cluster start the server; the client gets its address once it is there."""
         from agentrl.rollout.engines import ENGINES
 
-        options.merge({}, self.config.server, self.owned)
+        options.merged({}, self.config.server, self.owned)
         ranks = ENGINES.find(self.config.name).ranks(self.config)
         server = PlacedServer(self.name, self.path, self.config, ranks, lambda url: self.client.set_url(url))
         self.server = server
@@ -302,7 +302,7 @@ class ServerEngine(RemoteEngine):
     def _adapter(self) -> str | None:
         return None if self.adapters is None else self.adapters.current
 
-    def _version_of(self, request: OpenRequest, noted: int) -> int:
+    def _made_by(self, request: OpenRequest, noted: int) -> int:
         """The version of tokens that have just come: with adapters, that which the turn began with."""
         return noted if self.adapters is None else request.version
 

@@ -113,7 +113,7 @@ class SGLangEngine(ServerEngine):
                 return request.turn(FinishReason.LENGTH)
             if reason == "stop":
                 matched = ended.get("matched")
-                if self._is_wanted(request.sampling, matched):
+                if self._wanted(request.sampling, matched):
                     return request.turn(FinishReason.STOP, matched)
                 if len(request.token_ids) >= request.limit:
                     return request.turn(FinishReason.LENGTH)
@@ -123,7 +123,7 @@ class SGLangEngine(ServerEngine):
             raise EngineError(f"sglang ended request {request.id!r} with {ended}")
 
     @staticmethod
-    def _is_wanted(sampling: Sampling, matched: Any) -> bool:
+    def _wanted(sampling: Sampling, matched: Any) -> bool:
         """True where a stop was requested; a grammar ends with the tokenizer's end token."""
         return matched in sampling.stop_token_ids or matched in sampling.stop or sampling.grammar
 
@@ -161,7 +161,7 @@ class SGLangEngine(ServerEngine):
                     logprobs = list(drawn)
                     self._check_kept(new, kept)
                 self._check_output(new, logprobs)
-                version = self._version_of(request, int(meta.get("weight_version") or 0))
+                version = self._made_by(request, int(meta.get("weight_version") or 0))
                 request.take(new, logprobs, version, candidates, kept)
                 if meta.get("finish_reason"):
                     if self.adapters is None:

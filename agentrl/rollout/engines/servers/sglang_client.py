@@ -35,11 +35,11 @@ class SGLangClient(Http):
         Args:
             body: the request.
             headers: besides those of every request.
-            incremental: whether an event has the new tokens alone: those that came together are then `join_events`.
+            incremental: whether an event has the new tokens alone: those that came together are then `joined`.
         """
         async with contextlib.aclosing(self.events("/generate", {**body, "stream": True}, headers)) as pieces:
             async for events in pieces:
-                for event in join_events(events) if incremental else events:
+                for event in joined(events) if incremental else events:
                     if "error" in event:
                         raise _failure(event["error"])
                     yield event
@@ -200,7 +200,7 @@ _BY_TOKEN = (
 """What an event tells of each of its tokens, besides their ids."""
 
 
-def join_events(events: Sequence[Any]) -> Sequence[Any]:
+def joined(events: Sequence[Any]) -> Sequence[Any]:
     """The same tokens in fewer events: consecutive ones of one weight version are one, with the last one's facts.
 
     Errors stay by themselves, and so do events that do not tell of each of their tokens.

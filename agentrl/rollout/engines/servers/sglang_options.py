@@ -97,7 +97,7 @@ def launch_options(config: ServerConfig, facts: ModelFacts, platform: Platform) 
         "api_key": config.api_key,
         "enable_return_routed_experts": config.routed_experts or None,
         "sampling_mask_max_tokens": facts.vocab_size if config.support_bytes else None,
-        "trust_remote_code": custom_code.is_allowed(facts.path) or None,
+        "trust_remote_code": custom_code.allowed(facts.path) or None,
         **_adapters(config, facts, platform),
     }
     context = facts.context

@@ -47,7 +47,7 @@ from agentrl.rollout.engines.servers.vllm_options import (
     OWNED,
     SUPPORTED,
     launch_options,
-    count_listed,
+    listed,
     narrows,
     sampling_params,
 )
@@ -122,7 +122,7 @@ class VLLMEngine(ServerEngine):
         request.rid = self._next_id()
         most = 0 if self.info is None else self.info.listed
         request.support = self._recorder(request, support.VLLM) if most else None
-        count = count_listed(request.sampling, min(most, self.facts.vocab_size))
+        count = listed(request.sampling, min(most, self.facts.vocab_size))
         few, everything = request.sampling.truncated, range(self.facts.vocab_size)
         narrowed = narrows(request.sampling) and request.support is None
         held: list[int] = []
@@ -142,11 +142,11 @@ class VLLMEngine(ServerEngine):
                         held += ids
                     elif request.support is not None:
                         found = [_candidates(place) for place in places]
-                        kept = [_list_left(one, count, self.facts.vocab_size) if few else everything for one in found]
-                        request.take(ids, logprobs, self._version_of(request, self._version), found, kept)
+                        kept = [_left(one, count, self.facts.vocab_size) if few else everything for one in found]
+                        request.take(ids, logprobs, self._made_by(request, self._version), found, kept)
                     else:
                         wanted = places if request.sampling.top_logprobs else []
-                        version = self._version_of(request, self._version)
+                        version = self._made_by(request, self._version)
                         request.take(ids, logprobs, version, [_candidates(place) for place in wanted])
                     if choice.get("finish_reason"):
                         ended = choice
@@ -171,7 +171,7 @@ class VLLMEngine(ServerEngine):
                 params = {"temperature": temperature, "logprobs": count + 1}
                 places = range(start, len(path))
                 best = await self._at_each(places, lambda place: self._next(path[:place], params, under))
-            request.take(sampled, found, self._version_of(request, self._version), best)
+            request.take(sampled, found, self._made_by(request, self._version), best)
 
     @staticmethod
     def _set_versions(request: OpenRequest, ended: dict[str, Any]) -> None:
@@ -200,7 +200,7 @@ class VLLMEngine(ServerEngine):
     def _body(self, request: OpenRequest) -> dict[str, Any]:
         params = sampling_params(request.sampling, request.limit, self.config.stream_tokens)
         if request.support is not None and request.sampling.truncated and self.info is not None:
-            params["logprobs"] = count_listed(request.sampling, min(self.info.listed, self.facts.vocab_size))
+            params["logprobs"] = listed(request.sampling, min(self.info.listed, self.facts.vocab_size))
         if self.config.routed_experts and request.experts_from is not None:
             params["routed_experts_prompt_start"] = request.experts_from
         return {
@@ -337,7 +337,7 @@ def _candidates(place: dict[str, Any]) -> list[tuple[int, float]]:
     return list({entry["token_id"]: float(entry["logprob"]) for entry in entries}.items())
 
 
-def _list_left(candidates: list[tuple[int, float]], asked: int, vocabulary: int) -> list[int] | None:
+def _left(candidates: list[tuple[int, float]], asked: int, vocabulary: int) -> list[int] | None:
     """The tokens that have a chance, of the sampled and the most probable ones; None where there may be more."""
     possible = [token for token, logp in candidates if math.isfinite(logp) and logp > -9999]
     return possible if len(possible) < asked or asked >= vocabulary else None

@@ -40,7 +40,7 @@ LISTED = 512
 """Tokens that a server of ours gives log-probabilities of, at most: what a token was drawn from is read off them."""
 
 
-def count_listed(sampling: Sampling, most: int) -> int:
+def listed(sampling: Sampling, most: int) -> int:
     """Return of how many tokens log-probabilities are needed, so that what is left of the vocabulary can be told.
 
     One more than can be left, since equally probable tokens are all left; the server gives `most`.
@@ -99,7 +99,7 @@ def launch_options(config: ServerConfig, facts: ModelFacts, platform: Platform) 
         "disable_uvicorn_access_log": True,
         "api_key": config.api_key,
         "enable_return_routed_experts": config.routed_experts or None,
-        "trust_remote_code": custom_code.is_allowed(facts.path) or None,
+        "trust_remote_code": custom_code.allowed(facts.path) or None,
         "enforce_eager": True if platform == "cpu" else None,
         "worker_extension_cls": "agentrl_vllm.WorkerExtension" if platform == "cpu" else None,
         **_adapters(config.adapter_rank, facts),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from agentrl.sessions.gateway.http.api_error import ApiError, refuse_parameter
-from agentrl.sessions.gateway.wire.fields import find_misspelt
+from agentrl.sessions.gateway.http.api_error import ApiError, unsupported
+from agentrl.sessions.gateway.wire.fields import misspelt
 from agentrl.sessions.gateway.wire.objects import object_at
-from agentrl.sessions.gateway.wire.validation import MOST_FIELDS, header_name
+from agentrl.sessions.gateway.wire.validation import MOST_FIELDS, shown
 
 
 def camel(name: str) -> str:
@@ -17,7 +17,7 @@ def camel(name: str) -> str:
     return first + "".join(part[:1].upper() + part[1:] for part in others)
 
 
-def rename_fields(value: Any, where: str) -> dict[str, Any]:
+def named(value: Any, where: str) -> dict[str, Any]:
     """An object with its fields' names in camel case, without those that are null.
 
     Raises:
@@ -60,10 +60,10 @@ def keep(
         elif name in harmless:
             ignored[place] = place
         elif name in refused:
-            raise refuse_parameter(place)
-        elif (near := find_misspelt(name, read)) is not None or strict:
+            raise unsupported(place)
+        elif (near := misspelt(name, read)) is not None or strict:
             hint = f"; did you mean {near!r}?" if near else ""
             raise ApiError(400, f"unknown parameter {place!r}{hint}", "unknown_parameter", place)
         else:
-            ignored[header_name(name)] = "unknown"
+            ignored[shown(name)] = "unknown"
     return kept

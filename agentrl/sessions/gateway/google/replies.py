@@ -10,7 +10,7 @@ from agentrl.sessions.gateway.exchange import Exchange
 from agentrl.sessions.gateway.turn_parts import deltas_of
 from agentrl.sessions.gateway.wire.chat_replies import usage
 from agentrl.sessions.gateway.wire.logprobs import candidates, places_of_content
-from agentrl.sessions.gateway.wire.sse import encode_json, event
+from agentrl.sessions.gateway.wire.sse import encoded, event
 from agentrl.sessions.renderers.base import Delta
 from agentrl.sessions.tree.turn_generator import GeneratedTurn
 from agentrl.types import FinishReason, Message
@@ -20,10 +20,10 @@ def reply(exchange: Exchange) -> bytes:
     """Return the body of a reply that is not streamed."""
     thinking = exchange.request.extra["thinking"]
     ended = [
-        _end(exchange, place, _parts(choice.message, thinking), choice)
+        _ended(exchange, place, _parts(choice.message, thinking), choice)
         for place, choice in enumerate(exchange.choices)
     ]
-    return encode_json(_frame(exchange, ended, _usage(exchange)))
+    return encoded(_frame(exchange, ended, _usage(exchange)))
 
 
 async def stream(exchange: Exchange) -> AsyncIterator[bytes]:
@@ -33,11 +33,11 @@ async def stream(exchange: Exchange) -> AsyncIterator[bytes]:
         if delta.call is None and not delta.content and not exchange.request.extra["thinking"]:
             continue
         if place in waiting:
-            yield event(encode_json(_frame(exchange, [_candidate(place, waiting[place])], _prompt_usage(exchange))))
+            yield event(encoded(_frame(exchange, [_candidate(place, waiting[place])], _prompt_usage(exchange))))
         waiting[place] = [_part(delta)]
     for place, choice in enumerate(exchange.choices):
-        ended = _end(exchange, place, waiting.get(place, []), choice)
-        yield event(encode_json(_frame(exchange, [ended], _usage(exchange))))
+        ended = _ended(exchange, place, waiting.get(place, []), choice)
+        yield event(encoded(_frame(exchange, [ended], _usage(exchange))))
 
 
 def _frame(exchange: Exchange, candidates: list[dict[str, Any]], tokens: dict[str, int]) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def _candidate(place: int, parts: list[dict[str, Any]]) -> dict[str, Any]:
     return {"content": {"role": "model", "parts": parts}, "index": place}
 
 
-def _end(exchange: Exchange, place: int, parts: list[dict[str, Any]], choice: GeneratedTurn) -> dict[str, Any]:
+def _ended(exchange: Exchange, place: int, parts: list[dict[str, Any]], choice: GeneratedTurn) -> dict[str, Any]:
     """A candidate with what is known at its end."""
     cut = choice.turn.finish_reason is FinishReason.LENGTH
     candidate = {**_candidate(place, parts), "finishReason": "MAX_TOKENS" if cut else "STOP"}

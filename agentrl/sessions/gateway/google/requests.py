@@ -11,9 +11,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrl.sessions.gateway.google.fields import keep, rename_fields
-from agentrl.sessions.gateway.google.tools import choice, read_tools, json_schema
-from agentrl.sessions.gateway.http.api_error import ApiError, refuse_parameter
+from agentrl.sessions.gateway.google.fields import keep, named
+from agentrl.sessions.gateway.google.tools import choice, declared, json_schema
+from agentrl.sessions.gateway.http.api_error import ApiError, unsupported
 from agentrl.sessions.gateway.http.bodies import Body, History
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.turn_request import TurnRequest
@@ -64,12 +64,12 @@ def read(body: Body, limits: Limits, model: str, stream: bool, retry: int | None
         ApiError: a parameter is wrong, unknown or not supported.
     """
     ignored, strict = dict[str, str](), limits.strict_fields
-    given = keep(rename_fields(body.fields, "body"), _READ, _HARMLESS, _REFUSED, "", ignored, strict)
-    tools = read_tools(given.get("tools", []), ignored, strict)
+    given = keep(named(body.fields, "body"), _READ, _HARMLESS, _REFUSED, "", ignored, strict)
+    tools = declared(given.get("tools", []), ignored, strict)
     force, offered, allowed = choice(given.get("toolConfig", {}), tools, ignored, strict)
-    config = rename_fields(given.get("generationConfig", {}), "generationConfig")
+    config = named(given.get("generationConfig", {}), "generationConfig")
     config = keep(config, _CONFIGURED, _UNHEARD, frozenset(), "generationConfig", ignored, strict)
-    drawn, thoughts = _read_sampling(config, limits, ignored), _thoughts(config.get("thinkingConfig", {}), ignored, strict)
+    drawn, thoughts = _drawn(config, limits, ignored), _thoughts(config.get("thinkingConfig", {}), ignored, strict)
     system = _texts(_parts(given["systemInstruction"], "systemInstruction")) if "systemInstruction" in given else ""
     history = body.history
     if history is None and CONTENTS in given:
@@ -96,12 +96,12 @@ def read(body: Body, limits: Limits, model: str, stream: bool, retry: int | None
     )
 
 
-def _read_sampling(config: Mapping[str, Any], limits: Limits, ignored: dict[str, str]) -> dict[str, Any]:
+def _drawn(config: Mapping[str, Any], limits: Limits, ignored: dict[str, str]) -> dict[str, Any]:
     """The sampling parameters in OpenAI's words, without those that the run decides."""
     if config.get("logprobs") and not config.get("responseLogprobs", False):
         raise ApiError(400, "generationConfig.logprobs: needs responseLogprobs to be true", "invalid_value", "logprobs")
     if [str(one).upper() for one in config.get("responseModalities", [])] not in ([], ["TEXT"]):
-        raise refuse_parameter("generationConfig.responseModalities", "only TEXT")
+        raise unsupported("generationConfig.responseModalities", "only TEXT")
     given = {plain: config[name] for name, plain in _GENERATION.items() if name in config}
     stops = given.get("stop", [])
     if not isinstance(stops, list):
@@ -116,7 +116,7 @@ def _read_sampling(config: Mapping[str, Any], limits: Limits, ignored: dict[str,
 
 def _thoughts(config: Any, ignored: dict[str, str], strict: bool) -> bool:
     where, effort = "generationConfig.thinkingConfig", frozenset({"thinkingBudget", "thinkingLevel"})
-    given = keep(rename_fields(config, where), frozenset({"includeThoughts"}), effort, frozenset(), where, ignored, strict)
+    given = keep(named(config, where), frozenset({"includeThoughts"}), effort, frozenset(), where, ignored, strict)
     return given.get("includeThoughts") is True
 
 
@@ -124,7 +124,7 @@ def _form(config: Mapping[str, Any]) -> Any:
     """The form of the text, in OpenAI's words."""
     kind = config.get("responseMimeType", "text/plain")
     if "responseFormat" in config or kind not in ("text/plain", "application/json"):
-        raise refuse_parameter("generationConfig.responseMimeType", "only text/plain and application/json")
+        raise unsupported("generationConfig.responseMimeType", "only text/plain and application/json")
     if kind == "text/plain":
         return None
     if "responseJsonSchema" in config:
@@ -153,7 +153,7 @@ def convert(items: Sequence[Any], start: int, ignored: dict[str, str], strict: b
     messages: list[Message] = []
     for place, item in enumerate(items):
         where = f"contents[{start + place}]"
-        given = keep(rename_fields(item, where), frozenset({"role", "parts"}), frozenset(), frozenset(), where, ignored, strict)
+        given = keep(named(item, where), frozenset({"role", "parts"}), frozenset(), frozenset(), where, ignored, strict)
         parts = [
             keep(one, _PARTS, _ECHOED, _NOT_TEXT, f"{where}.parts[{number}]", {}, strict)
             for number, one in enumerate(_parts(given, where))
@@ -172,12 +172,12 @@ def _parts(content: Any, where: str) -> list[dict[str, Any]]:
     """A content's parts; text stands for a single one."""
     if isinstance(content, str):
         return [{"text": content}]
-    parts = rename_fields(content, where).get("parts", [])
+    parts = named(content, where).get("parts", [])
     if isinstance(parts, dict):
         parts = [parts]
     if not isinstance(parts, list):
         raise ApiError(400, f"{where}.parts: must be a list", "invalid_value", where)
-    return [rename_fields(part, f"{where}.parts[{place}]") for place, part in enumerate(parts)]
+    return [named(part, f"{where}.parts[{place}]") for place, part in enumerate(parts)]
 
 
 def _texts(parts: Sequence[Mapping[str, Any]]) -> str:
@@ -189,7 +189,7 @@ def _model(parts: Sequence[Mapping[str, Any]], where: str, item: int) -> Message
     for place, part in enumerate(parts):
         at = f"{where}.parts[{place}]"
         if "functionCall" in part:
-            call = rename_fields(part["functionCall"], at)
+            call = named(part["functionCall"], at)
             arguments = json.dumps(object_at(call.get("args", {}), f"{at}.functionCall.args"), ensure_ascii=False)
             function = FunctionCall(name=text_at(call, "name", f"{at}.functionCall"), arguments=arguments)
             calls.append(ToolCall(id=str(call.get("id") or f"call_{item}_{place}"), function=function))
@@ -203,7 +203,7 @@ def _user(parts: Sequence[Mapping[str, Any]], where: str) -> list[Message]:
     for place, part in enumerate(parts):
         at = f"{where}.parts[{place}]"
         if "functionResponse" in part:
-            given = rename_fields(part["functionResponse"], at)
+            given = named(part["functionResponse"], at)
             name = text_at(given, "name", f"{at}.functionResponse")
             text = _result(object_at(given.get("response", {}), f"{at}.functionResponse.response"))
             messages.append(Message(role="tool", content=text, tool_call_id=str(given.get("id") or name), name=name))

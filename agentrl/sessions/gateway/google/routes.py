@@ -47,7 +47,7 @@ def add_google(app: FastAPI, gateway: Gateway) -> None:
             raise ApiError(400, "streamGenerateContent needs ?alt=sse", "unsupported_parameter", "alt")
         entry, body = await authorized_body(gateway, session_id, request, requests.CONTENTS)
         if method == "countTokens":
-            body = _read_counted(body)
+            body = _counted(body)
         speaker = entry.speaker(model)
         can = speaker.parts.engine.capabilities.json_schema
         asked = requests.read(body, speaker.limits, model, stream, retry_count(request), can)
@@ -62,16 +62,16 @@ def add_google(app: FastAPI, gateway: Gateway) -> None:
     async def models(session_id: str, request: Request) -> Response:
         """The models behind this gateway."""
         names = gateway.entry(session_id, key_of(request)).models(gateway.model)
-        return JSONResponse({"models": [_describe(name) for name in names]})
+        return JSONResponse({"models": [_described(name) for name in names]})
 
     @app.get(f"{_PATH}/{{model}}", responses=openapi.answers(200, 401, 410))
     async def model(session_id: str, model: str, request: Request) -> Response:
         """The same, by whatever name its client calls it."""
         gateway.entry(session_id, key_of(request))
-        return JSONResponse(_describe(model))
+        return JSONResponse(_described(model))
 
 
-def _read_counted(body: Body) -> Body:
+def _counted(body: Body) -> Body:
     """The conversation, or the whole request, that is to be counted."""
     whole = body.fields.get("generateContentRequest")
     if not isinstance(whole, dict):
@@ -81,5 +81,5 @@ def _read_counted(body: Body) -> Body:
     return Body({**fields, **({} if contents is None else {requests.CONTENTS: contents})}, None)
 
 
-def _describe(name: str) -> dict[str, Any]:
+def _described(name: str) -> dict[str, Any]:
     return {"name": f"models/{name}", "displayName": name, "version": "1", "supportedGenerationMethods": list(METHODS)}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from agentrl.sessions.gateway.google.fields import keep, rename_fields
-from agentrl.sessions.gateway.http.api_error import ApiError, refuse_parameter
+from agentrl.sessions.gateway.google.fields import keep, named
+from agentrl.sessions.gateway.http.api_error import ApiError, unsupported
 from agentrl.sessions.gateway.wire.chat import tools_of
 from agentrl.sessions.gateway.wire.objects import object_at, text_at
 from agentrl.sessions.renderers.base import ToolSchema
@@ -17,7 +17,7 @@ _NOT_SHOWN = frozenset({"behavior", "response", "responseJsonSchema"})
 """Further fields of a declaration; what a function returns is not part of the prompt."""
 
 
-def read_tools(tools: Any, ignored: dict[str, str], strict: bool) -> list[ToolSchema]:
+def declared(tools: Any, ignored: dict[str, str], strict: bool) -> list[ToolSchema]:
     """The tools on offer.
 
     Args:
@@ -32,11 +32,11 @@ def read_tools(tools: Any, ignored: dict[str, str], strict: bool) -> list[ToolSc
         raise ApiError(400, "tools: must be a list of names", "invalid_value", "tools")
     found = []
     for place, tool in enumerate(tools):
-        for name, value in rename_fields(tool, f"tools[{place}]").items():
+        for name, value in named(tool, f"tools[{place}]").items():
             if name in _SEARCHES:
                 ignored[f"tools.{name}"] = f"tools.{name}"
             elif name != "functionDeclarations":
-                raise refuse_parameter(f"tools[{place}].{name[:100]}", "only functionDeclarations")
+                raise unsupported(f"tools[{place}].{name[:100]}", "only functionDeclarations")
             elif not isinstance(value, list):
                 raise ApiError(400, f"tools[{place}].{name}: must be a list", "invalid_value", "tools")
             else:
@@ -46,7 +46,7 @@ def read_tools(tools: Any, ignored: dict[str, str], strict: bool) -> list[ToolSc
 
 
 def _function(declaration: Any, where: str, ignored: dict[str, str], strict: bool) -> ToolSchema:
-    given = keep(rename_fields(declaration, where), _DECLARED, _NOT_SHOWN, frozenset(), where, {}, strict)
+    given = keep(named(declaration, where), _DECLARED, _NOT_SHOWN, frozenset(), where, {}, strict)
     function: dict[str, Any] = {"name": text_at(given, "name", where)}
     if "description" in given:
         function["description"] = text_at(given, "description", where)
@@ -63,7 +63,7 @@ def json_schema(schema: Any, where: str) -> dict[str, Any]:
     Raises:
         ApiError: it is no object.
     """
-    given, found = rename_fields(schema, where), dict[str, Any]()
+    given, found = named(schema, where), dict[str, Any]()
     for name, value in given.items():
         if name == "type":
             found[name] = [kind.lower() for kind in value] if isinstance(value, list) else str(value).lower()
@@ -80,9 +80,9 @@ def json_schema(schema: Any, where: str) -> dict[str, Any]:
     return found
 
 
-def _keep(value: Any, names: str, where: str, ignored: dict[str, str], strict: bool) -> dict[str, Any]:
+def _kept(value: Any, names: str, where: str, ignored: dict[str, str], strict: bool) -> dict[str, Any]:
     read, none = frozenset(names.split()), frozenset[str]()
-    return keep(rename_fields(value, where), read, frozenset({"retrievalConfig"}), none, where, ignored, strict)
+    return keep(named(value, where), read, frozenset({"retrievalConfig"}), none, where, ignored, strict)
 
 
 def choice(
@@ -93,9 +93,9 @@ def choice(
     Raises:
         ApiError: it is none that is known, or demands a call of a tool that there is not.
     """
-    given = _keep(config, "functionCallingConfig", "toolConfig", ignored, strict)
+    given = _kept(config, "functionCallingConfig", "toolConfig", ignored, strict)
     where = "toolConfig.functionCallingConfig"
-    calling = _keep(given.get("functionCallingConfig", {}), "mode allowedFunctionNames", where, ignored, strict)
+    calling = _kept(given.get("functionCallingConfig", {}), "mode allowedFunctionNames", where, ignored, strict)
     mode, allowed = str(calling.get("mode", "AUTO")).upper(), calling.get("allowedFunctionNames", [])
     names = [tool["function"]["name"] for tool in tools]
     if not isinstance(allowed, list) or not all(isinstance(name, str) for name in allowed):
@@ -108,7 +108,7 @@ def choice(
     if mode in ("AUTO", "MODE_UNSPECIFIED", "VALIDATED"):
         return None, True, some
     if mode != "ANY":
-        raise refuse_parameter(f"{where}.mode", "only AUTO, ANY, NONE and VALIDATED")
+        raise unsupported(f"{where}.mode", "only AUTO, ANY, NONE and VALIDATED")
     if not names or (some is not None and not some & set(names)):
         raise ApiError(400, "toolConfig demands a call, but there are no tools", "invalid_value", "toolConfig")
     return "", True, some

@@ -11,7 +11,7 @@ from agentrl.sessions.gateway.http.api_error import ApiError
 
 
 @contextmanager
-def count_request(gateway: Gateway, entry: SessionEntry) -> Iterator[None]:
+def admitted(gateway: Gateway, entry: SessionEntry) -> Iterator[None]:
     """Count a request of a session as in progress meanwhile.
 
     Raises:

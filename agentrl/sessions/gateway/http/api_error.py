@@ -101,6 +101,6 @@ def api_error_for(error: BaseException) -> ApiError:
     return ApiError(500, f"{type(error).__name__}: {error}", "internal_error")
 
 
-def refuse_parameter(param: str, why: str = "") -> ApiError:
+def unsupported(param: str, why: str = "") -> ApiError:
     """A parameter that exists, but is not supported: refused by name, since without it the text would be another."""
     return ApiError(400, f"{param!r} is not supported{': ' + why if why else ''}", "unsupported_parameter", param)

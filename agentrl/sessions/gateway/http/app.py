@@ -38,7 +38,7 @@ from agentrl.sessions.gateway.http import openapi
 from agentrl.sessions.gateway.http.api_error import ApiError, Style, api_error_for
 from agentrl.sessions.gateway.http.bodies import Body as RequestBody
 from agentrl.sessions.gateway.http.forwarding import Forwarding
-from agentrl.sessions.gateway.http.requests import authorized_body, json_body, key_of, retry_count, validate_body
+from agentrl.sessions.gateway.http.requests import authorized_body, json_body, key_of, retry_count, validated
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.replies.background import ReplyDelivery
 from agentrl.sessions.gateway.replies.exchange import ReplyExchange
@@ -46,7 +46,7 @@ from agentrl.sessions.gateway.replies.routes import add_routes, described_model
 from agentrl.sessions.gateway.retries import RetryDetection
 from agentrl.sessions.gateway.rewards import CloseBody, OpenBody, RewardBody
 from agentrl.sessions.gateway.sizes import check_length, check_text
-from agentrl.sessions.gateway.turn_request import MAX_TEXT, Read, TurnRequest, cache_reader
+from agentrl.sessions.gateway.turn_request import MAX_TEXT, Read, TurnRequest, cached
 from agentrl.sessions.gateway.wire import chat, chat_replies, completions, messages, messages_replies, responses
 from agentrl.sessions.gateway.workers import SessionShard, new_session_id, redirect, session_in, style_of
 from agentrl.sessions.renderers.base import Renderer
@@ -93,7 +93,7 @@ class GatewayApp(FastAPI):
                     try:
                         response = await handle(parts[2], request)
                     except Exception as failure:  # what goes wrong while it is read; a `Delivery` has its own
-                        response = _answer_failure(request, failure)
+                        response = _failed(request, failure)
                     await response(scope, receive, send)
                     return
         await super().__call__(scope, receive, send)
@@ -183,7 +183,7 @@ def _sessions(app: GatewayApp, gateway: Gateway, admin_key: str | None) -> None:
         """Open a session."""
         if admin_key is not None and not hmac.compare_digest(key_of(request).encode(), admin_key.encode()):
             raise ApiError(401, "opening a session needs the gateway's key", "invalid_api_key")
-        given = validate_body(OpenBody, await json_body(request, gateway.parts.limits, empty={}))
+        given = validated(OpenBody, await json_body(request, gateway.parts.limits, empty={}))
         session_id = new_session_id(app.shard)
         session = Session(session_id, Task.of(given.task), group=given.group, sample=given.sample, seed=given.seed)
         access = await gateway.open(session)
@@ -198,14 +198,14 @@ def _sessions(app: GatewayApp, gateway: Gateway, admin_key: str | None) -> None:
     async def reward(session_id: str, request: Request) -> Response:
         """Give a reward: final, by name, or for one turn."""
         gateway.entry(session_id, key_of(request))
-        given = validate_body(RewardBody, await json_body(request, gateway.parts.limits))
+        given = validated(RewardBody, await json_body(request, gateway.parts.limits))
         return answer(summary(await gateway.reward(session_id, key_of(request), given)))
 
     @app.post("/sessions/{session_id}/close", **openapi.body(CloseBody, 200, 400, 401, 410, 413, 415))
     async def close(session_id: str, request: Request) -> Response:
         """End the session; rewards may come with it."""
         gateway.entry(session_id, key_of(request))
-        given = validate_body(CloseBody, await json_body(request, gateway.parts.limits, empty={}))
+        given = validated(CloseBody, await json_body(request, gateway.parts.limits, empty={}))
         return answer(summary(await gateway.close(session_id, key_of(request), given)))
 
 
@@ -237,7 +237,7 @@ def _protocols(app: GatewayApp, gateway: Gateway, forwarding: Forwarding) -> Non
         app.post(f"/sessions/{{session_id}}/v1/{path}", name=name, **openapi.protocol_request(path, *all_codes))(handle)
         app.turns[path] = handle
 
-    add_protocol("chat/completions", cache_reader(chat.read), chat_replies.reply, chat_replies.stream, "openai", Exchange)
+    add_protocol("chat/completions", cached(chat.read), chat_replies.reply, chat_replies.stream, "openai", Exchange)
     add_protocol("responses", responses.read, responses.reply, responses.stream, "openai", ReplyExchange)
     add_protocol("completions", completions.read, completions.reply, completions.stream, "openai", CompletionExchange)
     add_protocol("messages", messages.read, messages_replies.reply, messages_replies.stream, "anthropic", Exchange)
@@ -293,7 +293,7 @@ def _counts_and_models(app: GatewayApp, gateway: Gateway) -> None:
 
 def _errors(app: FastAPI) -> None:
     async def failed(request: Request, error: Exception) -> Response:
-        return _answer_failure(request, error)
+        return _failed(request, error)
 
     async def no_route(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -311,7 +311,7 @@ def _errors(app: FastAPI) -> None:
     app.add_exception_handler(Exception, failed)
 
 
-def _answer_failure(request: Request, failure: Exception) -> Response:
+def _failed(request: Request, failure: Exception) -> Response:
     """The answer to a request that could not be read or routed."""
     error = api_error_for(failure)
     if error.status == 500:

@@ -18,7 +18,7 @@ from agentrl.config.gateway import ForwardConfig
 from agentrl.sessions.gateway.delivery import send_error
 from agentrl.sessions.gateway.entries import SessionEntry
 from agentrl.sessions.gateway.gateway import Gateway
-from agentrl.sessions.gateway.http.admission import count_request
+from agentrl.sessions.gateway.http.admission import admitted
 from agentrl.sessions.gateway.http.api_error import ApiError
 from agentrl.sessions.gateway.http.bodies import Body
 
@@ -96,7 +96,7 @@ class _Forwarded(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the request on, and its reply back, unless there are too many in progress."""
         try:
-            with count_request(self._gateway, self._entry):
+            with admitted(self._gateway, self._entry):
                 self._entry.state.session.count(COUNTER)
                 await self._pass_on(send)
         except ApiError as error:

@@ -24,7 +24,7 @@ STOP_SECONDS = 10
 
 
 @contextlib.asynccontextmanager
-async def serve_app(app: Any, listener: socket.socket, limits: Limits, tls: Tls | None = None) -> AsyncIterator[None]:
+async def served(app: Any, listener: socket.socket, limits: Limits, tls: Tls | None = None) -> AsyncIterator[None]:
     """Serve any ASGI application on a listening socket while the block runs.
 
     Raises:

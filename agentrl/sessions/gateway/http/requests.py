@@ -84,10 +84,10 @@ async def read_body(request: Request, limits: Limits) -> bytes:
                 data = await received()
         except TimeoutError:
             raise ApiError(408, "the body did not arrive in time", "body_timeout") from None
-    return data if encoding == "identity" or not data else await asyncio.to_thread(_unpack, data, limits.body_bytes)
+    return data if encoding == "identity" or not data else await asyncio.to_thread(_unpacked, data, limits.body_bytes)
 
 
-def _unpack(data: bytes, most: int) -> bytes:
+def _unpacked(data: bytes, most: int) -> bytes:
     """A body that is compressed with gzip or deflate."""
     reader = zlib.decompressobj(wbits=32 + zlib.MAX_WBITS)  # it tells the two apart by their heads
     try:
@@ -101,7 +101,7 @@ def _unpack(data: bytes, most: int) -> bytes:
     return unpacked
 
 
-def validate_body(kind: type[Body], value: Any) -> Body:
+def validated(kind: type[Body], value: Any) -> Body:
     """A body as a model; an `ApiError` names the field that is wrong."""
     try:
         return kind.model_validate(value)

@@ -19,7 +19,7 @@ from agentrl.errors import EngineError
 from agentrl.sessions.gateway.collector import tuned_collector
 from agentrl.sessions.gateway.gateway import Gateway
 from agentrl.sessions.gateway.http.app import create_app
-from agentrl.sessions.gateway.http.listener import address, listening, serve_app
+from agentrl.sessions.gateway.http.listener import address, listening, served
 from agentrl.sessions.gateway.http.own_host import Hosts, OwnHost
 from agentrl.sessions.gateway.http.tls import Tls
 from agentrl.sessions.renderers.base import Renderer
@@ -60,7 +60,7 @@ async def running(
     listener = bound or listening(host, port)
     try:
         guarded = app if hosts is None else OwnHost(app, hosts)
-        async with serve_app(guarded, listener, gateway.parts.limits, tls):
+        async with served(guarded, listener, gateway.parts.limits, tls):
             url = address(listener, name or host, tls)
             if (
                 name is not None or host not in ALL_INTERFACES

@@ -42,7 +42,7 @@ class ReplyExchange(Exchange):
         """Prepare the exchange like any other; one in the background can be fetched from now on."""
         await super().prepare(cancel)
         if self.leave is not None and not self.is_retry:
-            kept = responses.make_kept_reply(self, ReplyStatus.IN_PROGRESS)
+            kept = responses.kept(self, ReplyStatus.IN_PROGRESS)
             kept.cancel = self.leave
             self.state.replies.keep(kept)
         self.prepared.set()
@@ -65,7 +65,7 @@ class ReplyExchange(Exchange):
         cut = nodes[0].finish_reason is FinishReason.LENGTH
         replies = self.state.replies
         if self.request.extra["store"]:
-            replies.keep(responses.make_kept_reply(self, ReplyStatus.INCOMPLETE if cut else ReplyStatus.COMPLETED, nodes[0].id))
+            replies.keep(responses.kept(self, ReplyStatus.INCOMPLETE if cut else ReplyStatus.COMPLETED, nodes[0].id))
         else:
             replies.hide(self.reply_id)
         if self.conversation is not None:
@@ -84,11 +84,11 @@ def resolve(state: SessionState, request: TurnRequest, conversation: StoredConve
     if conversation is not None:
         request.previous_reply, added = conversation.continued(history.raw, bool(request.retry))
     if added or _REFERENCE in history.raw:
-        items = [_resolve_reference(state, item, place) for place, item in enumerate(history.items())]
+        items = [_referred(state, item, place) for place, item in enumerate(history.items())]
         request.history = History.of([*added, *items])
 
 
-def _resolve_reference(state: SessionState, item: Any, place: int) -> Any:
+def _referred(state: SessionState, item: Any, place: int) -> Any:
     if not isinstance(item, dict) or item.get("type") != "item_reference":
         return item
     found = item_of_id(state.session, state.index, item.get("id"), state.replies.hidden)

@@ -147,11 +147,11 @@ class Replies:
         """Return the bytes to store, as `unpacked` takes them; None if nothing has changed since the last call."""
         if self._stored is None and not self._kept and not self._conversations:
             return None
-        packed = self._pack()
+        packed = self._packed()
         known, self._stored = self._stored, _digest(packed)
         return None if known == self._stored else packed
 
-    def _pack(self) -> bytes:
+    def _packed(self) -> bytes:
         kept = {reply_id: one for reply_id, one in self._kept.items() if one is not None}
         asked = list({id(one.asked): one.asked for one in kept.values()}.values())
         places = {id(one): place for place, one in enumerate(asked)}

@@ -18,7 +18,7 @@ from fastapi.responses import Response
 from agentrl.sessions.gateway.entries import SessionEntry
 from agentrl.sessions.gateway.gateway import Gateway
 from agentrl.sessions.gateway.http import openapi
-from agentrl.sessions.gateway.http.api_error import ApiError, refuse_parameter
+from agentrl.sessions.gateway.http.api_error import ApiError, unsupported
 from agentrl.sessions.gateway.http.requests import json_body, key_of
 from agentrl.sessions.gateway.replies.items import items_of, items_of_path, page_of
 from agentrl.sessions.gateway.replies.kept import MOST_ADDED, ReplyStatus, StoredConversation
@@ -51,7 +51,7 @@ def _add_replies(app: FastAPI, gateway: Gateway, entry_of: Callable[[str, Reques
         """A reply by its id: whole, or how far it has come."""
         state = entry_of(session_id, request).state
         if request.query_params.get("stream", "false").lower() not in ("", "false", "0"):
-            raise refuse_parameter("stream", "a reply that is fetched comes whole")
+            raise unsupported("stream", "a reply that is fetched comes whole")
         return _answer(_response(state, response_id))
 
     @app.get(f"{one}/input_items", responses=openapi.answers(200, 400, 401, 404, 410))
@@ -108,12 +108,12 @@ def _add_conversations(app: FastAPI, gateway: Gateway, entry_of: Callable[[str, 
         _add_items(made, given.get("items") or [], gateway.parts.limits.messages)
         state.replies.add_conversation(made)
         await gateway.save(state)
-        return _answer(_describe(made))
+        return _answer(_described(made))
 
     @app.get(one, responses=openapi.answers(200, 401, 404, 410))
     async def retrieve(session_id: str, conversation_id: str, request: Request) -> Response:
         """A conversation by its id."""
-        return _answer(_describe(entry_of(session_id, request).state.replies.conversation(conversation_id)))
+        return _answer(_described(entry_of(session_id, request).state.replies.conversation(conversation_id)))
 
     @app.post(one, **body)
     async def update(session_id: str, conversation_id: str, request: Request) -> Response:
@@ -122,7 +122,7 @@ def _add_conversations(app: FastAPI, gateway: Gateway, entry_of: Callable[[str, 
         kept = state.replies.conversation(conversation_id)
         kept.metadata = _metadata(await body_of(request))
         await gateway.save(state)
-        return _answer(_describe(kept))
+        return _answer(_described(kept))
 
     @app.delete(one, responses=openapi.answers(200, 401, 404, 410))
     async def delete(session_id: str, conversation_id: str, request: Request) -> Response:
@@ -137,7 +137,7 @@ def _add_conversations(app: FastAPI, gateway: Gateway, entry_of: Callable[[str, 
         """A conversation's items."""
         state = entry_of(session_id, request).state
         kept = state.replies.conversation(conversation_id)
-        return _answer(_page(request, [*_list_items(state, kept), *kept.added]))
+        return _answer(_page(request, [*_said(state, kept), *kept.added]))
 
     @app.post(f"{one}/items", **body)
     async def add(session_id: str, conversation_id: str, request: Request) -> Response:
@@ -174,7 +174,7 @@ def _response(state: SessionState, response_id: str) -> dict[str, Any]:
     return responses.response(kept, output)
 
 
-def _list_items(state: SessionState, conversation: StoredConversation) -> list[dict[str, Any]]:
+def _said(state: SessionState, conversation: StoredConversation) -> list[dict[str, Any]]:
     """The items up to a conversation's latest reply."""
     node_id = state.index.node_of_reply(conversation.head) if conversation.head is not None else None
     if node_id is None or conversation.head is None:
@@ -203,7 +203,7 @@ def _metadata(given: dict[str, Any]) -> dict[str, Any]:
     return metadata
 
 
-def _describe(conversation: StoredConversation) -> dict[str, Any]:
+def _described(conversation: StoredConversation) -> dict[str, Any]:
     return {
         "id": conversation.id,
         "object": "conversation",

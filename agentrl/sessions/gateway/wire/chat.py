@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrl.sessions.gateway.http.api_error import ApiError, refuse_parameter
+from agentrl.sessions.gateway.http.api_error import ApiError, unsupported
 from agentrl.sessions.gateway.http.bodies import Body
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.turn_request import TurnRequest
@@ -68,7 +68,7 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
         raise ApiError(400, "top_logprobs: needs logprobs to be true", "invalid_value", "top_logprobs")
     form, named = _form(given)
     declared = given.get("tools", [])
-    tools, force, allowed = choose_tools(tools_of(declared), given.get("tool_choice", "auto"))
+    tools, force, allowed = chosen(tools_of(declared), given.get("tool_choice", "auto"))
     if custom.grammars(declared):
         ignored["tools.custom.format"] = "tools.custom.format"
     return TurnRequest(
@@ -145,7 +145,7 @@ def _form(given: Mapping[str, Any]) -> tuple[Any, str]:
         if wanted.keys() == {"regex"} and isinstance(wanted["regex"], str):
             return {"type": "regex", "regex": wanted["regex"]}, name
         if wanted.keys() != {"json"}:
-            raise refuse_parameter(name, f"{', '.join(sorted(wanted))[:100]}; only json, a schema, or regex")
+            raise unsupported(name, f"{', '.join(sorted(wanted))[:100]}; only json, a schema, or regex")
         schema = wanted["json"]
     if isinstance(schema, str):
         try:
@@ -164,7 +164,7 @@ def _thinking(template: Any) -> bool | None:
     given = object_at(template, "chat_template_kwargs")
     other = given.keys() - {"enable_thinking", "thinking"}
     if other:
-        raise refuse_parameter(f"chat_template_kwargs.{min(other)[:100]}", "only enable_thinking (thinking)")
+        raise unsupported(f"chat_template_kwargs.{min(other)[:100]}", "only enable_thinking (thinking)")
     wanted = set(given.values())
     if not wanted <= {True, False} or len(wanted) > 1:
         raise ApiError(400, "chat_template_kwargs: enable_thinking must be true or false", "invalid_value")
@@ -205,10 +205,10 @@ def schema_of(form: Any, can: bool, name: str = "response_format") -> str | None
     if kind == "text":
         return None
     if kind not in ("json_object", "json_schema", "regex"):
-        raise refuse_parameter(name, f"{kind!r:.100}; only text, json_object and json_schema")
+        raise unsupported(name, f"{kind!r:.100}; only text, json_object and json_schema")
     if not can:
         why = "needs an engine that can keep to one; this one can't (engine=local can with the extra 'grammars')"
-        raise refuse_parameter(name, f"{kind} {why}")
+        raise unsupported(name, f"{kind} {why}")
     if kind == "regex":
         return None
     schema = object_at(form.get("json_schema", form), name).get("schema", {"type": "object"})
@@ -231,7 +231,7 @@ def tools_of(tools: Sequence[Any]) -> list[ToolSchema]:
         elif tool.get("type") == "function":
             function = function_of(object_at(tool.get("function"), f"{at}.function"), f"{at}.function")
         else:
-            raise refuse_parameter(f"{at}.type", f"{tool.get('type')!r:.100}; only function and custom")
+            raise unsupported(f"{at}.type", f"{tool.get('type')!r:.100}; only function and custom")
         found.append({"type": "function", "function": function})
     return distinct(found)
 
@@ -248,7 +248,7 @@ def distinct(tools: list[ToolSchema]) -> list[ToolSchema]:
     return tools
 
 
-def choose_tools(tools: list[ToolSchema], choice: Any) -> tuple[list[ToolSchema], str | None, frozenset[str] | None]:
+def chosen(tools: list[ToolSchema], choice: Any) -> tuple[list[ToolSchema], str | None, frozenset[str] | None]:
     """The tools in a turn's prompt, what `tool_choice` forces, and which may be called (see `TurnRequest`).
 
     Raises:
@@ -256,7 +256,7 @@ def choose_tools(tools: list[ToolSchema], choice: Any) -> tuple[list[ToolSchema]
     """
     allowed: frozenset[str] | None = None
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        allowed, choice = _read_allowed(object_at(choice.get("allowed_tools", choice), "tool_choice"))
+        allowed, choice = _allowed(object_at(choice.get("allowed_tools", choice), "tool_choice"))
     if choice in ("auto", "none"):
         return (tools if choice == "auto" else []), None, allowed
     if not any(allowed is None or tool["function"]["name"] in allowed for tool in tools):
@@ -266,10 +266,10 @@ def choose_tools(tools: list[ToolSchema], choice: Any) -> tuple[list[ToolSchema]
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind in ("function", "custom"):
         return tools, text_at(object_at(choice.get(kind, choice), "tool_choice"), "name", "tool_choice"), None
-    raise refuse_parameter("tool_choice", "only auto, none, required, allowed_tools, or a function or custom tool by name")
+    raise unsupported("tool_choice", "only auto, none, required, allowed_tools, or a function or custom tool by name")
 
 
-def _read_allowed(allowed: Mapping[str, Any]) -> tuple[frozenset[str], str]:
+def _allowed(allowed: Mapping[str, Any]) -> tuple[frozenset[str], str]:
     """The names of the tools that may be called, and whether one must be."""
     named, mode = allowed.get("tools"), allowed.get("mode", "auto")
     if not isinstance(named, list) or mode not in ("auto", "required"):
@@ -334,7 +334,7 @@ def _calls(calls: Any, where: str) -> list[ToolCall]:
         call = object_at(one, at)
         kind = call.get("type", "function")
         if kind not in ("function", "custom"):
-            raise refuse_parameter(f"{at}.type", repr(kind)[:100])
+            raise unsupported(f"{at}.type", repr(kind)[:100])
         function, own = object_at(call.get(kind), f"{at}.{kind}"), "arguments" if kind == "function" else "input"
         name, arguments = (text_at(function, part, f"{at}.{kind}") for part in ("name", own))
         arguments = arguments if kind == "function" else custom.arguments_of(arguments)

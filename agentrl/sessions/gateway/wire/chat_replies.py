@@ -8,7 +8,7 @@ from typing import Any
 from agentrl.sessions.gateway.exchange import Exchange
 from agentrl.sessions.gateway.wire import custom
 from agentrl.sessions.gateway.wire.logprobs import of_content
-from agentrl.sessions.gateway.wire.sse import encode_json, event
+from agentrl.sessions.gateway.wire.sse import encoded, event
 from agentrl.sessions.renderers.base import Delta
 from agentrl.sessions.tree.turn_generator import GeneratedTurn
 from agentrl.types import FinishReason, Message
@@ -26,7 +26,7 @@ def reply(exchange: Exchange) -> bytes:
                 "logprobs": _logprobs(exchange, choice) if exchange.request.extra["logprobs"] else None,
             }
         )
-    return encode_json({**_frame(exchange, "chat.completion"), "choices": choices, "usage": usage(exchange)})
+    return encoded({**_frame(exchange, "chat.completion"), "choices": choices, "usage": usage(exchange)})
 
 
 async def stream(exchange: Exchange) -> AsyncIterator[bytes]:
@@ -35,7 +35,7 @@ async def stream(exchange: Exchange) -> AsyncIterator[bytes]:
 
     def chunk(place: int, delta: dict[str, Any], **fields: Any) -> bytes:
         choice = {"index": place, "delta": delta, "finish_reason": None, **fields}
-        return event(encode_json({**frame, "choices": [choice]}))
+        return event(encoded({**frame, "choices": [choice]}))
 
     begun: set[int] = set()
     async for place, delta in exchange.events():
@@ -50,7 +50,7 @@ async def stream(exchange: Exchange) -> AsyncIterator[bytes]:
             yield chunk(place, {}, logprobs=_logprobs(exchange, choice))
         yield chunk(place, {}, finish_reason=finish(choice))
     if exchange.request.extra["usage"]:
-        yield event(encode_json({**frame, "choices": [], "usage": usage(exchange)}))
+        yield event(encoded({**frame, "choices": [], "usage": usage(exchange)}))
     yield event(b"[DONE]")
 
 
@@ -69,7 +69,7 @@ def _message(message: Message, customs: Set[str]) -> dict[str, Any]:
         data["reasoning_content"] = message.reasoning_content
     if message.tool_calls is not None:
         data["tool_calls"] = [
-            {"id": call.id, **_write_call(call.function.name, call.function.arguments, customs)}
+            {"id": call.id, **_called(call.function.name, call.function.arguments, customs)}
             for call in message.tool_calls
         ]
     return data
@@ -77,12 +77,12 @@ def _message(message: Message, customs: Set[str]) -> dict[str, Any]:
 
 def _delta(delta: Delta, customs: Set[str]) -> dict[str, Any]:
     if delta.call is not None:
-        called = _write_call(delta.name or "", delta.arguments or "", customs)
+        called = _called(delta.name or "", delta.arguments or "", customs)
         return {"tool_calls": [{"index": delta.call, "id": delta.id, **called}]}
     return {"reasoning_content": delta.reasoning} if delta.reasoning else {"content": delta.content}
 
 
-def _write_call(name: str, arguments: str, customs: Set[str]) -> dict[str, Any]:
+def _called(name: str, arguments: str, customs: Set[str]) -> dict[str, Any]:
     """A call of a function, or of a custom tool."""
     if name in customs:
         return {"type": "custom", "custom": {"name": name, "input": custom.input_of(arguments)}}

@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from agentrl.sessions.gateway.exchange import Exchange
-from agentrl.sessions.gateway.http.api_error import ApiError, refuse_parameter
+from agentrl.sessions.gateway.http.api_error import ApiError, unsupported
 from agentrl.sessions.gateway.http.bodies import Body
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire.chat import sampling_of
 from agentrl.sessions.gateway.wire.chat_replies import usage
 from agentrl.sessions.gateway.wire.logprobs import candidates
-from agentrl.sessions.gateway.wire.sse import encode_json, event
+from agentrl.sessions.gateway.wire.sse import encoded, event
 from agentrl.sessions.gateway.wire.validation import Parameters, number
 from agentrl.sessions.tree.turn_generator import GeneratedTurn
 from agentrl.types import MOST_PROBABLE, FinishReason, Message
@@ -65,7 +65,7 @@ def _prompt(prompt: Any) -> str | list[int]:
     """One prompt: text, token ids, or a list of just one of them."""
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         if len(prompt) > 1:
-            raise refuse_parameter("prompt", "several prompts at once; send one request for each")
+            raise unsupported("prompt", "several prompts at once; send one request for each")
         prompt = prompt[0]
     if not isinstance(prompt, str | list) or not prompt:
         raise ApiError(400, "prompt: must be text or token ids, and not empty", "invalid_value", "prompt")
@@ -77,7 +77,7 @@ def _prompt(prompt: Any) -> str | list[int]:
 def reply(exchange: Exchange) -> bytes:
     """Return the body of a reply that is not streamed."""
     choices = [_choice(exchange, place, choice.message.text, choice) for place, choice in enumerate(exchange.choices)]
-    return encode_json({**_frame(exchange), "choices": choices, "usage": usage(exchange)})
+    return encoded({**_frame(exchange), "choices": choices, "usage": usage(exchange)})
 
 
 async def stream(exchange: Exchange) -> AsyncIterator[bytes]:
@@ -85,12 +85,12 @@ async def stream(exchange: Exchange) -> AsyncIterator[bytes]:
     frame = _frame(exchange)
     async for place, delta in exchange.events():
         choice = {"index": place, "text": delta.content, "finish_reason": None, "logprobs": None}
-        yield event(encode_json({**frame, "choices": [choice]}))
+        yield event(encoded({**frame, "choices": [choice]}))
     for place, generated in enumerate(exchange.choices):
         last = _choice(exchange, place, "", generated)
-        yield event(encode_json({**frame, "choices": [last]}))
+        yield event(encoded({**frame, "choices": [last]}))
     if exchange.request.extra["usage"]:
-        yield event(encode_json({**frame, "choices": [], "usage": usage(exchange)}))
+        yield event(encoded({**frame, "choices": [], "usage": usage(exchange)}))
     yield event(b"[DONE]")
 
 

@@ -16,12 +16,12 @@ from agentrl.types import ToolCall
 
 def names_of(tools: Iterable[Any]) -> frozenset[str]:
     """The names of the custom ones among these tools."""
-    return frozenset(_read_declaration(tool)["name"] for tool in tools if tool.get("type") == "custom")
+    return frozenset(_declared(tool)["name"] for tool in tools if tool.get("type") == "custom")
 
 
 def grammars(tools: Iterable[Any]) -> bool:
     """Return whether one of these tools wants its input in a grammar's form."""
-    return any(tool.get("type") == "custom" and _grammar(_read_declaration(tool)) for tool in tools)
+    return any(tool.get("type") == "custom" and _grammar(_declared(tool)) for tool in tools)
 
 
 def as_function(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def item(item_id: str, call: ToolCall, begun: bool = False) -> dict[str, Any]:
     return {"id": item_id, "type": "custom_tool_call", "call_id": call.id, "name": function.name, "input": text}
 
 
-def _read_declaration(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+def _declared(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     """The tool's declaration: Chat Completions has it one level further in."""
     declared: Mapping[str, Any] = tool.get("custom", tool)
     return declared

@@ -55,7 +55,7 @@ SAMPLING: Mapping[str, Any] = MappingProxyType(
 CHANGE_TEXT = frozenset({*_PROTOCOLS, *_SERVERS, *(name for names in _SAME for name in names)})
 
 
-def find_misspelt(name: str, known: frozenset[str] | set[str]) -> str | None:
+def misspelt(name: str, known: frozenset[str] | set[str]) -> str | None:
     """The known name that `name` is nearly spelt like: another case, no underscores, a letter wrong."""
     plain = {_letters(one): one for one in sorted(known)}
     found = difflib.get_close_matches(_letters(name), plain, n=1, cutoff=0.85)

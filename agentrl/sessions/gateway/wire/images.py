@@ -12,7 +12,7 @@ from typing import Any
 
 from agentrl.common import pictures
 from agentrl.errors import InvalidInput
-from agentrl.sessions.gateway.http.api_error import ApiError, refuse_parameter
+from agentrl.sessions.gateway.http.api_error import ApiError, unsupported
 from agentrl.sessions.gateway.wire.objects import object_at, text_at
 from agentrl.types import Part
 
@@ -42,7 +42,7 @@ def content_at(item: Mapping[str, Any], name: str, where: str, texts: Set[str], 
     if not isinstance(content, list):
         raise ApiError(400, f"{place}: must be text, or a list of its parts", "invalid_value", place)
     parts = [object_at(part, f"{place}[{number}]") for number, part in enumerate(content)]
-    return join_pieces(read_part(part, f"{place}[{number}]", texts, images) for number, part in enumerate(parts))
+    return joined(read_part(part, f"{place}[{number}]", texts, images) for number, part in enumerate(parts))
 
 
 def read_part(part: Mapping[str, Any], where: str, texts: Set[str], images: int) -> str | Part:
@@ -55,11 +55,11 @@ def read_part(part: Mapping[str, Any], where: str, texts: Set[str], images: int)
     if kind in texts:
         return text_at(part, "text", where)
     if kind not in KINDS or not images:
-        raise refuse_parameter(f"{where}.type", f"{kind!r:.100}; {_describe_taken(images)}")
+        raise unsupported(f"{where}.type", f"{kind!r:.100}; {_taken(images)}")
     return _image(part, where)
 
 
-def join_pieces(pieces: Iterable[str | Part]) -> Content:
+def joined(pieces: Iterable[str | Part]) -> Content:
     """Pieces of text and images as a message's content: text that is side by side is one part."""
     found: list[str | Part] = []
     for piece in pieces:
@@ -73,7 +73,7 @@ def join_pieces(pieces: Iterable[str | Part]) -> Content:
 
 
 def pieces_of(content: Content | None) -> list[str | Part]:
-    """The pieces of a message's content; see `join_pieces`."""
+    """The pieces of a message's content; see `joined`."""
     if not isinstance(content, list):
         return [content] if content else []
     return [part if part.type == "image_url" else part.text or "" for part in content]
@@ -94,7 +94,7 @@ def _image(part: Mapping[str, Any], where: str) -> Part:
     url, place = _url(part, where)
     if not url.startswith("data:"):
         why = "only data:image/…;base64,…; nothing is fetched, since it may be another image when it is trained on"
-        raise refuse_parameter(place, f"{url[:80]!r}; {why}")
+        raise unsupported(place, f"{url[:80]!r}; {why}")
     try:
         return Part(type="image_url", image_url={"url": pictures.url_of(url)})
     except InvalidInput as error:
@@ -111,14 +111,14 @@ def _url(part: Mapping[str, Any], where: str) -> tuple[str, str]:
             return f"data:{kind};base64,{text_at(source, 'data', place)}", f"{place}.data"
         if source.get("type") == "url":
             return text_at(source, "url", place), f"{place}.url"
-        raise refuse_parameter(f"{place}.type", f"{source.get('type')!r:.100}; only base64")
+        raise unsupported(f"{place}.type", f"{source.get('type')!r:.100}; only base64")
     if "file_id" in part:
-        raise refuse_parameter(f"{where}.file_id", "there are no files here; send the image itself")
+        raise unsupported(f"{where}.file_id", "there are no files here; send the image itself")
     given = part.get("image_url")
     if isinstance(given, Mapping):
         return text_at(object_at(given, f"{where}.image_url"), "url", f"{where}.image_url"), f"{where}.image_url.url"
     return text_at(part, "image_url", where), f"{where}.image_url"
 
 
-def _describe_taken(images: int) -> str:
+def _taken(images: int) -> str:
     return "only text and images" if images else TEXT_ONLY

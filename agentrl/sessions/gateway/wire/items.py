@@ -6,7 +6,7 @@ from collections.abc import Set
 from typing import Any
 
 from agentrl.sessions.gateway.wire import custom
-from agentrl.sessions.gateway.wire.sse import encode_json, event
+from agentrl.sessions.gateway.wire.sse import encoded, event
 from agentrl.sessions.renderers.base import Delta
 from agentrl.types import Message, ToolCall
 
@@ -89,7 +89,7 @@ class Items:
         """One event with the next sequence number."""
         self._sequence += 1
         data = {"type": kind, "sequence_number": self._sequence, **fields}
-        return event(encode_json(data), kind)
+        return event(encoded(data), kind)
 
     def take(self, delta: Delta) -> list[bytes]:
         """The events of a delta."""

@@ -14,13 +14,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrl.sessions.gateway.http.api_error import ApiError, refuse_parameter
+from agentrl.sessions.gateway.http.api_error import ApiError, unsupported
 from agentrl.sessions.gateway.http.bodies import Body
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire.chat import distinct, form_of, schema_of, stops_of
 from agentrl.sessions.gateway.wire.client_tools import CLIENT_TOOLS, as_function
-from agentrl.sessions.gateway.wire.images import Content, check_number, join_pieces, read_part
+from agentrl.sessions.gateway.wire.images import Content, check_number, joined, read_part
 from agentrl.sessions.gateway.wire.objects import function_of, object_at, pass_over, strict_of, text_at, texts_at
 from agentrl.sessions.gateway.wire.turns import add_piece, add_turn, assistant_message
 from agentrl.sessions.gateway.wire.validation import Parameters, number
@@ -66,16 +66,16 @@ def read_counting(body: Body, limits: Limits) -> TurnRequest:
 
 def _ask(parameters: Parameters, body: Body, limits: Limits, retry: int | None, json_schema: bool) -> TurnRequest:
     marks = dict[str, str]()
-    fields = {name: _drop_marks(value, marks) if name in _MARKED else value for name, value in body.fields.items()}
+    fields = {name: _unmarked(value, marks) if name in _MARKED else value for name, value in body.fields.items()}
     fields, left_out = _with_tools(fields)
     given, ignored = parameters.check(Body(fields, body.history), limits)
     ignored |= marks | left_out
-    follows = _find_followed(given.get("thread"))
+    follows = _followed(given.get("thread"))
     _keeps_all(given.get("context_management", {}))
     choice = object_at(given.get("tool_choice", {"type": "auto"}), "tool_choice")
     kind = text_at(choice, "type", "tool_choice")
     if kind not in ("auto", "any", "tool", "none"):
-        raise refuse_parameter("tool_choice", f"{kind!r:.100}; only auto, any, tool and none")
+        raise unsupported("tool_choice", f"{kind!r:.100}; only auto, any, tool and none")
     offered = kind != "none"
     declared = [object_at(tool, f"tools[{place}]") for place, tool in enumerate(given.get("tools", []))]
     prompted = [tool for tool in declared if not tool.get("defer_loading")]
@@ -125,7 +125,7 @@ def _ask(parameters: Parameters, body: Body, limits: Limits, retry: int | None, 
     )
 
 
-def _find_followed(thread: Any) -> str | None:
+def _followed(thread: Any) -> str | None:
     """The reply that a thread continues: its system prompt, its tools and all before it stay, whatever began it.
 
     Raises:
@@ -149,7 +149,7 @@ def _with_tools(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]
     return {**fields, "tools": [as_function(tool) for tool in kept]}, left_out
 
 
-def _drop_marks(blocks: Any, ignored: dict[str, str]) -> Any:
+def _unmarked(blocks: Any, ignored: dict[str, str]) -> Any:
     """Blocks, tools or system texts without their marks for a prompt cache; what a tool is called with stays whole."""
     if not isinstance(blocks, list):
         return blocks
@@ -160,7 +160,7 @@ def _drop_marks(blocks: Any, ignored: dict[str, str]) -> Any:
                 ignored["cache_control"] = "cache_control"
             block = {name: value for name, value in block.items() if name != "cache_control"}
             if "content" in block:
-                block["content"] = _drop_marks(block["content"], ignored)
+                block["content"] = _unmarked(block["content"], ignored)
         plain.append(block)
     return plain
 
@@ -179,7 +179,7 @@ def _keeps_all(management: Any) -> None:
         kind = edit.get("type") if isinstance(edit, dict) else edit
         if kind != "clear_thinking_20251015" or keep not in ("all", {"type": "all"}):
             where = f"context_management.edits[{place}]"
-            raise refuse_parameter(
+            raise unsupported(
                 where, "only clear_thinking_20251015 that keeps 'all': a session's turns stay as they are"
             )
 
@@ -190,7 +190,7 @@ def _tools(tools: Sequence[Mapping[str, Any]]) -> list[ToolSchema]:
         at = f"tools[{place}]"
         if tool.get("type") not in (None, "custom"):
             what = f"{tool['type']!r:.100} is not run here; only tools with an input_schema"
-            raise refuse_parameter(f"{at}.type", f"{what}, and {', '.join(CLIENT_TOOLS)}")
+            raise unsupported(f"{at}.type", f"{what}, and {', '.join(CLIENT_TOOLS)}")
         shaped.append({"type": "function", "function": function_of(tool, at, "input_schema")})
     return distinct(shaped)
 
@@ -220,7 +220,7 @@ def convert(
     definitions = {tool["function"]["name"]: json.dumps(tool, ensure_ascii=False) for tool in tools}
     for place, item in enumerate(items):
         where = f"messages[{start + place}]"
-        (item,) = _drop_marks([item], ignored)
+        (item,) = _unmarked([item], ignored)
         given = object_at(item, where)
         role = given.get("role")
         if role not in ("user", "assistant", "system"):
@@ -261,7 +261,7 @@ def _assistant(blocks: Sequence[Mapping[str, Any]], where: str) -> Message:
             function = FunctionCall(name=text_at(block, "name", at), arguments=arguments)
             calls.append(ToolCall(id=text_at(block, "id", at), function=function))
         else:
-            raise refuse_parameter(f"{at}.type", repr(kind)[:100])
+            raise unsupported(f"{at}.type", repr(kind)[:100])
     return assistant_message(texts, thoughts, calls)
 
 
@@ -284,7 +284,7 @@ def _result(block: Mapping[str, Any], where: str, definitions: Mapping[str, str]
     places = [f"{where}.content[{place}]" for place in range(len(blocks))]
     parts = [_definition(part, at, definitions) for part, at in zip(blocks, places, strict=True)]
     pieces = [read_part(part, at, {"text"}, images) for part, at in zip(parts, places, strict=True)]
-    return join_pieces(["Error: ", *pieces] if block.get("is_error") else pieces)
+    return joined(["Error: ", *pieces] if block.get("is_error") else pieces)
 
 
 def _definition(block: Mapping[str, Any], where: str, definitions: Mapping[str, str]) -> Mapping[str, Any]:
@@ -302,5 +302,5 @@ def _definition(block: Mapping[str, Any], where: str, definitions: Mapping[str, 
 def _texts(blocks: Sequence[Mapping[str, Any]], where: str) -> str:
     for place, block in enumerate(blocks):
         if block.get("type") != "text":
-            raise refuse_parameter(f"{where}[{place}].type", f"{block.get('type')!r:.100}; this model takes text only")
+            raise unsupported(f"{where}[{place}].type", f"{block.get('type')!r:.100}; this model takes text only")
     return "".join(text_at(block, "text", f"{where}[{place}]") for place, block in enumerate(blocks))

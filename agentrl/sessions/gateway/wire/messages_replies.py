@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from agentrl.sessions.gateway.exchange import Exchange
-from agentrl.sessions.gateway.wire.sse import encode_json, event
+from agentrl.sessions.gateway.wire.sse import encoded, event
 from agentrl.types import FinishReason
 
 
@@ -24,7 +24,7 @@ def reply(exchange: Exchange) -> bytes:
         given = json.loads(call.function.arguments or "{}")
         blocks.append({"type": "tool_use", "id": call.id, "name": call.function.name, "input": given})
     usage = {"input_tokens": exchange.prompt_tokens, "output_tokens": len(choice.turn.token_ids)}
-    return encode_json({**_frame(exchange), **_stop(exchange), "content": blocks, "usage": usage})
+    return encoded({**_frame(exchange), **_stop(exchange), "content": blocks, "usage": usage})
 
 
 async def stream(exchange: Exchange) -> AsyncIterator[bytes]:
@@ -92,7 +92,7 @@ class _Blocks:
 
 
 def _event(name: str, **fields: Any) -> bytes:
-    return event(encode_json({"type": name, **fields}), name)
+    return event(encoded({"type": name, **fields}), name)
 
 
 def _frame(exchange: Exchange) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-from agentrl.sessions.gateway.http.api_error import ApiError, refuse_parameter
-from agentrl.sessions.gateway.wire.fields import find_misspelt
-from agentrl.sessions.gateway.wire.validation import MOST_FIELDS, header_name
+from agentrl.sessions.gateway.http.api_error import ApiError, unsupported
+from agentrl.sessions.gateway.wire.fields import misspelt
+from agentrl.sessions.gateway.wire.validation import MOST_FIELDS, shown
 
 CHANGE_MESSAGES = frozenset({"audio", "function_call", "partial", "prefill", "prefix", "refusal"})
 """Fields of messages that change what the model reads or continues, and that nothing here reads."""
@@ -91,7 +91,7 @@ def texts_at(item: Mapping[str, Any], name: str, where: str, kinds: Set[str]) ->
         at = f"{place}[{number}]"
         part = object_at(part, at)
         if part.get("type", "text") not in kinds:
-            raise refuse_parameter(f"{at}.type", f"{part.get('type')!r:.100}; this model takes text only")
+            raise unsupported(f"{at}.type", f"{part.get('type')!r:.100}; this model takes text only")
         texts.append(text_at(part, "text", at))
     return "".join(texts)
 
@@ -115,9 +115,9 @@ def pass_over(
     for name, value in item.items():
         if name in read or name in echoed or value in (None, False, [], {}, ""):
             continue
-        if (key := header_name(name)) in ignored:
+        if (key := shown(name)) in ignored:
             continue
-        near = find_misspelt(name, frozenset(read))
+        near = misspelt(name, frozenset(read))
         if strict or near is not None or name in CHANGE_MESSAGES or len(ignored) >= MOST_FIELDS:
-            raise refuse_parameter(f"{where}.{name[:100]}", "" if near is None else f"did you mean {near!r}?")
+            raise unsupported(f"{where}.{name[:100]}", "" if near is None else f"did you mean {near!r}?")
         ignored[key] = "unknown"

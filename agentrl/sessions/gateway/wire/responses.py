@@ -11,18 +11,18 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from agentrl.sessions.gateway.exchange import Exchange
-from agentrl.sessions.gateway.http.api_error import ApiError, refuse_parameter
+from agentrl.sessions.gateway.http.api_error import ApiError, unsupported
 from agentrl.sessions.gateway.http.bodies import Body, History
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.replies.kept import KeptReply, ReplyStatus, RequestParameters
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire import custom
-from agentrl.sessions.gateway.wire.chat import HARMLESS, choose_tools, distinct, form_of, sampling_of
+from agentrl.sessions.gateway.wire.chat import HARMLESS, chosen, distinct, form_of, sampling_of
 from agentrl.sessions.gateway.wire.images import check_number, content_at
 from agentrl.sessions.gateway.wire.items import Items, output_items
 from agentrl.sessions.gateway.wire.logprobs import of_content
 from agentrl.sessions.gateway.wire.objects import function_of, object_at, pass_over, strict_of, text_at, texts_at
-from agentrl.sessions.gateway.wire.sse import encode_json
+from agentrl.sessions.gateway.wire.sse import encoded
 from agentrl.sessions.gateway.wire.turns import assistant_message
 from agentrl.sessions.gateway.wire.validation import Parameters
 from agentrl.sessions.renderers.base import Delta, ToolSchema
@@ -86,12 +86,12 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
     Raises:
         ApiError: a parameter is wrong, unknown or not supported.
     """
-    text = tuple(part for pair in zip(body.text[::2], body.text[1::2], strict=True) for part in _keep_of(pair))
-    body, left_out = _drop_unavailable(body)
+    text = tuple(part for pair in zip(body.text[::2], body.text[1::2], strict=True) for part in _kept_of(pair))
+    body, left_out = _offered(body)
     given, ignored = PARAMETERS.check(body, limits)
     ignored |= left_out
     logprobs = _wants_logprobs(body, given, ignored)
-    tools, force, allowed = choose_tools(_tools(given.get("tools", [])), given.get("tool_choice", "auto"))
+    tools, force, allowed = chosen(_tools(given.get("tools", [])), given.get("tool_choice", "auto"))
     if custom.grammars(given.get("tools", [])):
         ignored["tools.custom.format"] = "tools.custom.format"
     said = given.get("input")
@@ -130,7 +130,7 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
     )
 
 
-def _keep_of(parameter: tuple[bytes, bytes]) -> tuple[bytes, ...]:
+def _kept_of(parameter: tuple[bytes, bytes]) -> tuple[bytes, ...]:
     return () if parameter[0].decode() in _EACH_TIME else parameter
 
 
@@ -178,7 +178,7 @@ def _background(given: Mapping[str, Any], ignored: dict[str, str]) -> bool:
     return bool(background)
 
 
-def _drop_unavailable(body: Body) -> tuple[Body, dict[str, str]]:
+def _offered(body: Body) -> tuple[Body, dict[str, str]]:
     """The request without the tools that can't be had here.
 
     Returns:
@@ -204,7 +204,7 @@ def _tools(tools: Sequence[Any]) -> list[ToolSchema]:
         tool = object_at(tool, at)
         if tool.get("type") not in ("function", "custom"):
             what = f"{tool.get('type')!r:.100} is not run here; only function and custom"
-            raise refuse_parameter(f"{at}.type", f"{what} ({', '.join(sorted(_LEFT_OUT))} are left out)")
+            raise unsupported(f"{at}.type", f"{what} ({', '.join(sorted(_LEFT_OUT))} are left out)")
         function = custom.as_function(tool, at) if tool["type"] == "custom" else function_of(tool, at)
         shaped.append({"type": "function", "function": function})
     return distinct(shaped)
@@ -235,10 +235,10 @@ def convert(
         if message.role == "assistant":
             parts.append(message)
             continue
-        messages += _join(parts)
+        messages += _joined(parts)
         parts = []
         messages.append(message)
-    messages += _join(parts)
+    messages += _joined(parts)
     check_number([message.content for message in messages], images)
     return messages
 
@@ -263,10 +263,10 @@ def _message(item: Mapping[str, Any], where: str, images: int) -> Message:
         return Message(role="assistant", reasoning_content=thoughts)
     if kind == "message":
         raise ApiError(400, f"{where}.role: {item.get('role')!r:.100} is not one of a message", "invalid_value", where)
-    raise refuse_parameter(f"{where}.type", repr(kind)[:100])
+    raise unsupported(f"{where}.type", repr(kind)[:100])
 
 
-def _join(parts: Sequence[Message]) -> list[Message]:
+def _joined(parts: Sequence[Message]) -> list[Message]:
     """The items of one turn as one message."""
     if not parts:
         return []
@@ -279,13 +279,13 @@ def _join(parts: Sequence[Message]) -> list[Message]:
 
 def reply(exchange: Exchange) -> bytes:
     """Return the body of a reply that is not streamed."""
-    return encode_json(_finish(exchange))
+    return encoded(_finished(exchange))
 
 
 async def stream(exchange: Exchange) -> AsyncIterator[bytes]:
     """The reply as server-sent events."""
     items, logprobs = Items(exchange.reply_id, exchange.request.extra["custom"]), exchange.request.extra["logprobs"]
-    begun, begins = response(make_kept_reply(exchange, ReplyStatus.IN_PROGRESS), []), True
+    begun, begins = response(kept(exchange, ReplyStatus.IN_PROGRESS), []), True
     calls: list[Delta] = []  # they end the text, whose log-probabilities are known at the turn's end
     async for _, delta in exchange.events():
         if begins:
@@ -306,22 +306,22 @@ async def stream(exchange: Exchange) -> AsyncIterator[bytes]:
             yield piece
     for piece in items.close():
         yield piece
-    finished = _finish(exchange)
+    finished = _finished(exchange)
     yield items.event(f"response.{finished['status']}", response=finished)
 
 
-def _finish(exchange: Exchange) -> dict[str, Any]:
+def _finished(exchange: Exchange) -> dict[str, Any]:
     (choice,) = exchange.choices
     cut = choice.turn.finish_reason is FinishReason.LENGTH
     output = output_items(exchange.reply_id, choice.message, exchange.request.extra["custom"], _logprobs(exchange))
-    return response(make_kept_reply(exchange, ReplyStatus.INCOMPLETE if cut else ReplyStatus.COMPLETED), output)
+    return response(kept(exchange, ReplyStatus.INCOMPLETE if cut else ReplyStatus.COMPLETED), output)
 
 
 def _logprobs(exchange: Exchange) -> list[dict[str, Any]] | None:
     return of_content(exchange, exchange.choices[0]) if exchange.request.extra["logprobs"] else None
 
 
-def make_kept_reply(exchange: Exchange, status: ReplyStatus, node: int | None = None) -> KeptReply:
+def kept(exchange: Exchange, status: ReplyStatus, node: int | None = None) -> KeptReply:
     """Return what is kept of a reply; `node` is its turn's."""
     request, sampling = exchange.request, exchange.request.sampling
     follows, conversation = request.previous_reply, request.extra["conversation"]

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 
-def encode_json(value: Any) -> bytes:
+def encoded(value: Any) -> bytes:
     """JSON; numbers in a model's arguments may be too long for the quick writer, the other one takes them."""
     try:
         return orjson.dumps(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from agentrl.sessions.gateway.wire.images import join_pieces, pieces_of
+from agentrl.sessions.gateway.wire.images import joined, pieces_of
 from agentrl.types import Message, Part, ToolCall
 
 
@@ -37,4 +37,4 @@ def add_turn(messages: list[Message], said: Message) -> None:
 def add_piece(messages: list[Message], piece: str | Part) -> None:
     """Append what a user says or shows, or join it to what stands before it."""
     before = pieces_of(messages.pop().content) if messages and messages[-1].role == "user" else []
-    messages.append(Message(role="user", content=join_pieces([*before, piece])))
+    messages.append(Message(role="user", content=joined([*before, piece])))

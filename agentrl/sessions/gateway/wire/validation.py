@@ -11,10 +11,10 @@ from types import MappingProxyType
 from typing import Any
 
 from agentrl.errors import nearest
-from agentrl.sessions.gateway.http.api_error import ApiError, refuse_parameter
+from agentrl.sessions.gateway.http.api_error import ApiError, unsupported
 from agentrl.sessions.gateway.http.bodies import Body
 from agentrl.sessions.gateway.limits import Limits
-from agentrl.sessions.gateway.wire.fields import CHANGE_TEXT, SAMPLING, called_here, find_misspelt
+from agentrl.sessions.gateway.wire.fields import CHANGE_TEXT, SAMPLING, called_here, misspelt
 
 MOST_FIELDS = 200
 """Fields of a request: several times what any protocol has, and few enough to look each up among known names."""
@@ -98,7 +98,7 @@ class Parameters:
                 given[name] = value
             elif name not in self.known:
                 self._unknown(name, strict)
-                ignored[header_name(name)] = "unknown"
+                ignored[shown(name)] = "unknown"
             elif name in self._fixed:
                 given[name] = self._only(name, value)
             elif name in self._deep and isinstance(value, dict):
@@ -131,11 +131,11 @@ class Parameters:
         """A value that is one of those that are possible here."""
         if any(value == one and type(value) is type(one) for one in self._fixed[name]):
             return value
-        raise refuse_parameter(name, "only " + " or ".join(map(repr, self._fixed[name])) if self._fixed[name] else "")
+        raise unsupported(name, "only " + " or ".join(map(repr, self._fixed[name])) if self._fixed[name] else "")
 
     def _unknown(self, name: str, strict: bool) -> None:
         """Refuse a parameter that isn't known here, where it would change the sampled text or all are refused."""
-        near = find_misspelt(name, (self.known - self._harmless) | CHANGE_TEXT)
+        near = misspelt(name, (self.known - self._harmless) | CHANGE_TEXT)
         if not strict and near is None:
             return
         guess = called_here(near or name, self.known) or (near if near in self.known else nearest(name, self.known))
@@ -160,6 +160,6 @@ def number(body: Mapping[str, Any], name: str, default: Any, low: float, high: f
     return value
 
 
-def header_name(name: str) -> str:
+def shown(name: str) -> str:
     """A client's own name for a field as it may stand in a header."""
     return name if len(name) <= 64 and name.isascii() and name.replace("-", "_").isidentifier() else "unknown"

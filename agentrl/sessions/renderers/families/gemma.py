@@ -19,7 +19,7 @@ from typing import Any
 
 from agentrl.errors import RenderError
 from agentrl.sessions.renderers.base import ToolSchema
-from agentrl.sessions.renderers.families.gemma_notation import QUOTE, Pieces, in_order, quote, write_value
+from agentrl.sessions.renderers.families.gemma_notation import QUOTE, Pieces, in_order, quoted, write_value
 from agentrl.sessions.renderers.grammars import GEMMA
 from agentrl.sessions.renderers.turns import Before, TurnRenderer, tool_name
 from agentrl.sessions.renderers.writer import TokenWriter, text_of
@@ -53,10 +53,10 @@ class Gemma4(TurnRenderer):
     def _write(self, writer: TokenWriter, message: Message, before: Before | None, following: str | None) -> None:
         text = text_of(message, self.name)
         if message.role == "tool":
-            if self._find_end(before) != self._result:
+            if self._ended_by(before) != self._result:
                 writer.mark(RESULT)
             writer.text(f"response:{tool_name(message, before, 'unknown')}{{value:")
-            _put(writer, quote(text))
+            _put(writer, quoted(text))
             writer.text("}")
             writer.mark("<tool_response|>")
         elif before is not None or message.role == "user":  # else `_open` has written it
@@ -81,7 +81,7 @@ class Gemma4(TurnRenderer):
             writer.mark("<channel|>")
         for call in calls:
             writer.mark("<|tool_call>")
-            _put(writer, _write_call(call))
+            _put(writer, _called(call))
             writer.mark("<tool_call|>")
         writer.text(text)
         writer.token(self._result if calls else self._end)
@@ -90,7 +90,7 @@ class Gemma4(TurnRenderer):
         """End the model's turn, unless a call that got no result has done so."""
         if before is None or before.role not in ("assistant", "tool"):
             return
-        ended = self._find_end(before)
+        ended = self._ended_by(before)
         if ended is None and before.message.tool_calls:
             writer.mark(RESULT)
         elif ended is None:
@@ -98,7 +98,7 @@ class Gemma4(TurnRenderer):
         elif ended != self._result:
             writer.text("\n")
 
-    def _find_end(self, before: Before | None) -> int | None:
+    def _ended_by(self, before: Before | None) -> int | None:
         """The token that ended an assistant's turn; None where none has, or where there is no turn before."""
         if before is None or before.role != "assistant" or not before.ended:
             return None
@@ -113,7 +113,7 @@ class Gemma4(TurnRenderer):
 def declaration(function: Mapping[str, Any]) -> Pieces:
     """A tool, as the system turn describes it."""
     yield f"declaration:{function['name']}{{description:"
-    yield from quote(function.get("description") or "")
+    yield from quoted(function.get("description") or "")
     if schema := function.get("parameters"):
         yield ",parameters:{"
         if schema.get("properties"):
@@ -124,7 +124,7 @@ def declaration(function: Mapping[str, Any]) -> Pieces:
             yield from _names("required", schema["required"])
             yield ","
         yield "type:"
-        yield from quote(_kind(schema.get("type", "object")))
+        yield from quoted(_kind(schema.get("type", "object")))
         yield "}"
     yield "}"
 
@@ -135,19 +135,19 @@ _STANDARD = frozenset({"description", "type", "properties", "required", "nullabl
 def _properties(properties: Mapping[str, Any]) -> Pieces:
     for place, (name, schema) in enumerate(in_order(properties)):
         yield f"{',' * (place > 0)}{name}:{{"
-        for part in _describe(schema if isinstance(schema, Mapping) else {}):
+        for part in _described(schema if isinstance(schema, Mapping) else {}):
             yield from part
             yield ","
         yield "type:"
-        yield from quote(_kind(schema.get("type")) if isinstance(schema, Mapping) else "")
+        yield from quoted(_kind(schema.get("type")) if isinstance(schema, Mapping) else "")
         yield "}"
 
 
-def _describe(schema: Mapping[str, Any]) -> Iterable[Pieces]:
+def _described(schema: Mapping[str, Any]) -> Iterable[Pieces]:
     """The pieces before a property's type."""
     kind = _kind(schema.get("type"))
     if schema.get("description"):
-        yield _member("description", quote(schema["description"]))
+        yield _member("description", quoted(schema["description"]))
     if kind == "STRING" and schema.get("enum"):
         yield _member("enum", write_value(schema["enum"], quoted_keys=True))
     if kind == "ARRAY" and isinstance(schema.get("items"), Mapping) and schema["items"]:
@@ -158,7 +158,7 @@ def _describe(schema: Mapping[str, Any]) -> Iterable[Pieces]:
         inner = schema.get("properties")
         if not isinstance(inner, Mapping):
             inner = {key: value for key, value in schema.items() if key not in _STANDARD}
-        yield _member("properties", _brace(_properties(inner)))
+        yield _member("properties", _braced(_properties(inner)))
         if schema.get("required"):
             yield _names("required", schema["required"])
 
@@ -170,7 +170,7 @@ def _items(schema: Mapping[str, Any]) -> Pieces:
     for place, (key, value) in enumerate(known):
         yield "," * (place > 0)
         if key == "properties":
-            yield from _member(key, _brace(_properties(value if isinstance(value, Mapping) else {})))
+            yield from _member(key, _braced(_properties(value if isinstance(value, Mapping) else {})))
         elif key == "required":
             yield from _names(key, value)
         elif key == "type":
@@ -186,7 +186,7 @@ def _member(key: str, value: Pieces) -> Pieces:
     yield from value
 
 
-def _brace(pieces: Pieces) -> Pieces:
+def _braced(pieces: Pieces) -> Pieces:
     yield "{"
     yield from pieces
     yield "}"
@@ -196,7 +196,7 @@ def _names(key: str, names: Sequence[str]) -> Pieces:
     yield f"{key}:["
     for place, name in enumerate(names):
         yield "," * (place > 0)
-        yield from quote(name)
+        yield from quoted(name)
     yield "]"
 
 
@@ -205,7 +205,7 @@ def _kind(kind: Any) -> str:
     return "" if kind is None else str(kind).upper()
 
 
-def _write_call(call: ToolCall) -> Pieces:
+def _called(call: ToolCall) -> Pieces:
     """A call; a malformed one as its raw text."""
     if not call.function.name:
         yield call.function.arguments

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from agentrl.errors import RenderError
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.sessions.renderers.calls import dumps, is_name
-from agentrl.sessions.renderers.grammar import Mark, make_malformed
+from agentrl.sessions.renderers.grammar import Mark, malformed
 from agentrl.types import FunctionCall, ToolCall
 
 QUOTE = Mark('<|"|>')
@@ -39,12 +39,12 @@ def write_value(value: Any, *, quoted_keys: bool = False) -> Pieces:
         RenderError: a bare key can't be distinguished from the notation.
     """
     if isinstance(value, str):
-        yield from quote(value)
+        yield from quoted(value)
     elif isinstance(value, Mapping):
         yield "{"
         for place, (key, item) in enumerate(in_order(value)):
             yield "," * (place > 0)
-            yield from quote(key) if quoted_keys else (_bare(key),)
+            yield from quoted(key) if quoted_keys else (_bare(key),)
             yield ":"
             yield from write_value(item, quoted_keys=quoted_keys)
         yield "}"
@@ -58,7 +58,7 @@ def write_value(value: Any, *, quoted_keys: bool = False) -> Pieces:
         yield dumps(value)
 
 
-def quote(text: str) -> Pieces:
+def quoted(text: str) -> Pieces:
     """Return a string in quotation tokens."""
     yield from (QUOTE, text, QUOTE)
 
@@ -76,25 +76,25 @@ def _bare(key: str) -> str:
 
 def read_gemma(body: Sequence[str], index: int, tools: Sequence[ToolSchema]) -> list[ToolCall]:
     """One call: call:NAME{key:value,…}. Never raises."""
-    raw, (outside, strings) = "".join(body), _divide(body)
+    raw, (outside, strings) = "".join(body), _divided(body)
     head, brace, rest = outside[0].partition("{")
     name = head.strip().removeprefix("call:")
     if not brace or name == head.strip():
-        return [make_malformed(raw, index, "a call is call:NAME{key:value,…}")]
+        return [malformed(raw, index, "a call is call:NAME{key:value,…}")]
     if not is_name(name):
-        return [make_malformed(raw, index, f"{name[:80]!r} is not the name of a tool")]
+        return [malformed(raw, index, f"{name[:80]!r} is not the name of a tool")]
     if len(outside) == len(strings) or any('"' in part for part in outside):
-        return [make_malformed(raw, index, f"text stands between two {QUOTE}")]
-    keyed = [_quote_keys(part) for part in (rest, *outside[1:])]
+        return [malformed(raw, index, f"text stands between two {QUOTE}")]
+    keyed = [_keyed(part) for part in (rest, *outside[1:])]
     written = "".join(f"{dumps(text)}{part}" for text, part in zip(strings, keyed[1:], strict=True))
     try:
         arguments = dumps(json.loads(f"{{{keyed[0]}{written}", parse_constant=_no_number))
     except (ValueError, RecursionError) as error:
-        return [make_malformed(raw, index, f"its arguments can't be read ({error})")]
+        return [malformed(raw, index, f"its arguments can't be read ({error})")]
     return [ToolCall(id=f"call_{index}", function=FunctionCall(name=name, arguments=arguments))]
 
 
-def _divide(body: Sequence[str]) -> tuple[list[str], list[str]]:
+def _divided(body: Sequence[str]) -> tuple[list[str], list[str]]:
     """The texts outside the quotation tokens and those between, in turns; as many of both: one is still open."""
     runs: list[list[str]] = [[]]
     for part in body:
@@ -106,7 +106,7 @@ def _divide(body: Sequence[str]) -> tuple[list[str], list[str]]:
     return texts[::2], texts[1::2]
 
 
-def _quote_keys(part: str) -> str:
+def _keyed(part: str) -> str:
     """A part outside strings, with quotes around its keys: a word before a colon is one."""
     pieces = _SIGNS.split(part)
     words, signs = pieces[::2], [*pieces[1::2], ""]

@@ -18,7 +18,7 @@ from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.sessions.renderers.ends import stop_token
 from agentrl.sessions.renderers.families.table import Expresses
 from agentrl.sessions.renderers.grammars import GRAMMARS, PLAIN
-from agentrl.sessions.renderers.proof.markers import find_lost
+from agentrl.sessions.renderers.proof.markers import lost
 from agentrl.sessions.renderers.proof.probe import ProbeRenderer, Whole
 from agentrl.sessions.renderers.proof.reading import fitting, reads
 from agentrl.sessions.renderers.proof.short_conversations import USER
@@ -153,11 +153,11 @@ def generic(tokenizer: HFTokenizer, grammar: str = "", stop: str = "") -> Generi
             message says where it differs.
     """
     try:
-        renderer = _prove(tokenizer, grammar, stop)
+        renderer = _proven(tokenizer, grammar, stop)
     except (ConfigError, RenderError) as error:
         if not _has_tool_template(tokenizer):
             raise
-        renderer = _prove(tokenizer, grammar, stop, with_tools=False)
+        renderer = _proven(tokenizer, grammar, stop, with_tools=False)
         renderer.without_tools = f"the chat template named 'tool_use' can't be served: {error}"
     if grammar and renderer.able.tools and not reads(renderer, GRAMMARS[grammar]):
         _log.warning("the grammar %r does not read back the calls that the chat template writes", grammar)
@@ -179,7 +179,7 @@ def _offering_always(whole: Whole) -> Whole:
     return lambda messages, tools, prompt: whole(messages, tools or TOOLS[1:], prompt)
 
 
-def _prove(tokenizer: HFTokenizer, grammar: str, stop: str, *, with_tools: bool = True) -> GenericRenderer:
+def _proven(tokenizer: HFTokenizer, grammar: str, stop: str, *, with_tools: bool = True) -> GenericRenderer:
     renderer = unproven(tokenizer, with_tools=with_tools, grammar=grammar, stop=stop)
     proof = append_proof(renderer)
     if not proof.append_only:
@@ -187,7 +187,7 @@ def _prove(tokenizer: HFTokenizer, grammar: str, stop: str, *, with_tools: bool 
             every = f"none of {proof.refused} generated conversations could be rendered: {proof.refusal}"
             raise ConfigError(f"renderer='generic': {every}; {_REMEDY}")
         raise ConfigError(f"renderer='generic': the chat template is not append-only: {proof.difference}; {_REMEDY}")
-    if what := find_lost(renderer):
+    if what := lost(renderer):
         raise ConfigError(f"renderer='generic': the chat template can't be read back: {what}; {_REMEDY}")
     return renderer
 

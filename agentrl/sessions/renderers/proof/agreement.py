@@ -90,14 +90,14 @@ def agreements(renderer: Renderer, tokenizer: HFTokenizer, count: int) -> Iterat
             continue
         held = both(both(able, holds), template) if template.tools else both(able, holds)
         trial = partial(prove, renderer, reference, tools=tools, count=count, call_id=call_ids(renderer))
-        found = judge_proof(kind, trial(expresses=held, reasoning=reasoning), count)
+        found = judged(kind, trial(expresses=held, reasoning=reasoning), count)
         if found.verdict is TrialVerdict.AGREES:
             yield found
             continue
         known = [d for d in DIFFERENCES.get(renderer.name, ()) if kind in d.kinds]
         narrowed = partial(trial, expresses=held)
         calls = able.tools and template.tools
-        explained = next((e for d in known if (e := _explain(kind, d, narrowed, calls, reasoning))), None)
+        explained = next((e for d in known if (e := _explained(kind, d, narrowed, calls, reasoning))), None)
         if explained is None and reference and (lacks := missing(kind, template)):
             explained = _without(kind, lacks, trial, reference, tools=tools)
         yield explained or found
@@ -119,7 +119,7 @@ def disagreement(renderer: Renderer, tokenizer: HFTokenizer, count: int) -> str 
     return None if compared else "nothing of it could be compared with the chat template"
 
 
-def judge_proof(kind: str, proof: RendererProof, count: int) -> _Agreement:
+def judged(kind: str, proof: RendererProof, count: int) -> _Agreement:
     """A proof as an agreement."""
     if proof.boundaries == 0:
         return _Agreement(kind, TrialVerdict.DIFFERS, f"all of {count} conversations were refused: {proof.refusal}")
@@ -132,12 +132,12 @@ def judge_proof(kind: str, proof: RendererProof, count: int) -> _Agreement:
     return _Agreement(kind, TrialVerdict.DIFFERS, detail, proof.boundaries)
 
 
-def _explain(
+def _explained(
     kind: str, difference: Difference, trial: Callable[..., RendererProof], calls: bool, reasoning: float
 ) -> _Agreement | None:
     """The kind with its reason, if the trial agrees where the difference can't show; else None."""
     if difference.everywhere:
-        return _allow_intended(kind, difference, 0)
+        return _intended(kind, difference, 0)
     narrow: dict[str, Any] = {
         "rounds": difference.rounds,
         "system": difference.system,
@@ -147,7 +147,7 @@ def _explain(
     if difference.tools is not None and calls:
         narrow["tools"] = difference.tools
     proof = trial(**narrow)
-    return _allow_intended(kind, difference, proof.boundaries) if proof.append_only else None
+    return _intended(kind, difference, proof.boundaries) if proof.append_only else None
 
 
 def _without(
@@ -155,12 +155,12 @@ def _without(
 ) -> _Agreement | None:
     """Kinds that the template has no place for aren't compared; but tools that it lists must be the renderer's."""
     if not (tools and _lists_tools(reference)):
-        return _allow_intended(kind, lacks, 0)
+        return _intended(kind, lacks, 0)
     proof = trial(expresses=Expresses(tools=False))
-    return _allow_intended(kind, lacks, proof.boundaries) if proof.append_only else None
+    return _intended(kind, lacks, proof.boundaries) if proof.append_only else None
 
 
-def _allow_intended(kind: str, difference: Difference, compared: int) -> _Agreement:
+def _intended(kind: str, difference: Difference, compared: int) -> _Agreement:
     agreed = f"apart from that {compared} turn boundaries agree" if compared else "nothing of it can be compared"
     return _Agreement(kind, TrialVerdict.ON_PURPOSE, f"{difference.because}; {agreed}", compared)
 

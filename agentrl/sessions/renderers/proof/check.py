@@ -16,7 +16,7 @@ from agentrl.sessions.renderers.base import Renderer
 from agentrl.sessions.renderers.families.generic import UNREADABLE, expresses, unproven
 from agentrl.sessions.renderers.families.table import FAMILIES
 from agentrl.sessions.renderers.grammars import GRAMMARS
-from agentrl.sessions.renderers.proof.agreement import TRIALS, TrialVerdict, agreements, both, judge_proof
+from agentrl.sessions.renderers.proof.agreement import TRIALS, TrialVerdict, agreements, both, judged
 from agentrl.sessions.renderers.proof.known_differences import missing
 from agentrl.sessions.renderers.proof.markers import WARNED, read_back
 from agentrl.sessions.renderers.proof.reading import fitting, misread
@@ -102,7 +102,7 @@ def _template_rows(tokenizer: HFTokenizer, count: int, stop: str, *, served: boo
             yield _Row(question, "not expressible", None, lacks.because.partition(",")[0])
             continue
         proof = prove(generic, expresses=both(generic.able, holds), tools=tools, reasoning=reasoning, count=count)
-        found = judge_proof(kind, proof, count)
+        found = judged(kind, proof, count)
         yield _Row(question, found.verdict, _OK[found.verdict] or (None if served else False), found.detail)
     if not written.tools:
         yield _Row("parsers that fit the template", "none", None, "the template has no place for tool calls")

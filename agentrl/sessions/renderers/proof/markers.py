@@ -63,7 +63,7 @@ class MarkerCheck:
 
     part: MarkerPart
     placed: bool
-    find_lost: str = ""
+    lost: str = ""
 
 
 def read_back(renderer: Renderer) -> list[MarkerCheck]:
@@ -98,7 +98,7 @@ UNLISTED = (
 )
 
 
-def find_lost(renderer: Renderer) -> str:
+def lost(renderer: Renderer) -> str:
     """Return what of a conversation does not come out again, so that the format can't be used; "" where all does.
 
     What is only warned of is not among it, nor are calls: tools alone are refused where they aren't read.

@@ -112,7 +112,7 @@ class ProbeRenderer:
             return self._turn_that_thinks(message)
         opening = self._short([USER], (), True)
         ids = self._whole_turn(message)
-        return self._cut_at_end(self._behind_prompt(ids, opening), message)
+        return self._ended(self._behind_prompt(ids, opening), message)
 
     def _behind_prompt(self, ids: list[int], opening: list[int]) -> list[int]:
         """A turn without the prompt that opens it.
@@ -135,7 +135,7 @@ class ProbeRenderer:
         if before is None or before.message.role == "assistant":
             return [*self._opening(before), *self.turn(message)]
         context, stable = self._short_context(before, ())
-        settled = self._up_to_the_end([*context, message], [self._list_followers(message, text) for text in ("u", "v")])
+        settled = self._up_to_the_end([*context, message], [self._followed(message, text) for text in ("u", "v")])
         # both forms of the short conversation hold the same end tokens, whatever the turns between them show
         ends = [n for n, token in enumerate(settled) if token in self._ends]
         last = [n + 1 for n, token in enumerate(stable) if token in self._ends]
@@ -165,12 +165,12 @@ class ProbeRenderer:
         """
         if not message.reasoning_content:
             try:
-                return self._settle([USER, message], "user")
+                return self._settled([USER, message], "user")
             except RenderError:
                 pass  # the format requires tool results after this turn
         return self._short([USER, message], (), False)
 
-    def _settle(self, context: list[Message], role: Role) -> list[int]:
+    def _settled(self, context: list[Message], role: Role) -> list[int]:
         """The context's tokens, up to the last turn's end, once a message of this role has followed."""
         calls = context[-1].tool_calls or ()
         call_id, name = (calls[0].id, calls[0].function.name) if calls else (None, None)
@@ -185,7 +185,7 @@ class ProbeRenderer:
             raise RenderError(f"{self.name}: no token ends an assistant turn before a {followed[0][0].role} message")
         return one[: last if self._end is None else last + 1]
 
-    def _cut_at_end(self, ids: list[int], message: Message) -> list[int]:
+    def _ended(self, ids: list[int], message: Message) -> list[int]:
         """A turn up to its end token: what the format puts behind it is the next node's."""
         if self._ender is not None:
             return [*ids, self._ender(message)]
@@ -202,22 +202,22 @@ class ProbeRenderer:
         opening, ids = self._short([USER], (), True), self._short([USER, message], (), False)
         without = self._short([USER, message.model_copy(update={"reasoning_content": None})], (), False)
         if ids[: len(opening)] == opening and not (message.reasoning_content and ids == without):
-            return self._cut_at_end(ids[len(opening) :], message)
+            return self._ended(ids[len(opening) :], message)
         close = special_or_none(self.tokenizer, "</think>")
         line = "\n" if self.tokenizer.decode(opening).endswith("\n") else ""
         if not message.reasoning_content:
             if ids[self._head : self._head + 1] == [close]:
-                return self._cut_at_end(ids[self._head :], message)
+                return self._ended(ids[self._head :], message)
             thinking = self._short([USER, message.model_copy(update={"reasoning_content": "r"})], (), False)
             if thinking[: len(opening)] == opening and close in thinking[len(opening) :]:
                 end = thinking.index(close, len(opening))
-                return self.tokenizer.encode(line) + self._cut_at_end(thinking[end:], message)
+                return self.tokenizer.encode(line) + self._ended(thinking[end:], message)
         bare = without[self._head :]
         writer = TokenWriter(self.tokenizer)
         writer.text(f"{message.reasoning_content or ''}{line}")
         writer.mark("</think>")
         writer.text(2 * line)
-        return writer.take() + self._cut_at_end(bare[1:] if bare[:1] == [close] else bare, message)
+        return writer.take() + self._ended(bare[1:] if bare[:1] == [close] else bare, message)
 
     # ----------------------------------------------------------------------------------- extensions
 
@@ -289,13 +289,13 @@ class ProbeRenderer:
                 self._cache.clear()
             context = like(message, calls, results)
             if message.role == "assistant":
-                stable = self._settle(context, run[0].role if run else "user")
+                stable = self._settled(context, run[0].role if run else "user")
             else:
                 stable = self._stable(self._short(context, (), False), message.role)
             self._cache[key] = context, stable
         return self._cache[key]
 
-    def _list_followers(self, message: Message, text: str) -> list[Message]:
+    def _followed(self, message: Message, text: str) -> list[Message]:
         """Results of a turn's calls, and another user message."""
         calls = [call for call in message.tool_calls or () if call.function.name]
         results = [Message(role="tool", content=text, tool_call_id=c.id, name=c.function.name) for c in calls]

@@ -254,11 +254,11 @@ def _boundaries(
             yield reference(messages[:place], tools, True), path + prompt, where
         path += node.token_ids
         if node.message.role == "assistant":
-            path = _merge(renderer.tokenizer, path, seam)
+            path = _merged(renderer.tokenizer, path, seam)
         after = node
 
 
-def _merge(tokenizer: Tokenizer, path: list[int], seam: int) -> list[int]:
+def _merged(tokenizer: Tokenizer, path: list[int], seam: int) -> list[int]:
     """The path as a template encodes it, where a prompt's white space joins what follows; sampling begins apart.
 
     A line break joins other white space alone, a blank the word behind it as well.

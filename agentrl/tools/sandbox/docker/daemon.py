@@ -70,7 +70,7 @@ class Daemon:
             DaemonError: the daemon refused, failed, or took longer than `timeout` seconds.
         """
         loop = asyncio.get_running_loop()
-        under_way = loop.run_in_executor(self._threads, functools.partial(translate_errors, work, *args, **kwargs))
+        under_way = loop.run_in_executor(self._threads, functools.partial(translated, work, *args, **kwargs))
         try:
             return await asyncio.wait_for(asyncio.shield(under_way), timeout)
         except TimeoutError:
@@ -133,7 +133,7 @@ def available(address: str | None = None) -> bool:
     return True
 
 
-def translate_errors(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+def translated(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     """Call the client; its errors are raised as ours, see `Daemon.call`."""
     import requests
     from docker import errors

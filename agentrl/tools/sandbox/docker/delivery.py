@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from agentrl.cluster.wire.connection import Address, Connection, connect
 from agentrl.errors import InvalidInput
 from agentrl.tools.sandbox.docker import daemon
-from agentrl.tools.sandbox.docker.daemon import ImageMissing, translate_errors
+from agentrl.tools.sandbox.docker.daemon import ImageMissing, translated
 from agentrl.tools.sandbox.docker.images import BUILD_TIMEOUT, follow
 from agentrl.tools.sandbox.runner.loop import on_loop
 
@@ -63,7 +63,7 @@ class ImageHost:
 
     def _send(self, image: str, other: Connection, timeout: float) -> int:
         sent = 0
-        for piece in save_image(image):
+        for piece in saved(image):
             other.run("take_piece", image, sent, piece, timeout=timeout)
             sent += len(piece)
         other.run("load_image", image, timeout=timeout)
@@ -94,15 +94,15 @@ class ImageHost:
             await on_loop(load(file))
 
 
-def save_image(image: str) -> Iterator[bytes]:
+def saved(image: str) -> Iterator[bytes]:
     """An image of this host as its daemon saves it, in pieces; blocks.
 
     Raises:
         DaemonError: this host does not have it, or the daemon failed.
     """
     here = daemon.daemon()
-    pieces = iter(translate_errors(here.api.get_image, image, PIECE))
-    while piece := translate_errors(next, pieces, b""):
+    pieces = iter(translated(here.api.get_image, image, PIECE))
+    while piece := translated(next, pieces, b""):
         yield piece
 
 

@@ -41,7 +41,7 @@ from agentrl.tools.sandbox.docker.container import create_container, remove
 from agentrl.tools.sandbox.docker.daemon import Daemon, connect
 from agentrl.tools.sandbox.docker.layer import read_layer, write_layer
 from agentrl.tools.sandbox.runner.loop import on_loop
-from agentrl.tools.sandbox.runner.wire import encode
+from agentrl.tools.sandbox.runner.wire import encoded
 from agentrl.tools.sandbox.snapshot import canonical, check_trees, within
 from agentrl.tools.sandbox.spec import SandboxSpec
 
@@ -81,7 +81,7 @@ class PlainSandbox:
             raise ToolArguments("command is empty")
         try:
             for text in (*argv, cwd or "", *(f"{name}={value}" for name, value in (env or {}).items())):
-                encode(text)
+                encoded(text)
         except ValueError as error:
             raise PathError(str(error)) from None
         data = body_of(stdin, "stdin")
@@ -108,7 +108,7 @@ class PlainSandbox:
             await asyncio.wait_for(asyncio.shield(done), timeout)
         except TimeoutError:
             await self._kill_all()
-            return _make_result(Outcome.TIMEOUT, 124, kept, started)
+            return _ended(Outcome.TIMEOUT, 124, kept, started)
         except OSError as error:
             raise SandboxDied(f"the exec's stream failed: {error}") from None
         finally:
@@ -124,7 +124,7 @@ class PlainSandbox:
         ):
             code = 127  # as in a shell
         outcome = Outcome.SIGNALED if code > 128 else Outcome.NOT_STARTED if code in (126, 127) else Outcome.EXITED
-        return _make_result(outcome, code, kept, started)
+        return _ended(outcome, code, kept, started)
 
     async def _kill_all(self) -> None:
         api, call = self.daemon.api, self.daemon.call
@@ -294,7 +294,7 @@ class _HeadTail:
             self.dropped += over
 
 
-def _make_result(outcome: Outcome, code: int, kept: tuple[_HeadTail, _HeadTail], started: float) -> ExecResult:
+def _ended(outcome: Outcome, code: int, kept: tuple[_HeadTail, _HeadTail], started: float) -> ExecResult:
     out, err = kept
     return ExecResult(
         outcome,

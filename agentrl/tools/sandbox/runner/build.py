@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from agentrl.common.native import compile_library
+from agentrl.common.native import compiled
 from agentrl.errors import ConfigError
 
 FLAGS = ("-O2", "-std=gnu11", "-static", "-s")
@@ -37,7 +37,7 @@ def runner_binary() -> Path:
         MissingExtra: there is no C compiler, or it can't link statically.
     """
     sources = list((assets() / "runner").glob("*.[ch]"))
-    return compile_library(sources, "agentrl-runner", FLAGS, label="runner", purpose="the sandbox runner")
+    return compiled(sources, "agentrl-runner", FLAGS, label="runner", purpose="the sandbox runner")
 
 
 @functools.cache

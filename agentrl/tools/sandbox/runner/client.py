@@ -121,7 +121,7 @@ class RunnerClient:
         self.last_frame = time.time()
         self.on_accept: Callable[[Channel], None] | None = None
         self.on_lost: Callable[[str], None] | None = None
-        stream.on_bytes = self._receive
+        stream.on_bytes = self._received
         stream.on_lost = self.fail
 
     def hello(self, lease: float) -> asyncio.Future[bytes]:
@@ -232,7 +232,7 @@ class RunnerClient:
         self.send(number, kind, payload)
         return answer
 
-    def _receive(self, data: bytes) -> None:
+    def _received(self, data: bytes) -> None:
         self.last_frame = time.time()
         try:
             for number, kind, payload in self._decoder.feed(data):

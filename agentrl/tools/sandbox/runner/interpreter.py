@@ -104,7 +104,7 @@ class Interpreter:
         if answer is None and self._process.running:
             return await self._interrupt(nonce)
         if answer is None:
-            return await self._make_result()
+            return await self._ended()
         report, shown = answer
         return _cell(shown, Outcome.EXITED, 0 if report == f"{nonce} 0\n".encode() else 1)
 
@@ -118,7 +118,7 @@ class Interpreter:
         ended = await process.stop()
         return _cell(ended, Outcome.TIMEOUT, 124, "killed; the interpreter starts anew, without its variables")
 
-    async def _make_result(self) -> ExecResult:
+    async def _ended(self) -> ExecResult:
         assert self._process is not None
         process, self._process = self._process, None
         ended = await process.wait(5.0)

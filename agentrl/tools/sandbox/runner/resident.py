@@ -141,7 +141,7 @@ class ResidentSandbox:
         try:
             return self.client.run(argv, **options)
         except SandboxDied as error:
-            raise await self._explain(error) from None
+            raise await self._explained(error) from None
         except ValueError as error:  # a NUL, a lone surrogate, or too long: the caller's fault
             raise PathError(str(error)) from None
 
@@ -154,7 +154,7 @@ class ResidentSandbox:
             self.client.fail(f"the sandbox did not answer for {timeout:g} s")
             raise SandboxDied(f"the sandbox did not answer for {timeout:g} s") from None
         except SandboxDied as error:
-            raise await self._explain(error) from None
+            raise await self._explained(error) from None
         except asyncio.CancelledError:
             channel.signal(signal.SIGKILL)
             raise
@@ -167,7 +167,7 @@ class ResidentSandbox:
         await channel.feed(stdin)
         channel.end_input()
 
-    async def _explain(self, error: SandboxDied) -> AgentRLError:
+    async def _explained(self, error: SandboxDied) -> AgentRLError:
         """The error for a lost runner: the agent's fault (memory), or an infrastructure failure with its cause."""
         self._out_of_memory = self._out_of_memory or await self._ran_out_of_memory(self.client.last_frame)
         return SandboxMemory(OUT_OF_MEMORY) if self._out_of_memory else SandboxDied(await self._diagnose(str(error)))
@@ -203,7 +203,7 @@ class ResidentSandbox:
         """A background process that can be written to, and that may mark points in its output on descriptor 3."""
 
         async def start() -> ResidentProcess:
-            return ResidentProcess(await self._run(command, cwd, env, limit, 0.0, flags), self._explain)
+            return ResidentProcess(await self._run(command, cwd, env, limit, 0.0, flags), self._explained)
 
         return await on_loop(start())
 
@@ -300,7 +300,7 @@ class ResidentSandbox:
     async def _empty_trees(self) -> None:
         self._require_held()
         await self.client.kill_all(GRACE)
-        await self._describe(CommandKind.WIPE)
+        await self._described(CommandKind.WIPE)
 
     async def _read_layer(self, limit: int) -> tuple[bytes, list[str]]:
         """The changes of the image's files and the removed paths, where the backend has an image."""
@@ -329,7 +329,7 @@ class ResidentSandbox:
 
     async def ready(self) -> None:
         """Describe the sandbox before its first command; `reset` compares with that."""
-        self._empty = await self._describe(CommandKind.DESCRIBE)
+        self._empty = await self._described(CommandKind.DESCRIBE)
 
     def renewed(self) -> Self:
         """See `Sandbox.renewed`."""
@@ -352,7 +352,7 @@ class ResidentSandbox:
         self._require_held()
         await self.client.kill_all(GRACE)
         for pause in PAUSES:
-            found = await self._describe(CommandKind.WIPE)
+            found = await self._described(CommandKind.WIPE)
             if found == self._empty and "\nwritable " not in found:
                 self._untouched = True
                 return
@@ -362,7 +362,7 @@ class ResidentSandbox:
         changed = [line for line in found.splitlines() if line not in before or line.startswith("writable ")]
         raise SandboxError(f"the sandbox is not as it was before its first command: {'; '.join(changed)[:500]}")
 
-    async def _describe(self, kind: CommandKind) -> str:
+    async def _described(self, kind: CommandKind) -> str:
         trees = [self._tree(tree) for tree in (*self.spec.trees, *self.shared_trees)]
         modes = dict(MODE.findall(self._empty or ""))
         channel = await self._open(trees, kind=kind, timeout=FILE_TIMEOUT, limit=DESCRIPTION_BYTES, env=modes)

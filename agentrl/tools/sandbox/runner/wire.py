@@ -83,7 +83,7 @@ def command(
         ValueError: a NUL or a lone surrogate in an argument, or more than a frame holds.
     """
     variables = [f"{key}={value}" for key, value in (env or {}).items()]
-    strings = [encode(text) for text in (cwd, *argv, *variables)]
+    strings = [encoded(text) for text in (cwd, *argv, *variables)]
     fixed = COMMAND.pack(kind, flags, 0, mode, int(timeout * 1e6), head, tail, len(argv), len(variables))
     payload = fixed + b"\0".join(strings) + b"\0"
     if len(payload) > MAX_IN:
@@ -91,7 +91,7 @@ def command(
     return payload
 
 
-def encode(text: str | bytes) -> bytes:
+def encoded(text: str | bytes) -> bytes:
     """An argument's bytes, as the kernel takes them.
 
     Raises:

@@ -150,12 +150,12 @@ class Distill(PolicyGradient):
             return super().fields
         if self.config.top_k is None:
             states = next((each[STATES] for each in (self._told or {}).values()), None)
-            return (ForestField(STATES, self._fill(STATES), shape=() if states is None else states.shape[1:]),)
+            return (ForestField(STATES, self._filled(STATES), shape=() if states is None else states.shape[1:]),)
         shape = (self.config.top_k,)
-        ids = ForestField(IDS, self._fill(IDS), dtype="int32", shape=shape, padding=-1)
-        return (ids, ForestField(LOGPS, self._fill(LOGPS), shape=shape))
+        ids = ForestField(IDS, self._filled(IDS), dtype="int32", shape=shape, padding=-1)
+        return (ids, ForestField(LOGPS, self._filled(LOGPS), shape=shape))
 
-    def _fill(self, name: str) -> Any:
+    def _filled(self, name: str) -> Any:
         def fill(session: Session, node: Node) -> Any:
             told = (self._told or {}).get((session.id, node.id))
             return None if told is None else told[name]

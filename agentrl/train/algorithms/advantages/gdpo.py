@@ -12,7 +12,7 @@ from agentrl.train.algorithms.about import About
 from agentrl.train.algorithms.branch_returns import SAME, STD_FLOOR
 from agentrl.train.algorithms.credit import Credit, NodeKey
 from agentrl.train.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
-from agentrl.train.algorithms.returns import Found, by_session, credit_of, whiten
+from agentrl.train.algorithms.returns import Found, by_session, credit_of, whitened
 from agentrl.train.algorithms.shaping import SHAPED
 from agentrl.types import Group, Session
 
@@ -51,17 +51,17 @@ class Gdpo(PolicyGradient):
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
         """Compute the credit."""
-        return credit_of(groups, self.config, self._judge, lambda found: whiten(found, groups))
+        return credit_of(groups, self.config, self._judge, lambda found: whitened(found, groups))
 
     def _judge(self, sessions: Sequence[Session]) -> Found:
         names = sorted({name for session in sessions for name in session.rewards})
         added = {SHAPED: 1.0} if SHAPED in names else {}
         weights = added | (self.config.weights or dict.fromkeys(names, 1.0))
-        parts = [[weight * x for x in _normalise(sessions, name)] for name, weight in weights.items()]
+        parts = [[weight * x for x in _normalised(sessions, name)] for name, weight in weights.items()]
         return by_session(sessions, [math.fsum(each) for each in zip(*parts, strict=True)] or [0.0] * len(sessions))
 
 
-def _normalise(sessions: Sequence[Session], name: str) -> list[float]:
+def _normalised(sessions: Sequence[Session], name: str) -> list[float]:
     """One reward, less its mean in the group, over its standard deviation; zeros where it does not differ."""
     given = [s.rewards[name] for s in sessions if name in s.rewards]
     if len(given) < 2 or max(given) - min(given) < SAME:

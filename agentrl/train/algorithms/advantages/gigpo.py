@@ -18,7 +18,7 @@ from agentrl.train.algorithms.about import About
 from agentrl.train.algorithms.advantages.grpo import Grpo, GrpoConfig
 from agentrl.train.algorithms.branch_returns import SAME, STD_FLOOR
 from agentrl.train.algorithms.credit import Credit, NodeKey, trainable_nodes
-from agentrl.train.algorithms.returns import Found, change_advantages, credit_of, relative
+from agentrl.train.algorithms.returns import Found, changed, credit_of, relative
 from agentrl.types import Group, Node, Session
 from agentrl.types.session import outcome, path_weights
 
@@ -59,7 +59,7 @@ class Gigpo(Grpo):
         found: Found = {}
         for key, each in episode.items():
             step = self.config.step_weight * steps.get(key, 0.0)
-            found |= change_advantages({key: each}, lambda a, step=step: a + step)  # type: ignore[misc]
+            found |= changed({key: each}, lambda a, step=step: a + step)  # type: ignore[misc]
         return found
 
     def _steps(self, sessions: Sequence[Session]) -> dict[NodeKey, float]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from agentrl.train.algorithms.about import About
 from agentrl.train.algorithms.credit import Credit, NodeKey
 from agentrl.train.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
-from agentrl.train.algorithms.returns import Found, Rows, by_turn, change_advantages, credit_of, means, relative, scores
+from agentrl.train.algorithms.returns import Found, Rows, by_turn, changed, credit_of, means, relative, scores
 from agentrl.types import Group, Session
 
 FLOOR = 1e-6
@@ -36,7 +36,7 @@ class MaxRl(PolicyGradient):
         if not any(session.branches for session in sessions):
             return by_turn(sessions, "mean", _mean)
         mean = max(statistics.fmean(scores(sessions)), 0.0) + FLOOR
-        return change_advantages(relative(sessions, self.config, "mean"), lambda a: a / mean)
+        return changed(relative(sessions, self.config, "mean"), lambda a: a / mean)
 
 
 def _mean(returns: Sequence[Rows]) -> float:

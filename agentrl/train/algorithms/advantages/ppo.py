@@ -90,7 +90,7 @@ class Ppo(Grpo):
         credit.metrics["critic/advantage_std"] = deviation
         if expected[1] > SAME:
             credit.metrics["critic/explained_variance"] = 1 - (deviation / expected[1]) ** 2
-        targets = self._normalise(returns, shares, places) if config.normalize_returns else returns
+        targets = self._normalised(returns, shares, places) if config.normalize_returns else returns
         for key, share in shares.items():
             advantages = found[key]
             if config.scale_by_std:
@@ -110,7 +110,7 @@ class Ppo(Grpo):
         mean, scale = (learned.mean, _scale(learned)) if learned.weight else (mean_return(groups, self.config), 1.0)
         return {key: [mean + scale * value for value in each] for key, each in normalised.items()}
 
-    def _normalise(
+    def _normalised(
         self,
         returns: Mapping[NodeKey, Sequence[float]],
         shares: Mapping[NodeKey, NodeAdvantage],

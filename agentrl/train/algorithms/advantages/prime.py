@@ -86,7 +86,7 @@ class Prime(PolicyGradient):
 
     def _judge(self, sessions: Sequence[Session], rewards: TokenRewards) -> Found:
         """One group's advantages, one for each token."""
-        means = {s.id: fmean(given) for s in sessions if (given := _list_given(s, rewards))}
+        means = {s.id: fmean(given) for s in sessions if (given := _given(s, rewards))}
         found: dict[NodeKey, list[Sequence[float]]] = {}
         for key, each in by_turn(sessions, "leave-one-out").items():
             found[key] = [a if isinstance(a, Sequence) else [a] * len(rewards[key]) for a in each]
@@ -105,7 +105,7 @@ class Prime(PolicyGradient):
         return gae.advantages(session, without_critic, self.config.gamma, 1.0, rewards=beyond)
 
 
-def _list_given(session: Session, rewards: TokenRewards) -> list[float]:
+def _given(session: Session, rewards: TokenRewards) -> list[float]:
     """The process rewards of a session's trained tokens."""
     return [rewards[session.id, node][i] for node, places in gae.all_steps(session).items() for i in places]
 
@@ -118,4 +118,4 @@ def _error(session: Session, rewards: TokenRewards) -> float:
             f"algo=prime: its reward model learns rewards from 0 to 1, and session {session.id} has {outcome:g}; "
             "change the environment's rewards or their weights, or take another algorithm"
         )
-    return outcome - 0.5 * (1 + math.tanh(math.fsum(_list_given(session, rewards)) / 2))
+    return outcome - 0.5 * (1 + math.tanh(math.fsum(_given(session, rewards)) / 2))

@@ -8,7 +8,7 @@ from agentrl.train.algorithms.about import About
 from agentrl.train.algorithms.branch_returns import Baseline
 from agentrl.train.algorithms.credit import Credit, NodeKey
 from agentrl.train.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
-from agentrl.train.algorithms.returns import credit_of, relative, whiten
+from agentrl.train.algorithms.returns import credit_of, relative, whitened
 from agentrl.types import Group
 
 
@@ -31,7 +31,7 @@ class ReinforcePp(PolicyGradient):
             groups,
             self.config,
             lambda sessions: relative(sessions, self.config, self.baseline),
-            lambda found: whiten(found, groups),
+            lambda found: whitened(found, groups),
         )
 
 

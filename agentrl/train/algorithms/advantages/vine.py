@@ -24,7 +24,7 @@ from agentrl.train.algorithms.advantages.grpo import Grpo, GrpoConfig
 from agentrl.train.algorithms.branch_returns import STD_FLOOR, WeightedPath, paths_of
 from agentrl.train.algorithms.credit import Advantage, Credit, NodeKey, denominators, ids_by_group, weigh
 from agentrl.types import Group, Session
-from agentrl.types.branches import list_untrained
+from agentrl.types.branches import untrained
 from agentrl.types.session import branch_of
 
 
@@ -89,7 +89,7 @@ def state_values(session: Session) -> dict[int, list[tuple[int, float]]]:
 def _advantages(
     session: Session, values: Mapping[int, Sequence[tuple[int, float]]], others: Sequence[float]
 ) -> dict[int, float]:
-    left_out = list_untrained(session)
+    left_out = untrained(session)
     judged: dict[int, list[tuple[float, float]]] = {}
     for path in paths_of(session):
         for turn, advantage in _of_path(session, path, values, others).items():

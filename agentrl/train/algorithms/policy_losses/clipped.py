@@ -42,6 +42,6 @@ class Clipped(PolicyLoss):
 
     def __call__(self, tokens: Tokens) -> Tensor:
         """Compute each token's loss."""
-        from agentrl.train.algorithms.losses import compute_clipped
+        from agentrl.train.algorithms.losses import clipped
 
-        return compute_clipped(tokens, self.config.clip_low, self.config.clip_high, dual=self.config.dual_clip)
+        return clipped(tokens, self.config.clip_low, self.config.clip_high, dual=self.config.dual_clip)

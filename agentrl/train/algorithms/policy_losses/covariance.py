@@ -49,7 +49,7 @@ class ClipCovConfig(ClippedConfig):
     """… and below this."""
 
     @model_validator(mode="after")
-    def _check_order(self) -> ClipCovConfig:
+    def _ordered(self) -> ClipCovConfig:
         if self.covariance_low >= self.covariance_high:
             raise ValueError(
                 f"covariance_low={self.covariance_low} must be below covariance_high={self.covariance_high}"

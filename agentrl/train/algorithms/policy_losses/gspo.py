@@ -43,10 +43,10 @@ class GspoLoss(SequenceLoss):
         return self._surrogate(tokens, tokens.sequence_log_ratio / tokens.sequence_length, tokens.sequence_advantage)
 
     def _surrogate(self, tokens: Tokens, log_ratio: Tensor, advantage: Tensor) -> Tensor:
-        from agentrl.train.algorithms.losses import compute_clipped
+        from agentrl.train.algorithms.losses import clipped
 
         whole = tokens.with_advantage(advantage)
-        loss = compute_clipped(whole, self.config.clip_low, self.config.clip_high, log_ratio.exp())
+        loss = clipped(whole, self.config.clip_low, self.config.clip_high, log_ratio.exp())
         tokens.metrics |= whole.metrics
         return loss
 

@@ -67,9 +67,9 @@ class ScoreChanges:
         if not self.sessions:
             return ["no session has a score in both"]
         lines = [
-            f"{self.sessions} sessions: mean {_show(self.before)} before, {_show(self.after)} now",
-            f"rank correlation {_show(self.rank_correlation)} (Spearman, over all), "
-            f"{_show(self.within_groups)} (Kendall, within groups)",
+            f"{self.sessions} sessions: mean {_shown(self.before)} before, {_shown(self.after)} now",
+            f"rank correlation {_shown(self.rank_correlation)} (Spearman, over all), "
+            f"{_shown(self.within_groups)} (Kendall, within groups)",
             f"{self.flipped} of {self.pairs} pairs of a group are in the other order",
             f"solved now and not before: {self.solved}; before and not now: {self.lost}",
         ]
@@ -140,5 +140,5 @@ def _sign(difference: float) -> int:
     return 0 if abs(difference) <= ROUNDING else 1 if difference > 0 else -1
 
 
-def _show(value: float | None) -> str:
+def _shown(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"

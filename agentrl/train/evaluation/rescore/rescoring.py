@@ -106,10 +106,10 @@ async def rescore(run: Path, config: RescoreConfig, display: Display) -> tuple[P
                 f"{str(run)!r} has no sessions that ended and fit phase=, step= and where= "
                 f"(phases that it has: {', '.join(there) or 'none'})"
             )
-        return await _rescore(run, config, settings, source, groups, display)
+        return await _rescored(run, config, settings, source, groups, display)
 
 
-async def _rescore(
+async def _rescored(
     run: Path,
     config: RescoreConfig,
     settings: RunConfig,
@@ -119,15 +119,15 @@ async def _rescore(
 ) -> tuple[Path, Evaluation, ScoreChanges]:
     began, target = time.monotonic(), Path(settings.run_dir or "")
     name = _name(run, config)
-    again = _has_begun(target, name)
+    again = _begun(target, name)
     with closing(RunFolder.create(target, settings, again=again)) as folder, Store(target / STORE) as store:
         write_atomically(target / BEGUN, orjson.dumps({"settings": name}))
         folder.seals.add(0, evaluation="begun")
         display.resume_hint = lambda: f"interrupted; the same command goes on, in {target}"
-        opened = cluster.open_cluster(config.cluster, target / "logs") if config.cluster.rewards else nullcontext()
+        opened = cluster.opened(config.cluster, target / "logs") if config.cluster.rewards else nullcontext()
         with opened:
             scored, changes = await _score(groups, source, store, settings, config, display)
-        result = _combine(evaluate_groups(scored, settings.eval))
+        result = _combined(evaluate_groups(scored, settings.eval))
         if all(session.status is Status.INFRA_ERROR for group in scored for session in group.sessions):
             first = scored[0].sessions[0]
             raise InfraError(f"every session was lost to the infrastructure; the first one: {first.error}")
@@ -148,7 +148,7 @@ def _name(run: Path, config: RescoreConfig) -> str:
     return content_digest([str(run.resolve()), {key: chosen[key] for key in decides}])
 
 
-def _has_begun(target: Path, name: str) -> bool:
+def _begun(target: Path, name: str) -> bool:
     """Return whether the folder has a part of this result; another's sessions would be taken for its own.
 
     Raises:
@@ -167,7 +167,7 @@ def _has_begun(target: Path, name: str) -> bool:
 
 def _settings(run: Path, config: RescoreConfig) -> RunConfig:
     """The settings of the result's folder: the run's environment by its name, and these rewards."""
-    recorded = _read_recorded(run)
+    recorded = _recorded(run)
     if recorded["forked"] and config.phase != "eval":
         raise ConfigError(f"{str(run)!r} forked its sessions, which have a reward for each path: give phase=eval")
     own = config.run_dir or str(run.parent / f"rescore-{run.name}-{_name(run, config)}")
@@ -178,7 +178,7 @@ def _settings(run: Path, config: RescoreConfig) -> RunConfig:
     return validate({**tree, "sandbox": config.sandbox, "eval": {"solved_at": config.solved_at}}, RunConfig)
 
 
-def _read_recorded(run: Path) -> dict[str, Any]:
+def _recorded(run: Path) -> dict[str, Any]:
     """What is known of a run: its environment, its policy, and its data, as far as they are recorded."""
     known: dict[str, Any] = {"env": "unknown", "policy": run.name, "split": "", "data": {}}
     file = run / SETTINGS
@@ -269,7 +269,7 @@ def _batches(groups: Sequence[Sequence[str]], most: int) -> Iterator[list[Sequen
 
 async def score_group(sessions: Sequence[Session], make_env: Callable[[], Env]) -> list[Session]:
     """Return copies of a group's sessions with the rewards of these environments alone."""
-    copies = [_drop_scores(session) for session in sessions]
+    copies = [_unscored(session) for session in sessions]
 
     async def score(session: Session) -> None:
         env = make_env()
@@ -287,12 +287,12 @@ async def score_group(sessions: Sequence[Session], make_env: Callable[[], Env]) 
     return copies
 
 
-def _drop_scores(session: Session) -> Session:
+def _unscored(session: Session) -> Session:
     nodes = [replace(node, reward=None) if node.reward is not None else node for node in session.nodes]
     return replace(session, nodes=nodes, rewards={}, reward=None, info={**session.info}, counters={**session.counters})
 
 
-def _combine(result: Evaluation) -> Evaluation:
+def _combined(result: Evaluation) -> Evaluation:
     """A task that a run played in several groups has its scores in one place, as results are compared."""
     tasks: dict[tuple[str, str], TaskScores] = {}
     for each in result.scores:
@@ -312,7 +312,7 @@ def _result(
     seconds: float,
 ) -> dict[str, Any]:
     """What `result.json` has: an evaluation's, and the run with what changed."""
-    recorded = _read_recorded(run)
+    recorded = _recorded(run)
     ends = Counter(session.status.value for group in groups for session in group.sessions)
     about = {"env": settings.env.name, "policy": recorded["policy"], "agent": None, "split": recorded["split"]}
     about |= {"seed": settings.seed, "seconds": round(seconds, 3), "ends": dict(ends), "finding": None}
@@ -324,7 +324,7 @@ def _result(
     return about | asdict(result) | passes | {"data": recorded["data"], KEY: rescored}
 
 
-def describe_rescore(run: Path, folder: Path, result: Evaluation, changes: ScoreChanges) -> list[str]:
+def described(run: Path, folder: Path, result: Evaluation, changes: ScoreChanges) -> list[str]:
     """Return what `rescore` gave, in words."""
     lines = [str(result), *changes.lines(), f"result: {folder}"]
     lines.append(f"  agentrl compare {shlex.quote(str(run))} {shlex.quote(str(folder))}")

@@ -131,7 +131,7 @@ def compare(before: Results, after: Results, alpha: float = ALPHA, *, accept_cha
         f"{name}, {which} {line}"
         for which, results in (("before", before), ("after", after))
         for name, part in results.parts.items()
-        for line in edits.describe_edits(part)
+        for line in edits.described(part)
     ]
     return Comparison((before.policy, after.policy), parts, missing, alpha, told)
 

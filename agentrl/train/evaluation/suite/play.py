@@ -71,7 +71,7 @@ async def run_suite(suite: Suite, display: Display) -> Results:
     began = time.monotonic()
     sandboxes.configure(suite.config.sandbox)
     for part in suite.parts:
-        with name_part(part):
+        with named(part):
             check_evaluation(part.config)
     model = _model_folder(suite.config)
     policy = content.policy_content(suite.config, model)
@@ -88,7 +88,7 @@ async def run_suite(suite: Suite, display: Display) -> Results:
 
 
 @contextmanager
-def name_part(part: SuitePart) -> Iterator[None]:
+def named(part: SuitePart) -> Iterator[None]:
     """Add to an error in which part it is."""
     try:
         yield
@@ -102,7 +102,7 @@ def _model_folder(config: RunConfig) -> Path | None:
     name = config.model.name if config.policy == "model" else config.policy
     if config.policy in SCRIPTED or is_remote(config.policy) or name == setup.TINY:
         return None
-    own = evaluate.resolve_config(config)
+    own = evaluate.resolved(config)
     return setup.resolve_model(own.model, own.algo)
 
 
@@ -114,10 +114,10 @@ def _plan(part: SuitePart, folder: Path, policy: Mapping[str, Any]) -> Planned:
     own = folder / f"{part.name}-{key}"
     chosen = config.eval.model_dump(include={"n", "solved_at", "prompt_price", "completion_price"})
     wanted = {"tasks": content.tasks_content(tasks), **chosen}
-    return Planned(part, own, wanted, len(tasks) * config.eval.n, _find_known(own, wanted))
+    return Planned(part, own, wanted, len(tasks) * config.eval.n, _known(own, wanted))
 
 
-def _find_known(folder: Path, wanted: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _known(folder: Path, wanted: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """A part's result, where it is of what is wanted, and no session of it was lost to the infrastructure."""
     try:
         found = orjson.loads((folder / NAME).read_bytes())
@@ -130,7 +130,7 @@ async def _measure(
     plans: Sequence[Planned], parts: int, folder: Path, display: Display
 ) -> dict[str, Mapping[str, Any]]:
     """Play what is left, part after part."""
-    configs = [evaluate.resolve_config(plan.part.config) for plan in plans]
+    configs = [evaluate.resolved(plan.part.config) for plan in plans]
     whole = TimedProgress("suite", sum(plan.sessions for plan in plans))
     results: dict[str, Mapping[str, Any]] = {}
 
@@ -141,7 +141,7 @@ async def _measure(
         async with evaluate.loaded_policy(configs, folder, display) as rollouts_of:
             for number, (plan, config) in enumerate(zip(plans, configs, strict=True), parts - len(plans) + 1):
                 with (
-                    name_part(plan.part),
+                    named(plan.part),
                     closing(RunFolder.create(plan.folder, config, again=True)) as own,
                     Store(plan.folder / "sessions.db") as store,
                 ):

@@ -17,7 +17,7 @@ from agentrl.config.sections import Section
 from agentrl.envs import sandboxes
 from agentrl.envs.registry import factory
 from agentrl.errors import ConfigError, InvalidInput, UntrustedCode
-from agentrl.rollout.engines.managed import as_managed
+from agentrl.rollout.engines.managed import managed
 from agentrl.rollout.episodes.groups import TRAIN
 from agentrl.rollout.episodes.programs import Program
 from agentrl.rollout.fleet import wait_until_started
@@ -169,7 +169,7 @@ async def replay(
                     again = _beginning(session, config, seed)
                     engine.seeds[again.id] = seed
                     again = await own.limited(limits, apart=True).play(again, actor)
-                    replays.append(_compare(session, node, again, seed, engine.differences[again.id]))
+                    replays.append(_compared(session, node, again, seed, engine.differences[again.id]))
                 exact = config.model is None and inner.capabilities.deterministic
     return Result(session, config.turn, how, exact, replays)
 
@@ -212,7 +212,7 @@ def _path(session: Session, turn: int) -> tuple[Session, Node, int]:
     Raises:
         ConfigError: there are not as many turns.
     """
-    turns = _list_played(session)
+    turns = _played(session)
     if turn > len(turns):
         raise ConfigError(f"turn={turn}: session {session.id!r} has {len(turns)} turns of the trained policy")
     node = turns[turn - 1]
@@ -223,7 +223,7 @@ def _path(session: Session, turn: int) -> tuple[Session, Node, int]:
     ended = replace(session, status=branch.status, rewards=branch.rewards, reward=branch.reward, error=branch.error)
     path = alone(ended, nodes)
     node = path.nodes[nodes.index(node)]
-    return path, node, 1 + _list_played(path).index(node)
+    return path, node, 1 + _played(path).index(node)
 
 
 def _settings(config: RunConfig, session: Session) -> RunConfig:
@@ -263,7 +263,7 @@ async def _same_weights(recorded: Recorded, span: VersionSpan, engine: Engine) -
     """Refuse weights whose checksum is not the recorded one."""
     published = recorded.weights.get((span.version, span.incarnation))
     known = set(published.checksums.values()) - {""} if published else set()
-    found = set((await as_managed(engine).checksums()).values()) - {""}
+    found = set((await managed(engine).checksums()).values()) - {""}
     if known and found and known != found:
         raise ConfigError(
             f"version {span.version} had weights of the checksum {min(known)}, and those found have {min(found)}"
@@ -286,20 +286,20 @@ def _beginning(recorded: Session, config: ReplayConfig, seed: int | None) -> Ses
     )
 
 
-def _compare(recorded: Session, node: Node, again: Session, seed: int | None, differences: list[str]) -> Replay:
-    place = next(i for i, each in enumerate(_list_played(recorded)) if each is node)
-    found = _list_played(again)[place : place + 1]
+def _compared(recorded: Session, node: Node, again: Session, seed: int | None, differences: list[str]) -> Replay:
+    place = next(i for i, each in enumerate(_played(recorded)) if each is node)
+    found = _played(again)[place : place + 1]
     count = node.versions[0].end - node.versions[0].start  # what later versions generated of it can't come again
-    reproduced = bool(found) and _list_generated(found[0], count) == _list_generated(node, count)
+    reproduced = bool(found) and _generated(found[0], count) == _generated(node, count)
     whole = reproduced and [_content(each) for each in again.nodes] == [_content(each) for each in recorded.nodes]
     return Replay(again, seed, reproduced, whole and again.reward == recorded.reward, differences)
 
 
-def _list_played(session: Session) -> list[Node]:
+def _played(session: Session) -> list[Node]:
     return [node for node in session.nodes if node.sampled and node.policy == MAIN]
 
 
-def _list_generated(node: Node, count: int) -> tuple[list[int], list[float]]:
+def _generated(node: Node, count: int) -> tuple[list[int], list[float]]:
     at = node.versions[0].start
     return node.token_ids[at : at + count], node.logprobs[at : at + count]
 

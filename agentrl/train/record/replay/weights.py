@@ -12,7 +12,7 @@ from agentrl.sessions.store.store import Store
 from agentrl.train.driver.resuming import step_of, whole_checkpoints
 from agentrl.train.record import manifest
 from agentrl.train.record.recording import BY_TIME
-from agentrl.train.record.verify.recomputed import repack
+from agentrl.train.record.verify.recomputed import repacked
 from agentrl.train.record.verify.recorded import Recorded, Step
 from agentrl.train.trainers import Trainer
 from agentrl.train.trainers.worker import place_trainer
@@ -83,7 +83,7 @@ def _take(trainer: Trainer, step: Step, before: RunConfig) -> None:
     if scheduled or (step.config.algo, step.config.trainer) != (before.algo, before.trainer):
         what = "steps, which the learning rate follows," if scheduled else "settings of algo or trainer"
         raise ConfigError(f"{what} changed before {step.where}, which can't be taken again then")
-    found = repack(step, step.trained) if step.trained is not None and not step.damaged else "its record is missing"
+    found = repacked(step, step.trained) if step.trained is not None and not step.damaged else "its record is missing"
     if isinstance(found, str):
         raise ConfigError(f"{step.where} can't be taken again: {found}")
     metrics = orjson.loads(orjson.dumps(trainer.step(found.forests, found.algorithm.snapshot())))

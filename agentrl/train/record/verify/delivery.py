@@ -9,7 +9,7 @@ from agentrl.common import custom_code
 from agentrl.config import EngineConfig
 from agentrl.errors import AgentRLError, brief
 from agentrl.rollout.engines import make_engine
-from agentrl.rollout.engines.managed import as_managed
+from agentrl.rollout.engines.managed import managed
 from agentrl.train.driver import setup
 from agentrl.train.driver.resuming import step_of, whole_checkpoints
 from agentrl.train.record.verify.recorded import Recorded
@@ -33,7 +33,7 @@ def check_checkpoints(recorded: Recorded, check: Check, *, trust: bool = False) 
         if trust:
             custom_code.allow(folder)
         try:
-            found = asyncio.run(_load_checksum(folder, config.engine))
+            found = asyncio.run(_loaded(folder, config.engine))
         except AgentRLError as error:
             check.unknown[f"checkpoints that no engine could load: {brief(str(error))}"] += 1
             continue
@@ -43,11 +43,11 @@ def check_checkpoints(recorded: Recorded, check: Check, *, trust: bool = False) 
             check.faults.append(Discrepancy(folder.name, what))
 
 
-async def _load_checksum(folder: Path, settings: EngineConfig) -> str:
+async def _loaded(folder: Path, settings: EngineConfig) -> str:
     """The checksum of an engine of the run's kind that has loaded a folder."""
     setup.quiet()
     engine = make_engine(settings, folder)
-    own = as_managed(engine)
+    own = managed(engine)
     try:
         await own.start()
         return next(iter((await own.checksums()).values()))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import orjson
 
-from agentrl.config.secrets import list_hidden
+from agentrl.config.secrets import hidden
 from agentrl.errors import AgentRLError
 from agentrl.overrides import read_yaml
 from agentrl.rollout.episodes.groups import group_seed
@@ -34,7 +34,7 @@ def check_settings(recorded: Recorded, check: Check) -> None:
     rows = [orjson.loads(line) for line in lines if line.endswith(b"\n")]
     kept = read_yaml(recorded.run / "config.yaml")
     now, then = (flat(orjson.loads(orjson.dumps(tree))) for tree in (kept, rows[-1]["settings"]))
-    secret = {*list_hidden(kept), *recorded.secrets}
+    secret = {*hidden(kept), *recorded.secrets}
     for name in {**then, **now}:
         if name not in FREE and name not in secret and now.get(name) != then.get(name):
             what = f"{name} is {now.get(name)}, and was {then.get(name)} when the last process began"
@@ -49,7 +49,7 @@ def check_checkpoints(recorded: Recorded, folders: Sequence[Path], check: Check)
             what = f"the run has taken {taken} steps, and did not come to it"
             check.faults.append(Discrepancy(f"checkpoints/{folder.name}", what))
         try:
-            step = state.read_saved(folder)["stream"]["step"]
+            step = state.saved(folder)["stream"]["step"]
         except (AgentRLError, OSError, ValueError, KeyError, TypeError) as error:
             check.faults.append(Discrepancy(f"checkpoints/{folder.name}", f"run.json can't be read: {error}"))
             continue

@@ -13,7 +13,7 @@ from agentrl.train.algorithms.credit import Credit
 from agentrl.train.algorithms.shaping import shaped_groups, views_of
 from agentrl.train.forest.forest import Forest
 from agentrl.train.forest.packing import pack_credited
-from agentrl.train.record.provenance import Share, Trained, list_counted, forest_hash, shares_of
+from agentrl.train.record.provenance import Share, Trained, counted, forest_hash, shares_of
 from agentrl.train.record.verify.recorded import Step
 from agentrl.train.record.verify.report import Check, Discrepancy
 from agentrl.types import Group
@@ -29,7 +29,7 @@ class Repacked:
     algorithm: Algorithm
 
 
-def repack(step: Step, trained: Trained) -> Repacked | str:
+def repacked(step: Step, trained: Trained) -> Repacked | str:
     """Compute the trainer's batch of a step from what is stored; where that can't be done, say why."""
     config = step.config
     try:
@@ -59,12 +59,12 @@ def compare(step: Step, rewards: Check, credit: Check, tokens: Check) -> None:
     """Check what a step used against what the store gives for it."""
     if step.trained is None or step.damaged:
         return
-    found = repack(step, step.trained)
+    found = repacked(step, step.trained)
     if isinstance(found, str):
         for check in (rewards, credit, tokens):
             check.unknown[found] += 1
         return
-    scores = {session.id: session.score for session in list_counted(found.groups)}
+    scores = {session.id: session.score for session in counted(found.groups)}
     shares, hashed = shares_of(found.credit), forest_hash(found.forests)
     rewards.examined["sessions"] += len(scores)
     for session, score in scores.items():

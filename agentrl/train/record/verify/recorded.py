@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from agentrl.config import RunConfig
-from agentrl.config.secrets import list_hidden
+from agentrl.config.secrets import hidden
 from agentrl.envs.data import identity
 from agentrl.envs.data.identity import Identities
 from agentrl.errors import ConfigError, StoreError
@@ -91,8 +91,8 @@ class Recorded:
         data = [identity.read(line.get(identity.KEY, {})) for line in lines]
         code = [line.get("code", {}) for line in lines]
         sealed = [bool(line.get("sealed")) for line in lines]
-        secrets = frozenset(name for _, tree in settings for name in list_hidden(tree))
-        starts = [(step, _validate(kept_code.usable(run, tree))) for step, tree in settings]
+        secrets = frozenset(name for _, tree in settings for name in hidden(tree))
+        starts = [(step, _validated(kept_code.usable(run, tree))) for step, tree in settings]
         whole = cls(run, rows, entries, published, trained, starts, data, code, sealed, secrets)
         others = (whole._of_policy(name) for name in starts[-1][1].learned)
         return replace(whole._of_policy(MAIN), others=tuple(others))
@@ -203,9 +203,9 @@ def group_of(outcome: GroupOutcome, store: Store) -> Group:
     )
 
 
-def _validate(tree: dict[str, Any]) -> RunConfig:
+def _validated(tree: dict[str, Any]) -> RunConfig:
     """Recorded settings; secrets, which are not recorded, have their defaults."""
-    for name in [*list_hidden(tree)]:
+    for name in [*hidden(tree)]:
         *sections, key = name.split(".")
         section = tree
         for part in sections:

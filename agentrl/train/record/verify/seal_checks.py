@@ -86,7 +86,7 @@ def read(run: Path, last: int, check: Check) -> Sealed | None:
     file = run / NAME
     if not file.exists():
         named = next((path.name for path in sorted((run / "checkpoints").glob("step-*")) if manifest.seal(path)), None)
-        if named or seals.has_promised(run):
+        if named or seals.promised(run):
             check.faults.append(Discrepancy(NAME, f"missing, and {named or STARTS} says that the run has it"))
         elif last:
             check.unknown["steps of an agentrl that did not seal what it wrote"] += last
@@ -190,7 +190,7 @@ def _model(sealed: Sealed) -> Iterator[Discrepancy]:
         known = seal.files.get(MODEL, known)
     if known and manifest.digests(folder)[0] != known:
         yield Discrepancy(f"{MODEL}/", "its files are not those of the model that the run began with")
-    yield from (Discrepancy(f"{MODEL}/", what) for what in _list_unlisted(folder))
+    yield from (Discrepancy(f"{MODEL}/", what) for what in _unlisted(folder))
 
 
 def _versions(sealed: Sealed, check: Check) -> Iterator[Discrepancy]:
@@ -206,7 +206,7 @@ def _versions(sealed: Sealed, check: Check) -> Iterator[Discrepancy]:
         check.examined["versions"] += 1
         if (found := manifest.damage(folder)) or manifest.digests(folder)[0] != known[name]:
             yield Discrepancy(f"{name}/", found or f"{OTHER} after step {step_of(folder)}")
-        yield from (Discrepancy(f"{name}/", what) for what in _list_unlisted(folder))
+        yield from (Discrepancy(f"{name}/", what) for what in _unlisted(folder))
 
 
 def _logprobs(sealed: Sealed) -> Iterator[Discrepancy]:
@@ -221,9 +221,9 @@ def _logprobs(sealed: Sealed) -> Iterator[Discrepancy]:
             yield Discrepancy(f"{LOGPROBS}, step {step}", OTHER if found else "missing")
 
 
-def _list_unlisted(folder: Path) -> Iterator[str]:
+def _unlisted(folder: Path) -> Iterator[str]:
     try:
-        yield from (f"{name} is there, and the manifest does not have it" for name in manifest.list_unlisted(folder))
+        yield from (f"{name} is there, and the manifest does not have it" for name in manifest.unlisted(folder))
     except (OSError, ValueError, KeyError):
         return  # the manifest is damaged, or the folder was removed meanwhile: the check of files says it
 
@@ -267,7 +267,7 @@ def _checkpoint(sealed: Sealed, folder: Path, check: Check) -> Iterator[str]:
         yield f"its trainer (optimizer, schedule) {OTHER} after step {step_of(folder)}{_other(sealed, trainer)}"
     if (head := manifest.seal(folder)) and head not in sealed.lines:
         yield f"its manifest names a seal that {NAME} does not have"
-    yield from _list_unlisted(folder)
+    yield from _unlisted(folder)
 
 
 def _other(sealed: Sealed, found: str) -> str:

@@ -51,7 +51,7 @@ def check_source(recorded: Recorded, store: Store, check: Check) -> None:
             if group.task.id not in tasks:
                 check.faults.append(Discrepancy(where, f"its task {group.task.id!r} is not in {config.data.name}"))
                 continue
-            check.faults += _compare(where, group.sessions, data.sessions("train", tasks[group.task.id]))
+            check.faults += _compared(where, group.sessions, data.sessions("train", tasks[group.task.id]))
             check.examined["sessions"] += len(group.sessions)
 
 
@@ -61,7 +61,7 @@ def _read(config: RunConfig, base: Path) -> ReadData:
     return data
 
 
-def _compare(where: str, stored: Sequence[Session], source: Sequence[Session]) -> list[Discrepancy]:
+def _compared(where: str, stored: Sequence[Session], source: Sequence[Session]) -> list[Discrepancy]:
     """The first difference of each session from what the source gives."""
     if len(stored) != len(source):
         return [Discrepancy(where, f"{len(stored)} sessions are stored, and the source gives {len(source)}")]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from agentrl.rollout.stream.batch_metrics import rollout_metrics
 from agentrl.rollout.stream.outcomes import REPLAYED
 from agentrl.train.algorithms import make_algorithm
-from agentrl.train.algorithms.table import list_built_in
+from agentrl.train.algorithms.table import built_in
 from agentrl.train.record.verify.recorded import Row, Step
 from agentrl.train.record.verify.report import Check, Discrepancy
 from agentrl.train.trainers import TRAINERS
@@ -39,7 +39,7 @@ def check_sessions(step: Step, check: Check, first: dict[str, int]) -> None:
         check.faults.append(Discrepancy(step.where, "no record of what it trained on"))
         return
     views = {view.id: view for group in step.groups for session in group.sessions for view in session.by_agent()}
-    again = {view for group in _replay(step) for session in group for view in (v.id for v in session.by_agent())}
+    again = {view for group in _replayed(step) for session in group for view in (v.id for v in session.by_agent())}
     for name in dict.fromkeys([*step.trained.scores, *step.trained.credit]):
         where = f"{step.where}, session {name}"
         if name not in views and not step.damaged:
@@ -50,7 +50,7 @@ def check_sessions(step: Step, check: Check, first: dict[str, int]) -> None:
             check.faults.append(Discrepancy(where, f"trained a second time, after step {before}"))
 
 
-def _replay(step: Step) -> Iterator[list[Session]]:
+def _replayed(step: Step) -> Iterator[list[Session]]:
     replayed = {outcome.group for outcome in step.outcomes if outcome.outcome == REPLAYED}
     return (group.sessions for group in step.groups if group.id in replayed)
 
@@ -96,7 +96,7 @@ def _wrong_versions(step: Step, node: Node, version: int, bound: int, check: Che
 def _wrong_rate(step: Step, row: Row, check: Check) -> Iterator[str]:
     """Yield the faults of a logged learning rate: it follows from the settings and the step."""
     config = step.config
-    if config.trainer.name not in list_built_in(TRAINERS, "agentrl."):
+    if config.trainer.name not in built_in(TRAINERS, "agentrl."):
         check.unknown["learning rates of a trainer of one's own"] += 1
         return
     done = config.learning_steps(step.recorded.policy, step.number - 1)

@@ -59,12 +59,12 @@ class Texts:
                 self._check.unknown.update({ANOTHERS: 1} if node.message.role == "user" else {})
                 continue
             own = node.sampled and node.policy == MAIN
-            if own or (node.message.role == "user" and node.copy_of is None and self._is_written(node.message)):
+            if own or (node.message.role == "user" and node.copy_of is None and self._written(node.message)):
                 self._check.examined["texts"] += 1
                 for what in _differences(node, _words(self._tokenizer.decode(node.token_ids))):
                     self._check.faults.append(Discrepancy(f"session {session.id}, message {node.id}", what))
 
-    def _is_written(self, message: Message) -> bool:
+    def _written(self, message: Message) -> bool:
         """True where the tokenizer gives a message's text back."""
         assert self._tokenizer is not None
         same = _words(self._tokenizer.decode(self._tokenizer.encode(message.text))) == _words(message.text)

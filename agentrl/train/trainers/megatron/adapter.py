@@ -31,8 +31,8 @@ from agentrl.models.adapters import SavedAdapter, merged_product, with_products,
 from agentrl.models.loading import new_causal_lm, read_config
 from agentrl.rollout.weights.buckets import ADAPTER
 from agentrl.train.trainers.copies import WeightCopy
-from agentrl.train.trainers.lora import Lora, list_adapted, is_adapter, linear_layers, remove
-from agentrl.train.trainers.megatron.copied import copy_to_ranks
+from agentrl.train.trainers.lora import Lora, adapted, is_adapter, linear_layers, remove
+from agentrl.train.trainers.megatron.copied import copied
 from agentrl.train.trainers.megatron.models.family import Family
 from agentrl.train.trainers.megatron.models.weights import load, pieces
 from agentrl.train.trainers.megatron.update import device
@@ -89,7 +89,7 @@ class RankAdapter:
 
     def _place(self) -> None:
         """Have this rank's layers compute with the matrices that there are, or without any."""
-        for name, layer in list(list_adapted(self.skeleton)):
+        for name, layer in list(adapted(self.skeleton)):
             if name not in self._known:
                 remove(layer)
         matrices = self.saved().matrices
@@ -204,7 +204,7 @@ class _Forward:
         if kwargs["sequence_parallel"]:
             states = gather_from_sequence_parallel_region(input, tensor_parallel_output_grad=True)
         elif kwargs["allreduce_dgrad"]:
-            states = copy_to_ranks(input)
+            states = copied(input)
         alone = {**kwargs, "sequence_parallel": False, "allreduce_dgrad": False}
         found: Tensor = self.base(states, weight, *args, **alone) + self.product(states)
         return found

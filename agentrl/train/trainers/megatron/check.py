@@ -85,13 +85,13 @@ def check(folder: str | Path, family: str | None = None, seed: int = 0) -> Megat
     known.refuse(hf)
     names = _known_names(Path(folder), known, hf)
     with tempfile.TemporaryDirectory(prefix="check-") as scratch:
-        want, tokens = _reference(shrink(hf, known), Path(scratch), seed)
+        want, tokens = _reference(shrunk(hf, known), Path(scratch), seed)
         got, tensors, changed = _megatron(Path(scratch), known, tokens)
     difference = float((got[:, : want.shape[1]] - want).abs().max())
     return MegatronComparison(known.name, difference, float(want.abs().max()), tensors, changed, names)
 
 
-def shrink(hf: Any, family: Family) -> Any:
+def shrunk(hf: Any, family: Family) -> Any:
     """A small configuration of the same kind."""
     from transformers import AutoConfig
 

@@ -154,7 +154,7 @@ class Checkpoints:
             rank.optimizer.updates = numbers["updates"]
             self._restore(policy, rank.optimizer)
         if rank.adapter is not None:
-            rank.adapter.restore(rank.optimizer, self._read_kept(), adapter)
+            rank.adapter.restore(rank.optimizer, self._kept(), adapter)
         self._compare(policy, held["weights"]["policy"])
         if rank.critic is not None:
             rank.critic.restore(numbers["critic"])
@@ -166,9 +166,9 @@ class Checkpoints:
 
     def _copies(self) -> dict[str, RankWeightCopy]:
         """The sets of weights beside the policy's, by their folders' names."""
-        return {name: copy for name, copy in self._read_kept().items() if isinstance(copy, RankWeightCopy)}
+        return {name: copy for name, copy in self._kept().items() if isinstance(copy, RankWeightCopy)}
 
-    def _read_kept(self) -> dict[str, object]:
+    def _kept(self) -> dict[str, object]:
         """The same, with those of an adapter alone, and None for none."""
         return {"reference": self.rank.reference, "average": self.rank.average}
 
@@ -194,7 +194,7 @@ class Checkpoints:
         return {
             "steps": rank.optimizer.steps,
             "updates": rank.optimizer.updates if isinstance(rank.optimizer, Update) else 0,
-            "adapter": None if rank.adapter is None else rank.adapter.state(rank.optimizer, self._read_kept()),
+            "adapter": None if rank.adapter is None else rank.adapter.state(rank.optimizer, self._kept()),
             "skipped": rank.optimizer.skipped,
             "version": rank.version,
             "critic": None if rank.critic is None else rank.critic.state(),

@@ -10,7 +10,7 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 
-def copy_to_ranks(states: Tensor) -> Tensor:
+def copied(states: Tensor) -> Tensor:
     """Return the same states on every tensor-parallel rank; backward sums their gradients.
 
     Megatron's own (`copy_to_tensor_model_parallel_region`, 0.16.1) sums a copy of a gradient that is not contiguous,

@@ -22,11 +22,11 @@ class RankWeightCopy:
 
     def __init__(self, models: Sequence[Any], *, on_device: bool) -> None:
         self.models, self.on_device = models, on_device
-        self.tensors = self._copy()
+        self.tensors = self._copied()
 
     def renew(self) -> None:
         """Make it a copy of the weights as they are now."""
-        self.tensors = self._copy()
+        self.tensors = self._copied()
 
     @torch.no_grad()
     def move_towards(self, decay: float) -> None:
@@ -37,7 +37,7 @@ class RankWeightCopy:
     @contextlib.contextmanager
     def exchanged(self) -> Iterator[None]:
         """Swap the models' weights and the copy's within the block."""
-        weights = [weight.data for weight in self._weights()] if self.on_device else self._copy()
+        weights = [weight.data for weight in self._weights()] if self.on_device else self._copied()
         self._put(self.tensors)
         try:
             yield
@@ -52,7 +52,7 @@ class RankWeightCopy:
             else:
                 weight.copy_(tensor)
 
-    def _copy(self) -> list[Tensor]:
+    def _copied(self) -> list[Tensor]:
         where = device() if self.on_device else "cpu"
         return [weight.detach().to(where, copy=True) for weight in self._weights()]
 

@@ -58,7 +58,7 @@ def lengths(
     Interleaved stages must know lengths beforehand: with two of them, a length and its tensor would be sent between the
     same two ranks in both directions at once. So there all micro-batches are padded to the longest.
     """
-    padded = [[_pad(tokens, layout, gpu) for tokens in rank] for rank in plan]
+    padded = [[_padded(tokens, layout, gpu) for tokens in rank] for rank in plan]
     if layout.interleave > 1 or (together and updates):
         longest = max(length for rank in padded for length in rank)
         return [[longest] * len(rank) for rank in padded]
@@ -67,7 +67,7 @@ def lengths(
     return padded
 
 
-def _pad(tokens: int, layout: ParallelLayout, gpu: bool) -> int:
+def _padded(tokens: int, layout: ParallelLayout, gpu: bool) -> int:
     if gpu:
         from agentrl.train.trainers.torch_trainer.batch import padded_length
 

@@ -56,7 +56,7 @@ def whole(part: Any, *, adam: bool) -> Iterator[tuple[Parameter, State]]:
         for buffer, ranges in zip(part.buffers, part.gbuf_ranges, strict=True):
             (buckets,) = ranges.values()
             for bucket, held in zip(buffer.buckets, buckets, strict=True):
-                yield from _gather(part, buffer, bucket, held["param_map"], adam=adam)
+                yield from _gathered(part, buffer, bucket, held["param_map"], adam=adam)
     else:
         for parameter, main in mains(part).items():
             yield parameter, _state(part, main, kinds(part, parameter, adam=adam))
@@ -79,7 +79,7 @@ def fill(part: Any, states: Mapping[Parameter, State]) -> None:
                 own[kind].copy_(tensor)
 
 
-def _gather(
+def _gathered(
     part: Any, buffer: Any, bucket: Any, held: Mapping[Parameter, Any], *, adam: bool
 ) -> Iterator[tuple[Parameter, State]]:
     """A bucket's parameters; it is split evenly over the ranks."""

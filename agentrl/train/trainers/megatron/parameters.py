@@ -35,7 +35,7 @@ def rate_factors(models: Sequence[Any], family: Family, config: ParameterConfig)
     """
     if not (config.freeze or config.lr_factors or config.layer_decay != 1.0):
         return {}
-    held = list(_list_named(models, family))
+    held = list(_named(models, family))
     names = dict.fromkeys(name for each in _everyones([n for _, _, n in held]) for group in each for name in group)
     require_matches(list(names), config)
     layers, found, problem = models[0].config.num_layers, dict[Parameter, float](), ""
@@ -43,7 +43,7 @@ def rate_factors(models: Sequence[Any], family: Family, config: ParameterConfig)
         factors = {name: rate_factor(name, layers - 1 - layer, config) for name in own}
         factor, *others = dict.fromkeys(factors.values())
         if others:
-            problem = problem or ", ".join(f"{name}: {_describe(value)}" for name, value in factors.items())
+            problem = problem or ", ".join(f"{name}: {_said(value)}" for name, value in factors.items())
         parameter.requires_grad_(factor is not None)
         found[parameter] = factor or 0.0
     if problems := [each for each in _everyones(problem) if each]:
@@ -59,7 +59,7 @@ def rate_factors(models: Sequence[Any], family: Family, config: ParameterConfig)
     return {parameter: factor for parameter, factor in found.items() if factor}
 
 
-def _list_named(models: Sequence[Any], family: Family) -> Iterator[tuple[Parameter, int, tuple[str, ...]]]:
+def _named(models: Sequence[Any], family: Family) -> Iterator[tuple[Parameter, int, tuple[str, ...]]]:
     """As `named_parameters`, with the copy of a tied embedding that is the head on a pipeline's last stage."""
     yield from named_parameters(models, family)
     for model in models:
@@ -71,7 +71,7 @@ def _with_gradient(_module: Any, _inputs: Any, output: Tensor) -> Tensor:
     return output.requires_grad_()
 
 
-def _describe(factor: float | None) -> str:
+def _said(factor: float | None) -> str:
     return "frozen" if factor is None else f"{factor:g} · lr"
 
 

@@ -28,7 +28,7 @@ from agentrl.train.forest.forest import Rows
 from agentrl.train.trainers.critic import ValueHead
 from agentrl.train.trainers.head import vocabulary_logps
 from agentrl.train.trainers.megatron.attention import PLANS
-from agentrl.train.trainers.megatron.copied import copy_to_ranks
+from agentrl.train.trainers.megatron.copied import copied
 from agentrl.train.trainers.megatron.critic import own_rows
 from agentrl.train.trainers.megatron.micro import Micro
 from agentrl.train.trainers.teachers.divergence import VocabularyHead, row_divergences
@@ -63,11 +63,11 @@ def run(
     scale = len(micros) * parallel_state.get_data_parallel_world_size()
 
     def forward(batches: Iterator[Micro], chunk: torch.nn.Module) -> tuple[Tensor, Callable[[Tensor], tuple[Any, Any]]]:
-        micro, model = next(batches), unwrap(chunk)
+        micro, model = next(batches), unwrapped(chunk)
         if before is not None:
             before(micro, model)
         out = model.decoder(
-            hidden_states=embed(model, micro),
+            hidden_states=embedded(model, micro),
             attention_mask=micro.table,
             rotary_pos_emb=None,
             padding_mask=padding_of(model, micro),
@@ -93,12 +93,12 @@ def run(
     PLANS.forget()
 
 
-def unwrap(chunk: torch.nn.Module) -> Any:
+def unwrapped(chunk: torch.nn.Module) -> Any:
     """Return the GPT model inside a chunk's wrappers."""
     return get_attr_wrapped_model(chunk, "decoder", allow_none=False, return_model_obj=True)
 
 
-def embed(model: Any, micro: Micro) -> Tensor | None:
+def embedded(model: Any, micro: Micro) -> Tensor | None:
     """[L, 1, d] on the first stage (a part of L under sequence parallelism); other stages receive theirs."""
     if not model.pre_process:
         return None
@@ -129,7 +129,7 @@ class Heads:
         if self.model.config.sequence_parallel:
             states = gather_from_sequence_parallel_region(self.out).squeeze(1)  # its backward reduces, and scatters
             return cast(Tensor, states.index_select(0, rows.predictor))
-        return copy_to_ranks(self.out.squeeze(1).index_select(0, rows.predictor))
+        return copied(self.out.squeeze(1).index_select(0, rows.predictor))
 
     def divergence(self, wanted: Divergence | None, teacher: VocabularyHead | None) -> Tensor | None:
         """The rows' divergences from what their forest has of the teacher: [P]; None for none."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from agentrl.config import AlgoConfig, LoraConfig
 from agentrl.errors import ConfigError, InvalidInput, missing_extra
-from agentrl.models.folders import export_folder, read_side_files, write_side_files
+from agentrl.models.folders import exported, read_side_files, write_side_files
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.forest.forest import Forest
 from agentrl.train.trainers.megatron.layout import layout_of
@@ -119,12 +119,12 @@ class MegatronTrainer(RankTrainer):
 
         In it there is another one, `averaged`, where an average is kept (`trainer.average_decay`).
         """
-        with export_folder(Path(path).absolute(), self._side_files) as folder:
+        with exported(Path(path).absolute(), self._side_files) as folder:
             self._write(folder, "weights")
             if self._lora is not None:
                 self._write_adapter(folder / "adapter")
             if self.config.average_decay is not None:
-                with export_folder(folder / "averaged", self._side_files) as inner:
+                with exported(folder / "averaged", self._side_files) as inner:
                     self._write(inner, "averaged_weights")
 
     def _write_adapter(self, folder: Path) -> None:

@@ -82,7 +82,7 @@ class RankTrainer(RankComputing):
         self.source, self.version = path, 0
         on_gpus = gpus_of(config) > 0
         self.device = "cuda" if on_gpus else "cpu"
-        self.threads = None if on_gpus else cores.choose_threads(config.threads, cores.share(count, path))
+        self.threads = None if on_gpus else cores.chosen(config.threads, cores.share(count, path))
         self.deterministic = not on_gpus
         roles = [RankSettings(rank, count, "", builder, layout, timeout, seed) for rank in range(count)]
         self.scratch: Path | None = None

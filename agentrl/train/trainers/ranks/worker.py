@@ -57,7 +57,7 @@ class RankSettings:
     layout: Any
     timeout: float
     seed: int
-    code: frozenset[str] = field(default_factory=custom_code.list_granted)
+    code: frozenset[str] = field(default_factory=custom_code.granted)
 
 
 class Builder(ABC):

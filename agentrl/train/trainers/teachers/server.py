@@ -81,7 +81,7 @@ class TeacherServer:
             self._compare(ids, texts)
             return
         self.way = None
-        broken = [error for error in failures if isinstance(error, EngineError) and not _is_answer(error)]
+        broken = [error for error in failures if isinstance(error, EngineError) and not _answered(error)]
         if broken:
             raise EngineError(f"{self._where}: {broken[0]}") from broken[0]
         wanted = f"the {self._top_k} most probable tokens" if self._top_k else "the log-probability"
@@ -199,7 +199,7 @@ class TeacherServer:
                 )
 
 
-def _is_answer(error: EngineError) -> bool:
+def _answered(error: EngineError) -> bool:
     """Whether a server said that it has no such route, or something of another form, rather than that it failed."""
     return " answered 4" in str(error) or ANOTHER_FORM in str(error) or NOT_JSON in str(error)
 

@@ -107,10 +107,10 @@ class Teachers:
             if name not in self._config.asked_policies:
                 known = ", ".join(sorted(self._config.asked_policies))
                 raise ConfigError(f"a task names the teacher {name!r}, which is not among those of the run: {known}")
-            self._scorers[name] = await self._open_teacher(name, self._config.policies[name], algorithm)
+            self._scorers[name] = await self._opened(name, self._config.policies[name], algorithm)
         return self._scorers[name]
 
-    async def _open_teacher(self, name: str, own: PolicyConfig, algorithm: Algorithm) -> TokenScorer:
+    async def _opened(self, name: str, own: PolicyConfig, algorithm: Algorithm) -> TokenScorer:
         wanted, start = algorithm.divergence, self._folder / "model"
         if own.remote:
             server = TeacherServer(name, own, load_tokenizer(start), None if wanted is None else wanted.top_k)

@@ -39,11 +39,11 @@ def _views(algorithm: Algorithm, session: Session) -> Iterator[tuple[str, Sessio
     sampled = [node.id for node in session.nodes if node.sampled]
     for name in dict.fromkeys(others.get(node, usual) for node in sampled):
         left_out = {node for node in sampled if others.get(node, usual) != name}
-        nodes = [_untrain(node) if node.id in left_out else node for node in session.nodes]
+        nodes = [_untrained(node) if node.id in left_out else node for node in session.nodes]
         yield name, replace(session, nodes=nodes)
 
 
-def _untrain(node: Node) -> Node:
+def _untrained(node: Node) -> Node:
     return replace(node, trainable=[False] * len(node.token_ids))
 
 
@@ -78,11 +78,11 @@ class Privileged:
         changed: dict[int, Node] = {}
         for first in _first_turns(session):
             prompt = tree.path(session, first)[:-1]
-            for node, ids in zip(prompt, self._render(session, prompt, said), strict=True):
+            for node, ids in zip(prompt, self._rendered(session, prompt, said), strict=True):
                 changed[node.id] = _with_tokens(node, ids)
         return replace(session, nodes=[changed.get(node.id, node) for node in session.nodes])
 
-    def _render(self, session: Session, prompt: Sequence[Node], said: str) -> list[list[int]]:
+    def _rendered(self, session: Session, prompt: Sequence[Node], said: str) -> list[list[int]]:
         """The tokens of each of a prompt's messages, the last one of a user's with the text behind it."""
         if not prompt:
             raise InvalidInput(
@@ -95,7 +95,7 @@ class Privileged:
                 "its messages, so that nothing can be added to it"
             )
         place = max((i for i, each in enumerate(messages) if each.role == "user"), default=len(messages) - 1)
-        messages[place] = _extend(messages[place], said)
+        messages[place] = _extended(messages[place], said)
         return self._renderer.render(messages, tools=tools)
 
 
@@ -112,7 +112,7 @@ def _first_turns(session: Session) -> list[int]:
     return found
 
 
-def _extend(message: Message, said: str) -> Message:
+def _extended(message: Message, said: str) -> Message:
     content = message.content
     if content is None or isinstance(content, str):
         return message.model_copy(update={"content": (content or "") + said})

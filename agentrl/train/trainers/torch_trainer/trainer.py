@@ -27,7 +27,7 @@ from agentrl.config import AlgoConfig, LoraConfig
 from agentrl.errors import InvalidInput
 from agentrl.models.adapters import SavedAdapter
 from agentrl.models.devices import torch_device
-from agentrl.models.folders import export_folder, read_side_files
+from agentrl.models.folders import exported, read_side_files
 from agentrl.models.mixers import set_plan
 from agentrl.models.rope import fixed_angle_length
 from agentrl.models.untrained import Untrained
@@ -40,7 +40,7 @@ from agentrl.train.trainers.copies import WeightCopy
 from agentrl.train.trainers.critic import ValueModel
 from agentrl.train.trainers.head import Logits, token_logps
 from agentrl.train.trainers.learner import RankStepResult
-from agentrl.train.trainers.lora import Lora, merge, merge_adapter
+from agentrl.train.trainers.lora import Lora, merge, merged
 from agentrl.train.trainers.optimizer import Optimizer
 from agentrl.train.trainers.parameters import trained_parameters
 from agentrl.train.trainers.recompute import recompute_layers
@@ -96,7 +96,7 @@ class TorchTrainer(Distilling, TorchCheckpoints):
             recompute_layers(self.model)
         on_cpu = self.device.type == "cpu"
         share = cores.share(self.processes, self.source)
-        self.threads = cores.choose_threads(self.config.threads, share) if on_cpu else None
+        self.threads = cores.chosen(self.config.threads, share) if on_cpu else None
         self.deterministic = on_cpu or torch.are_deterministic_algorithms_enabled()
         self.logits = Logits.of(self.model.config)
         self.longest = fixed_angle_length(self.model.config)
@@ -216,7 +216,7 @@ class TorchTrainer(Distilling, TorchCheckpoints):
         rows = batch.rows
 
         def compute() -> Tensor:
-            hidden = self._compute_hidden(trunk_of(self.model), batch)
+            hidden = self._hidden(trunk_of(self.model), batch)
             logp, entropy = self._logps(self.model, hidden, rows)
             values = None
             if self.critic is not None and self.critic.trunk is None:
@@ -284,7 +284,7 @@ class TorchTrainer(Distilling, TorchCheckpoints):
         def passes() -> Iterator[tuple[Tensor, Rows]]:
             for batch in batches:
                 watchdog.progress()
-                hidden = self._compute_hidden(trunk_of(learned.model), batch)
+                hidden = self._hidden(trunk_of(learned.model), batch)
                 yield self._logps(learned.model, hidden, batch.rows)[0], batch.rows
 
         metrics = learned.fit(passes()) if batches else {}
@@ -303,9 +303,9 @@ class TorchTrainer(Distilling, TorchCheckpoints):
         return found
 
     def _states(self, trunk: nn.Module, batch: TorchBatch) -> Tensor:
-        return self.whole(lambda: self._compute_hidden(trunk, batch)[batch.rows.predictor])
+        return self.whole(lambda: self._hidden(trunk, batch)[batch.rows.predictor])
 
-    def _compute_hidden(self, trunk: nn.Module, batch: TorchBatch) -> Tensor:
+    def _hidden(self, trunk: nn.Module, batch: TorchBatch) -> Tensor:
         set_plan(trunk, batch.states)
         with self._precision():
             inputs = batch.inputs(trunk)
@@ -330,7 +330,7 @@ class TorchTrainer(Distilling, TorchCheckpoints):
         """Log-probabilities of the rows under the policy, or another model: [P]."""
         watchdog.progress()
         own = self.model if model is None else model
-        return self.whole(lambda: self._logps(own, self._compute_hidden(trunk_of(own), batch), batch.rows)[0])
+        return self.whole(lambda: self._logps(own, self._hidden(trunk_of(own), batch), batch.rows)[0])
 
     # -------------------------------------------------------------------------- weights and folders
 
@@ -358,16 +358,16 @@ class TorchTrainer(Distilling, TorchCheckpoints):
         """The weights, or other tensors of the same parameters."""
         tied = set(getattr(self.model, "all_tied_weights_keys", None) or {})
         scale = self.lora.shape.scale if self.lora else 1.0
-        for name, tensor in merge_adapter(self.model.state_dict() | dict(instead), scale):
+        for name, tensor in merged(self.model.state_dict() | dict(instead), scale):
             if name not in tied:
                 yield from single_experts(self.model, name, tensor).items() or [(name, tensor.detach())]
 
     def export(self, path: Path) -> None:
         """Write a Hugging Face folder, and in it another one, `averaged`, with `trainer.average_decay`."""
-        with export_folder(Path(path), self._side_files) as folder:
+        with exported(Path(path), self._side_files) as folder:
             self.write(folder)
             if self.average is not None:
-                with export_folder(folder / "averaged", self._side_files) as inner, self.average.exchanged():
+                with exported(folder / "averaged", self._side_files) as inner, self.average.exchanged():
                     self.write(inner)
 
     def write(self, folder: Path) -> None:

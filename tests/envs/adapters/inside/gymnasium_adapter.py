@@ -261,7 +261,7 @@ def test_what_is_written_of_an_element_fits_the_schema_and_is_read_as_the_elemen
     again = ours.read(space, written)
     assert space.contains(again)
     assert ours.plain(space, again) == written
-    assert ours.describe_space(space)
+    assert ours.described(space)
     assert ours.text(space, sample)
 
 

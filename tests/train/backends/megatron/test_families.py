@@ -21,7 +21,7 @@ from agentrl.errors import ConfigError
 from agentrl.models.loading import new_causal_lm
 from agentrl.train.trainers import proof
 from agentrl.train.trainers.megatron import check
-from agentrl.train.trainers.megatron.check import shrink
+from agentrl.train.trainers.megatron.check import shrunk
 from agentrl.train.trainers.megatron.models import FAMILIES, family
 from agentrl.train.trainers.proof.comparison import compare
 from tests.conftest import need
@@ -233,7 +233,7 @@ def test_a_model_of_every_kind_can_be_made_small_for_the_check(name: str) -> Non
     kind = FAMILIES.find(name)
     usual = AutoConfig.for_model(kind.model_types[0])
     with torch.device("meta"):
-        model = new_causal_lm(shrink(usual, kind), torch.float32, "eager")
+        model = new_causal_lm(shrunk(usual, kind), torch.float32, "eager")
     assert sum(parameter.numel() for parameter in model.parameters()) < 1_000_000
 
 

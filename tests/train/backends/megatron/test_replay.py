@@ -54,7 +54,7 @@ async def rollout(folder: Path, sessions: int = 3, turns: int = 3) -> list[Sessi
             for branch in range(2 if turn == 1 else 1):
                 opening, sampling = said(2), Sampling(max_new_tokens=20, seed=turn * 7 + branch)
                 ids = [*tree.path_ids(session, head), *opening]
-                record = tree.find_unrecorded(session, head, engine.capabilities.attachments)
+                record = tree.unrecorded(session, head, engine.capabilities.attachments)
                 stream = generate(engine, session.id, ids, replace(sampling, record=record), time.monotonic() + 120)
                 drawn = [item async for item in stream if isinstance(item, Turn)]
                 message = Message(role="assistant", content="y")

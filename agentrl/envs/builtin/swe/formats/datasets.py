@@ -32,7 +32,7 @@ from typing import Any
 
 from agentrl.envs.builtin.swe import logs
 from agentrl.envs.builtin.swe.task import SweTask
-from agentrl.envs.data.rows import Row, describe_content, read_rows
+from agentrl.envs.data.rows import Row, described, read_rows
 from agentrl.errors import InvalidInput, unknown_name
 
 WORKDIR = "/testbed"
@@ -76,7 +76,7 @@ def read_tasks(path: str | Path, layout: str = "auto", **options: str) -> tuple[
         columns |= dict.fromkeys(values)
         tasks.append(task_of(Row(values, read), layout, **options))
         layouts[layout_of(values) if layout == "auto" else layout] += 1
-    return tasks, describe_content(f"env.path = {str(path)!r}", len(tasks), "tasks", layouts, columns.keys() - read)
+    return tasks, described(f"env.path = {str(path)!r}", len(tasks), "tasks", layouts, columns.keys() - read)
 
 
 def task_of(

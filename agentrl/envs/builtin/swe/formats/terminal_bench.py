@@ -67,7 +67,7 @@ def read(folder: Path | str, image: str | None = None, build: bool = False) -> S
     """
     folder = Path(folder)
     settings = _mapping(folder / FILE)
-    _check_supported(folder, settings)
+    _supported(folder, settings)
     workdir = workdir_of(folder / "Dockerfile")
     difficulty = settings.get("difficulty")
     solution = folder / "solution.sh"
@@ -126,7 +126,7 @@ def _instruction(folder: Path, settings: Mapping[str, Any]) -> Any:
     return older["base"]
 
 
-def _check_supported(folder: Path, settings: Mapping[str, Any]) -> None:
+def _supported(folder: Path, settings: Mapping[str, Any]) -> None:
     """Raise InvalidInput where a task needs more than one container, or another reading of its tests' log."""
     parser = settings.get("parser_name", PARSER)
     if parser != PARSER:

@@ -34,7 +34,7 @@ def is_literal(node: ast.AST) -> bool:
     return True
 
 
-def called_name(call: ast.AST) -> str:
+def called(call: ast.AST) -> str:
     """The last part of what is called."""
     function = call.func if isinstance(call, ast.Call) else call
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
@@ -87,7 +87,7 @@ class Constants:
 
     def _holds_call(self, node: ast.Call, bound: frozenset[str]) -> bool:
         given = [*node.args, *(keyword.value for keyword in node.keywords)]
-        if not all(self.holds(part, bound) for part in given) or called_name(node) in NOT_PURE:
+        if not all(self.holds(part, bound) for part in given) or called(node) in NOT_PURE:
             return False
         function = node.func
         root = function
@@ -150,7 +150,7 @@ def _changed_names(owner: ast.AST, constants: Constants) -> set[str]:
 
 def harmless(call: ast.Call) -> bool:
     """Return whether a call is known to leave its arguments as they are."""
-    name, function = called_name(call), call.func
+    name, function = called(call), call.func
     if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Constant):
         return True
     known = name in PURE_BUILTINS or name in ("approx", "subTest", "isinstance", "any", "all")
@@ -166,7 +166,7 @@ def _stateless(node: ast.AST) -> bool:
 def _bindings(owner: ast.Module | Function) -> Iterator[tuple[str, ast.AST]]:
     """(name, what it is bound to, or a table that it goes through)."""
     if not isinstance(owner, ast.Module):
-        for names, rows in list_parametrized(owner):
+        for names, rows in parametrized(owner):
             for place, name in enumerate(names):
                 yield from ((name, value) for value in [_column(rows, place, len(names))])
     for node in _own(owner):
@@ -199,7 +199,7 @@ def columns(rows: ast.expr, width: int) -> list[list[ast.expr]] | None:
         return None
     found: list[list[ast.expr]] = []
     for row in rows.elts:
-        if isinstance(row, ast.Call) and called_name(row) == "param":
+        if isinstance(row, ast.Call) and called(row) == "param":
             found.append(row.args)
         elif width == 1:
             found.append([row])
@@ -210,10 +210,10 @@ def columns(rows: ast.expr, width: int) -> list[list[ast.expr]] | None:
     return found if all(len(row) == width for row in found) else None
 
 
-def list_parametrized(function: Function) -> Iterator[tuple[list[str], ast.expr]]:
+def parametrized(function: Function) -> Iterator[tuple[list[str], ast.expr]]:
     """The arguments that `pytest.mark.parametrize` gives a function: names, and the table that they go through."""
     for mark in function.decorator_list:
-        if isinstance(mark, ast.Call) and called_name(mark) == "parametrize" and len(mark.args) >= 2:
+        if isinstance(mark, ast.Call) and called(mark) == "parametrize" and len(mark.args) >= 2:
             given: Any = ast.literal_eval(mark.args[0]) if is_literal(mark.args[0]) else ""
             parts = given.split(",") if isinstance(given, str) else map(str, given)
             names = [part.strip() for part in parts if part.strip()]

@@ -141,7 +141,7 @@ def _operators(node: ast.AST, at: _Source) -> Iterator[Edit]:
     elif isinstance(node, ast.AugAssign) and type(node.op) in SWAPS:
         written, other = SWAPS[type(node.op)]
         start, end = at.span(node.target)[1], at.span(node.value)[0]
-        yield from _replace(start, end, re.escape(written) + "=", other + "=", at)
+        yield from _replaced(start, end, re.escape(written) + "=", other + "=", at)
     elif isinstance(node, ast.BoolOp):
         for left, right in zip(node.values, node.values[1:], strict=False):
             yield from _between(left, right, node.op, SWAPS, at)
@@ -240,10 +240,10 @@ def _between(
     if type(operator) in table:
         written, other = table[type(operator)]
         pattern = written if "\\" in written else re.escape(written)
-        yield from _replace(at.span(left)[1], at.span(right)[0], pattern, other, at)
+        yield from _replaced(at.span(left)[1], at.span(right)[0], pattern, other, at)
 
 
-def _replace(start: int, end: int, pattern: str, other: str, at: _Source) -> Iterator[Edit]:
+def _replaced(start: int, end: int, pattern: str, other: str, at: _Source) -> Iterator[Edit]:
     """The operator between two operands, surrounded by blanks and parentheses only."""
     gap = at.data[start:end].decode()
     match = re.fullmatch(rf"([\s()\\]*)({pattern})([\s()\\]*)", gap)

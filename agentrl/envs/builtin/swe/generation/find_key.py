@@ -26,7 +26,7 @@ from agentrl.envs.builtin.swe.generation.key import Expected, FileKey, Key, Repo
 from agentrl.envs.builtin.swe.generation.observe import Rewritten, rewritten
 from agentrl.envs.builtin.swe.generation.proof import solved_tree
 from agentrl.envs.builtin.swe.generation.running import SuiteResult, Unfinished, run_tests
-from agentrl.envs.builtin.swe.scoring import Exam, final_tree, judge_report
+from agentrl.envs.builtin.swe.scoring import Exam, final_tree, judged
 from agentrl.envs.builtin.swe.task import SweTask
 from agentrl.errors import InvalidInput
 from agentrl.tools.sandbox import Sandbox
@@ -88,7 +88,7 @@ async def examine(task: SweTask, sandbox: Sandbox, *, python: str = "python3") -
             ]
             recorded, right, broken = await run_tests(sandbox, exam.suite, trees, python)
             more = {
-                path: _list_hidden(recorded.rows.get(path, []), file) - related.get(path, set())
+                path: _hidden(recorded.rows.get(path, []), file) - related.get(path, set())
                 for path, file in files.items()
             }
             if not any(more.values()):
@@ -113,7 +113,7 @@ def guesses(task: SweTask, key: Key, broken: SuiteResult) -> list[Open]:
     """The values that a patch that repairs nothing has to guess to get the task's tests passed."""
     found: list[Open] = []
     for path, file in key.files.items():
-        rows = {expected.test: row for expected, row in pair_tests(file.tests, broken.rows.get(path, []))}
+        rows = {expected.test: row for expected, row in paired(file.tests, broken.rows.get(path, []))}
         for expected in file.tests:
             if f"{path}::{expected.test}" not in task.fail_to_pass:
                 continue
@@ -172,7 +172,7 @@ def _with(exam: Exam, tree: Tree, files: Mapping[str, Rewritten], recording: boo
     return final_tree(exam, dict(tree)) | {path: File(text.encode()) for path, text in texts.items()}
 
 
-def _list_hidden(rows: Sequence[ReportRow], file: Rewritten) -> frozenset[int]:
+def _hidden(rows: Sequence[ReportRow], file: Rewritten) -> frozenset[int]:
     """Assertions that compare what has no value to be sent."""
     return frozenset(
         event[0]
@@ -194,7 +194,7 @@ def _file_key(file: Rewritten, rows: Sequence[ReportRow]) -> FileKey:
     return FileKey(file.scoring, file.sites, tests)
 
 
-def pair_tests(tests: Sequence[Expected], rows: Sequence[ReportRow]) -> list[tuple[Expected, ReportRow]]:
+def paired(tests: Sequence[Expected], rows: Sequence[ReportRow]) -> list[tuple[Expected, ReportRow]]:
     """Tests and their reports, matched by name and, where there are parameters, by order."""
     shown: dict[str, list[ReportRow]] = {}
     for row in rows:
@@ -217,7 +217,7 @@ def _complaints(task: SweTask, key: Key, recorded: SuiteResult, right: SuiteResu
             )
     if said:
         return said
-    after, before = judge_report(task.required, key, right), judge_report(task.required, key, broken)
+    after, before = judged(task.required, key, right), judged(task.required, key, broken)
     said += [
         f"{test} fails after the solution, or differs from run to run" for test, good in after.tests.items() if not good
     ]

@@ -133,7 +133,7 @@ async def generate(
     if count < 1 or not kinds:
         raise InvalidInput(f"count is {count} and kinds are {list(kinds)}: allowed: at least one of each")
     plain = await run_trials(sandbox, [package.trial({})] * 2)
-    steady = frozenset.intersection(*(_list_passed(outcomes) for outcomes in plain))
+    steady = frozenset.intersection(*(_passed(outcomes) for outcomes in plain))
     if not steady:
         said = next(iter(plain[0].messages.values()), "no test was run")
         raise InvalidInput(f"package {package.name!r}: no test passes as it is: {said[-300:]}")
@@ -142,7 +142,7 @@ async def generate(
     while len(tasks) < count and (tried := list(islice(order, min(AT_ONCE, 2 * (count - len(tasks)))))):
         trials = [package.trial({c.path: c.fault.plant(package.files[c.path])}) for c in tried]
         for candidate, outcomes in zip(tried, await run_trials(sandbox, trials), strict=True):
-            caught = steady - _list_passed(outcomes)
+            caught = steady - _passed(outcomes)
             if caught and outcomes.finished and len(tasks) < count:
                 task = _task(package, candidate, steady, caught, outcomes)
                 if await scorable(task, sandbox):
@@ -156,7 +156,7 @@ async def scorable(task: SweTask, sandbox: Sandbox) -> bool:
     return not complaints
 
 
-def _list_passed(outcomes: Outcomes) -> frozenset[str]:
+def _passed(outcomes: Outcomes) -> frozenset[str]:
     return frozenset(test for test, good in outcomes.passed.items() if good and " " not in test)
 
 

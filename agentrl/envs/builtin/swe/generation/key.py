@@ -96,24 +96,24 @@ def verdicts(key: FileKey, rows: Sequence[ReportRow]) -> dict[str, bool]:
 
     Tests of several parameters are matched by their order: some of their names are told by what was expected of them.
     """
-    wanted, shown = _group(key.tests), _group(rows)
+    wanted, shown = _grouped(key.tests), _grouped(rows)
     found: dict[str, bool] = {}
     for name, tests in wanted.items():
         runs = shown.get(name, [])
         for place, test in enumerate(tests):
             alike = len(runs) == len(tests)
-            found[test.test] = alike and runs[place].outcome == PASSED and is_satisfied(key.sites, test, runs[place])
+            found[test.test] = alike and runs[place].outcome == PASSED and satisfied(key.sites, test, runs[place])
     return found
 
 
-def _group(tests: Sequence[Any]) -> dict[str, list[Any]]:
+def _grouped(tests: Sequence[Any]) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for test in tests:
         found.setdefault(test.test.partition("[")[0], []).append(test)
     return found
 
 
-def is_satisfied(sites: Sequence[AssertionSite], expected: Expected, row: ReportRow) -> bool:
+def satisfied(sites: Sequence[AssertionSite], expected: Expected, row: ReportRow) -> bool:
     """Whether a test's assertions showed what they should: each steady one as often and in the order that it should."""
     events = [event for event in row.events if _is_event(event, len(sites))]
     if len(events) != len(row.events):

@@ -20,7 +20,7 @@ import builtins
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl.envs.builtin.swe.generation.constant import Constants, Function, called_name, is_literal
+from agentrl.envs.builtin.swe.generation.constant import Constants, Function, called, is_literal
 from agentrl.envs.builtin.swe.generation.prune import prune
 
 OBSERVER = "_observe"
@@ -106,7 +106,7 @@ class _Rewriter(ast.NodeTransformer):
         known = {name.id for node in module.body for name in ast.walk(node) if isinstance(name, ast.Name)}
         self._module_names = _names_of(module) | set(dir(builtins))
         self._catches = any(_catches(node) for node in ast.walk(module))
-        named = {ast.unparse(kind) for kind in _list_raised(module) if _root(kind) in self._module_names}
+        named = {ast.unparse(kind) for kind in _raised(module) if _root(kind) in self._module_names}
         self._kinds = sorted(named | set(EXCEPTIONS) - (known & _names_of(module)))
 
     # -------------------------------------------------------------------------------- where an assertion stands
@@ -117,7 +117,7 @@ class _Rewriter(ast.NodeTransformer):
         if self._catches and (self._depth or not test):
             self._swallowed += 1  # it may be called where a failing assertion is caught
         plain = all(
-            _dot(mark).startswith(("pytest.mark.", "unittest.", "mock.", "patch")) for mark in node.decorator_list
+            _dotted(mark).startswith(("pytest.mark.", "unittest.", "mock.", "patch")) for mark in node.decorator_list
         )
         self._steady = test and plain and self._depth == 0
         self._scopes.append(Constants(node, self._scopes[-1]))
@@ -157,7 +157,7 @@ class _Rewriter(ast.NodeTransformer):
     def _with(self, node: ast.With | ast.AsyncWith) -> ast.AST:
         swallows = False
         for item in node.items:
-            name = called_name(item.context_expr)
+            name = called(item.context_expr)
             if (name in RAISING and isinstance(item.context_expr, ast.Call)) or name not in TRANSPARENT:
                 swallows = True
             if name == "subTest" and isinstance(item.context_expr, ast.Call):
@@ -185,7 +185,7 @@ class _Rewriter(ast.NodeTransformer):
         call = node.value
         if not isinstance(call, ast.Call) or self._swallowed or not self._depth:
             return node
-        if called_name(call) == "assertRaises" and len(call.args) >= 2:
+        if called(call) == "assertRaises" and len(call.args) >= 2:
             raises = self._of_raises(ast.Call(call.func, call.args[:1], []))
             work = ast.Expr(ast.Call(call.args[1], call.args[2:], call.keywords))
             if raises is not None:
@@ -207,7 +207,7 @@ class _Rewriter(ast.NodeTransformer):
         sides = self._sides(left, right) if len(self.sites) not in self.related else None
         if sides is not None and kind in (ast.Eq, ast.Is) and holds:
             shown, expected = sides
-            if isinstance(expected, ast.Call) and called_name(expected) == "approx":
+            if isinstance(expected, ast.Call) and called(expected) == "approx":
                 return self._of_approx(shown, expected) or self._truth(ast.Compare(left, [op], [right]), holds)
             same = kind is ast.Is or (isinstance(expected, ast.Constant) and expected.value is None)
             return self._site("same" if same else "equal", {}, shown, expected)
@@ -229,7 +229,7 @@ class _Rewriter(ast.NodeTransformer):
         return self._site("approx", {}, shown, expected)
 
     def _of_method(self, call: ast.Call) -> ast.expr | None:
-        method, args = called_name(call), call.args
+        method, args = called(call), call.args
         if not isinstance(call.func, ast.Attribute) or any(isinstance(arg, ast.Starred) for arg in args):
             return None
         if method in TRUTHS and args:
@@ -268,7 +268,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def _of_raises(self, call: ast.Call) -> ast.expr | None:
         """A block that shows what it raises, in place of one that says what it is to."""
-        if called_name(call) not in RAISING or not call.args:
+        if called(call) not in RAISING or not call.args:
             return None
         kinds = call.args[0].elts if isinstance(call.args[0], ast.Tuple) else [call.args[0]]
         texts = [ast.unparse(kind) for kind in kinds]
@@ -288,7 +288,7 @@ class _Rewriter(ast.NodeTransformer):
     # -------------------------------------------------------------------------------------------- small parts
 
     def _constant(self, node: ast.expr) -> bool:
-        if isinstance(node, ast.Call) and called_name(node) == "approx":
+        if isinstance(node, ast.Call) and called(node) == "approx":
             return all(self._constant(part) for part in [*node.args, *(k.value for k in node.keywords)])
         return self._scopes[-1].holds(node)
 
@@ -327,11 +327,11 @@ def _names_of(module: ast.Module) -> set[str]:
     return found
 
 
-def _list_raised(module: ast.Module) -> list[ast.expr]:
+def _raised(module: ast.Module) -> list[ast.expr]:
     """Every exception that a test of the file names."""
     found: list[ast.expr] = []
     for node in ast.walk(module):
-        if isinstance(node, ast.Call) and called_name(node) in RAISING and node.args:
+        if isinstance(node, ast.Call) and called(node) in RAISING and node.args:
             first = node.args[0]
             found += first.elts if isinstance(first, ast.Tuple) else [first]
     return found
@@ -344,9 +344,9 @@ def _catches(node: ast.AST) -> bool:
         if node.type is None:
             return True
         kinds = [node.type]
-    elif isinstance(node, ast.Call) and called_name(node) in RAISING:
+    elif isinstance(node, ast.Call) and called(node) in RAISING:
         kinds = node.args[:1]
-    names = {called_name(part) for kind in kinds for part in (kind.elts if isinstance(kind, ast.Tuple) else [kind])}
+    names = {called(part) for kind in kinds for part in (kind.elts if isinstance(kind, ast.Tuple) else [kind])}
     return bool(names & {"AssertionError", "Exception", "BaseException"})
 
 
@@ -356,7 +356,7 @@ def _root(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _dot(node: ast.AST) -> str:
+def _dotted(node: ast.AST) -> str:
     return ast.unparse(node.func if isinstance(node, ast.Call) else node)
 
 

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agentrl.envs.builtin.swe.changes import File, Tree, apply_changes, write_tar
+from agentrl.envs.builtin.swe.changes import File, Tree, applied, write_tar
 from agentrl.envs.builtin.swe.inside import PROGRAM
 from agentrl.envs.builtin.swe.patch import read_patch
 from agentrl.envs.builtin.swe.task import SweTask
@@ -125,7 +125,7 @@ def solved_tree(task: SweTask) -> dict[str, File]:
     if not task.solution:
         raise InvalidInput(f"task {task.id!r}: solution is empty: allowed: a diff")
     base = {path: File(text.encode()) for path, text in task.files.items()}
-    return apply_changes(base, read_patch(base, task.solution.encode()))
+    return applied(base, read_patch(base, task.solution.encode()))
 
 
 async def prove(sandbox: Sandbox, tasks: Sequence[SweTask]) -> dict[str, list[str]]:

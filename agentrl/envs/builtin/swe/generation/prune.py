@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from agentrl.envs.builtin.swe.generation.constant import Constants, Function, called_name, columns, list_parametrized
+from agentrl.envs.builtin.swe.generation.constant import Constants, Function, called, columns, parametrized
 
 
 def prune(module: ast.Module) -> None:
@@ -13,9 +13,9 @@ def prune(module: ast.Module) -> None:
         names = Constants(function).pure
         _prune_body(function, names - _loads(function))
         for mark in function.decorator_list:
-            if isinstance(mark, ast.Call) and called_name(mark) == "parametrize":
+            if isinstance(mark, ast.Call) and called(mark) == "parametrize":
                 _forget_names(mark)
-        for given, rows in list_parametrized(function):
+        for given, rows in parametrized(function):
             _prune_rows(rows, [name not in _loads(function) for name in given])
     _prune_body(module, Constants(module).pure - _loads(module))
 
@@ -47,7 +47,7 @@ def _forget_names(mark: ast.Call) -> None:
     """Drop the rows' own names, which may tell what is expected."""
     mark.keywords = [keyword for keyword in mark.keywords if keyword.arg != "ids"]
     for row in getattr(mark.args[1], "elts", []) if len(mark.args) > 1 else []:
-        if isinstance(row, ast.Call) and called_name(row) == "param":
+        if isinstance(row, ast.Call) and called(row) == "param":
             row.keywords = [keyword for keyword in row.keywords if keyword.arg != "id"]
 
 

@@ -57,7 +57,7 @@ class FormSite:
         draft = self._draft(form)
         fields = form.page(number, draft)
         wrong = [] if self._refused[:1] != [f"/{form.name}/{number}"] else self._refused[1:]
-        lines = [_show(field, draft.get(field.name, field.initial)) for field in fields]
+        lines = [_shown(field, draft.get(field.name, field.initial)) for field in fields]
         notes = [markup.text(f"Please correct {words}.") for words in wrong]
         last = number == len(form.pages)
         title = form.title if len(form.pages) == 1 else f"{form.title}, page {number} of {len(form.pages)}"
@@ -106,7 +106,7 @@ class FormSite:
         return form, int(number)
 
 
-def _show(field: Field, value: str) -> str:
+def _shown(field: Field, value: str) -> str:
     label = f"{field.label} ({field.hint})" if field.hint else field.label
     if field.kind == "checkbox":
         return markup.checkbox(field.name, label, value == YES)

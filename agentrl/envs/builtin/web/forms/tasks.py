@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from typing import Any
 
-from agentrl.envs.builtin.math_tools import is_held_out
+from agentrl.envs.builtin.math_tools import held_out
 from agentrl.envs.builtin.web.forms.catalogue import FORMS, MONTHS, NO, SIMPLE, YES, Field, Form, value_of
 from agentrl.types import Task
 
@@ -21,7 +21,7 @@ def tasks(seed: int, level: int | None, split: str) -> Iterator[Task]:
         of = level or rng.choice(list(LEVELS))
         while True:
             data = LEVELS[of](rng)
-            if is_held_out(data["words"]) == (split == "eval"):
+            if held_out(data["words"]) == (split == "eval"):
                 break
         yield Task(id=f"form-{seed}-{split}-{level or 'all'}-{index}", data={"level": of, **data})
 
@@ -49,18 +49,18 @@ def _simple(rng: random.Random) -> dict[str, Any]:
 
 def _one_page(rng: random.Random) -> dict[str, Any]:
     """Level 2: all fields of a form on one page, with choices and boxes, and dates in words."""
-    return _tell(rng, rng.choice(list(FORMS)), level=2)
+    return _told(rng, rng.choice(list(FORMS)), level=2)
 
 
 def _pages(rng: random.Random) -> dict[str, Any]:
     """Level 3: the right one of several forms, on three pages; what is asked on the last depends on those before."""
-    return _tell(rng, rng.choice(list(FORMS)), level=3)
+    return _told(rng, rng.choice(list(FORMS)), level=3)
 
 
 LEVELS: dict[int, Callable[[random.Random], dict[str, Any]]] = {1: _simple, 2: _one_page, 3: _pages}
 
 
-def _tell(rng: random.Random, name: str, level: int) -> dict[str, Any]:
+def _told(rng: random.Random, name: str, level: int) -> dict[str, Any]:
     (form,) = (form for form in forms_of({"level": level, "form": name}) if form.name == name)
     values: dict[str, str] = {}
     for number in range(1, len(form.pages) + 1):

@@ -66,7 +66,7 @@ class WebShop(WebEnv[Shop]):
         query = want.get("name") or f"{want['kind']} {want['material']} {want['feature']}"
         if self.browser.page.url.endswith(urlencode({"q": query})) or "&page=" in self.browser.page.url:
             return self.click_on(item.name if self.seen(item.name) else "Next page")
-        return self._type("q", query, enter=True)
+        return self._typed("q", query, enter=True)
 
     def _order(self) -> Message:
         if (place := self.seen("Place order")) is None:
@@ -82,10 +82,10 @@ class WebShop(WebEnv[Shop]):
         for name, value in asked.items():
             field = self.field(name)
             if field is not None and field.value != value:
-                return self._type(name, value)
+                return self._typed(name, value)
         return None
 
-    def _type(self, name: str, text: str, **more: Any) -> Message:
+    def _typed(self, name: str, text: str, **more: Any) -> Message:
         field = self.field(name)
         assert field is not None, name
         return self.call("type", number=field.number, text=text, **more)

@@ -125,7 +125,7 @@ class Shop:
         lines = [
             markup.form(
                 "/remove",
-                markup.hide("line", str(place)),
+                markup.hidden("line", str(place)),
                 f"{markup.text(self._words(line))}{markup.button('Remove')}",
             )
             for place, line in enumerate(self.basket)

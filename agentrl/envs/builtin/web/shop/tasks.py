@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count, permutations
 from typing import Any
 
-from agentrl.envs.builtin.math_tools import is_held_out
+from agentrl.envs.builtin.math_tools import held_out
 from agentrl.envs.builtin.web.shop.catalogue import Item, catalogue, money
 from agentrl.envs.builtin.web.shop.site import DELIVERIES, Line, Shop
 from agentrl.types import Task
@@ -28,7 +28,7 @@ def tasks(seed: int, level: int | None, split: str) -> Iterator[Task]:
         of = level or rng.choice(list(LEVELS))
         while True:
             data = LEVELS[of](rng, items)
-            if is_held_out(data["words"]) == (split == "eval"):
+            if held_out(data["words"]) == (split == "eval"):
                 break
         yield Task(id=f"shop-{seed}-{split}-{level or 'all'}-{index}", data={"level": of, **data})
 
@@ -42,14 +42,14 @@ def _by_name(rng: random.Random, items: Sequence[Item]) -> dict[str, Any]:
 
 def _by_features(rng: random.Random, items: Sequence[Item]) -> dict[str, Any]:
     """Level 2: one item by what it is like, within a budget that few of those fit."""
-    want = _describe(rng, rng.choice(items), 1)
+    want = _described(rng, rng.choice(items), 1)
     return _task([want], "standard", items, rng.randint(0, 400))
 
 
 def _several(rng: random.Random, items: Sequence[Item]) -> dict[str, Any]:
     """Level 3: two or three kinds of things, several of each, with a delivery and one budget."""
     chosen = {item.kind: item for item in rng.sample(list(items), 3)}
-    wants = [_describe(rng, item, rng.randint(1, 4)) for item in chosen.values()]
+    wants = [_described(rng, item, rng.randint(1, 4)) for item in chosen.values()]
     return _task(wants, rng.choice(list(DELIVERIES)), items, rng.randint(0, 400))
 
 
@@ -60,7 +60,7 @@ LEVELS: dict[int, Callable[[random.Random, Sequence[Item]], dict[str, Any]]] = {
 }
 
 
-def _describe(rng: random.Random, item: Item, quantity: int) -> Want:
+def _described(rng: random.Random, item: Item, quantity: int) -> Want:
     wanted = {"kind": item.kind, "material": item.material, "feature": rng.choice(item.features)}
     return {**wanted, "options": _options(rng, item), "quantity": quantity}
 

@@ -31,7 +31,7 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 
 from agentrl.errors import InvalidInput
-from agentrl.train.trainers.megatron.copied import copy_to_ranks
+from agentrl.train.trainers.megatron.copied import copied
 from agentrl.train.trainers.megatron.models.rotary import Rotary
 
 multi_latent_attention.HAVE_TE = transformer_engine.HAVE_TE  # it checks whether names are there, and stand-ins are
@@ -80,7 +80,7 @@ class WideNorm(Norm):
         wide = states.float()
         squares = wide.square().sum((-2, -1), keepdim=True)
         # Both ways over ranks: every rank's heads depend on the sum, and so does every rank's gradient.
-        squares = reduce_from_tensor_model_parallel_region(copy_to_ranks(squares))
+        squares = reduce_from_tensor_model_parallel_region(copied(squares))
         normed = wide * torch.rsqrt(squares / self.width + self.eps)
         return normed.to(states) * self.weight.view(states.shape[-2:])
 
@@ -145,7 +145,7 @@ class LatentAttention(_ByPosition, multi_latent_attention.MLASelfAttention):  # 
         """Query and key [T, 1, heads, d], value [T, 1, heads, v] of this rank, and the compressed two."""
         config, table = self.config, self._table
         compressed_query = self._compressed_query(hidden_states)
-        joint = _gather(self.linear_kv_down_proj(hidden_states)[0], config.kv_lora_rank + config.qk_pos_emb_head_dim)
+        joint = _gathered(self.linear_kv_down_proj(hidden_states)[0], config.kv_lora_rank + config.qk_pos_emb_head_dim)
         compressed, shared = torch.split(joint, [config.kv_lora_rank, config.qk_pos_emb_head_dim], -1)
         if config.sequence_parallel:
             compressed = scatter_to_sequence_parallel_region(compressed)
@@ -158,21 +158,21 @@ class LatentAttention(_ByPosition, multi_latent_attention.MLASelfAttention):  # 
 
         joint = self.linear_kv_up_proj(compressed)[0].unflatten(-1, (-1, config.qk_head_dim + config.v_head_dim))
         still, value = torch.split(joint, [config.qk_head_dim, config.v_head_dim], -1)
-        shared = copy_to_ranks(self.rotary(shared[:, :, None], table))
+        shared = copied(self.rotary(shared[:, :, None], table))
         key = torch.cat((still, shared.expand(*still.shape[:-1], -1)), -1)
         return query, key, value, compressed_query, compressed
 
     def _compressed_query(self, hidden_states: Tensor) -> Tensor:
         if self.config.q_lora_rank is None:
             return hidden_states
-        compressed = _gather(self.linear_q_down_proj(hidden_states)[0], self.config.q_lora_rank)
+        compressed = _gathered(self.linear_q_down_proj(hidden_states)[0], self.config.q_lora_rank)
         if self.config.sequence_parallel:
             compressed = scatter_to_sequence_parallel_region(compressed)
         normed: Tensor = self.q_layernorm(compressed)
         return normed
 
 
-def _gather(states: Tensor, width: int) -> Tensor:
+def _gathered(states: Tensor, width: int) -> Tensor:
     """The whole last dimension, where tensor-parallel ranks hold a part of it each."""
     if states.shape[-1] == width:
         return states
@@ -205,8 +205,8 @@ class PostNormLayer(transformer_layer.TransformerLayer):  # type: ignore[misc]
         super().__init__(config, *args, **kwargs)
         self.post_attention_norm = Norm(config, config.hidden_size, config.layernorm_epsilon)
         self.post_mlp_norm = Norm(config, config.hidden_size, config.layernorm_epsilon)
-        self.self_attn_bda: Any = _change_residual(self.self_attn_bda, self.post_attention_norm)
-        self.mlp_bda: Any = _change_residual(self.mlp_bda, self.post_mlp_norm)
+        self.self_attn_bda: Any = _changed(self.self_attn_bda, self.post_attention_norm)
+        self.mlp_bda: Any = _changed(self.mlp_bda, self.post_mlp_norm)
 
 
 class ScaledLayer(transformer_layer.TransformerLayer):  # type: ignore[misc]
@@ -214,11 +214,11 @@ class ScaledLayer(transformer_layer.TransformerLayer):  # type: ignore[misc]
 
     def __init__(self, *args: Any, multiplier: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.self_attn_bda: Any = _change_residual(self.self_attn_bda, lambda states: states * multiplier)
-        self.mlp_bda: Any = _change_residual(self.mlp_bda, lambda states: states * multiplier)
+        self.self_attn_bda: Any = _changed(self.self_attn_bda, lambda states: states * multiplier)
+        self.mlp_bda: Any = _changed(self.mlp_bda, lambda states: states * multiplier)
 
 
-def _change_residual(add: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def _changed(add: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Megatron's bias-dropout-add of something else; the families that want this have no bias there."""
 
     def prepare(training: bool, fused: bool) -> Any:

@@ -174,7 +174,7 @@ class Grouped(ParameterLayout):
 
     def shards(self, local: Shape, count: int, sizes: ModelSizes) -> list[list[Piece]]:
         """See `ParameterLayout`."""
-        return _group(((self.query, 0), (self.key, 0), (self.value, 0)), local[0], count, sizes)
+        return _grouped(((self.query, 0), (self.key, 0), (self.value, 0)), local[0], count, sizes)
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class Joint(ParameterLayout):
     def shards(self, local: Shape, count: int, sizes: ModelSizes) -> list[list[Piece]]:
         """See `ParameterLayout`."""
         key = sizes.heads * sizes.head_dim
-        return _group(
+        return _grouped(
             ((self.name, 0), (self.name, key), (self.name, key + sizes.groups * sizes.head_dim)), local[0], count, sizes
         )
 
@@ -226,7 +226,7 @@ class Stacked(ParameterLayout):
         return shard
 
 
-def _group(parts: Sequence[tuple[str, int]], size: int, count: int, sizes: ModelSizes) -> list[list[Piece]]:
+def _grouped(parts: Sequence[tuple[str, int]], size: int, count: int, sizes: ModelSizes) -> list[list[Piece]]:
     """Query, key and value, each a tensor and where it begins there, interleaved by groups and cut into `count`."""
     per_group = sizes.heads // sizes.groups
     order = []

@@ -84,7 +84,7 @@ class TensorReader:
         interval = slice(piece.start, piece.stop)
         part = cast(Tensor, entry[interval] if piece.dim == 0 else entry[:, interval])
         if name + _SCALE in self._where:
-            return self._widen(name, part, piece)
+            return self._widened(name, part, piece)
         if not part.is_floating_point() or part.element_size() < 2:
             raise InvalidWeights(
                 f"{self.folder}: {name} has the type {str(part.dtype).removeprefix('torch.')} and no scales "
@@ -92,7 +92,7 @@ class TensorReader:
             )
         return part
 
-    def _widen(self, name: str, part: Tensor, piece: Piece) -> Tensor:
+    def _widened(self, name: str, part: Tensor, piece: Piece) -> Tensor:
         """A part of a weight times the scale of its block, [rows, columns] -> float32."""
         scale = self._open(self._where[name + _SCALE]).get_tensor(name + _SCALE).float()
         for dim, (size, block) in enumerate(zip(part.shape, self._blocks(), strict=True)):

@@ -73,19 +73,19 @@ def load(chunks: Sequence[GPTModel], folder: str | Path, family: Family) -> None
     """
     tables = _rows(family)
     with TensorReader(Path(folder)) as reader, torch.no_grad():
-        for held in _list_held(chunks, family):
+        for held in _held(chunks, family):
             layout = tables[held.place.row][1]
             local = layout.filed(tuple(held.tensor.shape))
             cut = layout.shards(local, held.count, chunks[0].sizes)
             shapes = whole_shapes(cut, local)
             if layout.stacked:
                 (piece,) = cut[held.index]
-                part = reader.read(_name(piece.name, held.place), shapes[piece.name], piece)
+                part = reader.read(_named(piece.name, held.place), shapes[piece.name], piece)
                 held.tensor.copy_(layout.inward(part))
                 continue
             for piece, part in _parts(cut[held.index], held.tensor):
                 if piece.name:
-                    part.copy_(reader.read(_name(piece.name, held.place), shapes[piece.name], piece))
+                    part.copy_(reader.read(_named(piece.name, held.place), shapes[piece.name], piece))
                 else:
                     part.zero_()
         reader.check_known(family, read_config(folder, family))
@@ -112,7 +112,7 @@ def export(
     mine: dict[tuple[_Place, int], Tensor] = {}
     local: list[tuple[_Place, _Shard]] = []
     rank, tables = dist.get_rank(), _rows(family)
-    for held in _list_held(chunks, family, buffers=read is None):
+    for held in _held(chunks, family, buffers=read is None):
         tensor = held.tensor.detach() if read is None else read(held.tensor)
         if tensor is not None:
             mine[held.place, held.index] = tensor
@@ -125,13 +125,13 @@ def export(
         whole = {name: torch.empty(shape, dtype=wanted, device=_device()) for name, shape in shapes.items()}
         for shard in shards:
             own = mine[place, shard.index] if shard.rank == rank else None
-            arrived = _deliver(own, shard, wanted, to)
+            arrived = _delivered(own, shard, wanted, to)
             if arrived is not None:
                 for piece, part in _parts(cut[shard.index], layout.outward(arrived)):
                     if piece.name:
                         whole[piece.name].narrow(piece.dim, piece.start, len(piece)).copy_(part)
         for name in list(whole):
-            yield _name(name, place), whole.pop(name)
+            yield _named(name, place), whole.pop(name)
 
 
 def named_parameters(chunks: Sequence[GPTModel], family: Family) -> Iterator[tuple[Parameter, int, tuple[str, ...]]]:
@@ -140,10 +140,10 @@ def named_parameters(chunks: Sequence[GPTModel], family: Family) -> Iterator[tup
     Embeddings are in layer -1; what is behind the layers is in the one after the last.
     """
     tables = _rows(family)
-    for held in _list_held(chunks, family, buffers=False):
+    for held in _held(chunks, family, buffers=False):
         assert isinstance(held.tensor, Parameter)
         names = tables[held.place.row][1].names()
-        yield held.tensor, held.place.layer, tuple(_name(name, held.place) for name in names)
+        yield held.tensor, held.place.layer, tuple(_named(name, held.place) for name in names)
 
 
 def pieces(chunks: Sequence[GPTModel], family: Family, read: Read) -> Iterator[tuple[str, Piece, Tensor]]:
@@ -155,16 +155,16 @@ def pieces(chunks: Sequence[GPTModel], family: Family, read: Read) -> Iterator[t
         read: a tensor of a parameter's shape, whose parts are wanted; parameters for which it says None are left out.
     """
     tables = _rows(family)
-    for held in _list_held(chunks, family, buffers=False):
+    for held in _held(chunks, family, buffers=False):
         layout, tensor = tables[held.place.row][1], read(held.tensor)
         if tensor is not None:
             cut = layout.shards(layout.filed(tuple(tensor.shape)), held.count, chunks[0].sizes)
             for piece, part in _parts(cut[held.index], layout.outward(tensor)):
                 if piece.name:
-                    yield _name(piece.name, held.place), piece, part
+                    yield _named(piece.name, held.place), piece, part
 
 
-def _deliver(own: Tensor | None, shard: _Shard, dtype: torch.dtype, to: int | None) -> Tensor | None:
+def _delivered(own: Tensor | None, shard: _Shard, dtype: torch.dtype, to: int | None) -> Tensor | None:
     """A shard, at whoever consumes; None elsewhere."""
     rank = dist.get_rank()
     if own is not None:
@@ -195,7 +195,7 @@ def _holders(local: list[tuple[_Place, _Shard]]) -> dict[_Place, list[_Shard]]:
     return {place: [found[i] for i in range(len(found))] for place, found in shards.items()}
 
 
-def _list_held(chunks: Sequence[GPTModel], family: Family, *, buffers: bool = True) -> Iterator[_Held]:
+def _held(chunks: Sequence[GPTModel], family: Family, *, buffers: bool = True) -> Iterator[_Held]:
     """This rank's shards; of several ranks with the same one, each says so.
 
     Raises:
@@ -263,7 +263,7 @@ def _parts(pieces: list[Piece], shard: Tensor) -> Iterator[tuple[Piece, Tensor]]
         at += len(piece)
 
 
-def _name(template: str, place: _Place) -> str:
+def _named(template: str, place: _Place) -> str:
     return template.format(layer=place.layer, expert=place.expert)
 
 

@@ -14,7 +14,7 @@ def _settings(hf: Any) -> dict[str, Any]:
     return {"kv_channels": head_dim(hf), "layernorm_zero_centered_gamma": True}
 
 
-def _scale(hf: Any) -> dict[str, Any]:
+def _scaled(hf: Any) -> dict[str, Any]:
     return {**_settings(hf), "softmax_scale": hf.query_pre_attn_scalar**-0.5}
 
 
@@ -49,7 +49,7 @@ GEMMA = Family(
 GEMMA2 = Family(
     name="gemma2",
     model_types=("gemma2",),
-    settings=_scale,
+    settings=_scaled,
     rotary=rotary,
     windows=window_by_kind,
     softcap=lambda hf: hf.attn_logit_softcapping,
@@ -64,7 +64,7 @@ GEMMA2 = Family(
 GEMMA3 = Family(
     name="gemma3_text",
     model_types=("gemma3_text",),
-    settings=lambda hf: {**_scale(hf), "qk_layernorm": True},
+    settings=lambda hf: {**_scaled(hf), "qk_layernorm": True},
     rotary=rotary_by_kind,
     windows=window_by_kind,
     layer={**FOUR_NORMS, **ATTENTION, **MLP},

@@ -13,7 +13,7 @@ def _biasless(hf: Any) -> None:
     require(hf, attention_bias=False)
 
 
-def _add_norms(hf: Any) -> dict[str, Any]:
+def _normed(hf: Any) -> dict[str, Any]:
     return {"kv_channels": head_dim(hf), "qk_layernorm": True}
 
 
@@ -27,7 +27,7 @@ def _experts(hf: Any) -> dict[str, Any]:
         for layer in range(hf.num_hidden_layers)
     ]
     return {
-        **_add_norms(hf),
+        **_normed(hf),
         "num_moe_experts": hf.num_experts,
         "moe_layer_freq": sparse,
         "moe_ffn_hidden_size": hf.moe_intermediate_size,
@@ -37,7 +37,7 @@ def _experts(hf: Any) -> dict[str, Any]:
     }
 
 
-def _add_shared(hf: Any) -> dict[str, Any]:
+def _shared(hf: Any) -> dict[str, Any]:
     """The same with one more expert for all tokens, which a gate of its own weighs."""
     return {
         **_experts(hf),
@@ -71,7 +71,7 @@ QWEN2 = Family(
 QWEN2_MOE = Family(
     name="qwen2_moe",
     model_types=("qwen2_moe",),
-    settings=_add_shared,
+    settings=_shared,
     rotary=rotary,
     windows=window_by_kind,
     layer={**NORMS, **ATTENTION, **MLP, **EXPERTS, **SHARED_EXPERT},
@@ -82,7 +82,7 @@ QWEN2_MOE = Family(
 QWEN3 = Family(
     name="qwen3",
     model_types=("qwen3",),
-    settings=_add_norms,
+    settings=_normed,
     rotary=rotary,
     windows=window_by_kind,
     layer={**NORMS, **ATTENTION, **MLP},
