@@ -19,6 +19,7 @@ from agentrl.config import (
     EngineConfig,
     FleetConfig,
     GatewayConfig,
+    LoraConfig,
     PolicyConfig,
     RewardConfig,
     RolloutConfig,
@@ -52,7 +53,7 @@ from agentrl.train.algorithms.base import Algorithm
 from agentrl.train.driver import base_model, resuming, setup
 from agentrl.train.record import chain
 from agentrl.train.trackers import TRACKERS
-from agentrl.train.trainers import TRAINERS, check_trainer
+from agentrl.train.trainers import TRAINERS, check_trainer, modules_in_full
 from agentrl.types import MAIN
 
 WrittenLater = Literal["", "run", "file"]
@@ -79,6 +80,7 @@ def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> No
         faults.load(config.faults)
     algorithm = make_algorithm(config.algo)
     check_trainer(config.trainer, algorithm, config.lora)
+    _check_adapter(config.engine, config.lora)
     for name in config.metrics:
         TRACKERS.find(name)
     if config.data is not None:
@@ -99,6 +101,20 @@ def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> No
     _check_tasks(env, held_out_split(config.eval, env))
     if config.warm_start.steps:
         _check_tasks(env, base_model.demonstration_split(env))
+
+
+def _check_adapter(engine: EngineConfig, lora: LoraConfig) -> None:
+    """Refuse servers that compute an adapter beside their base where some of it is no adapter.
+
+    Raises:
+        ConfigError: it is so.
+    """
+    rank = getattr(engine, "adapter_rank", 0)
+    if rank and lora.active and (full := modules_in_full(lora)):
+        raise ConfigError(
+            f"engine.adapter_rank={rank}: engine={engine.name} computes no modules in full beside an adapter "
+            f"(lora.full={full}); with engine.adapter_rank=0 it gets whole weights"
+        )
 
 
 def _check_reading(config: RunConfig, data: DataConfig, algorithm: Algorithm, *, written_later: WrittenLater) -> None:
