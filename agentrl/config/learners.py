@@ -72,6 +72,7 @@ class _Run(Protocol):
 
 def check_learners(config: _Run) -> None:
     """Raise a ValueError where several policies learn with what can't be done for several yet."""
+    _check_joint_turns(config)
     if not config.learned:
         if config.schedule.active:
             raise ValueError(
@@ -107,7 +108,7 @@ def check_learners(config: _Run) -> None:
         raise ValueError(f"policies.{config.learned[0]} learns beside {MAIN}: {found} is not there for several yet")
 
 
-def check_joint_turns(config: _Run) -> None:
+def _check_joint_turns(config: _Run) -> None:
     """Raise a ValueError where joint turns are to be continued again in sessions that can't be."""
     if not config.counterfactuals and not config.combinations:
         return

@@ -12,7 +12,7 @@ from agentrl.config.cluster import ClusterConfig
 from agentrl.config.data import DataConfig
 from agentrl.config.engines import EngineSection, FleetConfig, ModelConfig, WeightsSection
 from agentrl.config.gateway import GatewayConfig
-from agentrl.config.learners import ScheduleConfig, check_joint_turns, check_learners
+from agentrl.config.learners import ScheduleConfig, check_learners
 from agentrl.config.lora import LoraConfig
 from agentrl.config.policies import MODEL, PAST, PolicyConfig, address_judge
 from agentrl.config.rollout import (
@@ -252,7 +252,6 @@ class RunConfig(Section):
             self._delivery_can_be_proved()
         self._policies_are_played()
         check_learners(self)
-        check_joint_turns(self)
         self._groups_can_be_compared(needs.greedy)
         context = self.rollout.context_tokens
         if context is not None and self.engine.max_context is not None and context > self.engine.max_context:

@@ -31,8 +31,7 @@ from agentrl.sessions.store.search import search
 from agentrl.sessions.store.summary import Summary
 from agentrl.sessions.tree import tree
 from agentrl.viewer import conversations, difference, health, images, players, replayed, series
-from agentrl.viewer.distribution import distribution
-from agentrl.viewer.facets import facets
+from agentrl.viewer.distribution import distribution, facets
 from agentrl.viewer.filters import filters_of
 from agentrl.viewer.guard import Guard
 from agentrl.viewer.notes import RUN, NoteChange, TaggedNote

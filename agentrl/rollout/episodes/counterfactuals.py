@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -150,27 +150,49 @@ async def play_counterfactual(
         return session
     trained = {name for name, own in players.items() if own.rewarded}
     found: dict[str, dict[str, list[float]]] = {agent: {} for agent in env.agents if agent in trained}
+
+    def again(start: JointTurnStart, agent: str, number: int, now: RolloutConfig) -> Awaitable[Session]:
+        return _continue(session, start, agent, number, make_env(), player, now)
+
     for start in starts:
         played = session.nodes[start.nodes : start.nodes + len(start.agents)]
         if [node.agent for node in played] != list(start.agents):
             break  # the joint turn was not taken
         for agent in (each for each in start.agents if each in trained):
-            for number in range(count):
-                now = limits()
-                if not now.timeout:
-                    session.count("counterfactual/late")
-                    continue
-                part = await _continue(session, start, agent, number, played, make_env(), player, now)
-                session.count("counterfactual/continuations")
-                if part.status is Status.INFRA_ERROR:
-                    session.status, session.error, session.rewards, session.reward = part.status, part.error, {}, None
-                    return session
-                value = return_of(part, agent, start.nodes)
-                if value is not None:
-                    place = sum(node.agent == agent for node in session.nodes[: start.nodes] if _said(node))
-                    found[agent].setdefault(str(place), []).append(value)
+            values = await _draw_again(session, start, agent, count, again, limits)
+            if session.status is Status.INFRA_ERROR:
+                return session
+            if values:
+                place = sum(node.agent == agent for node in session.nodes[: start.nodes] if _said(node))
+                found[agent].setdefault(str(place), []).extend(values)
     session.info[COUNTERFACTUALS] = found
     return session
+
+
+async def _draw_again(
+    session: Session,
+    start: JointTurnStart,
+    agent: str,
+    count: int,
+    again: Callable[[JointTurnStart, str, int, RolloutConfig], Awaitable[Session]],
+    limits: Callable[[], RolloutConfig],
+) -> list[float]:
+    """An agent's returns where its turn alone is drawn again; the session is INFRA_ERROR where a continuation was."""
+    values = []
+    for number in range(count):
+        now = limits()
+        if not now.timeout:
+            session.count("counterfactual/late")
+            continue
+        part = await again(start, agent, number, now)
+        session.count("counterfactual/continuations")
+        if part.status is Status.INFRA_ERROR:
+            session.status, session.error, session.rewards, session.reward = part.status, part.error, {}, None
+            return []
+        value = return_of(part, agent, start.nodes)
+        if value is not None:
+            values.append(value)
+    return values
 
 
 async def _continue(
@@ -178,7 +200,6 @@ async def _continue(
     start: JointTurnStart,
     agent: str,
     number: int,
-    played: Sequence[Node],
     env: Env,
     player: MakePlayer,
     limits: RolloutConfig,
@@ -200,7 +221,7 @@ async def _continue(
         timings={},
     )
     players = {name: player(env, part, name, start.heads[name]) for name in env.agents}
-    for node in played:
+    for node in session.nodes[start.nodes : start.nodes + len(start.agents)]:
         if node.agent != agent:
             own = players[node.agent]
             repeated = PlayedTurn(start.turn, len(start.agents), node, own.actor)

@@ -187,7 +187,6 @@ class Rollouts:
             AgentRLError: a failure that the user must fix; the other sessions are cancelled.
             EngineError: no engine is left, and none can be started.
         """
-        seed = group_seed(self.seed, phase, group.number)
 
         def new(sample: int, attempt: int) -> Session:
             return Session(
@@ -198,7 +197,7 @@ class Rollouts:
                 group_attempt=group.attempt,
                 sample=sample,
                 attempt=attempt,
-                seed=seed,
+                seed=group_seed(self.seed, phase, group.number),
                 phase=phase if sample < n else GREEDY,
                 step=step,
                 environment=group.task.environment or self.environment,

@@ -34,10 +34,8 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +49,7 @@ from agentrl.envs.data.identity import Identities
 from agentrl.errors import AgentRLError, Blame, ConfigError, StoreError
 from agentrl.rollout.stream.outcomes import GroupOutcome
 from agentrl.train.driver import resuming
-from agentrl.train.driver.resuming import saved_steps, step_of
+from agentrl.train.driver.resuming import ResumedFrom, saved_steps, step_of
 from agentrl.train.record import kept_code, ledger, manifest, provenance, ratings, records, seals, trainer_logprobs
 from agentrl.train.record.best import remove_superseded
 from agentrl.train.record.chain import resume_command
@@ -88,14 +86,6 @@ WRITTEN = (
     ),
 )
 """The files of a run, or an evaluation, in its folder beside its settings."""
-
-
-@dataclass(frozen=True)
-class ResumedFrom:
-    """The point that a resumed run goes on from: a whole checkpoint, and the settings as they were before."""
-
-    checkpoint: Path
-    saved: RunConfig
 
 
 class RunFolder:
@@ -408,11 +398,3 @@ class RunFolder:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
-
-
-def run_path(env: str, run_dir: str | None, rerun: str | None = None, prefix: str = "") -> Path:
-    """Return a new run's folder: `run_dir`, or a name made of its environment and the time."""
-    name = Path(env.partition(":")[0]).stem
-    if rerun and not run_dir:
-        return Path(f"{rerun.rstrip('/')}-rerun")
-    return Path(run_dir or f"runs/{prefix}{name}-{time.strftime('%Y%m%d-%H%M%S')}")
