@@ -160,7 +160,7 @@ async def play_counterfactual(
             break  # the joint turn was not taken
         for agent in (each for each in start.agents if each in trained):
             values = await _draw_again(session, start, agent, count, again, limits)
-            if session.status is Status.INFRA_ERROR:
+            if values is None:
                 return session
             if values:
                 place = sum(node.agent == agent for node in session.nodes[: start.nodes] if _said(node))
@@ -176,8 +176,8 @@ async def _draw_again(
     count: int,
     again: Callable[[JointTurnStart, str, int, RolloutConfig], Awaitable[Session]],
     limits: Callable[[], RolloutConfig],
-) -> list[float]:
-    """An agent's returns where its turn alone is drawn again; the session is INFRA_ERROR where a continuation was."""
+) -> list[float] | None:
+    """An agent's returns where its turn alone is drawn again; None, and INFRA_ERROR, where a continuation was that."""
     values = []
     for number in range(count):
         now = limits()
@@ -188,7 +188,7 @@ async def _draw_again(
         session.count("counterfactual/continuations")
         if part.status is Status.INFRA_ERROR:
             session.status, session.error, session.rewards, session.reward = part.status, part.error, {}, None
-            return []
+            return None
         value = return_of(part, agent, start.nodes)
         if value is not None:
             values.append(value)
