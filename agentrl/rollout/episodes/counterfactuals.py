@@ -163,7 +163,7 @@ async def play_counterfactual(
             if values is None:
                 return session
             if values:
-                place = sum(node.agent == agent for node in session.nodes[: start.nodes] if _said(node))
+                place = sum(node.agent == agent for node in session.nodes[: start.nodes] if _is_spoken(node))
                 found[agent].setdefault(str(place), []).extend(values)
     session.info[COUNTERFACTUALS] = found
     return session
@@ -240,5 +240,5 @@ def return_of(session: Session, agent: str, start: int) -> float | None:
     return final + math.fsum(reward for reward in own if reward is not None)
 
 
-def _said(node: Node) -> bool:
+def _is_spoken(node: Node) -> bool:
     return node.message.role == "assistant" and node.copy_of is None

@@ -18,6 +18,7 @@ from agentrl.overrides import validate
 from agentrl.rollout.engines.local.engine import LocalEngine
 from agentrl.rollout.weights.buckets import ADAPTER, WEIGHTS, Weights
 from agentrl.rollout.weights.snapshot import read_folder, write_part
+from agentrl.train.algorithms import make_algorithm
 from agentrl.train.driver.setup import complete
 from agentrl.train.plan.preflight import check_training
 from agentrl.train.trainers import check_trainer
@@ -117,7 +118,7 @@ def test_what_does_not_train_or_compute_modules_in_full_says_what_does(tiny_llam
         configs: list[TrainerConfig] = [FsdpConfig(ranks=1), MegatronConfig()]
         for config in configs:
             with pytest.raises(ConfigError, match=rf"lora\.full=.*trainer={config.name} .*in full beside them: torch"):
-                check_trainer(config, AlgoConfig(), lora)
+                check_trainer(config, make_algorithm(AlgoConfig()), lora)
     with pytest.raises(ConfigError, match=r"lora\.full: '\*\.wte' matches none of the model's \d+ modules"):
         trainer_on(tiny_llama, full=("*.wte",))
     with pytest.raises(ConfigError, match="full is the folder's"):
