@@ -142,10 +142,10 @@ class Viewer:
         }
         if text := given.get("text"):
             found = search(run.database, text, filters, **ordered)
-            return {"rows": _rows(run, found.rows), "next": found.next, "searched": found.searched}
+            return {**_rows(run, found.rows), "next": found.next, "searched": found.searched}
         page = run.store().find(filters, **ordered)
         total = sum(run.store().counts("status", filters).values()) if ordered["after"] is None else None
-        return {"rows": _rows(run, page.rows), "next": page.next, "total": total}
+        return {**_rows(run, page.rows), "next": page.next, "total": total}
 
     def changes(self, request: Request) -> Any:
         """The tasks that two runs (`run`, twice) have other mean scores on, and the steps of their last evaluations."""
@@ -272,13 +272,19 @@ class Viewer:
         return found
 
 
-def _rows(run: Run, summaries: list[Summary]) -> list[dict[str, Any]]:
-    """A page of sessions with their notes, and the edits of their scores."""
+def _rows(run: Run, summaries: list[Summary]) -> dict[str, Any]:
+    """A page of sessions with their notes, the edits of their scores, and who played; and the run's policies."""
     notes, changed = run.notes.of([summary.id for summary in summaries]), run.edits()
-    return [
-        {**asdict(row), "note": notes.get(row.id, TaggedNote()).json(), "edits": changed.get(row.id, [])}
+    rows = [
+        {
+            **asdict(row),
+            "note": notes.get(row.id, TaggedNote()).json(),
+            "edits": changed.get(row.id, []),
+            "played": players.played_by(run, row.agents),
+        }
         for row in summaries
     ]
+    return {"rows": rows, "policies": players.policies(run)}
 
 
 def _whole(request: Request, name: str, default: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from itertools import product
 from statistics import fmean
 from typing import Any
@@ -29,6 +30,13 @@ def policies(run: Run) -> list[str]:
     """Return the names of a run's policies, the main one first."""
     named = (name.split(".")[1] for name in run.settings() if name.startswith("policies."))
     return list(dict.fromkeys([MAIN, *named]))
+
+
+def played_by(run: Run, agents: Iterable[str]) -> list[str]:
+    """Return the policies that the run gave these agents to; of earlier versions the name that they share."""
+    settings = run.settings()
+    given = (str(settings.get(f"agents.{agent.partition('/')[0]}", MAIN)) for agent in agents)
+    return list(dict.fromkeys(given))
 
 
 def players(run: Run) -> dict[str, Any]:

@@ -164,6 +164,7 @@ async def play_counterfactual(
                 session.count("counterfactual/continuations")
                 if part.status is Status.INFRA_ERROR:
                     session.status, session.error, session.rewards, session.reward = part.status, part.error, {}, None
+                    session.agent_rewards, session.partner_rewards = {}, {}
                     return session
                 value = return_of(part, agent, start.nodes)
                 if value is not None:
