@@ -30,9 +30,9 @@ from agentrl.rollout.episodes import edits
 from agentrl.sessions.store.search import search
 from agentrl.sessions.store.summary import Summary
 from agentrl.sessions.tree import tree
-from agentrl.viewer import conversations, difference, health, images, players, replayed, series
+from agentrl.viewer import conversations, difference, health, images, replayed, series
 from agentrl.viewer.distribution import distribution
-from agentrl.viewer.facets import facets
+from agentrl.viewer.facets import facets, played_by, players, policies
 from agentrl.viewer.filters import filters_of
 from agentrl.viewer.guard import Guard
 from agentrl.viewer.notes import RUN, NoteChange, TaggedNote
@@ -109,7 +109,7 @@ class Viewer:
             "summary": run.summary(),
             "settings": settings,
             "names": series.names(rows),
-            "policies": players.policies(run),
+            "policies": policies(run),
             "alarms": health.alarms(rows, settings),
             "evaluation": run.shown_evaluation(),
             "writable": self._replays is not None,
@@ -168,7 +168,7 @@ class Viewer:
 
     def players(self, request: Request) -> Any:
         """Return how the run's policies fared against each other."""
-        return players.players(self._run(request))
+        return players(self._run(request))
 
     def distribution(self, request: Request) -> Any:
         """Return the distribution of each step's scores."""
@@ -188,7 +188,7 @@ class Viewer:
         note = run.notes.of([found.session.id]).get(found.session.id, TaggedNote())
         return {
             **conversations.head(found),
-            "policies": players.policies(run),
+            "policies": policies(run),
             "replay": replays,
             "note": note.json(),
             "edits": run.edits().get(found.session.id, []),
@@ -280,11 +280,11 @@ def _rows(run: Run, summaries: list[Summary]) -> dict[str, Any]:
             **asdict(row),
             "note": notes.get(row.id, TaggedNote()).json(),
             "edits": changed.get(row.id, []),
-            "played": players.played_by(run, row.agents),
+            "played": played_by(run, row.agents),
         }
         for row in summaries
     ]
-    return {"rows": rows, "policies": players.policies(run)}
+    return {"rows": rows, "policies": policies(run)}
 
 
 def _whole(request: Request, name: str, default: int) -> int:
