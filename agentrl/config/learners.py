@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from pydantic import Field, PositiveInt, model_validator
 
+from agentrl.config.rollout import GroupRewardConfig
 from agentrl.config.sections import Section
 from agentrl.config.training import ALGORITHMS
 from agentrl.types import MAIN
@@ -43,7 +44,9 @@ class ScheduleConfig(Section):
 class _Run(Protocol):
     """The parts of a run's configuration that are checked here."""
 
+    algo: Any
     cluster: Any
+    rewards: Any
     rollout: Any
     fleet: Any
     agent: Any
@@ -109,24 +112,28 @@ def check_learners(config: _Run) -> None:
 
 
 def _check_joint_turns(config: _Run) -> None:
-    """Raise a ValueError where joint turns are to be continued again in sessions that can't be."""
+    """Raise a ValueError where joint turns are to be played again in sessions, or for rewards, that can't be."""
     if not config.counterfactuals and not config.combinations:
         return
     staleness, branch, at = config.rollout.staleness, config.rollout.branch.name, config.cluster
+    algos = [config.algo, *(config.of_policy(name).algo for name in config.learned)]
+    shaped = (algo for algo in algos if getattr(algo, "counterfactuals", 0) or getattr(algo, "pairing", "") == "cross")
     lacking = {
         "agent=, a program, which runs a loop of its own": config.agent is not None,
         f"rollout.staleness={staleness}, where versions change within a session": config.counterfactuals and staleness,
         f"rollout.branch={branch}": branch != "none",
         "cluster.environments or sessions": at.environments or at.holds_sessions,
         "rerun=": config.rerun is not None,
+        "rewards that compare the sessions of a group": any(
+            isinstance(reward, GroupRewardConfig) for reward in config.rewards.values()
+        ),
+        "algo.shaping or kl_as=reward, since what is played again has rewards as they are": any(
+            algo.shaping.active or (algo.kl_coef and algo.kl_as == "reward") for algo in shaped
+        ),
     }
     if found := next((what for what, is_there in lacking.items() if is_there), None):
-        what = (
-            "algo=coma continues each joint turn again"
-            if config.counterfactuals
-            else "algo.pairing=cross combines turns"
-        )
-        raise ValueError(f"{what}, which is not there with {found}")
+        combined, continued = "algo.pairing=cross combines turns", "algo=coma continues each joint turn again"
+        raise ValueError(f"{continued if config.counterfactuals else combined}, which is not there with {found}")
 
 
 def _check_schedule(config: _Run) -> None:

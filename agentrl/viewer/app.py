@@ -30,8 +30,9 @@ from agentrl.rollout.episodes import edits
 from agentrl.sessions.store.search import search
 from agentrl.sessions.store.summary import Summary
 from agentrl.sessions.tree import tree
-from agentrl.viewer import conversations, difference, health, images, players, replayed, series
-from agentrl.viewer.distribution import distribution, facets
+from agentrl.viewer import conversations, difference, health, images, replayed, series
+from agentrl.viewer.distribution import distribution
+from agentrl.viewer.facets import facets, played_by, players, policies
 from agentrl.viewer.filters import filters_of
 from agentrl.viewer.guard import Guard
 from agentrl.viewer.notes import RUN, NoteChange, TaggedNote
@@ -108,7 +109,7 @@ class Viewer:
             "summary": run.summary(),
             "settings": settings,
             "names": series.names(rows),
-            "policies": players.policies(run),
+            "policies": policies(run),
             "alarms": health.alarms(rows, settings),
             "evaluation": run.shown_evaluation(),
             "writable": self._replays is not None,
@@ -141,10 +142,10 @@ class Viewer:
         }
         if text := given.get("text"):
             found = search(run.database, text, filters, **ordered)
-            return {"rows": _rows(run, found.rows), "next": found.next, "searched": found.searched}
+            return {**_rows(run, found.rows), "next": found.next, "searched": found.searched}
         page = run.store().find(filters, **ordered)
         total = sum(run.store().counts("status", filters).values()) if ordered["after"] is None else None
-        return {"rows": _rows(run, page.rows), "next": page.next, "total": total}
+        return {**_rows(run, page.rows), "next": page.next, "total": total}
 
     def changes(self, request: Request) -> Any:
         """The tasks that two runs (`run`, twice) have other mean scores on, and the steps of their last evaluations."""
@@ -167,7 +168,7 @@ class Viewer:
 
     def players(self, request: Request) -> Any:
         """Return how the run's policies fared against each other."""
-        return players.players(self._run(request))
+        return players(self._run(request))
 
     def distribution(self, request: Request) -> Any:
         """Return the distribution of each step's scores."""
@@ -187,7 +188,7 @@ class Viewer:
         note = run.notes.of([found.session.id]).get(found.session.id, TaggedNote())
         return {
             **conversations.head(found),
-            "policies": players.policies(run),
+            "policies": policies(run),
             "replay": replays,
             "note": note.json(),
             "edits": run.edits().get(found.session.id, []),
@@ -271,13 +272,19 @@ class Viewer:
         return found
 
 
-def _rows(run: Run, summaries: list[Summary]) -> list[dict[str, Any]]:
-    """A page of sessions with their notes, and the edits of their scores."""
+def _rows(run: Run, summaries: list[Summary]) -> dict[str, Any]:
+    """A page of sessions with their notes, the edits of their scores, and who played; and the run's policies."""
     notes, changed = run.notes.of([summary.id for summary in summaries]), run.edits()
-    return [
-        {**asdict(row), "note": notes.get(row.id, TaggedNote()).json(), "edits": changed.get(row.id, [])}
+    rows = [
+        {
+            **asdict(row),
+            "note": notes.get(row.id, TaggedNote()).json(),
+            "edits": changed.get(row.id, []),
+            "played": played_by(run, row.agents),
+        }
         for row in summaries
     ]
+    return {"rows": rows, "policies": policies(run)}
 
 
 def _whole(request: Request, name: str, default: int) -> int:

@@ -1,4 +1,4 @@
-"""What a run's sessions count up to: their scores step by step, and the values that they are filtered by."""
+"""The distribution of sessions' scores, step by step."""
 
 from __future__ import annotations
 
@@ -12,16 +12,10 @@ from urllib.parse import quote
 
 from agentrl.sessions.store import edited, schema
 from agentrl.sessions.store.query import Filters, condition
-from agentrl.viewer.runs import Run
 
 BINS = 12
 MOST_COLUMNS = 120
 """Columns of the picture; several steps share one where there are more."""
-COLUMNS = ("status", "phase", "environment", "blame")
-AGENTS = "SELECT value, count(*) FROM summaries, json_each(agents) GROUP BY value"
-KEEPS_CALLS = "SELECT 1 FROM sqlite_master WHERE name = 'calls'"
-TOOLS = "SELECT tool, count(*) FROM calls GROUP BY tool ORDER BY 2 DESC, 1 LIMIT 100"
-"""The most used ones: a model can call tools by any name."""
 
 
 def distribution(path: Path, filters: Filters) -> dict[str, Any]:
@@ -46,21 +40,6 @@ def distribution(path: Path, filters: Filters) -> dict[str, Any]:
     counts = Counter((step // span * span, min(int((score - low) / width), BINS - 1)) for step, score in rows)
     found = [[column, place, count] for (column, place), count in sorted(counts.items())]
     return {"low": low, "high": high, "bins": BINS, "steps": span, "counts": found}
-
-
-def facets(run: Run) -> dict[str, dict[str, int]]:
-    """The counts by filter and value.
-
-    Raises:
-        ConfigError: the run has no sessions.
-        StoreError: they can't be read.
-    """
-    store, file = run.store(), run.database
-    found: dict[str, dict[str, int]] = {
-        name: {str(key): count for key, count in store.counts(name).items() if key} for name in COLUMNS
-    }
-    tools: list[tuple[Any, ...]] = select_rows(file, TOOLS) if select_rows(file, KEEPS_CALLS) else []
-    return {**found, "agent": dict(select_rows(file, AGENTS)), "tool": dict(tools), "tag": run.notes.counts()}
 
 
 def select_rows(path: Path, select: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:

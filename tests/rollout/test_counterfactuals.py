@@ -183,6 +183,8 @@ def test_where_joint_turns_can_not_be_continued_it_is_said_what_fits() -> None:
         ({"rollout": {"staleness": 1}}, "rollout.staleness=1"),
         ({"rollout": {"branch": {"name": "every"}}}, "rollout.branch=every"),
         ({"agent": "play.py:play"}, "agent="),
+        ({"algo": {"name": "coma", "shaping": {"scale_rewards": True}}}, "algo.shaping"),
+        ({"algo": {"name": "coma", "kl_coef": 0.1, "kl_as": "reward"}}, "kl_as=reward"),
     ],
 )
 def test_what_continuations_lack_is_refused_by_name(settings: dict[str, Any], named: str) -> None:

@@ -77,6 +77,7 @@ def write_several(folder: Path) -> Path:
     """A run of the policies main and rival, and earlier versions of one as `past`, in two steps of two sessions."""
     write_run(folder, steps=2, groups=1, hostile=False)
     settings = yaml.safe_load((folder / "config.yaml").read_text())
+    settings["agents"] = {"right": "rival"}
     settings["policies"] = {"rival": {"algo": {"name": "magrpo"}}, "past": {"name": "past"}}
     (folder / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     rows = [orjson.loads(line) for line in (folder / "metrics.jsonl").read_bytes().splitlines()]

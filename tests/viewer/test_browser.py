@@ -294,6 +294,8 @@ async def test_policies_have_colours_in_curves_and_sessions_and_a_table_of_who_p
         await table.wait_for()
         assert await table.locator("tbody th").all_inner_texts() == ["main", "rival", "past/1"]
         assert (await table.locator("tbody td").all_inner_texts())[1].split() == ["0.75", "2", "sessions"]
+        row = page.locator("table.sessions tr", has_text="match-0")
+        assert await row.locator(".policy").all_inner_texts() == ["main", "rival"]
         colour = "all => all.map(each => getComputedStyle(each).{})"
         squares = await table.locator("tbody th i").evaluate_all(colour.format("backgroundColor"))
         assert len({*squares}) == 3

@@ -48,7 +48,7 @@ def check_combinations(env: Env, group_size: int, most: int) -> None:
 async def play_combinations(
     sessions: Sequence[Session], make_env: Callable[[], Env], player: MakePlayer, limits: RolloutConfig
 ) -> bool:
-    """Note in a group's sessions what each combination of their completions comes to; False where there are none.
+    """Note in a group's sessions what each combination of their completions comes to; False where nothing changed.
 
     Those with a complete joint turn are combined; the last agent's completion changes fastest.
 
@@ -67,8 +67,9 @@ async def play_combinations(
             turns = {agent: said[whole[k].id][agent] for agent, k in zip(agents, chosen, strict=True)}
             played = await _play(whole[0], turns, make_env().for_task(whole[0].task), player, limits)
         for agent, each in returns.items():
-            if (value := return_of(played, agent, 0)) is None:
-                return False
+            if (value := return_of(played, agent, 0)) is None:  # they stay paired as they were played
+                whole[0].count("combinations/failed")
+                return True
             each.append(value)
     for place, session in enumerate(whole):
         session.info[COMBINATIONS] = {"agents": list(agents), "place": place, "of": len(whole), "returns": returns}

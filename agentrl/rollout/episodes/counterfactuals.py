@@ -188,6 +188,7 @@ async def _draw_again(
         session.count("counterfactual/continuations")
         if part.status is Status.INFRA_ERROR:
             session.status, session.error, session.rewards, session.reward = part.status, part.error, {}, None
+            session.agent_rewards, session.partner_rewards = {}, {}
             return None
         value = return_of(part, agent, start.nodes)
         if value is not None:

@@ -92,7 +92,7 @@ class Rollouts:
     views: bool = False
     counterfactuals: int = 0
     combinations: bool = False
-    elsewhere: RemoteSessionRunner | None = field(default=None, repr=False, compare=False)
+    elsewhere: RemoteSessionRunner[Rollouts] | None = field(default=None, repr=False, compare=False)
     slots: Slots = field(init=False, repr=False, compare=False)
     rule: ForkRule = field(init=False, repr=False, compare=False)
     states: StateSaver = field(init=False, repr=False, compare=False)

@@ -12,13 +12,15 @@ import time
 from collections.abc import AsyncIterator, Mapping, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol, TypeVar
 
+from agentrl.common.deadline import Deadline
 from agentrl.config import GatewayConfig, RolloutConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env
 from agentrl.envs.deadlines import within
 from agentrl.envs.results import give_rewards, record_failure
+from agentrl.envs.turns import Actor
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded
 from agentrl.rollout.episodes import agents
 from agentrl.rollout.episodes.actors import sampling_of
@@ -27,10 +29,8 @@ from agentrl.rollout.workers.gateways import own_gateway
 from agentrl.sessions.store.store import Store
 from agentrl.types import Session, Status, Task
 
-if TYPE_CHECKING:
-    from agentrl.common.deadline import Deadline
-    from agentrl.envs.turns import Actor
-    from agentrl.rollout.episodes.groups import Rollouts
+_Rollouts = TypeVar("_Rollouts", contravariant=True)
+"""What sessions are played by (`groups.Rollouts`)."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Program:
         return replace(self, recorded=recorded)
 
 
-class RemoteSessionRunner(Protocol):
+class RemoteSessionRunner(Protocol[_Rollouts]):
     """Plays sessions in other processes (`rollout.workers.environment_workers`).
 
     Attributes:
@@ -60,7 +60,7 @@ class RemoteSessionRunner(Protocol):
     records: bool
 
     async def play(
-        self, rollouts: Rollouts, session: Session, actor: Actor | Program, deadline: Deadline | None
+        self, rollouts: _Rollouts, session: Session, actor: Actor | Program, deadline: Deadline | None
     ) -> Session:
         """Play one attempt at a session, as `rollouts` would; where its process dies it is an INFRA_ERROR."""
         ...

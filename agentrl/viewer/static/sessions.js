@@ -2,7 +2,7 @@
 
 import { api, copy, counted, duration, folded, h, link, short, svg, whenSeen } from "./dom.js";
 import { noteLine } from "./notes.js";
-import { playersCard } from "./players.js";
+import { named, playersCard } from "./players.js";
 import { resultCard } from "./result.js";
 import { scored } from "./scores.js";
 import { shown } from "./text.js";
@@ -32,7 +32,7 @@ export async function showSessions(main, view) {
   const more = h("p", { class: "quiet" });
   const picture = h("div", { class: "card figure" });
   const result = h("div", { class: "results" }), matrix = h("div");
-  let next, asking = new AbortController(), stop = () => {}, searched = 0, found = 0, known = 0, now = 0;
+  let policies = [], next, asking = new AbortController(), stop = () => {}, searched = 0, found = 0, known = 0, now = 0;
 
   const wanted = () => {
     const parameters = { __proto__: null, run };
@@ -52,6 +52,7 @@ export async function showSessions(main, view) {
   async function load() {
     const limit = AbortSignal.any([view.signal, asking.signal]);
     const page = await api("sessions", { ...wanted(), limit: PAGE, after: next }, limit);
+    policies = page.policies;
     body.append(...page.rows.map(row));
     next = page.next;
     found += page.rows.length;
@@ -98,7 +99,8 @@ export async function showSessions(main, view) {
     const [, , ...rest] = COLUMNS;
     return h("tr", {},
       h("td", {}, h("a", { href: link(["run", run, "session", session.id]), "data-row": session.id, class: "name" }, shown(session.id)),
-        h("div", { class: "small quiet clip" }, shown(session.task), session.group ? [" · ", h("a", { href: link(["run", run, "group", session.group]) }, "group")] : null), noteLine(session.note)),
+        h("div", { class: "small quiet clip" }, shown(session.task), session.group ? [" · ", h("a", { href: link(["run", run, "group", session.group]) }, "group")] : null),
+        policies.length > 1 ? h("div", { class: "small" }, session.played.map((name) => named(name, policies))) : null, noteLine(session.note)),
       h("td", {}, h("span", { class: ["badge", session.status] }, session.status.replace("_", " ")),
         session.error ? h("div", { class: "small error clip", title: shown(session.error) }, shown(session.error)) : null),
       rest.map(([, , cell]) => h("td", { class: "number" }, cell(session))));

@@ -1,8 +1,9 @@
-"""Who played whom: a run's policies, and how each fared in the sessions that it shared with each other one."""
+"""The numbers of a run's sessions: by each value of what they are filtered by, and by who played whom."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from itertools import product
 from statistics import fmean
 from typing import Any
@@ -13,6 +14,11 @@ from agentrl.types import MAIN
 from agentrl.viewer.distribution import select_rows
 from agentrl.viewer.runs import Run
 
+COLUMNS = ("status", "phase", "environment", "blame")
+AGENTS = "SELECT value, count(*) FROM summaries, json_each(agents) GROUP BY value"
+KEEPS_CALLS = "SELECT 1 FROM sqlite_master WHERE name = 'calls'"
+TOOLS = "SELECT tool, count(*) FROM calls GROUP BY tool ORDER BY 2 DESC, 1 LIMIT 100"
+"""The most used ones: a model can call tools by any name."""
 NEWEST = 2000
 """Sessions that are looked at, at most."""
 SPOKE = """
@@ -25,10 +31,32 @@ WHERE json_extract(nodes.turn, '$.policy') IS NOT NULL GROUP BY 1, 2, 3
 """
 
 
+def facets(run: Run) -> dict[str, dict[str, int]]:
+    """The counts by filter and value.
+
+    Raises:
+        ConfigError: the run has no sessions.
+        StoreError: they can't be read.
+    """
+    store, file = run.store(), run.database
+    found: dict[str, dict[str, int]] = {
+        name: {str(key): count for key, count in store.counts(name).items() if key} for name in COLUMNS
+    }
+    tools: list[tuple[Any, ...]] = select_rows(file, TOOLS) if select_rows(file, KEEPS_CALLS) else []
+    return {**found, "agent": dict(select_rows(file, AGENTS)), "tool": dict(tools), "tag": run.notes.counts()}
+
+
 def policies(run: Run) -> list[str]:
     """Return the names of a run's policies, the main one first."""
     named = (name.split(".")[1] for name in run.settings() if name.startswith("policies."))
     return list(dict.fromkeys([MAIN, *named]))
+
+
+def played_by(run: Run, agents: Iterable[str]) -> list[str]:
+    """Return the policies that the run gave these agents to; of earlier versions the name that they share."""
+    settings = run.settings()
+    given = (str(settings.get(f"agents.{agent.partition('/')[0]}", MAIN)) for agent in agents)
+    return list(dict.fromkeys(given))
 
 
 def players(run: Run) -> dict[str, Any]:
