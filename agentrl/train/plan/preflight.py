@@ -36,7 +36,7 @@ from agentrl.train.algorithms.base import Algorithm
 from agentrl.train.driver import resuming, setup
 from agentrl.train.record import chain
 from agentrl.train.trackers import TRACKERS
-from agentrl.train.trainers import TRAINERS, check_trainer, modules_in_full
+from agentrl.train.trainers import TRAINERS, beyond_layers, check_trainer
 from agentrl.types import MAIN
 
 WrittenLater = Literal["", "run", "file"]
@@ -87,10 +87,10 @@ def _check_adapter(config: RunConfig) -> None:
         ConfigError: it is so.
     """
     rank = getattr(config.engine, "adapter_rank", 0)
-    if rank and config.lora.active and (full := modules_in_full(config.lora)):
+    if rank and config.lora.active and (more := beyond_layers(config.lora)):
         raise ConfigError(
-            f"engine.adapter_rank={rank}: engine={config.engine.name} computes no modules in full beside an adapter "
-            f"(lora.full={full}); with engine.adapter_rank=0 it gets whole weights"
+            f"engine.adapter_rank={rank}: engine={config.engine.name} computes adapters on linear layers alone, and "
+            f"{more} is more; with engine.adapter_rank=0 it gets whole weights"
         )
 
 
