@@ -27,10 +27,10 @@ from agentrl.cli import app, main
 from agentrl.cluster.server import free_port
 from agentrl.overrides import merge, merge_settings, read_yaml, validate
 from agentrl.rollout.workers.serve_process import ServeConfig
-from agentrl.train.chain.layers import is_chain
 from agentrl.train.chain.planning import plan_chain
 from agentrl.train.driver.setup import complete
 from agentrl.train.evaluation.suite.baseline import CompareConfig
+from agentrl.train.record.chain import describes_chain
 
 ROOT = Path(__file__).resolve().parents[1]
 SKILLS = sorted((ROOT / "skills").glob("*/SKILL.md"))
@@ -593,7 +593,7 @@ def test_a_command_in_a_sentence_or_block_names_commands_and_settings_that_exist
         assert name == "eval"
         if compare := tree.pop("compare", None):
             validate(compare, CompareConfig)
-    elif layers and is_chain(layers[0]):
+    elif layers and describes_chain(layers[0]):
         plan_chain(*layers, tree)
     elif name in ("train", "eval") and settings:
         tree = merge(*layers, tree) if layers else tree
