@@ -247,9 +247,7 @@ def evaluate(words: Words = None, config: File = None) -> None:
         err.print(f"of {config} an evaluation takes no notice of some settings in: {sections}", soft_wrap=True)
     settings = complete(tree)
     if baseline is not None and settings.run_dir is None:
-        settings = settings.model_copy(
-            update={"run_dir": str(run_path(settings.env.name, settings.run_dir, prefix="eval-"))}
-        )
+        settings = settings.model_copy(update={"run_dir": str(run_path(settings.env.name, None, prefix="eval-"))})
     result = run_evaluate(settings, owns_process=True)
     out.print(str(result), highlight=False, markup=False, soft_wrap=True)
     _end(result.worked)

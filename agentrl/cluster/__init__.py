@@ -1,7 +1,7 @@
 """The machines that roles run on: this one, or the nodes of a Ray cluster. See `base.py` for the contract.
 
 `open_cluster` chooses a run's cluster; `current` is the one that roles are started on, this machine where none is open.
-Only `agentrl.cluster.ray.cluster`, `ray_groups` and `ray_starter` import Ray.
+Only `cluster`, `groups` and `starter` of `agentrl.cluster.ray` import Ray.
 """
 
 from __future__ import annotations

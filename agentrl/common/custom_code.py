@@ -41,7 +41,7 @@ def list_granted() -> frozenset[str]:
 
 
 def grant(code: Iterable[str]) -> None:
-    """Let run what another process has `list_granted`."""
+    """Let run what another process may run (`list_granted`)."""
     _allowed.update(code)
 
 

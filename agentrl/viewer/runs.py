@@ -197,7 +197,7 @@ class Run:
             found = orjson.loads((self.path / "result.json").read_bytes())
         except (OSError, ValueError):
             return None
-        return edits.show_edits(self.path, found) if isinstance(found, dict) else None
+        return edits.apply_edits(self.path, found) if isinstance(found, dict) else None
 
     def edits(self) -> dict[str, list[dict[str, Any]]]:
         """The edits of each session whose score people changed, in their order."""

@@ -142,7 +142,7 @@ def test_a_model_behind_an_api_is_evaluated_with_other_policies_beside_it(api: s
     assert (result.mean, result.tasks) == (1.5, 1)
     silent = agentrl.evaluate(Relay, **settings, policies={"other": "noop"}, run_dir=str(tmp_path / "b"))
     assert silent.mean == 0.5
-    with pytest.raises(ConfigError, match=r"policies\.other\.model=start: nothing is loaded that it could be"):
+    with pytest.raises(ConfigError, match=r"policies\.other\.model=start: policy=http.* has no weights to start from"):
         agentrl.evaluate(Relay, **settings, policies={"other": {"model": "start"}}, run_dir=str(tmp_path / "c"))
     with pytest.raises(ConfigError, match=r"policies\.other is for models, and policy=expert is a script"):
         agentrl.evaluate(Relay, policy="expert", agents={"scout": "other"}, policies={"other": "noop"})

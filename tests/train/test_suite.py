@@ -208,7 +208,7 @@ def test_a_suites_mistakes_are_named_with_the_part_before_anything_is_played(her
     ):
         with pytest.raises(ConfigError, match=said):
             suite(text)
-    with pytest.raises(ConfigError, match="no such split") as raised:
+    with pytest.raises(ConfigError, match=r"eval\.split='tset': Calculator has no such split") as raised:
         run(suite(TWO + "  third: {env: calculator, eval.split: tset}\n"))
     assert "in the suite's part 'third'" in "".join(raised.value.__notes__)
     assert not Path("runs").exists()

@@ -9,7 +9,7 @@ from agentrl.cluster.base import ClusterNode, Resources, Role
 from agentrl.config.cluster import ResourcesConfig, RewardResources, RoleResources
 
 
-def resolve_resources(kind: str, own: Resources, settings: RoleResources | None) -> Resources:
+def override_resources(kind: str, own: Resources, settings: RoleResources | None) -> Resources:
     """Return what a worker occupies: what its role asks for, changed by the settings."""
     chosen: ResourcesConfig | None = getattr(settings, kind, None)
     if chosen is None:
@@ -23,7 +23,7 @@ def resolve_resources(kind: str, own: Resources, settings: RoleResources | None)
 
 def apply_settings(role: Role, settings: RoleResources | None) -> Role:
     """A role with what it occupies by the settings."""
-    return replace(role, resources=resolve_resources(role.kind, role.resources, settings))
+    return replace(role, resources=override_resources(role.kind, role.resources, settings))
 
 
 def on_gpus(device: str, nodes: Sequence[ClusterNode]) -> bool:

@@ -84,9 +84,8 @@ class RayProcess(RoleProcess):
         lost: Future[InfraError],
         release: Release,
     ) -> None:
-        self.role, self._starter, self._there = role, starter, there
-        self._explain_missing, self._release = gone, release
-        self._lost = lost
+        self.role, self._starter, self._there, self._release = role, starter, there, release
+        self._explain_missing, self._lost = gone, lost
         self.node = "a node that Ray has not chosen yet"
         self._closed = False
 
@@ -224,7 +223,7 @@ class RayCluster(Cluster):
         return [self._start(role, in_bundle(group, i // together), release) for i, role in enumerate(roles)]
 
     def _start(self, role: Role, strategy: Strategy, release: Release = None, node: str = "") -> Worker:
-        log, wanted = self._log(role), role.resources
+        log, wanted, passed = self._log(role), role.resources, variables.select_variables(self.variables)
         in_group = isinstance(strategy, PlacementGroupSchedulingStrategy)
         starter = (
             ray.remote(Starter)
@@ -236,13 +235,7 @@ class RayCluster(Cluster):
                 max_concurrency=_THREADS,
                 scheduling_strategy=strategy,
             )
-            .remote(
-                role.pickled(),
-                log and log.absolute(),
-                os.getcwd(),
-                variables.select_variables(self.variables),
-                self._how,
-            )
+            .remote(role.pickled(), log and log.absolute(), os.getcwd(), passed, self._how)
         )
         there, gone = describe_nodes(self.nodes()), partial(self._explain_missing, node)
         worker = Worker(role, RayProcess(role, starter, there, gone, self.lost, release))

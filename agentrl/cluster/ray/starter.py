@@ -56,14 +56,14 @@ class Starter:
     def ready(self, timeout: float) -> tuple[str, dict[str, str], Address | AgentRLError]:
         """The node's name, its versions, and the worker's address once it is ready, or why it is not."""
         try:
-            self.connection, address = self._own_process().connect(timeout)
+            self.connection, address = self._require_process().connect(timeout)
         except AgentRLError as error:
             return self.node, versions(), error
         return self.node, versions(), address
 
     def exit_error(self) -> InfraError:
         """Return how the process ended."""
-        return self._own_process().exit_error()
+        return self._require_process().exit_error()
 
     def close(self) -> None:
         if self.connection is not None:
@@ -71,7 +71,7 @@ class Starter:
         if self.process is not None:
             self.process.close()
 
-    def _own_process(self) -> LocalProcess:
+    def _require_process(self) -> LocalProcess:
         if self.process is None:
             raise ConfigError(
                 f"{self.node} has no folder {self.log and self.log.parent}, which the driver has: cluster=ray needs "

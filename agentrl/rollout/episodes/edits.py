@@ -129,7 +129,7 @@ def editable(folder: Path, session: Session) -> bool:
     return scored and (folder / "result.json").is_file()
 
 
-def show_edits(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
+def apply_edits(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
     """An evaluation's result with the edits of its folder on it.
 
     Raises:

@@ -35,8 +35,8 @@ def held_out_split(measured: EvalConfig, env: Env) -> str:
     if split not in env.splits:
         guess = nearest(split, env.splits)
         hint = f"; did you mean {guess!r}?" if guess else ""
-        known = ", ".join(env.splits)
-        raise ConfigError(f"eval.split={split!r}: the environment has no such split{hint} (splits: {known})")
+        name, known = type(env.unwrapped).__name__, ", ".join(env.splits)
+        raise ConfigError(f"eval.split={split!r}: {name} has no such split{hint} (splits: {known})")
     return split
 
 

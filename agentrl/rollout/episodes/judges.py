@@ -75,15 +75,19 @@ def judging_engines(rewards: Mapping[str, RewardConfig], policies: Mapping[str, 
     return {name: policy for name, policy in named.items() if policy and not policies[policy].remote}
 
 
-def start_folder(name: str, own: PolicyConfig, start: Path | None) -> Path:
-    """Return the folder of a policy's model; `start` is the one that the run begins with, None where there is none.
+def start_folder(
+    name: str, own: PolicyConfig, start: Path | None, lacking: str = "nothing is loaded that it could be"
+) -> Path:
+    """Return the folder of a policy's model; `start` is the one that the run begins with.
+
+    Where there is none, `start` is None, and `lacking` says why in the error.
 
     Raises:
         ConfigError: the policy begins with that one.
     """
     found = start if own.model.name == START else model_folder(own.model)
     if found is None:
-        raise ConfigError(f"policies.{name}.model={START}: nothing is loaded that it could be; set a folder or a name")
+        raise ConfigError(f"policies.{name}.model={START}: {lacking}; set a folder or a name")
     return found
 
 

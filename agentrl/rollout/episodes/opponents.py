@@ -31,7 +31,7 @@ from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.renderers.families.null import NullRenderer
 from agentrl.types import MAIN, Engine, Message, Sampling
 
-SCRIPTS: Mapping[str, Actor] = {"expert": EXPERT, "demonstrator": DEMONSTRATOR, "noop": NOOP}
+RULES: Mapping[str, Actor] = {"expert": EXPERT, "demonstrator": DEMONSTRATOR, "noop": NOOP}
 """Policies that need neither weights nor a function of the user's."""
 
 
@@ -41,7 +41,7 @@ async def open_partners(config: RunConfig, start: Path | None, folder: Path) -> 
 
     `start`: the folder of the model that the run begins with, where there is one; `folder`: the run's.
     """
-    limits = config.rollout
+    limits, lacking = config.rollout, f"policy={config.policy} has no weights to start from"
     async with AsyncExitStack() as stack:
         made: dict[str, Opponent] = {}
         for name, own in sorted(config.policies.items(), key=lambda each: each[1].name == PAST):  # they need others
@@ -63,7 +63,7 @@ async def open_partners(config: RunConfig, start: Path | None, folder: Path) -> 
                 stack.push_async_callback(versions.close)
                 made[name] = versions
             else:
-                made[name] = await _open(name, own, limits, start, stack)
+                made[name] = await _open(name, own, limits, start, lacking, stack)
         yield {agent: made[name] for agent, name in config.agents.items() if name != MAIN}
 
 
@@ -91,12 +91,13 @@ def _sampling(own: PolicyConfig, limits: RolloutConfig) -> Sampling:
 
 
 async def _open(
-    name: str, own: PolicyConfig, limits: RolloutConfig, start: Path | None, stack: AsyncExitStack
+    name: str, own: PolicyConfig, limits: RolloutConfig, start: Path | None, lacking: str, stack: AsyncExitStack
 ) -> Opponent:
     if own.remote or own.name != MODEL:
         return await _open_rules(name, own, limits, stack)
     sampling = sampling_of(limits) if own.learns else _sampling(own, limits)
-    engine = make_engines(own.engine, FleetConfig(), WeightsConfig(), model := start_folder(name, own, start))
+    model = start_folder(name, own, start, lacking)
+    engine = make_engines(own.engine, FleetConfig(), WeightsConfig(), model)
     stack.push_async_callback(engine.close)
     return Fixed(_open_frozen(own, name, model, engine), ModelActor(sampling))
 
@@ -150,11 +151,11 @@ def script(name: str, rules: str) -> Actor:
         UnknownName: there is no such function.
         ConfigError: importing it failed, or it is no function.
     """
-    if rules in SCRIPTS:
-        return SCRIPTS[rules]
+    if rules in RULES:
+        return RULES[rules]
     if ":" not in rules:
         raise unknown_name(
-            f"kind of policy (policies.{name})", rules, (MODEL, PAST, *SCRIPTS, "file.py:FUNCTION", "https://…")
+            f"kind of policy (policies.{name})", rules, (MODEL, PAST, *RULES, "file.py:FUNCTION", "https://…")
         )
     where = f"policies.{name}={rules!r}"
     function = load(rules, where)

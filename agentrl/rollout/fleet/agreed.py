@@ -9,7 +9,7 @@ from agentrl.errors import InvalidInput
 from agentrl.types import Capabilities
 
 
-def agree(each: Sequence[Capabilities]) -> Capabilities:
+def combine_capabilities(each: Sequence[Capabilities]) -> Capabilities:
     """Return what all engines can promise.
 
     Raises:

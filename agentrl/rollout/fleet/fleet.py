@@ -25,7 +25,7 @@ from agentrl.config import FleetConfig
 from agentrl.errors import ConfigError, EngineError, InvalidInput
 from agentrl.rollout.engines.managed import ManagedEngine
 from agentrl.rollout.fleet.admission import Admission
-from agentrl.rollout.fleet.agreed import agree
+from agentrl.rollout.fleet.agreed import combine_capabilities
 from agentrl.rollout.fleet.failing_requests import digest
 from agentrl.rollout.fleet.member import Member, MemberState, UpdateTarget, is_engine_fault
 from agentrl.rollout.fleet.policy import Affinity
@@ -64,7 +64,7 @@ class Fleet(ManagedEngine):
         members = [self._roster.add(make, engine) for make, engine in zip(makers, build_engines(makers), strict=True)]
         for member in members[: config.shared]:
             member.colocated = True
-        self._capabilities = agree([member.engine.capabilities for member in members])
+        self._capabilities = combine_capabilities([member.engine.capabilities for member in members])
         if publisher.mode not in self._capabilities.pause_modes:
             modes = ", ".join(sorted(self._capabilities.pause_modes))
             raise ConfigError(f"weights.mode={publisher.mode}: these engines can't; allowed: {modes}")

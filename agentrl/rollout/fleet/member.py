@@ -132,9 +132,8 @@ class Member:
         silent = probed - self.progress
         busy = bool(self.open) and not self.paused
         if busy and silent > self.config.stall_timeout:
-            if self._list_leased() and (
-                await self.generates() or self.paused
-            ):  # whoever runs its requests does not tell
+            # whoever runs its leased requests does not tell of their tokens
+            if self._list_leased() and (await self.generates() or self.paused):
                 self.progressed()
                 return ""
             return f"no token came for {silent:.0f} s, with {len(self.open)} requests open (fleet.stall_timeout)"

@@ -71,7 +71,7 @@ def choose_columns(row: Mapping[str, Any], config: DataConfig, place: str) -> Co
     if (tools := next((name for name in TOOLS if name in there), None)) is not None:
         beside["tools"] = tools
     beside |= {ours: columns[ours] for ours in ("tools", "system") if ours in columns}
-    fitting = _map(columns, config) or _list_known(there, config)
+    fitting = _list_asked(columns, config) or _list_known(there, config)
     if not fitting:
         raise ConfigError(_missing(there, row, config, place))
     if len(fitting) > 1:
@@ -89,7 +89,7 @@ def choose_columns(row: Mapping[str, Any], config: DataConfig, place: str) -> Co
     return ColumnChoice({**chosen.taken, **extra, **beside}, chosen.known, chosen.chat)
 
 
-def _map(columns: Mapping[str, str], config: DataConfig) -> list[ColumnChoice]:
+def _list_asked(columns: Mapping[str, str], config: DataConfig) -> list[ColumnChoice]:
     """The reading that the settings ask for."""
     chat = None if config.strings is None else config.strings == "chat"
     kinds = (("messages",), ("prompt", "completion"), ("text",))

@@ -130,15 +130,15 @@ class EngineReceiver:
 
     async def load_bucket(self, payloads: Sequence[str], commit: LoadCommit | None) -> None:
         """Refuse: only whole weights are published."""
-        raise self._refuse("ipc")
+        raise self._make_error("ipc")
 
     async def join(self, host: str, port: int, rank: int, world: int, backend: str, name: str) -> None:
         """Refuse: the engine joins no process group."""
-        raise self._refuse("distributed")
+        raise self._make_error("distributed")
 
     async def receive(self, bucket: Bucket, commit: LoadCommit | None) -> None:
         """Refuse: the engine joins no process group."""
-        raise self._refuse("distributed")
+        raise self._make_error("distributed")
 
     async def leave(self) -> None:
         """Do nothing: the engine is in no group."""
@@ -165,6 +165,6 @@ class EngineReceiver:
     async def wake(self, tags: Sequence[str]) -> None:
         """Do nothing: nothing was released."""
 
-    def _refuse(self, transport: str) -> EngineError:
+    def _make_error(self, transport: str) -> EngineError:
         name = self.engine.capabilities.name
         return EngineError(f"engine {name!r} can't take weights.transport={transport}; allowed: inproc, disk")

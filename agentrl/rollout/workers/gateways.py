@@ -67,7 +67,7 @@ class LocalGateway:
         if recorded is not None:
             took = (recorded.ended or 0.0) - (recorded.started or 0.0)
             self.gateway.schedules[session.id] = RecordedOrder(recorded, opened.fail, PATIENCE + 10 * took)
-        limits = _draw_as(self.gateway.parts.limits, sampling)
+        limits = _with_sampling(self.gateway.parts.limits, sampling)
         access = await self.gateway.open(session, limits, self._speakers(session, sampling))
         opened.address = SessionUrls.of(self.url, access.id, access.api_key)
         try:
@@ -91,10 +91,10 @@ class LocalGateway:
         parts, partner = self.gateway.parts, self._partners.get(agent)
         played = partner.plays(session) if partner is not None else None
         if played is None:
-            return Speaker(parts, _draw_as(parts.limits, sampling), agent)
+            return Speaker(parts, _with_sampling(parts.limits, sampling), agent)
         policy, actor = played
         assert isinstance(actor, ModelActor)
-        limits = _draw_as(parts.limits, actor.sampling).of_model(policy.renderer.tokenizer)
+        limits = _with_sampling(parts.limits, actor.sampling).of_model(policy.renderer.tokenizer)
         generator = replace(
             parts.generator,
             renderer=policy.renderer,
@@ -115,7 +115,7 @@ class LocalGateway:
             await self.gateway.write(lambda: self.gateway.store.delete(session.id))
 
 
-def _draw_as(limits: Limits, sampling: Sampling) -> Limits:
+def _with_sampling(limits: Limits, sampling: Sampling) -> Limits:
     """The limits of requests whose turns are drawn so where these do not say."""
     return replace(
         limits,

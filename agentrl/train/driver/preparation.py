@@ -230,7 +230,8 @@ async def _imitate(loop: Loop, rollouts: Rollouts, make_env: Callable[[], Env], 
     """The warm start, where there is one, and the checkpoint that reinforcement learning begins from."""
     config = loop.config
     warm, saved, limits = config.warm_start, loop.folder.warm_start, config.rollout
-    stays_here = config.cluster.name == "local" and config.checkpoint_url is None  # all that reads the run's folder
+    # whether all that reads the run's folder is on this machine, and reads it where it is
+    stays_here = config.cluster.name == "local" and config.checkpoint_url is None
     places = {name: saved.with_name(f"{saved.name}-{name}") for name in loop.others} | {loop.policy.name: saved}
     if warm.steps:
         env = make_env()

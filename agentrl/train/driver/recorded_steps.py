@@ -93,7 +93,7 @@ async def resume(loop: Loop, resumed: ResumedFrom) -> int:
         loop.display.warn(f"steps {start + 1} to {done} are lost, and learned again: {STREAM} or metrics lack them")
     if recorded is not None:
         again = all(policy.trainer.deterministic for policy in state.learned.values())
-        why = _list_changed(loop, resumed) if again else f"trainer={config.trainer.name} is not deterministic here"
+        why = _describe_changes(loop, resumed) if again else f"trainer={config.trainer.name} is not deterministic here"
         if not why and not (why := await loop.recovering(start, partial(_train_again, loop, recorded, start))):
             last = recorded.last
             loop.display.say(f"steps {start + 1} to {last} were trained again as they are recorded")
@@ -143,14 +143,14 @@ def losses(
 
 def _reproducible(loop: Loop, resumed: ResumedFrom) -> bool:
     """True where steps that are taken again have the same groups, tokens and weights."""
-    same = not _list_changed(loop, resumed) and loop.config.rollout == resumed.saved.rollout
+    same = not _describe_changes(loop, resumed) and loop.config.rollout == resumed.saved.rollout
     exact = all(policy.trainer.deterministic for policy in loop.state.learned.values()) and (
         loop.engine is None or loop.engine.capabilities.deterministic
     )
     return same and exact and not loop.config.rollout.staleness
 
 
-def _list_changed(loop: Loop, resumed: ResumedFrom) -> str:
+def _describe_changes(loop: Loop, resumed: ResumedFrom) -> str:
     """The settings because of which the steps would come out otherwise; empty where there are none."""
     names, now, before = ("algo", "trainer", "steps", "policies"), loop.config, resumed.saved
     changed = [name for name in names if getattr(now, name) != getattr(before, name)]

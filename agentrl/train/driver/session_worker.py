@@ -165,8 +165,8 @@ class SessionRole:
         self._open.close()
 
 
-def choose_groups(groups: Sequence[Group]) -> ChosenGroups:
-    """The groups by their sessions' ids and digests."""
+def refer_to_groups(groups: Sequence[Group]) -> ChosenGroups:
+    """Return the groups with their sessions by id and digest, as `read_groups` takes them."""
     return [(replace(group, sessions=[]), [(each.id, digest_of(each)) for each in group.sessions]) for group in groups]
 
 
@@ -298,7 +298,7 @@ class DistantLearning:
         if not isinstance(trainer, ShareableTrainer) or (access := trainer.access()) is None:
             return await self._learn_here(batch)
         known = batch.evidence.known if self.config.require_provenance else {}
-        request = LearnRequest(choose_groups(batch.groups), batch.step, access, batch.algorithm.snapshot(), known)
+        request = LearnRequest(refer_to_groups(batch.groups), batch.step, access, batch.algorithm.snapshot(), known)
         with self.part("optimizer step"):
             await faults.async_point("trainer.step")
             async with computing(trainer, self.engine):
@@ -315,7 +315,7 @@ class DistantLearning:
     async def _learn_here(self, batch: Batch) -> dict[str, float]:
         def read() -> list[Group]:
             with Store(self.folder / "sessions.db", read_only=True) as store:
-                return read_groups(store, choose_groups(batch.groups), {})
+                return read_groups(store, refer_to_groups(batch.groups), {})
 
         here = Learning(self.config, self.folder, self.engine, self.part, Teachers(self.config, self.folder))
         return await here.learn(replace(batch, groups=await asyncio.to_thread(read)))

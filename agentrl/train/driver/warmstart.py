@@ -149,7 +149,7 @@ async def warm_start(
     else:
         trainer.begin(algo, config.steps)
     if done := saved_steps(folder):
-        await asyncio.to_thread(trainer.load, _find_saved(folder, done))
+        await asyncio.to_thread(trainer.load, _folder_of(folder, done))
         display.say(f"the warm start goes on after its step {done}")
     display.phase("warm start: imitating demonstrations", config.steps, "loss", done)
     order = random.Random(derive(seed, "warm start"))
@@ -196,7 +196,7 @@ def note_times(run: Path, began: float, ended: float | None) -> None:
     write_atomically(run / TIMES, orjson.dumps({"began": began, "ended": ended}))
 
 
-def _find_saved(folder: Path, step: int) -> Path:
+def _folder_of(folder: Path, step: int) -> Path:
     return folder / f"{step:06}"
 
 
@@ -206,14 +206,14 @@ def _save(trainer: Trainer, folder: Path, step: int) -> None:
     Raises:
         StoreError: it can't be written (the disk is full); the one before it stays.
     """
-    saved = _find_saved(folder, step)
+    saved = _folder_of(folder, step)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         trainer.save(saved)
     except TrainerError:
         raise
     except Exception as error:
-        _remove_all(folder, _find_saved(folder, saved_steps(folder)))
+        _remove_all(folder, _folder_of(folder, saved_steps(folder)))
         free = shutil.disk_usage(folder.parent).free >> 20
         raise StoreError(f"can't save the warm start's step {step} in {saved} ({free:,} MiB free): {error}") from error
     _remove_all(folder, saved)

@@ -278,7 +278,7 @@ async def measure(
     """Play one evaluation, and write its result and some conversations into its folder.
 
     Args:
-        config: its settings, `resolve_config`.
+        config: its settings, as `resolve_config` returns them.
         rollouts_of: opens rollouts by the policy.
         folder: the evaluation's own; sessions that its store holds already are taken, or continued.
         store: of its sessions.

@@ -87,13 +87,13 @@ class RowReader:
         row = _with_prompt(row)
         kind = kind_of(row) if self.kind is None else self.kind
         try:
-            carried = self._carry(row, kind, place)
+            carried = self._convert(row, kind, place)
         except (AgentRLError, ValueError, TypeError, KeyError) as error:
             raise Refused(_without_place(str(error), place)) from None
         self.kind = kind
         return carried
 
-    def _carry(self, row: Row, kind: Kind, place: str) -> dict[str, Any]:
+    def _convert(self, row: Row, kind: Kind, place: str) -> dict[str, Any]:
         config = DataConfig.model_validate({"name": "FILE", "strings": self.strings})
         match kind:
             case Kind.QUESTIONS:

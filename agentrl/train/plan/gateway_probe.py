@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.cluster import ClusterNode, Resources, Worker
-from agentrl.cluster.placement.inventory import resolve_resources
+from agentrl.cluster.placement.inventory import override_resources
 from agentrl.config import ClusterConfig, GatewayConfig
 from agentrl.errors import AgentRLError, ConfigError, InfraError, brief
 from agentrl.rollout.workers import environment_workers as environments
@@ -233,7 +233,7 @@ def links_of(config: ClusterConfig, nodes: Sequence[ClusterNode], most: int) -> 
 
 
 def _with_room(role: str, own: Resources, config: ClusterConfig, nodes: Sequence[ClusterNode]) -> list[str]:
-    takes = resolve_resources(role, own, config.resources)
+    takes = override_resources(role, own, config.resources)
     found = [
         node.name
         for node in nodes

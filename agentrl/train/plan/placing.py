@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.cluster import Cluster, ClusterNode, Resources
-from agentrl.cluster.placement.inventory import on_gpus, resolve_resources
+from agentrl.cluster.placement.inventory import on_gpus, override_resources
 from agentrl.cluster.placement.plan import Demand, Layout, Wanted, place
 from agentrl.config import FleetConfig, RunConfig, TrainerConfig
 from agentrl.errors import ConfigError
@@ -103,7 +103,7 @@ def run_demand(config: RunConfig, split: Split, nodes: Sequence[ClusterNode]) ->
         "gateway": config.cluster.gateways,
     }
     return _Demand(
-        {role: resolve_resources(role, resources, config.cluster.resources) for role, resources in own.items()},
+        {role: override_resources(role, resources, config.cluster.resources) for role, resources in own.items()},
         units,
         {"trainer": split.tensor, "engine": 1, "environments": 1, "rewards": 1, "gateway": 1},
         *layout_of_fleet(config.fleet if units["engine"] else FleetConfig()),

@@ -84,7 +84,7 @@ class Shape:
 
     @property
     def expert_layers(self) -> int:
-        """Return how many layers have experts."""
+        """The number of layers that have experts."""
         return self.num_hidden_layers - self.first_k_dense_replace if self.num_experts else 0
 
     @property

@@ -243,7 +243,7 @@ def end_of_selection(run: Path, mean: float | None) -> StageEnd:
 
 def output_digest(path: Path) -> str:
     """A digest of what a stage wrote: a file, a model's weights, a run's seals; '' where it is none of them."""
-    from agentrl.train.record.seals import NAME as SEALS  # which load the stores
+    from agentrl.train.record.seals import NAME as SEALS  # which loads the stores
 
     file = path if path.is_file() else path / SEALS
     if found := "" if file == path else manifest.weights(path):

@@ -59,7 +59,7 @@ def check_same(
         Lines that are to be shown.
 
     Raises:
-        ConfigError: it changed.
+        ConfigError: it changed, and `accept_changed` is not set.
     """
     name = "resume" if resume else "rerun"
     if (run := resume or rerun) is None:

@@ -139,7 +139,8 @@ class Lora:
         self, layers: Mapping[str, nn.Linear], experts: Mapping[str, tuple[nn.Module, str]]
     ) -> dict[str, tuple[Tensor, Tensor]]:
         whole = self.config.full
-        names = [n for n in choose_layers(layers, self.config.targets) if not any(fnmatchcase(n, each) for each in whole)]
+        names = choose_layers(layers, self.config.targets)
+        names = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in whole)]
         if not names:
             raise ConfigError(f"lora.full={list(whole)} leaves no linear layer for an adapter")
         shapes = {name: layers[name].weight.shape for name in names}

@@ -300,7 +300,7 @@ class Scheduler:
                 if candidates:
                     request.top_logprobs.append(candidates)
                 self._mark_version(request)
-                result = self._stop_at(request, token)
+                result = self._check_stop(request, token)
             else:
                 request.computed = 0  # these keys and values must not be shared
                 result = EngineError(f"policy version {self.version} gives logits that are not finite")
@@ -317,7 +317,7 @@ class Scheduler:
         else:
             request.versions.append(VersionSpan(self.version, end - 1, end))
 
-    def _stop_at(self, request: Request, token: int) -> Turn | None:
+    def _check_stop(self, request: Request, token: int) -> Turn | None:
         if token in request.stops:
             return self._turn(request, FinishReason.STOP, token)
         if request.matcher is not None:

@@ -47,7 +47,7 @@ class ConnectionPool:
         """Use another address from now on."""
         self._address = urlsplit(url)
         fields = {"host": self._address.netloc.rpartition("@")[2], "content-type": "application/json", **self._headers}
-        self._fields = _write(fields)
+        self._fields = _format_headers(fields)
         while self._idle:
             self._idle.pop().close()
 
@@ -62,7 +62,7 @@ class ConnectionPool:
         """
         connection = self._take_kept() or await self._open()
         self._busy.add(connection)
-        head = f"{method} {self._address.path}{path} HTTP/1.1\r\n{self._fields}{_write(headers or {})}"
+        head = f"{method} {self._address.path}{path} HTTP/1.1\r\n{self._fields}{_format_headers(headers or {})}"
         try:
             await connection.ask(f"{head}content-length: {len(content)}\r\n\r\n".encode("latin-1") + content)
             yield connection
@@ -113,7 +113,7 @@ class ConnectionPool:
         self._idle.clear()
 
 
-def _write(headers: Mapping[str, str]) -> str:
+def _format_headers(headers: Mapping[str, str]) -> str:
     for name, value in headers.items():
         if "\n" in value or "\r" in value:
             raise ValueError(f"the header {name} would end within its value")

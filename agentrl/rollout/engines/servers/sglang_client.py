@@ -35,7 +35,7 @@ class SGLangClient(Http):
         Args:
             body: the request.
             headers: besides those of every request.
-            incremental: whether an event has the new tokens alone: those that came together are then `join_events`.
+            incremental: whether events have new tokens alone; those that came together are joined (`join_events`).
         """
         async with contextlib.aclosing(self.events("/generate", {**body, "stream": True}, headers)) as pieces:
             async for events in pieces:

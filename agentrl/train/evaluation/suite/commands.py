@@ -50,7 +50,9 @@ def evaluate_suite(tree: Tree, baseline: CompareConfig | None) -> None:
 
 def against_baseline(folder: Path, baseline: CompareConfig | None) -> None:
     """Compare the results in a folder with a baseline, and end with `WORSE` where they are worse."""
-    if baseline is not None and _compare(baseline.name, folder, baseline.alpha, accept=baseline.accept_changed_data):
+    if baseline is None:
+        return
+    if _print_comparison(baseline.name, folder, baseline.alpha, accept=baseline.accept_changed_data):
         raise typer.Exit(WORSE)
 
 
@@ -67,7 +69,7 @@ def compare(
     """Compare two results of agentrl eval task by task, by a paired test; 3 where the second is worse."""
     if not 0 < alpha < 1:
         raise ConfigError(f"--alpha={alpha}: must lie between 0 and 1")
-    if _compare(before, after, alpha, as_markdown, accept=accept_changed_data):
+    if _print_comparison(before, after, alpha, as_markdown, accept=accept_changed_data):
         raise typer.Exit(WORSE)
 
 
@@ -81,7 +83,9 @@ def _show(found: Table) -> None:
     print_lines(line.rstrip() for line in text.get().splitlines())
 
 
-def _compare(before: Any, after: Any, alpha: float, as_markdown: bool = False, *, accept: bool = False) -> list[str]:
+def _print_comparison(
+    before: Any, after: Any, alpha: float, as_markdown: bool = False, *, accept: bool = False
+) -> list[str]:
     """Print a comparison; the parts that are worse."""
     from agentrl.train.evaluation.suite import report
     from agentrl.train.evaluation.suite.compare import compare as compared

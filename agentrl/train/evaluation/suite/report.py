@@ -77,7 +77,7 @@ def rows(results: Results) -> Iterator[tuple[str, ...]]:
 def comparison_table(found: Comparison) -> Table:
     """A comparison for the terminal."""
     before, after = found.names
-    return _table(COMPARED, _compare(found), f"{after}, compared with {before}")
+    return _table(COMPARED, _comparison_rows(found), f"{after}, compared with {before}")
 
 
 def comparison_lines(found: Comparison) -> Iterator[str]:
@@ -103,10 +103,10 @@ def comparison_markdown(found: Comparison) -> str:
     """Return a comparison as Markdown."""
     lines = "".join(f"- {_cell(line)}\n" for line in comparison_lines(found))
     before, after = map(_cell, found.names)
-    return f"# {after}, compared with {before}\n\n{_markdown(COMPARED, _compare(found))}\n{lines}"
+    return f"# {after}, compared with {before}\n\n{_markdown(COMPARED, _comparison_rows(found))}\n{lines}"
 
 
-def _compare(found: Comparison) -> Iterator[tuple[str, ...]]:
+def _comparison_rows(found: Comparison) -> Iterator[tuple[str, ...]]:
     for part in found.parts:
         yield (
             part.name,

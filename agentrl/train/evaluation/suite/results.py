@@ -89,11 +89,12 @@ def read_results(path: str | Path) -> Results:
 def _parts(data: Mapping[str, Any], folder: Path) -> dict[str, Mapping[str, Any]]:
     """The parts of a result, or itself as one; with the edits of the folders that their sessions are in."""
     if "parts" not in data:
-        return {data.get("env", "evaluation"): edits.show_edits(folder, data)}
+        return {data.get("env", "evaluation"): edits.apply_edits(folder, data)}
     parts = dict(data["parts"])
     for file in sorted(folder.glob(f"*/{edits.FILE}")):
         measured = orjson.loads((file.parent / NAME).read_bytes())
-        parts |= {name: edits.show_edits(file.parent, part) for name, part in data["parts"].items() if part == measured}
+        own = {name: part for name, part in data["parts"].items() if part == measured}
+        parts |= {name: edits.apply_edits(file.parent, part) for name, part in own.items()}
     return parts
 
 

@@ -39,7 +39,7 @@ def check_sessions(step: Step, check: Check, first: dict[str, int]) -> None:
         check.faults.append(Discrepancy(step.where, "no record of what it trained on"))
         return
     views = {view.id: view for group in step.groups for session in group.sessions for view in session.by_agent()}
-    again = {view for group in _replay(step) for session in group for view in (v.id for v in session.by_agent())}
+    again = {view for group in _list_replayed(step) for session in group for view in (v.id for v in session.by_agent())}
     for name in dict.fromkeys([*step.trained.scores, *step.trained.credit]):
         where = f"{step.where}, session {name}"
         if name not in views and not step.damaged:
@@ -50,7 +50,7 @@ def check_sessions(step: Step, check: Check, first: dict[str, int]) -> None:
             check.faults.append(Discrepancy(where, f"trained a second time, after step {before}"))
 
 
-def _replay(step: Step) -> Iterator[list[Session]]:
+def _list_replayed(step: Step) -> Iterator[list[Session]]:
     replayed = {outcome.group for outcome in step.outcomes if outcome.outcome == REPLAYED}
     return (group.sessions for group in step.groups if group.id in replayed)
 

@@ -35,7 +35,7 @@ def rate_factors(models: Sequence[Any], family: Family, config: ParameterConfig)
     """
     if not (config.freeze or config.lr_factors or config.layer_decay != 1.0):
         return {}
-    held = list(_list_named(models, family))
+    held = list(_list_parameters(models, family))
     names = dict.fromkeys(name for each in _everyones([n for _, _, n in held]) for group in each for name in group)
     require_matches(list(names), config)
     layers, found, problem = models[0].config.num_layers, dict[Parameter, float](), ""
@@ -59,7 +59,7 @@ def rate_factors(models: Sequence[Any], family: Family, config: ParameterConfig)
     return {parameter: factor for parameter, factor in found.items() if factor}
 
 
-def _list_named(models: Sequence[Any], family: Family) -> Iterator[tuple[Parameter, int, tuple[str, ...]]]:
+def _list_parameters(models: Sequence[Any], family: Family) -> Iterator[tuple[Parameter, int, tuple[str, ...]]]:
     """As `named_parameters`, with the copy of a tied embedding that is the head on a pipeline's last stage."""
     yield from named_parameters(models, family)
     for model in models:

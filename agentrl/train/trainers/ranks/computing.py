@@ -39,19 +39,19 @@ class RankComputing:
         if state is not None:
             self._algorithm.load_snapshot(state)
         self._algorithm.mark(forests)
-        metrics: dict[str, float] = self._share("step", [forest for forest in forests if forest.trained], state)
+        metrics: dict[str, float] = self._call_each("step", [forest for forest in forests if forest.trained], state)
         self.version += 1
         return metrics | token_counts(forests)
 
     def logprobs(self, forests: Sequence[Forest], *, reference: bool = False) -> list[Tensor]:
         """Log-probabilities of the trained tokens; see `Trainer.logprobs`."""
-        return per_token(forests, self._share("logprobs", forests, reference) if forests else [])
+        return per_token(forests, self._call_each("logprobs", forests, reference) if forests else [])
 
     def values(self, forests: Sequence[Forest], start: float = 0.0) -> list[Tensor]:
         """The critic's values of the trained tokens; see `Critic.values`."""
-        return per_token(forests, self._share("values", forests, start) if forests else [])
+        return per_token(forests, self._call_each("values", forests, start) if forests else [])
 
-    def _share(self, method: str, forests: Sequence[Forest], *more: Any) -> Any:
+    def _call_each(self, method: str, forests: Sequence[Forest], *more: Any) -> Any:
         shares = self._division.shares(forests)
         given = {id(share): (share, *more) for share in shares}
         return self.ranks.call_each(method, [given[id(share)] for share in shares])

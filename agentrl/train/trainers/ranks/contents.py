@@ -65,7 +65,7 @@ def record(folder: Path, settings: Mapping[str, str], weights: Mapping[str, Sums
         gather: of all ranks.
         rank: this one.
     """
-    files = _share(folder, sorted(_names(folder)), gather, rank)
+    files = _fingerprint_files(folder, sorted(_names(folder)), gather, rank)
     if rank == 0:
         contents = {"settings": settings, "files": files, "weights": weights}
         (folder / NAME).write_text(json.dumps({"sha256": _digest(contents), "contents": contents}, indent=1))
@@ -85,7 +85,7 @@ def read(folder: Path, settings: Mapping[str, str], gather: Gather, rank: int) -
     recorded = contents["files"]
     problems = [f"{name} is missing" for name in recorded if not (folder / name).is_file()]
     if not problems:
-        found = _share(folder, sorted(recorded), gather, rank)
+        found = _fingerprint_files(folder, sorted(recorded), gather, rank)
         for name, (size, digest) in recorded.items():
             if found[name][0] is None:
                 problems.append(f"{name} can't be read: {found[name][1]}")
@@ -155,7 +155,7 @@ def _names(folder: Path) -> list[str]:
     return [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
 
 
-def _share(folder: Path, names: list[str], gather: Gather, rank: int) -> dict[str, Any]:
+def _fingerprint_files(folder: Path, names: list[str], gather: Gather, rank: int) -> dict[str, Any]:
     """Size and SHA-256 of files by name, every rank reading some of them."""
     ranks = len(gather(None))
     own = {name: _fingerprint(folder / name) for name in names[rank::ranks]}

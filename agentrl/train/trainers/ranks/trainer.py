@@ -139,7 +139,7 @@ class RankTrainer(RankComputing):
 
     def layer_outputs(self, forest: Forest) -> list[Tensor]:
         """Each decoder layer's output for a forest: [T, d] each, float32, in the CPU's memory."""
-        outputs: list[Tensor] = self._share("layer_outputs", [forest], len(forest))
+        outputs: list[Tensor] = self._call_each("layer_outputs", [forest], len(forest))
         return outputs
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:

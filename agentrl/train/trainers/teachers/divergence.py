@@ -171,10 +171,10 @@ class _Divergence(torch.autograd.Function):
             logps = logits.sub_(normaliser[at, None])
             if teacher is not None:
                 parts, slopes = outcomes(
-                    logps, _compute_taught(teacher, head, told[0][at], temperature[at]), divergence.beta
+                    logps, _teacher_logps(teacher, head, told[0][at], temperature[at]), divergence.beta
                 )
             else:
-                log_s = _name_logps(logps, told[0][at], head)
+                log_s = _select_logps(logps, told[0][at], head)
                 tail[at] = log_s[:, -1]
                 parts, slopes = outcomes(log_s, _with_tail(*(each[at] for each in told)), divergence.beta)
             sums = torch.stack((parts.sum(1), slopes.sum(1)))
@@ -197,7 +197,7 @@ class _Divergence(torch.autograd.Function):
             steep = head.shape.slope(logits, temperature[at, None])
             logps = logits - normaliser[at, None]
             if teacher is not None:
-                own = outcomes(logps, _compute_taught(teacher, head, told[0][at], temperature[at]), divergence.beta)[1]
+                own = outcomes(logps, _teacher_logps(teacher, head, told[0][at], temperature[at]), divergence.beta)[1]
                 grad = own - logps.exp() * slope[at, None]
             else:
                 ids, named = told
@@ -224,7 +224,7 @@ def _of_named(
     return part.scatter_add_(1, local, torch.where(inside, change, 0.0))
 
 
-def _name_logps(logps: Tensor, ids: Tensor, head: VocabularyHead) -> Tensor:
+def _select_logps(logps: Tensor, ids: Tensor, head: VocabularyHead) -> Tensor:
     """The student's log-probabilities of the named tokens, and of the tail: [P, k + 1]."""
     local, inside = _local(ids, head)
     named = torch.where(inside, logps.gather(1, local), 0.0)
@@ -242,7 +242,7 @@ def _with_tail(ids: Tensor, logps: Tensor) -> Tensor:
     return torch.cat((logps, tail_of(logps)[:, None]), 1)
 
 
-def _compute_taught(teacher: VocabularyHead, head: VocabularyHead, states: Tensor, temperature: Tensor) -> Tensor:
+def _teacher_logps(teacher: VocabularyHead, head: VocabularyHead, states: Tensor, temperature: Tensor) -> Tensor:
     """The teacher's log-probabilities of the student's columns; both heads may be padded, each in its own way."""
     logps = teacher.logps(states, temperature, _common(head, teacher))
     missing = head.weight.shape[0] - logps.shape[1]
