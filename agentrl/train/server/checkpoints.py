@@ -12,7 +12,8 @@ from typing import Any
 
 from agentrl.errors import InvalidInput
 from agentrl.train.record.files import remove, sync, write_atomically
-from agentrl.train.server.learner import RunAdapter, SharedBase
+from agentrl.train.server.learner import SharedBase
+from agentrl.train.server.passes import RunAdapter
 from agentrl.train.server.served_run import ServedRun
 
 SCHEME = "tinker://"

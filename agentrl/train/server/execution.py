@@ -24,8 +24,9 @@ from agentrl.train.server.checkpoints import (
     write_checkpoint,
 )
 from agentrl.train.server.config import ServeTrainingConfig
-from agentrl.train.server.learner import AdamStep, AdapterSpec, PassWork, RunAdapter, SharedBase
+from agentrl.train.server.learner import AdapterSpec, SharedBase
 from agentrl.train.server.messages import PROTOBUF, read_pass_request, write_pass_result
+from agentrl.train.server.passes import AdamStep, PassWork, RunAdapter
 from agentrl.train.server.served_run import Answer, ServedRun, Work
 from agentrl.train.server.tenants import SamplerInfo, Tenant
 

@@ -24,7 +24,7 @@ from agentrl.errors import InvalidInput
 from agentrl.train.record.files import remove, write_atomically
 
 if TYPE_CHECKING:
-    from agentrl.train.server.learner import RunAdapter
+    from agentrl.train.server.passes import RunAdapter
 
 KEPT_ANSWERS = 512
 """Answers that are kept behind the state, for clients that ask late."""
