@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,7 @@ def load_score_model(folder: Path, head: ScoreHead, dtype: Any, attention: str, 
             f"{faults}"
         )
     if own:
-        _draw_head(model, config, seed)
+        _begin_head(model, config, seed, own)
     return model
 
 
@@ -174,13 +174,15 @@ def _model_class(folder: Path, config: Any, *, per_token: bool) -> Any:
     return kind
 
 
-def _draw_head(model: Any, config: Any, seed: int) -> None:
+def _begin_head(model: Any, config: Any, seed: int, missing: Set[str]) -> None:
+    """Give a head what its folder lacks: drawn weights, and a bias of 0; a classifier of sequences has no bias."""
     import torch
 
     head = getattr(model, HEAD, None)
     if not isinstance(head, torch.nn.Linear):
         raise InvalidInput(f"{type(model).__name__} has no linear head named {HEAD!r}, which is trained and read here")
     with torch.no_grad():
-        head.weight.copy_(draw_head(head.out_features, head.in_features, config, seed))
+        if f"{HEAD}.weight" in missing:
+            head.weight.copy_(draw_head(head.out_features, head.in_features, config, seed))
         if head.bias is not None:
             head.bias.zero_()

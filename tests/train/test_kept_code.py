@@ -41,6 +41,26 @@ def made(settings: dict[str, Any]) -> Any:
     return imports.load(settings["env"]["name"], "env")()[:2]
 
 
+def test_files_behind_an_adapters_name_are_kept_as_others_are(project: Path, tmp_path: Path) -> None:
+    """A run went on with another environment or agent than it had begun with, and nothing said so."""
+    run = tmp_path / "run"
+    settings = {"env": {"name": "trl:own.py:make"}, "agent": "slime:own.py:make rm=words/inner/other.py:ZERO x=1"}
+    kept_code.keep(run, settings)
+    assert set(kept_code.digests(run)) == {"own.py", "words/inner/other.py"}
+    (project / "own.py").write_text("# changed")
+    assert [line.partition(" ")[0] for line in kept_code.changes(run, settings)] == ["own.py"]
+    for name in kept_code.digests(run):
+        (project / name).unlink()
+    found = kept_code.usable(run, settings)
+    assert [Path(found["env"]["name"].split(":")[1]).is_file(), found["agent"].count(str(run / "code"))] == [True, 2]
+    assert kept_code.restore_names(run, found) == settings
+
+
+def test_what_a_replay_would_run_is_listed_wherever_a_setting_names_it() -> None:
+    settings = {"a": "inspect:task.py@name", "b": ["verl:tools.yaml", "Note: in main.py, say so"], "c": "own.py:X"}
+    assert kept_code.files(settings) == ["task.py", "verl:tools.yaml", "own.py"]
+
+
 def test_the_modules_and_packages_that_a_file_imports_are_copied_and_used_where_it_is_gone(
     project: Path, tmp_path: Path
 ) -> None:

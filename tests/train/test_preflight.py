@@ -201,7 +201,10 @@ async def test_prompts_that_do_not_fit_are_found_before_the_run_wherever_they_ar
 
 
 def test_penalties_and_calls_under_a_grammar_are_refused_on_servers_that_are_not_known_to_have_them() -> None:
-    """SGLang's counts are a token behind where it overlaps steps, and another's server may have another library."""
+    """SGLang's counts are a token behind where it overlaps steps, and another's server may have another library.
+
+    Servers of `fleet.urls` counted as our own, and evaluations were not asked: calls were drawn without a grammar.
+    """
     pytest.importorskip("llguidance")
 
     def check(engine: dict[str, Any], **rollout: Any) -> None:
@@ -220,6 +223,15 @@ def test_penalties_and_calls_under_a_grammar_are_refused_on_servers_that_are_not
     library = {"grammar_backend": "llguidance"}
     for engine in ({"name": "sglang"}, {"name": "vllm"}, {"name": "sglang", **url, "server": library}):
         check(engine, strict_calls=True)
+    attached = {"fleet": {"urls": ["http://127.0.0.1:9"]}, "env": "calculator", "model": "tiny"}
+    for engine in ("sglang", "vllm"):
+        config = validate({**attached, "engine": engine, "rollout": {"strict_calls": True}}, RunConfig)
+        for refuse in (preflight.check_training, preflight.check_evaluation):
+            with pytest.raises(ConfigError, match=f"strict_calls=true: engine={engine} has no grammars"):
+                refuse(config)
+    penalised = {"engine": {"name": "sglang", "server": apart}, "rollout": {"repetition_penalty": 1.1}}
+    with pytest.raises(ConfigError, match="no token could be trained: engine=sglang does not record what pen"):
+        preflight.check_training(validate(attached | penalised, RunConfig))
     other = {"structured_outputs_config": {"backend": "xgrammar"}}
     for engine in ({"name": "sglang", **url}, {"name": "vllm", **url}, {"name": "vllm", "server": other}):
         with pytest.raises(ConfigError, match=f"strict_calls=true: engine={engine['name']} has no grammars"):

@@ -148,6 +148,9 @@ def test_a_head_is_drawn_from_the_seed_and_kept_in_the_folder(tiny_llama: Path, 
     again = load_score_model(tmp_path / "model", head, torch.float32, "eager", 9)
     assert torch.equal(one.score.weight, again.score.weight)
     assert torch.equal(one.score.weight, read_score_model(tmp_path / "model", torch.float32).score.weight)
+    steps = load_score_model(tmp_path / "model", ScoreHead(("score",), per_token=True), torch.float32, "eager", 9)
+    assert torch.equal(one.score.weight, steps.score.weight), "the bias alone begins at 0"
+    assert not steps.score.bias.any()
     with pytest.raises(InvalidWeights, match=r"score\.weight"):
         load_score_model(tmp_path / "model", ScoreHead(("a", "b")), torch.float32, "eager")
     with pytest.raises(InvalidWeights, match=r"missing: score\.weight"):

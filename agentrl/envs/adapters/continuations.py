@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentrl.errors import ConfigError
 from agentrl.types import Task
 
 Program = Callable[[Task, Any], Awaitable[None]]
@@ -51,6 +52,17 @@ async def continue_prompt(
     logprobs = list(choice["logprobs"]["token_logprobs"])
     used = int(reply["usage"]["prompt_tokens"])
     return Continuation(choice["text"], list(choice["token_ids"]), logprobs, choice["finish_reason"], used)
+
+
+def count_of(value: Any, name: str, where: str) -> int:
+    """Return a number of tokens that is set.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{where}: {name}={value!r}: allowed: a whole number of tokens from 1 on")
+    return value
 
 
 async def give_reward(client: Any, value: Any) -> None:

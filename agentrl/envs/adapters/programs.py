@@ -14,10 +14,18 @@ from typing import Any
 
 import yaml
 
+from agentrl.common.foreign_errors import words
 from agentrl.envs.adapters import slime
-from agentrl.envs.adapters.continuations import MODEL, Program, continue_prompt, give_reward, sampling_of
+from agentrl.envs.adapters.continuations import (
+    MODEL,
+    Program,
+    continue_prompt,
+    count_of,
+    give_reward,
+    sampling_of,
+)
 from agentrl.envs.adapters.verl_loops import load_loop
-from agentrl.errors import AgentError, ConfigError
+from agentrl.errors import AgentError, AgentRLError, ConfigError, InfraError
 from agentrl.types import Task
 
 
@@ -34,17 +42,24 @@ def load_program(agent: str) -> Program:
     """
     where = f"agent={agent!r}"
     try:
-        named, *words = shlex.split(agent)
+        named, *parts = shlex.split(agent)
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
-    wrong = [word for word in words if "=" not in word]
+    wrong = [part for part in parts if "=" not in part]
     if wrong:
         raise ConfigError(f"{where}: {wrong[0]!r} is no setting: allowed: NAME=VALUE behind the path")
-    settings = {name: yaml.safe_load(value) for name, _, value in (word.partition("=") for word in words)}
+    settings = {name: _read(name, value, where) for name, _, value in (part.partition("=") for part in parts)}
     kind, _, path = named.partition(":")
     if kind == "slime":
         return _generate(path, settings, where)
     return load_loop(path, settings, where)
+
+
+def _read(name: str, value: str, where: str) -> Any:
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ConfigError(f"{where}: {name}={value!r}: allowed: a value in YAML, as in {name}=[1,2]") from None
 
 
 def _generate(path: str, settings: dict[str, Any], where: str) -> Program:
@@ -54,12 +69,16 @@ def _generate(path: str, settings: dict[str, Any], where: str) -> Program:
     `max_new_tokens`; any other is an attribute of `args`.
     """
     folder, rewarding = settings.pop("tokenizer", None), settings.pop("rm", None)
-    most = settings.pop("max_new_tokens", slime.SETTINGS["rollout_max_response_len"])
+    most = count_of(settings.pop("max_new_tokens", slime.SETTINGS["rollout_max_response_len"]), "max_new_tokens", where)
     generate = slime.load_function(path, where)
     rm = slime.load_function(rewarding, f"{where}, rm={rewarding!r}") if rewarding else None
     for name, function in (("generate", generate), ("rm", rm)):
         if function is not None and not inspect.iscoroutinefunction(function):
             raise ConfigError(f"{where}: {name} is {function!r:.80}: allowed: an `async def`")
+    if folder is not None:
+        slime.tokenizer_of(folder)  # now: otherwise every session would fail by it
+    elif settings.get("apply_chat_template"):
+        raise ConfigError(f"{where}: apply_chat_template=true needs tokenizer=FOLDER, the model's")
     args = slime.arguments_of(settings, hf_checkpoint=folder, rollout_max_response_len=most)
 
     async def agent(task: Task, client: Any) -> None:
@@ -79,19 +98,31 @@ def _generate(path: str, settings: dict[str, Any], where: str) -> Program:
         if sample.status in (type(sample).Status.ABORTED, type(sample).Status.FAILED):
             raise AgentError(f"{where}: the sample's status is {sample.status.value}")
         if rm is not None:
-            sample.reward = await rm(args, sample)
+            sample.reward = await _reward(rm, args, sample, where)
         if sample.reward is not None:
             await give_reward(client, sample.get_reward_value(args))
 
     return agent
 
 
+async def _reward(rm: Any, args: Any, sample: Any, where: str) -> Any:
+    """The sample's reward; as with every reward, a failure is the infrastructure's."""
+    try:
+        return await rm(args, sample)
+    except (AgentRLError, NameError, ImportError, SyntaxError):
+        raise
+    except Exception as error:
+        raise InfraError(f"{where}: rm raised {words(error)}") from error
+
+
 async def _answer(client: Any, url: str, payload: Mapping[str, Any], most: int) -> Any:
     """Answer a request that a function of slime makes to SGLang's router.
 
     Raises:
-        ConfigError: it is neither for /generate nor for /v1/chat/completions.
+        ConfigError: it is neither for /generate nor for /v1/chat/completions, or has images.
     """
+    if payload.get("image_data"):
+        raise ConfigError("a function of slime sent image_data: allowed: text")
     if url.endswith("/v1/chat/completions"):
         return await client.post("/chat/completions", body={"model": MODEL, **payload}, cast_to=object)
     if not url.endswith("/generate"):

@@ -6,16 +6,19 @@ slime is no package of an index, so its functions are run without it: what they 
 
 from __future__ import annotations
 
+import copy
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from agentrl.common.foreign_errors import words
 from agentrl.common.imports import load
 from agentrl.envs.adapters import library
 from agentrl.errors import ConfigError
@@ -82,25 +85,47 @@ class SlimeSample:
         self.status = ends[meta_info["finish_reason"]["type"]]
 
 
-def arguments_of(given: Mapping[str, Any], **more: Any) -> SimpleNamespace:
+class UnknownArgument(ConfigError, AttributeError):
+    """A function reads an argument of slime's that it was not given; `getattr` with a default takes the default."""
+
+
+class SlimeArguments(SimpleNamespace):
+    """Slime's arguments, by attribute."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise UnknownArgument(
+            f"the function reads args.{name}, which has no value here: add {name}=VALUE behind the agent's path, or "
+            f"rewards.NAME.kwargs.{name}=VALUE"
+        )
+
+
+def arguments_of(given: Mapping[str, Any], **more: Any) -> SlimeArguments:
     """Return slime's arguments, of which some are given."""
-    return SimpleNamespace(**{**SETTINGS, **more, **given})
+    return SlimeArguments(**{**SETTINGS, **more, **given})
 
 
-def sample_of(task: Task, response: str = "", tokens: list[int] | None = None) -> Any:
-    """Return a task's row as a sample; with a response it has ended."""
-    row = task.data
-    ids = list(tokens or ())
+def sample_of(task: Task, response: str = "", tokens: Sequence[int] = (), length: int = 0, *, cut: bool = False) -> Any:
+    """Return a task's row as a sample, which has copies of its values; with a response it has ended.
+
+    Args:
+        task: the task.
+        response: what was said behind the prompt.
+        tokens: those of prompt and response.
+        length: how many of them are the response's.
+        cut: whether a limit ended it.
+    """
+    row = copy.deepcopy(task.data)
     sample = sample_class()(
         prompt=row.get("prompt", ""),
         label=row.get("label"),
         metadata=dict(row.get("metadata") or {}),
         response=response,
-        tokens=ids,
-        response_length=len(ids),
+        tokens=list(tokens),
+        response_length=length,
     )
-    if response or ids:
-        sample.status = type(sample).Status.COMPLETED
+    if response or length:
+        ends = type(sample).Status
+        sample.status = ends.TRUNCATED if cut else ends.COMPLETED
     return sample
 
 
@@ -110,8 +135,15 @@ def sample_class() -> Any:
 
 
 async def post(url: str, payload: Any, *_: Any, **__: Any) -> Any:
-    """Answer a request to SGLang's router: the session that it is made in does."""
-    return await ASKED.get()(url, payload)
+    """Answer a request to SGLang's router: the session that it is made in does.
+
+    Raises:
+        ConfigError: it is made in no session of an agent, or is for something else.
+    """
+    ask = ASKED.get(None)
+    if ask is None:
+        raise ConfigError(f"a function of slime asked {url}: only within agent=slime:… does `post` ask the policy")
+    return await ask(url, payload)
 
 
 class GenerateState:
@@ -132,15 +164,22 @@ class GenerateState:
 
 @cache
 def tokenizer_of(folder: str | None) -> Any:
-    """Return the tokenizer of a folder in Hugging Face's format.
+    """Return the tokenizer of a folder in Hugging Face's format; nothing is fetched.
 
     Raises:
-        ConfigError: there is no folder.
+        ConfigError: there is no folder, or no tokenizer in it.
         MissingExtra: transformers is not installed.
     """
     if not folder:
         raise ConfigError("the function asks for a tokenizer: add tokenizer=FOLDER, the model's, behind its name")
-    return library("transformers", "train").AutoTokenizer.from_pretrained(folder)
+    path = Path(str(folder)).expanduser()
+    if not path.is_dir():
+        raise ConfigError(f"tokenizer={folder!r}: there is no such folder")
+    transformers = library("transformers", "train")
+    try:
+        return transformers.AutoTokenizer.from_pretrained(str(path))
+    except Exception as error:
+        raise ConfigError(f"tokenizer={folder!r}: the folder holds none that can be read: {words(error)}") from error
 
 
 PARTS: dict[str, dict[str, Any]] = {
@@ -174,7 +213,7 @@ def _module(name: str) -> ModuleType:
     """An installed module of slime's, or an empty one in its place."""
     try:
         return importlib.import_module(name)
-    except ImportError:
+    except Exception:  # it is not installed, or not what it imports, such as Megatron
         made = sys.modules[name] = ModuleType(name)
         made.__path__ = []
         parent, _, child = name.rpartition(".")

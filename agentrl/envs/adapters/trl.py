@@ -7,6 +7,7 @@ raises is told to the model.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from agentrl.common.imports import load
 from agentrl.envs.base import reward
 from agentrl.envs.builtin.prompts import Prompts, messages_of
-from agentrl.envs.scoring.functions import EVERYTHING, nothing, one_of, trl_batch
+from agentrl.envs.scoring.functions import EVERYTHING, call_function, nothing, one_of, trl_batch
 from agentrl.envs.state import resolve
 from agentrl.errors import AgentRLError, ConfigError, EnvError, StateUnsupported, ToolError
 from agentrl.tools.tool import Tool
@@ -56,6 +57,9 @@ class Trl(Prompts):
         self._where = f"env=trl:{source}"
         names = [reward_funcs] if isinstance(reward_funcs, str) else reward_funcs
         self._functions = {name: load(name, f"env.reward_funcs={name!r}") for name in names}
+        for name, function in self._functions.items():
+            if isinstance(function, type) or not callable(function):
+                raise ConfigError(f"env.reward_funcs={name!r} is {function!r:.80}: allowed: a function")
         make = load(source, self._where)
         try:
             self._world = make()
@@ -84,7 +88,7 @@ class Trl(Prompts):
     async def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:  # type: ignore[override]
         """The prompt, with what the instance's reset returns at the end of its last message."""
         opening = messages_of(task) if "prompt" in task.data else [Message(role="user", content="")]
-        said = await resolve(self._world.reset(**task.data))
+        said = await call_function(self._world.reset, **copy.deepcopy(task.data))
         if said is None:
             return opening
         if not isinstance(said, str):
@@ -101,12 +105,12 @@ class Trl(Prompts):
         """The sum of `get_reward` and of the functions; what each gave is in `info["metrics"]`."""
         given: dict[str, Any] = {}
         if self._scores:
-            given[type(self._world).__name__] = await resolve(self._world.get_reward())
+            given[type(self._world).__name__] = await call_function(self._world.get_reward)
         batch = trl_batch(session)
         batch.pop("prompt", None)
         for name, function in self._functions.items():
             more = {"trainer_state": None, "log_extra": nothing, "log_metric": nothing}
-            found = await resolve(function(**batch, environments=[self._world], **more))
+            found = await call_function(function, **{**batch, **more, "environments": [self._world]})
             given[name] = one_of(found, name)
         session.info["metrics"] = given
         values = [value for value in given.values() if value is not None]

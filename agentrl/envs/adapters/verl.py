@@ -8,6 +8,7 @@ told to the model. Rewards of tools are in the session's `info["tool_rewards"]`:
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import json
 from collections.abc import Mapping
@@ -57,7 +58,7 @@ class Verl(Prompts):
 
     def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:
         """The prompt; tools get what the row has for them."""
-        self._given = (task.data.get("extra_info") or {}).get("tools_kwargs") or {}
+        self._given = copy.deepcopy((task.data.get("extra_info") or {}).get("tools_kwargs") or {})
         self._rewards = []
         return super().reset(task, seed=seed)
 

@@ -6,12 +6,15 @@ tokens. Of what it returns `reward_score` is the session's reward; its tokens ar
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+from agentrl.common.foreign_errors import words
 from agentrl.common.imports import load
-from agentrl.envs.adapters.continuations import Program, continue_prompt, give_reward, sampling_of
+from agentrl.envs.adapters.continuations import Program, continue_prompt, count_of, give_reward, sampling_of
 from agentrl.envs.adapters.slime import tokenizer_of
 from agentrl.envs.builtin.prompts import messages_of
 from agentrl.errors import ConfigError
@@ -70,14 +73,19 @@ def load_loop(path: str, settings: dict[str, Any], where: str) -> Program:
     Raises:
         ConfigError: verl is not installed, or the class is no loop.
     """
+    folder, tools, file = (settings.pop(name, None) for name in ("tokenizer", "tools", "config"))
+    if not folder:
+        raise ConfigError(f"{where}: a loop needs a tokenizer: add tokenizer=FOLDER, the model's, behind its name")
+    for name, given in (("tools", tools), ("config", file)):
+        if given is not None and not Path(str(given)).is_file():
+            raise ConfigError(f"{where}: {name}={given!r}: there is no such file")
     base = _of_verl(f"{LOOPS}:AgentLoopBase", where)
     loop = load(path, where)
     if not (isinstance(loop, type) and issubclass(loop, base)):
         raise ConfigError(f"{where} is {loop!r:.80}: allowed: a subclass of verl's AgentLoopBase")
-    folder, tools = settings.pop("tokenizer", None), settings.pop("tools", None)
-    if not folder:
-        raise ConfigError(f"{where}: a loop needs a tokenizer: add tokenizer=FOLDER, the model's, behind its name")
-    config = _config(settings.pop("config", None), settings, where)
+    tokenizer_of(folder)  # now: otherwise every session would fail by it
+    config = _config(file, settings, where)
+    count_of(config.actor_rollout_ref.rollout.response_length, "response_length", where)
 
     async def agent(task: Task, client: Any) -> None:
         rollout = config.actor_rollout_ref.rollout
@@ -92,7 +100,7 @@ def load_loop(path: str, settings: dict[str, Any], where: str) -> Program:
             data_config=_of_verl(f"{LOOPS}:DictConfigWrap", where)(config.data),
             tools=_of_verl(f"{LOOPS}:ToolListWrap", where)(_tools(tools)),
         )
-        row = dict(task.data)
+        row = copy.deepcopy(task.data)
         messages = [each.model_dump(exclude_none=True) for each in messages_of(task)]
         done = await made.run(drawn, raw_prompt=messages, **_columns(row))
         if getattr(done, "reward_score", None) is not None:
@@ -111,8 +119,11 @@ def _columns(row: dict[str, Any]) -> dict[str, Any]:
 def _config(file: Any, settings: Mapping[str, Any], where: str) -> Any:
     """The configuration: the defaults, a file's, and settings of the rollout."""
     omegaconf = _of_verl("omegaconf:OmegaConf", where)
-    parts = [omegaconf.create(DEFAULTS), *([omegaconf.load(file)] if file else [])]
-    return omegaconf.merge(*parts, {"actor_rollout_ref": {"rollout": dict(settings)}})
+    try:
+        parts = [omegaconf.create(DEFAULTS), *([omegaconf.load(file)] if file else [])]
+        return omegaconf.merge(*parts, {"actor_rollout_ref": {"rollout": dict(settings)}})
+    except Exception as error:  # no YAML, or no mapping
+        raise ConfigError(f"{where}: config={file!r} can't be read: {words(error)}") from error
 
 
 @cache

@@ -43,13 +43,17 @@ class Prompts(Env):
         self.path, self.eval_path, self.prompt, self.where = path, eval_path, prompt, where
 
     def tasks(self, split: str = "train") -> list[Task]:
-        """The split's rows, in the files' order; a task's data is its row."""
+        """The split's rows, in the files' order; a task's data is its row, with None for a column that others have."""
         separate = self.eval_path is not None
         path = self.eval_path if separate and split == "eval" else self.path
         columns = {} if self.prompt == "prompt" else {"prompt": self.prompt}
         data = Dataset(str(path), columns, self.where)
         rows = list(data.every_row() if separate else data.rows(split))
-        tasks = [Task(id=_id(row, place), data=_check_row(row, place)) for place, row in rows]
+        checked = [_check_row(row, place) for place, row in rows]
+        lacking = dict.fromkeys(name for row in checked for name in row)  # None, as in a table
+        tasks = [
+            Task(id=_id(row, place), data={**lacking, **row}) for (place, _), row in zip(rows, checked, strict=True)
+        ]
         if not tasks:
             raise ConfigError(f"env.path = {str(path)!r}: it holds no prompts for the split {split!r}")
         if len({task.id for task in tasks}) < len(tasks):

@@ -163,7 +163,10 @@ def _number_rows(name: str, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any
 def _instead(name: str, head: bytes) -> str:
     """Say what makes a file readable that is not UTF-8, by its first bytes."""
     if packer := next((packer for magic, packer in PACKERS.items() if head.startswith(magic)), None):
-        return f"; it is packed by {packer}: unpack it, or pack it by gzip as {Path(name).stem}.gz"
+        known = next((each for each in (Path(name).name, Path(name).stem) if Path(each).suffix in TEXTS), None)
+        named = f"{known or f'{Path(name).stem}.jsonl'}.gz"
+        mend = f"name it {named}" if packer == "gzip" else f"unpack it, or pack it by gzip as {named}"
+        return f"; it is packed by {packer}: {mend}"
     encoding, only = ("UTF-16", "") if head[:2] in UTF_16 else ("WINDOWS-1252", ", where that is its encoding")
     return f"; `iconv -f {encoding} -t UTF-8 {name} > utf8-{Path(name).name}` writes it anew{only}"
 

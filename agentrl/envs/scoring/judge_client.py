@@ -202,8 +202,8 @@ class JudgeClient:
             ConfigError: no request will.
         """
         if self._client is None or self._slots is None:
-            local = urlsplit(self._config.url).hostname in LOCAL  # which no proxy reaches
-            self._client = httpx.AsyncClient(timeout=self._config.request_timeout, trust_env=not local)
+            proxied = not _is_own(self._config)
+            self._client = httpx.AsyncClient(timeout=self._config.request_timeout, trust_env=proxied)
             self._slots = asyncio.Semaphore(self._config.concurrency)
         headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
         url = f"{self._config.url.rstrip('/')}/chat/completions"
@@ -295,8 +295,13 @@ def _show(data: bytes) -> str:
     return visible_text(data[:200].decode(errors="replace"), keep="").strip() or "an empty reply"
 
 
+def _is_own(config: JudgeConfig) -> bool:
+    """Return whether no proxy and no provider's key is for a judge: an engine of the run, a server on this machine."""
+    return bool(config._served) or urlsplit(config.url).hostname in LOCAL
+
+
 def _key(config: JudgeConfig) -> str:
-    if config.key_env is None and urlsplit(config.url).hostname in LOCAL:
+    if config.key_env is None and _is_own(config):
         return ""
     name = config.key_env or "OPENAI_API_KEY"
     key = os.environ.get(name, "")

@@ -30,7 +30,7 @@ from agentrl.common import processes
 from agentrl.common.foreign_errors import words
 from agentrl.common.imports import load
 from agentrl.envs.adapters import programs
-from agentrl.errors import AgentError, ConfigError, missing_extra
+from agentrl.errors import AgentError, ConfigError, InfraError, missing_extra
 from agentrl.sessions.tree.codec import whole_json
 from agentrl.types import Sampling, Session, Status, Task
 
@@ -138,6 +138,7 @@ class FunctionAgent:
         Raises:
             AgentError: it failed.
             ConfigError: for an error in its code that every session would have: a name, an import, a setting.
+            InfraError: raised by it, for what it depends on and the model has no part in.
         """
         try:
             import openai
@@ -152,7 +153,7 @@ class FunctionAgent:
         client = openai.AsyncOpenAI(base_url=address.base_url, api_key=address.api_key, http_client=pool)
         try:
             await self.function(task, client)
-        except ConfigError:
+        except (ConfigError, InfraError):
             raise
         except (NameError, ImportError, SyntaxError) as error:  # an error in its code, the same in every session
             raise ConfigError(f"agent={getattr(self.function, '__name__', self.function)}: {words(error)}") from error

@@ -84,7 +84,9 @@ def choose_columns(row: Mapping[str, Any], config: DataConfig, place: str) -> Co
     extra = {"history": "history"} if "history" in free else {}
     if (about := next((name for name in ("input", "context") if name in free), None)) is not None:
         extra["input"] = about
-    if "text" in chosen.taken:
+    if chosen.chat is False:  # plain text has no place for them
+        extra = {}
+    if "text" in chosen.taken or (chosen.chat is False and "system" not in columns):
         beside.pop("system", None)
     return ColumnChoice({**chosen.taken, **extra, **beside}, chosen.known, chosen.chat)
 
@@ -165,9 +167,13 @@ def _read_prompted(
 ) -> Example:
     prompt, completion = own["prompt"], own["completion"]
     lists = [not isinstance(each, str) for each in (prompt, completion)]
-    turns = [] if any(lists) or chosen.chat is False else transcript(f"{prompt}{completion}")
+    before = [{"role": "system", "content": own["system"]}] if own.get("system") else []
+    apart = [name for name in ("system", "input", "history") if own.get(name)]
+    whole = any(lists) or chosen.chat is False or {"input", "history"} & set(apart)
+    turns = [] if whole else transcript(f"{prompt}{completion}")
     if turns and turns[-1]["role"] == "assistant" and len(transcript(prompt)) == len(turns):
-        return reader.example(place, [*({**each, "train": False} for each in turns[:-1]), turns[-1]], own.get("tools"))
+        earlier = [{**each, "train": False} for each in turns[:-1]]
+        return reader.example(place, [*before, *earlier, turns[-1]], own.get("tools"))
     if not any(lists) and chosen.chat is None:
         raise ConfigError(
             f"data={config.name}: in {place} the columns {chosen.taken['prompt']!r} and {chosen.taken['completion']!r} "
@@ -175,6 +181,11 @@ def _read_prompted(
             "data.strings=plain as it is (as TRL does)"
         )
     if not any(lists) and not chosen.chat:
+        if apart:
+            raise ValueError(
+                f"there is {chosen.taken[apart[0]]!r} beside {chosen.taken['prompt']!r}, which plain text has no place "
+                "for: data.strings=chat takes them for messages"
+            )
         texts = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
         return reader.example(place, texts, plain=True)
     if isinstance(prompt, str):
@@ -184,14 +195,17 @@ def _read_prompted(
         raise ValueError(f"{chosen.taken['completion']!r} is empty")
     if isinstance(completion, str):
         completion = [{"role": "assistant", "content": completion}]
-    before = [{"role": "system", "content": own["system"]}] if own.get("system") else []
-    before += _earlier(own.get("history"))
+    before += _earlier(own.get("history"), trained="label" not in own)
     context = [{**row, "train": False} if row.get("role") == "assistant" else row for row in prompt]
     return reader.example(place, [*before, *context, *completion], own.get("tools"))
 
 
-def _earlier(history: Any) -> list[dict[str, Any]]:
+def _earlier(history: Any, *, trained: bool) -> list[dict[str, Any]]:
     """The turns before a prompt, as LLaMA-Factory has them: pairs of what was asked and answered.
+
+    Args:
+        history: the column's value.
+        trained: whether the answers are trained as the settings say; a verdict on the reply is not one on them.
 
     Raises:
         ValueError: they are something else.
@@ -199,8 +213,9 @@ def _earlier(history: Any) -> list[dict[str, Any]]:
     pairs = parse_json(history) or []
     if not isinstance(pairs, list) or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
         raise ValueError(f"'history' is {history!r}: pairs of a question and an answer are expected")
+    marks = {} if trained else {"train": False}
     return [
-        {"role": role, "content": said}
+        {"role": role, "content": said, **(marks if role == "assistant" else {})}
         for pair in pairs
         for role, said in zip(("user", "assistant"), pair, strict=True)
     ]

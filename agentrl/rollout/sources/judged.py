@@ -343,18 +343,22 @@ def read_scored(config: DataConfig, kind: Literal["score", "label"], classes: Se
 def class_of(value: Any, classes: Sequence[str], where: str) -> int:
     """The number of the class that a label names; false and true are the first and the last of them.
 
+    A number is a class's place, from 0, unless classes are called by numbers: then it is a name, in JSON as in a table.
+
     Raises:
         ConfigError: it is none of them.
     """
-    if isinstance(value, str) and value in classes:
-        return classes.index(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, bool) and str(value) in classes:
+        return classes.index(str(value))
     if isinstance(value, str):  # a table's
         words = value.strip().lower()
         value = words == "true" if words in ("true", "false") else int(words) if words.isdecimal() else value
     if isinstance(value, bool):
         return (len(classes) - 1) * value
-    if isinstance(value, int | float) and value in range(len(classes)):
-        return int(value)
+    if isinstance(value, int) and value in range(len(classes)) and not any(map(str.isdecimal, classes)):
+        return value
     raise ConfigError(
         f"{where}: the label {value!r} is none of {', '.join(classes)} (algo.classes), nor the number of one from 0"
     )

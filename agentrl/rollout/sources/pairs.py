@@ -88,7 +88,7 @@ def _add_prompt(
     taken = dict(replies) if prompt is None else {"prompt": prompt, **replies}
     if tools := next((name for name in TOOLS if column(row, name) is not None), None):
         taken["tools"] = tools
-    if prompt not in LISTED:
+    if prompt not in LISTED and config.strings != "plain":  # plain text has no place for them
         beside = {"system", "input"} - set(taken.values())
         taken |= {name: name for name in sorted(beside) if isinstance(row.get(name), str)}
     taken |= {ours: config.columns[ours] for ours in ("tools", "system") if ours in config.columns}
@@ -155,7 +155,8 @@ def _read(
     for reply, name in zip(listed, names, strict=True):
         if not reply:
             raise ValueError(f"{name!r} is empty")
-    if all(isinstance(each, str) for each in (*listed, prompt or "")) and config.strings != "plain":
+    texts = all(isinstance(each, str) for each in (*listed, prompt or ""))
+    if texts and not own.get("input") and config.strings != "plain":
         said = [each if prompt is None else f"{_lead(prompt)}{each}" for each in listed]
         if all(turns := [transcript(each) for each in said]):
             listed, prompt = list(turns), None
@@ -166,6 +167,8 @@ def _read(
             "data.strings=plain takes for it what all replies begin with"
         )
     if texts and not chosen.chat:
+        if own.get("system") and config.strings == "plain":
+            raise ValueError("there is a system message, which plain text has no place for: data.strings=chat")
         yield from _plain(listed, [reward for _, reward in replies], prompt, chosen, config, place, reader)
         return
     if isinstance(prompt, str) and own.get("input"):
@@ -190,6 +193,8 @@ def _whole(before: list[Any], reply: Any, name: str) -> list[Any]:
     if begins[0] != "user":
         return [*before, *after]
     asked = [_key(each) for each in before if _key(each)[0] == "user"]
+    if not asked and _key(after[0])[0] == "user":  # a system message alone
+        return [*before, *after]
     if begins not in asked:
         raise ValueError(f"{name!r} is a whole conversation, and does not begin with the prompt")
     return after

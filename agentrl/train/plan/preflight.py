@@ -36,6 +36,7 @@ from agentrl.errors import ConfigError, EnvError, missing_extra, nearest, unknow
 from agentrl.models import KNOWN, resolve
 from agentrl.models.registry import TINY
 from agentrl.rollout.engines import ENGINES, check_engine, check_reference, grammars
+from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.rollout.episodes.agents import load_agent
 from agentrl.rollout.episodes.branching import check_branching
 from agentrl.rollout.episodes.combinations import check_combinations
@@ -88,7 +89,7 @@ def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> No
         return
     if not algorithm.needs.engine:
         raise ConfigError(f"algo={config.algo.name} learns from what is read: data=FILE or data=runs/NAME names it")
-    _check_sampling(config.rollout, config.engine, config.trainer, refuse=not config.allow_no_signal)
+    _check_sampling(config.rollout, _with_address(config), config.trainer, refuse=not config.allow_no_signal)
     _check_resident(config.rewards, config.cluster)
     env = check_rollouts(config)
     for each in (algorithm, *(make_algorithm(config.of_policy(name).algo) for name in config.learned)):
@@ -189,6 +190,7 @@ def check_evaluation(config: RunConfig) -> None:
             unknown = unknown_name("policy", config.policy, ["model", *SCRIPTED, TINY, *KNOWN])
             raise type(unknown)(f"{unknown}; a local Hugging Face folder and an API's URL work as well")
         _check_player(config, config.model.name if config.policy == "model" else config.policy)
+        _check_calls(config.rollout, _with_address(config))
     for name, policy in config.policies.items():
         if policy.name == PAST:
             raise ConfigError(
@@ -274,13 +276,7 @@ def _check_named(
 def _check_sampling(limits: RolloutConfig, engine: EngineConfig, trainer: TrainerConfig, *, refuse: bool) -> None:
     """Refuse sampling by which no token can be trained; temperature 0 is refused with the settings."""
     plugin = ENGINES.find(engine.name)
-    if limits.strict_calls and not plugin.keeps_to_calls(engine):
-        raise ConfigError(
-            f"rollout.strict_calls=true: engine={engine.name} has no grammars of tool calls: use local, or a server of "
-            "agentrl's own (sglang, vllm); one that runs already needs llguidance's grammars and a setting that says so"
-        )
-    if limits.strict_calls and not grammars.available():
-        raise missing_extra("llguidance", grammars.EXTRA)
+    _check_calls(limits, engine)
     narrowed = limits.narrowed
     if not narrowed or not refuse:
         return
@@ -299,6 +295,25 @@ def _check_sampling(limits: RolloutConfig, engine: EngineConfig, trainer: Traine
         f"rollout.{narrowed}: no token could be trained: {why}; evaluations have settings of their own (eval.top_p), "
         "and allow_no_signal=true runs nevertheless"
     )
+
+
+def _check_calls(limits: RolloutConfig, engine: EngineConfig) -> None:
+    """Refuse calls under their schemas where the engine would draw them without."""
+    if not limits.strict_calls:
+        return
+    if not ENGINES.find(engine.name).keeps_to_calls(engine):
+        raise ConfigError(
+            f"rollout.strict_calls=true: engine={engine.name} has no grammars of tool calls: use local, or a server of "
+            "agentrl's own (sglang, vllm); one that runs already needs llguidance's grammars and a setting that says so"
+        )
+    if not grammars.available():
+        raise missing_extra("llguidance", grammars.EXTRA)
+
+
+def _with_address(config: RunConfig) -> EngineConfig:
+    """The engine's settings, as an engine of a fleet that runs already has them (`fleet.urls`)."""
+    urls = config.fleet.urls if isinstance(config.engine, ServerConfig) else ()
+    return config.engine.model_copy(update={"url": urls[0]}) if urls else config.engine
 
 
 def _check_view(algorithm: Algorithm, env: Env) -> None:

@@ -1,5 +1,6 @@
-"""Copies of the Python files that a run's settings name (`env=file.py:Class`, any plug-in), in its folder's `code/`.
+"""Copies of the Python files that a run's settings name, in its folder's `code/`.
 
+They are named as in `env=file.py:Class`, any plug-in, `env=trl:file.py:Class`, `agent="slime:file.py:NAME rm=…"`.
 A path that a setting has may be relative, or be gone a month later. Where it leads nowhere, or the file's helpers are
 gone, the copies in the run's folder are used: so a run is resumed, repeated and replayed from any working directory and
 machine. Where the file is there it is used as it is now, and a change since is told. Settings keep the names that were
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -26,6 +28,11 @@ from agentrl.train.record.files import write_atomically
 FOLDER = "code"
 INDEX = "index.json"
 ENDING = ".py"
+_SOURCE = re.compile(r"\s*[A-Za-z_]\w*:(?=[^\s:]+\.py([\s:@]|$))")
+"""An adapter's name before a file's path; other files may follow in the same setting."""
+_NAMED = re.compile(r"(?<![^\s=:])[^\s=:]+\.py(?=[\s:@]|$)")
+_TOOLS = re.compile(r"\s*verl:.+\.ya?ml\s*")
+"""A setting with a file that names classes, which may be of Python files beside it."""
 
 
 def keep(run: Path, settings: Mapping[str, Any]) -> None:
@@ -88,15 +95,14 @@ def usable(run: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     index = _index(run)
 
-    def copied(text: str) -> str:
-        name, colon, rest = _split(text)
+    def copied(name: str) -> str:
         known = index.get(name)
         if known is None or (gone := _name_missing(run, name, known)) is None:
-            return text
+            return name
         file = (run / FOLDER / known["file"]).resolve()
         if not has(run, name, known["sha256"]):
             raise ConfigError(f"{gone} is not there, and its copy {file} is missing or was changed")
-        return f"{file}{colon}{rest}"
+        return str(file)
 
     return _map(settings, copied) if index else dict(settings)
 
@@ -105,15 +111,11 @@ def restore_names(run: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings in which a run's copies have the names that were given; the inverse of `usable`."""
     names = {str((run / FOLDER / known["file"]).resolve()): name for name, known in _index(run).items()}
 
-    def given(text: str) -> str:
-        file, colon, rest = _split(text)
-        return f"{names[file]}{colon}{rest}" if file in names else text
-
-    return _map(settings, given) if names else dict(settings)
+    return _map(settings, lambda file: names.get(file, file)) if names else dict(settings)
 
 
 def files(settings: Mapping[str, Any]) -> list[str]:
-    """The Python files that settings name, there or not."""
+    """The Python files that settings name, there or not, and files that name such files."""
     return list(_files(settings, there=False))
 
 
@@ -169,10 +171,22 @@ def _index(run: Path) -> dict[str, dict[str, str]]:
         raise ConfigError(f"{file} is damaged") from None
 
 
-def _split(text: str) -> tuple[str, str, str]:
-    """The path of a Python file that a setting names, and what follows it."""
+def _list_names(text: str) -> list[str]:
+    """The paths of Python files that a setting names."""
+    names: list[str] = []
+    _replace(text, lambda name: names.append(name) or name)  # type: ignore[func-returns-value]
+    return [name for name in names if name.endswith(ENDING)]
+
+
+def _replace(text: str, change: Callable[[str], str]) -> str:
+    """A setting with other paths in place of those of Python files."""
+    if _SOURCE.match(text):
+        return _NAMED.sub(lambda found: change(found[0]), text)
     name, colon, rest = text.strip().rpartition(":")
-    return (name, colon, rest) if name.endswith(ENDING) else (text, "", "")
+    if not name.endswith(ENDING):
+        return change(text)
+    changed = change(name)
+    return text if changed == name else f"{changed}{colon}{rest}"
 
 
 def _files(value: Any, *, there: bool = True) -> Iterator[str]:
@@ -181,9 +195,9 @@ def _files(value: Any, *, there: bool = True) -> Iterator[str]:
         for below in value.values() if isinstance(value, Mapping) else value:
             yield from _files(below, there=there)
     elif isinstance(value, str) and ENDING in value:
-        name = _split(value)[0]
-        if name.endswith(ENDING) and (not there or _path(name).is_file()):
-            yield name
+        yield from (name for name in _list_names(value) if not there or _path(name).is_file())
+    elif isinstance(value, str) and not there and _TOOLS.fullmatch(value):
+        yield value
 
 
 def _map(value: Any, change: Callable[[str], str]) -> Any:
@@ -191,4 +205,4 @@ def _map(value: Any, change: Callable[[str], str]) -> Any:
         return {key: _map(below, change) for key, below in value.items()}
     if isinstance(value, list | tuple):
         return [_map(below, change) for below in value]
-    return change(value) if isinstance(value, str) and ENDING in value else value
+    return _replace(value, change) if isinstance(value, str) and ENDING in value else value

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,11 +15,11 @@ import pytest
 import agentrl
 from agentrl.envs import calls
 from agentrl.envs.rewards import make_rewards
-from agentrl.errors import ConfigError, UnknownName
+from agentrl.errors import ConfigError, InfraError, UnknownName
 from agentrl.models import tiny
-from agentrl.rollout.episodes.agents import load_agent
+from agentrl.rollout.episodes.agents import SessionUrls, load_agent
 from agentrl.sessions.store.store import Store
-from agentrl.types import Message, Node, Sampling, Session, Status, Task
+from agentrl.types import Message, Node, Sampling, Session, Status, Task, VersionSpan
 from tests.conftest import need
 
 ROOT = Path(__file__).parents[3]
@@ -94,11 +96,124 @@ async def test_a_reward_function_gets_its_rows_columns_and_gives_its_value_plain
     ]
     for kind, function, data, words in wrong:
         more = {"kwargs": {"scale": 1}} if kind == "slime" else {}
-        with pytest.raises(ConfigError) as raised:
+        with pytest.raises(InfraError if "returned" in words else ConfigError) as raised:  # that may be one answer's
             await value(kind, function, said("3", data), **more)
         assert words in str(raised.value)
     with pytest.raises(UnknownName, match=r"there is no 'shrt'.*did you mean 'short'"):
         make_rewards({"r": {"name": "trl", "function": f"{rewards}shrt"}})
+
+
+def thought(row: dict[str, Any]) -> Session:
+    """A session of one turn, whose renderer keeps reasoning apart, and whose tokens begin with a generation prompt."""
+    made = said("yes", row)
+    node = made.nodes[1]
+    node.message = Message(role="assistant", content="yes", reasoning_content="hm")
+    node.token_ids, node.trainable, node.logprobs = [7, 8, 9], [False, True, True], [0.0] * 3
+    node.versions = [VersionSpan(0, 1, 3)]
+    return made
+
+
+ODD = """
+import signal
+import threading
+
+import numpy
+
+def spoil(prompts, completions, board, **kwargs):
+    board[0].append("x")
+    kwargs["more"].append("x")
+    completions[0].clear()
+    return [float(len(board[0]) == len(kwargs["more"]) == 1)]
+
+def shown(prompts, completions, completion_ids, **kwargs):
+    text = completions[0] if isinstance(completions[0], str) else completions[0][0]["content"]
+    return [float(text == "<think>hm</think>yes" and completion_ids == [[8, 9]])]
+
+def limited(completions, **kwargs):
+    signal.signal(signal.SIGUSR2, signal.getsignal(signal.SIGUSR2))
+    return [1.0]
+
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    ground_truth.append("x")
+    return {"score": numpy.float32(len(ground_truth) == 1 and solution_str == "<think>hm</think>yes")}
+
+async def sampled(args, sample):
+    sample.prompt.append("x")
+    tokens = (sample.tokens, sample.response_length) == ([0, 7, 8, 9], 2)
+    return float(tokens and sample.response == "<think>hm</think>yes" and sample.status.value == args.end)
+
+def plain(args, sample):
+    return float(threading.current_thread() is not threading.main_thread() and getattr(args, "scale", 2.0) == 2.0)
+
+async def reads(args, sample):
+    return args.scale
+
+async def short(sample):
+    return 1.0
+
+async def asks(args, sample):
+    from slime.utils.http_utils import post
+
+    return await post("http://127.0.0.1:9/judge", {})
+"""
+
+
+async def test_a_function_is_shown_what_its_framework_shows_and_spoils_nothing_for_the_next(tmp_path: Path) -> None:
+    """Columns were the task's own lists, reasoning was left out, slime's tokens lacked the prompt's, and cut answers
+    were complete."""
+    (tmp_path / "odd.py").write_text(ODD)
+    odd = f"{tmp_path / 'odd.py'}:"
+    talk = [{"role": "user", "content": "?"}]
+    session = thought({"prompt": talk, "board": [], "reward_model": {"ground_truth": []}})
+    before, more = copy.deepcopy(session.task.data), {"more": list[str]()}
+    (spoiling,) = make_rewards({"r": {"name": "trl", "function": f"{odd}spoil", "kwargs": more}})
+    assert [await spoiling(session) for _ in range(2)] == [1.0, 1.0]
+    assert [await value("trl", f"{odd}{name}", session) for name in ("shown", "limited")] == [1.0, 1.0]
+    assert await value("trl", f"{odd}shown", thought({"prompt": "?"})) == 1.0
+    assert await value("verl", f"{odd}compute_score", session) == 1.0
+    for session.status, end in ((Status.COMPLETED, "completed"), (Status.TRUNCATED, "truncated")):
+        assert await value("slime", f"{odd}sampled", session, kwargs={"end": end}) == 1.0
+    assert session.task.data == before
+    assert await value("slime", f"{odd}plain", session) == 1.0
+    for name, words in (
+        ("reads", "reads args.scale, which has no value here.* rewards.NAME.kwargs.scale=VALUE"),
+        ("short", r"short\(sample\): too many positional arguments"),
+        ("asks", "asked http://127.0.0.1:9/judge: only within agent=slime"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            await value("slime", f"{odd}{name}", session)
+
+
+AGENTS = """
+from slime.utils.http_utils import post
+
+async def done(args, sample, sampling_params):
+    sample.prompt.append("x")
+    return sample
+
+async def reads(args, sample, sampling_params):
+    return args.nothing
+
+async def shows(args, sample, sampling_params):
+    return await post("http://router/generate", {"text": "?", "image_data": ["x"]})
+
+async def down(args, sample):
+    raise OSError("the judge is down")
+"""
+
+
+async def test_a_failure_beside_a_generate_function_is_not_the_models(tmp_path: Path) -> None:
+    """A reward function that failed made the session the agent's error, and images were left out in silence."""
+    (tmp_path / "own.py").write_text(AGENTS)
+    own, task = f"{tmp_path / 'own.py'}:", Task(id="t", data={"prompt": [{"role": "user", "content": "?"}]})
+    for line, kind, words in (
+        (f"done rm={own}down", InfraError, "rm raised OSError: the judge is down"),
+        ("reads", ConfigError, "reads args.nothing, which has no value here: add nothing=VALUE behind the agent's"),
+        ("shows", ConfigError, "sent image_data: allowed: text"),
+    ):
+        with pytest.raises(kind, match=words):
+            await load_agent(f"slime:{own}{line}").run(task, SessionUrls.of("http://127.0.0.1:9", "s", "k"))
+    assert task["prompt"] == [{"role": "user", "content": "?"}]
 
 
 async def test_an_environment_of_trl_has_its_methods_as_tools_and_its_own_reward(tmp_path: Path) -> None:
@@ -115,13 +230,48 @@ async def test_an_environment_of_trl_has_its_methods_as_tools_and_its_own_reward
     session = said("done", dict(task.data))
     assert await calls.resolve(env.score(session)) == 2.0  # type: ignore[attr-defined]
     assert list(session.info["metrics"].values()) == [1.0, 1.0]
-    (tmp_path / "bare.py").write_text("class Bare:\n    def reset(self, **row):\n        pass\nclass No:\n    pass\n")
+    (tmp_path / "bare.py").write_text(BARE)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "?", "cells": []}\n')
+    board = agentrl.make(f"trl:{tmp_path / 'bare.py'}:Board", path=str(tmp_path / "rows.jsonl"))
+    (task,) = board.tasks("train")
+    for _ in range(2):
+        await calls.reset(board, task, seed=0)
+        assert await calls.resolve(board.score(said("", dict(task.data)))) == 1.0  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"env.reward_funcs='math:pi' is 3.14\d*: allowed: a function"):
+        agentrl.make(game, path=ROWS, reward_funcs=["math:pi"])
     for name, words in (
         ("Bare", "Bare has no get_reward: name functions in env.reward_funcs"),
         ("No", "no method reset"),
     ):
         with pytest.raises(ConfigError, match=words):
             agentrl.make(f"trl:{tmp_path / 'bare.py'}:{name}", path=ROWS)
+
+
+BARE = """
+import threading
+
+class Bare:
+    def reset(self, **row):
+        pass
+
+class No:
+    pass
+
+class Board:
+    def reset(self, cells, **row):
+        self.cells, self.thread = cells, threading.current_thread()
+        cells.append("x")
+    def get_reward(self):
+        return float(len(self.cells) == 1 and self.thread is not threading.main_thread())
+"""
+
+
+def test_a_column_that_some_rows_lack_is_none_there_as_in_a_table(tmp_path: Path) -> None:
+    """A function that names the column as an argument ended the run at the first such row."""
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "limit": 1}\n{"prompt": "b"}\n')
+    env = agentrl.make("prompts", path=str(tmp_path / "rows.jsonl"))
+    limits = {task["prompt"]: task["limit"] for split in ("train", "eval") for task in env.tasks(split)}
+    assert limits == {"a": 1, "b": None}
 
 
 def test_prompts_are_rows_and_a_row_without_one_is_named(tmp_path: Path) -> None:
@@ -156,6 +306,12 @@ def test_an_agents_line_that_is_wrong_is_refused_by_what_is_wrong() -> None:
         (f"slime:{rewards}:short", "allowed: an `async def`"),
         (f"slime:{rewards}:reward_func tokenizer", "'tokenizer' is no setting: allowed: NAME=VALUE"),
         (f"slime:{rewards}:nothing", "there is no 'nothing'"),
+        (f"slime:{rewards}:reward_func max_new_tokens=0", "max_new_tokens=0: allowed: a whole number of tokens from 1"),
+        (f"slime:{rewards}:reward_func x=[1", re.escape("x='[1': allowed: a value in YAML")),
+        (f"slime:{rewards}:reward_func tokenizer=none", "tokenizer='none': there is no such folder"),
+        (f"slime:{rewards}:reward_func apply_chat_template=true", "needs tokenizer=FOLDER"),
+        (f"verl:{rewards}:short", "a loop needs a tokenizer"),
+        (f"verl:{rewards}:short tokenizer=. config=none.yaml", "config='none.yaml': there is no such file"),
     ):
         with pytest.raises(ConfigError if "no '" not in words else UnknownName, match=words):
             load_agent(line)

@@ -22,6 +22,7 @@ class JudgeServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 512
     requests = 0
+    keys: set[str | None]
     over: threading.Event
     refuses: int | None = None
     says: Callable[[str], str] = staticmethod(lambda question: "Score: 5")
@@ -31,7 +32,7 @@ class JudgeServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1"
+        return f"http://{self.server_address[0]}:{self.server_port}/v1"
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -42,6 +43,7 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         question = body["messages"][-1]["content"] if "messages" in body and "model" in body else json.dumps(body)
         self.server.requests += 1
+        self.server.keys.add(self.headers["authorization"])
         mode = next((each for each in FAILURES if f"fails: {each}." in question), "")
         verdict = {"wordless": "I would rather not say.", "beyond": "Score: 11"}.get(mode) or self.server.says(question)
         good = json.dumps({"choices": [{"message": {"content": verdict}}], "score": 0.5}).encode()
@@ -73,9 +75,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(says: Callable[[str], str] = lambda question: "Score: 5") -> Iterator[JudgeServer]:
-    server = JudgeServer(("127.0.0.1", 0), Handler)
-    server.over = threading.Event()
+def serving(says: Callable[[str], str] = lambda question: "Score: 5", host: str = "127.0.0.1") -> Iterator[JudgeServer]:
+    server = JudgeServer((host, 0), Handler)
+    server.over, server.keys = threading.Event(), set()
     server.says = says  # type: ignore[method-assign]
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()

@@ -16,6 +16,7 @@ from agentrl.config import RolloutConfig, RunConfig
 from agentrl.envs.base import Env, reward
 from agentrl.envs.episode import ScriptedActor
 from agentrl.envs.rewards import adding, make_rewards
+from agentrl.envs.scoring.judge_client import JudgeClient, JudgeConfig
 from agentrl.envs.scoring.judges import list_pairs
 from agentrl.errors import AgentRLError, ConfigError, InfraError
 from agentrl.overrides import validate
@@ -305,6 +306,22 @@ async def test_judges_and_comparisons_keep_the_contract_of_rewards() -> None:
         assert await check_reward("rank") == []
         (finding,) = await check_reward(First)
         assert "in another order" in str(finding)
+
+
+async def test_a_policy_of_the_run_is_asked_without_a_key_and_past_proxies_wherever_it_listens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a cluster, where its address is not this machine's own, it was sent the provider's key, through the proxy."""
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{closed_port()}")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with serving(host="127.0.0.2") as server:
+        client = JudgeClient(JudgeConfig(name="llm_judge", policy="judge", **QUICK).asking(server.url, "model"))
+        assert await client.ask([{"role": "user", "content": "?"}], str) == "Score: 5"
+        await client.close()
+        assert server.keys == {None}
 
 
 def test_a_policy_of_the_run_judges_where_it_is_an_api() -> None:

@@ -299,6 +299,18 @@ GIVEN: dict[str, Given] = {
         lines({"prompt": "\n\nHuman: Capital of Peru?\n\nAssistant:", "completion": " Lima."}),
         CHAT,
     ),
+    "Anthropic's, with a system column": one(
+        "a.jsonl",
+        lines({"prompt": "\n\nHuman: Capital of Peru?\n\nAssistant:", "completion": " Lima.", "system": "Be brief."}),
+        WITH_SYSTEM,
+    ),
+    "plain text beside earlier turns": one(
+        "a.jsonl",
+        lines({"prompt": "Capital of Peru?", "completion": "Lima.", "history": [["a", "b"]], "system": "c"}),
+        CHAT,
+        told="not read: history, system",
+        strings="plain",
+    ),
     "LLaMA-Factory's history": one(
         "a.json",
         text(
@@ -337,6 +349,9 @@ GIVEN: dict[str, Given] = {
         "a.jsonl.bz2",
         lambda path: path.write_bytes(bz2.compress(b'{"text": "a"}')) and None,
         "packed by bzip2.*a.jsonl.gz",
+    ),
+    "a packed file that is not called so": refused(
+        "a.jsonl", lambda path: path.write_bytes(gzip.compress(b'{"text": "a"}')) and None, "name it a.jsonl.gz"
     ),
     "pandas' columns": refused(
         "a.json",

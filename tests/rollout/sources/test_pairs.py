@@ -30,6 +30,11 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any], list[tuple[str, float]]
     "TRL, messages": ({"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]}, {}, ONE),
     "TRL, implicit prompt": ({"chosen": [USER, GOOD], "rejected": [USER, BAD]}, {}, ONE),
     "TRL, text": ({"prompt": "q ", "chosen": "a", "rejected": "b"}, {"strings": "plain"}, ONE),
+    "TRL, text beside other columns": (
+        {"prompt": "q ", "chosen": "a", "rejected": "b", "system": "s", "input": "i"},
+        {"strings": "plain"},
+        ONE,
+    ),
     "TRL, implicit prompt of text": ({"chosen": "q a", "rejected": "q b"}, {"strings": "plain"}, ONE),
     "text that is chat": ({"prompt": "q", "chosen": "a", "rejected": "b"}, {"strings": "chat"}, ONE),
     "a question and replies": ({"question": "q", "chosen": "a", "rejected": "b"}, {}, ONE),
@@ -53,6 +58,11 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any], list[tuple[str, float]]
         TWO,
     ),
     "HH with its prompt": ({"prompt": "\n\nHuman: q\n\nAssistant:", "chosen": " a", "rejected": " b"}, {}, ONE),
+    "HH with a system column": (
+        {"system": "s", "chosen": "\n\nHuman: q\n\nAssistant: a", "rejected": "\n\nHuman: q\n\nAssistant: b"},
+        {},
+        [("s q a", 1.0), ("s q b", 0.0)],
+    ),
     "several turns": ({"prompt": [USER, GOOD, AGAIN], "chosen": [GOOD], "rejected": [BAD]}, {}, TWO),
     "OpenAI": (
         {"input": {"messages": [USER], "tools": [TOOL]}, "preferred_output": [GOOD], "non_preferred_output": [BAD]},
@@ -85,6 +95,7 @@ LABELLED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "TRL, text": ({"prompt": "q ", "completion": "a", "label": True}, {"strings": "plain"}),
     "text that is chat": ({"prompt": "q", "completion": "a", "label": "true"}, {"strings": "chat"}),
     "a conversation": ({"messages": [USER, GOOD], "label": 1}, {}),
+    "earlier turns": ({"instruction": "q", "output": "a", "history": [["p", "o"]], "kto_tag": True}, {}),
     "another name": ({"question": "q", "answer": "a", "liked": True}, {"columns": {"label": "liked"}}),
 }
 

@@ -17,7 +17,7 @@ from agentrl.config import DataConfig
 from agentrl.envs.rewards import make_rewards
 from agentrl.errors import ConfigError, InvalidInput
 from agentrl.models import resolve, tiny
-from agentrl.rollout.sources.judged import JudgedRows, read_pairs, read_scored
+from agentrl.rollout.sources.judged import JudgedRows, class_of, read_pairs, read_scored
 from agentrl.rollout.sources.steps import read_steps
 from agentrl.rollout.sources.trees import TreeWriter
 from agentrl.sessions.renderers import get_renderer
@@ -194,6 +194,15 @@ def test_pairs_of_one_prompt_lie_in_one_group_and_what_can_not_be_compared_is_to
     assert "the same on both sides: left out; the first: pairs.jsonl, row 3" in said
     assert "too long: left out; the first: pairs.jsonl, row 4" in said
     assert "(as TRL has them), margin = 'margin'" in said
+
+
+def test_a_number_is_the_name_of_a_class_where_classes_are_called_by_numbers() -> None:
+    """The label 1 of JSON was the second of the classes 1, 2 and 3, and that of a table the first."""
+    assert [class_of(each, ("1", "2", "3"), "a") for each in (2, 2.0, "2", True)] == [1, 1, 1, 2]
+    assert [class_of(each, ("bad", "good"), "a") for each in (1, "1", "good", False)] == [1, 1, 1, 0]
+    for value in (0, "0", 1.5):
+        with pytest.raises(ConfigError, match=f"the label {float(value):g} is none of 1, 2, 3"):
+            class_of(value, ("1", "2", "3"), "a")
 
 
 @pytest.mark.slow

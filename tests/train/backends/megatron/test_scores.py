@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForTokenClassification
 
-from agentrl.models.scoring import read_score_model
+from agentrl.models.scoring import ScoreHead, read_score_model
 from agentrl.train.algorithms import algorithm_settings, make_algorithm
 from agentrl.train.algorithms.objective import empty_sums
 from agentrl.train.forest.forest import Forest, sequence_count
 from agentrl.train.forest.packing import pack_credited
 from agentrl.train.trainers import make_trainer
+from agentrl.train.trainers.megatron.models import FAMILIES
+from agentrl.train.trainers.megatron.models.scores import prepare_scores
 from agentrl.train.trainers.megatron.settings import MegatronConfig
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
@@ -63,6 +66,15 @@ def test_loss_and_every_gradient_of_scores_are_those_of_the_torch_trainer(
     assert {"score.weight", *(["score.bias"] if kind == "steps" else [])} <= wanted.keys()
     far = distances({name: found["gradients"][name] for name in wanted}, wanted)
     assert not {name: each for name, each in far.items() if not each < 1e-5}
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+def test_a_folders_bias_is_unknown_to_a_head_that_has_none(per_token: bool) -> None:
+    """It was left out in silence, where the torch trainer refuses such a folder."""
+    hf = SimpleNamespace(hidden_size=4, initializer_range=0.02, get_text_config=lambda: hf)
+    family, drawn = prepare_scores(FAMILIES.find("llama"), hf, ScoreHead(("score",), per_token=per_token), 0)
+    named = {name for layout in family.outside.values() for name in layout.names()}
+    assert ("score.bias" in named) == ("score.bias" in drawn) == per_token
 
 
 @pytest.mark.slow

@@ -34,7 +34,9 @@ def prepare_scores(family: Family, hf: Any, head: ScoreHead, seed: int) -> tuple
     drawn = {f"{HEAD}.weight": draw_head(len(head.labels), int(hf.hidden_size), hf, seed)}
     if head.per_token:  # as transformers' classes have it
         drawn[f"{HEAD}.bias"] = torch.zeros(len(head.labels))
-    rows = {_WEIGHT: Whole(f"{HEAD}.weight"), _BIAS: Whole(f"{HEAD}.bias"), "unread": family.outside[_WEIGHT]}
+    rows = {_WEIGHT: Whole(f"{HEAD}.weight"), "unread": family.outside[_WEIGHT]}
+    if head.per_token:
+        rows[_BIAS] = Whole(f"{HEAD}.bias")
     return replace(family, outside={**family.outside, **rows}), drawn
 
 
