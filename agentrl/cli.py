@@ -235,7 +235,7 @@ def evaluate(words: Words = None, config: File = None) -> None:
     from agentrl.train.evaluation.evaluate import list_ignored, refuse_ignored
     from agentrl.train.evaluation.suite.baseline import take_baseline
     from agentrl.train.evaluation.suite.commands import against_baseline, evaluate_suite
-    from agentrl.train.record.run_folder import run_path
+    from agentrl.train.record.files import run_path
 
     tree = merge_settings(words or (), config)
     baseline = take_baseline(tree)
@@ -393,7 +393,3 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
-
-
-if __name__ == "__main__":
-    main()

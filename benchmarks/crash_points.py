@@ -2,13 +2,15 @@
 
     python -m benchmarks.crash_points                        # 200 points, synchronous
     python -m benchmarks.crash_points --points 50 --staleness 2
+    python -m benchmarks.crash_points --points 50 --adapter 4
 
 The run is `calculator` with the tiny model on the CPU, from one checkpoint after a warm start. A first run counts how
 often each named point (`agentrl.faults.POINTS`) is reached; then each seed chooses one of them, and what happens
 there: the driver is killed, a write fails as on a full disk, or the checkpoint that was just renamed is cut to half
 and the driver killed a little later. The run is resumed until it ends. Synchronous runs must then have the metrics, the
 sessions (token for token) and the weights of the run without faults, bit for bit. In every run each group that was
-begun is trained once or discarded with a recorded cause (`agentrl.train.record.ledger.faults`).
+begun is trained once or discarded with a recorded cause (`agentrl.train.record.ledger.faults`). With `--adapter` the
+runs train an adapter of that rank, and the embeddings beside it.
 
 Each run is a fork of this process, which has imported what the first run did, has loaded its model once (what
 transformers computes for that is kept), and has no threads: a resumption takes a third of the CPU time that it takes
@@ -65,6 +67,10 @@ SURVIVED: tuple[dict[str, Any], ...] = (
     {"action": "jump_clock", "point": "trainer.step", "nth": 3, "seconds": 1e6},
 )
 """Faults that a run goes on after by itself."""
+KILLS: tuple[dict[str, Any], ...] = tuple(
+    {"action": "kill", "point": point, "nth": 1} for point in ("trainer.step", "weights.publish", "checkpoint.rename")
+)
+"""Deaths of one run: in a step, in a publication, and while it saves."""
 MAX_RESUMPTIONS = 6
 SECONDS = 240.0
 """A run that takes longer hangs."""
@@ -112,9 +118,11 @@ def plan(folder: Path, planned: Sequence[dict[str, Any]], seed: int = 0) -> str:
     return str(file)
 
 
-def begin(folder: Path, staleness: int = 0) -> None:
+def begin(folder: Path, staleness: int = 0, rank: int = 0) -> None:
     """A run that was killed when its first step had its groups: its checkpoint is that of the warm start."""
     settings = {**SETTINGS, "rollout.staleness": staleness, "run_dir": str(folder)}
+    if rank:
+        settings |= {"lora.rank": rank, "lora.full": ["*.embed_tokens"]}
     settings["faults"] = plan(folder, [{"action": "kill", "point": "groups.taken", "nth": 1}])
     if (status := fork(lambda: agentrl.train(**settings), folder.with_suffix(".log"))) != -signal.SIGKILL:
         raise RuntimeError(f"the first run ended with {status}:\n{folder.with_suffix('.log').read_text()}")
@@ -232,14 +240,18 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=200)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--staleness", type=int, default=0)
+    parser.add_argument("--adapter", type=int, default=0, metavar="RANK", help="train an adapter in the model's place")
     parser.add_argument("--keep", type=Path, help="keep the folders of runs that failed here")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        failed = try_points(Path(folder), range(asked.first, asked.first + asked.points), asked.staleness, asked.keep)
+        seeds = range(asked.first, asked.first + asked.points)
+        failed = try_points(Path(folder), seeds, asked.staleness, asked.keep, asked.adapter)
     sys.exit(bool(failed))
 
 
-def try_points(folder: Path, seeds: Sequence[int], staleness: int = 0, keep: Path | None = None) -> list[str]:
+def try_points(
+    folder: Path, seeds: Sequence[int], staleness: int = 0, keep: Path | None = None, rank: int = 0
+) -> list[str]:
     """Try one point for each seed; what went wrong, a line each.
 
     Args:
@@ -247,25 +259,28 @@ def try_points(folder: Path, seeds: Sequence[int], staleness: int = 0, keep: Pat
         seeds: of the points.
         staleness: of the runs.
         keep: where the folders of failed runs are moved to.
+        rank: of the adapter that is trained; 0: the whole model is.
     """
     import agentrl.train.driver.launch  # noqa: F401  before the first fork
 
     began = time.monotonic()
     base, reference = folder / "base", folder / "reference"
-    begin(base, staleness)
+    begin(base, staleness, rank)
     resume(base, reference, [])
     import_all(reference)
     reached = count_points(base, folder / "counted")
     print(f"points and how often each is reached: {dict(sorted(reached.items()))}", flush=True)
     wrong = survive(base, reference, folder / "survived", staleness)
     resumed = Counter[int]()
-    for seed in seeds:
-        planned, run = choose(reached, seed), folder / f"run-{seed}"
+    tries: list[tuple[int, Sequence[dict[str, Any]]]] = [(seed, choose(reached, seed)) for seed in seeds]
+    for seed, planned in [(-1, KILLS), *tries]:
+        run = folder / f"run-{seed}"
         try:
-            times = resume(base, run, planned, seed)
+            times = resume(base, run, planned, max(seed, 0))
             resumed[times] += 1
-            missing = not faults.list_fired(run)
-            found = "no fault fired" if missing else "" if staleness else difference(reference, run)
+            fired = len({row["fault"] for row in faults.list_fired(run)})
+            missing = fired < (len(planned) if planned is KILLS else 1)
+            found = "not all faults fired" if missing else "" if staleness else difference(reference, run)
             found = found or disorder(run)
         except (RuntimeError, TimeoutError) as error:
             found = str(error)
@@ -276,8 +291,8 @@ def try_points(folder: Path, seeds: Sequence[int], staleness: int = 0, keep: Pat
             if keep is not None:
                 shutil.move(run, keep / run.name)
         shutil.rmtree(run, ignore_errors=True)
-    tries, seconds = len(seeds) + 1, time.monotonic() - began
-    print(f"{tries - len(wrong)} of {tries} ended as they should; resumed {dict(resumed)} times; {seconds:.0f} s")
+    count, seconds = len(seeds) + 2, time.monotonic() - began
+    print(f"{count - len(wrong)} of {count} ended as they should; resumed {dict(resumed)} times; {seconds:.0f} s")
     return wrong
 
 

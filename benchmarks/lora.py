@@ -1,9 +1,13 @@
-"""An adapter against the whole model, on the same forests: `python -m benchmarks.lora [--small] [--rounds 3]`.
+"""An adapter against the whole model, on the same forests: `OMP_NUM_THREADS=1 python -m benchmarks.lora [--small]`.
 
 A random model of SmolLM2-135M's shape in float32 takes steps (forward, backward, optimizer) on a group's forest, whole
-and with adapters of rank 1 and 16. One trainer at a time is in memory. Times are the least of a few steps, since the
-machine may be busy. Bytes are of weights, of the gradients and the optimizer state of what is trained, and of the
-tensors that a publication moves. `--small` takes a model of three million weights.
+and with adapters of rank 1 and 16. One trainer at a time is in memory. Times are processor seconds, the least of a few
+steps, since the machine may be busy: with several threads they count those that wait for each other. Bytes are of
+weights, of the gradients and the optimizer state of what is trained, and of the tensors that a publication moves.
+
+Then two tenants of a training server ask for passes over data of 64 tokens: `separate`, one request after the other,
+and `mixed`, as many in a pass as wait (`passes`). `--small` takes a model of three million weights; `--tenants`
+measures tenants alone, on the model of SmolLM2's shape too.
 """
 
 from __future__ import annotations
@@ -12,15 +16,19 @@ import argparse
 import random
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agentrl.config import AlgoConfig, LoraConfig
 from agentrl.rollout.weights.buckets import ADAPTER, Weights
 from agentrl.train.forest.packing import pack
+from agentrl.train.server.learner import AdapterSpec, PassResult, SharedBase
+from agentrl.train.server.messages import Datum, PassRequest
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Group, Task
@@ -36,7 +44,7 @@ SMALL = {**SMOLLM2, "vocab_size": 4096, "num_hidden_layers": 2, "hidden_size": 2
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one way to train: seconds of a step, bytes held, bytes of a publication."""
+    """The cost of one way to train: processor seconds of a step, bytes held, bytes of a publication."""
 
     seconds: float
     held: int
@@ -53,9 +61,9 @@ def measure(folder: Path, rank: int, rounds: int) -> Cost:
     forests = pack(groups, trainer.algorithm.credit(groups), 512)
     taken = []
     for _ in range(rounds + 1):  # the first makes the optimizer's state
-        began = time.monotonic()
+        began = time.process_time()
         trainer.step(forests)
-        taken.append(time.monotonic() - began)
+        taken.append(time.process_time() - began)
     weights = sum(parameter.nbytes for parameter in trainer.model.parameters())
     trained = sum(parameter.nbytes for parameter in trainer.optimizer.parameters)
     states = trainer.optimizer.adam.state.values()
@@ -67,18 +75,97 @@ def measure(folder: Path, rank: int, rounds: int) -> Cost:
     return Cost(min(taken[1:]), weights + trained + state, moved)
 
 
-def main() -> None:
+@dataclass(frozen=True)
+class Tenants:
+    """The cost of passes for two tenants, and how far their numbers are from each other.
+
+    Attributes:
+        separate: tokens a processor second of one request after the other.
+        mixed: tokens a processor second of passes over several requests.
+        logprob: the largest difference of a log-probability, in nats.
+        gradient: the norm of the gradients' difference over their norm.
+        held: bytes of weights, gradients and optimizer state of both, over one tenant's.
+    """
+
+    separate: float
+    mixed: float
+    logprob: float
+    gradient: float
+    held: float
+
+
+def measure_tenants(base: SharedBase, requests: int, data: int, rounds: int, tokens: int = 64) -> Tenants:
+    """Compute passes of two tenants with adapters of rank 16, each of so many requests with so many data."""
+    draw = np.random.default_rng(0)
+
+    def request() -> PassRequest:
+        ids = draw.integers(0, base.vocabulary, (data, tokens + 1))
+        weights = np.ones(tokens, np.float32)
+        found = [Datum(row[:-1], {"target_tokens": row[1:], "weights": weights}) for row in ids]
+        return PassRequest("", 1, "cross_entropy", found)
+
+    asked = [(tenant, request()) for _ in range(requests) for tenant in range(2)]
+
+    def compute(mixed: bool) -> tuple[float, list[PassResult], torch.Tensor, int]:
+        runs = [base.new_adapter(AdapterSpec(16, seed)) for seed in (1, 2)]
+        for run in runs:
+            for _, b in run.matrices.values():
+                torch.nn.init.normal_(b, std=0.02, generator=torch.Generator().manual_seed(run.shape.rank))
+        taken = []
+        for _ in range(rounds + 1):
+            for run in runs:
+                run.optimizer.zero_grad(set_to_none=True)
+            began = time.process_time()
+            if mixed:
+                found = base.run_together([base.work(runs[tenant], each) for tenant, each in asked])
+            else:
+                found = [base.run_pass(runs[tenant], each) for tenant, each in asked]
+            taken.append(time.process_time() - began)
+        gradient = torch.cat([p.grad.flatten() for run in runs for p in run.parameters() if p.grad is not None])
+        held = sum(4 * p.nbytes for p in runs[0].parameters())  # weights, gradients, two moments
+        return len(asked) * data * tokens / min(taken[1:]), found, gradient, held
+
+    separate, plain, whole, held = compute(mixed=False)
+    mixed, together, found, _ = compute(mixed=True)
+    results = zip(together, plain, strict=True)
+    pairs = [pair for ours, theirs in results for pair in zip(ours.logprobs, theirs.logprobs, strict=True)]
+    weights = sum(parameter.nbytes for parameter in base.model.parameters() if not parameter.requires_grad)
+    difference = max(float(np.abs(ours - theirs).max()) for ours, theirs in pairs)
+    distance = float((found - whole).norm() / whole.norm())
+    return Tenants(separate, mixed, difference, distance, (weights + 2 * held) / (weights + held))
+
+
+def compare_tenants(folder: Path, rounds: int) -> None:
+    """Print what two tenants cost, with many small requests and with one request of as many data each."""
+    base = SharedBase(folder, TorchConfig(device="cpu", token_budget=4096))
+    for requests, data in ((16, 1), (1, 16)):
+        cost = measure_tenants(base, requests, data, rounds)
+        print(f"two tenants, {requests} requests of {data} x 64 tokens each", end=": ")
+        print(f"{cost.separate:.0f} tokens a processor second", end=", ")
+        print(f"mixed {cost.mixed / cost.separate:.2f} times as many; {cost.logprob:.1e} nats apart", end=", ")
+        print(f"gradients {cost.gradient:.1e}; {cost.held:.3f} of one tenant's bytes")
+    base.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--tenants", action="store_true")
     parser.add_argument("--rounds", type=int, default=3)
-    given = parser.parse_args()
+    parser.add_argument("--ranks", type=int, nargs="*", default=(1, 16))
+    given = parser.parse_args(arguments)
     print(machine())
     with tempfile.TemporaryDirectory() as scratch:
         LlamaForCausalLM(LlamaConfig(**(SMALL if given.small else SMOLLM2))).save_pretrained(scratch)
+        if given.tenants or given.small:
+            compare_tenants(Path(scratch), given.rounds)
+        if given.tenants:
+            return
         whole = measure(Path(scratch), 0, given.rounds)
-        print(f"whole: {whole.seconds:.2f} s a step, {whole.held:,} bytes held, {whole.moved:,} bytes published")
-        for rank in (1, 16):
+        print(f"whole: {whole.seconds:.2f} processor seconds a step, {whole.held:,} bytes held", end=", ")
+        print(f"{whole.moved:,} bytes published")
+        for rank in given.ranks:
             cost = measure(Path(scratch), rank, given.rounds)
             seconds, held = cost.seconds / whole.seconds, cost.held / whole.held
             print(f"rank {rank}: {seconds:.2f} of the seconds, {held:.3f} of the bytes held", end=", ")

@@ -548,7 +548,7 @@ def server() -> Iterator[str]:
 
 def served(words: list[str]) -> None:
     """A server says where it is, and ends in order when it is asked to."""
-    command = [sys.executable, "-u", "-m", "agentrl.cli", *words[1:]]
+    command = [sys.executable, "-u", "-m", "agentrl", *words[1:]]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None

@@ -212,11 +212,17 @@ def test_a_run_whose_disk_is_really_full_says_so_and_is_resumed_once_there_is_ro
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_run_ends_the_same_bit_for_bit_whatever_happens_to_it() -> None:
-    """Dropped replies, a locked store, a stopped process, a clock that jumps; and crashes, a full disk, a cut file."""
-    command = [sys.executable, "-m", "benchmarks.crash_points", "--points", "2", "--first", "31"]
+    """Dropped replies, a locked store, a stopped process, a clock that jumps; and crashes, a full disk, a cut file.
+
+    It trains an adapter, with embeddings in full, on the base that its warm start left.
+    """
+    command = [sys.executable, "-m", "benchmarks.crash_points", "--points", "2", "--first", "31", "--adapter", "4"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "full_disk at checkpoint" in done.stdout
     assert "garble at checkpoint" in done.stdout
-    assert "3 of 3 ended as they should" in done.stdout
+    assert (
+        "kill at trainer.step (1), kill at weights.publish (1), kill at checkpoint.rename (1): the same" in done.stdout
+    )
+    assert "4 of 4 ended as they should" in done.stdout

@@ -82,7 +82,7 @@ def test_a_run_that_hangs_says_where_and_ends_where_it_shall(tmp_path: Path) -> 
     plan.write_text("faults: [{action: delay, point: trainer.step, nth: 1, seconds: 100000}]")
     small = ["env=calculator", "warm_start.steps=0", "rollout.groups_per_step=1", "eval.tasks=1", f"run_dir={run}"]
     ends = ["watchdog.timeout=6", "watchdog.end=true", "grace=1", f"faults={plan}"]
-    command = [sys.executable, "-m", "agentrl.cli", "train", *small, *ends]
+    command = [sys.executable, "-m", "agentrl", "train", *small, *ends]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 128 + signal.SIGTERM, done.stdout + done.stderr
     assert "no progress" in done.stdout

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from pydantic import Field, PositiveInt, model_validator
 
+from agentrl.config.rollout import GroupRewardConfig
 from agentrl.config.sections import Section
 from agentrl.config.training import ALGORITHMS
 from agentrl.types import MAIN
@@ -43,7 +44,9 @@ class ScheduleConfig(Section):
 class _Run(Protocol):
     """The parts of a run's configuration that are checked here."""
 
+    algo: Any
     cluster: Any
+    rewards: Any
     rollout: Any
     fleet: Any
     agent: Any
@@ -57,6 +60,12 @@ class _Run(Protocol):
     schedule: ScheduleConfig
 
     @property
+    def counterfactuals(self) -> int: ...
+
+    @property
+    def combinations(self) -> bool: ...
+
+    @property
     def learned(self) -> tuple[str, ...]: ...
 
     def of_policy(self, name: str) -> Any: ...
@@ -66,6 +75,7 @@ class _Run(Protocol):
 
 def check_learners(config: _Run) -> None:
     """Raise a ValueError where several policies learn with what can't be done for several yet."""
+    _check_joint_turns(config)
     if not config.learned:
         if config.schedule.active:
             raise ValueError(
@@ -95,10 +105,35 @@ def check_learners(config: _Run) -> None:
         lacking |= {
             f"trainer={own.trainer.name} ({name})": own.trainer.name != "torch",
             f"engine={own.engine.name} ({name})": own.engine.name != "local",
-            f"algo={own.algo.name} ({name})": asks or getattr(own.algo, "value_view", 0),
+            f"algo={own.algo.name} ({name})": asks,
         }
     if found := next((what for what, is_there in lacking.items() if is_there), None):
         raise ValueError(f"policies.{config.learned[0]} learns beside {MAIN}: {found} is not there for several yet")
+
+
+def _check_joint_turns(config: _Run) -> None:
+    """Raise a ValueError where joint turns are to be played again in sessions, or for rewards, that can't be."""
+    if not config.counterfactuals and not config.combinations:
+        return
+    staleness, branch, at = config.rollout.staleness, config.rollout.branch.name, config.cluster
+    algos = [config.algo, *(config.of_policy(name).algo for name in config.learned)]
+    shaped = (algo for algo in algos if getattr(algo, "counterfactuals", 0) or getattr(algo, "pairing", "") == "cross")
+    lacking = {
+        "agent=, a program, which runs a loop of its own": config.agent is not None,
+        f"rollout.staleness={staleness}, where versions change within a session": config.counterfactuals and staleness,
+        f"rollout.branch={branch}": branch != "none",
+        "cluster.environments or sessions": at.environments or at.holds_sessions,
+        "rerun=": config.rerun is not None,
+        "rewards that compare the sessions of a group": any(
+            isinstance(reward, GroupRewardConfig) for reward in config.rewards.values()
+        ),
+        "algo.shaping or kl_as=reward, since what is played again has rewards as they are": any(
+            algo.shaping.active or (algo.kl_coef and algo.kl_as == "reward") for algo in shaped
+        ),
+    }
+    if found := next((what for what, is_there in lacking.items() if is_there), None):
+        combined, continued = "algo.pairing=cross combines turns", "algo=coma continues each joint turn again"
+        raise ValueError(f"{continued if config.counterfactuals else combined}, which is not there with {found}")
 
 
 def _check_schedule(config: _Run) -> None:

@@ -21,6 +21,9 @@ class LoraConfig(Section):
     targets: tuple[str, ...] = ()
     """Patterns (`*` matches anything) of linear layers' Hugging Face names: `*.q_proj`. None: all but the output
     layer."""
+    full: tuple[str, ...] = ()
+    """Patterns of modules' names that are trained in full beside the adapter, such as embeddings and the output layer
+    (`[*.embed_tokens,lm_head]`), at a tenth of its learning rate. `trainer=torch`."""
     init: Literal["default", "gaussian"] = "default"
     """How A begins, as PEFT's `init_lora_weights`: uniform, as linear layers do, or normal with deviation 1/rank. B
     begins at 0, so that the policy begins as the base."""
@@ -54,4 +57,4 @@ class LoraConfig(Section):
 
 
 _REWRITES = frozenset(("pissa", "olora", "corda", "loftq", "eva", "orthogonal", "lora_ga"))
-_OF_A_FOLDER = frozenset(("rank", "alpha", "rslora", "targets", "init"))
+_OF_A_FOLDER = frozenset(("rank", "alpha", "rslora", "targets", "full", "init"))

@@ -26,7 +26,7 @@ from agentrl.config.rollout import (
 from agentrl.config.secrets import Command
 from agentrl.config.sections import LISTED, NAMED, Section
 from agentrl.config.tools import ToolSections
-from agentrl.config.training import ALGORITHMS, AlgoSection, TrainerSection, WarmStartConfig
+from agentrl.config.training import ALGORITHMS, AlgoConfig, AlgoSection, TrainerSection, WarmStartConfig
 from agentrl.errors import UntrustedCode
 from agentrl.types import MAIN
 
@@ -172,7 +172,22 @@ class RunConfig(Section):
     @property
     def views(self) -> bool:
         """True if a critic reads what environments tell it (`Env.critic_view`)."""
-        return getattr(self.algo, "value_view", 0) > 0
+        return any(getattr(algo, "value_view", 0) > 0 for algo in self._algos)
+
+    @property
+    def counterfactuals(self) -> int:
+        """How often each joint turn is continued again for each agent; 0 where no algorithm asks for it."""
+        return max(getattr(algo, "counterfactuals", 0) for algo in self._algos)
+
+    @property
+    def combinations(self) -> bool:
+        """True if an algorithm compares all combinations of a group's completions."""
+        return any(getattr(algo, "pairing", "") == "cross" for algo in self._algos)
+
+    @property
+    def _algos(self) -> list[AlgoConfig]:
+        """The algorithms of all policies that learn."""
+        return [self.algo, *(self.of_policy(name).algo for name in self.learned)]
 
     @property
     def asked_policies(self) -> frozenset[str]:

@@ -1,7 +1,7 @@
 """Adapters on disk, in PEFT's format: `adapter_config.json` beside `adapter_model.safetensors`.
 
-Only what is trained here is read: LoRA on linear layers, without dropout, biases or layers trained in full. What else
-a folder holds is refused by name, because leaving it out would be another model.
+Only what is trained here is read: LoRA on linear layers, without dropout or biases, and modules trained in full beside
+them. What else a folder holds is refused by name, because leaving it out would be another model.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _NEUTRAL: Mapping[str, Any] = {
     "bias": "none",
-    "modules_to_save": None,
     "use_dora": False,
     "use_qalora": False,
     "lora_bias": False,
@@ -60,30 +59,43 @@ class AdapterShape:
 
 @dataclass(frozen=True, slots=True)
 class SavedAdapter:
-    """An adapter in memory: its shape, and A [rank, in] and B [out, rank] by their layers' names."""
+    """An adapter in memory.
+
+    Attributes:
+        shape: its settings.
+        matrices: A [rank, in] and B [out, rank] by their layers' names.
+        full: the tensors of modules trained in full, by name; one that the base ties has all its names.
+    """
 
     shape: AdapterShape
     matrices: Mapping[str, tuple[Any, Any]]
+    full: Mapping[str, Any] = field(default_factory=dict)
+
+    def _tensors(self) -> list[Any]:
+        """Its tensors; of those that are tied, one."""
+        full = {tensor.data_ptr(): tensor for tensor in self.full.values()}
+        return [matrix for pair in self.matrices.values() for matrix in pair] + list(full.values())
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its matrices."""
-        return sum(matrix.nbytes for pair in self.matrices.values() for matrix in pair)
+        """Bytes of its tensors."""
+        return sum(tensor.nbytes for tensor in self._tensors())
 
     @property
     def dtype(self) -> str:
-        """The matrices' dtype, as torch names it ("float32")."""
-        return "+".join(sorted({str(m.dtype).removeprefix("torch.") for p in self.matrices.values() for m in p}))
+        """The tensors' dtype, as torch names it ("float32")."""
+        return "+".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in self._tensors()}))
 
     def digest(self) -> str:
-        """Return a digest of its scale and matrices, 32 hexadecimal digits; its base's name is no part of it."""
+        """Return a digest of its scale and tensors, 32 hexadecimal digits; its base's name is no part of it."""
         import torch
 
         digest = hashlib.blake2b(repr(self.shape.scale).encode(), digest_size=16)
-        for name, pair in sorted(self.matrices.items()):
-            digest.update(f"{name} {[list(matrix.shape) for matrix in pair]}".encode())
-            for matrix in pair:
-                digest.update(matrix.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        named: dict[str, tuple[Any, ...]] = {**self.matrices, **{name: (tensor,) for name, tensor in self.full.items()}}
+        for name, tensors in sorted(named.items()):
+            digest.update(f"{name} {[list(tensor.shape) for tensor in tensors]}".encode())
+            for tensor in tensors:
+                digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
     def copied(self) -> SavedAdapter:
@@ -91,7 +103,8 @@ class SavedAdapter:
         pairs = {
             n: (a.detach().to("cpu", copy=True), b.detach().to("cpu", copy=True)) for n, (a, b) in self.matrices.items()
         }
-        return SavedAdapter(self.shape, pairs)
+        once = {t.data_ptr(): t.detach().to("cpu", copy=True) for t in {id(t): t for t in self.full.values()}.values()}
+        return SavedAdapter(self.shape, pairs, {name: once[tensor.data_ptr()] for name, tensor in self.full.items()})
 
 
 def write_adapter(folder: Path, adapter: SavedAdapter, linear: Iterable[str]) -> None:
@@ -121,9 +134,9 @@ def write_adapter(folder: Path, adapter: SavedAdapter, linear: Iterable[str]) ->
         "fan_in_fan_out": False,
         "init_lora_weights": True,
         "inference_mode": True,
-        "modules_to_save": None,
+        "modules_to_save": sorted({name.rpartition(".")[0] for name in adapter.full}) or None,
     }
-    tensors = {}
+    tensors = {f"{_PREFIX}{name}": tensor.detach().to("cpu", copy=True) for name, tensor in adapter.full.items()}
     for name, (a, b) in adapter.matrices.items():
         tensors[f"{_PREFIX}{name}.lora_A.weight"] = a.detach().cpu().contiguous()
         tensors[f"{_PREFIX}{name}.lora_B.weight"] = b.detach().cpu().contiguous()
@@ -140,14 +153,7 @@ def read_adapter(folder: Path) -> SavedAdapter:
     """
     from safetensors.torch import load_file
 
-    where = f"lora.adapter={str(folder)!r}"
-    try:
-        settings = read_json((folder / SETTINGS).read_text())
-    except (OSError, ValueError) as error:
-        raise InvalidInput(f"{where} holds no adapter: {SETTINGS} can't be read ({error})") from None
-    if not isinstance(settings, dict) or settings.get("peft_type") != "LORA":
-        kind = settings.get("peft_type") if isinstance(settings, dict) else None
-        raise InvalidInput(f"{where}: peft_type={kind!r} ({SETTINGS}); only LORA is computed here")
+    where, settings = _where(folder), _read_settings(folder)
     for name, neutral in _NEUTRAL.items():
         if settings.get(name) not in (neutral, None, False, {}, []):
             raise InvalidInput(f"{where}: {name}={settings[name]!r} ({SETTINGS}) is not computed here")
@@ -161,7 +167,47 @@ def read_adapter(folder: Path) -> SavedAdapter:
         tensors = load_file(folder / WEIGHTS)
     except Exception as error:  # missing keys, missing files, broken files
         raise InvalidInput(f"{where} can't be read: {type(error).__name__}: {error}") from None
-    return SavedAdapter(shape, _matrices(where, shape, tensors))
+    full = _take_full(where, tuple(settings.get("modules_to_save") or ()), tensors)
+    return SavedAdapter(shape, _matrices(where, shape, tensors), full)
+
+
+def full_modules(folder: Path) -> tuple[str, ...]:
+    """Return the names of the modules that an adapter's folder holds in full.
+
+    Raises:
+        InvalidInput: there is no adapter, or none of LoRA.
+    """
+    return tuple(_read_settings(folder).get("modules_to_save") or ())
+
+
+def _where(folder: Path) -> str:
+    return f"lora.adapter={str(folder)!r}"
+
+
+def _read_settings(folder: Path) -> dict[str, Any]:
+    try:
+        settings = read_json((folder / SETTINGS).read_text())
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{_where(folder)} holds no adapter: {SETTINGS} can't be read ({error})") from None
+    if not isinstance(settings, dict) or settings.get("peft_type") != "LORA":
+        kind = settings.get("peft_type") if isinstance(settings, dict) else None
+        raise InvalidInput(f"{_where(folder)}: peft_type={kind!r} ({SETTINGS}); only LORA is computed here")
+    return settings
+
+
+def _take_full(where: str, modules: tuple[str, ...], tensors: dict[str, Any]) -> dict[str, Any]:
+    """Take from a file's tensors those of modules trained in full, by the model's names."""
+    found = {}
+    for key in list(tensors):
+        name = key.removeprefix(_PREFIX)
+        module, _, last = name.rpartition(".")
+        of_module = any(module == one or module.endswith(f".{one}") for one in modules)
+        if of_module and not module.endswith(("lora_A", "lora_B")):
+            found[f"{module}.{last}"] = tensors.pop(key)
+    for module in modules:
+        if not any(f".{name}".rpartition(".")[0].endswith(f".{module}") for name in found):
+            raise InvalidWeights(f"{where} lacks the tensors of {module!r} (modules_to_save)")
+    return found
 
 
 def _matrices(where: str, shape: AdapterShape, tensors: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -202,13 +248,14 @@ def merge_adapter(base: Path, adapter: Path, out: Path) -> None:
 
 
 def add_products(model: Any, adapter: SavedAdapter) -> None:
-    """Add an adapter's products to a model's weights; computed in float32.
+    """Add an adapter's products to a model's weights, computed in float32, and set those that it holds in full.
 
     Raises:
-        InvalidWeights: the model has no such layer, or one of another shape.
+        InvalidWeights: the model has no such layer, or one of another shape, or ties other weights.
     """
     import torch
 
+    set_full(model, adapter.full)
     layers = dict(model.named_modules())
     with torch.no_grad():
         for name, (a, b) in adapter.matrices.items():
@@ -217,16 +264,42 @@ def add_products(model: Any, adapter: SavedAdapter) -> None:
             weight.copy_(weight.float() + merged_product(a, b, adapter.shape.scale).to(weight.device))
 
 
+def set_full(model: Any, full: Mapping[str, Any]) -> None:
+    """Set the weights of a model's modules that an adapter has trained in full.
+
+    Raises:
+        InvalidWeights: the model has no such weight, or one of another shape, or ties weights that the adapter has not
+            as one.
+    """
+    import torch
+
+    weights = dict(model.named_parameters(remove_duplicate=False))
+    for name, tensor in full.items():
+        _check_full(name, weights.get(name), tensor)
+        for other, weight in weights.items():
+            if weight is weights[name] and (other not in full or not torch.equal(full[other], tensor)):
+                raise InvalidWeights(f"the adapter has {name!r} in full, and another {other!r}: its base ties them")
+    with torch.no_grad():
+        for name, tensor in full.items():
+            weights[name].copy_(tensor)
+
+
 def with_products(tensors: Iterable[tuple[str, Any]], adapter: SavedAdapter) -> Iterator[tuple[str, Any]]:
     """Yield a base's (name, tensor) pairs with an adapter's products added, in float32; the tensors stay as they are.
+
+    Those that the adapter has in full are yielded in the base's place.
 
     Raises:
         InvalidWeights: the base has no such layer, or one of another shape.
     """
     import torch
 
-    left = dict(adapter.matrices)
+    left, full = dict(adapter.matrices), dict(adapter.full)
     for name, tensor in tensors:
+        if name in full:
+            _check_full(name, tensor, full[name])
+            yield name, full.pop(name).detach()
+            continue
         layer = name.removesuffix(".weight")
         pair = left.pop(layer, None) if layer != name else None
         if pair is not None:
@@ -236,6 +309,18 @@ def with_products(tensors: Iterable[tuple[str, Any]], adapter: SavedAdapter) -> 
         yield name, tensor
     for name, (a, b) in left.items():
         check_fits(name, None, a, b)
+    for name, tensor in full.items():  # of tied ones, files have one
+        if not any(other not in full and torch.equal(t, tensor) for other, t in adapter.full.items()):
+            _check_full(name, None, tensor)
+
+
+def _check_full(name: str, weight: Any, tensor: Any) -> None:
+    if weight is None or weight.shape != tensor.shape:
+        shape = None if weight is None else tuple(weight.shape)
+        raise InvalidWeights(
+            f"the adapter has {name!r} in full, of shape {tuple(tensor.shape)}, and the model's is {shape}: it belongs "
+            "to another base"
+        )
 
 
 def check_fits(name: str, weight: Any, a: Any, b: Any) -> None:

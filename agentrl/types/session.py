@@ -17,6 +17,12 @@ from typing import Any
 from agentrl.types.messages import Message, Task
 from agentrl.types.nodes import AGENT, GREEDY, OVERLONG, Branch, Node, RewardState, Status
 
+COUNTERFACTUALS = "counterfactuals"
+"""The key in `Session.info` of the returns of counterfactual continuations (`algo=coma`), by agent, then by the number
+of its turn, from 0."""
+COMBINATIONS = "combinations"
+"""The key in `Session.info` of what all combinations of a group's completions come to (`algo.pairing=cross`)."""
+
 
 @dataclass(slots=True)
 class Session:

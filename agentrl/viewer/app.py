@@ -32,7 +32,7 @@ from agentrl.sessions.store.summary import Summary
 from agentrl.sessions.tree import tree
 from agentrl.viewer import conversations, difference, health, images, replayed, series
 from agentrl.viewer.distribution import distribution
-from agentrl.viewer.facets import facets
+from agentrl.viewer.facets import facets, played_by, players, policies
 from agentrl.viewer.filters import filters_of
 from agentrl.viewer.guard import Guard
 from agentrl.viewer.notes import RUN, NoteChange, TaggedNote
@@ -73,6 +73,7 @@ def create_app(
         Route("/api/sessions", _answer(viewer.sessions)),
         Route("/api/changes", _answer(viewer.changes)),
         Route("/api/facets", _answer(viewer.facets)),
+        Route("/api/players", _answer(viewer.players)),
         Route("/api/distribution", _answer(viewer.distribution)),
         Route("/api/timeline", _answer(viewer.timeline)),
         Route("/api/session", _answer(viewer.session)),
@@ -108,6 +109,7 @@ class Viewer:
             "summary": run.summary(),
             "settings": settings,
             "names": series.names(rows),
+            "policies": policies(run),
             "alarms": health.alarms(rows, settings),
             "evaluation": run.shown_evaluation(),
             "writable": self._replays is not None,
@@ -140,10 +142,10 @@ class Viewer:
         }
         if text := given.get("text"):
             found = search(run.database, text, filters, **ordered)
-            return {"rows": _rows(run, found.rows), "next": found.next, "searched": found.searched}
+            return {**_rows(run, found.rows), "next": found.next, "searched": found.searched}
         page = run.store().find(filters, **ordered)
         total = sum(run.store().counts("status", filters).values()) if ordered["after"] is None else None
-        return {"rows": _rows(run, page.rows), "next": page.next, "total": total}
+        return {**_rows(run, page.rows), "next": page.next, "total": total}
 
     def changes(self, request: Request) -> Any:
         """The tasks that two runs (`run`, twice) have other mean scores on, and the steps of their last evaluations."""
@@ -164,6 +166,10 @@ class Viewer:
         """Return the number of sessions of each status, phase, environment, blame, agent, tool and tag."""
         return facets(self._run(request))
 
+    def players(self, request: Request) -> Any:
+        """Return how the run's policies fared against each other."""
+        return players(self._run(request))
+
     def distribution(self, request: Request) -> Any:
         """Return the distribution of each step's scores."""
         run = self._run(request)
@@ -182,6 +188,7 @@ class Viewer:
         note = run.notes.of([found.session.id]).get(found.session.id, TaggedNote())
         return {
             **conversations.head(found),
+            "policies": policies(run),
             "replay": replays,
             "note": note.json(),
             "edits": run.edits().get(found.session.id, []),
@@ -265,13 +272,19 @@ class Viewer:
         return found
 
 
-def _rows(run: Run, summaries: list[Summary]) -> list[dict[str, Any]]:
-    """A page of sessions with their notes, and the edits of their scores."""
+def _rows(run: Run, summaries: list[Summary]) -> dict[str, Any]:
+    """A page of sessions with their notes, the edits of their scores, and who played; and the run's policies."""
     notes, changed = run.notes.of([summary.id for summary in summaries]), run.edits()
-    return [
-        {**asdict(row), "note": notes.get(row.id, TaggedNote()).json(), "edits": changed.get(row.id, [])}
+    rows = [
+        {
+            **asdict(row),
+            "note": notes.get(row.id, TaggedNote()).json(),
+            "edits": changed.get(row.id, []),
+            "played": played_by(run, row.agents),
+        }
         for row in summaries
     ]
+    return {"rows": rows, "policies": policies(run)}
 
 
 def _whole(request: Request, name: str, default: int) -> int:

@@ -121,6 +121,18 @@ async def test_what_a_speaker_sees_is_told_to_the_listener_by_its_word_alone():
         ]
 
 
+def test_a_critic_of_the_signalling_game_is_told_colour_and_word_together():
+    world, seen = make("speaker_listener").unwrapped, set()
+    for number, word in product(range(len(COLOURS)), (None, *WORDS, ILLEGAL)):
+        world.begin(number)
+        world.said["speaker"] = [] if word is None else [word]
+        view = world.critic_view("listener")
+        assert view == world.critic_view("speaker")
+        assert (len(view), sum(view)) == (15, 1.0)
+        seen.add(tuple(view))
+    assert len(seen) == 15
+
+
 async def test_a_crew_of_fifty_fills_every_place_and_the_number_is_checked():
     env = make("allocation", workers=50)
     session = await play(env, next(iter(env.tasks())))

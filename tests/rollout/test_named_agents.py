@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +30,8 @@ from agentrl.train.record.verify import verify
 from agentrl.types import Sampling, Session, Status, Task
 from tests.sessions.gateway.conftest import Serve, serve  # noqa: F401 (a fixture)
 from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn, renderer
-from tests.sessions.gateway.programs import script
+from tests.sessions.gateway.programs import QUIET, script
+from tests.train.test_resume import end, start, words
 from tests.train.test_several_learners import same, weights
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
@@ -48,7 +50,7 @@ async def played(
     agents = {"planner": "main", "worker": "helper"}
     async with serve(**options) as served:
         gateway = LocalGateway(served.gateway, served.url, agents=agents, partners=partners)
-        session = await play(gateway, Session("s", Task(id="t"), seed=3), load_agent(program), 30, Sampling())
+        session = await play(gateway, Session("s", Task(id="t"), seed=3), load_agent(program), 120, Sampling())
         tree.check(session)
         assert session.status is Status.COMPLETED, session.error
         return session, served.engine, other
@@ -141,6 +143,26 @@ async def test_a_hand_off_of_openais_agents_is_between_policies(serve: Serve, tm
     assert (len(own.calls), len(other.calls)) == (2, 2)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("library", ["autogen", "crewai", "langgraph"])
+async def test_unmodified_teams_of_other_libraries_are_told_apart_by_their_models(
+    serve: Serve,  # noqa: F811
+    library: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A planner and a worker speak in turn, twice; each policy's turns are on paths of its own agent."""
+    for name, value in {**QUIET, "HOME": str(tmp_path), "NO_PROXY": "127.0.0.1,localhost"}.items():
+        monkeypatch.setenv(name, value)
+    program = shlex.join(map(str, script(library, f"{library}_team.py", tmp_path)))
+    session, own, other = await played(serve, program)
+    turns = [(node.agent, node.policy, any(node.trainable)) for node in session.nodes if node.sampled]
+    assert turns == [("planner", "main", True), ("worker", "helper", False)] * 2
+    assert (len(own.calls), len(other.calls)) == (2, 2)
+    for node in session.nodes:
+        assert node.parent is None or session.nodes[node.parent].agent == node.agent
+
+
 def test_a_sessions_reward_is_that_of_each_agent_that_spoke_in_it() -> None:
     session = Session("s", Task(id="t"), reward=0.5)
     root = tree.add(session, None, agentrl.Message(role="user", content="hi"), [1])
@@ -212,6 +234,24 @@ def test_a_plain_program_trains_its_planner_and_its_worker_each_by_its_own_token
 
 
 ONE: dict[str, Any] = {"env": {"name": "calculator"}, "model": {"name": "tiny"}, "agent": "sleep 1"}
+
+
+@pytest.mark.slow
+def test_a_killed_run_of_a_program_with_several_policies_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(textwrap.dedent(PROGRAM))
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    settings = {**RUN, "steps": 3, "checkpoint_every": 1, "keep_checkpoints": 9, "env": "calculator"}
+    settings["agent"] = f"{tmp_path / 'agent.py'}:agent"
+    agentrl.train(run_dir=str(straight), **settings)
+    process, rows = start(*words(settings), f"run_dir={killed}"), killed / "metrics.jsonl"
+    end(process, signal.SIGKILL, lambda: rows.exists() and rows.read_bytes().count(b"\n") >= 1)
+    agentrl.train(resume=str(killed))
+    assert len(rows.read_bytes().splitlines()) == 3
+    for policy in ("main", "other"):
+        assert not same(weights(killed, policy, 0), weights(killed, policy, 3)), policy
+        assert same(weights(straight, policy, 3), weights(killed, policy, 3)), policy
+    report = verify(killed)
+    assert report.passed, report
 
 
 def test_a_policy_that_plays_no_agent_is_named_by_itself() -> None:

@@ -28,9 +28,9 @@ NEEDS = {
 }
 NAMES = [
     name
-    for name, needs in NEEDS.items()  # the others: test_gae, test_prime, test_vine, test_remax, test_pairs, test_labels
+    for name, needs in NEEDS.items()  # the others: test_gae, test_prime, test_vine, test_remax, test_counterfactuals
     if needs.engine and not (needs.values or needs.branches or needs.greedy)
-    if not (needs.pairs or needs.labels)
+    if not (needs.pairs or needs.labels or needs.counterfactuals)
 ]
 """Those whose credit needs no numbers of tokens, forked or greedy sessions, demonstrations, pairs or labels."""
 

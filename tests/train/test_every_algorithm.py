@@ -22,7 +22,7 @@ from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import GREEDY, Group, Session
 from benchmarks.algorithms import MARGIN, Matrix
 from tests.train.forked import random_segment, session_of
-from tests.train.trees import as_group, linear_session
+from tests.train.trees import as_group, linear_session, with_counterfactuals
 
 NAMES = [*sorted(ALGORITHMS.known()), *(f"loss={name}" for name in sorted(LOSSES.known()))]
 
@@ -45,6 +45,7 @@ def sessions(needs: Needs) -> list[Group]:
     for place in range(6):
         found.append(session_of(f"s{place}", random_segment(rng, depth, rewards=False), [8, 9, 10]))
         found[-1].rewards = {"one": found[-1].reward or 0.0, "other": float(place % 2)}
+        with_counterfactuals(found[-1])
     if needs.greedy:
         found[-1].phase = GREEDY
     return [as_group(found)]

@@ -21,8 +21,16 @@ from agentrl.train.driver.lost_tokens import SAMPLED, TRAINED, Cause, account
 from agentrl.train.forest.packing import pack_credited
 from agentrl.types import GREEDY, Group, Message, Session
 from agentrl.types.branches import alone, branch_nodes
+from agentrl.types.session import COUNTERFACTUALS
 from tests.train.forked import random_segment, session_of
-from tests.train.trees import as_group, environment_node, linear_session, random_session, sampled_node
+from tests.train.trees import (
+    as_group,
+    environment_node,
+    linear_session,
+    random_session,
+    sampled_node,
+    with_counterfactuals,
+)
 
 EVERY = {name: make_algorithm(algorithm_settings({"name": name})) for name in list_built_in(ALGORITHMS, "agentrl.")}
 NAMES = [name for name, algorithm in EVERY.items() if algorithm.needs.engine]
@@ -40,6 +48,8 @@ def with_helper(session: Session) -> Session:
         replace(n, id=n.id + HELPER, parent=moved[n.parent], copy_of=moved[n.copy_of], agent=f"{n.agent}-2")
         for n in session.nodes
     ]
+    known = session.info.get(COUNTERFACTUALS, {})
+    made.info = {COUNTERFACTUALS: {f"{agent}-2": each for agent, each in known.items()}}
     made.branches = [
         replace(b, head=moved[b.head], start=b.start and b.start + HELPER, end=b.end + HELPER) for b in session.branches
     ]
@@ -62,6 +72,7 @@ def trees(rng: random.Random, name: str) -> list[Group]:
                     node.reward = rng.choice([None, None, 0.05]) if node.sampled else None
                 made.reward = 0.5 * (made.reward or 0.0)
             made.rewards = {"one": made.reward or 0.0}
+            with_counterfactuals(made)
             members.append(made)
         if needs.greedy:
             members[-1].phase = GREEDY

@@ -34,7 +34,7 @@ from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import GREEDY, Group
 from tests.train.test_pairs import dpo
-from tests.train.trees import as_group, linear_session
+from tests.train.trees import as_group, linear_session, with_counterfactuals
 
 NAMES = sorted(list_built_in(ALGORITHMS, "agentrl."))
 
@@ -49,6 +49,7 @@ def ragged(seed: int, groups: int, name: str = "g") -> list[Group]:
             reward = float(i) if rng.random() < 0.8 else 0.5
             members.append(linear_session(f"{name}{g}-{i}", [8, 9 + g], turns, reward=reward, group=f"{name}{g}"))
             members[-1].rewards = {"right": reward, "short": 1 / sum(map(len, turns))}
+            with_counterfactuals(members[-1])
         found.append(as_group(members, f"{name}{g}"))
     return found
 

@@ -37,7 +37,7 @@ def words(settings: dict[str, Any]) -> list[str]:
 
 
 def start(*words: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "agentrl.cli", "train", *words]
+    command = [sys.executable, "-m", "agentrl", "train", *words]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 

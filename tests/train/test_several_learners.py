@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from safetensors.torch import load_file
 import agentrl
 from agentrl.config import RunConfig
 from agentrl.rollout.stream.batch_metrics import staleness
+from agentrl.rollout.stream.outcomes import TRAINED, GroupOutcome
 from agentrl.sessions.store.store import Store
 from agentrl.sessions.tree.perspective import group_seen_by, view_by
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.driver.learning import Batch, Learning
+from agentrl.train.record import ledger
 from agentrl.train.record.state import TRAINER, part
 from agentrl.train.record.verify import verify
 from agentrl.train.record.verify.recorded import Recorded
@@ -101,6 +104,9 @@ def test_groups_begin_before_both_policies_have_learned_and_a_killed_run_goes_on
     assert report.passed, report
     lines = [orjson.loads(line) for line in rows.read_bytes().splitlines()]
     assert len(lines) == 5
+    entries = ledger.read(tmp_path)
+    newest = {line["step"]: line["other/version"] for line in lines}
+    assert all(newest[each.step] - 3 <= min(each.outcome.others["other"]) <= newest[each.step] for each in entries)
     for prefix in ("", "other/"):
         assert 0 < max(line[f"{prefix}staleness/max"] for line in lines) <= 2
 
@@ -203,7 +209,12 @@ def test_a_policy_is_stale_by_its_own_versions_alone() -> None:
     for policy, version in (("main", 7), ("other", 2), ("frozen", 0)):
         node = sampled_node(session, environment_node(session, None, [8]).id, [30, 31], version=version)
         node.policy = policy
+        node.trainable = [policy != "frozen"] * len(node.trainable)
     group = Group("g", session.task, [session])
+    outcome = GroupOutcome.of(group, TRAINED)
+    assert (outcome.versions, outcome.others) == ((7,), {"other": (2,)})
+    assert GroupOutcome.read(orjson.loads(orjson.dumps(outcome.data()))) == outcome
+    assert "others" not in replace(outcome, others={}).data()
     for policy, version in (("main", 8), ("other", 3)):
         found = staleness([group_seen_by(group, policy, {})], version)
         assert found == {"staleness/mean": 1.0, "staleness/max": 1.0, "staleness/share_1": 1.0}

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from agentrl.train.algorithms.credit import Credit, NodeAdvantage
 from agentrl.types import FinishReason, Group, Message, Node, Sampling, Session, Status, Task, VersionSpan
+from agentrl.types.session import COUNTERFACTUALS
 
 VOCABULARY = 48
 
@@ -73,6 +74,12 @@ def linear_session(
     for turn in turns:
         parent = sampled_node(session, parent, turn, demonstrated=demonstrated).id
         parent = environment_node(session, parent, [3]).id
+    return session
+
+
+def with_counterfactuals(session: Session) -> Session:
+    """The session with what its turns would have come to, had they been drawn again (`algo=coma`)."""
+    session.info[COUNTERFACTUALS] = {session.main_agent: {str(turn): [0.25, 0.5] for turn in range(session.turns)}}
     return session
 
 

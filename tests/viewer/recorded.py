@@ -73,6 +73,30 @@ def write_run(folder: Path, *, steps: int = 30, groups: int = 2, lr: float = 1e-
     return folder
 
 
+def write_several(folder: Path) -> Path:
+    """A run of the policies main and rival, and earlier versions of one as `past`, in two steps of two sessions."""
+    write_run(folder, steps=2, groups=1, hostile=False)
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    settings["agents"] = {"right": "rival"}
+    settings["policies"] = {"rival": {"algo": {"name": "magrpo"}}, "past": {"name": "past"}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    rows = [orjson.loads(line) for line in (folder / "metrics.jsonl").read_bytes().splitlines()]
+    rows = [row | {"rival/reward/mean": 0.25, "rival/loss": 0.5 * row["step"]} for row in rows]
+    (folder / "metrics.jsonl").write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    with Store(folder / "sessions.db") as store:
+        played = [("rival", 1.0, 0.0), ("rival", 0.5, 0.5), ("past/1", 0.75, 0.0)]
+        for number, (other, own, reward) in enumerate(played):
+            session = Session(f"match-{number}", Task(id="game"), phase="train", status=Status.COMPLETED, step=0)
+            session.agent_rewards = {"left": own, "right": reward} if other == "rival" else {"left": own}
+            session.partner_rewards = {} if other == "rival" else {"right": reward}
+            for agent, policy in (("left", "main"), ("right", other)):
+                asked = tree.add(session, None, Message(role="user", content="Play."), [5, 6], agent=agent)
+                turn = spoken(session, asked, Message(role="assistant", content=f"I am {agent}."), 1)
+                turn.agent, turn.policy = agent, policy
+            store.save(session)
+    return folder
+
+
 def with_demonstrations(run: Path, count: int = 3) -> None:
     """What a warm start played, before the run's first session."""
     with Store(run / "sessions.db") as store:

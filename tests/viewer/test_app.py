@@ -35,7 +35,7 @@ from agentrl.viewer.app import create_app
 from agentrl.viewer.conversations import as_pytest
 from agentrl.viewer.guard import HEADERS
 from agentrl.viewer.runs import Runs, RunStatus
-from tests.viewer.recorded import HOSTILE, spoken, with_demonstrations, write_run
+from tests.viewer.recorded import HOSTILE, spoken, with_demonstrations, write_run, write_several
 
 
 def client(folder: Path, host: str = "127.0.0.1", **options: Any) -> httpx.AsyncClient:
@@ -196,6 +196,22 @@ async def test_the_distribution_counts_every_scored_session_once(runs: Path) -> 
     rows = await asked(runs, "sessions", run="first", phase="train", limit=1)
     unscored = (await asked(runs, "sessions", run="first", phase="train", score="", limit=1))["total"]
     assert sum(count for _, _, count in found["counts"]) == rows["total"] - unscored
+
+
+async def test_policies_are_compared_in_the_sessions_that_they_shared(tmp_path: Path) -> None:
+    write_several(tmp_path / "several")
+    about = await asked(tmp_path, "run", run="several")
+    assert about["policies"] == ["main", "rival", "past"]
+    found = await asked(tmp_path, "players", run="several")
+    assert found["policies"] == ["main", "rival", "past/1"]
+    assert {(one, other): (count, mean) for one, other, count, mean in found["cells"]} == {
+        ("main", "rival"): (2, 0.75),
+        ("rival", "main"): (2, 0.25),
+        ("main", "past/1"): (1, 0.75),
+        ("past/1", "main"): (1, 0.0),
+    }
+    session = await asked(tmp_path, "session", run="several", id="match-0")
+    assert session["policies"] == about["policies"]
 
 
 async def test_a_session_has_its_tree_its_messages_and_its_tokens(runs: Path) -> None:

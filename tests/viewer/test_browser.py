@@ -22,7 +22,7 @@ from agentrl.types import FunctionCall, Message, Session, Status, Task, ToolCall
 from agentrl.viewer.replay_process import Replays
 from tests.conftest import need
 from tests.viewer.conftest import viewed
-from tests.viewer.recorded import BEGAN, HOSTILE, spoken, with_demonstrations, write_long, write_run
+from tests.viewer.recorded import BEGAN, HOSTILE, spoken, with_demonstrations, write_long, write_run, write_several
 
 pytestmark = pytest.mark.slow
 DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -274,6 +274,35 @@ async def test_demonstrations_are_a_filter_of_the_sessions_and_their_imitation_i
         await page.get_by_text("20 sessions", exact=True).wait_for()
         await opened(page, url, "#/run/run/timeline")
         assert await page.locator("svg.timeline title", has_text="trainer, warm start: 50.0 s").count() == 1
+
+
+async def test_policies_have_colours_in_curves_and_sessions_and_a_table_of_who_played_whom(
+    page: Any, tmp_path: Path
+) -> None:
+    write_several(tmp_path / "several")
+    async with viewed(page, tmp_path) as url:
+        await opened(page, url, "#/run/several")
+        legend = page.locator(".legend .policy")
+        assert await legend.all_inner_texts() == ["main", "rival"]
+        chart = page.locator('[data-chart="reward/mean"]')
+        described = await chart.locator("svg").get_attribute("aria-label")
+        assert "main: " in described
+        assert "rival: 0.25" in described
+        assert not await page.locator('[data-chart="rival/reward/mean"]').count()
+        await opened(page, url, "#/run/several/sessions")
+        table = page.locator(".players")
+        await table.wait_for()
+        assert await table.locator("tbody th").all_inner_texts() == ["main", "rival", "past/1"]
+        assert (await table.locator("tbody td").all_inner_texts())[1].split() == ["0.75", "2", "sessions"]
+        row = page.locator("table.sessions tr", has_text="match-0")
+        assert await row.locator(".policy").all_inner_texts() == ["main", "rival"]
+        colour = "all => all.map(each => getComputedStyle(each).{})"
+        squares = await table.locator("tbody th i").evaluate_all(colour.format("backgroundColor"))
+        assert len({*squares}) == 3
+        await opened(page, url, "#/run/several/session/match-0")
+        assert await page.locator(".message header .policy").all_inner_texts() == ["rival"]
+        marks = await page.locator(".node.assistant .mark").evaluate_all(colour.format("color"))
+        assert marks == squares[:2]
 
 
 async def test_a_root_beside_the_task_is_marked_in_the_tree_and_in_its_conversation(page: Any, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from agentrl.train.algorithms.credit import Credit, NodeKey, trainable_nodes
 from agentrl.train.algorithms.objective import add_sums, empty_sums, objective
 from agentrl.train.forest.packing import pack_credited
 from agentrl.types import GREEDY, Group
+from agentrl.types.session import COUNTERFACTUALS
 
 
 @dataclass
@@ -33,12 +34,15 @@ class _Subject:
         return self.kind(self.config)
 
     def groups(self, algorithm: Algorithm, seed: int = 0) -> list[Group]:
-        """Groups as the loop hands them over: with greedy sessions, where the algorithm needs them."""
+        """Groups as the loop hands them over: with greedy sessions or continuations where the algorithm needs them."""
         groups = sampled_groups(seed, size=max(4, algorithm.needs.group_size))
         for group in groups if algorithm.needs.greedy else ():
             greedy = copy.deepcopy(group.sessions[0])
             greedy.id, greedy.phase = f"{greedy.id}-greedy", GREEDY
             group.sessions.append(greedy)
+        for session in (each for group in groups for each in group.sessions if algorithm.needs.counterfactuals):
+            again = {str(turn): [0.25] for turn in range(session.turns)}
+            session.info[COUNTERFACTUALS] = {session.main_agent: again}
         if not algorithm.needs.engine:
             for node in (node for group in groups for session in group.sessions for node in session.nodes):
                 node.sampling, node.versions, node.finish_reason = None, [], None

@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from agentrl import faults, tracing
 from agentrl.common.concurrency import concurrently
@@ -27,11 +27,13 @@ from agentrl.envs.scoring.group_rewards import give_group_rewards
 from agentrl.envs.turns import Actor, Player, nothing_to_record
 from agentrl.errors import EngineError, EnvError
 from agentrl.rollout.episodes.branching import play_forked
+from agentrl.rollout.episodes.combinations import play_combinations
+from agentrl.rollout.episodes.counterfactuals import play_counterfactual
 from agentrl.rollout.episodes.fork_rules import ForkRule, make_rule
 from agentrl.rollout.episodes.policies import Partners, Policy
-from agentrl.rollout.episodes.programs import Program, ServedProgram
+from agentrl.rollout.episodes.programs import Program, RemoteSessionRunner, ServedProgram
 from agentrl.rollout.episodes.tool_faults import ToolFaults
-from agentrl.rollout.stream.seeds import derive
+from agentrl.rollout.stream.seeds import group_seed
 from agentrl.rollout.stream.slots import Slots
 from agentrl.rollout.stream.unfinished import Left, LeftSessions, Restored, StateSaver, restore_env
 from agentrl.sessions.store.recorder import Records
@@ -60,27 +62,6 @@ def new_group(phase: str, number: int, task: Task, attempt: int = 0) -> Group:
     return Group(f"{phase}-{number}.{attempt}", task, number=number, attempt=attempt)
 
 
-def group_seed(run_seed: int, phase: str, number: int) -> int:
-    """The seed of a group's sessions, the same for every attempt at a number."""
-    return derive(run_seed, f"{phase}-{number}")
-
-
-class RemoteSessionRunner(Protocol):
-    """Plays sessions in other processes (`rollout.workers.environment_workers`).
-
-    Attributes:
-        records: whether it also stores them.
-    """
-
-    records: bool
-
-    async def play(
-        self, rollouts: Rollouts, session: Session, actor: Actor | Program, deadline: Deadline | None
-    ) -> Session:
-        """Play one attempt at a session, as `rollouts` would; where its process dies it is an INFRA_ERROR."""
-        ...
-
-
 @dataclass(frozen=True)
 class Rollouts:
     """Generates groups, with one limit on concurrent sessions for all of them.
@@ -95,6 +76,8 @@ class Rollouts:
         recorder: stores the sessions while they are generated, every attempt at one included; None stores nothing.
         left: the sessions that an earlier process of the run left; empty where it was not resumed.
         views: whether a critic reads what environments tell it (`Env.critic_view`).
+        counterfactuals: how often each joint turn of training is continued again for each agent (`algo=coma`).
+        combinations: whether all combinations of a group's completions are played (`algo.pairing=cross`).
         elsewhere: plays sessions in other processes; None plays them here.
     """
 
@@ -107,7 +90,9 @@ class Rollouts:
     recorder: Records | None = None
     left: LeftSessions = field(default_factory=LeftSessions, repr=False, compare=False)
     views: bool = False
-    elsewhere: RemoteSessionRunner | None = field(default=None, repr=False, compare=False)
+    counterfactuals: int = 0
+    combinations: bool = False
+    elsewhere: RemoteSessionRunner[Rollouts] | None = field(default=None, repr=False, compare=False)
     slots: Slots = field(init=False, repr=False, compare=False)
     rule: ForkRule = field(init=False, repr=False, compare=False)
     states: StateSaver = field(init=False, repr=False, compare=False)
@@ -202,7 +187,6 @@ class Rollouts:
             AgentRLError: a failure that the user must fix; the other sessions are cancelled.
             EngineError: no engine is left, and none can be started.
         """
-        seed = group_seed(self.seed, phase, group.number)
 
         def new(sample: int, attempt: int) -> Session:
             return Session(
@@ -213,7 +197,7 @@ class Rollouts:
                 group_attempt=group.attempt,
                 sample=sample,
                 attempt=attempt,
-                seed=seed,
+                seed=group_seed(self.seed, phase, group.number),
                 phase=phase if sample < n else GREEDY,
                 step=step,
                 environment=group.task.environment or self.environment,
@@ -225,7 +209,11 @@ class Rollouts:
         group.sessions = await concurrently(
             self._with_retries(partial(new, sample), each, ended, place, deadline) for sample, each in enumerate(actors)
         )
-        if await give_group_rewards(self.make_env, group.sessions) and self.recorder is not None:
+        changed = await give_group_rewards(self.make_env, group.sessions)
+        if self.combinations and phase == TRAIN and not isinstance(actor, Program):
+            player = partial(replace(self, recorder=None)._player, actor=actor)
+            changed |= await play_combinations(group.sessions, self.make_env, player, self.limits)
+        if changed and self.recorder is not None:
             await asyncio.gather(*map(self.recorder.end, group.sessions))
 
     async def play(self, session: Session, actor: Actor) -> Session:
@@ -280,7 +268,7 @@ class Rollouts:
         if left is None:
             return None
         env = self.make_env().for_task(left.session.task)
-        whole = isinstance(actor, Program) or self.rule.active  # forks are planned from a session's beginning
+        whole = isinstance(actor, Program) or self.rule.active or self.counterfactuals  # forks need its beginning
         if whole or left.state is None or not await restore_env(env, left.state):
             self.left.counts["again"] += 1
             return None
@@ -361,17 +349,28 @@ class Rollouts:
                 session,
                 env,
                 make_env=lambda: self.make_env().for_task(session.task),
-                player=lambda env, part, head: self._player(env, part, agent, actor, head, forked=head is not None),
+                player=lambda env, part, head: self._player(env, part, agent, head, actor, forked=head is not None),
                 limits=lambda: self._limits(deadline),
             )
         heads = restored.heads(session) if restored is not None else {}
-        players = {agent: self._player(env, session, agent, actor, heads.get(agent)) for agent in env.agents}
+        players = {agent: self._player(env, session, agent, heads.get(agent), actor) for agent in env.agents}
 
         async def before_turn(turn: int, agents: Sequence[str], order: Sequence[str]) -> None:
             if self.recorder is not None:
                 made = partial(episode_state, session, players, turn, agents, order)
                 await self.states.save(self.recorder, session, env, made)
 
+        if session.phase == TRAIN and self.counterfactuals:
+            return await play_counterfactual(
+                session,
+                env,
+                players,
+                self.counterfactuals,
+                make_env=lambda: self.make_env().for_task(session.task),
+                player=partial(replace(self, recorder=None)._player, actor=actor),
+                limits=lambda: self._limits(deadline),
+                before_turn=before_turn,
+            )
         middle = restored.middle(session) if restored is not None else None
         return await run_episode(env, session, players, self._limits(deadline), middle=middle, before_turn=before_turn)
 
@@ -382,7 +381,7 @@ class Rollouts:
         return self.limits.model_copy(update={"timeout": min(self.limits.timeout, max(deadline.left(), 0.0))})
 
     def _player(
-        self, env: Env, session: Session, agent: str, actor: Actor, head: int | None, *, forked: bool = False
+        self, env: Env, session: Session, agent: str, head: int | None, actor: Actor, *, forked: bool = False
     ) -> Player:
         partner = self.partners.get(agent)
         policy, own = (partner and partner.plays(session)) or (self.policy, actor)

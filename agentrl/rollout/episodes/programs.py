@@ -12,12 +12,15 @@ import time
 from collections.abc import AsyncIterator, Mapping, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
+from agentrl.common.deadline import Deadline
 from agentrl.config import GatewayConfig, RolloutConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env
 from agentrl.envs.deadlines import within
 from agentrl.envs.results import give_rewards, record_failure
+from agentrl.envs.turns import Actor
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded
 from agentrl.rollout.episodes import agents
 from agentrl.rollout.episodes.actors import sampling_of
@@ -25,6 +28,9 @@ from agentrl.rollout.episodes.policies import Partners, Policy
 from agentrl.rollout.workers.gateways import own_gateway
 from agentrl.sessions.store.store import Store
 from agentrl.types import Session, Status, Task
+
+_Rollouts = TypeVar("_Rollouts", contravariant=True)
+"""What sessions are played by (`groups.Rollouts`)."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,22 @@ class Program:
     def again(self, recorded: Session) -> Program:
         """Return the program for one session that is run again."""
         return replace(self, recorded=recorded)
+
+
+class RemoteSessionRunner(Protocol[_Rollouts]):
+    """Plays sessions in other processes (`rollout.workers.environment_workers`).
+
+    Attributes:
+        records: whether it also stores them.
+    """
+
+    records: bool
+
+    async def play(
+        self, rollouts: _Rollouts, session: Session, actor: Actor | Program, deadline: Deadline | None
+    ) -> Session:
+        """Play one attempt at a session, as `rollouts` would; where its process dies it is an INFRA_ERROR."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agentrl.config import RolloutConfig
-from agentrl.rollout.episodes.groups import Ended, group_seed, nothing
+from agentrl.rollout.episodes.groups import Ended, nothing
 from agentrl.rollout.stream.samplers import Sampler
+from agentrl.rollout.stream.seeds import group_seed
 from agentrl.rollout.stream.slots import Slots
 from agentrl.rollout.stream.unfinished import LeftSessions
 from agentrl.sessions.store.store import Store

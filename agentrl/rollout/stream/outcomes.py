@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from agentrl.rollout.workers.held import content_hash, versions_of
-from agentrl.types import Group
+from agentrl.types import MAIN, Group
 
 TRAINED = "trained"
 REPLAYED = "replayed"
@@ -33,6 +33,7 @@ class GroupOutcome:
             before it was finished.
         outcome: `TRAINED`, `REPLAYED`, or the cause for which it was discarded.
         hash: of its sessions (`content_hash`); None where it was discarded before it was finished.
+        others: `versions` of each other policy that learns, by its name; what is written has no such key without any.
     """
 
     group: str
@@ -44,6 +45,7 @@ class GroupOutcome:
     versions: tuple[int, ...]
     outcome: str
     hash: str | None
+    others: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @staticmethod
     def of(group: Group, outcome: str) -> GroupOutcome:
@@ -60,10 +62,29 @@ class GroupOutcome:
             versions=versions,
             outcome=outcome,
             hash=found,
+            others=_others(group),
         )
+
+    def data(self) -> dict[str, Any]:
+        """The outcome as it is written."""
+        found = asdict(self)
+        if not self.others:
+            del found["others"]
+        return found
 
     @staticmethod
     def read(data: dict[str, Any]) -> GroupOutcome:
         """The outcome of a JSON object with these fields."""
-        names = GroupOutcome.__dataclass_fields__
-        return GroupOutcome(**{name: data[name] for name in names} | {"versions": tuple(data["versions"])})
+        names = GroupOutcome.__dataclass_fields__.keys() - {"others"}
+        others = {name: tuple(versions) for name, versions in data.get("others", {}).items()}
+        given = {name: data[name] for name in names} | {"versions": tuple(data["versions"]), "others": others}
+        return GroupOutcome(**given)
+
+
+def _others(group: Group) -> dict[str, tuple[int, ...]]:
+    """The versions of policies besides the main one whose tokens in a group are trained."""
+    found: dict[str, set[int]] = {}
+    for node in (node for session in group.sessions for node in session.nodes):
+        if node.policy not in (None, MAIN) and any(node.trainable):
+            found.setdefault(str(node.policy), set()).update(span.version for span in node.versions)
+    return {name: tuple(sorted(versions)) for name, versions in sorted(found.items())}

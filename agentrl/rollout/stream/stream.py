@@ -20,7 +20,6 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
@@ -335,7 +334,7 @@ class Stream:
             "past": [
                 [number, group.attempt, group.choice] for number, group in sorted((self._past | self._replayed).items())
             ],
-            "outcomes": [asdict(outcome) for outcome in self.outcomes],
+            "outcomes": [outcome.data() for outcome in self.outcomes],
         }
 
     def restore(self, state: Mapping[str, Any], sessions: Callable[[str], list[Session]]) -> None:

@@ -205,7 +205,7 @@ class EnvironmentRole:
 
 
 class InWorkers:
-    """Plays a run's sessions in its environment workers (`groups.RemoteSessionRunner`).
+    """Plays a run's sessions in its environment workers (`programs.RemoteSessionRunner`).
 
     Args:
         workers: they.

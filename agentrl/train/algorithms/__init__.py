@@ -22,6 +22,7 @@ ALGORITHMS: Registry[type[Algorithm]] = Registry(
     "algo",
     "agentrl.algorithms",
     {
+        "coma": f"{_HERE}.teams.coma:Coma",
         "cpo": f"{_HERE}.preference:Cpo",
         "dapo": f"{_HERE}.dapo:Dapo",
         "distill": f"{_HERE}.distill:Distill",
@@ -32,7 +33,8 @@ ALGORITHMS: Registry[type[Algorithm]] = Registry(
         "grpo": f"{_HERE}.grpo:Grpo",
         "gspo": f"{_HERE}.gspo:Gspo",
         "kto": f"{_HERE}.kto:Kto",
-        "magrpo": f"{_HERE}.magrpo:Magrpo",
+        "maac": f"{_HERE}.teams.maac:Maac",
+        "magrpo": f"{_HERE}.teams.magrpo:Magrpo",
         "maxrl": f"{_HERE}.maxrl:MaxRl",
         "opo": f"{_HERE}.opo:Opo",
         "orpo": f"{_HERE}.preference:Orpo",

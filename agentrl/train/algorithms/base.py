@@ -97,6 +97,9 @@ class Needs:
             reference over the batch (`Tokens.divergence`); with `sequence`.
         group_size: the fewest sessions of a group that give a signal.
         branches: sessions that are forked (`rollout.branch`).
+        counterfactuals: returns of continuations of joint turns, in `Session.info`; `settings` then has
+            `counterfactuals`, how many there are for each turn.
+        combinations: what all combinations of a group's completions come to; `settings` then has `max_joint_actions`.
         whole_sessions: sessions without forks, since its advantages are of whole sessions.
         greedy: one more session of each group's task at temperature 0 (`Group.greedy`), which is not trained.
         engine: a policy sampled the tokens; otherwise they are demonstrations, and ratios and mismatch mean nothing.
@@ -114,6 +117,8 @@ class Needs:
     labels: bool = False
     group_size: int = 1
     branches: bool = False
+    counterfactuals: bool = False
+    combinations: bool = False
     whole_sessions: bool = False
     greedy: bool = False
     engine: bool = True

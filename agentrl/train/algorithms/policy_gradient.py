@@ -49,6 +49,7 @@ class PolicyGradient(Algorithm):
         reward_model: whether they need process rewards of a model that learns beside the policy.
         teacher: whether they need log-probabilities of a frozen policy.
         branches: whether they need sessions that are forked.
+        counterfactuals: whether they need returns of continuations of joint turns.
         whole_sessions: whether they are of whole sessions, so that forks have no meaning.
         greedy: whether they need a greedy session beside each group.
         compares: what credit has besides advantages, `pairs` or `labels`; `algo.loss` is then one over these.
@@ -61,6 +62,7 @@ class PolicyGradient(Algorithm):
     reward_model: ClassVar[bool] = False
     teacher: ClassVar[bool] = False
     branches: ClassVar[bool] = False
+    counterfactuals: ClassVar[bool] = False
     whole_sessions: ClassVar[bool] = False
     greedy: ClassVar[bool] = False
     compares: ClassVar[Compared | None] = None
@@ -93,6 +95,7 @@ class PolicyGradient(Algorithm):
             sequence=self.policy_loss.sequence,
             group_size=self.group_size,
             branches=self.branches,
+            counterfactuals=self.counterfactuals,
             whole_sessions=self.whole_sessions,
             greedy=self.greedy,
         )

@@ -64,7 +64,7 @@ def _loss(algorithm: Algorithm) -> str:
 def _needs(algorithm: Algorithm) -> str:
     needs = algorithm.needs
     found = [f"groups of {needs.group_size}"] if needs.group_size > 1 else []
-    names = ("critic", "reward_model", "teacher", "reference", "branches", "greedy")
+    names = ("critic", "reward_model", "teacher", "reference", "branches", "counterfactuals", "greedy")
     found += [name.replace("_", " ") for name in names if getattr(needs, name)]
     return ", ".join(found if needs.engine else [*found, "demonstrations"])
 

@@ -245,6 +245,7 @@ async def playing(
         held = await enter(holding(config, store, trains=trains))
         recorder, name, views = stack.enter_context(Recorder(store)), config.env.name, config.views
         rollouts = Rollouts(make_env, policy, config.rollout, config.seed, partners, name, recorder, views=views)
+        rollouts = replace(rollouts, counterfactuals=config.counterfactuals, combinations=config.combinations)
         if loaded.recorded is not None:
             rollouts = RerunRollouts.of(rollouts, loaded.recorded)
         gateways = await enter(gateway_workers(config.cluster, config.gateway, config.model, rollouts, loaded.base))

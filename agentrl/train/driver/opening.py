@@ -28,9 +28,9 @@ from agentrl.train.driver import base_model, interrupt, setup
 from agentrl.train.driver.loop import Loop
 from agentrl.train.plan.model_checks import prove_architecture
 from agentrl.train.record import manifest
-from agentrl.train.record.files import disk_error
+from agentrl.train.record.files import disk_error, run_path
 from agentrl.train.record.remote_copy import Uploads
-from agentrl.train.record.run_folder import RunFolder, run_path
+from agentrl.train.record.run_folder import RunFolder
 
 DISK_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 ENDING = 10.0

@@ -22,11 +22,11 @@ from agentrl.rollout.stream.outcomes import REPLAYED, TRAINED, GroupOutcome
 from agentrl.rollout.workers.held import has_content
 from agentrl.sessions.store.query import Between
 from agentrl.sessions.store.store import Store
-from agentrl.train.driver.resuming import step_of
+from agentrl.train.driver.resuming import ResumedFrom, step_of
 from agentrl.train.record import ledger
 from agentrl.train.record.files import write_atomically
 from agentrl.train.record.recording import BY_TIME
-from agentrl.train.record.run_folder import ResumedFrom, RunFolder
+from agentrl.train.record.run_folder import RunFolder
 from agentrl.train.record.seals import LOSSES, STREAM, digest
 from agentrl.train.record.state import last_attempts, read_saved
 from agentrl.types import Group

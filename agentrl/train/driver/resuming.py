@@ -9,6 +9,7 @@ its config.yaml has the new ones from then on.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,14 @@ STATE = "run.json"
 """The file of a checkpoint that has the state of stream and algorithm; see `train.record.state`."""
 ASIDE = "damaged-"
 """Prefix of the name of a checkpoint that could not be resumed from."""
+
+
+@dataclass(frozen=True)
+class ResumedFrom:
+    """The point that a resumed run goes on from: a whole checkpoint, and the settings as they were before."""
+
+    checkpoint: Path
+    saved: RunConfig
 
 
 def read_settings(run: Path, asked: str = "") -> dict[str, Any]:

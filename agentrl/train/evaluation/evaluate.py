@@ -61,8 +61,8 @@ from agentrl.sessions.store.store import Store
 from agentrl.train.display.console import Display
 from agentrl.train.display.pictures import transcripts
 from agentrl.train.evaluation.probe import HeldOutProbe
-from agentrl.train.record.files import write_atomically
-from agentrl.train.record.run_folder import RunFolder, run_path
+from agentrl.train.record.files import run_path, write_atomically
+from agentrl.train.record.run_folder import RunFolder
 from agentrl.train.record.seals import SETTINGS, digest
 from agentrl.types import Group, Session
 

@@ -19,6 +19,7 @@ from agentrl.config import (
     EngineConfig,
     FleetConfig,
     GatewayConfig,
+    LoraConfig,
     PolicyConfig,
     RewardConfig,
     RolloutConfig,
@@ -37,6 +38,8 @@ from agentrl.models.registry import TINY
 from agentrl.rollout.engines import ENGINES, check_engine, check_reference, grammars
 from agentrl.rollout.episodes.agents import load_agent
 from agentrl.rollout.episodes.branching import check_branching
+from agentrl.rollout.episodes.combinations import check_combinations
+from agentrl.rollout.episodes.counterfactuals import check_counterfactuals
 from agentrl.rollout.episodes.evaluation import SCRIPTED, held_out_split
 from agentrl.rollout.episodes.opponents import check_partner
 from agentrl.rollout.remote import check_api, is_remote
@@ -50,7 +53,7 @@ from agentrl.train.algorithms.base import Algorithm
 from agentrl.train.driver import base_model, resuming, setup
 from agentrl.train.record import chain
 from agentrl.train.trackers import TRACKERS
-from agentrl.train.trainers import TRAINERS, check_trainer
+from agentrl.train.trainers import TRAINERS, check_trainer, modules_in_full
 from agentrl.types import MAIN
 
 WrittenLater = Literal["", "run", "file"]
@@ -77,6 +80,7 @@ def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> No
         faults.load(config.faults)
     algorithm = make_algorithm(config.algo)
     check_trainer(config.trainer, algorithm, config.lora)
+    _check_adapter(config.engine, config.lora)
     for name in config.metrics:
         TRACKERS.find(name)
     if config.data is not None:
@@ -87,10 +91,30 @@ def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> No
     _check_sampling(config.rollout, config.engine, config.trainer, refuse=not config.allow_no_signal)
     _check_resident(config.rewards, config.cluster)
     env = check_rollouts(config)
-    _check_view(algorithm, env)
+    for each in (algorithm, *(make_algorithm(config.of_policy(name).algo) for name in config.learned)):
+        _check_view(each, env)
+        if each.needs.counterfactuals:
+            check_counterfactuals(each.name, env)
+        if each.needs.combinations:
+            most: int = each.config.max_joint_actions  # type: ignore[attr-defined]
+            check_combinations(env, config.rollout.group_size, most)
     _check_tasks(env, held_out_split(config.eval, env))
     if config.warm_start.steps:
         _check_tasks(env, base_model.demonstration_split(env))
+
+
+def _check_adapter(engine: EngineConfig, lora: LoraConfig) -> None:
+    """Refuse servers that compute an adapter beside their base where some of it is no adapter.
+
+    Raises:
+        ConfigError: it is so.
+    """
+    rank = getattr(engine, "adapter_rank", 0)
+    if rank and lora.active and (full := modules_in_full(lora)):
+        raise ConfigError(
+            f"engine.adapter_rank={rank}: engine={engine.name} computes no modules in full beside an adapter "
+            f"(lora.full={full}); with engine.adapter_rank=0 it gets whole weights"
+        )
 
 
 def _check_reading(config: RunConfig, data: DataConfig, algorithm: Algorithm, *, written_later: WrittenLater) -> None:

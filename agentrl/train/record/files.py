@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,3 +90,11 @@ def remove(folder: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         folder.rename(away)
         shutil.rmtree(away, ignore_errors=True)
+
+
+def run_path(env: str, run_dir: str | None, rerun: str | None = None, prefix: str = "") -> Path:
+    """Return a new run's folder: `run_dir`, or a name made of its environment and the time."""
+    name = Path(env.partition(":")[0]).stem
+    if rerun and not run_dir:
+        return Path(f"{rerun.rstrip('/')}-rerun")
+    return Path(run_dir or f"runs/{prefix}{name}-{time.strftime('%Y%m%d-%H%M%S')}")

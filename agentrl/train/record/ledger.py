@@ -4,16 +4,17 @@
      "versions": [1, 2], "outcome": "trained", "hash": "0d6c…"}
 
 `step` is the row of metrics.jsonl that the line belongs to: the step that trained the group, or in which it was
-discarded; the other fields are those of `rollout.stream.outcomes.Outcome`. What a step discards before a checkpoint
-that is saved within it (SIGTERM) is in the checkpoint's state until the next step's lines. A resumed run removes the
-lines beyond its checkpoint, as it does metrics.
+discarded; the other fields are those of `rollout.stream.outcomes.GroupOutcome`. Where several policies learn, `others`
+has the versions of those besides the main one, by name. What a step discards before a checkpoint that is saved within
+it (SIGTERM) is in the checkpoint's state until the next step's lines. A resumed run removes the lines beyond its
+checkpoint, as it does metrics.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
@@ -38,7 +39,7 @@ class Entry:
 
     def line(self) -> bytes:
         """The entry as a line of the file."""
-        return orjson.dumps({"step": self.step, **asdict(self.outcome)}) + b"\n"
+        return orjson.dumps({"step": self.step, **self.outcome.data()}) + b"\n"
 
 
 def write(run: Path, step: int, outcomes: Iterable[GroupOutcome]) -> None:

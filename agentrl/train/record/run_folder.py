@@ -34,25 +34,23 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from agentrl import faults
+from agentrl import faults, logs
 from agentrl.common import formats
-from agentrl.config import RunConfig, TrainerConfig, yaml_settings
+from agentrl.config import PAST, RunConfig, TrainerConfig, yaml_settings
 from agentrl.config.secrets import public
 from agentrl.envs.data.identity import Identities
 from agentrl.errors import AgentRLError, Blame, ConfigError, StoreError
 from agentrl.rollout.stream.outcomes import GroupOutcome
 from agentrl.train.driver import resuming
-from agentrl.train.driver.resuming import saved_steps, step_of
-from agentrl.train.record import kept_code, ledger, manifest, provenance, ratings, records, trainer_logprobs
+from agentrl.train.driver.resuming import ResumedFrom, saved_steps, step_of
+from agentrl.train.record import kept_code, ledger, manifest, provenance, ratings, records, seals, trainer_logprobs
 from agentrl.train.record.best import remove_superseded
 from agentrl.train.record.chain import resume_command
 from agentrl.train.record.data_identity import STARTS
@@ -67,14 +65,27 @@ if TYPE_CHECKING:
     from agentrl.train.record.remote_copy import Uploads
 
 Metrics = dict[str, float]
-
-
-@dataclass(frozen=True)
-class ResumedFrom:
-    """The point that a resumed run goes on from: a whole checkpoint, and the settings as they were before."""
-
-    checkpoint: Path
-    saved: RunConfig
+WRITTEN = (
+    *("metrics.jsonl", "groups.jsonl", ratings.NAME, provenance.NAME, STREAM, LOSSES, STARTS, seals.NAME, HELD_OUT),
+    *("result.json", "data.json"),
+    "learning_curve.png",
+    *("sessions.db", "sessions.db-wal", "sessions.db-shm", "sessions.db-count"),
+    *("replays.db", "replays.db-wal", "replays.db-shm", "replays.db-count"),
+    *(trainer_logprobs.NAME, f"{trainer_logprobs.NAME}-wal", f"{trainer_logprobs.NAME}-shm"),
+    *(
+        "tensorboard",
+        "trackers",
+        "transcripts",
+        "model",
+        ".model.partial",
+        PAST,
+        "checkpoints",
+        faults.LOG,
+        logs.NAME,
+        kept_code.FOLDER,
+    ),
+)
+"""The files of a run, or an evaluation, in its folder beside its settings."""
 
 
 class RunFolder:
@@ -128,7 +139,7 @@ class RunFolder:
                     f"run_dir={str(path)!r} holds a run already; {shlex.quote(f'resume={path}')} continues it, "
                     "another run_dir starts anew"
                 )
-            if not again and (found := [name for name in records.WRITTEN if (path / name).exists()]):
+            if not again and (found := [name for name in WRITTEN if (path / name).exists()]):
                 raise ConfigError(f"run_dir={str(path)!r} holds {found[0]}, which a run would write over")
             folder.config = config
             folder.write_settings()
@@ -210,7 +221,7 @@ class RunFolder:
     def discard(self) -> None:
         """Remove all that a new run wrote, and close."""
         self.trackers.close()
-        for name in (*records.WRITTEN, "config.yaml", formats.NAME):
+        for name in (*WRITTEN, "config.yaml", formats.NAME):
             path = self.path / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         self.close()
@@ -387,11 +398,3 @@ class RunFolder:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
-
-
-def run_path(env: str, run_dir: str | None, rerun: str | None = None, prefix: str = "") -> Path:
-    """Return a new run's folder: `run_dir`, or a name made of its environment and the time."""
-    name = Path(env.partition(":")[0]).stem
-    if rerun and not run_dir:
-        return Path(f"{rerun.rstrip('/')}-rerun")
-    return Path(run_dir or f"runs/{prefix}{name}-{time.strftime('%Y%m%d-%H%M%S')}")

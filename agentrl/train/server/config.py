@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
@@ -40,6 +40,9 @@ class ServeTrainingConfig(Section):
     """The folder of a new server; None: runs/serve-training-TIME."""
     resume: str | None = None
     """The folder of an earlier server, which goes on with its runs, keys and settings."""
+    passes: Literal["separate", "mixed"] = "separate"
+    """`separate`: each run's requests in passes of their own, as it would have alone. `mixed`: small requests that wait
+    are computed in one pass, whichever runs' they are; equal up to rounding."""
     alpha: PositiveFloat = 32.0
     """An adapter's scale is alpha/rank."""
     max_rank: PositiveInt = 256

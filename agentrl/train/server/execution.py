@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from agentrl.train.server.checkpoints import (
     write_checkpoint,
 )
 from agentrl.train.server.config import ServeTrainingConfig
-from agentrl.train.server.learner import AdamStep, AdapterSpec, RunAdapter, SharedBase
+from agentrl.train.server.learner import AdamStep, AdapterSpec, PassWork, RunAdapter, SharedBase
 from agentrl.train.server.messages import PROTOBUF, read_pass_request, write_pass_result
 from agentrl.train.server.served_run import Answer, ServedRun, Work
 from agentrl.train.server.tenants import SamplerInfo, Tenant
@@ -32,6 +32,8 @@ from agentrl.train.server.tenants import SamplerInfo, Tenant
 logger = logging.getLogger(__name__)
 CHANGES = frozenset(("create_model", "load_weights", "optim_step"))
 """Requests after which the state is written."""
+TOKEN_BYTES = 64
+"""A request with more bytes than this for each token that there is room for is not read to be mixed with others."""
 SAVES = frozenset(("save_weights", "save_weights_for_sampler"))
 """Requests that are not computed again where their answers are known."""
 
@@ -46,6 +48,7 @@ class RunExecutor:
 
     def __init__(self, base: SharedBase, config: ServeTrainingConfig) -> None:
         self.base, self.config = base, config
+        self._apart = set[tuple[str, int]]()  # requests whose mixed pass failed
         self._kinds: dict[str, Callable[[Tenant, ServedRun, int, bytes], Answer]] = {
             "create_model": self._create,
             "load_weights": self._load,
@@ -63,9 +66,64 @@ class RunExecutor:
             if known is not None and (known.failed or work.kind in SAVES):
                 return run.advance(number)
             self._compute(tenant, run, number, work, again=known is not None)
-        except Exception as error:  # of the disk, or of what was computed before: trying on would never end
-            logger.exception("request %d of %s", number, run.info.model_id)
-            run.broken = f"{type(error).__name__}: {error}"
+        except Exception as error:
+            self._break(run, number, error)
+
+    def _break(self, run: ServedRun, number: int, error: Exception) -> None:
+        """End a run after an error of the disk, or of what was computed before: trying on would never end."""
+        logger.error("request %d of %s", number, run.info.model_id, exc_info=error)
+        run.broken = f"{type(error).__name__}: {error}"
+
+    def execute_due(self, due: Sequence[tuple[Tenant, ServedRun]]) -> None:
+        """Compute the first run's request, and with `passes=mixed` what others, and the same run, ask beside it."""
+        if self.config.passes == "separate" or not self._compute_together(due):
+            self.execute(*due[0])
+
+    def _compute_together(self, due: Sequence[tuple[Tenant, ServedRun]]) -> bool:
+        """Compute forward and backward passes in one; False, with nothing done, where there are not several."""
+        found: list[tuple[ServedRun, int, PassWork]] = []
+        left = self.base.mixed_tokens
+        for _, run in due:
+            number = run.computed + 1
+            most = left if found else None
+            while (work := self._mixable(run, number, most)) is not None:
+                found.append((run, number, work))
+                left, number = left - work.tokens, number + 1
+                most = left
+            if not found:
+                return False  # the first run's turn is something else
+        if len(found) < 2:
+            return False
+        try:
+            results = self.base.run_together([work for _, _, work in found])
+        except Exception:
+            logger.exception("a mixed pass of %d requests failed; each is computed by itself", len(found))
+            for run, number, _ in reversed(found):
+                self._apart.add((run.info.model_id, number))
+                run.rewind()  # half a gradient may have been added
+            return True
+        for (run, number, _), result in zip(found, results, strict=True):
+            try:
+                run.keep(number, Answer(PROTOBUF, write_pass_result(result.logprobs, result.metrics)))
+                run.advance(number)
+            except Exception as error:
+                self._break(run, number, error)
+        return True
+
+    def _mixable(self, run: ServedRun, number: int, most: int | None) -> PassWork | None:
+        """Return a run's request of at most so many tokens, if it may be computed together with others."""
+        asked = run.waiting.get(number)
+        if asked is None or asked.kind != "forward_backward" or (run.info.model_id, number) in self._apart:
+            return None
+        if run.broken is not None or (most is not None and len(asked.body) > TOKEN_BYTES * most):
+            return None
+        if run.answer(number) is not None:
+            return None
+        try:
+            work = self.base.work(self._restore(run), read_pass_request(asked.body))
+        except Exception:  # by itself it fails again, and is answered
+            return None
+        return work if most is None or work.tokens <= most else None
 
     def _compute(self, tenant: Tenant, run: ServedRun, number: int, work: Work, *, again: bool) -> None:
         try:
@@ -193,13 +251,17 @@ class TrainingQueue:
         loop = asyncio.get_running_loop()
         while not self._ending:
             self._wake.clear()
-            found = self._next()
-            if found is None:
+            first = self._next()
+            if first is None:
                 await self._wake.wait()
                 continue
-            await loop.run_in_executor(self._thread, self.executor.execute, *found)
-            self.computed += 1
-            found[1].wake()
+            due = [first, *(pair for pair in self._due() if pair[1] is not first[1])]
+            before = {run.info.model_id: run.computed for _, run in due}
+            await loop.run_in_executor(self._thread, self.executor.execute_due, due)
+            for _, run in due:
+                if run.computed != before[run.info.model_id] or run is first[1]:
+                    self.computed += max(1, run.computed - before[run.info.model_id])
+                    run.wake()
 
     def end(self) -> None:
         """Compute nothing more after the request that is being computed; what waits is on the disk."""
@@ -208,6 +270,9 @@ class TrainingQueue:
 
     def close(self) -> None:
         self._thread.shutdown(wait=True)
+
+    def _due(self) -> list[tuple[Tenant, ServedRun]]:
+        return [(tenant, run) for tenant in self._tenants for run in tenant.runs.values() if run.due]
 
     def _next(self) -> tuple[Tenant, ServedRun] | None:
         for _ in range(len(self._tenants)):

@@ -1,7 +1,8 @@
 """One base with the adapters of many training runs: whichever run's turn it is, its matrices are on the base's layers.
 
 The base is held once, and frozen. Each run's requests are computed in passes of their own, of the shapes that it would
-have alone, so what one run computes does not depend on which others there are (`lora.tenants=separate`).
+have alone, so what one run computes does not depend on which others there are (`passes=separate`), or small requests of
+several runs in one pass (`passes=mixed`; see `agentrl.train.server.mixed`).
 """
 
 from __future__ import annotations
@@ -18,16 +19,22 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from agentrl.config import LoraConfig
-from agentrl.errors import InvalidInput
+from agentrl.errors import ConfigError, InvalidInput
 from agentrl.models.adapters import AdapterShape, SavedAdapter
 from agentrl.models.rope import fixed_angle_length
-from agentrl.train.server.losses import find_loss
+from agentrl.train.server.losses import TARGETS, find_loss
 from agentrl.train.server.messages import Datum, PassRequest
+from agentrl.train.server.mixed import mixed_passes, on_segments
 from agentrl.train.server.prefixes import SharedPass, check_data, shared_passes
 from agentrl.train.trainers.lora import Lora, add, linear_layers, list_adapted, remove
 from agentrl.train.trainers.torch_trainer.batch import computing, trunk_of
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
+
+MIXED_TOKENS = 1024
+"""The tokens of a mixed pass on a CPU, which gains nothing from more."""
+MIXED_BOUND, MIXED_BOUND_IN_LOW_PRECISION = 1e-4, 0.1
+"""How far log-probabilities of mixed passes may be from those of separate ones, in nats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +140,50 @@ class PassResult:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
+class PassWork:
+    """A request while it is computed.
+
+    Args:
+        adapter: of the run that asks.
+        request: what it asks.
+        vocabulary: the number of token ids.
+        longest: tokens of a datum, at most.
+
+    Raises:
+        InvalidInput: the request can't be computed.
+    """
+
+    def __init__(self, adapter: RunAdapter, request: PassRequest, *, vocabulary: int, longest: int) -> None:
+        self.adapter, self.request = adapter, request
+        self._loss = find_loss(request.loss)
+        self._settings = self._loss.read_settings(request.settings)
+        check_data(request.data, self._loss.inputs, wide=self._loss.wide, vocabulary=vocabulary, longest=longest)
+        self._logprobs: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(request.data)
+        self._total = self._tokens = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of its data."""
+        return sum(len(datum.tokens) for datum in self.request.data)
+
+    def loss_of(self, shared: SharedPass, logp: Tensor) -> Tensor:
+        """Return the loss of some of its data, from the log-probabilities of their rows: [P]."""
+        summed = torch.zeros((), device=logp.device)
+        for index, place in shared.places.items():
+            datum = self.request.data[index]
+            own = logp[place.to(logp.device)]
+            self._logprobs[index] = own.detach().cpu().numpy().reshape(datum.inputs[TARGETS].shape)
+            inputs = _inputs(datum, self._loss.inputs, logp.device)
+            summed = summed + self._loss.compute(own, inputs, self._settings).sum()
+        self._total += float(summed.detach())
+        self._tokens += len(shared.forest)
+        return summed
+
+    def result(self) -> PassResult:
+        """Return what was computed."""
+        return PassResult(self._logprobs, {"loss:sum": self._total, "computed_tokens:sum": self._tokens})
+
+
 class SharedBase(TorchTrainer):
     """The base, and the passes of whichever run's adapter is on it.
 
@@ -184,6 +235,20 @@ class SharedBase(TorchTrainer):
             for name, (a, b) in adapter.matrices.items():
                 add(layers[name], a, b, adapter.shape.scale)
 
+    @property
+    def mixed_tokens(self) -> int:
+        """How many tokens a mixed pass may have."""
+        budget = self.config.token_budget
+        return budget if self.device.type == "cuda" else min(budget, MIXED_TOKENS)
+
+    def work(self, adapter: RunAdapter, request: PassRequest) -> PassWork:
+        """Return a request that is about to be computed.
+
+        Raises:
+            InvalidInput: it can't be.
+        """
+        return PassWork(adapter, request, vocabulary=self.vocabulary, longest=self.context)
+
     @computing
     def run_pass(self, adapter: RunAdapter, request: PassRequest) -> PassResult:
         """Compute a request's log-probabilities, and unless it is forward only, add its gradient to the run's.
@@ -191,27 +256,51 @@ class SharedBase(TorchTrainer):
         Raises:
             InvalidInput: the request can't be computed; no gradient has changed.
         """
-        loss = find_loss(request.loss)
-        settings = loss.read_settings(request.settings)
-        limits = {"vocabulary": self.vocabulary, "longest": self.context}
-        check_data(request.data, loss.inputs, wide=loss.wide, **limits)
+        work = self.work(adapter, request)
         self._put(adapter)
-        logprobs: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(request.data)
-        total = tokens = 0.0
         for shared in shared_passes(request.data, self.config.token_budget):
             with torch.set_grad_enabled(not request.forward_only):
-                logp = self._logprobs_of(shared)
-                summed = torch.zeros((), device=logp.device)
-                for index, place in shared.places.items():
-                    datum = request.data[index]
-                    own = logp[place.to(logp.device)]
-                    logprobs[index] = own.detach().cpu().numpy().reshape(datum.inputs["target_tokens"].shape)
-                    summed = summed + loss.compute(own, _inputs(datum, loss.inputs, logp.device), settings).sum()
+                summed = work.loss_of(shared, self._logprobs_of(shared))
             if not request.forward_only:
                 summed.backward()  # type: ignore[no-untyped-call]
-            total += float(summed.detach())
-            tokens += len(shared.forest)
-        return PassResult(logprobs, {"loss:sum": total, "computed_tokens:sum": tokens})
+        return work.result()
+
+    @computing
+    def run_together(self, works: Sequence[PassWork]) -> list[PassResult]:
+        """Compute requests of any runs in as few passes as their tokens need; see `run_pass`."""
+        self._put(None)
+        layers = linear_layers(self.model)
+        for mixed in mixed_passes(works, self.mixed_tokens):
+            training = [work for work in mixed.works if not work.request.forward_only]
+            with torch.set_grad_enabled(bool(training)), on_segments(layers, mixed.segments):
+                logp = self._logprobs_of(mixed.whole)
+                losses = [work.loss_of(shared, rows) for work, shared, rows in mixed.divided(logp)]
+            if training:
+                pairs = zip(mixed.works, losses, strict=True)
+                sum(loss for work, loss in pairs if not work.request.forward_only).backward()  # type: ignore[union-attr]
+        return [work.result() for work in works]
+
+    def require_mixed(self) -> None:
+        """Refuse a base whose layers don't keep a forest's tokens in their order: mixed passes would be wrong.
+
+        Raises:
+            ConfigError: they compute something else than passes of each run's own.
+        """
+        works = []
+        for seed in (1, 2):
+            adapter = self.new_adapter(AdapterSpec(rank=1, seed=seed))
+            with torch.no_grad():
+                for matrix in adapter.parameters():
+                    matrix.normal_(std=0.1, generator=torch.Generator(self.device).manual_seed(seed))
+            ids = (np.arange(8) * 7 + seed) % self.vocabulary
+            data = [Datum(own, {TARGETS: own, "weights": np.ones(len(own), np.float32)}) for own in (ids, ids[:5] + 1)]
+            works.append(self.work(adapter, PassRequest("", 1, "cross_entropy", data, forward_only=True)))
+        together = self.run_together(works)
+        bound = MIXED_BOUND if self.config.dtype == "float32" else MIXED_BOUND_IN_LOW_PRECISION
+        for work, found in zip(works, together, strict=True):
+            for ours, alone in zip(found.logprobs, self.run_pass(work.adapter, work.request).logprobs, strict=True):
+                if not np.abs(ours - alone).max() <= bound:
+                    raise ConfigError(f"passes=mixed computes something else on {self.source}: use passes=separate")
 
     def _logprobs_of(self, shared: SharedPass) -> Tensor:
         batch = self.prepare(shared.forest)

@@ -40,6 +40,8 @@ class TrainingService:
         self.names = tuple(dict.fromkeys((config.model.name, *config.names, str(model))))
         self.tenants = Tenants(folder / "tenants", config.tenants)
         self.base = SharedBase(model, config.trainer)
+        if config.passes == "mixed":
+            self.base.require_mixed()
         self.queue = TrainingQueue(RunExecutor(self.base, config), self.tenants.all)
         self.engine = LocalEngine(model, config.engine)
         self.weights = WeightsInTurn(self.engine, model)

@@ -13,11 +13,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from agentrl.train.trainers.lora import is_adapter
+from agentrl.train.trainers.lora import full_names, is_adapter
 
 
 class WeightCopy:
-    """A copy of a model's parameters as they are now, tied ones once; with an adapter, of the adapter's alone.
+    """A copy of a model's parameters as they are now, tied ones once; with an adapter, of what is trained alone.
 
     Args:
         model: the model.
@@ -26,7 +26,8 @@ class WeightCopy:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         named = dict(model.named_parameters())
-        own = {name: p for name, p in named.items() if is_adapter(name)} or named
+        full = set(full_names(model))
+        own = {name: p for name, p in named.items() if is_adapter(name) or name in full} or named
         self.tensors = {name: parameter.detach().clone() for name, parameter in own.items()}
 
     def state_dict(self) -> dict[str, Tensor]:

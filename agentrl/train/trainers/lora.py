@@ -29,6 +29,7 @@ from agentrl.models.adapters import (
     check_fits,
     merged_product,
     read_adapter,
+    set_full,
     with_products,
     write_adapter,
 )
@@ -36,6 +37,10 @@ from agentrl.models.folders import write_side_files
 from agentrl.rollout.engines.folder import tensors
 
 A, B = "lora_A", "lora_B"
+FULL = "lora_full"
+"""The attribute of modules that are trained in full beside the adapter."""
+FULL_RATE = 0.1
+"""Their part of its learning rate, which is ten times a whole model's."""
 
 
 def is_adapter(name: str) -> bool:
@@ -46,6 +51,13 @@ def is_adapter(name: str) -> bool:
 def layer_weight(name: str) -> str:
     """Return the name of the weight that a parameter belongs to: of an adapter's matrix, its layer's."""
     return f"{name.rpartition('.')[0]}.weight" if is_adapter(name) else name
+
+
+def full_names(model: nn.Module) -> list[str]:
+    """Return the names of a model's parameters that are trained in full beside its adapter; all names of tied ones."""
+    modules = (module for module in model.modules() if hasattr(module, FULL))
+    own = {id(parameter) for module in modules for parameter in module.parameters(recurse=False)}
+    return [name for name, parameter in model.named_parameters(remove_duplicate=False) if id(parameter) in own]
 
 
 class Lora:
@@ -106,12 +118,41 @@ class Lora:
             assert layer is not None
             own_a, own_b = (t.to(device or layer.weight.device, torch.float32, copy=True) for t in (a, b))
             add(layer, nn.Parameter(own_a), nn.Parameter(own_b), self.shape.scale)
+        for module in self._full_modules(model):
+            setattr(module, FULL, True)
+        if self.start is not None:
+            set_full(model, self.start.full)
         self.attached = True
+
+    def _full_modules(self, model: nn.Module) -> list[nn.Module]:
+        """Return the modules that are trained in full.
+
+        Raises:
+            ConfigError: a pattern matches none.
+        """
+        if self.start is not None:
+            wanted = {name.rpartition(".")[0] for name in self.start.full}
+            return [module for name, module in model.named_modules() if name in wanted]
+        leaves = {
+            name: module
+            for name, module in model.named_modules()
+            if not list(module.children()) and list(module.parameters(recurse=False))
+        }
+        for pattern in self.config.full:
+            if not any(fnmatchcase(name, pattern) for name in leaves):
+                names = list(leaves)
+                raise ConfigError(
+                    f"lora.full: {pattern!r} matches none of the model's {len(names)} modules with weights; their "
+                    f"names are like {names[0]}, {names[-1]}"
+                )
+        return [m for name, m in leaves.items() if any(fnmatchcase(name, pattern) for pattern in self.config.full)]
 
     def _new(self, layers: Mapping[str, nn.Linear]) -> dict[str, tuple[Tensor, Tensor]]:
         generator = torch.Generator().manual_seed(self.seed)
         found = {}
         for name in choose_layers(layers, self.config.targets):
+            if any(fnmatchcase(name, pattern) for pattern in self.config.full):
+                continue
             rows, columns = layers[name].weight.shape
             a = torch.empty(self.shape.rank, columns, device="cpu")
             if self.config.init == "gaussian":
@@ -119,11 +160,18 @@ class Lora:
             else:
                 nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
             found[name] = (a, torch.zeros(rows, self.shape.rank))
+        if not found:
+            raise ConfigError(f"lora.full={list(self.config.full)} leaves no linear layer for an adapter")
         return found
 
     def state(self, model: nn.Module) -> dict[str, Tensor]:
         """Return a checkpoint's tensors: the adapter's, and the base's where its folder does not have them."""
-        return {name: tensor for name, tensor in model.state_dict().items() if self.holds_base or is_adapter(name)}
+        full = set(full_names(model)) & {name for name, _ in model.named_parameters()}  # of tied ones, one
+        return {
+            name: tensor
+            for name, tensor in model.state_dict().items()
+            if self.holds_base or is_adapter(name) or name in full
+        }
 
     def prepare(
         self,
@@ -143,8 +191,7 @@ class Lora:
             base: the state had the base's.
             device: see `attach`.
         """
-        for _, layer in list(list_adapted(model)):
-            remove(layer)
+        detach(model)
         if self.changed and not base:
             model.load_state_dict(source().state_dict())
         self.attached, self.changed = False, base
@@ -154,7 +201,10 @@ class Lora:
     def restore(self, model: nn.Module, state: Mapping[str, Tensor], source: Callable[[], nn.Module]) -> None:
         """Make the model what it was when `state` was taken; see `prepare`."""
         adapter = any(map(is_adapter, state))
-        self.prepare(model, source, adapter=adapter, base=not all(map(is_adapter, state)))
+        full = {id(p) for module in self._full_modules(model) for p in module.parameters(recurse=False)}
+        own = {name for name, p in model.named_parameters(remove_duplicate=False) if id(p) in full}
+        base = any(not is_adapter(name) and name not in own for name in state)
+        self.prepare(model, source, adapter=adapter, base=base)
         model.load_state_dict({**model.state_dict(), **state})
 
     def set_source(self, folder: Path) -> None:
@@ -213,12 +263,16 @@ class Lora:
         found = self.saved(model, str(self.source.absolute()))
         if self._names is None:
             self._names = frozenset(tensors(self.source))
-        return found if all(f"{name}.weight" in self._names for name in found.matrices) else None
+        full = {tensor.data_ptr() for name, tensor in found.full.items() if name in self._names}
+        known = all(tensor.data_ptr() in full for tensor in found.full.values())
+        return found if known and all(f"{name}.weight" in self._names for name in found.matrices) else None
 
     def saved(self, model: nn.Module, base: str) -> SavedAdapter:
         """Return a model's adapter as files hold it, with its base's name."""
         matrices = {name: (layer.lora_A, layer.lora_B) for name, layer in list_adapted(model)}
-        return SavedAdapter(replace(self.shape, base=base), cast(dict[str, tuple[Tensor, Tensor]], matrices))
+        weights = dict(model.named_parameters(remove_duplicate=False))
+        full = {name: weights[name] for name in full_names(model)}
+        return SavedAdapter(replace(self.shape, base=base), cast(dict[str, tuple[Tensor, Tensor]], matrices), full)
 
 
 def weights_digest(folder: Path) -> str:
@@ -275,8 +329,17 @@ def merge(model: nn.Module) -> nn.Module:
             product = distribute_tensor(product, weight.device_mesh, weight.placements, src_data_rank=None)
         if not weight.is_meta:  # else it is a layer's description
             weight.copy_(torch.where(product == 0, weight, weight + product))  # what adds nothing changes no bit
-        remove(layer)
+    detach(model)
     return model
+
+
+def detach(model: nn.Module) -> None:
+    """Take a model's adapter away; its weights stay as they are."""
+    for _, layer in list(list_adapted(model)):
+        remove(layer)
+    for module in model.modules():
+        if hasattr(module, FULL):
+            delattr(module, FULL)
 
 
 def merge_adapter(state: Mapping[str, Tensor], scale: float) -> Iterator[tuple[str, Tensor]]:

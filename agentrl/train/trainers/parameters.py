@@ -11,7 +11,7 @@ from torch import nn
 
 from agentrl.errors import ConfigError
 from agentrl.models.vision import is_fixed, of_vision
-from agentrl.train.trainers.lora import is_adapter, layer_weight
+from agentrl.train.trainers.lora import FULL_RATE, full_names, is_adapter, layer_weight
 from agentrl.train.trainers.parameter_settings import ParameterConfig
 
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
@@ -31,8 +31,9 @@ def trained_parameters(
 ) -> list[TrainedParameter]:
     """The parameters that are trained, in the model's order; gradients of the others are turned off.
 
-    Of a model with an adapter only the adapter's are, each by the settings of its layer's weight. `optimizer` and
-    `vision` are the torch trainer's settings, and `seen` is a factor of the learning rate of tower and projector.
+    Of a model with an adapter only the adapter's are, each by the settings of its layer's weight, and modules in full.
+    `optimizer` and `vision` are the torch trainer's settings, and `seen` is a factor of the learning rate of tower and
+    projector.
 
     Raises:
         ConfigError: a pattern matches no parameter, or nothing is left to train.
@@ -79,17 +80,17 @@ def _list_trained(
     layers = {name: int(found[1]) for name, _ in named if (found := LAYER.search(name)) and not of_vision(name)}
     depth = 1 + max(layers.values(), default=-1)
     embedding = id(model.get_input_embeddings().weight)  # type: ignore[operator]
-    adapter = any(is_adapter(name) for name, _ in named)
+    adapter, full = any(is_adapter(name) for name, _ in named), set(full_names(model))
     for name, tensor in named:
         layer = -1 if id(tensor) == embedding else layers.get(name, depth)
         factor = rate_factor(layer_weight(name), depth - 1 - layer, config)
-        if (adapter and not is_adapter(name)) or is_fixed(name, vision):
+        if (adapter and not is_adapter(name) and name not in full) or is_fixed(name, vision):
             factor = None
         tensor.requires_grad_(factor is not None)
         if factor is None:
             continue
         muon = optimizer == "muon" and tensor.ndim == 2 and id(tensor) not in ends
-        yield TrainedParameter(tensor, factor * (seen if of_vision(name) else 1.0), muon)
+        yield TrainedParameter(tensor, factor * (seen if of_vision(name) else FULL_RATE if name in full else 1.0), muon)
 
 
 def _ends(model: nn.Module) -> list[nn.Module]:

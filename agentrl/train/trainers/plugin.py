@@ -30,6 +30,7 @@ class TrainerPlugin:
         has_ranks: whether it starts ranks, which on a cluster are workers of their own; `split` says how many.
         takes_minibatches: whether its steps make an update for each of a batch's minibatches (`Forest.updates`).
         trains_adapters: whether it trains an adapter in the model's place (`lora.rank`); see `AdapterTrainer`.
+        trains_modules: whether it also trains modules in full beside an adapter (`lora.full`).
         computes_supports: whether its log-probabilities are over the sets that tokens were drawn from
             (`forest.distribution`); else an engine records none, and only turns of full support are trained.
         trains_scores: whether it trains score models (`Needs.head`).
@@ -44,6 +45,7 @@ class TrainerPlugin:
     has_ranks: bool = False
     takes_minibatches: bool = False
     trains_adapters: bool = False
+    trains_modules: bool = False
     computes_supports: bool = False
     trains_scores: bool = False
     own_critic: bool = True

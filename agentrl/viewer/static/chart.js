@@ -10,7 +10,7 @@ export const COLOURS = ["--c0", "--c1", "--c2", "--c3", "--c4", "--c5", "--c6", 
 /**
  * A chart of `title`.
  *
- * `curves` are {label, x, y, steps}: equally long lists, in which y may have null; `opened(curve, index)` is called with a
+ * `curves` are {label, x, y, steps}, and `colour` where it is not by place: equally long lists, in which y may have null; `opened(curve, index)` is called with a
  * point that was clicked.
  */
 export class Chart {
@@ -86,11 +86,15 @@ export class Chart {
   lines() {
     const plot = { x: LEFT - 2, y: TOP - 4, width: WIDTH - LEFT - RIGHT + 4, height: HEIGHT - TOP - BOTTOM + 6 };
     const drawn = this.curves.flatMap((curve, at) => {
-      const colour = `var(${COLOURS[at % COLOURS.length]})`;
+      const colour = this.colour(at);
       const faint = this.options.smooth ? this.line(curve.x, curve.y, colour, "faint") : [];
       return [...faint, ...this.line(curve.x, this.smoothed[at], colour, "line")];
     });
     return [svg("clipPath", { id: this.plot }, svg("rect", plot)), svg("g", { "clip-path": `url(#${this.plot})` }, drawn)];
+  }
+
+  colour(at) {
+    return this.curves[at].colour ?? `var(${COLOURS[at % COLOURS.length]})`;
   }
 
   line(x, y, colour, kind) {
@@ -125,7 +129,7 @@ export class Chart {
     const rows = this.curves.map((curve, place) => {
       const near = place === at ? index : closest(curve.x, x, curve.y);
       if (near === null) return null;
-      const colour = `var(${COLOURS[place % COLOURS.length]})`;
+      const colour = this.colour(place);
       this.mark.append(svg("circle", { cx: this.atX(curve.x[near]), cy: this.atY(this.smoothed[place][near] ?? curve.y[near]), r: 3.2, fill: colour }));
       return h("div", { class: place === at && this.curves.length > 1 ? "chosen" : null }, h("i", { style: { background: colour } }), `${curve.label} `, h("b", {}, short(curve.y[near])),
         this.options.smooth ? h("span", { class: "quiet" }, ` (${short(this.smoothed[place][near])})`) : null);

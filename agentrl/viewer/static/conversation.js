@@ -2,6 +2,7 @@
 
 import { api, counted, h, query, short, whenSeen } from "./dom.js";
 import { json, readable, shown, tree } from "./text.js";
+import { named } from "./players.js";
 import { replayForm } from "./replay.js";
 import { timingLine } from "./timings.js";
 import { tokenView } from "./tokens.js";
@@ -84,7 +85,7 @@ export class Conversation {
     if (tools.length) text.prepend(h("details", { class: "tools" }, h("summary", {}, `${counted(tools.length, "tool")}: ${tools.map((tool) => shown(tool.function?.name ?? "?")).join(", ")}`), tree(tools)));
     const button = h("button", { type: "button", class: "plain small count", "aria-pressed": "false", "aria-label": `Tokens of message ${id}`, onclick: () => this.toggle(id, text, button) }, counted(node.tokens, "token"));
     const card = h("article", { class: ["message", message.role], "data-message": id },
-      h("header", {}, h("b", {}, message.role), node.agent === "agent" ? null : h("span", {}, shown(node.agent)), message.name ? h("code", {}, shown(message.name)) : null,
+      h("header", {}, h("b", {}, message.role), node.agent === "agent" ? null : h("span", {}, shown(node.agent)), node.policy && this.session.policies.length > 1 ? named(node.policy, this.session.policies) : null, message.name ? h("code", {}, shown(message.name)) : null,
         node.copy_of === null ? null : h("span", { class: "badge" }, `copy of node ${node.copy_of}`),
         node.excluded && node.parent === null ? h("span", { class: "badge" }, "beside the task: no credit (gateway.exclude)") : null,
         node.finish === "length" ? h("span", { class: "badge truncated" }, "cut by a limit") : null,

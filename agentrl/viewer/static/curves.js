@@ -4,6 +4,7 @@ import { Chart, COLOURS } from "./chart.js";
 import { api, copy, h, link, short } from "./dom.js";
 import { changedTasks } from "./group.js";
 import { notesCard } from "./notes.js";
+import { colourOf, named } from "./players.js";
 import { resultCard } from "./result.js";
 import { settingsTable } from "./settings.js";
 
@@ -26,6 +27,8 @@ export async function showCurves(main, view) {
   const names = [...new Set(about.flatMap((each) => each.names))];
   // a metric may be called `constructor`: what is looked up by such names inherits nothing
   const data = new Map(view.runs.map((run) => [run, { epoch: null, rows: 0, step: [], hours: [], values: { __proto__: null } }]));
+  const policies = new Map(view.runs.map((run, at) => [run, about[at].policies]));
+  const learners = [...new Set(about.flatMap((each) => each.policies.slice(1)))];
   const charts = new Map();
   const search = h("input", { type: "search", placeholder: "Filter curves", "aria-label": "Filter curves", "data-search": true,
     value: asked.get("q") ?? "", oninput: () => change({ q: search.value || null }) });
@@ -49,6 +52,15 @@ export async function showCurves(main, view) {
     return { title, preset: open, element, grid, flat, names: [] };
   });
 
+  /** A metric of one of several policies, without the policy's name: what is drawn together. */
+  function bare(name) {
+    const own = learners.find((each) => name.startsWith(`${each}/`));
+    return own === undefined ? name : name.slice(own.length + 1);
+  }
+
+  /** The names of a metric by policy; the main one's is the metric's own. */
+  const variants = (name) => ["", ...learners.map((each) => `${each}/`)].map((own) => own + name).filter((each) => names.includes(each));
+
   function sectionOf(name) {
     return sections[SECTIONS.findIndex(([, pattern]) => pattern.test(name))];
   }
@@ -57,7 +69,8 @@ export async function showCurves(main, view) {
     const wanted = search.value.toLowerCase();
     empty.hidden = names.length > 0;
     sections.forEach((section) => (section.names = []));
-    names.filter((name) => name.toLowerCase().includes(wanted)).forEach((name) => sectionOf(name).names.push(name));
+    const found = new Set(names.filter((name) => name.toLowerCase().includes(wanted)).map(bare));
+    found.forEach((name) => sectionOf(name).names.push(name));
     for (const section of sections) {
       section.element.hidden = section.names.length === 0;
       section.element.querySelector("summary span").textContent = section.names.length;
@@ -74,7 +87,7 @@ export async function showCurves(main, view) {
   /** From a point to its sessions: those that the step trained on, or those of the evaluation after it. */
   function open(name, curve, index) {
     const step = curve.steps[index];
-    location.hash = link(["run", curve.label, "sessions"], name.startsWith("eval/") ? { phase: "eval", step } : { trained: step });
+    location.hash = link(["run", curve.run, "sessions"], name.startsWith("eval/") ? { phase: "eval", step } : { trained: step });
   }
 
   // ------------------------------------------------------------------------------------ data
@@ -82,7 +95,7 @@ export async function showCurves(main, view) {
   const visible = () => sections.filter((section) => section.element.open && !section.element.hidden).flatMap((section) => section.names);
 
   async function update(redraw = false) {
-    const wanted = visible(), known = names.length;
+    const wanted = visible().flatMap(variants), known = names.length;
     let changed = redraw;
     for (const run of view.runs) {
       const have = data.get(run);
@@ -112,10 +125,13 @@ export async function showCurves(main, view) {
     const how = options();
     const same = new Map(); // numbers that never changed are listed in a line; a search shows their curves
     for (const name of visible()) {
-      const curves = view.runs.map((run) => {
-        const have = data.get(run);
-        return { label: run, x: how.by === "hours" ? have.hours : have.step, y: have.values[name] ?? [], steps: have.step };
-      });
+      const each = variants(name), several = each.length > 1 || each[0] !== name;
+      const curves = view.runs.flatMap((run) => each.map((own) => {
+        const have = data.get(run), policy = own === name ? "main" : own.slice(0, -name.length - 1);
+        const label = !several ? run : view.runs.length > 1 ? `${run}, ${policy}` : policy;
+        const colour = several && view.runs.length === 1 ? colourOf(policy, policies.get(run)) : null;
+        return { label, run, colour, x: how.by === "hours" ? have.hours : have.step, y: have.values[own] ?? [], steps: have.step };
+      }));
       const known = curves.flatMap((curve) => curve.y.filter((value) => value !== null));
       const constant = !search.value && known.length > 1 && known.every((value) => value === known[0]);
       if (constant) same.set(name, known[0]);
@@ -126,8 +142,10 @@ export async function showCurves(main, view) {
       const listed = own.filter((name) => same.has(name)).map((name) => `${name} ${short(same.get(name))}`);
       flat.textContent = listed.length ? `Unchanged: ${listed.join(" · ")}` : "";
     }
+    const drawn = learners.filter((each) => names.some((name) => name.startsWith(`${each}/`)));
     legend.replaceChildren(...(view.runs.length > 1 ? view.runs.map((run, at) =>
-      h("a", { href: link(["run", run]) }, h("i", { style: { background: `var(${COLOURS[at % COLOURS.length]})` } }), run)) : []));
+      h("a", { href: link(["run", run]) }, h("i", { style: { background: `var(${COLOURS[at % COLOURS.length]})` } }), run))
+      : drawn.length ? ["main", ...drawn].map((each) => named(each, about[0].policies)) : []));
   }
 
   // ---------------------------------------------------------------------------------- controls

@@ -1,6 +1,7 @@
 // The tree of a session, drawn as one: a row for each node, lines for its branches. Only rows in sight are elements.
 
 import { h, short, svg } from "./dom.js";
+import { colourOf } from "./players.js";
 import { shown } from "./text.js";
 
 const ROW = 28, LANE = 14, SPARE = 10;
@@ -18,6 +19,7 @@ export class Outline {
   /** Lay the tree out: depth first, each branch but a node's first child in a lane further right. */
   draw(session) {
     this.nodes = session.nodes;
+    this.policies = session.policies.length > 1 ? session.policies : null;
     this.replays = new Map((session.replay?.done ?? []).filter((each) => each.own).map((each) => [each.start, each]));
     this.outcomes = new Map(session.branches.map((branch) => [branch.end - 1, branch]));
     this.children = new Map();
@@ -114,7 +116,7 @@ export class Outline {
     return h("div", {
       class: ["node", on && "on", this.chosen === node.id && "chosen", this.reading === node.id && "reading", node.role], role: "treeitem", "aria-selected": String(this.chosen === node.id), "data-node": node.id,
       style: { top: `${this.place.get(node.id) * ROW}px`, "padding-left": `${lanes * LANE + 6}px` }, onclick: () => this.selected(node.id),
-    }, h("span", { class: "mark", style: { left: `${this.x(node.id) - 6}px` }, "aria-hidden": "true" }, MARKS[node.role] ?? "●"),
+    }, h("span", { class: "mark", style: { left: `${this.x(node.id) - 6}px`, ...(this.policies && node.policy ? { color: colourOf(node.policy, this.policies) } : {}) }, "aria-hidden": "true" }, MARKS[node.role] ?? "●"),
     h("span", { class: "preview" }, h("span", { class: "quiet" }, this.replayed(node.id), `${node.agent !== "agent" ? `${shown(node.agent)} · ` : ""}${node.role} `, node.excluded && node.parent === null ? "no credit · " : null), shown(node.preview) || (node.copy_of === null ? "" : `copy of node ${node.copy_of}`)),
     reward === null ? null : h("span", { class: "badge reward" }, short(reward)));
   }

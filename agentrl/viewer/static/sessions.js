@@ -2,6 +2,7 @@
 
 import { api, copy, counted, duration, folded, h, link, short, svg, whenSeen } from "./dom.js";
 import { noteLine } from "./notes.js";
+import { named, playersCard } from "./players.js";
 import { resultCard } from "./result.js";
 import { scored } from "./scores.js";
 import { shown } from "./text.js";
@@ -30,8 +31,8 @@ export async function showSessions(main, view) {
   const count = h("span", { class: "quiet", role: "status" });
   const more = h("p", { class: "quiet" });
   const picture = h("div", { class: "card figure" });
-  const result = h("div", { class: "results" });
-  let next, asking = new AbortController(), stop = () => {}, searched = 0, found = 0, known = 0, now = 0;
+  const result = h("div", { class: "results" }), matrix = h("div");
+  let policies = [], next, asking = new AbortController(), stop = () => {}, searched = 0, found = 0, known = 0, now = 0;
 
   const wanted = () => {
     const parameters = { __proto__: null, run };
@@ -51,6 +52,7 @@ export async function showSessions(main, view) {
   async function load() {
     const limit = AbortSignal.any([view.signal, asking.signal]);
     const page = await api("sessions", { ...wanted(), limit: PAGE, after: next }, limit);
+    policies = page.policies;
     body.append(...page.rows.map(row));
     next = page.next;
     found += page.rows.length;
@@ -63,7 +65,8 @@ export async function showSessions(main, view) {
 
   /** While the run goes on: say that there are new ones, and leave the list where it is read. */
   async function look() {
-    const { summary, evaluation } = await api("run", { run }, view.signal);
+    const { summary, evaluation, policies } = await api("run", { run }, view.signal);
+    if (policies.length > 1 && summary.sessions) matrix.replaceChildren(...[playersCard(await api("players", { run }, view.signal), policies)].filter(Boolean));
     result.replaceChildren(...[resultCard(evaluation)].filter(Boolean));
     view.live(summary.state === "running");
     if (summary.state !== "running") return;
@@ -96,7 +99,8 @@ export async function showSessions(main, view) {
     const [, , ...rest] = COLUMNS;
     return h("tr", {},
       h("td", {}, h("a", { href: link(["run", run, "session", session.id]), "data-row": session.id, class: "name" }, shown(session.id)),
-        h("div", { class: "small quiet clip" }, shown(session.task), session.group ? [" · ", h("a", { href: link(["run", run, "group", session.group]) }, "group")] : null), noteLine(session.note)),
+        h("div", { class: "small quiet clip" }, shown(session.task), session.group ? [" · ", h("a", { href: link(["run", run, "group", session.group]) }, "group")] : null),
+        policies.length > 1 ? h("div", { class: "small" }, session.played.map((name) => named(name, policies))) : null, noteLine(session.note)),
       h("td", {}, h("span", { class: ["badge", session.status] }, session.status.replace("_", " ")),
         session.error ? h("div", { class: "small error clip", title: shown(session.error) }, shown(session.error)) : null),
       rest.map(([, , cell]) => h("td", { class: "number" }, cell(session))));
@@ -177,7 +181,7 @@ export async function showSessions(main, view) {
     result,
     h("div", { class: "filters" }, chips),
     folded(view, "Filters", h("div", { class: "filters", role: "group", "aria-label": "Filters" }, choices, ranges.map(([, , field]) => field), condition)),
-    picture, h("div", { class: "scroll card" }, h("table", { class: "sessions" }, h("thead", {}, head), body)), more);
+    picture, matrix, h("div", { class: "scroll card" }, h("table", { class: "sessions" }, h("thead", {}, head), body)), more);
   await Promise.all([reload(), choose()]);
   await look();
   view.every(look);

@@ -13,6 +13,7 @@ import orjson
 import pytest
 
 from agentrl.errors import AgentRLError, EngineError
+from agentrl.rollout.engines.servers.server_engine import ServerInfo
 from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.rollout.engines.servers.sglang import SGLangEngine
 from agentrl.rollout.engines.servers.vllm import VLLMEngine
@@ -101,7 +102,7 @@ async def test_calls_that_are_answered_with_garbage_are_engines_errors(folder: P
         if kind is VLLMEngine:  # SGLang's is not ready before it answers sense
             with pytest.raises(AgentRLError):
                 await engine.start()
-        engine.assume_ready(None)
+        engine.assume_ready(ServerInfo(None, "0"))
         with pytest.raises(EngineError):
             await engine.score([1, 2, 3])
         await engine.health()

@@ -139,18 +139,19 @@ def test_critics_and_reward_models_learn_beside_an_adapter(tiny_llama: Path, set
 @pytest.mark.slow
 def test_merged_weights_compute_what_the_adapter_does_and_so_does_peft(tiny_llama: Path, tmp_path: Path) -> None:
     need((PACKAGES / "installed").exists(), "PEFT is not there: make .venv-peft/installed")
-    trainer = trainer_on(tiny_llama, rslora=True, targets=("*.q_proj", "*.down_proj"))
-    learn(trainer).export(tmp_path / "model")
-    adapter = tmp_path / "model" / "adapter"
-    merge_adapter(tiny_llama, adapter, tmp_path / "merged")
+    """The second has embeddings and norms in full beside it; the head is tied to the embeddings."""
+    targets, full = ("*.q_proj", "*.down_proj"), ("*.embed_tokens", "model.norm")
+    for name, settings in (("plain", {"rslora": True}), ("full", {"full": full})):
+        learn(trainer_on(tiny_llama, targets=targets, **settings)).export(tmp_path / name)
+        merge_adapter(tiny_llama, tmp_path / name / "adapter", tmp_path / f"{name}-merged")
     out = tmp_path / "logits.pt"
-    ids = ",".join(map(str, IDS))
+    ids, adapters = ",".join(map(str, IDS)), f"{tmp_path / 'plain' / 'adapter'},{tmp_path / 'full' / 'adapter'}"
     command = [sys.executable, str(Path(__file__).with_name("compute.py")), str(PACKAGES), str(tiny_llama)]
-    subprocess.run([*command, str(adapter), ids, str(out)], check=True, timeout=600)
-    theirs = torch.load(out)
-    assert (logits(tiny_llama) - theirs).abs().max() > 1e-3
-    for folder in (tmp_path / "model", tmp_path / "merged"):
-        assert (logits(folder) - theirs).abs().max() < 1e-5
+    subprocess.run([*command, adapters, ids, str(out)], check=True, timeout=600)
+    for name, theirs in zip(("plain", "full"), torch.load(out), strict=True):
+        assert (logits(tiny_llama) - theirs).abs().max() > 1e-3
+        for folder in (tmp_path / name, tmp_path / f"{name}-merged"):
+            assert (logits(folder) - theirs).abs().max() < 1e-5
 
 
 def test_adapters_of_other_kinds_or_bases_are_refused_by_name(tiny_llama: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from agentrl.models import tiny
 from agentrl.train.server.learner import AdamStep, AdapterSpec, RunAdapter, SharedBase
 from agentrl.train.server.losses import TARGETS, WIRE_LOSSES
 from agentrl.train.server.messages import Datum, PassRequest
+from agentrl.train.server.mixed import mixed_passes
 from agentrl.train.server.prefixes import shared_passes
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 
@@ -143,6 +144,45 @@ def test_a_run_computes_bit_for_bit_what_it_would_alone(base: SharedBase) -> Non
     again = RunAdapter.restore(together.state(), base.device)
     assert steps(alone, 2) == steps(again, 2)
     assert all(torch.equal(a, b) for a, b in zip(alone.parameters(), again.parameters(), strict=True))
+
+
+def test_requests_of_several_runs_in_one_pass_compute_what_each_would_alone(base: SharedBase) -> None:
+    """Other ranks and layers, two requests of one run, and one that is forward only and learns nothing."""
+    base.require_mixed()
+    specs = (AdapterSpec(2, 1), AdapterSpec(4, 2, mlp=False), AdapterSpec(1, 3, attention=False))
+    few = slice(3, 4)
+    asked = [(0, "ppo", False), (1, "cross_entropy", False), (0, "dro", False), (2, "cispo", True)]
+    parts = [slice(None), few, slice(None), few]
+
+    def runs() -> list[RunAdapter]:
+        found = [base.new_adapter(spec) for spec in specs]
+        with torch.no_grad():
+            for run in found:
+                for matrix in run.parameters():
+                    matrix.normal_(std=0.2, generator=torch.Generator().manual_seed(run.shape.rank))
+        return found
+
+    separate, together = runs(), runs()
+    kinds = zip(asked, parts, strict=True)
+    requests = [PassRequest("", 1, loss, some_data(loss)[part], forward) for (_, loss, forward), part in kinds]
+    plain = [base.run_pass(separate[run], request) for (run, _, _), request in zip(asked, requests, strict=True)]
+    works = [base.work(together[run], request) for (run, _, _), request in zip(asked, requests, strict=True)]
+    whole = base.config.token_budget
+    passes = list(mixed_passes(works, whole))
+    assert all(len(one.whole.forest) <= whole for one in passes)
+    assert [len(one.works) for one in passes] == [2, 2]
+    for one in passes:
+        one.whole.forest.check()
+    for ours, theirs in zip(base.run_together(works), plain, strict=True):
+        assert ours.metrics == {name: pytest.approx(value, rel=1e-5) for name, value in theirs.metrics.items()}
+        for each, other in zip(ours.logprobs, theirs.logprobs, strict=True):
+            np.testing.assert_allclose(each, other, atol=1e-5)
+    for run, other in zip(together, separate, strict=True):
+        for matrix, same in zip(run.parameters(), other.parameters(), strict=True):
+            assert (matrix.grad is None) == (same.grad is None)
+            if matrix.grad is not None and same.grad is not None:
+                torch.testing.assert_close(matrix.grad, same.grad, atol=1e-5, rtol=1e-4)
+    assert all(matrix.grad is None for matrix in together[2].parameters())
 
 
 @pytest.mark.parametrize(

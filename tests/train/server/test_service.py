@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -69,13 +71,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.build(tmp_path_factory.mktemp("base") / "model", ["one two three"] * 3, shape=SHAPE)
 
 
-@pytest.fixture
-async def asking(folder: Path, tmp_path: Path) -> AsyncIterator[Asking]:
-    settings = {"model": str(folder), "names": "base", "max_queued": 6, "trainer": {"device": "cpu"}}
-    service = TrainingService(validate(settings, ServeTrainingConfig), folder, tmp_path)
+@contextlib.asynccontextmanager
+async def serving(folder: Path, path: Path, **more: str) -> AsyncIterator[Asking]:
+    settings = {"model": str(folder), "names": "base", "max_queued": 6, "trainer": {"device": "cpu"}, **more}
+    service = TrainingService(validate(settings, ServeTrainingConfig), folder, path)
     transport = httpx.ASGITransport(create_training_app(service))
     async with service.running(), Client(transport=transport, base_url="http://localhost") as client:
         yield Asking(service, client)
+
+
+@pytest.fixture
+async def asking(folder: Path, tmp_path: Path) -> AsyncIterator[Asking]:
+    async with serving(folder, tmp_path) as found:
+        yield found
 
 
 async def test_requests_are_computed_once_and_in_their_order_however_they_are_sent(asking: Asking) -> None:
@@ -90,6 +98,49 @@ async def test_requests_are_computed_once_and_in_their_order_however_they_are_se
     adapter = asking.service.tenants.all[0].runs[other].adapter
     assert adapter is not None
     assert adapter.steps == 1
+
+
+async def test_mixed_passes_are_answered_as_separate_ones_also_where_one_fails(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs' passes wait while a third's is computed; one pass of each is its user's mistake."""
+    sent = {1: [5, 6, 7], 2: [5, 9999], 3: [5, 6, 8, 9]}
+    norms: dict[str, list[float]] = {}
+    for passes in ("separate", "mixed"):
+        sizes, entered, gate = list[int](), threading.Event(), threading.Event()
+        async with serving(folder, tmp_path / passes, passes=passes, max_queued="12") as asking:
+            base, executor = asking.service.base, asking.service.queue.executor
+            execute, together = executor.execute_due, base.run_together
+
+            def execute_later(due: Any, execute: Any = execute, entered: Any = entered, gate: Any = gate) -> None:
+                entered.set()
+                gate.wait(60)
+                execute(due)
+
+            def run_together(works: Any, together: Any = together, sizes: list[int] = sizes) -> Any:
+                found = together(works)
+                sizes.append(len(works))
+                if len(sizes) == 1:
+                    raise RuntimeError("no memory is left")  # after the gradient was added
+                return found
+
+            monkeypatch.setattr(base, "run_together", run_together)
+            runs, other, norms[passes] = [await asking.run(), await asking.run()], await asking.run(), []
+            monkeypatch.setattr(executor, "execute_due", execute_later)
+            for count, first in enumerate((1, 5), 1):
+                gate.clear()
+                entered.clear()
+                await asking.ask(other, count, [5, 6])
+                await asyncio.to_thread(entered.wait, 60)
+                asked = {(seq, run): await asking.ask(run, seq + first - 1, sent[seq]) for seq in sent for run in runs}
+                gate.set()
+                for (seq, _), request in asked.items():
+                    assert (b"token id outside" in (await asking.answer(request)).content) == (seq == 2)
+                for run in runs:
+                    step = await asking.answer(await asking.ask(run, first + 3))
+                    norms[passes].append(step.json()["metrics"]["grad_norm"])
+        assert sizes == ([2, 2, 2, 2] if passes == "mixed" else [])
+    assert norms["mixed"] == pytest.approx(norms["separate"], rel=1e-5)
 
 
 async def test_a_failure_of_the_server_leaves_the_gradient_as_it_was_before(

@@ -11,8 +11,8 @@ import orjson
 from agentrl.config.secrets import list_hidden
 from agentrl.errors import AgentRLError
 from agentrl.overrides import read_yaml
-from agentrl.rollout.episodes.groups import group_seed
 from agentrl.rollout.stream.batch_metrics import evaluate_groups
+from agentrl.rollout.stream.seeds import group_seed
 from agentrl.sessions.store.store import Store
 from agentrl.train.driver.resizing import CHANGEABLE
 from agentrl.train.driver.resuming import ONCE, flat, step_of

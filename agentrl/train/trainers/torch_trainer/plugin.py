@@ -20,6 +20,7 @@ class TorchPlugin(TrainerPlugin):
     settings = TorchConfig
     takes_minibatches = True
     trains_adapters = True
+    trains_modules = True
     computes_supports = True
     trains_scores = True
     untrained = "kept"

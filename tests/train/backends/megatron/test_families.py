@@ -245,7 +245,7 @@ def test_a_model_of_every_kind_can_be_made_small_for_the_check(name: str) -> Non
 @pytest.mark.slow
 def test_models_check_prints_the_difference_and_agrees(tiny: Callable[[str], Path]) -> None:
     need(_has_megatron(), "megatron-core is not installed")
-    command = [sys.executable, "-W", "ignore", "-m", "agentrl.cli", "models", "check", str(tiny("deepseek_v3"))]
+    command = [sys.executable, "-W", "ignore", "-m", "agentrl", "models", "check", str(tiny("deepseek_v3"))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     assert "family deepseek_v3" in done.stdout

@@ -1,0 +1,1 @@
+"""Advantages of agents that are a team."""
