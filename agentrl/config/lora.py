@@ -21,6 +21,8 @@ class LoraConfig(Section):
     targets: tuple[str, ...] = ()
     """Patterns (`*` matches anything) of linear layers' Hugging Face names: `*.q_proj`. None: all but the output
     layer."""
+    experts: bool = False
+    """Also the experts that a layer holds as one tensor, each with matrices of its own. `trainer=torch`."""
     full: tuple[str, ...] = ()
     """Patterns of modules' names that are trained in full beside the adapter, such as embeddings and the output layer
     (`[*.embed_tokens,lm_head]`), at a tenth of its learning rate. `trainer=torch`."""
@@ -57,4 +59,4 @@ class LoraConfig(Section):
 
 
 _REWRITES = frozenset(("pissa", "olora", "corda", "loftq", "eva", "orthogonal", "lora_ga"))
-_OF_A_FOLDER = frozenset(("rank", "alpha", "rslora", "targets", "full", "init"))
+_OF_A_FOLDER = frozenset(("rank", "alpha", "rslora", "targets", "experts", "full", "init"))

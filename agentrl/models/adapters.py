@@ -1,7 +1,8 @@
 """Adapters on disk, in PEFT's format: `adapter_config.json` beside `adapter_model.safetensors`.
 
-Only what is trained here is read: LoRA on linear layers, without dropout or biases, and modules trained in full beside
-them. What else a folder holds is refused by name, because leaving it out would be another model.
+Only what is trained here is read: LoRA on linear layers and on experts that are one tensor of a layer, without dropout
+or biases, and modules trained in full beside them. What else a folder holds is refused by name, because leaving it out
+would be another model.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from agentrl.errors import InvalidInput, InvalidWeights
 
 SETTINGS = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
-_PREFIX = "base_model.model."
+EXPERTS = ("gate_up_proj", "down_proj")
+"""The tensors of a layer's experts that may have an adapter, in the order in which PEFT wraps them."""
+_PREFIX, _WRAPPED = "base_model.model.", ".base_layer"
 _NEUTRAL: Mapping[str, Any] = {
     "bias": "none",
     "use_dora": False,
@@ -27,7 +30,6 @@ _NEUTRAL: Mapping[str, Any] = {
     "rank_pattern": {},
     "alpha_pattern": {},
     "fan_in_fan_out": False,
-    "target_parameters": None,
     "trainable_token_indices": None,
     "layer_replication": None,
     "alora_invocation_tokens": None,
@@ -63,7 +65,8 @@ class SavedAdapter:
 
     Attributes:
         shape: its settings.
-        matrices: A [rank, in] and B [out, rank] by their layers' names.
+        matrices: A [rank, in] and B [out, rank] by their layers' names; for experts in one tensor, by its name,
+            [experts x rank, in] and [out, rank x experts].
         full: the tensors of modules trained in full, by name; one that the base ties has all its names.
     """
 
@@ -118,7 +121,8 @@ def write_adapter(folder: Path, adapter: SavedAdapter, linear: Iterable[str]) ->
     """
     from safetensors.torch import save_file
 
-    shape, names = adapter.shape, list(adapter.matrices)
+    shape, wrappers = adapter.shape, _wrappers(name for name in adapter.matrices if is_stacked(name))
+    names = [name for name in adapter.matrices if name not in wrappers]
     last = {name.rpartition(".")[2] for name in names}
     short = {name for name in linear if name.rpartition(".")[2] in last} == set(names)
     settings = {
@@ -136,12 +140,31 @@ def write_adapter(folder: Path, adapter: SavedAdapter, linear: Iterable[str]) ->
         "inference_mode": True,
         "modules_to_save": sorted({name.rpartition(".")[0] for name in adapter.full}) or None,
     }
+    if wrappers:
+        settings["target_parameters"] = sorted(wrappers)
     tensors = {f"{_PREFIX}{name}": tensor.detach().to("cpu", copy=True) for name, tensor in adapter.full.items()}
     for name, (a, b) in adapter.matrices.items():
-        tensors[f"{_PREFIX}{name}.lora_A.weight"] = a.detach().cpu().contiguous()
-        tensors[f"{_PREFIX}{name}.lora_B.weight"] = b.detach().cpu().contiguous()
+        where = f"{_PREFIX}{wrappers.get(name, name)}"
+        tensors[f"{where}.lora_A.weight"] = a.detach().cpu().contiguous()
+        tensors[f"{where}.lora_B.weight"] = b.detach().cpu().contiguous()
     (folder / SETTINGS).write_text(json.dumps(settings, indent=2))
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def is_stacked(name: str) -> bool:
+    """Return whether a name is that of a tensor of a layer's experts, and not of a layer."""
+    module, _, last = name.rpartition(".")
+    return module.endswith(".experts") and last in EXPERTS
+
+
+def _wrappers(names: Iterable[str]) -> dict[str, str]:
+    """Return by the tensors' names where PEFT has their matrices: a module's last tensor wraps those before it."""
+    given = set(names)
+    found: dict[str, str] = {}
+    for module in sorted({name.rpartition(".")[0] for name in given}):
+        own = [f"{module}.{last}" for last in EXPERTS if f"{module}.{last}" in given]
+        found |= {name: module + _WRAPPED * depth for depth, name in enumerate(reversed(own))}
+    return found
 
 
 def read_adapter(folder: Path) -> SavedAdapter:
@@ -168,16 +191,20 @@ def read_adapter(folder: Path) -> SavedAdapter:
     except Exception as error:  # missing keys, missing files, broken files
         raise InvalidInput(f"{where} can't be read: {type(error).__name__}: {error}") from None
     full = _take_full(where, tuple(settings.get("modules_to_save") or ()), tensors)
-    return SavedAdapter(shape, _matrices(where, shape, tensors), full)
+    stacked = tuple(settings.get("target_parameters") or ())
+    if other := [target for target in stacked if target.rpartition(".")[2] not in EXPERTS]:
+        raise InvalidInput(f"{where}: target_parameters={other} ({SETTINGS}) is not computed here")
+    return SavedAdapter(shape, _matrices(where, shape, tensors, stacked), full)
 
 
-def full_modules(folder: Path) -> tuple[str, ...]:
-    """Return the names of the modules that an adapter's folder holds in full.
+def beside_layers(folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of the modules that an adapter's folder holds in full, and of experts' tensors with matrices.
 
     Raises:
         InvalidInput: there is no adapter, or none of LoRA.
     """
-    return tuple(_read_settings(folder).get("modules_to_save") or ())
+    settings = _read_settings(folder)
+    return tuple(settings.get("modules_to_save") or ()), tuple(settings.get("target_parameters") or ())
 
 
 def _where(folder: Path) -> str:
@@ -210,13 +237,17 @@ def _take_full(where: str, modules: tuple[str, ...], tensors: dict[str, Any]) ->
     return found
 
 
-def _matrices(where: str, shape: AdapterShape, tensors: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def _matrices(
+    where: str, shape: AdapterShape, tensors: Mapping[str, Any], stacked: tuple[str, ...]
+) -> dict[str, tuple[Any, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for key, tensor in tensors.items():
         name, dot, kind = key.removeprefix(_PREFIX).removesuffix(".weight").rpartition(".")
         if not dot or kind not in ("lora_A", "lora_B") or tensor.ndim != 2:
             raise InvalidWeights(f"{where} holds {key!r}, which is no matrix of an adapter on a linear layer")
-        if tensor.shape[0 if kind == "lora_A" else 1] != shape.rank:
+        name = _tensor_name(name, stacked)
+        rank = tensor.shape[0 if kind == "lora_A" else 1]
+        if rank % shape.rank if is_stacked(name) else rank != shape.rank:
             raise InvalidWeights(f"{where}: {key!r} has shape {tuple(tensor.shape)}, and r={shape.rank}")
         found.setdefault(name, {})[kind] = tensor
     if not found:
@@ -226,6 +257,16 @@ def _matrices(where: str, shape: AdapterShape, tensors: Mapping[str, Any]) -> di
             missing = ({"lora_A", "lora_B"} - pair.keys()).pop()
             raise InvalidWeights(f"{where} lacks {missing} of {name!r}")
     return {name: (pair["lora_A"], pair["lora_B"]) for name, pair in found.items()}
+
+
+def _tensor_name(wrapper: str, targets: tuple[str, ...]) -> str:
+    """Return the name of the experts' tensor whose matrices PEFT has in a wrapper; another name itself."""
+    module = wrapper
+    while module.endswith(_WRAPPED):
+        module = module.removesuffix(_WRAPPED)
+    every = [f"{module}.{last}" for last in EXPERTS] if module.endswith(".experts") else []
+    own = [name for name in every if any(f".{name}".endswith(f".{target}") for target in targets)]
+    return next((name for name, place in _wrappers(own).items() if place == wrapper), wrapper)
 
 
 def merge_adapter(base: Path, adapter: Path, out: Path) -> None:
@@ -256,12 +297,12 @@ def add_products(model: Any, adapter: SavedAdapter) -> None:
     import torch
 
     set_full(model, adapter.full)
-    layers = dict(model.named_modules())
+    weights = dict(model.named_parameters(remove_duplicate=False))
     with torch.no_grad():
         for name, (a, b) in adapter.matrices.items():
-            weight: Any = getattr(layers.get(name), "weight", None)
+            weight: Any = weights.get(name if is_stacked(name) else f"{name}.weight")
             check_fits(name, weight, a, b)
-            weight.copy_(weight.float() + merged_product(a, b, adapter.shape.scale).to(weight.device))
+            weight.copy_(weight.float() + merged_product(a, b, adapter.shape.scale, weight).to(weight.device))
 
 
 def set_full(model: Any, full: Mapping[str, Any]) -> None:
@@ -301,10 +342,10 @@ def with_products(tensors: Iterable[tuple[str, Any]], adapter: SavedAdapter) -> 
             yield name, full.pop(name).detach()
             continue
         layer = name.removesuffix(".weight")
-        pair = left.pop(layer, None) if layer != name else None
+        pair = left.pop(layer, None) if layer != name or is_stacked(name) else None
         if pair is not None:
             check_fits(layer, tensor, *pair)
-            product = merged_product(*pair, adapter.shape.scale).to(tensor.device)
+            product = merged_product(*pair, adapter.shape.scale, tensor).to(tensor.device)
             tensor = torch.where(product == 0, tensor, tensor + product)  # what adds nothing changes no bit
         yield name, tensor
     for name, (a, b) in left.items():
@@ -325,14 +366,22 @@ def _check_full(name: str, weight: Any, tensor: Any) -> None:
 
 def check_fits(name: str, weight: Any, a: Any, b: Any) -> None:
     """Raise InvalidWeights where a model has no layer of a name, or one whose weight has another shape."""
-    if weight is None or tuple(weight.shape) != (b.shape[0], a.shape[1]):
-        shape = None if weight is None else tuple(weight.shape)
+    shape = None if weight is None else tuple(weight.shape)
+    stack = (shape[0],) if shape is not None and len(shape) == 3 else ()
+    wanted = (*stack, b.shape[0], a.shape[1])
+    if shape != wanted or a.shape[0] != b.shape[1] or (stack and a.shape[0] % stack[0]):
         raise InvalidWeights(
-            f"the adapter is on {name!r} of shape {(b.shape[0], a.shape[1])}, and the model's is {shape}: it belongs "
-            "to another base"
+            f"the adapter is on {name!r} of shape {wanted}, and the model's is {shape}: it belongs to another base"
         )
 
 
-def merged_product(a: Any, b: Any, scale: float) -> Any:
-    """Return scale · B A, float32 [out, in]: what an adapter adds to its layer's weight."""
-    return (b.float() @ a.float()) * scale
+def merged_product(a: Any, b: Any, scale: float, weight: Any = None) -> Any:
+    """Return scale · B A, float32 [out, in]: what an adapter adds to its layer's weight.
+
+    Of experts in one tensor, `weight` [experts, out, in], it is the product of each.
+    """
+    if weight is None or weight.ndim == 2:
+        return (b.float() @ a.float()) * scale
+    experts = weight.shape[0]
+    each = b.float().reshape(b.shape[0], -1, experts).permute(2, 0, 1)
+    return (each @ a.float().reshape(experts, -1, a.shape[1])) * scale

@@ -84,9 +84,8 @@ class RayProcess(RoleProcess):
         lost: Future[InfraError],
         release: Release,
     ) -> None:
-        self.role, self._starter, self._there = role, starter, there
-        self._explain_missing, self._release = gone, release
-        self._lost = lost
+        self.role, self._starter, self._there, self._release = role, starter, there, release
+        self._explain_missing, self._lost = gone, lost
         self.node = "a node that Ray has not chosen yet"
         self._closed = False
 

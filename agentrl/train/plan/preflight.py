@@ -53,7 +53,7 @@ from agentrl.train.algorithms.base import Algorithm
 from agentrl.train.driver import base_model, resuming, setup
 from agentrl.train.record import chain
 from agentrl.train.trackers import TRACKERS
-from agentrl.train.trainers import TRAINERS, check_trainer, modules_in_full
+from agentrl.train.trainers import TRAINERS, beyond_layers, check_trainer
 from agentrl.types import MAIN
 
 WrittenLater = Literal["", "run", "file"]
@@ -110,10 +110,10 @@ def _check_adapter(engine: EngineConfig, lora: LoraConfig) -> None:
         ConfigError: it is so.
     """
     rank = getattr(engine, "adapter_rank", 0)
-    if rank and lora.active and (full := modules_in_full(lora)):
+    if rank and lora.active and (more := beyond_layers(lora)):
         raise ConfigError(
-            f"engine.adapter_rank={rank}: engine={engine.name} computes no modules in full beside an adapter "
-            f"(lora.full={full}); with engine.adapter_rank=0 it gets whole weights"
+            f"engine.adapter_rank={rank}: engine={engine.name} computes adapters on linear layers alone, and "
+            f"{more} is more; with engine.adapter_rank=0 it gets whole weights"
         )
 
 

@@ -50,7 +50,7 @@ from agentrl.errors import AgentRLError, Blame, ConfigError, StoreError
 from agentrl.rollout.stream.outcomes import GroupOutcome
 from agentrl.train.driver import resuming
 from agentrl.train.driver.resuming import ResumedFrom, saved_steps, step_of
-from agentrl.train.record import kept_code, ledger, manifest, provenance, ratings, records, seals, trainer_logprobs
+from agentrl.train.record import kept_code, ledger, manifest, provenance, ratings, records, trainer_logprobs
 from agentrl.train.record.best import remove_superseded
 from agentrl.train.record.chain import resume_command
 from agentrl.train.record.data_identity import STARTS

@@ -103,6 +103,8 @@ class RunExecutor:
                 run.rewind()  # half a gradient may have been added
             return True
         for (run, number, _), result in zip(found, results, strict=True):
+            if run.broken is not None:
+                continue
             try:
                 run.keep(number, Answer(PROTOBUF, write_pass_result(result.logprobs, result.metrics)))
                 run.advance(number)
@@ -259,9 +261,8 @@ class TrainingQueue:
             before = {run.info.model_id: run.computed for _, run in due}
             await loop.run_in_executor(self._thread, self.executor.execute_due, due)
             for _, run in due:
-                if run.computed != before[run.info.model_id] or run is first[1]:
-                    self.computed += max(1, run.computed - before[run.info.model_id])
-                    run.wake()
+                self.computed += max(0, run.computed - before[run.info.model_id])
+                run.wake()
 
     def end(self) -> None:
         """Compute nothing more after the request that is being computed; what waits is on the disk."""

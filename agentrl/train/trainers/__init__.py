@@ -7,7 +7,7 @@ from typing import Any
 
 from agentrl.config import AlgoConfig, LoraConfig, TrainerConfig
 from agentrl.errors import ConfigError
-from agentrl.models.adapters import full_modules
+from agentrl.models.adapters import beside_layers
 from agentrl.registry import Registry
 from agentrl.train.algorithms import Algorithm, make_algorithm
 from agentrl.train.trainers.base import (
@@ -122,20 +122,27 @@ def suitable(config: TrainerConfig, algorithm: Algorithm, lora: LoraConfig | Non
         if not plugin.trains_adapters:
             names = ", ".join(name for name, one in TRAINERS.available().items() if one.trains_adapters)
             raise ConfigError(f"lora: trainer={config.name} trains no adapters yet; those that do: {names}")
-        if (full := modules_in_full(lora)) and not plugin.trains_modules:
+        if (more := beyond_layers(lora)) and not plugin.trains_modules:
             names = ", ".join(name for name, one in TRAINERS.available().items() if one.trains_modules)
             raise ConfigError(
-                f"lora.full={full}: trainer={config.name} trains adapters alone; those that train modules in full "
-                f"beside them: {names}"
+                f"{more}: trainer={config.name} trains matrices of linear layers alone; those that train more: {names}"
             )
         if (optimizer := getattr(config, "optimizer", "adamw")) not in ("adamw", "adam"):
             raise ConfigError(f"lora: trainer.optimizer={optimizer}: an adapter is trained by AdamW alone")
     return plugin
 
 
-def modules_in_full(lora: LoraConfig) -> list[str]:
-    """Return the modules that are trained in full beside an adapter: patterns, or those in the folder of its start."""
-    return list(lora.full if lora.adapter is None else full_modules(Path(lora.adapter)))
+def beyond_layers(lora: LoraConfig) -> str:
+    """Return the setting by which an adapter is more than matrices of linear layers; '' where it is no more.
+
+    Raises:
+        InvalidInput: the folder of its start is no adapter's.
+    """
+    full, experts = lora.full, lora.experts
+    if lora.adapter is not None:
+        full, stacked = beside_layers(Path(lora.adapter))
+        experts = bool(stacked)
+    return f"lora.full={list(full)}" if full else "lora.experts=true" if experts else ""
 
 
 __all__ = [
@@ -155,5 +162,5 @@ __all__ = [
     "make_trainer",
     "suitable",
     "missing_model",
-    "modules_in_full",
+    "beyond_layers",
 ]

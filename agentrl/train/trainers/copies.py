@@ -13,7 +13,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from agentrl.train.trainers.lora import full_names, is_adapter
+from agentrl.train.trainers.lora import is_adapter
+from agentrl.train.trainers.lora_full import full_names
 
 
 class WeightCopy:

@@ -35,29 +35,31 @@ from agentrl.models.adapters import (
 )
 from agentrl.models.folders import write_side_files
 from agentrl.rollout.engines.folder import tensors
-
-A, B = "lora_A", "lora_B"
-FULL = "lora_full"
-"""The attribute of modules that are trained in full beside the adapter."""
-FULL_RATE = 0.1
-"""Their part of its learning rate, which is ten times a whole model's."""
+from agentrl.train.trainers.lora_experts import (
+    MARK,
+    A,
+    B,
+    adapted_experts,
+    add_to_experts,
+    matrices_of,
+    product_of,
+    remove_from_experts,
+    stacked_tensors,
+)
+from agentrl.train.trainers.lora_full import full_names, mark, matching_modules, names_of, remove_marks
 
 
 def is_adapter(name: str) -> bool:
     """Return whether a parameter's name is that of an adapter's matrix."""
-    return name.rpartition(".")[2] in (A, B)
+    return name.rpartition(".")[2].rpartition(MARK)[2] in (A, B)
 
 
 def layer_weight(name: str) -> str:
     """Return the name of the weight that a parameter belongs to: of an adapter's matrix, its layer's."""
-    return f"{name.rpartition('.')[0]}.weight" if is_adapter(name) else name
-
-
-def full_names(model: nn.Module) -> list[str]:
-    """Return the names of a model's parameters that are trained in full beside its adapter; all names of tied ones."""
-    modules = (module for module in model.modules() if hasattr(module, FULL))
-    own = {id(parameter) for module in modules for parameter in module.parameters(recurse=False)}
-    return [name for name, parameter in model.named_parameters(remove_duplicate=False) if id(parameter) in own]
+    if not is_adapter(name):
+        return name
+    stem = name[: -len(A)]
+    return stem.removesuffix(MARK) if stem.endswith(MARK) else f"{stem}weight"
 
 
 class Lora:
@@ -110,58 +112,52 @@ class Lora:
             ConfigError: a pattern matches no linear layer.
             InvalidWeights: the folder's adapter is on layers that the model lacks.
         """
-        layers = linear_layers(model)
-        matrices = self._new(layers) if self.start is None else dict(self.start.matrices)
-        for name, (a, b) in matrices.items():
-            layer = layers.get(name)
-            check_fits(name, None if layer is None else layer.weight, a, b)
-            assert layer is not None
-            own_a, own_b = (t.to(device or layer.weight.device, torch.float32, copy=True) for t in (a, b))
-            add(layer, nn.Parameter(own_a), nn.Parameter(own_b), self.shape.scale)
-        for module in self._full_modules(model):
-            setattr(module, FULL, True)
+        layers, experts = linear_layers(model), stacked_tensors(model)
+        weights = {name: layer.weight for name, layer in layers.items()}
+        weights |= {name: cast(nn.Parameter, module._parameters[own]) for name, (module, own) in experts.items()}
+        matrices = self._new(layers, experts) if self.start is None else dict(self.start.matrices)
+        for name, pair in matrices.items():
+            check_fits(name, weights.get(name), *pair)
+            place = device or weights[name].device
+            a, b = (nn.Parameter(matrix.to(place, torch.float32, copy=True)) for matrix in pair)
+            if name in experts:
+                add_to_experts(*experts[name], a, b, self.shape.scale)
+            else:
+                add(layers[name], a, b, self.shape.scale)
+        mark(self._full_modules(model))
         if self.start is not None:
             set_full(model, self.start.full)
         self.attached = True
 
     def _full_modules(self, model: nn.Module) -> list[nn.Module]:
-        """Return the modules that are trained in full.
+        if self.start is None:
+            return matching_modules(model, self.config.full)
+        wanted = {name.rpartition(".")[0] for name in self.start.full}
+        return [module for name, module in model.named_modules() if name in wanted]
 
-        Raises:
-            ConfigError: a pattern matches none.
-        """
-        if self.start is not None:
-            wanted = {name.rpartition(".")[0] for name in self.start.full}
-            return [module for name, module in model.named_modules() if name in wanted]
-        leaves = {
-            name: module
-            for name, module in model.named_modules()
-            if not list(module.children()) and list(module.parameters(recurse=False))
-        }
-        for pattern in self.config.full:
-            if not any(fnmatchcase(name, pattern) for name in leaves):
-                names = list(leaves)
-                raise ConfigError(
-                    f"lora.full: {pattern!r} matches none of the model's {len(names)} modules with weights; their "
-                    f"names are like {names[0]}, {names[-1]}"
-                )
-        return [m for name, m in leaves.items() if any(fnmatchcase(name, pattern) for pattern in self.config.full)]
-
-    def _new(self, layers: Mapping[str, nn.Linear]) -> dict[str, tuple[Tensor, Tensor]]:
+    def _new(
+        self, layers: Mapping[str, nn.Linear], experts: Mapping[str, tuple[nn.Module, str]]
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        whole = self.config.full
+        names = choose_layers(layers, self.config.targets)
+        names = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in whole)]
+        if not names:
+            raise ConfigError(f"lora.full={list(whole)} leaves no linear layer for an adapter")
+        shapes = {name: layers[name].weight.shape for name in names}
+        if self.config.experts:
+            if not experts:
+                raise ConfigError("lora.experts: no layer of the model has experts in one tensor, laid out as rows")
+            shapes |= {name: cast(Tensor, module._parameters[own]).shape for name, (module, own) in experts.items()}
         generator = torch.Generator().manual_seed(self.seed)
         found = {}
-        for name in choose_layers(layers, self.config.targets):
-            if any(fnmatchcase(name, pattern) for pattern in self.config.full):
-                continue
-            rows, columns = layers[name].weight.shape
-            a = torch.empty(self.shape.rank, columns, device="cpu")
+        for name, (*stack, rows, columns) in shapes.items():
+            rank = self.shape.rank * math.prod(stack)
+            a = torch.empty(rank, columns, device="cpu")
             if self.config.init == "gaussian":
                 a.normal_(std=1 / self.shape.rank, generator=generator)
             else:
                 nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
-            found[name] = (a, torch.zeros(rows, self.shape.rank))
-        if not found:
-            raise ConfigError(f"lora.full={list(self.config.full)} leaves no linear layer for an adapter")
+            found[name] = (a, torch.zeros(rows, rank))
         return found
 
     def state(self, model: nn.Module) -> dict[str, Tensor]:
@@ -201,8 +197,7 @@ class Lora:
     def restore(self, model: nn.Module, state: Mapping[str, Tensor], source: Callable[[], nn.Module]) -> None:
         """Make the model what it was when `state` was taken; see `prepare`."""
         adapter = any(map(is_adapter, state))
-        full = {id(p) for module in self._full_modules(model) for p in module.parameters(recurse=False)}
-        own = {name for name, p in model.named_parameters(remove_duplicate=False) if id(p) in full}
+        own = set(names_of(model, self._full_modules(model)))
         base = any(not is_adapter(name) and name not in own for name in state)
         self.prepare(model, source, adapter=adapter, base=base)
         model.load_state_dict({**model.state_dict(), **state})
@@ -265,14 +260,16 @@ class Lora:
             self._names = frozenset(tensors(self.source))
         full = {tensor.data_ptr() for name, tensor in found.full.items() if name in self._names}
         known = all(tensor.data_ptr() in full for tensor in found.full.values())
-        return found if known and all(f"{name}.weight" in self._names for name in found.matrices) else None
+        held = {name for name in found.matrices if name in self._names or f"{name}.weight" in self._names}
+        return found if known and held == found.matrices.keys() else None
 
     def saved(self, model: nn.Module, base: str) -> SavedAdapter:
         """Return a model's adapter as files hold it, with its base's name."""
-        matrices = {name: (layer.lora_A, layer.lora_B) for name, layer in list_adapted(model)}
+        matrices: dict[str, Any] = {name: (layer.lora_A, layer.lora_B) for name, layer in list_adapted(model)}
+        matrices |= {name: matrices_of(module, own) for name, module, own in adapted_experts(model)}
         weights = dict(model.named_parameters(remove_duplicate=False))
         full = {name: weights[name] for name in full_names(model)}
-        return SavedAdapter(replace(self.shape, base=base), cast(dict[str, tuple[Tensor, Tensor]], matrices), full)
+        return SavedAdapter(replace(self.shape, base=base), matrices, full)
 
 
 def weights_digest(folder: Path) -> str:
@@ -282,11 +279,6 @@ def weights_digest(folder: Path) -> str:
         with file.open("rb") as opened:
             digest.update(file.name.encode() + hashlib.file_digest(opened, "sha256").digest())
     return digest.hexdigest()
-
-
-def layer_name(name: str, kind: str) -> str:
-    """Return the name of a layer's other matrix."""
-    return f"{name.rpartition('.')[0]}.{kind}"
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
@@ -329,6 +321,9 @@ def merge(model: nn.Module) -> nn.Module:
             product = distribute_tensor(product, weight.device_mesh, weight.placements, src_data_rank=None)
         if not weight.is_meta:  # else it is a layer's description
             weight.copy_(torch.where(product == 0, weight, weight + product))  # what adds nothing changes no bit
+    for _, module, own in adapted_experts(model):
+        stack, product = cast(Tensor, module._parameters[own]), product_of(module, own)
+        stack.copy_(torch.where(product == 0, stack, stack + product))
     detach(model)
     return model
 
@@ -337,9 +332,8 @@ def detach(model: nn.Module) -> None:
     """Take a model's adapter away; its weights stay as they are."""
     for _, layer in list(list_adapted(model)):
         remove(layer)
-    for module in model.modules():
-        if hasattr(module, FULL):
-            delattr(module, FULL)
+    remove_from_experts(model)
+    remove_marks(model)
 
 
 def merge_adapter(state: Mapping[str, Tensor], scale: float) -> Iterator[tuple[str, Tensor]]:
@@ -355,7 +349,8 @@ def merge_adapter(state: Mapping[str, Tensor], scale: float) -> Iterator[tuple[s
 
 def adapter_in(state: Mapping[str, Tensor], scale: float) -> SavedAdapter:
     """Return the adapter among a model's tensors by name, with the scale of its products."""
-    matrices = {n[: -len(A) - 1]: (state[n], state[layer_name(n, B)]) for n in state if n.endswith(f".{A}")}
+    names = [name for name in state if is_adapter(name) and name.endswith(A)]
+    matrices = {layer_weight(n).removesuffix(".weight"): (state[n], state[n[: -len(A)] + B]) for n in names}
     return SavedAdapter(AdapterShape(1, scale), matrices)
 
 

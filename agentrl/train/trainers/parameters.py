@@ -11,7 +11,8 @@ from torch import nn
 
 from agentrl.errors import ConfigError
 from agentrl.models.vision import is_fixed, of_vision
-from agentrl.train.trainers.lora import FULL_RATE, full_names, is_adapter, layer_weight
+from agentrl.train.trainers.lora import is_adapter, layer_weight
+from agentrl.train.trainers.lora_full import FULL_RATE, full_names
 from agentrl.train.trainers.parameter_settings import ParameterConfig
 
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")

@@ -30,7 +30,8 @@ class TrainerPlugin:
         has_ranks: whether it starts ranks, which on a cluster are workers of their own; `split` says how many.
         takes_minibatches: whether its steps make an update for each of a batch's minibatches (`Forest.updates`).
         trains_adapters: whether it trains an adapter in the model's place (`lora.rank`); see `AdapterTrainer`.
-        trains_modules: whether it also trains modules in full beside an adapter (`lora.full`).
+        trains_modules: whether an adapter may be more than matrices of linear layers: modules in full, and matrices of
+            experts that are one tensor (`lora.full`, `lora.experts`).
         computes_supports: whether its log-probabilities are over the sets that tokens were drawn from
             (`forest.distribution`); else an engine records none, and only turns of full support are trained.
         trains_scores: whether it trains score models (`Needs.head`).

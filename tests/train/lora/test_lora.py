@@ -23,6 +23,7 @@ from agentrl.train.trainers import check_trainer
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from tests.conftest import need
+from tests.train.backends.megatron import zoo
 from tests.train.backends.test_torch import forests_for
 
 ROOT = Path(__file__).parents[3]
@@ -139,19 +140,27 @@ def test_critics_and_reward_models_learn_beside_an_adapter(tiny_llama: Path, set
 @pytest.mark.slow
 def test_merged_weights_compute_what_the_adapter_does_and_so_does_peft(tiny_llama: Path, tmp_path: Path) -> None:
     need((PACKAGES / "installed").exists(), "PEFT is not there: make .venv-peft/installed")
-    """The second has embeddings and norms in full beside it; the head is tied to the embeddings."""
+    """One has embeddings and norms in full beside it, with a head that is tied; one is on experts too."""
     targets, full = ("*.q_proj", "*.down_proj"), ("*.embed_tokens", "model.norm")
-    for name, settings in (("plain", {"rslora": True}), ("full", {"full": full})):
-        learn(trainer_on(tiny_llama, targets=targets, **settings)).export(tmp_path / name)
-        merge_adapter(tiny_llama, tmp_path / name / "adapter", tmp_path / f"{name}-merged")
-    out = tmp_path / "logits.pt"
-    ids, adapters = ",".join(map(str, IDS)), f"{tmp_path / 'plain' / 'adapter'},{tmp_path / 'full' / 'adapter'}"
-    command = [sys.executable, str(Path(__file__).with_name("compute.py")), str(PACKAGES), str(tiny_llama)]
-    subprocess.run([*command, adapters, ids, str(out)], check=True, timeout=600)
-    for name, theirs in zip(("plain", "full"), torch.load(out), strict=True):
-        assert (logits(tiny_llama) - theirs).abs().max() > 1e-3
+    moe = zoo.write("qwen3_moe_raw", tmp_path / "moe")
+    made: dict[str, tuple[Path, dict[str, Any]]] = {
+        "plain": (tiny_llama, {"rslora": True, "targets": targets}),
+        "full": (tiny_llama, {"full": full, "targets": targets}),
+        "experts": (moe, {"experts": True}),
+    }
+    folders: list[str] = []
+    for name, (base, settings) in made.items():
+        learn(trainer_on(base, **settings)).export(tmp_path / name)
+        adapter = tmp_path / name / "adapter"
+        merge_adapter(base, adapter, tmp_path / f"{name}-merged")
+        folders += [str(base), str(adapter)]
+    out, ids = tmp_path / "logits.pt", ",".join(map(str, IDS))
+    command = [sys.executable, str(Path(__file__).with_name("compute.py")), str(PACKAGES), ids, str(out)]
+    subprocess.run([*command, *folders], check=True, timeout=600)
+    for (name, (base, _)), theirs in zip(made.items(), torch.load(out), strict=True):
+        assert (logits(base) - theirs).abs().max() > 1e-3
         for folder in (tmp_path / name, tmp_path / f"{name}-merged"):
-            assert (logits(folder) - theirs).abs().max() < 1e-5
+            assert (logits(folder) - theirs).abs().max() < 1e-5, folder
 
 
 def test_adapters_of_other_kinds_or_bases_are_refused_by_name(tiny_llama: Path, tmp_path: Path) -> None:
