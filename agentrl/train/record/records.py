@@ -1,8 +1,8 @@
-"""A check that what a run recorded is there when it is resumed. What is gone is refused, what lacks steps is told.
+"""The files that a run writes, and a check that its records are there when it is resumed.
 
-Without its ledger, its provenance, its metrics or its sessions a run would go on, and never again prove what it was
-trained on. A file that was removed on purpose is replaced by an empty one of its name, which says so; what an empty
-file, or one that was cut, lacks is told.
+What is gone is refused, what lacks steps is told. Without its ledger, its provenance, its metrics or its sessions a run
+would go on, and never again prove what it was trained on. A file that was removed on purpose is replaced by an empty
+one of its name, which says so; what an empty file, or one that was cut, lacks is told.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from pathlib import Path
 
 import orjson
 
+from agentrl import faults, logs
+from agentrl.config import PAST
 from agentrl.errors import ConfigError
 from agentrl.rollout.stream.outcomes import REPLAYED, TRAINED
 from agentrl.sessions.store.store import Store
-from agentrl.train.record import ledger, provenance, seals
+from agentrl.train.record import kept_code, ledger, provenance, ratings, seals, trainer_logprobs
 from agentrl.train.record.data_identity import STARTS
 from agentrl.train.record.provenance import Trained
+from agentrl.train.record.seals import HELD_OUT, LOSSES, STREAM
 
 METRICS = "metrics.jsonl"
 SESSIONS = "sessions.db"
@@ -30,6 +33,17 @@ HELD = {
     STARTS: "who trained with which settings and data",
     seals.NAME: "digests of all that, as it was written",
 }
+WRITTEN = (
+    *(METRICS, ledger.NAME, ratings.NAME, provenance.NAME, STREAM, LOSSES, STARTS, seals.NAME, HELD_OUT),
+    *("result.json", "data.json"),
+    "learning_curve.png",
+    *(SESSIONS, f"{SESSIONS}-wal", f"{SESSIONS}-shm", f"{SESSIONS}-count"),
+    *("replays.db", "replays.db-wal", "replays.db-shm", "replays.db-count"),
+    *(trainer_logprobs.NAME, f"{trainer_logprobs.NAME}-wal", f"{trainer_logprobs.NAME}-shm"),
+    *("tensorboard", "trackers", "transcripts", "model", ".model.partial", PAST, "checkpoints"),
+    *(faults.LOG, logs.NAME, kept_code.FOLDER),
+)
+"""The files of a run, or an evaluation, in its folder beside its settings."""
 
 
 def check(run: Path, start: int, done: int, losses: str, say: Callable[[str], object]) -> None:

@@ -41,9 +41,9 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from agentrl import faults, logs
+from agentrl import faults
 from agentrl.common import formats
-from agentrl.config import PAST, RunConfig, TrainerConfig, yaml_settings
+from agentrl.config import RunConfig, TrainerConfig, yaml_settings
 from agentrl.config.secrets import public
 from agentrl.envs.data.identity import Identities
 from agentrl.errors import AgentRLError, Blame, ConfigError, StoreError
@@ -65,27 +65,6 @@ if TYPE_CHECKING:
     from agentrl.train.record.remote_copy import Uploads
 
 Metrics = dict[str, float]
-WRITTEN = (
-    *("metrics.jsonl", "groups.jsonl", ratings.NAME, provenance.NAME, STREAM, LOSSES, STARTS, seals.NAME, HELD_OUT),
-    *("result.json", "data.json"),
-    "learning_curve.png",
-    *("sessions.db", "sessions.db-wal", "sessions.db-shm", "sessions.db-count"),
-    *("replays.db", "replays.db-wal", "replays.db-shm", "replays.db-count"),
-    *(trainer_logprobs.NAME, f"{trainer_logprobs.NAME}-wal", f"{trainer_logprobs.NAME}-shm"),
-    *(
-        "tensorboard",
-        "trackers",
-        "transcripts",
-        "model",
-        ".model.partial",
-        PAST,
-        "checkpoints",
-        faults.LOG,
-        logs.NAME,
-        kept_code.FOLDER,
-    ),
-)
-"""The files of a run, or an evaluation, in its folder beside its settings."""
 
 
 class RunFolder:
@@ -139,7 +118,7 @@ class RunFolder:
                     f"run_dir={str(path)!r} holds a run already; {shlex.quote(f'resume={path}')} continues it, "
                     "another run_dir starts anew"
                 )
-            if not again and (found := [name for name in WRITTEN if (path / name).exists()]):
+            if not again and (found := [name for name in records.WRITTEN if (path / name).exists()]):
                 raise ConfigError(f"run_dir={str(path)!r} holds {found[0]}, which a run would write over")
             folder.config = config
             folder.write_settings()
@@ -221,7 +200,7 @@ class RunFolder:
     def discard(self) -> None:
         """Remove all that a new run wrote, and close."""
         self.trackers.close()
-        for name in (*WRITTEN, "config.yaml", formats.NAME):
+        for name in (*records.WRITTEN, "config.yaml", formats.NAME):
             path = self.path / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         self.close()

@@ -74,24 +74,24 @@ def mixed_passes(works: Sequence[PassWork], budget: int) -> Iterator[MixedPass]:
         bins[place].append((work, shared))
         sizes[place] += size
     for each in bins:
-        yield _joined(each)
+        yield _join(each)
 
 
-def _joined(parts: Sequence[tuple[PassWork, SharedPass]]) -> MixedPass:
+def _join(parts: Sequence[tuple[PassWork, SharedPass]]) -> MixedPass:
     order = {key: place for place, key in enumerate(dict.fromkeys(_learner(work) for work, _ in parts))}
     parts = sorted(parts, key=lambda part: order[_learner(part[0])])
     segments, forests, rows, at = list[AdapterSegment](), [], [], 0
     for work, shared in parts:
         end = at + len(shared.forest)
-        forests.append(_moved(shared.forest, at))
-        rows.append(_moved(shared.rows, at))
+        forests.append(_shift(shared.forest, at))
+        rows.append(_shift(shared.rows, at))
         trained = not work.request.forward_only
         if segments and segments[-1].adapter is work.adapter and segments[-1].trained == trained:
             segments[-1] = dataclasses.replace(segments[-1], end=end)
         else:
             segments.append(AdapterSegment(work.adapter, at, end, trained))
         at = end
-    whole = SharedPass(_concatenated(forests), _concatenated(rows), {})
+    whole = SharedPass(_concatenate(forests), _concatenate(rows), {})
     return MixedPass(tuple(w for w, _ in parts), tuple(s for _, s in parts), tuple(segments), whole)
 
 
@@ -99,13 +99,13 @@ def _learner(work: PassWork) -> tuple[int, bool]:
     return id(work.adapter), work.request.forward_only
 
 
-def _moved(given: Any, by: int) -> Any:
+def _shift(given: Any, by: int) -> Any:
     """A forest or rows, `by` tokens further on."""
     names = ("end", "predictor", "target") if isinstance(given, Forest) else ("predictor", "target")
     return dataclasses.replace(given, **{name: getattr(given, name) + by for name in names})
 
 
-def _concatenated(parts: Sequence[Any]) -> Any:
+def _concatenate(parts: Sequence[Any]) -> Any:
     """Forests or rows with the same fields as one."""
     names = [each.name for each in dataclasses.fields(parts[0]) if isinstance(getattr(parts[0], each.name), Tensor)]
     return dataclasses.replace(parts[0], **{n: torch.cat([getattr(part, n) for part in parts]) for n in names})

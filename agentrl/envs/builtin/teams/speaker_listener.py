@@ -42,7 +42,7 @@ class SpeakerListener(ChoiceWorld):
         return f"You hear {self.said['speaker'][0] or 'nothing'}." if agent == "listener" else ""
 
     def critic_view(self, agent: str) -> list[float]:
-        """Which colour it is and which word was said, together: 1 for what is the case, of 15 cases."""
+        """The colour and the word that was said, together: 1 for what is the case, of 15 cases."""
         heard = ("", *WORDS, None)  # nothing yet, a word, anything else
         said = "" if not self.said["speaker"] else self.said["speaker"][0] or None
         return [float((colour, word) == (self.situation["colour"], said)) for colour in COLOURS for word in heard]
