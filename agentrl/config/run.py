@@ -176,7 +176,7 @@ class RunConfig(Section):
 
     @property
     def counterfactuals(self) -> int:
-        """The number of times that each joint turn is continued again for each agent; 0 where no algorithm asks for it."""
+        """The times that each joint turn is continued again for each agent; 0 where no algorithm asks for it."""
         return max(getattr(algo, "counterfactuals", 0) for algo in self._algos)
 
     @property

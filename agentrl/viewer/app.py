@@ -32,7 +32,7 @@ from agentrl.sessions.store.summary import Summary
 from agentrl.sessions.tree import tree
 from agentrl.viewer import conversations, difference, health, images, replayed, series
 from agentrl.viewer.distribution import distribution
-from agentrl.viewer.facets import facets, list_players, players, policies
+from agentrl.viewer.facets import facets, find_players, players, policies
 from agentrl.viewer.filters import filters_of
 from agentrl.viewer.guard import Guard
 from agentrl.viewer.notes import RUN, NoteChange, TaggedNote
@@ -280,7 +280,7 @@ def _rows(run: Run, summaries: list[Summary]) -> dict[str, Any]:
             **asdict(row),
             "note": notes.get(row.id, TaggedNote()).json(),
             "edits": changed.get(row.id, []),
-            "played": list_players(run, row.agents),
+            "played": find_players(run, row.agents),
         }
         for row in summaries
     ]

@@ -52,7 +52,7 @@ def policies(run: Run) -> list[str]:
     return list(dict.fromkeys([MAIN, *named]))
 
 
-def list_players(run: Run, agents: Iterable[str]) -> list[str]:
+def find_players(run: Run, agents: Iterable[str]) -> list[str]:
     """Return the policies that the run gave these agents to; of earlier versions the name that they share."""
     settings = run.settings()
     given = (str(settings.get(f"agents.{agent.partition('/')[0]}", MAIN)) for agent in agents)
@@ -60,7 +60,7 @@ def list_players(run: Run, agents: Iterable[str]) -> list[str]:
 
 
 def players(run: Run) -> dict[str, Any]:
-    """Count how policies fared against each other in the newest sessions, earlier versions each by itself.
+    """Return how policies fared against each other in the newest sessions, earlier versions each by itself.
 
     Returns:
         `policies`, those that spoke; `cells`, of each pair that met its names, how many sessions it shared, and the

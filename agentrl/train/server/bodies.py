@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from agentrl.errors import InvalidInput
-from agentrl.train.server.learner import AdamStep
+from agentrl.train.server.passes import AdamStep
 
 Metadata = dict[str, Any] | None
 Seconds = Annotated[int, Field(ge=1)] | None

@@ -100,7 +100,7 @@ class SharedBase(TorchTrainer):
 
     @property
     def mixed_tokens(self) -> int:
-        """The most tokens that a mixed pass may have."""
+        """The most tokens of a mixed pass."""
         budget = self.config.token_budget
         return budget if self.device.type == "cuda" else min(budget, MIXED_TOKENS)
 

@@ -78,7 +78,7 @@ class Magrpo(PolicyGradient):
     def _judge(self, sessions: Sequence[Session]) -> Found:
         root, places = tree_of(sessions)
         advantages = joint_advantages(root, self.config.gamma, self.config.baseline)
-        crossed = self._compare_combinations(sessions) if self.config.pairing == "cross" else {}
+        crossed = self._combined_advantages(sessions) if self.config.pairing == "cross" else {}
         found: Found = {}
         for session in sessions:
             for node in trainable_nodes(session):
@@ -90,7 +90,7 @@ class Magrpo(PolicyGradient):
                 found[session.id, node.id] = [advantage if self.config.last_token else [*every, 0.0]]
         return found
 
-    def _compare_combinations(self, sessions: Sequence[Session]) -> dict[str, float]:
+    def _combined_advantages(self, sessions: Sequence[Session]) -> dict[str, float]:
         """The advantages of the sessions of one agent whose completions were combined with the others'."""
         found = {}
         for session in sessions:
