@@ -247,11 +247,13 @@ class Roster:
 
     async def _restart(self, member: Member) -> None:
         await member.close()
-        while member.restarts < self._restarts(member) and member.name in self._makers:
+        while member.restarts < self._restarts(member):
             await asyncio.sleep(min(2.0**member.restarts - 1, _BACKOFF))
             member.restarts += 1
             if member.colocated:
                 await self.gpus_free.wait()
+            if member.name not in self._makers:  # removed meanwhile
+                return
             try:
                 engine = await _build(self._makers[member.name], lambda: member.name in self._makers)
             except AgentRLError as error:
