@@ -248,9 +248,12 @@ def names() -> list[str]:
 
 
 def rewarded(name: str) -> bool:
-    """Whether an algorithm follows the gradient of a reward: others have demonstrations, or a teacher."""
+    """Whether an algorithm follows the gradient of a reward of one agent.
+
+    Others have demonstrations, a teacher, or continuations of joint turns, which episodes of one agent have not.
+    """
     needs = make_algorithm(algorithm_settings({"name": name})).needs
-    return needs.engine and not needs.teacher
+    return needs.engine and not needs.teacher and not needs.counterfactuals
 
 
 def main() -> None:
