@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from agentrl.rollout.workers.held import content_hash, versions_of
+from agentrl.rollout.workers.held import content_hash, is_head, versions_of
 from agentrl.types import MAIN, Group
 
 TRAINED = "trained"
@@ -84,7 +84,8 @@ class GroupOutcome:
 def _others(group: Group) -> dict[str, tuple[int, ...]]:
     """The versions of policies besides the main one whose tokens in a group are trained."""
     found: dict[str, set[int]] = {}
-    for node in (node for session in group.sessions for node in session.nodes):
+    here = [session for session in group.sessions if not is_head(session)]  # those of several learners all are
+    for node in (node for session in here for node in session.nodes):
         if node.policy not in (None, MAIN) and any(node.trainable):
             found.setdefault(str(node.policy), set()).update(span.version for span in node.versions)
     return {name: tuple(sorted(versions)) for name, versions in sorted(found.items())}

@@ -170,6 +170,11 @@ def sizes_of(session: Session) -> _Sizes:
     )
 
 
+def is_head(session: Session) -> bool:
+    """Return whether another process has a session's nodes."""
+    return _facts(session) is not None
+
+
 def versions_of(session: Session) -> tuple[int, ...]:
     """The versions of the trained policy that generated a session's tokens, in order."""
     if facts := _facts(session):
