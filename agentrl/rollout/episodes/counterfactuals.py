@@ -135,15 +135,9 @@ async def play_counterfactual(
 
     async def visit(turn: int, agents: Sequence[str], order: Sequence[str]) -> None:
         await before_turn(turn, agents, order)
-        heads = {name: own.conversation.head for name, own in players.items()}
-        known = {name: None if head is None else head.id for name, head in heads.items()}
-        try:
-            state = await calls.state(env)
-        except StateUnsupported:
-            session.count("counterfactual/unsupported")
-            return
-        info = copy.deepcopy(session.info)
-        starts.append(JointTurnStart(turn, tuple(agents), tuple(order), known, len(session.nodes), state, info))
+        start = await _save_start(session, env, players, turn, agents, order)
+        if start is not None:
+            starts.append(start)
 
     await run_episode(env, session, players, limits(), before_turn=visit)
     if session.status is Status.INFRA_ERROR:
@@ -167,6 +161,26 @@ async def play_counterfactual(
                 found[agent].setdefault(str(place), []).extend(values)
     session.info[COUNTERFACTUALS] = found
     return session
+
+
+async def _save_start(
+    session: Session,
+    env: Env,
+    players: Mapping[str, Player],
+    turn: int,
+    agents: Sequence[str],
+    order: Sequence[str],
+) -> JointTurnStart | None:
+    """Save where a joint turn begins; None, counted, where the environment can't be saved there."""
+    heads = {name: own.conversation.head for name, own in players.items()}
+    known = {name: None if head is None else head.id for name, head in heads.items()}
+    try:
+        state = await calls.state(env)
+    except StateUnsupported:
+        session.count("counterfactual/unsupported")
+        return None
+    info = copy.deepcopy(session.info)
+    return JointTurnStart(turn, tuple(agents), tuple(order), known, len(session.nodes), state, info)
 
 
 async def _draw_again(
