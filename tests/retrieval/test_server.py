@@ -126,7 +126,7 @@ async def test_a_server_that_is_killed_is_started_again_at_the_same_address(runn
     client = RetrievalClient(running.url, timeout=60)
     assert (await client.search(["Danube"], 3))[0][0].id == "p0"
     first = running.pid
-    os.kill(first, signal.SIGKILL)
+    os.killpg(first, signal.SIGKILL)  # the server with its guard, which alone would leave it answering for a moment
     found = await asyncio.gather(*(client.search(["Adriatic"], 1) for _ in range(20)))
     assert {hits[0][0].id for hits in found} == {"p2"}
     assert running.restarts == 1

@@ -33,6 +33,8 @@ HELD = {
     STARTS: "who trained with which settings and data",
     seals.NAME: "digests of all that, as it was written",
 }
+EVERY_STEP = (METRICS, ledger.NAME, provenance.NAME)
+"""The files that each step adds lines to."""
 WRITTEN = (
     *(METRICS, ledger.NAME, ratings.NAME, provenance.NAME, STREAM, LOSSES, STARTS, seals.NAME, HELD_OUT),
     *("result.json", "data.json"),

@@ -196,6 +196,8 @@ class RunFolder:
         self.seals.start(start, self._yaml(), line, losses=lost, anew=self.checkpoint is None)
         self.write_settings()
         append(self.path / STARTS, line)
+        for name in records.EVERY_STEP:  # so that one that is missing was removed, also before the first step's row
+            append(self.path / name, b"")
 
     def discard(self) -> None:
         """Remove all that a new run wrote, and close."""
