@@ -13,13 +13,14 @@ import pytest
 from agentrl.config import RolloutConfig
 from agentrl.envs.base import Env
 from agentrl.envs.episode import EXPERT
-from agentrl.errors import InfraError
+from agentrl.errors import InfraError, StoreError
 from agentrl.rollout.episodes.groups import Rollouts
 from agentrl.rollout.episodes.policies import Policy
 from agentrl.sessions.renderers.families.null import NullRenderer
 from agentrl.sessions.store.recorder import Recorder
 from agentrl.sessions.store.store import Store
 from agentrl.types import Message, Session, Status, StepResult, Task
+from tests.train.trees import environment_node
 
 
 class Steps(Env):
@@ -72,6 +73,36 @@ async def test_a_session_is_open_in_the_store_with_its_turns_so_far_and_then_as_
         assert reader.load(row.id) == group.sessions[0]
         row = reader.find().rows[0]
         assert (row.status, row.turns, row.score, (row.duration or 0) >= 0) == (Status.COMPLETED, 2, 1.0, True)
+
+
+async def test_what_waits_to_be_written_is_written_as_it_was_also_where_its_session_has_ended_meanwhile(
+    tmp_path: Path,
+) -> None:
+    """A head said TRUNCATED over turns that a full disk, or a kill, had kept from the store: it was trained so."""
+    with Store(tmp_path / "s.db") as store:
+        with Recorder(store) as recorder, recorder._store.batch():  # which holds the writing thread
+            session = Session("a", Task(id="t"))
+            beginning = asyncio.ensure_future(recorder.resume(session, b"first"))
+            await asyncio.sleep(0)
+            environment_node(session, None, [1, 2])
+            recorder.update(session, b"second")
+            environment_node(session, 0, [3])
+            session.status, session.ended, session.reward = Status.TRUNCATED, 1.0, 0.5
+            session.counters["turns"] = 1
+        await beginning
+        stored = store.load("a")
+        assert (stored.status, stored.ended, stored.reward, stored.counters) == (Status.OPEN, None, None, {})
+        assert (len(stored.nodes), store.state("a")) == (1, b"second")
+
+
+def test_a_state_is_not_stored_without_the_nodes_before_it(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        session = Session("a", Task(id="t"))
+        store.save(session, state=b"first")
+        environment_node(session, None, [1, 2])
+        with pytest.raises(StoreError, match="is stored with 0 nodes; node 1 can't follow"):
+            store.append(session, [], b"second")
+        assert store.state("a") == b"first"
 
 
 async def test_attempts_that_the_infrastructure_failed_stay_with_their_error_until_they_are_made_again(

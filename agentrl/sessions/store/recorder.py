@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Protocol
 
@@ -23,6 +23,7 @@ from agentrl.types import Session
 
 TOGETHER = 0.02
 """Seconds that a commit waits for more: at 250 turns a second it holds about ten writes instead of three."""
+_CONTAINERS = [field.name for field in fields(Session) if field.default_factory in (dict, list)]
 
 
 class Records(Protocol):
@@ -43,6 +44,11 @@ class Records(Protocol):
     def save_soon(self, session: Session) -> object:
         """See `Recorder.save_soon`."""
         ...
+
+
+def copy_as_is(session: Session) -> Session:
+    """Copy a session that goes on while it waits to be written: a head that says more than its nodes is a lie."""
+    return replace(session, **{name: getattr(session, name).copy() for name in _CONTAINERS})
 
 
 class Recorder:
@@ -69,8 +75,7 @@ class Recorder:
             InvalidInput: the session holds what JSON can't express.
         """
         self._recorded[session.id] = len(session.nodes)
-        as_it_is = replace(session, nodes=[*session.nodes])
-        await asyncio.wrap_future(self._await(partial(self._begin, as_it_is, state)))
+        await asyncio.wrap_future(self._await(partial(self._begin, copy_as_is(session), state)))
 
     def update(self, session: Session, state: bytes | None = None) -> None:
         """Append the nodes that are new since the last call; a failure is raised by `end`, if it fails as well.
@@ -81,7 +86,7 @@ class Recorder:
         """
         nodes = session.nodes[self._recorded[session.id] :]
         self._recorded[session.id] = len(session.nodes)
-        self._put(partial(self._store.append, session, nodes, state))
+        self._put(partial(self._store.append, copy_as_is(session), nodes, state))
 
     async def end(self, session: Session) -> None:
         """Store the session as it ended.

@@ -13,7 +13,7 @@ import logging
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -274,15 +274,14 @@ class Store:
 
     def _find_known(self, session: Session, nodes: Sequence[Node]) -> tuple[int, Totals]:
         """A stored session's key and the sums over its stored nodes, which `nodes` go on from."""
+        first = nodes[0].id if nodes else len(session.nodes)
         known = self._open_totals.get(session.id)
-        if known is None or (nodes and nodes[0].id != known[1].nodes):
+        if known is None or first != known[1].nodes:
             row = self._db.execute("SELECT key, nodes FROM sessions WHERE id = ?", (session.id,)).fetchone()
             if row is None:
                 raise StoreError(f"session {session.id!r} is not in the store {self.path!r}: save it first")
-            if nodes and nodes[0].id != row[1]:
-                raise StoreError(
-                    f"session {session.id!r} is stored with {row[1]} nodes; node {nodes[0].id} can't follow"
-                )
+            if first != row[1]:
+                raise StoreError(f"session {session.id!r} is stored with {row[1]} nodes; node {first} can't follow")
             known = self._open_totals[session.id] = row[0], Totals.of(session.nodes[: row[1]])
         return known
 
@@ -358,11 +357,12 @@ class Store:
                 totals = "UPDATE totals SET commits = commits + 1 RETURNING commits, sessions"
                 counts = self._db.execute(totals).fetchall()[0] if count else None
                 faults.point("store.commit")
+                self._db.execute("COMMIT")
             except BaseException:
                 self._open_totals.clear()  # its sums include nodes that are not stored
-                self._db.execute("ROLLBACK")
+                with suppress(sqlite3.OperationalError):  # a full disk may have ended it already
+                    self._db.execute("ROLLBACK")
                 raise
-            self._db.execute("COMMIT")
             if counts:
                 self._count.write(Counts(*counts))
 
