@@ -78,7 +78,7 @@ async def test_a_session_is_open_in_the_store_with_its_turns_so_far_and_then_as_
 async def test_what_waits_to_be_written_is_written_as_it_was_also_where_its_session_has_ended_meanwhile(
     tmp_path: Path,
 ) -> None:
-    """A head said TRUNCATED over turns that a full disk, or a kill, had kept from the store: it was trained so."""
+    """A session was stored as TRUNCATED while a full disk kept its last turn out; a resumed run trained on the rest."""
     with Store(tmp_path / "s.db") as store:
         with Recorder(store) as recorder, recorder._store.batch():  # which holds the writing thread
             session = Session("a", Task(id="t"))

@@ -20,7 +20,7 @@ from agentrl.rollout.episodes.actors import ModelActor
 from agentrl.rollout.episodes.groups import TRAIN, Rollouts, new_group
 from agentrl.rollout.episodes.policies import Policy
 from agentrl.rollout.stream.unfinished import PATIENCE, SaveStates
-from agentrl.sessions.store.recorder import Recorder
+from agentrl.sessions.store.recorder import Recorder, snapshot
 from agentrl.sessions.store.store import Store
 from agentrl.types import Group, Message, Sampling, Session, Status, StepResult, Task
 from tests.sessions.fakes import DiceEngine, LetterRenderer
@@ -197,6 +197,22 @@ async def test_without_a_state_a_session_is_generated_again_and_counted(tmp_path
         group, counts = await run.generate(Cut(10**6), resumed=0)
         assert same(group.sessions, expected)
         assert counts["resumed/again"] + counts.get("resumed/taken", 0) == SIZE
+
+
+async def test_a_state_of_more_nodes_than_are_stored_is_told_and_its_session_is_generated_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run could not be resumed: it ended in an error of `zip`."""
+    expected, _ = await straight()
+    with Store(tmp_path / "s.db") as store:
+        run = Run(store)
+        await run.generate(Cut(3 * SIZE))
+        (opened, *_) = [row.id for row in store.find({"status": Status.OPEN}).rows if store.state(row.id)]
+        store.save(snapshot(store.load(opened), 1), replace=True, state=store.state(opened))
+        group, counts = await run.generate(Cut(10**6), resumed=0)
+        assert same(group.sessions, expected)
+        assert counts["resumed/again"] == 1
+        assert f"session {opened} is generated again: 1 nodes are stored" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import agentrl
-from agentrl.errors import ConfigError, StoreError, UntrustedCode
+from agentrl.errors import AgentRLError, ConfigError, StoreError, UntrustedCode
 from agentrl.overrides import read_yaml
 from agentrl.sessions.store.store import Store
 from agentrl.train.driver.resuming import whole_checkpoints
@@ -118,6 +118,17 @@ def test_a_disk_that_is_full_at_the_first_checkpoint_keeps_the_run_which_goes_on
     agentrl.train(resume="run")
     files = [whole_checkpoints(here / name)[-1] / "model.safetensors" for name in ("run", "whole")]
     assert files[0].read_bytes() == files[1].read_bytes()
+    assert verify(here / "run").passed
+
+
+def test_a_run_that_ended_before_its_first_row_of_metrics_is_resumed(here: Path) -> None:
+    """It was refused: the ledger had the step, and `metrics.jsonl` was missing as if somebody had removed it."""
+    (here / "plan.yaml").write_text("faults: [{action: full_disk, point: metrics.write, nth: 1}]")
+    with pytest.raises(AgentRLError, match="No space left"):
+        agentrl.train(**SMALL, env="own.py:Digits", run_dir="run", faults="plan.yaml")
+    assert (metrics(here / "run"), (here / "run" / "groups.jsonl").stat().st_size > 0) == ([], True)
+    agentrl.train(resume="run")
+    assert [row["step"] for row in metrics(here / "run")] == [1]
     assert verify(here / "run").passed
 
 

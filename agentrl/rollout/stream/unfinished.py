@@ -170,6 +170,12 @@ class LeftSessions:
         except InvalidInput as error:
             logger.warning("session %s is generated again: %s", row.id, error)
             return left
+        if state.nodes > len(session.nodes):
+            logger.warning(
+                "session %s is generated again: %d nodes are stored, and its episode's state is of %d",
+                *(row.id, len(session.nodes), state.nodes),
+            )
+            return left
         return Left(rewound(session, state), row.attempt, state)
 
     def metrics(self) -> dict[str, float]:

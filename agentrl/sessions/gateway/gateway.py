@@ -16,6 +16,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,6 +31,7 @@ from agentrl.sessions.gateway.rewards import CloseBody, RewardBody
 from agentrl.sessions.gateway.schedule import RecordedOrder
 from agentrl.sessions.gateway.session_state import SessionState
 from agentrl.sessions.gateway.writer import StoreWriter
+from agentrl.sessions.store.recorder import snapshot
 from agentrl.sessions.store.store import Store
 from agentrl.types import AGENT, RewardState, Session, Status
 
@@ -366,8 +368,7 @@ def _no_such_session() -> ApiError:
 
 def _saving(store: Store, state: SessionState) -> Callable[[], None]:
     """Writes the session as it is now, without nodes that are yet to be written."""
-    now = replace(state.session, nodes=state.session.nodes[: state.stored])
-    return lambda: store.save(now)
+    return partial(store.save, snapshot(state.session, state.stored))
 
 
 def persistent_secret(store: Path) -> bytes:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from agentrl.errors import StoreError
 from agentrl.sessions.gateway.http.api_error import ApiError
-from agentrl.sessions.store.recorder import copy_as_is
+from agentrl.sessions.store.recorder import snapshot
 from agentrl.sessions.store.store import Store
 from agentrl.types import Node, Session
 
@@ -82,7 +82,7 @@ class StoreWriter:
         loop = asyncio.get_running_loop()
         if not self._waiting:
             loop.call_later(COLLECT_SECONDS, self._write_waiting)
-        addition = _Addition(copy_as_is(session), nodes, state, loop.create_future())
+        addition = _Addition(snapshot(session), nodes, state, loop.create_future())
         self._waiting.append(addition)
         self._count(1)
         await addition.written

@@ -46,9 +46,15 @@ class Records(Protocol):
         ...
 
 
-def copy_as_is(session: Session) -> Session:
-    """Copy a session that goes on while it waits to be written: a head that says more than its nodes is a lie."""
-    return replace(session, **{name: getattr(session, name).copy() for name in _CONTAINERS})
+def snapshot(session: Session, nodes: int | None = None) -> Session:
+    """Copy a session that goes on while it waits to be written, so that its status is stored with the nodes before it.
+
+    Args:
+        session: the live one; its nodes themselves are shared.
+        nodes: how many of its nodes the copy has; None is all.
+    """
+    copied = {name: getattr(session, name).copy() for name in _CONTAINERS}
+    return replace(session, **copied | {"nodes": session.nodes[:nodes]})
 
 
 class Recorder:
@@ -75,7 +81,7 @@ class Recorder:
             InvalidInput: the session holds what JSON can't express.
         """
         self._recorded[session.id] = len(session.nodes)
-        await asyncio.wrap_future(self._await(partial(self._begin, copy_as_is(session), state)))
+        await asyncio.wrap_future(self._await(partial(self._begin, snapshot(session), state)))
 
     def update(self, session: Session, state: bytes | None = None) -> None:
         """Append the nodes that are new since the last call; a failure is raised by `end`, if it fails as well.
@@ -86,7 +92,7 @@ class Recorder:
         """
         nodes = session.nodes[self._recorded[session.id] :]
         self._recorded[session.id] = len(session.nodes)
-        self._put(partial(self._store.append, copy_as_is(session), nodes, state))
+        self._put(partial(self._store.append, snapshot(session), nodes, state))
 
     async def end(self, session: Session) -> None:
         """Store the session as it ended.
