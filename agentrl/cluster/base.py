@@ -103,6 +103,7 @@ class Role:
         colocated: its GPUs are those of the trainer, which it takes turns with, where places were reserved like that.
         here: it runs on the machine of the process that starts it, and reserves nothing.
         loads: modules that it will need beside its own: where it is forked, it has them already (`prefork`).
+        apart: the name of the process that forks it, where its modules change others for good; "" is the one for all.
     """
 
     kind: str
@@ -115,6 +116,7 @@ class Role:
     colocated: bool = False
     here: bool = False
     loads: Sequence[str] = ()
+    apart: str = ""
 
     def __str__(self) -> str:
         return self.name or self.kind

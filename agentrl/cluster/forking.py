@@ -34,6 +34,7 @@ ALONE_SECONDS = 10.0
 """Seconds that a shared process stays without an owner: a role that is replaced leaves a moment without one."""
 _PR_SET_NAME = 15
 _FILES = 5
+_guards = set[int]()
 _interrupted: Any = None
 """The answer to SIGINT in what is forked: the default, unless the owner was started where it is ignored."""
 LENGTH = struct.Struct("!I")
@@ -49,9 +50,6 @@ class ForkRequest:
         modules: to load first.
         environment: the whole of it.
         folder: its working directory.
-        main: the import path of what it calls with its descriptor.
-        guarded: whether it runs behind a guard, which leads its group and ends it with its owner; else it leads the
-            group itself, and its owner has to.
         apart: the name of the process that forks it; "" is the one for all whose modules leave others as they are.
     """
 
@@ -59,8 +57,6 @@ class ForkRequest:
     modules: list[str]
     environment: dict[str, str]
     folder: str
-    main: str = "agentrl.cluster.worker:main"
-    guarded: bool = True
     apart: str = ""
 
 
@@ -89,63 +85,24 @@ def main(where: str) -> int:
             return 0  # who starts it may end before others that it serves
     else:
         connections.append(socket.socket(fileno=int(where)))
-    ends = Ends()
+    signal.signal(signal.SIGCHLD, _reap)
     global _interrupted
     _interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
     _set_process_name("agentrl prefork")
     importlib.import_module("agentrl.cluster.worker")
     while listener or connections:
         known = [*connections, *([listener] if listener else [])]
-        waited_for: list[Any] = [*known, ends.seen]
         patience = None if connections else ALONE_SECONDS
-        ready = select.select(waited_for, [], [], patience)[0]
+        ready = select.select(known, [], [], patience)[0]
         if not ready:
             break
-        if ends.seen in ready:
-            ends.tell()
         if listener in ready and listener is not None:
             connections += _accept(listener)
         for connection in [one for one in connections if one in ready]:
-            if not _serve(connection, known, ends):
+            if not _serve(connection, known):
                 connections.remove(connection)
                 connection.close()
     return 0
-
-
-class Ends:
-    """The ends of processes that no guard watches: told to whoever has asked for them.
-
-    Attributes:
-        seen: a descriptor that can be read when some have ended.
-    """
-
-    def __init__(self) -> None:
-        self.seen, self._seeing = os.pipe()
-        os.set_blocking(self._seeing, False)
-        signal.set_wakeup_fd(self._seeing, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        self._told: dict[int, int] = {}
-
-    def expect(self, pid: int, told: int) -> None:
-        """A child whose end is to be written to a descriptor."""
-        self._told[pid] = told
-
-    def tell(self) -> None:
-        """Take note of all that have ended."""
-        os.read(self.seen, 4096)
-        with contextlib.suppress(ChildProcessError):
-            while (done := os.waitpid(-1, os.WNOHANG))[0]:
-                if (told := self._told.pop(done[0], None)) is not None:
-                    with contextlib.suppress(OSError):  # nobody wants to know any more
-                        os.write(told, STATUS.pack(os.waitstatus_to_exitcode(done[1])))
-                    os.close(told)
-
-    def leave(self) -> None:
-        """Reset signals and close files, in a copy of this process."""
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for file in (self.seen, self._seeing, *self._told.values()):
-            os.close(file)
 
 
 def _accept(listener: socket.socket) -> list[socket.socket]:
@@ -158,7 +115,7 @@ def _accept(listener: socket.socket) -> list[socket.socket]:
     return [connection]
 
 
-def _serve(connection: socket.socket, known: list[socket.socket], ends: Ends) -> bool:
+def _serve(connection: socket.socket, known: list[socket.socket]) -> bool:
     """Fork one process; False where the other end has gone."""
     try:
         head, files, _, _ = socket.recv_fds(connection, LENGTH.size, _FILES)
@@ -172,24 +129,29 @@ def _serve(connection: socket.socket, known: list[socket.socket], ends: Ends) ->
     pid = os.fork()
     if not pid:
         os.setsid()
-        ends.leave()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for one in known:
             one.close()
         os.close(leads)
         os.close(leading)
-        os._exit(_guard(start, files) if start.guarded else _alone(start, files))
-    *others, told, descriptor = files
-    for file in (*others, descriptor, leading):
+        os._exit(_guard(start, files))
+    _guards.add(pid)
+    _reap()
+    for file in (*files, leading):
         os.close(file)
-    if start.guarded:  # it tells its own end
-        os.close(told)
-    else:
-        ends.expect(pid, told)
     os.read(leads, 1)  # until it leads its group, which may be killed from then on
     os.close(leads)
     with contextlib.suppress(OSError):
         connection.sendall(LENGTH.pack(pid))
     return True
+
+
+def _reap(*_: Any) -> None:
+    """Take note of guards that have ended, and of no process that a module has started while it was loaded."""
+    for pid in list(_guards):
+        with contextlib.suppress(ChildProcessError):  # a signal came meanwhile
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                _guards.discard(pid)
 
 
 def _load(modules: list[str]) -> None:
@@ -219,13 +181,6 @@ def _guard(start: ForkRequest, files: list[int]) -> int:
     return status
 
 
-def _alone(start: ForkRequest, files: list[int]) -> int:
-    """A process without a guard; returns its exit status."""
-    *streams, _told, descriptor = files  # one stays open as long as it runs, also where nobody is left to tell its end
-    _become(streams)
-    return _run(start, descriptor, lambda: None)
-
-
 def _become(streams: list[int]) -> None:
     """Make those descriptors standard input, output and errors."""
     for number, file in enumerate(streams):
@@ -249,10 +204,10 @@ def _run(start: ForkRequest, descriptor: int, follow: Callable[[], None]) -> int
         os.environ.update(start.environment)
         os.chdir(start.folder)
         _as_new(int(start.environment[cores.VARIABLE]))
-        module, _, function = start.main.partition(":")
-        program = importlib.import_module(module)
-        sys.argv = [str(program.__file__), str(descriptor)]
-        status = getattr(program, function)(descriptor) or 0
+        from agentrl.cluster import worker
+
+        sys.argv = [str(worker.__file__), str(descriptor)]
+        status = worker.main(descriptor)
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:

@@ -74,6 +74,7 @@ class LocalProcess(RoleProcess):
                 folder=folder,
                 modules=role.modules,
                 prefork_name=prefork_name,
+                apart=role.apart,
             )
         file = log and log.with_suffix(SUFFIX)
         self._liveness = Liveness(self._socket, f"{role} on {node}", silence, file, self.kill)

@@ -8,9 +8,7 @@ memory as long as neither writes to it. It ends with its owner; what it has fork
 On a node of Ray's, where each role has a starter of its own, starters share one by a name, which says what they have to
 have in common (`shared_name`). It ends a moment after the last of them.
 
-A trainer's rank is forked without a guard, since its trainer watches it itself and looks at its own process
-(`agentrl.train.trainers.ranks.group`). Modules that change others for good (Megatron's on a CPU) are loaded by a
-process apart, which forks nothing else.
+Modules that change others for good (Megatron's on a CPU) are loaded by a process apart, which forks nothing else.
 
 It has one thread, computes nothing and touches no device, so that its copies may do all of that; modules of other
 people's roles, which might start threads, are left to the worker. What libraries read from the environment when they
@@ -49,10 +47,10 @@ START_SECONDS = 60.0
 
 
 class Forked:
-    """A guard or a rank that was forked, with as much of `subprocess.Popen` as their owners need.
+    """A guard that was forked, with as much of `subprocess.Popen` as their owners need.
 
     Attributes:
-        stdin: what it holds on to: when this is closed, a guard ends its group.
+        stdin: what it holds on to: when this is closed, it ends its group.
         returncode: how it ended, a negative number by a signal; None while that is not known.
     """
 
@@ -224,7 +222,7 @@ def start(
     started: Callable[[int], object] = lambda _: None,
     name: str | None = None,
 ) -> Forked | None:
-    """Fork a worker, or a rank; None where it has to be a new Python.
+    """Fork a worker; None where it has to be a new Python.
 
     Args:
         start: what it is; its environment is whole.

@@ -68,6 +68,7 @@ class ServerProcess:
         folder: its working directory; None is this process's.
         modules: where it may be forked as `prefork` does, what it loads; its command is a worker's.
         prefork_name: by which process, as `prefork.start` takes it.
+        apart: the same, as `Role` has it.
 
     Raises:
         EngineError: the command could not be started at all.
@@ -85,6 +86,7 @@ class ServerProcess:
         folder: str | None = None,
         modules: Sequence[str] | None = None,
         prefork_name: str | None = None,
+        apart: str = "",
     ) -> None:
         self.name, self.command = name, list(command)
         self._keep, self._segments = log is not None, set[segments.Segment]()
@@ -101,7 +103,7 @@ class ServerProcess:
             with open(log, "ab") as sink:
                 forked = None
                 if modules is not None:
-                    start = forking.ForkRequest(f"agentrl {kind}", list(modules), whole, folder or os.getcwd())
+                    start = forking.ForkRequest(f"agentrl {kind}", list(modules), whole, folder or os.getcwd(), apart)
                     output = sink.fileno()
                     forked = prefork.start(start, output, output, descriptors[0], register, prefork_name)
                 self._process = forked or subprocess.Popen(

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib.util
-import json
 import math
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,15 +23,6 @@ from agentrl.errors import ConfigError
 from agentrl.tools.sandbox.spec import SandboxSpec
 from agentrl.train.trainers import TrainerAccess
 from agentrl.types import Session, Status
-
-
-def rank(descriptor: int) -> None:
-    """A program that is no worker: it says what its process is like, and does what it is told, a line of Python."""
-    with socket.socket(fileno=descriptor) as owner:
-        leads = os.getpid() == os.getpgrp() == os.getsid(0)
-        streams = [os.readlink(f"/proc/self/fd/{number}") for number in range(3)]
-        owner.sendall(json.dumps([os.getpid(), leads, streams, os.environ["OF_THIS_TEST"]]).encode())
-        exec(owner.recv(1000))
 
 
 class NotAtOnce:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,9 +15,7 @@ import psutil
 import pytest
 
 from agentrl.cluster import Role, Worker, prefork
-from agentrl.cluster.forking import ForkRequest
 from agentrl.cluster.local import LocalCluster
-from agentrl.common import cores
 from tests.cluster.test_server import until
 from tests.conftest import need
 
@@ -83,53 +79,11 @@ def test_what_forks_has_one_thread_after_all_that_roles_load(cluster: LocalClust
     assert psutil.Process(worker.process.server.pid).parent().num_threads() == 1  # type: ignore[attr-defined]
 
 
-APART = "ranks of these tests"
-
-
-class Rank:
-    """A process that was forked without a guard."""
-
-    def __init__(self, **environment: str) -> None:
-        self.socket, theirs = socket.socketpair()
-        whole = {**os.environ, cores.VARIABLE: "1", "OF_THIS_TEST": "a", **environment}
-        start = ForkRequest("rank", [], whole, os.getcwd(), "tests.cluster.roles:rank", guarded=False, apart=APART)
-        with theirs, open(os.devnull, "w") as output, open("/dev/full", "w") as errors:
-            found = prefork.start(start, output.fileno(), errors.fileno(), theirs.fileno())
-        assert found is not None
-        self.process = found
-        self.pid, self.leads, self.streams, self.variable = json.loads(self.socket.recv(1000))
-
-    def do(self, line: str) -> None:
-        self.socket.sendall(line.encode())
-
-
-@pytest.mark.parametrize(
-    ("line", "status"),
-    [("pass", 0), ("sys.exit(3)", 3), ("os._exit(200)", 200), ("raise ValueError", 1)]
-    + [(f"os.kill(os.getpid(), {number})", -number) for number in (signal.SIGKILL, signal.SIGSEGV)],
-)
-def test_a_rank_leads_its_own_group_and_its_owner_hears_how_it_ended(line: str, status: int) -> None:
-    rank, other = Rank(), Rank(OF_THIS_TEST="b")
-    assert (rank.process.pid, rank.leads, other.variable) == (rank.pid, True, "b")
-    assert rank.streams == ["/dev/null", "/dev/null", "/dev/full"]
-    assert rank.process.poll() is None
-    rank.do(line)
-    assert rank.process.wait(100) == rank.process.poll() == status
-    assert other.process.poll() is None
-    other.do("pass")
-    assert other.process.wait(100) == 0
-
-
-def test_a_rank_outlives_what_forked_it_and_its_end_is_still_noticed() -> None:
-    first, second = Rank(), Rank()
-    psutil.Process(first.pid).parent().kill()
-    until(lambda: not prefork._own[None, APART].alive, "its end is not noticed")
-    assert first.process.poll() is None
-    os.killpg(first.pid, signal.SIGKILL)
-    assert first.process.wait(100) == -signal.SIGKILL
-    assert second.process.poll() is None
-    second.do("pass")
-    second.process.wait(100)
+def test_a_role_whose_modules_change_others_is_forked_by_a_process_of_its_own(cluster: LocalCluster) -> None:
+    workers = [started(cluster, apart=apart) for apart in ("", "of this test", "of this test")]
+    assert all(forked(worker) for worker in workers)
+    parents = [psutil.Process(worker.process.server.pid).parent() for worker in workers]  # type: ignore[attr-defined]
+    assert parents[0] != parents[1] == parents[2]
 
 
 def test_a_worker_ends_with_its_guard_and_what_forks_them_stays(cluster: LocalCluster) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from agentrl import cluster
 from agentrl.config import AlgoConfig, ClusterConfig, TrainerConfig
@@ -18,7 +19,7 @@ from agentrl.train.record import ledger
 from agentrl.train.trainers import Trainer, make_trainer
 from agentrl.train.trainers.fsdp.settings import FsdpConfig
 from agentrl.train.trainers.megatron.settings import MegatronConfig
-from agentrl.train.trainers.ranks.placed import PlacedRanks
+from agentrl.train.trainers.ranks.group import Ranks
 from agentrl.train.trainers.worker import place_trainer
 from tests.cluster.test_run import run
 from tests.cluster.test_trainer_access import Elsewhere
@@ -44,10 +45,6 @@ def learned(trainer: Trainer, *seeds: int) -> list[dict[str, float]]:
     return [trainer.step(random_forests(seed, old=False)) for seed in seeds]
 
 
-def shapes_of(trainer: Trainer) -> Iterator[tuple[str, tuple[int, ...]]]:
-    return ((name, tuple(tensor.shape)) for name, tensor in trainer.weights())
-
-
 def written_by_rank_0(trainer: Any, base: Path, folder: Path) -> dict[str, tuple[int, ...]]:
     """What a publication writes without the driver, which then reads it."""
     from safetensors.torch import load_file
@@ -62,8 +59,8 @@ def written_by_rank_0(trainer: Any, base: Path, folder: Path) -> dict[str, tuple
     return shapes
 
 
-def same(one: Trainer, other: Trainer) -> bool:
-    weights, others = dict(one.weights()), dict(other.weights())
+def same(trainer: Trainer, others: Mapping[str, Tensor]) -> bool:
+    weights = dict(trainer.weights())
     return weights.keys() == others.keys() and all(torch.equal(weights[name], others[name]) for name in others)
 
 
@@ -72,29 +69,30 @@ def test_ranks_on_two_nodes_learn_as_on_one_and_another_trainer_goes_on_where_on
 ) -> None:
     folder = zoo.write("smollm2", tmp_path / "model")
     config = FsdpConfig(ranks=2, timeout=PATIENCE, threads=1, device="cpu")
-    with cluster.open_cluster(ClusterConfig(), None):
-        local = make_trainer(folder, config, ALGO)
-    with closing(local) as here:
-        with closing(_placed(on_ray, folder, config)) as there:
-            assert len(set(there.ranks.nodes)) == 2
-            assert learned(there, 0, 1) == learned(here, 0, 1)
-            assert same(there, here)
-            with closing(Elsewhere(there)) as elsewhere:
-                assert elsewhere("step", random_forests(5, old=False), None) == learned(here, 5)[0]
-                assert there.version == 3
-            assert same(there, here)
-            next(iter(there.weights()))  # and no more: the ranks go through to the end
-            assert written_by_rank_0(there, folder, tmp_path / "published") == dict(shapes_of(here))
-            there.save(tmp_path / "state")
-            (victim := there.ranks._workers[1]).kill()
-            victim.ended.result(PATIENCE)
-            with pytest.raises(TrainerError, match="rank 1 of 2"):
-                learned(there, 2)
-            assert not there.ranks.alive
-        with closing(_placed(on_ray, folder, config)) as again:
-            again.load(tmp_path / "state")
-            assert (again.version, learned(again, 2)) == (3, learned(here, 2))
-            assert same(again, here)
+    with cluster.open_cluster(ClusterConfig(), None), closing(make_trainer(folder, config, ALGO)) as here:
+        wanted = [(learned(here, *seeds), dict(here.weights())) for seeds in ((0, 1), (5,), (2,))]
+    (first, then), (second, after), (third, last) = wanted
+    with closing(_placed(on_ray, folder, config)) as there:
+        assert len(set(there.ranks.nodes)) == 2
+        assert learned(there, 0, 1) == first
+        assert same(there, then)
+        with closing(Elsewhere(there)) as elsewhere:
+            assert [elsewhere("step", random_forests(5, old=False), None)] == second
+            assert there.version == 3
+        assert same(there, after)
+        next(iter(there.weights()))  # and no more: the ranks go through to the end
+        shapes = {name: tuple(tensor.shape) for name, tensor in after.items()}
+        assert written_by_rank_0(there, folder, tmp_path / "published") == shapes
+        there.save(tmp_path / "state")
+        (victim := there.ranks.workers[1]).kill()
+        victim.ended.result(PATIENCE)
+        with pytest.raises(TrainerError, match="rank 1 of 2"):
+            learned(there, 2)
+        assert not there.ranks.alive
+    with closing(_placed(on_ray, folder, config)) as again:
+        again.load(tmp_path / "state")
+        assert (again.version, learned(again, 2)) == (3, third)
+        assert same(again, last)
     logs = {file.name: file.read_text() for file in (tmp_path / "logs").iterdir()}
     assert logs.keys() == {"environments-0.log", *(f"trainer-{number}.log" for number in range(4))}
     ranks = {name: said for name, said in logs.items() if name.startswith("trainer")}
@@ -117,7 +115,7 @@ def test_tensor_parallel_ranks_are_on_one_node_and_learn_as_without_a_cluster(ra
             assert elsewhere("step", forests, None) == here.step(forests)
             found, wanted = elsewhere("logprobs", forests), here.logprobs(forests)
             assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
-        assert same(there, here)
+        assert same(there, dict(here.weights()))
 
 
 def test_tensor_parallel_ranks_that_no_node_has_room_for_are_given_up(
@@ -133,17 +131,17 @@ def test_tensor_parallel_ranks_that_no_node_has_room_for_are_given_up(
 def test_a_run_goes_on_from_its_last_checkpoint_where_a_rank_dies(
     ray_nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, call, killed = tmp_path / "run", PlacedRanks.call_each, list[Path]()
+    folder, call, killed = tmp_path / "run", Ranks.call_each, list[Path]()
 
-    def killing(ranks: PlacedRanks, method: str, arguments: Any) -> Any:
+    def killing(ranks: Ranks, method: str, arguments: Any) -> Any:
         if method == "step" and not killed:
             killed.extend((folder / "checkpoints").glob("*"))
             if killed:
-                (victim := ranks._workers[1]).kill()
+                (victim := ranks.workers[1]).kill()
                 victim.ended.result(PATIENCE)
         return call(ranks, method, arguments)
 
-    monkeypatch.setattr(PlacedRanks, "call_each", killing)
+    monkeypatch.setattr(Ranks, "call_each", killing)
     resources = {"trainer": {"cpus": 5}}
     result = run(
         folder,

@@ -22,7 +22,7 @@ from agentrl.train.driver.recovery import find_death
 from agentrl.train.forest.forest import Forest
 from agentrl.train.trainers import ShareableTrainer, make_trainer
 from agentrl.train.trainers.fsdp.settings import FsdpConfig
-from agentrl.train.trainers.ranks import placed
+from agentrl.train.trainers.ranks import group
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.train.trainers.worker import WorkerTrainer
 from tests.cluster.test_contract import SILENCE
@@ -59,7 +59,7 @@ def started(config: TrainerConfig, folder: Path, algo: AlgoConfig = ALGO) -> Any
 
 
 def processes(trainer: Any) -> list[Worker]:
-    return [trainer.worker] if isinstance(trainer, WorkerTrainer) else trainer.ranks._workers
+    return [trainer.worker] if isinstance(trainer, WorkerTrainer) else trainer.ranks.workers
 
 
 class Elsewhere:
@@ -187,7 +187,7 @@ def test_a_rank_without_a_heartbeat_ends_the_call_of_another_process_and_the_err
     here: Cluster, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here.silence_timeout = LONG
-    monkeypatch.setattr(placed, "SILENT", 3.0)
+    monkeypatch.setattr(group, "SILENT", 3.0)
     with both(FSDP, model) as (trainer, elsewhere):
         stop(processes(trainer)[1])
         with pytest.raises(TrainerError, match="rank 1 of 2") as caught:
@@ -232,11 +232,3 @@ def test_a_trainer_that_died_before_another_process_connects_is_a_trainers_error
         access = trainer.access()
     with pytest.raises(TrainerError, match="can't be reached"):
         access.open()
-
-
-def test_only_trainers_on_a_cluster_are_reached_by_other_processes(model: Path) -> None:
-    with closing(make_trainer(model, TORCH, AlgoConfig())) as inside:
-        assert not isinstance(inside, ShareableTrainer)
-    with closing(make_trainer(model, FSDP.model_copy(update={"ranks": 1}), AlgoConfig())) as over_pipes:
-        assert isinstance(over_pipes, ShareableTrainer)
-        assert over_pipes.access() is None

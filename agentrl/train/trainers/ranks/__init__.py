@@ -3,10 +3,8 @@
 trainer.py     the `Trainer` protocol over rank processes; holds no weights
 computing.py   its part that takes forests, which another process may have as well
 group.py       the processes, from the trainer's side: started, called and ended together
-placed.py      the same on a cluster's nodes
 calls.py       one call on all of those, from any process
 worker.py      one of them
-heartbeat.py   finds ranks that do not run any more; those of a trainer that was killed are ended by `cluster.keeper`
 balance.py     forests to data-parallel ranks, by cost
 joined.py      what ranks computed, put together
 contents.py    what a checkpoint holds, recorded and compared

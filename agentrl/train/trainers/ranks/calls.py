@@ -20,8 +20,9 @@ from agentrl import faults
 from agentrl.cluster import Address, Connection, connect
 from agentrl.cluster.wire.connection import Calling
 from agentrl.errors import AgentRLError, DeadlineExceeded, InfraError, TrainerError, TrainerTimeout
-from agentrl.train.trainers.ranks.group import GRACE
 
+GRACE = 5.0
+"""Seconds for other ranks to report once one has failed: often theirs is the cause."""
 Reply = tuple[Any, Exception | None]
 """A rank's answer, or its error; neither where the call was ended because of another rank."""
 

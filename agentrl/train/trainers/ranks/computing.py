@@ -17,7 +17,6 @@ from agentrl.train.algorithms import Algorithm, make_algorithm
 from agentrl.train.forest.forest import Forest, token_counts
 from agentrl.train.trainers.ranks.balance import Division
 from agentrl.train.trainers.ranks.calls import ConnectedRanks, RankCalls
-from agentrl.train.trainers.ranks.group import Ranks
 from agentrl.train.trainers.ranks.joined import per_token
 
 
@@ -29,7 +28,7 @@ class RankComputing:
         version: the weights' policy version.
     """
 
-    ranks: Ranks | RankCalls
+    ranks: RankCalls
     version: int
     _division: Division
     _algorithm: Algorithm

@@ -23,12 +23,11 @@ from agentrl.train.algorithms import make_algorithm
 from agentrl.train.forest.forest import Forest
 from agentrl.train.trainers.ranks.computing import RankAccess, RankComputing
 from agentrl.train.trainers.ranks.group import Ranks
-from agentrl.train.trainers.ranks.placed import PlacedRanks
 from agentrl.train.trainers.ranks.worker import RankSettings
 
 if TYPE_CHECKING:
     from agentrl.models.adapters import SavedAdapter
-    from agentrl.rollout.weights.buckets import Convert, Save, Shapes
+    from agentrl.rollout.weights.buckets import Convert, Shapes
     from agentrl.train.trainers.teachers.divergence import VocabularyHead
 
 
@@ -58,7 +57,7 @@ class RankTrainer(RankComputing):
     """
 
     takes_minibatches: ClassVar[bool] = True
-    ranks: Ranks | PlacedRanks
+    ranks: Ranks
 
     def __init__(
         self,
@@ -85,16 +84,18 @@ class RankTrainer(RankComputing):
         self.threads = None if on_gpus else cores.choose_threads(config.threads, cores.share(count, path))
         self.deterministic = not on_gpus
         roles = [RankSettings(rank, count, "", builder, layout, timeout, seed) for rank in range(count)]
-        self.scratch: Path | None = None
-        if cluster.current().name == "local":
-            forked = None if on_gpus else loaded
-            self.ranks = Ranks(roles, timeout, self.threads, environment, loaded=forked, apart=apart)
-        else:
-            loads = () if on_gpus or apart else (loaded,)
-            self.ranks = PlacedRanks(
-                roles, timeout, self.threads, environment, gpu=on_gpus, together=together, loads=loads
-            )
-            self.scratch = cluster.current().logs
+        loads = () if on_gpus else (loaded,)
+        self.ranks = Ranks(
+            roles,
+            timeout,
+            self.threads,
+            environment,
+            gpu=on_gpus,
+            together=together,
+            loads=loads,
+            apart=loaded if apart and loads else "",
+        )
+        self.scratch = cluster.current().logs
         try:
             if first is not None:
                 first()
@@ -158,14 +159,10 @@ class RankTrainer(RankComputing):
         """Yield the averaged weights; see `Averager.averaged_weights`."""
         return self.ranks.stream("averaged_weights")
 
-    @property
-    def save_weights(self) -> Save | None:
-        """The function that has rank 0 write weights on its node; None where ranks are beside this process."""
-        return self._save_weights if isinstance(self.ranks, PlacedRanks) else None
-
-    def _save_weights(
+    def save_weights(
         self, folder: Path, base: Path, limit: int, convert: Convert | None = None, method: str = "weights"
     ) -> Shapes:
+        """Have rank 0 write the weights, on a file system that all share."""
         given = (Path(folder).absolute(), Path(base).absolute(), limit, convert, method)
         shapes: Shapes = self.ranks.call("save_weights", *given)
         return shapes
@@ -179,15 +176,12 @@ class RankTrainer(RankComputing):
         """Load a folder that `save` wrote, with its version; the settings remain those of the last `begin`."""
         self.version = self.ranks.call("load", str(Path(path).absolute()))
 
-    def access(self) -> RankAccess | None:
-        if not isinstance(self.ranks, PlacedRanks):
-            return None
+    def access(self) -> RankAccess:
         return RankAccess(
             self.ranks.addresses, self._division, self._algorithm.config, self.ranks.timeout, self.version
         )
 
     def leased(self) -> AbstractContextManager[None]:
-        assert isinstance(self.ranks, PlacedRanks)
         return self.ranks.leased()
 
     def stepped(self, version: int) -> None:

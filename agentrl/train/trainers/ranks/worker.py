@@ -1,38 +1,25 @@
-"""The process of one rank: `python -m agentrl.train.trainers.ranks.worker FD`, or `main` in a process that was forked.
-
-It receives its `RankSettings`, then calls: (method, arguments) in, ("done", answer) or ("failed", error, traceback)
-out, over the connection whose file descriptor it inherits. `build` builds its part of a model, and frees an earlier
-one. A method that yields sends ("item", …) for each value. When the connection closes, the process ends: a trainer that
-died leaves no processes.
-
-Processes of their own rather than forks of this one or `multiprocessing`'s: Megatron's CPU redirection changes torch
-for good, and a spawned child would run the user's script again.
-"""
+"""One rank: what it is built from, how it joins the others, and its role."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import pickle
-import signal
-import sys
-import traceback
-import warnings
+import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl.common import custom_code
 from agentrl.common.imports import load
-from agentrl.errors import AgentRLError
-from agentrl.train.trainers.ranks import heartbeat
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
+
+    from agentrl.rollout.weights.buckets import Convert, Shapes
+
+SECOND = 1.0
+"""Seconds between two heartbeats, and between two checks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +29,11 @@ class RankSettings:
     Attributes:
         rank: its number.
         ranks: how many there are.
-        store: the rendezvous: a file on one machine, or tcp://host:port.
+        store: host:port of the store at which they meet.
         builder: the import path of its `Builder`.
         layout: what the builder needs to know of the parallel layout.
         timeout: seconds that a collective may take.
         seed: of its generators.
-        code: the code of model folders that may run, as in the process that makes this.
     """
 
     rank: int
@@ -57,7 +43,6 @@ class RankSettings:
     layout: Any
     timeout: float
     seed: int
-    code: frozenset[str] = field(default_factory=custom_code.list_granted)
 
 
 class Builder(ABC):
@@ -71,44 +56,42 @@ class Builder(ABC):
         """Build the object whose methods are called: with `forget`, which frees what would outlive it."""
 
 
-def heartbeat_file(store: Path, rank: int) -> Path:
-    """A rank's heartbeat file, beside the rendezvous store."""
-    return store.with_name(f"beat-{rank}")
+class RankRole:
+    """One rank, as a role of the cluster; it joins the process group when it is made."""
 
+    def __init__(self, role: RankSettings) -> None:
+        self._number = role.rank
+        self._builder: Builder = load(role.builder, "a builder of ranks")(role)
+        self._rank: Any = None
+        threading.Thread(target=beat, args=(role,), name="heartbeat", daemon=True).start()
 
-def main(descriptor: int) -> None:
-    """Serve until the connection closes."""
-    pipe = Connection(descriptor)
-    with contextlib.suppress(EOFError, OSError):
-        rank: Any = None
-        builder: Builder | None = None
-        while True:
-            call = pickle.loads(pipe.recv_bytes())
-            try:
-                if isinstance(call, RankSettings):
-                    warnings.simplefilter("ignore")
-                    custom_code.grant(call.code)
-                    builder, answer = load(call.builder, "a builder of ranks")(call), None
-                    heartbeat.beat(heartbeat_file(Path(call.store), call.rank))  # imports may hold the GIL long
-                elif call[0] == "build":
-                    assert builder is not None
-                    if rank is not None:
-                        rank.forget()
-                    rank = answer = None
-                    rank = builder.build(*call[1])
-                else:
-                    assert rank is not None
-                    method, args = call
-                    answer = getattr(rank, method)(*args)
-                if isinstance(answer, Iterator):
-                    for item in answer:
-                        send_item(pipe, *item)
-                    answer = None
-                reply: tuple[Any, ...] = ("done", answer)
-            except BaseException as error:  # torch's CheckpointException is no Exception
-                reply = ("failed", error if isinstance(error, AgentRLError) else None, traceback.format_exc())
-            pipe.send_bytes(pickle.dumps(reply))
-    os.killpg(0, signal.SIGKILL)  # helpers as well; and no destructors, which would wait for ranks that are gone
+    def run(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Call a method of the rank, or one of this class."""
+        target = self if method in ("build", "save_weights") else self._rank
+        return getattr(target, method)(*arguments)
+
+    def build(self, *arguments: Any) -> None:
+        """Build the rank's part of a model, and free an earlier one."""
+        if self._rank is not None:
+            self._rank.forget()
+        self._rank = None
+        self._rank = self._builder.build(*arguments)
+
+    def tensors(self, method: str, arguments: tuple[Any, ...]) -> Iterator[tuple[str, Tensor]]:
+        """The named tensors that a method yields, copied, since an average is where the weights are only meanwhile."""
+        for name, tensor in getattr(self._rank, method)(*arguments):
+            yield name, tensor.detach().to("cpu", copy=True)
+
+    def save_weights(self, folder: Path, base: Path, limit: int, convert: Convert | None, method: str) -> Shapes:
+        """Write the weights that `method` yields, which all ranks gather, on rank 0."""
+        from agentrl.rollout.weights.snapshot import save_snapshot
+
+        weights = self.tensors(method, ())
+        if self._number:
+            for _ in weights:
+                pass
+            return {}
+        return save_snapshot(weights if convert is None else convert(weights), folder, base, limit)
 
 
 def join(role: RankSettings, *, gpus: bool) -> None:
@@ -128,27 +111,26 @@ def join(role: RankSettings, *, gpus: bool) -> None:
 
 
 def store_of(role: RankSettings) -> Any:
-    """The rendezvous: the file, or the store of the process that started the ranks."""
+    """The store at which the ranks meet, of the process that started them."""
     from torch import distributed as dist
 
-    if not role.store.startswith("tcp://"):
-        return dist.FileStore(role.store, role.ranks)  # type: ignore[attr-defined]
-    host, _, port = role.store.removeprefix("tcp://").rpartition(":")
+    host, _, port = role.store.rpartition(":")
     limit = timedelta(seconds=role.timeout)
     return dist.TCPStore(host, int(port), is_master=False, timeout=limit)  # type: ignore[attr-defined]
 
 
-def send_item(pipe: Connection, name: str, tensor: torch.Tensor) -> None:
-    """Send a tensor: name, dtype and shape, then its bytes."""
-    import torch
+def beat(role: RankSettings) -> None:
+    """Set a rank's heartbeat every second, as long as the process that started it is there."""
+    store, count = store_of(role), 0
+    while True:
+        count += 1
+        try:
+            store.set(beat_key(role.rank), str(count))
+        except RuntimeError:
+            return
+        time.sleep(SECOND)
 
-    plain = tensor.detach().cpu().contiguous()
-    pipe.send_bytes(pickle.dumps(("item", name, str(plain.dtype).removeprefix("torch."), tuple(plain.shape))))
-    raw: Any = plain.flatten().view(torch.uint8).numpy()
-    pipe.send_bytes(raw)
 
-
-if __name__ == "__main__":
-    from agentrl.train.trainers.ranks import worker  # under its own name, by which a `RankSettings` arrives
-
-    worker.main(int(sys.argv[1]))
+def beat_key(rank: int) -> str:
+    """Return the name of a rank's heartbeat in the store."""
+    return f"beat-{rank}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +151,7 @@ def test_experts_that_one_rank_alone_uses_recomputed_layers_and_a_critic_learn_a
             found, wanted = ours.step(forests), theirs.step(forests)
             assert found == {name: pytest.approx(value, rel=1e-4, abs=1e-5) for name, value in wanted.items()}
         assert largest_difference(ours, theirs) < 1e-5
-        os.kill(ours.ranks._processes[1].pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        ours.ranks.workers[1].kill()  # type: ignore[attr-defined]
         with pytest.raises(TrainerError, match="rank 1 of 2"):
             ours.step(random_forests(0, old=False))
     finally:

@@ -6,19 +6,19 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from agentrl import cluster
 from agentrl.config import AlgoConfig
 from agentrl.errors import ConfigError, InfraError, InvalidInput
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.trainers import Averager, Trainer, make_trainer, proof
 from agentrl.train.trainers.megatron.settings import MegatronConfig
 from agentrl.train.trainers.megatron.trainer import MegatronTrainer
-from agentrl.train.trainers.ranks import heartbeat
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from tests.train.backends.megatron import zoo
@@ -140,26 +140,26 @@ def test_a_reader_that_stops_reading_weights_early_may_continue_training(trainer
 @pytest.mark.slow
 def test_a_rank_that_dies_ends_the_trainer_with_an_error_and_leaves_no_process_behind(folder: Path) -> None:
     trainer = MegatronTrainer(folder, TP2, ALGO)
-    processes = list(trainer.ranks._processes)
-    os.kill(processes[1].pid, signal.SIGKILL)
+    workers = trainer.ranks.workers
+    workers[1].kill()
     with pytest.raises(InfraError, match="rank 1 of 2"):
         trainer.step(random_forests(0, old=False))
-    assert all(process.poll() is not None for process in processes)
+    assert all(worker.poll() is not None for worker in workers)
     with pytest.raises(InfraError, match="closed"):
         trainer.step([])
     trainer.close()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [0, 1 << 22], ids=["a call", "more than a pipe holds"])
-def test_a_rank_that_is_stopped_is_named_alone_long_before_the_deadline(
+@pytest.mark.parametrize("size", [0, 1 << 22], ids=["a call", "more than a socket holds"])
+def test_a_rank_that_is_stopped_is_named_long_before_the_deadline(
     size: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A call that the pipe can't hold was sent for ever: nobody looked at the heartbeats meanwhile."""
-    monkeypatch.setattr(heartbeat, "STOPPED", 2.0)
+    """A call that could not be sent was sent for ever: nobody looked at the heartbeats meanwhile."""
+    monkeypatch.setattr(cluster.current(), "silence_timeout", 2.0)
     trainer = MegatronTrainer(folder, MegatronConfig(tensor_parallel=2, timeout=500), ALGO)
-    os.kill(trainer.ranks._processes[1].pid, signal.SIGSTOP)
-    with pytest.raises(InfraError, match=r"^step: rank 1 of 2 is stopped: process \d+ has not run for \d+ s$"):
+    os.killpg(cast(Any, trainer.ranks.workers[1].process).server.pid, signal.SIGSTOP)
+    with pytest.raises(InfraError, match=r"rank 1 of 2: rank 1 of 2 on this machine is given up: .* no life"):
         trainer.ranks.call("step", random_forests(0, old=False), bytes(size))
     assert not trainer.ranks.alive
 
