@@ -66,7 +66,7 @@ EXTRAS = {
     "mcp": "mcp",
     "langchain_core": "langchain",
 }
-"""Which extra brings what a command may miss."""
+"""The extra that brings what a command may miss."""
 
 PLUGINS = (
     "agentrl.rollout.engines:ENGINES",

@@ -86,7 +86,7 @@ POINTS = {
     "checkpoint.renamed": Point("a checkpoint is renamed", data=True),
     "file.replace": Point("a small file is written beside its name, and not renamed yet", data=True, writes=True),
 }
-"""Where faults can be injected."""
+"""The points at which faults can be injected."""
 
 
 class Fault(Section):
@@ -97,10 +97,10 @@ class Fault(Section):
     as a full disk does, keep the session store locked, move the wall clock by `seconds`, or let a tool's deadline
     pass as soon as it has begun."""
     point: str | None = None
-    """Where; None: anywhere, at times that follow from `every`."""
+    """The point; None: any, at times that follow from `every`."""
     target: Literal["driver", "engine", "trainer", "sessions", "sandbox"] = "driver"
-    """What is killed or stopped: the run's own process, or by chance one of its engines, of its trainer's processes, or
-    of its sandboxes (killed only)."""
+    """The processes that are killed or stopped: the run's own process, or by chance one of its engines, of its
+    trainer's processes, or of its sandboxes (killed only)."""
     pid_file: str | None = None
     """The process that is killed or stopped instead: its number is in this file (a reward service, a server)."""
     nth: PositiveInt | None = None
@@ -110,9 +110,9 @@ class Fault(Section):
     every: PositiveFloat | None = None
     """Fires once in so many seconds on average, as a Poisson process."""
     times: PositiveInt = 1
-    """How often it fires in the whole run."""
+    """The number of times that it fires in the whole run."""
     seconds: float = 1.0
-    """How long a delay, a stop or a lock lasts; how far the clock jumps, which may be negative."""
+    """Seconds that a delay, a stop or a lock lasts, or by which the clock jumps, which may be negative."""
 
     @model_validator(mode="after")
     def _fits(self) -> Fault:

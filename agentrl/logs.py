@@ -20,7 +20,7 @@ from agentrl.config.secrets import scrub
 NAME = "log.jsonl"
 """The log, in the run's folder."""
 shown = logging.getLogger("agentrl.shown")
-"""What a run has shown already, by whatever shows it."""
+"""The lines that a run has shown already, by whatever shows them."""
 shown.addHandler(logging.NullHandler())  # else Python prints warnings a second time where no log is written
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Destination = tuple[str, Mapping[str, str]]
 """The address of a collector, and what all spans have in common."""
 PATH = "/v1/traces"
-"""Where OTLP/HTTP has spans sent, where the address of a collector names no path of its own."""
+"""The path to which OTLP/HTTP sends spans, where the address of a collector names no path of its own."""
 PATIENCE = 5.0
 """Seconds that the end of a run waits for the last spans to be sent."""
 OFF: AbstractContextManager[None] = nullcontext()

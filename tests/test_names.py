@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import agentrl
@@ -70,15 +71,25 @@ def test_functions_are_named_by_verbs_not_by_participles_alone() -> None:
 
 def test_no_docstring_is_a_bare_question() -> None:
     questions = [
-        f"{place}:{getattr(node, 'lineno', 1)} {said.splitlines()[0]}"
+        f"{place}:{line} {said.splitlines()[0]}"
         for place, module in _modules()
         for node in ast.walk(module)
-        if isinstance(node, Function | ast.ClassDef | ast.Module)
-        and (said := ast.get_docstring(node))
-        and QUESTION.match(said)
+        for line, said in _docstrings(node)
+        if QUESTION.match(said)
     ]
 
     assert not questions, "\n".join(questions)
+
+
+def _docstrings(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """The line and the text of a node's docstring, and of those below the fields and constants in its body."""
+    if isinstance(node, Function | ast.ClassDef | ast.Module):
+        if said := ast.get_docstring(node):
+            yield getattr(node, "lineno", 1), said
+        for field, below in pairwise(node.body):
+            said = getattr(getattr(below, "value", None), "value", None)
+            if isinstance(field, ast.Assign | ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(said, str):
+                yield below.lineno, said
 
 
 def _functions(module: ast.Module) -> Iterator[Function]:

@@ -88,7 +88,7 @@ KINDS = Registry[AttachmentKind](
 
 
 _PART = "#"
-"""What is between a kind's name and the number of a part."""
+"""The text between a kind's name and the number of a part."""
 
 
 def split(attached: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -16,7 +16,7 @@ from typing import Any
 from agentrl.common.untrusted import read_json
 
 SETTING = "model.trust_remote_code=true"
-"""What allows it, as refusals name it."""
+"""The setting that allows it, as refusals name it."""
 _NAMES = ("config.json", "tokenizer_config.json")
 """The files that may name code."""
 _ELSEWHERE = "--"

@@ -21,7 +21,7 @@ from typing import Any
 LARGEST = 1e30
 """The greatest reward: its square, and sums of squares, are still finite."""
 ROUNDING = 1e-6
-"""How far beyond its range a number may be, relative to the range's ends, and count as its end."""
+"""The distance beyond its range, relative to the range's ends, at which a number still counts as its end."""
 _MISSING = frozenset({"NAType", "NaTType", "MaskedConstant"})
 """The types of which pandas and numpy have one value each, which stands for none."""
 

@@ -61,14 +61,14 @@ class ClusterConfig(Section):
     """With cluster=ray: the variables of this process that its workers on all nodes get; * stands for any text. Their
     values are shown and recorded nowhere."""
     encrypted: bool = False
-    """Whether workers are called over TLS, each by a certificate of its own. Not what the trainer's ranks exchange, nor
+    """True: workers are called over TLS, each by a certificate of its own. Not what the trainer's ranks exchange, nor
     an engine's server, nor `weights.transport=distributed`."""
     environments: int = Field(default=0, ge=0)
     """Worker processes that play the sessions; 0: they are played in this process."""
     max_environments: int | None = Field(default=None, ge=1)
     """With cluster=ray: how many such workers there may be where nodes join during the run; None: as at its start."""
     sessions: bool | None = None
-    """Whether a process beside the run's own stores finished sessions, computes their credit and sends forests to the
+    """True: a process beside the run's own stores finished sessions, computes their credit and sends forests to the
     trainer, so that what goes through the run's process does not grow with a session's length; None: with cluster=ray
     and environment workers."""
     rewards: int = Field(default=0, ge=0)
@@ -76,7 +76,7 @@ class ClusterConfig(Section):
     gateways: int = Field(default=0, ge=0)
     """Worker processes that serve agent programs (`agent=`); 0: whoever plays a session has a gateway of its own."""
     resources: RoleResources = RoleResources()
-    """What the workers of each role reserve on their nodes."""
+    """The resources that the workers of each role reserve on their nodes."""
     start_timeout: PositiveFloat = 900.0
     """Seconds that a worker may take to be placed on a node, to start and to load its model."""
     place_timeout: PositiveFloat | None = None
@@ -88,8 +88,8 @@ class ClusterConfig(Section):
     call_timeout: PositiveFloat | None = None
     """Seconds that a call of the trainer's process may take; None: as long as the process shows life."""
     max_restarts: int = Field(default=5, ge=0)
-    """How many environment workers that die are replaced; likewise reward and gateway workers, and the process of
-    `cluster.sessions`."""
+    """The number of environment workers that are replaced when they die; likewise reward and gateway workers, and the
+    process of `cluster.sessions`."""
 
     @property
     def holds_sessions(self) -> bool:

@@ -22,30 +22,30 @@ class DataConfig(Section):
     name: str
     """A file (JSONL, JSON, CSV, Parquet), a folder of such files, hf://OWNER/NAME, or a run's folder."""
     columns: dict[str, str] = Field({})
-    """Which column is taken for what: data.columns.prompt=question; `a.b` is inside a column. What rows can have:
-    messages, tools, prompt, completion, text; chosen, rejected, margin, scored, score and label where rows are judged;
-    completions and labels where steps are."""
+    """The column that is taken for each part: data.columns.prompt=question; `a.b` is inside a column. What rows can
+    have: messages, tools, prompt, completion, text; chosen, rejected, margin, scored, score and label where rows are
+    judged; completions and labels where steps are."""
     strings: Literal["chat", "plain"] | None = None
-    """What a prompt and a completion that are text are: messages of a user and an assistant (chat), or text as it is
-    (plain). Their columns' names decide where they are known for one of both."""
+    """The meaning of a prompt and a completion that are text: messages of a user and an assistant (chat), or text as it
+    is (plain). Their columns' names decide where they are known for one of both."""
     train_on: Names = ("assistant",)
-    """What the loss is over: the messages of these roles, `last` (a conversation's last message), or `all`."""
+    """The messages that the loss is over: those of these roles, `last` (a conversation's last message), or `all`."""
     max_tokens: PositiveInt | None = None
     """The longest path of tokens; None is the model's context."""
     overlong: Literal["cut", "skip", "refuse"] = "cut"
-    """What is done with longer conversations: their end is cut off, they are left out, or the run does not begin."""
+    """The treatment of longer conversations: their end is cut off, they are left out, or the run does not begin."""
     held_out: str | None = None
     """Another file with what the loss is measured on; None takes a tenth of the rows, by the hash of their content,
     where the data has no files for evaluation of its own."""
     config: str = ""
-    """Which of a data set's configurations, a folder within it."""
+    """One of a data set's configurations, a folder within it."""
     where: dict[str, Any] | str | None = None
-    """Which rows are taken, by column: a value, several, or bounds; or path/to/file.py:FUNCTION of the row."""
+    """The rows that are taken, by column: a value, several, or bounds; or path/to/file.py:FUNCTION of the row."""
     min_reward: float | None = None
     """Of a run's sessions, the lowest reward of those that are taken; so is `max_reward` the highest."""
     max_reward: float | None = None
     """See `min_reward`."""
     status: Names = ("completed", "truncated")
-    """How a run's sessions that are taken ended."""
+    """The status of a run's sessions that are taken."""
     agent: str | None = None
-    """Whose turns of a run's sessions are trained; None: everybody's."""
+    """The agent whose turns of a run's sessions are trained; None: every one."""

@@ -33,7 +33,7 @@ class EngineConfig(Section):
     name: str = "local"
     """The engine's name or import path; `agentrl plugins` lists the names."""
     device: Device = "auto"
-    """Where it runs."""
+    """The device that it runs on."""
     dtype: Dtype = "float32"
     """The precision it computes in."""
     max_batch: PositiveInt = 64
@@ -55,7 +55,7 @@ class FleetConfig(Section):
     """Several engines behind one interface, and the handling of failures; see docs/fleet.md."""
 
     engines: PositiveInt = 1
-    """How many engines there are."""
+    """The number of engines."""
     max_engines: PositiveInt | None = None
     """With cluster=ray: how many there may be where nodes join during the run; None: as at its start."""
     urls: tuple[str, ...] = ()
@@ -75,9 +75,9 @@ class FleetConfig(Section):
     max_failures: PositiveInt = 3
     """Different requests that fail in a row, after which an engine that still answers probes is restarted."""
     max_attempts: PositiveInt = 3
-    """How often a request may fail, or be on an engine that dies, before it is given up."""
+    """The number of times that a request may fail, or be on an engine that dies, before it is given up."""
     max_restarts: int = Field(default=5, ge=0)
-    """How often an engine is restarted before it is given up."""
+    """The number of times that an engine is restarted before it is given up."""
     regain_restart_after: PositiveFloat = 600.0
     """Seconds without a failure after which an engine regains one restart."""
 
@@ -108,7 +108,7 @@ class WeightsConfig(Section):
     transport: str = "auto"
     """The transport's name or import path; `agentrl plugins` lists the names, and docs/fleet.md says what each does."""
     mode: Literal["drain", "abort", "retract", "in_place"] = "drain"
-    """What becomes of running requests: finished first, cut and continued, queued anew, or kept with their caches."""
+    """The treatment of running requests: finished first, cut and continued, queued anew, or kept with their caches."""
     bucket_mb: PositiveInt = 512
     """Megabytes that travel together."""
     dtype: Dtype | None = None

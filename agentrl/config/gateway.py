@@ -37,8 +37,8 @@ def _rule(rule: str) -> str:
 
 
 ExclusionRule = Annotated[str, AfterValidator(_rule)]
-"""Which roots of a session's tree are excluded from training: `one_turn`, or `prompt=`, `tools=` or `header.NAME=` with
-a regular expression."""
+"""The roots of a session's tree that are excluded from training: `one_turn`, or `prompt=`, `tools=` or `header.NAME=`
+with a regular expression."""
 
 
 class ForwardConfig(Section):
@@ -70,12 +70,14 @@ class GatewayConfig(Section):
     """The certificate's private key (a PEM file without a password)."""
 
     sampling: Literal["run", "client"] = "run"
-    """Whose temperature, top-p, top-k, min-p, penalties, logit bias and seed a program's turns have. `run`: those of
-    `rollout` (in evaluations of `eval`); what a program sends is ignored, counted and told. `client`: what it sends,
-    its seed mixed with session and sample; turns drawn from less than the whole vocabulary are not trained on."""
+    """The source of the temperature, top-p, top-k, min-p, penalties, logit bias and seed of a program's turns.
+    `run`: those of `rollout` (in evaluations of `eval`); what a program sends is ignored, counted and told.
+    `client`: what it sends, its seed mixed with session and sample; turns drawn from less than the whole vocabulary
+    are not trained on."""
 
     forward: ForwardConfig = ForwardConfig()
-    """Where requests for other models, such as embeddings, are sent; nothing of them is stored or trained."""
+    """The server to which requests for other models, such as embeddings, are sent; nothing of them is stored or
+    trained."""
     exclude: tuple[ExclusionRule, ...] = (ONE_TURN,)
     """Roots of a session's tree that are neither trained on nor credited; a rule each. `one_turn`: one without tools on
     which no turn follows another, where another root has tools (a title); `prompt=`, `tools=` or `header.NAME=` and a

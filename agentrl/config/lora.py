@@ -27,7 +27,7 @@ class LoraConfig(Section):
     """Patterns of modules' names that are trained in full beside the adapter, such as embeddings and the output layer
     (`[*.embed_tokens,lm_head]`), at a tenth of its learning rate. `trainer=torch`."""
     init: Literal["default", "gaussian"] = "default"
-    """How A begins, as PEFT's `init_lora_weights`: uniform, as linear layers do, or normal with deviation 1/rank. B
+    """The initial A, as PEFT's `init_lora_weights`: uniform, as linear layers do, or normal with deviation 1/rank. B
     begins at 0, so that the policy begins as the base."""
     dropout: float = 0.0
     """Only 0: dropout makes the trainer's log-probabilities differ from the engine's."""

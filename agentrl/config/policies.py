@@ -34,18 +34,18 @@ class PastConfig(Section):
     every: PositiveInt = 10
     """Steps between two versions that are kept; the first is what reinforcement learning begins with."""
     size: PositiveInt = 4
-    """How many of the newest versions play, beside the first, which always does; each has an engine of its own."""
+    """The number of newest versions that play, beside the first, which always does; each has an engine of its own."""
     current: Fraction = 0.0
     """The part of the groups in which the trained policy plays instead, and learns from that side too."""
     of: str = MAIN
-    """Whose versions they are: `main`, or another policy that learns."""
+    """The policy whose versions they are: `main`, or another policy that learns."""
 
 
 class PolicyConfig(Section):
     """A policy that plays some of an environment's agents; it is trained where it has `trainer` or `algo`."""
 
     name: str = MODEL
-    """What plays: `model` (weights that stay as they are), `past` (earlier versions of the trained policy), `expert`
+    """The player: `model` (weights that stay as they are), `past` (earlier versions of the trained policy), `expert`
     and `demonstrator` (the environment's), `noop` (empty messages), a function's import path, or the URL of an API."""
     model: Annotated[ModelConfig, NAMED] = ModelConfig(name=START)
     """The weights: `start` is the run's initial model; otherwise a name from `agentrl models`, or a folder."""

@@ -44,7 +44,7 @@ class BranchConfig(Section):
     max_continuations: PositiveInt = 64
     """Continuations of a session, all its forks together; turns beyond are not forked."""
     nested: bool = False
-    """Whether continuations are forked as well."""
+    """True: continuations are forked as well."""
     trained: bool = True
     """Train on the continuations' turns; false: they only estimate the value of the turn that they begin at."""
 
@@ -61,9 +61,9 @@ class RolloutConfig(Section):
     group_size: PositiveInt = 8
     """Sessions in a group."""
     sampler: SamplerSection = SamplerConfig()
-    """Which task each group gets."""
+    """The rule by which each group gets a task."""
     branch: BranchSection = BranchConfig()
-    """At which turns sessions are forked, to be continued several times from there."""
+    """The turns at which sessions are forked, to be continued several times from there."""
     staleness: int = Field(default=0, ge=0)
     """Versions that a group may be behind when it is trained: 0 waits for each step's groups before it trains (the
     synchronous run), 1 generates the next step's meanwhile, more is fully asynchronous."""
@@ -71,13 +71,13 @@ class RolloutConfig(Section):
     """Groups that a step may generate in place of those that the algorithm wants replaced, as a multiple of
     `groups_per_step`; beyond it the step trains on fewer."""
     order: Literal["number", "ready"] = "number"
-    """Which groups a step takes: the next in the order of their numbers, or whichever have ended. `ready` waits for no
-    long session, and favours short ones; groups that fall behind by more than `staleness` are generated again."""
+    """The groups that a step takes: the next in the order of their numbers, or whichever have ended. `ready` waits for
+    no long session, and favours short ones; groups that fall behind by more than `staleness` are generated again."""
     filter: str | None = None
-    """Which groups are trained on: `signal` (their scores differ), `complete` (no session was TRUNCATED), or an import
-    path of a function of the group; others are replaced, within `max_replaced`."""
+    """The groups that are trained on: `signal` (their scores differ), `complete` (no session was TRUNCATED), or an
+    import path of a function of the group; others are replaced, within `max_replaced`."""
     priority: str | None = None
-    """Which groups go first (order=ready): `signal` (whose scores differ most), `complete`, or an import path of a
+    """The groups that go first (order=ready): `signal` (whose scores differ most), `complete`, or an import path of a
     function of the group, whose largest value goes first. None: in the order of their numbers."""
     reuse: NonNegativeFloat = 0.0
     """Past groups that each step trains on a second time, at most, as a fraction of `groups_per_step`."""
@@ -94,7 +94,7 @@ class RolloutConfig(Section):
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Tokens less probable than this fraction of the most probable one's probability are not sampled."""
     repetition_penalty: PositiveFloat = 1.0
-    """What the logits of tokens that came before are divided by where they are above 0, else multiplied by."""
+    """The number by which the logits of tokens that came before are divided where they are above 0, else multiplied."""
     strict_calls: bool = False
     """Each tool call of the environment's turns is of a tool on offer, with arguments that fit its schema: turns are
     drawn under a grammar (extra `grammars`)."""
@@ -107,7 +107,7 @@ class RolloutConfig(Section):
     context_tokens: PositiveInt | None = None
     """Tokens of the longest path; None is the engine's own limit."""
     overlong: Literal["skip", "keep", "refuse"] = "skip"
-    """What becomes of sessions whose prompt leaves no room for a first turn, and of demonstrations beyond the context:
+    """The treatment of sessions whose prompt leaves no room for a first turn, and of demonstrations beyond the context:
     they have no reward and don't count, and are not imitated (`skip`); they are rewarded and imitated as they are
     (`keep`); or the first one ends the run (`refuse`)."""
     tool_timeout: PositiveFloat = 30.0
@@ -122,12 +122,12 @@ class RolloutConfig(Section):
     concurrency: PositiveInt = 256
     """Sessions running at once."""
     retries: int = Field(default=2, ge=0)
-    """How often a session that ended in INFRA_ERROR is generated again."""
+    """The number of times that a session is generated again which ended in INFRA_ERROR."""
     save_states: Literal["never", "cheap", "always"] = "cheap"
-    """Which environments' states are stored before each turn, so that a resumed run continues unfinished sessions: all
-    (`always`), those whose states take under 5 ms and 64 KiB (`cheap`), none (`never`)."""
+    """The environments whose states are stored before each turn, so that a resumed run continues unfinished sessions:
+    all (`always`), those whose states take under 5 ms and 64 KiB (`cheap`), none (`never`)."""
     retry_detection: Literal["lost", "marked", "all"] = "lost"
-    """Which identical requests are retries, which get the stored reply: `lost`, those marked as retries or whose reply
+    """The identical requests that are retries and get the stored reply: `lost`, those marked as retries or whose reply
     was lost; `marked`, only those marked; `all`, every one. Others get a new sample."""
     strict_fields: bool = False
     """Refuse an agent program's request with a field that its protocol doesn't know; else a harmless one is ignored."""
@@ -180,13 +180,13 @@ class RewardConfig(Section):
     timeout: PositiveFloat = 60.0
     """Seconds that it may take for a session; after them the session is an INFRA_ERROR, and generated again."""
     where: dict[str, Any] = Field(default={})
-    """Which tasks it is for, by their fields: where.kind=math, where.level=[4,5], where.year.min=2024; others get none
-    from it. Empty: all."""
+    """The tasks that it is for, by their fields: where.kind=math, where.level=[4,5], where.year.min=2024; others get
+    none from it. Empty: all."""
     gates: Annotated[tuple[str, ...], LISTED] = ()
     """Rewards, also the environment's own, that count only where this one reaches `gate_at`; else each of them is 0,
     and is not computed."""
     gate_at: float = 1.0
-    """What this reward has to reach for those in `gates` to count."""
+    """The least value of this reward with which those in `gates` count."""
 
 
 class GroupRewardConfig(RewardConfig):
@@ -228,7 +228,7 @@ class ProbeConfig(Section):
     seeds: int = Field(default=0, ge=0)
     """Under how many other seeds of the environment the recorded turns of the best sessions are played again."""
     best: PositiveInt = 32
-    """How many sessions are looked at: the best of each task, of the best tasks."""
+    """The number of sessions that are looked at: the best of each task, of the best tasks."""
     alarm: PositiveFloat = 0.2
     """By how much the gap between score and second score may grow from the first evaluation on without an alarm."""
 
@@ -255,14 +255,14 @@ class EvalConfig(Section):
     every: PositiveInt | None = None
     """Steps of training between two evaluations; None: only before the first step and after the last."""
     weights: Literal["policy", "averaged"] = "policy"
-    """What a run's evaluations measure: the policy, or the moving average of its weights (`trainer.average_decay`), on
-    an engine of its own, which the run starts with the settings `engine.*`."""
+    """The weights that a run's evaluations measure: the policy, or the moving average of its weights
+    (`trainer.average_decay`), on an engine of its own, which the run starts with the settings `engine.*`."""
     tasks: PositiveInt = 128
     """Tasks of the split that are evaluated."""
     n: PositiveInt = 1
     """Sessions for each task; pass@k (one of k solves it) and pass^k (all do) are reported for every k up to n."""
     split: str | None = None
-    """Which of the environment's splits; None is `eval`, or the last where there is none of that name."""
+    """One of the environment's splits; None is `eval`, or the last where there is none of that name."""
     temperature: NonNegativeFloat = 1.0
     """Sampling temperature; 0 is greedy."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -287,9 +287,9 @@ class EvalConfig(Section):
     solved_at: float = 1.0
     """A session solves its task (for pass@k and pass^k) with a score of at least this."""
     prompt_price: NonNegativeFloat | None = None
-    """What a million tokens of prompts cost, in any currency; with either price an evaluation reports its cost."""
+    """The price of a million tokens of prompts, in any currency; with either price an evaluation reports its cost."""
     completion_price: NonNegativeFloat | None = None
-    """What a million generated tokens cost."""
+    """The price of a million generated tokens."""
 
     probe: ProbeConfig = ProbeConfig()
     """A second look at the best sessions of each evaluation."""

@@ -31,7 +31,7 @@ from agentrl.errors import UntrustedCode
 from agentrl.types import MAIN
 
 DATA = "data"
-"""What stands in place of an environment's name where sessions are read."""
+"""The text in place of an environment's name where sessions are read."""
 
 
 class WatchdogConfig(Section):
@@ -60,7 +60,7 @@ class RunConfig(Section):
     fleet: FleetConfig = FleetConfig()
     """Several engines as one."""
     weights: WeightsSection = Field({}, validate_default=True)
-    """How new weights reach the engines."""
+    """The transport of new weights to the engines."""
     trainer: TrainerSection = Field({}, validate_default=True)
     """The trainer."""
     algo: AlgoSection = Field({}, validate_default=True)
@@ -68,7 +68,7 @@ class RunConfig(Section):
     lora: LoraConfig = LoraConfig()
     """An adapter that is trained in the whole model's place; see docs/lora.md."""
     rollout: RolloutConfig = RolloutConfig()
-    """How sessions are generated."""
+    """The generation of sessions."""
     warm_start: WarmStartConfig = WarmStartConfig()
     """Imitation of an environment's expert, before reinforcement learning."""
     eval: EvalConfig = EvalConfig()
@@ -76,26 +76,27 @@ class RunConfig(Section):
     cluster: Annotated[ClusterConfig, NAMED] = ClusterConfig()
     """The machines: this one, or a Ray cluster's."""
     sandbox: Annotated[SandboxConfig, NAMED] = SandboxConfig()
-    """Where sandboxes are made, and their reuse; by default an environment's own `env.sandbox` chooses their kind."""
+    """The kind of sandboxes, and their reuse; by default an environment's own `env.sandbox` chooses their kind."""
     watchdog: WatchdogConfig = WatchdogConfig()
-    """What is done about a run that makes no progress at all."""
+    """The answer to a run that makes no progress at all."""
     agent: Command | None = None
     """A program that acts in the model's place: path/to/file.py:function or a command line; see docs/agents.md."""
     gateway: GatewayConfig = GatewayConfig()
-    """Where such programs reach the model."""
+    """The address at which such programs reach the model."""
     policies: dict[str, PolicyConfig] = Field({})
     """Policies by name: opponents, user simulators, past versions, others that learn; see docs/several_agents.md."""
     schedule: ScheduleConfig = ScheduleConfig()
-    """When each of several policies learns."""
+    """The steps in which each of several policies learns."""
     agents: dict[str, str] = Field({})
-    """Which policy plays which of an environment's agents, or of a program's, whose requests name them as their model;
-    `main`, which is trained, plays those not named here."""
+    """The policy that plays each of an environment's agents, or of a program's, whose requests name them as their
+    model; `main`, which is trained, plays those not named here."""
     rewards: RewardSections = Field({})
     """Rewards by name, beside the environment's own; one that has the name of an environment's replaces it."""
     tools: ToolSections = Field({})
     """Tools by name, beside the environment's own: MCP servers, OpenAPI services, functions; see docs/tools.md."""
     policy: str = "model"
-    """Who acts in `agentrl eval`: model, expert, noop, a model's name, or the URL of an API; see docs/evaluation.md."""
+    """The policy that acts in `agentrl eval`: model, expert, noop, a model's name, or the URL of an API; see
+    docs/evaluation.md."""
     api: ApiConfig = ApiConfig()
     """The API of policy=URL."""
     steps: PositiveInt = 100
@@ -103,18 +104,18 @@ class RunConfig(Section):
     seed: int = Field(default=0, ge=0)
     """The seed of all random choices that are ours."""
     run_dir: str | None = None
-    """Where the run is written; None is runs/<env>-<time>."""
+    """The run's folder; None is runs/<env>-<time>."""
     resume: str | None = None
     """A run folder to resume, from its newest checkpoint, or a run's `checkpoint_url`, which is downloaded first."""
     rerun: str | None = None
     """A run folder to run again as it was recorded, in another folder, compared token for token; see docs/runs.md."""
     rerun_answers: Literal["compare", "recorded"] = "compare"
-    """What a rerun's environments and agent programs do: act again, and are compared with the recording, or nothing:
-    their recorded messages are taken."""
+    """A rerun's environments and agent programs act again, and are compared with the recording, or do nothing: their
+    recorded messages are taken."""
     checkpoint_every: PositiveInt = 20
     """Steps between checkpoints; the last step always has one."""
     keep_checkpoints: PositiveInt = 2
-    """How many checkpoints are kept."""
+    """The number of checkpoints that are kept."""
     keep_best: str | None = Field(default=None, pattern=r"^-?eval/.+$")
     """A metric of evaluations, eval/mean for example: the checkpoint with its highest value is kept besides the newest;
     -eval/loss: with its lowest."""
@@ -130,8 +131,8 @@ class RunConfig(Section):
     dry_run: bool = False
     """Start nothing: `agentrl train` prints who would be where, memory, traffic and warnings; see docs/cluster.md."""
     metrics: Annotated[tuple[str, ...], LISTED] = ("tensorboard",)
-    """Where metrics go besides metrics.jsonl: tensorboard, wandb, mlflow, trackio, prometheus or import paths; see
-    docs/metrics.md."""
+    """The trackers that get metrics besides metrics.jsonl: tensorboard, wandb, mlflow, trackio, prometheus or import
+    paths; see docs/metrics.md."""
     metrics_address: str = Field(default="127.0.0.1:9464", pattern=r"^.+:\d{1,5}$")
     """host:port at which metrics=[prometheus] answers GET /metrics; port 0 takes a free one."""
     metrics_project: str = "agentrl"

@@ -16,14 +16,14 @@ class TrainerConfig(Section):
     name: str = "torch"
     """The trainer's name or import path; `agentrl plugins` lists the names."""
     device: Device = "auto"
-    """Where it runs."""
+    """The device that it runs on."""
     dtype: Dtype = "float32"
     """The precision it computes in; weights and optimizer state stay in float32."""
     threads: PositiveInt | None = None
     """CPU threads of each of its processes; None is its share of the cores, or 1 for a small model."""
     max_restarts: int = Field(default=3, ge=0)
-    """How often, between two checkpoints, a trainer whose processes died is started anew: from the newest checkpoint,
-    and trained again on the groups since."""
+    """The number of times, between two checkpoints, that a trainer whose processes died is started anew: from the
+    newest checkpoint, and trained again on the groups since."""
     token_budget: PositiveInt = 8192
     """Tokens of one forest (one micro-batch); gradients accumulate over a step's forests."""
 
@@ -38,8 +38,9 @@ class CorrectionConfig(Section):
     """
 
     proximal: Literal["behaviour", "recomputed"] = "behaviour"
-    """What the loss's ratio of a token of an older version is against: the policy that sampled it, or, as in decoupled
-    PPO, the trainer's policy before the step's first update (what a ratio of current tokens is always against)."""
+    """The policy that the loss's ratio of a token of an older version is against: the policy that sampled it, or, as in
+    decoupled PPO, the trainer's policy before the step's first update (what a ratio of current tokens is always
+    against)."""
     weight: Literal["none", "token", "turn", "session"] = "none"
     """The importance weight, proximal over sampling policy, that multiplies the loss: none, that of each token, or the
     product over the trained tokens of its turn or of its session's path."""
@@ -167,7 +168,7 @@ class AlgoConfig(Section):
     kl_coef: NonNegativeFloat = 0.0
     """Weight of the KL penalty to the reference policy; 0 keeps no reference."""
     kl_as: Literal["loss", "reward"] = "loss"
-    """Where the KL penalty goes: into the loss of each trained token, or, subtracted from the turn's step reward, into
+    """The KL penalty goes into the loss of each trained token, or, subtracted from the turn's step reward, into
     returns and advantages (a pass of the reference before credit)."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimate of the KL at a sampled token, d = log pi - log ref (joschu.net/blog/kl-approx.html): k1 = d, k2 = d²/2
@@ -180,7 +181,7 @@ class AlgoConfig(Section):
     """KL per trained token (k3) that an adaptive coefficient aims at: after each step `kl_coef` is multiplied by
     1 + kl_rate · clip(KL / kl_target - 1, -0.2, 0.2) (Ziegler et al., arXiv:1909.08593). None: it is fixed."""
     kl_rate: PositiveFloat = 0.1
-    """How fast the adaptive KL coefficient changes."""
+    """The rate at which the adaptive KL coefficient changes."""
     reference_decay: Fraction | None = None
     """The reference follows the policy as an exponential moving average: after each step it is this times itself plus
     the rest times the policy. None: it stays as it was when the phase began."""
@@ -195,9 +196,10 @@ class AlgoConfig(Section):
     entropy_coef_max: PositiveFloat | None = None
     """The adaptive entropy bonus's weight is at most this (Skywork-OR1's scripts: 0.005). None: it has no bound."""
     shaping: ShapingConfig = ShapingConfig()
-    """What is added to rewards before credit: punishments of length and format, scaling."""
+    """The terms that are added to rewards before credit: punishments of length and format, scaling."""
     normalize: Literal["rollout", "token", "turn", "group", "constant"] = "rollout"
-    """What the loss is averaged over, groups without signal included; `rollout`: each session weighs the same."""
+    """The unit that the loss is averaged over, groups without signal included; `rollout`: each session weighs the
+    same."""
     constant_tokens: PositiveInt = 1024
     """The constant that normalize=constant divides by, in place of a session's length."""
     merge: Literal["mean", "channels"] = "channels"
@@ -206,7 +208,8 @@ class AlgoConfig(Section):
     """The part of an advantage that the turns of a program's sub-agents get, beside the main agent's; 0: none of them
     is trained."""
     branch_baseline: Literal["siblings", "group"] = "siblings"
-    """What a turn below a fork (`rollout.branch`) is compared with: its siblings there, or the group's sessions."""
+    """The returns that a turn below a fork (`rollout.branch`) is compared with: its siblings there, or the group's
+    sessions."""
     correction: CorrectionConfig = CorrectionConfig()
     """Corrections for tokens that another policy sampled than the one that is trained."""
 
@@ -247,7 +250,7 @@ class WarmStartConfig(Section):
     lr: PositiveFloat = 3e-3
     """Peak learning rate, cosine to zero."""
     normalize: Literal["token", "rollout"] = "token"
-    """What the loss is averaged over: tokens (the demonstrations' likelihood), or demonstrations."""
+    """The unit that the loss is averaged over: tokens (the demonstrations' likelihood), or demonstrations."""
     entropy_floor: NonNegativeFloat = 0.01
     """Entropy per demonstrated token, in nats, below which the phase ends before its last step: a policy without any
     has nothing left that reinforcement learning could choose from. 0: there is no floor."""

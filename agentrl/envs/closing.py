@@ -11,7 +11,7 @@ from agentrl.errors import DeadlineExceeded
 from agentrl.tools.threads import run_in_thread
 
 CLOSE_SECONDS = 60.0
-"""How long each part of an episode (the environment, its sandbox, added tools) may take to close."""
+"""Seconds that each part of an episode (the environment, its sandbox, added tools) may take to close."""
 
 
 async def close_in_time(what: Any) -> None:

@@ -18,7 +18,7 @@ from agentrl.tools.sources import NamedSource, OpenTools, close_or_warn
 from agentrl.types import Message, Node, Session, Task
 
 Messages = str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]]
-"""What an environment may return for messages: text (a user message), a message, a dict, or a list of them."""
+"""The forms of messages that an environment may return: text (a user message), a message, a dict, or a list of them."""
 RunSubAgent = Callable[[Messages, Sequence[str], int, str], Awaitable[str]]
 """Runs a sub-agent, given the arguments of `Env.spawn`, and returns its result."""
 _CALL = re.compile(r"call_(\d+)")

@@ -25,9 +25,9 @@ TINY = "tiny"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 LANGUAGE_MODELS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
-"""How the architectures of language models end in `config.json`."""
+"""The endings of language models' architectures in `config.json`."""
 SCORE_MODELS = ("ForSequenceClassification", "ForTokenClassification")
-"""How those of score models end."""
+"""The endings of score models' architectures."""
 
 
 def cache_folder(cache_dir: str | Path | None = None) -> Path:

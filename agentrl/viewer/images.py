@@ -19,7 +19,7 @@ SIDE = 2048
 """Pixels of the longest side of what is sent."""
 _SHOWN = re.compile(r"data:image/(?:png|jpeg|gif|webp);base64,")
 _FAST = 1
-"""How hard zlib tries."""
+"""The compression level of zlib."""
 
 
 def list_message(message: Message) -> dict[str, Any]:

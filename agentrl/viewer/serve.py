@@ -28,7 +28,8 @@ class ViewConfig(Section):
     port: int = Field(default=8080, ge=0, le=65535)
     """The port; 0 takes a free one."""
     token: str | None = Field(default=None, min_length=16)
-    """What a browser must bring, on the loopback interface too; elsewhere one is made up where none is given."""
+    """The token that a browser must bring, on the loopback interface too; elsewhere one is made up where none is
+    given."""
     hosts: tuple[str, ...] = ()
     """Names under which browsers may ask for it, besides this machine's own and addresses."""
     read_only: bool = False

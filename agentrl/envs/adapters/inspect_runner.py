@@ -35,7 +35,7 @@ CONNECTIONS = 100_000
 """Turns that may be waited for at once, and samples under way; the library's own limits are for providers' APIs."""
 POLICY = "agentrl/policy"
 START_SECONDS = 120.0
-"""How long an evaluation may take until its first sample can be added."""
+"""Seconds that an evaluation may take until its first sample can be added."""
 _epochs = itertools.count(1)
 _episodes: dict[int, _Episode] = {}
 """The episodes under way, by the epochs that their samples are; over all evaluations."""

@@ -17,7 +17,8 @@ SHOWN = re.compile(r"\[[^\[\]\n]{1,60}\]")
 SENDER = re.compile(r"^\[[^\[\]\n]*\] ", re.MULTILINE)
 """Before each line that somebody sent."""
 PART = re.compile(r"[a-h](?=\d)|(?<=[a-h])\d|\d+|\b[A-Za-z]\b")
-"""What is drawn anew in a move that was shown: a square's letter, its digit, a number, a letter by itself."""
+"""The parts that are drawn anew in a move that was shown: a square's letter, its digit, a number, a letter by
+itself."""
 DRAWN = 300
 """Moves with other numbers and letters that are tried."""
 FREE = "I agree."

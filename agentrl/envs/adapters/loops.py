@@ -22,7 +22,7 @@ R = TypeVar("R")
 Ask = Callable[[Sequence[Message], Sequence[str]], Awaitable[Message]]
 """Given all messages so far and the names of the tools on offer, the model's turn."""
 CLOSE_SECONDS = 30.0
-"""How long a loop that was cancelled may take to give back what it holds."""
+"""Seconds that a loop which was cancelled may take to give back what it holds."""
 
 
 class _Request:

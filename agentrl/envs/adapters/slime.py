@@ -190,7 +190,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "slime.rollout": {},
     "slime.rollout.sglang_rollout": {"GenerateState": GenerateState},
 }
-"""What a function may import of slime, by module."""
+"""The names that a function may import of slime, by module."""
 
 
 def load_function(path: str, where: str) -> Any:

@@ -32,7 +32,7 @@ MAX_PLAYERS = 16
 RESOURCE = re.compile(r"nltk\.download\(\S*?'([\w-]+)'")
 """In NLTK's error: the name of what is missing."""
 LOST = -1.0
-"""What the games give a player that makes no valid move."""
+"""The reward that the games give a player that makes no valid move."""
 
 
 class TextArena(Env):

@@ -17,7 +17,7 @@ from agentrl.errors import ConfigError, unknown_name
 
 EXTRA = "pettingzoo"
 TEXT_MODES = ("ansi", "text")
-"""What the library's games call a rendering as text."""
+"""The library's names of a rendering as text."""
 Api = Literal["aec", "parallel"]
 
 

@@ -47,9 +47,9 @@ STEP_LIMIT = 6
 START = (2, 30)
 """The amount at the beginning."""
 ADDEND = (2, 9)
-"""What is added or taken away."""
+"""Numbers that are added or taken away."""
 FACTOR = (2, 9)
-"""What is multiplied or divided by; divisions come out even."""
+"""Numbers that are multiplied or divided by; divisions come out even."""
 MAX_VALUE = 99
 """No amount on the way is larger."""
 SPARE_TURNS = 2

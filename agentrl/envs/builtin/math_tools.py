@@ -25,7 +25,7 @@ from agentrl.types import Message, Session, Task
 EVAL_SHARE = 10
 """One problem in this many belongs to `eval`, by a hash of its words."""
 LARGEST = 10**12
-"""What `factorise` takes; a million divisions."""
+"""The largest number that `factorise` takes; a million divisions."""
 MAX_ANSWER = 60
 """Characters of a number that is read."""
 OPENING = "{question} Use the tools. End with a line of #### and the number, a whole one or a fraction such as 3/7."
@@ -214,4 +214,4 @@ LEVELS: dict[int, Callable[[random.Random], Problem]] = {
     4: _numbers,
     5: _counting,
 }
-"""What makes the problems of each level."""
+"""The functions that make the problems of each level."""

@@ -31,7 +31,7 @@ FIXES = {
     "locale": "the locale or the encoding of the machine: give encoding='utf-8' to open(), and sort without locale",
     "process": "the process itself, such as id(), os.getpid() or a global generator: seed one generator in `reset`",
 }
-"""What an author changes, by the circumstance."""
+"""The change that an author makes, by the circumstance."""
 ORDER = ("process", "hashes", "date", "folder", "time zone", "locale")
 
 

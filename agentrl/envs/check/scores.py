@@ -42,7 +42,7 @@ WHY = {
     trivial.PASTING: "naming every answer is rewarded: compare the whole answer, not a part of it",
     trivial.RANDOM: "random valid play is rewarded: ask for more, or declare `chance`",
 }
-"""What an author changes, by the agent that gets the reward, the simplest agent first."""
+"""The change that an author makes, by the agent that gets the reward, the simplest agent first."""
 
 
 @dataclass(frozen=True)

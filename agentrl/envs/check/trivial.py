@@ -26,7 +26,7 @@ AGENTS = (SILENT, CONSTANT, PASTING, ECHOING, UNANSWERING, RANDOM)
 TURNS = 30
 """Turns that one of them takes at most."""
 DONE = "It is done. Is there anything else?"
-"""What the constant agent says where no expert says anything."""
+"""The words of the constant agent where no expert says anything."""
 THINKING = "Let me think about it."
 PASTED = 20_000
 """Characters that are pasted at most."""

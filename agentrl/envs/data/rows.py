@@ -24,7 +24,7 @@ MakeTask = Callable[[Mapping[str, Any], int], Task | None]
 """Makes a task of a row and the number of its line; ValueError, TypeError or KeyError say that the row is none."""
 TEXTS = (".jsonl", ".json", ".csv", ".tsv")
 ENDINGS = (*TEXTS, ".parquet", *(f"{ending}.gz" for ending in TEXTS))
-"""What the names of data files end in; any other file is read as JSONL."""
+"""The endings of the names of data files; any other file is read as JSONL."""
 BATCH = 8192
 """Rows of a Parquet file that are in memory at a time, where they have no more than `BATCH_BYTES` on average."""
 BATCH_BYTES = 1 << 26
@@ -41,7 +41,8 @@ MOST_TEXT = 1 << 33
 MMLU = ("question", "A", "B", "C", "D", "answer")
 """The columns of MMLU's own CSV files, which don't name them: a first line that ends in a letter is a question."""
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
-"""What divides the columns of a table; semicolons are what spreadsheets write where the comma is a decimal point."""
+"""The characters that divide the columns of a table; semicolons are what spreadsheets write where the comma is a
+decimal point."""
 SCORING = frozenset(
     {
         *("reward_model", "data_source", "extra_info", "ground_truth", "verification_info", "verifier", "grader"),

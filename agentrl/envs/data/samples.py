@@ -21,7 +21,7 @@ MAX_DEPTH = 20
 SAMPLED_TURNS = 6
 """Turns that `sampled_policy` takes before its messages are empty."""
 SAYING = 0.1
-"""How often `random_policy` writes a word in place of calling a tool, which ends most episodes."""
+"""The probability that `random_policy` writes a word in place of calling a tool, which ends most episodes."""
 MAX_READ = 10_000
 """Characters of a message that it takes words from."""
 _WORD = re.compile(r"\w+")

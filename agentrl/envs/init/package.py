@@ -28,7 +28,7 @@ FILES = {
     "tasks.jsonl": "my_env/tasks.jsonl",
     "test_env.py": "tests/test_env.py",
 }
-"""Where each file of the template goes."""
+"""The place of each file of the template."""
 
 
 def init_package(name: str, parent: Path) -> Path:

@@ -16,7 +16,7 @@ class SandboxServerConfig(Section):
     """Settings of `agentrl sandbox serve`."""
 
     sandbox: str = "docker"
-    """What makes the sandboxes (`agentrl plugins`); subprocess isolates nothing from whoever has the key."""
+    """The provider of the sandboxes (`agentrl plugins`); subprocess isolates nothing from whoever has the key."""
     host: str = "127.0.0.1"
     """The address to bind to."""
     hosts: tuple[str, ...] = ()

@@ -142,4 +142,4 @@ METHODS = {
     for name, method in vars(HeldSandbox).items()
     if inspect.iscoroutinefunction(method) and not name.startswith("_")
 }
-"""What a client may call, and the arguments."""
+"""The methods that a client may call, and their arguments."""

@@ -20,8 +20,8 @@ class ExactConfig(ReferenceConfig):
     """The settings of `exact_match`."""
 
     normalize: Literal["words", "spaces", "nothing"] = "words"
-    """What makes no difference: case, punctuation, articles and spacing, as in SQuAD's evaluation (`words`); spacing
-    (`spaces`); nothing but spaces around the answer (`nothing`)."""
+    """The differences that do not count: case, punctuation, articles and spacing, as in SQuAD's evaluation (`words`);
+    spacing (`spaces`); nothing but spaces around the answer (`nothing`)."""
 
 
 class ExactMatch(Reward):

@@ -67,7 +67,7 @@ class JudgeConfig(RewardConfig):
     max_tokens: PositiveInt = 1024
     """Tokens of a reply."""
     votes: PositiveInt = 1
-    """How often each question is asked; the mean counts. More than one needs a temperature above 0."""
+    """The number of times that each question is asked; the mean counts. More than one needs a temperature above 0."""
     attempts: PositiveInt = 3
     """Requests for one verdict before its session ends as INFRA_ERROR."""
     pause: NonNegativeFloat = 0.5

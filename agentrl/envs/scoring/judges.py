@@ -28,12 +28,12 @@ class RubricConfig(JudgeConfig):
     """The rubric and question of a judge."""
 
     rubric: Annotated[tuple[str, ...], LISTED] = ()
-    """What makes an answer good, in words, or a .md or .txt file with it; with a list of criteria the judge says of
+    """The criteria of a good answer, in words, or a .md or .txt file with it; with a list of criteria the judge says of
     each whether it is met, and the score is their share."""
     rubric_field: str = ""
     """The field of the task with its own rubric, a text or a list, beside `rubric`."""
     sees: Sees = "answer"
-    """What the judge reads beside the task: the last message (`answer`), or all that follows the task
+    """The text that the judge reads beside the task: the last message (`answer`), or all that follows the task
     (`conversation`), tool calls and their results included."""
 
     @model_validator(mode="after")

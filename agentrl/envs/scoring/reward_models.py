@@ -42,7 +42,7 @@ class ScoreRewardConfig(RewardConfig):
     model: str
     """A Hugging Face folder: a model for sequence classification, or for token classification, which scores steps."""
     device: Device = "auto"
-    """Where it computes; auto: a GPU where there is one. There is one copy on it."""
+    """The device that it computes on; auto: a GPU where there is one. There is one copy on it."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """The precision; auto: float32 on a CPU, bfloat16 on a GPU."""
     batch_tokens: PositiveInt | None = None
@@ -50,9 +50,9 @@ class ScoreRewardConfig(RewardConfig):
     max_tokens: PositiveInt | None = None
     """The longest conversation in tokens; None: as long as the model was made for."""
     overlong: Literal["none", "tail"] = "none"
-    """What a longer one gets: no reward (none), or the score of its last tokens (tail). Both are counted."""
+    """The reward of a longer one: no reward (none), or the score of its last tokens (tail). Both are counted."""
     sees: Literal["conversation", "answer"] = "conversation"
-    """What is scored: all messages, or the last one alone."""
+    """The messages that are scored: all messages, or the last one alone."""
     strings: Literal["chat", "plain"] = "chat"
     """plain: the messages' texts follow each other without a chat format, as the model was trained (data.strings)."""
     squash: bool = False

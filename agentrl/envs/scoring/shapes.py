@@ -25,11 +25,11 @@ class RegexConfig(TextConfig):
     field: str = ""
     """The field of the task that has it instead."""
     whole: bool = False
-    """Whether it has to match the whole text; else it may be anywhere in it."""
+    """True: it has to match the whole text; else it may be anywhere in it."""
     absent: bool = False
     """Reward texts that it is not in."""
     ignore_case: bool = False
-    """Whether case makes no difference."""
+    """True: case makes no difference."""
 
     @model_validator(mode="after")
     def _one_pattern(self) -> RegexConfig:
@@ -124,7 +124,8 @@ class FormatConfig(RewardConfig):
     """The parts of each answer, in order: <NAME>…</NAME>, each once and not empty, and nothing but white space
     between them."""
     turns: Literal["last", "all"] = "last"
-    """Whether the last message is read, or each of the model's; then the reward is the share of those in the format."""
+    """The messages that are read: the last one, or each of the model's; then the reward is the share of those in the
+    format."""
 
 
 class TaggedFormat(Reward):
@@ -159,13 +160,13 @@ class LengthConfig(TextConfig):
     """The settings of `length`."""
 
     unit: Literal["chars", "words", "tokens", "turns"] = "chars"
-    """What is counted: characters or words of the answer, generated tokens, or turns of the session."""
+    """The unit that is counted: characters or words of the answer, generated tokens, or turns of the session."""
     least: NonNegativeInt = 0
     """The fewest that get the full reward."""
     most: PositiveInt | None = None
     """The most that get the full reward; None: any number."""
     margin: NonNegativeFloat = 0.0
-    """How many further the reward falls from 1 to 0, along a line; 0: at once."""
+    """The number of further ones over which the reward falls from 1 to 0, along a line; 0: at once."""
 
     @model_validator(mode="after")
     def _bounds(self) -> LengthConfig:

@@ -79,10 +79,10 @@ class BoxConfig(RewardConfig):
     reference: str = "answer"
     """The field of the task with the right box: four numbers in pixels of the image, or their text."""
     rule: Literal["vlm_r1", "ordinary"] = "vlm_r1"
-    """Whether boxes that share no more than a pixel in a direction share nothing, as VLM-R1 counts them, or what the
-    usual intersection over union gives."""
+    """The rule: boxes that share no more than a pixel in a direction share nothing, as VLM-R1 counts them, or the usual
+    intersection over union."""
     scale: Literal["image", "resized", "thousandths"] = "image"
-    """What the model's numbers are: pixels of the image; pixels of the image as Qwen2.5-VL's processor resizes it
+    """The unit of the model's numbers: pixels of the image; pixels of the image as Qwen2.5-VL's processor resizes it
     (VLM-R1's rule); or thousandths of its sides, as Qwen3-VL writes them."""
     factor: PositiveInt = 28
     """The processor's sides are multiples of this; for `scale=resized`."""

@@ -34,7 +34,7 @@ class _Centred(PolicyGradient):
 
 
 ALGORITHMS_BY_COMPARED: dict[str | None, type[PolicyGradient]] = {None: _Centred, "pairs": Dpo, "labels": Kto}
-"""What gives credit to losses, by `PolicyLoss.compares`."""
+"""The algorithms that give credit to losses, by `PolicyLoss.compares`."""
 
 
 @dataclass

@@ -30,7 +30,7 @@ from agentrl.sessions.store.store import Store
 from agentrl.types import Session, Status, Task
 
 _Rollouts = TypeVar("_Rollouts", contravariant=True)
-"""What sessions are played by (`groups.Rollouts`)."""
+"""The player of sessions (`groups.Rollouts`)."""
 
 
 @dataclass(frozen=True)

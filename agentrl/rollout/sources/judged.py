@@ -29,7 +29,7 @@ from agentrl.types import Session, Status, Task
 PAIR, MARGIN = "pair", "margin"
 """Keys of `Session.info`: the number of the pair that a session is a side of, and by how much the better one wins."""
 JUDGEMENTS: Mapping[str, tuple[str, ...]] = {"score": ("score", "reward", "rating"), "label": ("label", "class")}
-"""What the columns with scores and with labels are called."""
+"""The names of the columns with scores and with labels."""
 SAME = "the same on both sides"
 
 

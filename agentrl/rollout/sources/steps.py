@@ -27,7 +27,7 @@ from agentrl.sessions.tree import tree
 from agentrl.types import Message, Session, Status, Task
 
 MARK = "ки"
-"""What Math-Shepherd writes behind each step."""
+"""The mark that Math-Shepherd writes behind each step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ class DiskConfig(WeightsConfig):
     delta: bool = False
     """After the first publication only what changed is written."""
     dir: str | None = None
-    """Where engines find the weights; None is a temporary directory on this machine."""
+    """The folder in which engines find the weights; None is a temporary directory on this machine."""
     replicas: tuple[str, ...] = ()
     """The engine hosts' checkpoint folders, for weights.delta=true; none is one beside the trainer's own."""
 
@@ -48,7 +48,7 @@ class DistributedConfig(WeightsConfig):
     transport: str = "distributed"
     """The transport's name."""
     backend: Literal["auto", "nccl", "gloo"] = "auto"
-    """What broadcasts: auto is nccl (RCCL on AMD) with a GPU, else gloo."""
+    """The library that broadcasts: auto is nccl (RCCL on AMD) with a GPU, else gloo."""
     host: str | None = None
     """An address of the trainer that engines can reach; None is the one by which the cluster's nodes know it."""
 

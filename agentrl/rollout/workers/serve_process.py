@@ -53,9 +53,9 @@ class ServeConfig(Section):
     model: Annotated[ModelConfig, NAMED]
     """A known model or a Hugging Face folder."""
     engine: EngineSection = Field({}, validate_default=True)
-    """What generates."""
+    """The engine that generates."""
     fleet: FleetConfig = FleetConfig()
-    """How many engines, and what is done about those that fail."""
+    """The number of engines, and the treatment of those that fail."""
     rewards: RewardSections = Field(default={})
     """Rewards by name, computed when a session is closed whose client gave none."""
     host: str = "127.0.0.1"
@@ -65,23 +65,23 @@ class ServeConfig(Section):
     port: int = Field(default=8000, ge=0, le=65535)
     """The port; 0 takes a free one."""
     admin_key: str | None = None
-    """What opening a session needs."""
+    """The key that opening a session needs."""
     tls_certificate: str | None = None
     """Serve HTTPS with this certificate (a PEM file, those of intermediate authorities after it); None is HTTP."""
     tls_key: str | None = None
     """The certificate's private key (a PEM file without a password)."""
     store: str = "sessions.db"
-    """Where sessions are kept; open ones are continued. The keys' secret is next to it, in NAME.secret."""
+    """The file in which sessions are kept; open ones are continued. The keys' secret is next to it, in NAME.secret."""
     workers: int = Field(default=1, ge=1, le=64)
     """Processes that serve sessions, each on a port of its own behind `port`; more than one needs `engine.url` or
     `fleet.urls`. A session stays with its worker."""
     retry_detection: Literal["lost", "marked", "all"] = "lost"
-    """Which identical requests are retries, which get the stored reply again: `lost`, those that say so or whose reply
+    """The identical requests that are retries and get the stored reply again: `lost`, those that say so or whose reply
     was lost; `marked`, only those that say so; `all`, every one. Each other one gets a new sample."""
     strict_fields: bool = False
     """Refuse a request with a field that its protocol doesn't know; else a harmless one is ignored and counted."""
     forward: ForwardConfig = ForwardConfig()
-    """Where requests for other models, such as embeddings, are sent; as `gateway.forward` of a run."""
+    """The server to which requests for other models, such as embeddings, are sent; as `gateway.forward` of a run."""
     exclude: tuple[ExclusionRule, ...] = (ONE_TURN,)
     """Roots of a session's tree that are neither trained on nor credited, as `gateway.exclude` of a run."""
     tracing: str | None = Field(default=None, pattern=r"^https?://[^\s/]+")

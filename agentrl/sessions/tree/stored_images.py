@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from agentrl.types import Message
 
 PREFIX = "picture/"
-"""What the names of a node's image files begin with, beside its attachments' kinds."""
+"""The beginning of the names of a node's image files, beside its attachments' kinds."""
 _MARK = ";attachment,"
 
 

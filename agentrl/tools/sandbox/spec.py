@@ -29,9 +29,9 @@ class SandboxSpec(Section):
     """The user of commands and of the runner: uid:gid, or auto, a unique uid for each sandbox, since the kernel limits
     many resources per user; the image's passwd file has no name for it, $USER has."""
     workdir: str = "/work"
-    """Where commands start; one of the writable trees."""
+    """The folder in which commands start; one of the writable trees."""
     shell: tuple[str, ...] = ("bash", "-c")
-    """What runs a command line; `sh -c` where the image has no such shell."""
+    """The program that runs a command line; `sh -c` where the image has no such shell."""
     env: dict[str, str] = Field(default_factory=dict)
     """Variables besides the image's own."""
 
@@ -64,7 +64,7 @@ class SandboxSpec(Section):
     daemon: str | None = None
     """The Docker daemon's address; None is DOCKER_HOST or the usual socket."""
     runner: Literal["mount", "image", "none"] = "mount"
-    """Where the runner comes from: a read-only mount, the image (/.agentrl/agentrl-runner), or plain exec instead."""
+    """The source of the runner: a read-only mount, the image (/.agentrl/agentrl-runner), or plain exec instead."""
     runtime: str | None = None
     """The OCI runtime, such as runsc (gVisor) or kata; None is the daemon's own."""
     egress: tuple[Allowed, ...] = ()

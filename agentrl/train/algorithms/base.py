@@ -38,14 +38,15 @@ class CriticConfig(AlgoConfig):
     gamma: Fraction = 1.0
     """Discount factor per step."""
     gae_step: Literal["token", "turn"] = "token"
-    """What a step of generalised advantage estimation is: a sampled token, or a turn, whose tokens then share one
-    advantage, from the value before its first token."""
+    """A step of generalised advantage estimation: a sampled token, or a turn, whose tokens then share one advantage,
+    from the value before its first token."""
     gae_lambda: Fraction = 1.0
     """Lambda of generalised advantage estimation: 1 takes whole returns, 0 the critic's value after one step."""
     value_trunk: Literal["policy", "own"] = "policy"
-    """Whose hidden states the critic reads: the policy's, or those of a copy of it that learns values alone (torch)."""
+    """The hidden states that the critic reads: the policy's, or those of a copy of it that learns values alone
+    (torch)."""
     value_view: int = Field(default=0, ge=0)
-    """How many numbers of `Env.critic_view`, which no agent sees, the critic reads besides hidden states (torch,
+    """The count of numbers of `Env.critic_view`, which no agent sees, the critic reads besides hidden states (torch,
     fsdp)."""
     value_coef: NonNegativeFloat = 0.1
     """Weight of the critic's loss in the policy's trunk; 0 leaves the trunk to the policy."""

@@ -44,7 +44,7 @@ class RejectConfig(Section):
     n: PositiveInt = 8
     """Sessions of each task; `eval.tasks` says how many tasks."""
     max_per_task: PositiveInt = 1
-    """How many sessions of a task are kept, those with the highest rewards."""
+    """The number of sessions of a task that are kept, those with the highest rewards."""
     min_reward: float | None = None
     """The lowest reward of a session that is kept; None: `eval.solved_at`."""
 

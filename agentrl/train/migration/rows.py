@@ -40,7 +40,7 @@ SOURCES: Mapping[str, Grading] = {
     **dict.fromkeys(("math", "deepscaler", "dapo", "boxed_math"), Grading.MATH),
     **dict.fromkeys(("f1", "boxed_f1"), Grading.EXACT),
 }
-"""How an answer is compared, by verl's `data_source` (`utils/reward_score`) and slime's `rm_type`."""
+"""The comparison of an answer, by verl's `data_source` (`utils/reward_score`) and slime's `rm_type`."""
 STARTS: Mapping[str, Grading] = {"aime": Grading.MATH, "numina_": Grading.MATH, "searchR1_": Grading.EXACT}
 """The same by what a `data_source` begins with."""
 ABILITIES: Mapping[str, Grading] = {"math": Grading.MATH, "fact-reasoning": Grading.EXACT}

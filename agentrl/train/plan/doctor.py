@@ -50,17 +50,18 @@ class DoctorConfig(Section):
     folder: Path = Path("runs")
     """The folder of runs, which all nodes must share."""
     megabytes: PositiveInt = 64
-    """What is sent from node to node to measure a link."""
+    """The megabytes that are sent from node to node to measure a link."""
     timeout: PositiveFloat = 120.0
     """Seconds that starting on the nodes may take, and each call there."""
     images: tuple[str, ...] = ()
     """Sandbox images that every node with Docker must have."""
     send_images: bool = False
-    """Whether a node that lacks one of them gets it from a node that has it, without a registry."""
+    """True: a node that lacks one of them gets it from a node that has it, without a registry."""
     image_timeout: PositiveFloat = 3600.0
     """Seconds that sending an image to a node may take."""
     gateway: GatewayConfig = GatewayConfig()
-    """Where the gateways of agent programs listen, as in a run; tried where any of it, or cluster.gateways, is set."""
+    """The address at which the gateways of agent programs listen, as in a run; tried where any of it, or
+    cluster.gateways, is set."""
     sandbox_network: str | None = None
     """The Docker network of sandboxes that are to reach a gateway; None: none are."""
 

@@ -42,7 +42,8 @@ class PlanConfig(Section):
     """A model folder, a config.json, or one of: smollm2-135m, qwen2.5-0.5b, qwen2.5-vl-3b, qwen2.5-vl-7b, qwen3-0.6b,
     qwen3-1.7b, qwen3-8b, qwen3-30b-a3b, qwen3-235b-a22b, glm-4.5-air, deepseek-v3, kimi-k2."""
     trainer: Literal["megatron", "fsdp"] = "megatron"
-    """Whose layouts are searched: megatron, by all of its kinds of parallelism; fsdp, which has data-parallel ranks."""
+    """The trainer whose layouts are searched: megatron, by all of its kinds of parallelism; fsdp, which has
+    data-parallel ranks."""
     nodes: PositiveInt = 1
     """Nodes of the cluster, all alike."""
     gpus: PositiveInt = 8
@@ -73,7 +74,7 @@ class PlanConfig(Section):
     batch: PositiveInt = 256
     """The most sequences that an engine decodes at once (engine.max_batch)."""
     reference: bool = False
-    """Whether a reference's weights are kept on the devices (algo.kl_coef with trainer.reference=copy)."""
+    """True: a reference's weights are kept on the devices (algo.kl_coef with trainer.reference=copy)."""
     tflops: PositiveFloat = 989.0
     """Arithmetic of a GPU, in 10^12 operations each second; the defaults of the rates are an H100's."""
     bandwidth: PositiveFloat = 3350.0
@@ -83,7 +84,7 @@ class PlanConfig(Section):
     network: PositiveFloat = 400.0
     """Between nodes, each way for each node, in GB each second; a node with one port of 400 Gbit has 50."""
     show: PositiveInt = Field(default=5)
-    """How many layouts are printed."""
+    """The number of layouts that are printed."""
 
     @property
     def rates(self) -> Rates:

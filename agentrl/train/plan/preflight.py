@@ -58,7 +58,7 @@ from agentrl.train.trainers import TRAINERS, beyond_layers, check_trainer
 from agentrl.types import MAIN
 
 WrittenLater = Literal["", "run", "file"]
-"""Whether `data` names something that is still to come."""
+"""Says whether `data` names something that is still to come."""
 
 
 def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> None:

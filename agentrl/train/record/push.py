@@ -25,7 +25,7 @@ from agentrl.train.record.files import write_atomically
 
 CARD = "README.md"
 STATE = ("run.json", manifest.NAME, manifest.TRAINER)
-"""What only its run needs of a checkpoint; a trainer's state may be a file or a folder."""
+"""The part of a checkpoint that only its run needs; a trainer's state may be a file or a folder."""
 SETTINGS = ("env", "model", "algo", "algo.lr", "trainer", "engine", "lora.rank", "steps", "seed")
 
 

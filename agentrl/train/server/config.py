@@ -21,9 +21,9 @@ class ServeTrainingConfig(Section):
     names: Annotated[tuple[str, ...], LISTED] = ()
     """Further names by which clients may ask for it as their base model, such as the hub's."""
     trainer: TorchConfig = TorchConfig()
-    """What trains: its device, precision, threads and token budget."""
+    """The trainer: its device, precision, threads and token budget."""
     engine: LocalConfig = LocalConfig()
-    """What samples."""
+    """The engine that samples."""
     host: str = "127.0.0.1"
     """The address to bind to."""
     hosts: Annotated[tuple[str, ...], LISTED] = ()

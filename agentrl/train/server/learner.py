@@ -33,7 +33,7 @@ from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 MIXED_TOKENS = 1024
 """The tokens of a mixed pass on a CPU, which gains nothing from more."""
 MIXED_BOUND, MIXED_BOUND_IN_LOW_PRECISION = 1e-4, 0.1
-"""How far log-probabilities of mixed passes may be from those of separate ones, in nats."""
+"""The largest distance of log-probabilities of mixed passes from those of separate ones, in nats."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 KEPT_ANSWERS = 512
 """Answers that are kept behind the state, for clients that ask late."""
 FARTHEST = 4096
-"""How far ahead of the next request a client's number may be."""
+"""The most that a client's number may be ahead of the next request."""
 
 
 @dataclass(frozen=True, slots=True)

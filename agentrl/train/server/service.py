@@ -21,7 +21,7 @@ from agentrl.train.server.tenants import SamplerInfo, Tenant, Tenants
 
 logger = logging.getLogger(__name__)
 POLL_SECONDS = 20.0
-"""How long a question for an answer waits; clients wait for 45 s."""
+"""Seconds that a question for an answer waits; clients wait for 45 s."""
 KEPT_SAMPLES = 4096
 """Answers to requests for samples that are kept."""
 

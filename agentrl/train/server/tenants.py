@@ -21,7 +21,7 @@ from agentrl.train.server.checkpoints import CheckpointInfo, parse_path, read_ab
 from agentrl.train.server.served_run import RunInfo, ServedRun
 
 PREFIX = "tml-"
-"""What the SDK wants keys to begin with."""
+"""The beginning that the SDK wants keys to have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from agentrl.types import Message, Session, Task
 EVAL_EVERY = 5
 """One database in this many is for `eval`."""
 CENT = 0.0101
-"""How far a number may be from the answer."""
+"""The largest distance of a number from the answer that is right."""
 HURRY = 2
 """One demonstration in this many guesses, so that a policy which imitates them has something left to learn."""
 MAX_ANSWER = 200

@@ -20,7 +20,7 @@ from agentrl.errors import ConfigError, ToolError
 
 THINGS = ("books", "hats", "balls")
 WORTH = 10
-"""What all things together are worth to each agent."""
+"""The worth of all things together to each agent."""
 OFFER = re.compile(r"\boffer\b((?:[\s,;]+(?:books|hats|balls)\s*=\s*\d{1,2})+)")
 KEPT = re.compile(r"\b(?:books|hats|balls)\s*=\s*\d")
 ACCEPT = re.compile(r"^\W*accept\W*$")

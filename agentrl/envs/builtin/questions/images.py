@@ -22,7 +22,7 @@ from agentrl.errors import InvalidInput
 from agentrl.types import Part
 
 MARK = "<image>"
-"""Where a question shows its next image."""
+"""The mark at which a question shows its next image."""
 FIELD = "images"
 """Of a task."""
 _NAMED = "sha256:"

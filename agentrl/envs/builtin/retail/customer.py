@@ -59,7 +59,8 @@ TOPICS = (
         "The original payment method, please.",
     ),
 )
-"""What agents ask for: the topic, how a question and a sentence of the scenario name it, the answer without one."""
+"""The topics that agents ask for: the topic, how a question and a sentence of the scenario name it, the answer without
+one."""
 
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 _CONDITION = re.compile(

@@ -33,7 +33,7 @@ from agentrl.types import AGENT, Message, Session, Status, StepResult, Task
 CUSTOMER = "customer"
 """The second agent's name, where a policy plays the customer."""
 STOP = "###STOP###"
-"""What a policy that plays the customer writes to end the conversation."""
+"""The text with which a policy that plays the customer ends the conversation."""
 MAX_TURNS = 100
 """tau2-bench allows 200 messages."""
 INSTRUCTIONS = (

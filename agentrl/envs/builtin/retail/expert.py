@@ -9,7 +9,7 @@ from agentrl.envs.builtin.retail.data import Database, Record
 from agentrl.types import Task
 
 WRITES = ("cancel_", "modify_", "return_", "exchange_")
-"""How the names of tools begin that change the database."""
+"""The beginnings of the names of tools that change the database."""
 IDENTIFIES = "find_user_id_"
 TRANSFER = "transfer_to_human_agents"
 TRANSFERRED = "YOU ARE BEING TRANSFERRED TO A HUMAN AGENT. PLEASE HOLD ON."

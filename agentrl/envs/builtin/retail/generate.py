@@ -101,7 +101,7 @@ def made_tasks(split: str, level: int | None, seed: int) -> Iterator[Task]:
 
 
 Request = tuple[str, list[dict[str, Any]], list[str]]
-"""What the customer says, the calls that fulfil it, and what the agent has to say."""
+"""The customer's message, the calls that fulfil it, and what the agent has to say."""
 
 
 class _Maker:

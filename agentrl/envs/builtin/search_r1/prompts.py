@@ -20,4 +20,4 @@ TOOLS_PROMPT = (
     "Give the answer inside <answer> and </answer>, without detailed illustrations. For example, "
     "<answer> Beijing </answer>. Question: {question}\n"
 )
-"""What is asked where searches are native calls."""
+"""The prompt where searches are native calls."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 FORMAT_SCORE = 0.2
-"""What the right format counts in the format-aware reward."""
+"""The part of the right format in the format-aware reward."""
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _INSIDE = r"(?:(?!</?(?:think|search|information|answer)>).)*"

@@ -39,7 +39,7 @@ GUESSES = {
     2: {"count": 0.25, "colour": 0.33, "position": 0.25, "box": 0.25},
     3: {"count": 0.2, "colour": 0.33, "position": 0.11, "box": 0.11},
 }
-"""What a guess among a kind's answers gets, by the cells of the picture's side."""
+"""The mean reward of a guess among a kind's answers, by the cells of the picture's side."""
 ENOUGH = 0.5
 """Intersection over union from which on a box is right."""
 SHARES = {"eval": (0,), "demo": (1, 2, 3, 4), "train": (5, 6, 7, 8, 9)}

@@ -45,7 +45,7 @@ class File:
 Tree = Mapping[str, File]
 """Files by their path from the root; names that are not UTF-8 hold surrogates."""
 Changes = Mapping[str, File | None]
-"""What became of each path: a new content, or None where it was deleted."""
+"""Each path's new content, or None where it was deleted."""
 
 
 def is_ignored(path: str) -> bool:

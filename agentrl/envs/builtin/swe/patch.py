@@ -21,7 +21,7 @@ from agentrl.errors import InvalidInput
 NO_NEWLINE = b"\\ No newline at end of file\n"
 CONTEXT = 3
 MAX_LINES, MAX_PAIRS = 4000, 1_000_000
-"""What difflib is given at most: lines of both sides between their common ends, and pairs of equal lines among them.
+"""The most that difflib is given: lines of both sides between their common ends, and pairs of equal lines among them.
 
 Its worst case within these takes a second; beyond them the lines between the common ends are replaced as a whole.
 """

@@ -25,7 +25,7 @@ class RepositorySource(Protocol):
 
     spec: SandboxSpec
     in_place: bool
-    """Whether `judge` runs in the agent's own sandbox, with all that was done there."""
+    """True: `judge` runs in the agent's own sandbox, with all that was done there."""
 
     async def prove(self, supplier: Supplier) -> None:
         """Find out, once, what the task's tests should show; InvalidInput where it can't be scored."""

@@ -91,7 +91,7 @@ class SweTask(BaseModel):
     test_command: str = TEST_COMMAND
     """Runs tests, in `workdir`; test files or names are appended to it."""
     log_format: str = "pytest"
-    """Which parser reads the log (a name of `logs`); "reward": `tests/test.sh` writes a reward, as Harbor's do."""
+    """The parser that reads the log (a name of `logs`); "reward": `tests/test.sh` writes a reward, as Harbor's do."""
     tests: dict[RepoPath, str] = Field(default_factory=dict)
     """Hidden test files, whole; at scoring they replace what is at their paths. With log_format "reward": of /tests."""
     test_patch: str = ""

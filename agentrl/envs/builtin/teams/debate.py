@@ -14,7 +14,7 @@ from agentrl.errors import ConfigError
 from agentrl.types import Message, Session
 
 KNOWS = 0.4
-"""How often the demonstrator knows the sum in the first round."""
+"""The probability that the demonstrator knows the sum in the first round."""
 HIGHEST = 9
 
 

@@ -17,7 +17,7 @@ from agentrl.types import Message, Session
 WORTH: Mapping[str, float] = {"attic": 1.0, "cellar": 0.5, "garden": 0.5}
 _SUM = sum(1 / worth for worth in WORTH.values())
 EQUILIBRIUM: Mapping[str, float] = {place: 1 / worth / _SUM for place, worth in WORTH.items()}
-"""How often both choose each place at equilibrium."""
+"""The probability with which both choose each place at equilibrium."""
 
 
 class HideAndSeek(ChoiceWorld):

@@ -17,7 +17,7 @@ from agentrl.types import Message, Session
 COLOURS = ("red", "blue", "green")
 WORDS = ("zap", "mol", "kip")
 HINT = 0.15
-"""How often the demonstrator keeps to the expert's code; otherwise it says anything."""
+"""The probability that the demonstrator keeps to the expert's code; otherwise it says anything."""
 
 
 class SpeakerListener(ChoiceWorld):

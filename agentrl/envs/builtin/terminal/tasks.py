@@ -207,7 +207,7 @@ PROGRAMS: tuple[tuple[str, str, Callable[[list[str]], str]], ...] = (
         lambda lines: "".join(f"{line[::-1]}\n" for line in reversed(lines)),
     ),
 )
-"""What a program does with the lines of its standard input, how the expert writes it, and what it must print."""
+"""Programs: a description of what one does with the lines of its input, the expert's text, and the output."""
 HIDDEN = 3
 """Inputs that the agent does not see."""
 

@@ -30,7 +30,7 @@ SECONDS = 60.0
 """For one step in the browser: a busy machine takes long to begin."""
 STOP_SECONDS = 10.0
 NUMBERED = "a[href], button, select, textarea, input:not([type=hidden])"
-"""What `page` numbers, in the same order."""
+"""The elements that `page` numbers, in the same order."""
 FIELDS = "found => found.map(one => [one.value ?? '', one.checked ?? false])"
 PLACES = (
     "found => found.map(one => { const box = one.getBoundingClientRect(); "

@@ -15,7 +15,7 @@ BLOCKS = frozenset(
 BEFORE = {"li": "- ", "h1": "# ", "h2": "## ", "h3": "### ", "td": " | ", "th": " | "}
 UNSEEN = frozenset({"head", "script", "style", "template"})
 INPUTS: dict[str, Kind] = {"checkbox": "checkbox", "radio": "radio", "submit": "button", "button": "button"}
-"""What the types of <input> are; the others are lines of text."""
+"""The kinds of the types of <input>; the others are lines of text."""
 MAX_PAGE = 20_000
 """Characters of a page that are shown."""
 

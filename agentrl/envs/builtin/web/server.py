@@ -25,7 +25,7 @@ MAX_BODY = 64 << 10
 """Bytes of a request's body."""
 MAX_FIELDS = 100
 READ_SECONDS = 30.0
-"""How long a connection may send nothing."""
+"""Seconds that a connection may send nothing."""
 
 
 class Site(Protocol):

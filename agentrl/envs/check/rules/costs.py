@@ -33,7 +33,7 @@ INSTANCE_BYTES = 16 * 2**20
 FIRST, REPEATED = 2, 6
 """Episodes after which caches are full, and those that are compared."""
 ROUNDS = 2
-"""How often they are, where the first ones left something behind."""
+"""The number of rounds, where the first ones left something behind."""
 NEARLY = 0.75
 """The share of them that must show the fault."""
 KEPT_BYTES = 512
@@ -41,7 +41,7 @@ KEPT_BYTES = 512
 LONG = 1.0
 """Seconds; where an episode takes longer, nothing is repeated."""
 SAME_CALLS = 24
-"""How often the same call is made."""
+"""The number of times that the same call is made."""
 GROWN, TIMES = 500, 3
 """Characters, and multiples of the first result, that a result must have grown by."""
 

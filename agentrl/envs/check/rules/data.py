@@ -27,7 +27,7 @@ COPIED = 0.5
 FEW = 4
 """Tasks that a split must have to be judged by its copies."""
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-"""What the OpenAI API takes for a function's name."""
+"""The pattern that the OpenAI API takes for a function's name."""
 TYPE_KEYS = {"type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref"}
 
 

@@ -15,11 +15,11 @@ OBSERVATION_CHARS = 400_000
 """About 100,000 tokens: more than most contexts hold."""
 SYSTEM = ("system", "developer")
 ADDRESS = re.compile(r"<[\w.]+(?: object)? at 0x[0-9a-f]+>")
-"""What Python writes for an object that says nothing of itself."""
+"""The text that Python writes for an object that says nothing of itself."""
 NOTHING = ("", "null", "None")
 """Results that tell an agent nothing."""
 CUT_OFF = " took longer than "
-"""What the answer to a call that ran past its deadline has in it."""
+"""The text in the answer to a call that ran past its deadline."""
 SEVERAL = 3
 """Results that a tool must have given to be judged by them."""
 

@@ -23,8 +23,8 @@ class LocalConfig(EngineConfig):
     name: str = "local"
     """The engine's name."""
     process: Literal["auto", "own", "shared"] = "auto"
-    """Where it computes: in the run's process (shared) or in one of its own; auto: own where training goes on while it
-    generates (rollout.staleness above 0), else shared."""
+    """The process that it computes in: in the run's process (shared) or in one of its own; auto: own where training
+    goes on while it generates (rollout.staleness above 0), else shared."""
     kernel: Literal["auto", "torch"] = "auto"
     """By what it computes. torch: transformers' modules; auto: on a CPU in float32 a small Llama, Mistral, Qwen 2 or
     Qwen 3 by C, which the system's compiler compiles once and which is several times as fast; else torch."""

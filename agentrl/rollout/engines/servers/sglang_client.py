@@ -196,7 +196,7 @@ _BY_TOKEN = (
     *("output_token_logprobs", "output_top_logprobs"),
     *("output_token_sampling_mask", "output_token_sampling_logprobs"),
 )
-"""What an event tells of each of its tokens, besides their ids."""
+"""The entries that an event has for each of its tokens, besides their ids."""
 
 
 def join_events(events: Sequence[Any]) -> Sequence[Any]:

@@ -29,7 +29,7 @@ class DapoConfig(GrpoConfig):
     )
     """The policy loss; the higher upper clip is the paper's (section 3.1)."""
     normalize: Literal["rollout", "token", "turn", "group", "constant"] = "token"
-    """What the loss is averaged over; `token` is the paper's (section 3.3)."""
+    """The unit that the loss is averaged over; `token` is the paper's (section 3.3)."""
     dynamic_sampling: bool = True
     """Generate another task's group in place of one whose scores are all equal (section 3.2)."""
 

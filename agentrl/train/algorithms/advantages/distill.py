@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from agentrl.train.algorithms.tokens import Tokens
 
 Told = Mapping[NodeKey, Mapping[str, Any]]
-"""What a teacher says of a node's tokens besides their log-probabilities: arrays by their field's name."""
+"""Numbers that a teacher gives for a node's tokens besides their log-probabilities: arrays by their field's name."""
 BETAS = {"forward": 0.0, "reverse": 1.0}
 
 
@@ -66,17 +66,17 @@ class DistillConfig(UnclippedConfig):
     discount: Fraction = 0.0
     """Weight of the next token's log-ratio in a token's advantage, and so on: 0 compares each token by itself."""
     divergence: Literal["sampled", "forward", "reverse", "jsd"] = "sampled"
-    """What is learned from: the log-ratio of each sampled token, as its advantage; or, as a loss, KL(teacher ||
-    student), KL(student || teacher), or the generalised Jensen-Shannon divergence."""
+    """The quantity that is learned from: the log-ratio of each sampled token, as its advantage; or, as a loss,
+    KL(teacher || student), KL(student || teacher), or the generalised Jensen-Shannon divergence."""
     beta: Fraction = 0.5
     """The teacher's part of the mixture of `divergence=jsd`; 0 is `forward`, 1 `reverse`."""
     top_k: PositiveInt | None = 64
-    """How many of the teacher's most probable tokens a divergence tells apart; all others together are one more. None:
-    the whole vocabulary."""
+    """The number of the teacher's most probable tokens that a divergence tells apart; all others together are one more.
+    None: the whole vocabulary."""
     privileged: str | None = None
     """A field of the task that only the teacher reads, such as the answer or a hint."""
     privileged_text: str = "Additional information: {}"
-    """How it stands, as a paragraph of its own, behind the last message of a user's before a path's first turn."""
+    """Its form, as a paragraph of its own, behind the last message of a user's before a path's first turn."""
 
     @field_validator("top_k", mode="before")
     @classmethod

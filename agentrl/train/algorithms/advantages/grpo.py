@@ -48,7 +48,8 @@ class DrGrpoConfig(GrpoConfig):
     scale_by_std: bool = False
     """Divide a group's centred rewards by their standard deviation."""
     normalize: Literal["rollout", "token", "turn", "group", "constant"] = "constant"
-    """What the loss is averaged over; `constant` divides by `constant_tokens` in place of a session's length."""
+    """The unit that the loss is averaged over; `constant` divides by `constant_tokens` in place of a session's
+    length."""
 
 
 class DrGrpo(Grpo):

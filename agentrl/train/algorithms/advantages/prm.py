@@ -27,7 +27,7 @@ class PrmConfig(AlgoConfig):
     """Settings of `prm`."""
 
     separator: str = "\n"
-    """What follows each step in the text; its last token is where the step's label is learned and read."""
+    """The text that follows each step; its last token is where the step's label is learned and read."""
     classes: Annotated[tuple[str, ...], LISTED] = ("wrong", "right")
     """The names of the model's outputs; labels that are false or true are the first and the last of them."""
 

@@ -18,7 +18,7 @@ class RaeConfig(UnclippedConfig):
     """Settings of `rae`."""
 
     baseline_decay: Fraction = 0.95
-    """What a role's baseline keeps of itself with each session."""
+    """The share that a role's baseline keeps of itself with each session."""
 
 
 class Rae(PolicyGradient):

@@ -26,12 +26,12 @@ class ReinforceConfig(UnclippedConfig):
     """Settings of `reinforce`."""
 
     baseline: Literal["none", "constant", "moving", "batch"] = "none"
-    """What is taken from each return: nothing, `baseline_value`, the moving mean of the scores of earlier steps, or the
-    mean over all sessions of the step at the same turn."""
+    """The baseline that is taken from each return: nothing, `baseline_value`, the moving mean of the scores of earlier
+    steps, or the mean over all sessions of the step at the same turn."""
     baseline_value: float = 0.0
     """The constant baseline."""
     baseline_decay: Fraction = 0.9
-    """What the moving mean keeps of itself at each step; it begins at the first step's mean."""
+    """The share that the moving mean keeps of itself at each step; it begins at the first step's mean."""
 
 
 class Reinforce(PolicyGradient):

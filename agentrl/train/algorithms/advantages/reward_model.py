@@ -27,7 +27,8 @@ class ScoreModelConfig(AlgoConfig):
     """Settings of `reward_model`."""
 
     target: Literal["pairs", "score", "label"] = "pairs"
-    """What is learned: which of two conversations is better (pairs), a conversation's score, or its class (label)."""
+    """The target that is learned: which of two conversations is better (pairs), a conversation's score, or its class
+    (label)."""
     classes: Annotated[tuple[str, ...], LISTED] = ()
     """The names of the classes, at least two, in the order of the model's outputs; with target=label."""
     center_coef: NonNegativeFloat = 0.0

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 Compared = Literal["pairs", "labels"]
-"""What losses compare beside tokens and sequences with their advantages; see `PolicyLoss.compares`."""
+"""The things that losses compare beside tokens and sequences with their advantages; see `PolicyLoss.compares`."""
 
 
 class LossConfig(Section):
@@ -104,7 +104,7 @@ class SequenceLossConfig(LossConfig):
     """Settings of every policy loss over sequences."""
 
     sequence: SequenceKind = "session"
-    """What a ratio is over: `turn`, or `session` (every path from a root to a leaf)."""
+    """The sequence that a ratio is over: `turn`, or `session` (every path from a root to a leaf)."""
 
 
 class SequenceLoss(PolicyLoss):

@@ -19,7 +19,7 @@ class KtoLossConfig(SequenceLossConfig):
     """Settings of the loss `kto`."""
 
     beta: PositiveFloat = 0.1
-    """How strongly the policy is held to the reference."""
+    """The strength with which the policy is held to the reference."""
     desirable_weight: PositiveFloat = 1.0
     """Factor of the loss of desirable sequences. The paper asks for desirable_weight times their number to be 1 to 4/3
     of undesirable_weight times the others'."""

@@ -19,7 +19,7 @@ class SapoConfig(LossConfig):
     """Settings of `sapo`; the temperatures are the paper's."""
 
     tau_positive: PositiveFloat = 1.0
-    """How quickly the gate closes around a ratio of 1, where the advantage is positive."""
+    """The rate at which the gate closes around a ratio of 1, where the advantage is positive."""
     tau_negative: PositiveFloat = 1.05
     """The same where it is not."""
 

@@ -67,7 +67,7 @@ class RescoreConfig(Section):
     policies: dict[str, PolicyConfig] = Field(default={})
     """Policies that judge for a reward (`rewards.NAME.policy`)."""
     phase: str | None = None
-    """Which of a run's sessions: train or eval; None: all that there are, of an evaluation its own."""
+    """The phase of a run's sessions: train or eval; None: all that there are, of an evaluation its own."""
     step: int | None = Field(default=None, ge=0)
     """Those of one step alone."""
     where: str | None = None
@@ -81,7 +81,7 @@ class RescoreConfig(Section):
     cluster: Annotated[ClusterConfig, NAMED] = ClusterConfig()
     """`cluster.rewards=N`: how many worker processes compute the rewards; 0: this one does."""
     sandbox: Annotated[SandboxConfig, NAMED] = SandboxConfig()
-    """Where rewards that use sandboxes make them."""
+    """The provider with which rewards that use sandboxes make them."""
 
 
 async def rescore(run: Path, config: RescoreConfig, display: Display) -> tuple[Path, Evaluation, ScoreChanges]:

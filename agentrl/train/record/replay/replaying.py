@@ -43,7 +43,7 @@ class ReplayConfig(Section):
     turn: PositiveInt
     """The turn that is generated again, from 1; those before it on its path are the recorded ones."""
     n: PositiveInt = 1
-    """How many replays."""
+    """The number of replays."""
     seed: int | None = Field(default=None, ge=0)
     """The first replay's seed, the next ones' follow; None: the first one has the recorded seeds, to reproduce."""
     model: str | None = None

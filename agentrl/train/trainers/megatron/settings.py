@@ -24,11 +24,11 @@ class MoeConfig(Section):
     capacity: PositiveFloat | None = None
     """Tokens that an expert takes, as a multiple of an even share; None drops nothing."""
     drop: Literal["probs", "position"] = "probs"
-    """Which tokens an expert at capacity drops: the least probable, or the last."""
+    """The tokens that an expert at capacity drops: the least probable, or the last."""
     dispatcher: Literal["alltoall", "allgather"] = "alltoall"
-    """How tokens reach experts on other ranks: sent, or gathered everywhere (micro-batches get one length)."""
+    """The dispatch of tokens to experts on other ranks: sent, or gathered everywhere (micro-batches get one length)."""
     routing_replay: Literal["off", "forward", "rollout"] = "off"
-    """Which routed experts training uses: its own at each pass, those of a step's first pass, or the engine's."""
+    """The routed experts that training uses: its own at each pass, those of a step's first pass, or the engine's."""
 
 
 class MegatronConfig(ParameterConfig):

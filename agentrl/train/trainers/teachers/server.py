@@ -35,9 +35,9 @@ PAUSE, LONGEST_PAUSE = 0.5, 20.0
 ANOTHER_FORM, NOT_JSON = "the answer has another form", "not JSON"
 """In messages on answers of a server that works, and does not do what is asked."""
 HIDDEN = 0
-"""What SGLang writes for the vocabulary's last id, which it takes for a part of an image."""
+"""The text that SGLang writes for the vocabulary's last id, which it takes for a part of an image."""
 MARKERS = str.maketrans("", "", " \u0120\u2581\u010a\n")
-"""What servers write for spaces and line ends in a token's text."""
+"""The characters that servers write for spaces and line ends in a token's text."""
 
 
 class TeacherServer:

@@ -199,4 +199,4 @@ LAYOUTS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "smith": _smith,
     "r2e": _r2e,
 }
-"""What makes a task's fields out of a row."""
+"""The functions that make a task's fields out of a row."""

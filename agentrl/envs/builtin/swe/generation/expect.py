@@ -29,7 +29,7 @@ DIGITS = 4000
 UNSEEN = object()
 """Stands for the expected value of an assertion that the proof's run didn't come by."""
 MISMATCH = (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError)
-"""What reading or comparing untrusted values may raise; then they don't match."""
+"""The errors that reading or comparing untrusted values may raise; then they don't match."""
 OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "Eq": operator.eq,
     "Is": operator.is_,

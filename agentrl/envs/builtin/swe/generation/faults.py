@@ -67,7 +67,7 @@ SWAPS: dict[type[ast.AST], tuple[str, str]] = {
     ast.Is: ("is", "is not"),
     ast.IsNot: (r"is\s+not", "is"),
 }
-"""How an operator is written (a regular expression where it is two words), and what takes its place."""
+"""An operator as it is written (a regular expression where it is two words), and the one that takes its place."""
 EDGES: dict[type[ast.AST], tuple[str, str]] = {
     ast.Lt: ("<", "<="),
     ast.LtE: ("<=", "<"),

@@ -33,7 +33,7 @@ from agentrl.envs.builtin.swe.generation.observe import AssertionSite
 MOST = 256
 """Guesses that are tried; what is not among them is worth eight bits."""
 MISSING = object()
-"""What the broken program shows where it doesn't get there."""
+"""The text that stands for what the broken program doesn't get to."""
 BASIC: tuple[Any, ...] = (True, False, None, 0, 1, 2, -1, 3, "", [], {}, (), 0.0, 4, 5, 10)
 EXTREMES: tuple[Any, ...] = (math.inf, -math.inf, "", "\U0010ffff" * 9, b"", b"\xff" * 99, (), [])
 EXTREMES += tuple([one] for one in (math.inf, "\U0010ffff" * 9)) + tuple((one,) for one in (math.inf, "\U0010ffff" * 9))

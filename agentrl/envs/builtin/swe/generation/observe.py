@@ -24,7 +24,7 @@ from agentrl.envs.builtin.swe.generation.constant import Constants, Function, ca
 from agentrl.envs.builtin.swe.generation.prune import prune
 
 OBSERVER = "_observe"
-"""What the rewritten tests call; the program inside the sandbox defines it among the builtins."""
+"""The function that the rewritten tests call; the program inside the sandbox defines it among the builtins."""
 EQUALITIES = {f"assert{kind}Equal" for kind in ("", "List", "Dict", "Set", "Tuple", "Sequence", "MultiLine")}
 TRUTHS = {"assertTrue": True, "assertFalse": False}
 COMPARED = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 YES, NO = "yes", ""
-"""What a checkbox's field holds."""
+"""The values of a checkbox's field."""
 FIRST = ("Ana", "Ben", "Carla", "David", "Emma", "Farid", "Greta", "Hugo", "Ines", "Jonas", "Kim", "Lena")
 LAST = ("Adler", "Berg", "Costa", "Diaz", "Evans", "Ford", "Gruber", "Hill", "Ito", "Jansen", "Kaya", "Lind")
 CITIES = ("Oslo", "Porto", "Graz", "Turin", "Lyon", "Ghent", "Cork", "Basel", "Turku", "Split")

@@ -19,7 +19,7 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "mug": (("steel", "glass", "clay"), ("a lid", "a wide handle", "a scale")),
     "chair": (("oak", "steel", "bamboo"), ("armrests", "wheels", "a cushion")),
 }
-"""What each kind of thing is made of, and what it may have."""
+"""Each kind of thing: its materials, and what it may have."""
 OF_EACH = 12
 """Items of a kind."""
 BRANDS = ("Alder", "Birch", "Cedar", "Dorne", "Elmo", "Fenwick", "Gale", "Harrow")

@@ -15,7 +15,7 @@ from agentrl.types import Task
 ITEM_SHARE, OPTIONS_SHARE, QUANTITY_SHARE = 0.5, 0.3, 0.2
 """Of a line's credit; exactly 1 together, in this order."""
 OVER = 0.5
-"""What an order above the budget, or with the wrong delivery, is worth of what it would be."""
+"""The share of its worth that an order above the budget, or with the wrong delivery, keeps."""
 Want = dict[str, Any]
 """An item's name, or kind, material and feature; the options; the quantity. All plain JSON."""
 

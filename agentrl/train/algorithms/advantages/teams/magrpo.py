@@ -34,20 +34,20 @@ class MagrpoConfig(UnclippedConfig):
     gamma: Fraction = 0.9
     """Discount factor per joint turn."""
     baseline: TeamBaseline = "mean"
-    """What a joint turn's return is compared with: the mean of its alternatives, the highest of them, or the mean of
-    the others."""
+    """The baseline of a joint turn's return: the mean of its alternatives, the highest of them, or the mean of the
+    others."""
     pairing: Pairing = "aligned"
-    """Which of the agents' completions are played together: those of a session, or with `cross` every combination of a
+    """The agents' completions that are played together: those of a session, or with `cross` every combination of a
     group's, in environments of one joint turn. A completion's advantage is then the sum over those that it is in."""
     max_joint_actions: PositiveInt = 64
     """The most combinations of a group that `cross` plays; a run with more is refused."""
     last_token: bool = True
     """Train a turn's last token too; the paper's code leaves it out."""
     normalize: Literal["rollout", "token", "turn", "group", "constant"] = "constant"
-    """What the loss is averaged over; `constant` with `constant_tokens=1` is the paper's sum over a completion's tokens
-    and mean over completions."""
+    """The unit that the loss is averaged over; `constant` with `constant_tokens=1` is the paper's sum over a
+    completion's tokens and mean over completions."""
     constant_tokens: PositiveInt = 1
-    """What `normalize=constant` divides a session's sum by."""
+    """The number by which `normalize=constant` divides a session's sum by."""
 
 
 class Magrpo(PolicyGradient):
