@@ -295,10 +295,11 @@ class DistantLearning:
             TrainerError: the trainer died, or the session worker, while a step was under way.
         """
         trainer = batch.trainer
-        if not isinstance(trainer, ShareableTrainer) or (access := trainer.access()) is None:
+        if not isinstance(trainer, ShareableTrainer):
             return await self._learn_here(batch)
         known = batch.evidence.known if self.config.require_provenance else {}
-        request = LearnRequest(refer_to_groups(batch.groups), batch.step, access, batch.algorithm.snapshot(), known)
+        groups, state = refer_to_groups(batch.groups), batch.algorithm.snapshot()
+        request = LearnRequest(groups, batch.step, trainer.access(), state, known)
         with self.part("optimizer step"):
             await faults.async_point("trainer.step")
             async with computing(trainer, self.engine):

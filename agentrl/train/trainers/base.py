@@ -187,8 +187,8 @@ class ShareableTrainer(Trainer, Protocol):
         trainer.stepped(version)
     """
 
-    def access(self) -> TrainerAccess | None:
-        """Return another process's way to the trainer; None where only this one reaches the trainer's processes."""
+    def access(self) -> TrainerAccess:
+        """Return another process's way to the trainer."""
         ...
 
     def leased(self) -> AbstractContextManager[None]:
