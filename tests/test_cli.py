@@ -114,6 +114,18 @@ def test_help_loads_no_settings_and_a_wrong_word_and_an_evaluation_of_an_expert_
     assert ended == [["0"], ["2"], ["2", "agentrl.config"], ["0", "agentrl.config"]]
 
 
+def test_settings_are_read_without_what_starts_processes_or_reads_models() -> None:
+    code = (
+        "import sys\n"
+        "from agentrl.config import RunConfig\n"
+        "from agentrl.overrides import validate\n"
+        "validate({'env': 'calculator', 'model': 'tiny'}, RunConfig)\n"
+        "print(*(name for name in ('agentrl.cluster', 'agentrl.models', 'torch') if name in sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == ""
+
+
 @pytest.mark.slow
 def test_ctrl_c_while_the_command_line_is_loaded_ends_it_without_a_traceback(tmp_path: Path) -> None:
     interrupting = tmp_path / "interrupting.py"

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import model_validator
 
-from agentrl import cluster
 from agentrl.config import EngineConfig, WeightsConfig
 from agentrl.rollout.engines import ENGINES
 from agentrl.rollout.weights import TRANSPORTS, TransportPlugin
@@ -75,6 +74,7 @@ class DistributedPlugin(TransportPlugin):
     def make(self, config: DistributedConfig, base: Path, engine: EngineConfig, ranks: int) -> Transport:
         import torch
 
+        from agentrl import cluster
         from agentrl.rollout.weights.transports import DistributedTransport
 
         automatic = "nccl" if torch.cuda.is_available() else "gloo"

@@ -15,7 +15,6 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from agentrl.config import AlgoConfig, Fraction
 from agentrl.errors import ConfigError, InvalidInput
-from agentrl.models.scoring import ScoreHead
 from agentrl.train.algorithms.about import About
 from agentrl.train.algorithms.adaptive import Adaptive
 from agentrl.train.algorithms.credit import Credit, NodeKey, SequenceKind
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from agentrl.config import DataConfig
+    from agentrl.models.scoring import ScoreHead
     from agentrl.rollout.sources.judged import JudgedRows
     from agentrl.train.algorithms.divergences import Divergence
     from agentrl.train.algorithms.fields import ForestField

@@ -7,7 +7,6 @@ from typing import Any
 
 from agentrl.config import AlgoConfig, LoraConfig, TrainerConfig
 from agentrl.errors import ConfigError
-from agentrl.models.adapters import beside_layers
 from agentrl.registry import Registry
 from agentrl.train.algorithms import Algorithm, make_algorithm
 from agentrl.train.trainers.base import (
@@ -140,6 +139,8 @@ def beyond_layers(lora: LoraConfig) -> str:
     """
     full, experts = lora.full, lora.experts
     if lora.adapter is not None:
+        from agentrl.models.adapters import beside_layers
+
         full, stacked = beside_layers(Path(lora.adapter))
         experts = bool(stacked)
     return f"lora.full={list(full)}" if full else "lora.experts=true" if experts else ""

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from agentrl.config import AlgoConfig, TrainerConfig
 from agentrl.errors import ConfigError, missing_extra
-from agentrl.models.devices import torch_device
 from agentrl.train.algorithms.base import Algorithm
 from agentrl.train.plan.memory import Numbers, Split, TrainerMemory, trainer_memory
 from agentrl.train.plan.shapes import Shape
@@ -87,6 +86,8 @@ class TrainerPlugin:
             ConfigError: there is no such device.
         """
         if config.device == "cuda":
+            from agentrl.models.devices import torch_device
+
             torch_device(config.device, "trainer.device")
 
     def proves(self, config: Any) -> bool:

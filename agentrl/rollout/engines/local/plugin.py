@@ -12,7 +12,6 @@ from typing import Literal
 
 from agentrl.config import EngineConfig
 from agentrl.errors import ConfigError, MissingExtra, missing_extra
-from agentrl.models.devices import torch_device
 from agentrl.rollout.engines.plugin import EnginePlugin
 from agentrl.types import Engine, Tokenizer
 
@@ -75,6 +74,8 @@ class LocalPlugin(EnginePlugin):
         for setting, url in urls.items():
             raise ConfigError(f"{setting}={url!r} is a server's address, and engine=local has none; use engine=sglang")
         if config.device == "cuda":
+            from agentrl.models.devices import torch_device
+
             torch_device(config.device, "engine.device")
 
     def kernel(self, config: LocalConfig) -> str:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from agentrl.models.devices import torch_device
 from agentrl.train.algorithms.base import Algorithm
 from agentrl.train.plan.memory import Numbers
 from agentrl.train.trainers.plugin import TrainerFactory, TrainerPlugin
@@ -35,6 +34,7 @@ class TorchPlugin(TrainerPlugin):
 
     def prove(self, config: TorchConfig, path: Path, model: str, context: int | None) -> None:
         """Test the architecture on the run's device and in its precision."""
+        from agentrl.models.devices import torch_device
         from agentrl.train.trainers import proof
 
         device = torch_device(config.device, "trainer.device")
