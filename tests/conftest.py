@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from agentrl.registry import Registry
 from tests.suite import bytecode, leftovers, memory, nightly, pairs, schedule, shared, stress, times
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # on two shared cores, spinning threads cost more than they give
@@ -22,6 +23,12 @@ settings.load_profile("agentrl")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB, the least that it takes; ours is 2
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture
+def forget_names(monkeypatch: pytest.MonkeyPatch) -> Callable[[Registry[Any]], None]:
+    """Has a registry forget, after the test, what is registered in it from now on."""
+    return lambda registry: monkeypatch.setattr(registry, "_targets", dict(registry._targets))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -162,9 +164,9 @@ def test_names_and_import_paths_lead_to_one_plug_in_and_mistakes_say_what_there_
 
 @pytest.mark.slow
 def test_a_plug_in_that_cannot_be_imported_says_so_in_the_list_and_hurts_no_other(
-    monkeypatch: pytest.MonkeyPatch,
+    forget_names: Callable[[Any], None],
 ) -> None:
-    monkeypatch.setattr(ENGINES, "_targets", dict(ENGINES._targets))
+    forget_names(ENGINES)
     ENGINES.register("broken", "no_such_module_at_all:ENGINE")
     infos = {info.name: info.error for info in ENGINES.list()}
     assert "no_such_module_at_all" in infos["broken"]

@@ -60,12 +60,13 @@ class WorkerPool:
 
     Attributes:
         none_left: gets an error when a call finds no worker, and none is about to start.
+        under_way: the calls that each worker has.
     """
 
     def __init__(self, role: Role, count: int, timeout: float, replacements: int, most: int | None = None) -> None:
         self._role, self._timeout, self.replacements = role, timeout, replacements
         self._count, self._most, self._given_up = count, most, 0
-        self._under_way = {cluster.current().spawn(role): 0 for _ in range(count)}
+        self.under_way = {cluster.current().spawn(role): 0 for _ in range(count)}
         self._leaving: set[Worker] = set()
         self._starting: set[asyncio.Task[None]] = set()
         self._ending: set[asyncio.Task[None]] = set()
@@ -76,12 +77,12 @@ class WorkerPool:
     @property
     def nodes(self) -> list[str]:
         """The node of each worker that takes calls."""
-        return [worker.node for worker in self._under_way if worker not in self._leaving]
+        return [worker.node for worker in self.under_way if worker not in self._leaving]
 
     async def start(self) -> None:
         """Start all workers and wait until they are ready; from then on they and the nodes are watched."""
-        await asyncio.gather(*(worker.ready(self._timeout) for worker in self._under_way))
-        for worker in self._under_way:
+        await asyncio.gather(*(worker.ready(self._timeout) for worker in self.under_way))
+        for worker in self.under_way:
             self._watch(worker)
         if cluster.current().name != "local":
             self._following = asyncio.create_task(self._follow(self._usable(await in_thread(cluster.current().nodes))))
@@ -109,7 +110,7 @@ class WorkerPool:
         Raises:
             InfraError: no worker is left.
         """
-        while not self._under_way:
+        while not self.under_way:
             if not self._starting:
                 why = f"; the last one: {self._last_error}" if self._last_error else ""
                 error = InfraError(f"no worker of {self._role} is left (cluster.max_restarts){why}")
@@ -117,18 +118,18 @@ class WorkerPool:
                     self.none_left.set_result(error)
                 raise error
             await asyncio.wait(self._starting, return_when=asyncio.FIRST_COMPLETED)
-        staying = [worker for worker in self._under_way if worker not in self._leaving]
-        worker = min(staying or self._under_way, key=self._under_way.__getitem__)
-        self._under_way[worker] = self._under_way.pop(worker) + 1  # it is the last one now, among equals
+        staying = [worker for worker in self.under_way if worker not in self._leaving]
+        worker = min(staying or self.under_way, key=self.under_way.__getitem__)
+        self.under_way[worker] = self.under_way.pop(worker) + 1  # it is the last one now, among equals
         try:
             yield worker
         finally:
-            if worker in self._under_way:
-                self._under_way[worker] -= 1
+            if worker in self.under_way:
+                self.under_way[worker] -= 1
 
     def give_up(self, worker: Worker, why: str) -> None:
         """End a worker that died or does not answer, and start another one in its place."""
-        if self._under_way.pop(worker, None) is None:
+        if self.under_way.pop(worker, None) is None:
             return  # for another of its calls
         self._last_error = brief(why)
         logger.warning("a worker of %s on %s is lost: %s", self._role, worker.node, self._last_error)
@@ -143,7 +144,7 @@ class WorkerPool:
 
     def give_up_at(self, address: Address, why: str) -> None:
         """`give_up` of the worker at an address; one that is no longer there is ignored."""
-        for worker in [each for each in self._under_way if each.address == address]:
+        for worker in [each for each in self.under_way if each.address == address]:
             self.give_up(worker, why)
 
     def _usable(self, nodes: Sequence[ClusterNode]) -> int:
@@ -188,7 +189,7 @@ class WorkerPool:
                 worker.kill()
             raise
         else:
-            self._under_way[worker] = 0
+            self.under_way[worker] = 0
             self._watch(worker)
 
     async def _follow(self, before: int) -> None:
@@ -200,13 +201,13 @@ class WorkerPool:
         while True:
             nodes = await in_thread(cluster.current().nodes)
             drained = elastic.find_drained(nodes)
-            self._leaving |= {worker for worker in self._under_way if worker.node in drained}
+            self._leaving |= {worker for worker in self.under_way if worker.node in drained}
             want = elastic.count_wanted(self._count, self._most, before, self._usable(nodes)) - self._given_up
             for _ in range(want - len(self.nodes) - len(self._starting)):
                 self._start()
-            for worker in [each for each in self._leaving if self.nodes and not self._under_way[each]]:
+            for worker in [each for each in self._leaving if self.nodes and not self.under_way[each]]:
                 self._leaving.discard(worker)
-                del self._under_way[worker]
+                del self.under_way[worker]
                 await worker.close()
             await asyncio.sleep(elastic.LOOK_SECONDS)
 
@@ -215,7 +216,7 @@ class WorkerPool:
         tasks = [*self._starting, *([self._following] if self._following else [])]
         for task in tasks:
             task.cancel()
-        workers = list(self._under_way)
-        self._under_way.clear()  # their end is no death
+        workers = list(self.under_way)
+        self.under_way.clear()  # their end is no death
         closing = (worker.close() for worker in workers)
         await asyncio.gather(*tasks, *self._ending, *closing, return_exceptions=True)

@@ -40,6 +40,7 @@ class HFTokenizer:
     """A fast tokenizer whose text can't become special tokens.
 
     Attributes:
+        published: the tokenizer as its authors made it, for which markup in a text is markup.
         vocab_size: one more than the largest id.
         added: the published added tokens (special ones and other markup) and their ids.
         unmarked: the ids of those added tokens that are not called special.
@@ -63,9 +64,9 @@ class HFTokenizer:
         """Build from the text of a `tokenizer.json` and the mapping in its `tokenizer_config.json`."""
         spec = orjson.loads(source)
         self._source = source
-        self._published = _backend(source)
+        self.published = _backend(source)
         self._text: Backend | None = None
-        known = self._published.get_added_tokens_decoder()
+        known = self.published.get_added_tokens_decoder()
         added = {token.content: index for index, token in known.items()}
         self.config = config or {}
         self.path = path
@@ -102,7 +103,7 @@ class HFTokenizer:
 
         For trusted text only: the output of a chat template, never a user's text.
         """
-        return _remember(self._known_markup, text, partial(_ids, self._published))
+        return _remember(self._known_markup, text, partial(_ids, self.published))
 
     @cached_property
     def images(self) -> ImageProcessor | None:
@@ -116,7 +117,7 @@ class HFTokenizer:
     @cached_property
     def vocabulary(self) -> dict[str, int]:
         """The id of every piece, added tokens included."""
-        return dict(self._published.get_vocab(with_added_tokens=True))
+        return dict(self.published.get_vocab(with_added_tokens=True))
 
     @cached_property
     def longest(self) -> int:
@@ -130,7 +131,7 @@ class HFTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, special tokens written out; bytes that are not UTF-8 become U+FFFD."""
-        text: str = self._published.decode(list(ids), skip_special_tokens=False)
+        text: str = self.published.decode(list(ids), skip_special_tokens=False)
         return text
 
     def special(self, token: str) -> int:
@@ -155,7 +156,7 @@ class HFTokenizer:
     def _read_bytes(self, index: int) -> bytes:
         if not 0 <= index < self.vocab_size:
             return b""
-        piece = self._published.id_to_token(index)
+        piece = self.published.id_to_token(index)
         if piece is None:
             return b""
         if piece in self.added or self._byte_of is None or any(char not in self._byte_of for char in piece):

@@ -118,7 +118,7 @@ async def test_workers_come_with_a_node_and_end_their_sessions_before_they_leave
             sessions = await asyncio.gather(*playing)
             assert {session.status for session in sessions} == {Status.COMPLETED}
             assert len({session.info["process"] for session in sessions}) == 4
-            await soon(lambda: len(workers._under_way) == 3, "workers stay on the drained node")
+            await soon(lambda: len(workers.under_way) == 3, "workers stay on the drained node")
         finally:
             await workers.close()
     for node in (first, second):

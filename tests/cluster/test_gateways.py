@@ -171,8 +171,8 @@ async def test_a_workers_death_ends_its_programs_at_once_as_infrastructure_error
             name: asyncio.create_task(play(program, name, how="waits", file=str(tmp_path / name))) for name in names
         }
         await soon(lambda: len(list(tmp_path.iterdir())) == 4, "the programs are not there")
-        first, second = pool._under_way
-        assert list(pool._under_way.values()) == [2, 2]
+        first, second = pool.under_way
+        assert list(pool.under_way.values()) == [2, 2]
         first.kill()
         await soon(lambda: sum(task.done() for task in waiting.values()) == 2, "two sessions have not ended")
         lost = {name: task.result() for name, task in waiting.items() if task.done()}
@@ -180,8 +180,8 @@ async def test_a_workers_death_ends_its_programs_at_once_as_infrastructure_error
         assert all("WorkerLost" in (session.error or "") for session in lost.values())
         if form == "command":
             await soon(lambda: not any(alive(tmp_path / name) for name in lost), "their programs go on")
-        await soon(lambda: len(pool._under_way) == 2, "it is not replaced")
-        assert second in pool._under_way
+        await soon(lambda: len(pool.under_way) == 2, "it is not replaced")
+        assert second in pool.under_way
         again = await asyncio.gather(*(play(program, f"{name}~1", how="final") for name in lost))
         assert {session.reward for session in again} == {0.75}
         for task in waiting.values():
@@ -191,7 +191,7 @@ async def test_a_workers_death_ends_its_programs_at_once_as_infrastructure_error
 
 
 async def left(pool: WorkerPool) -> None:
-    await soon(lambda: not any(pool._under_way.values()), "sessions that have ended still count")
+    await soon(lambda: not any(pool.under_way.values()), "sessions that have ended still count")
 
 
 def alive(file: Path) -> bool:
@@ -237,7 +237,7 @@ async def test_a_worker_that_stops_amid_a_session_is_ended_when_the_programs_tim
 
 def stop(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stop the only worker's process, and let calls of it have two seconds."""
-    (worker,) = pool._under_way
+    (worker,) = pool.under_way
     monkeypatch.setattr(gateway_workers, "CALL_SECONDS", 2.0)
     os.killpg(process_of(worker), signal.SIGSTOP)
 
@@ -258,7 +258,7 @@ async def test_sessions_end_with_the_process_that_opened_them(
             theirs = ServedProgram(program.agent, gateway=DistantGateway(another), user_agent=program.user_agent)
             playing = asyncio.create_task(play(theirs, "s", how="waits", file=str(tmp_path / "there")))
             await soon((tmp_path / "there").exists, "the program is not there")
-            assert list(pool._under_way.values()) == [1]
+            assert list(pool.under_way.values()) == [1]
             await asyncio.to_thread(another.close)  # as its process's end does
             await left(pool)
             await asyncio.gather(playing, return_exceptions=True)

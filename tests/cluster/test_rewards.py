@@ -118,7 +118,7 @@ async def test_a_death_is_an_infrastructure_error_of_the_sessions_there_and_the_
 ) -> None:
     once = tmp_path / "once"
     async with computing({"odd": odd("die", file=str(once))}, caller) as (ours, workers):
-        before = set(workers.pool._under_way)
+        before = set(workers.pool.under_way)
         once.touch()
         env = Env()
         context_of(env).added_rewards = tuple((mark, ours[mark.name]) for mark in workers.marks)
@@ -132,11 +132,11 @@ async def test_a_death_is_an_infrastructure_error_of_the_sessions_there_and_the_
         for _ in range(4):
             assert await ours["odd"](session()) == 1.0
         await settled(workers, 2)
-        assert len(before & set(workers.pool._under_way)) == 1
+        assert len(before & set(workers.pool.under_way)) == 1
 
 
 async def settled(workers: RewardWorkers, count: int) -> None:
-    await soon(lambda: len(workers.pool._under_way) == count, f"there are not {count} workers")
+    await soon(lambda: len(workers.pool.under_way) == count, f"there are not {count} workers")
 
 
 @EVERYWHERE
@@ -160,10 +160,10 @@ async def test_a_worker_that_a_reward_holds_past_its_deadline_is_ended_and_other
 async def test_a_worker_that_dies_while_nothing_is_computed_is_replaced_and_leaves_nothing() -> None:
     async with computing({"sine": {"name": f"{PLUGIN}:Sine"}}, rewards=1) as (ours, workers):
         assert isinstance(await ours["sine"](session()), float)
-        (worker,) = workers.pool._under_way
+        (worker,) = workers.pool.under_way
         before = held()
         worker.kill()
-        await soon(lambda: worker not in workers.pool._under_way, "its death is not noticed")
+        await soon(lambda: worker not in workers.pool.under_way, "its death is not noticed")
         assert isinstance(await ours["sine"](session()), float)  # waits for the other one
         await soon(lambda: held() == before, "something of it is left")
 
@@ -195,7 +195,7 @@ async def test_calls_go_to_the_worker_that_has_fewest_whoever_asks() -> None:
     ):
         callers = (ours, by_name(make_env))
         waiting = [asyncio.ensure_future(who["slow"](session())) for who in callers]
-        calls, scored_by = workers.pool._under_way, set()
+        calls, scored_by = workers.pool.under_way, set()
         for who in (*callers, *callers):
             await soon(lambda: sorted(calls.values()) == [0, 1, 1], "calls are not where they should be")
             one = session()

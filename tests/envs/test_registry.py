@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, Literal
@@ -30,8 +31,8 @@ class Shop(Env):
 
 
 @pytest.fixture(autouse=True)
-def own_names(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(ENVS, "_targets", dict(ENVS._targets))
+def own_names(forget_names: Callable[[Any], None]):
+    forget_names(ENVS)
 
 
 def test_a_class_a_name_and_an_import_path_all_make_one():

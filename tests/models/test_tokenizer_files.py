@@ -20,7 +20,7 @@ from tests.sessions.renderers.support import trained, with_template
 
 PLAIN = trained(("<|a|>", "<|b|>"))
 FLAGS = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False, "special": True}
-SIZE = PLAIN._published.get_vocab_size(with_added_tokens=True)
+SIZE = PLAIN.published.get_vocab_size(with_added_tokens=True)
 TURNS = """{% for m in messages %}<|a|>{{ m.role }}
 {{ m.content }}<|b|>
 {% endfor %}{% if add_generation_prompt %}<|a|>assistant

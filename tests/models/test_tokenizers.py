@@ -129,7 +129,7 @@ def test_a_loaded_tokenizer_is_taken_as_it_is() -> None:
 def test_a_tokenizer_of_transformers_is_taken_with_its_template_and_special_tokens() -> None:
     from transformers import PreTrainedTokenizerFast
 
-    theirs = PreTrainedTokenizerFast(tokenizer_object=SMALL._published, eos_token="<|im_end|>")
+    theirs = PreTrainedTokenizerFast(tokenizer_object=SMALL.published, eos_token="<|im_end|>")
     theirs.chat_template = "{{ eos_token }}"
     ours = load_tokenizer(theirs)
     assert ours.chat_template == "{{ eos_token }}"
@@ -138,7 +138,7 @@ def test_a_tokenizer_of_transformers_is_taken_with_its_template_and_special_toke
 
 
 def test_a_template_beside_the_tokenizer_wins(tmp_path) -> None:
-    (tmp_path / "tokenizer.json").write_text(SMALL._published.to_str())
+    (tmp_path / "tokenizer.json").write_text(SMALL.published.to_str())
     (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "old"}')
     (tmp_path / "chat_template.jinja").write_text("new")
     assert load_tokenizer(tmp_path).chat_template == "new"

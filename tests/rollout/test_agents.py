@@ -46,7 +46,7 @@ async def test_a_function_uses_a_plain_client_and_its_session_is_returned_sealed
         assert (session.status, session.reward) == (Status.COMPLETED, None)
         assert [n.message.text for n in session.nodes] == ["why?", "hello"]
         assert served.store.load(session.id).nodes == session.nodes
-        assert served.gateway._entries == {}
+        assert served.gateway.entries == {}
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -220,9 +220,10 @@ def test_a_resumed_run_hands_steps_again_only_to_a_back_end_that_begins_from_not
     assert steps(kept) == [[1, 2, 3, 4, 5], [], [6]]
 
 
-def test_back_ends_are_told_the_settings_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_back_ends_are_told_the_settings_without_secrets(tmp_path: Path, forget_names: Callable[[Any], None]) -> None:
     mine = kinds()
-    monkeypatch.setitem(TRACKERS._targets, "tensorboard", mine)
+    forget_names(TRACKERS)
+    TRACKERS.register("tensorboard", mine)
     folder = RunFolder.create(tmp_path / "run", CONFIG)
     folder.track(pytest.fail)
     folder.log(1, {"reward/mean": 0.5})

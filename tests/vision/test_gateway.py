@@ -64,7 +64,7 @@ async def test_vision_clients_unmodified_have_turns_of_a_model_that_sees(tmp_pat
                 )
                 await first.responses.create(model="m", input=[{"role": "user", "content": asked}], max_output_tokens=4)
                 await second.messages.create(model="m", messages=[{"role": "user", "content": block}], max_tokens=4)
-            session = gateway_of(app)._entries[access["id"]].state.session
+            session = gateway_of(app).entries[access["id"]].state.session
             tree.check(session)
     assert renderer.tokenizer.images.processed == 2
     seen = [node for node in session.nodes if node.message.images]

@@ -59,6 +59,7 @@ class Gateway:
 
     Attributes:
         closing: called as it stops.
+        entries: the sessions in memory, by their id: open ones, and closed ones that wait for their rewards.
         schedules: the recorded order of sessions that are to be run again, by their id; `open` takes it from here.
         jobs: replies that are made in the background.
     """
@@ -77,7 +78,7 @@ class Gateway:
         self.begun = 0
         self.closing: list[Callable[[], Awaitable[None]]] = []
         self.schedules: dict[str, RecordedOrder] = {}
-        self._entries: dict[str, SessionEntry] = {}
+        self.entries: dict[str, SessionEntry] = {}
         self._writer = StoreWriter(store)
         self._sealing: set[asyncio.Task[None]] = set()
         self._scoring: set[asyncio.Task[None]] = set()
@@ -86,7 +87,7 @@ class Gateway:
     @property
     def open_sessions(self) -> int:
         """Sessions that are in memory: open ones, and closed ones that wait for their rewards."""
-        return len(self._entries)
+        return len(self.entries)
 
     # -------------------------------------------------------------------------------------- opening
 
@@ -104,9 +105,9 @@ class Gateway:
             ApiError: too many sessions are open.
             InvalidInput: the session is open here already, or its id can't be part of a URL.
         """
-        if len(self._entries) >= self.parts.limits.sessions:
-            raise ApiError(429, f"{len(self._entries)} sessions are open", "too_many_sessions", retry_after=5)
-        if session.id in self._entries:
+        if len(self.entries) >= self.parts.limits.sessions:
+            raise ApiError(429, f"{len(self.entries)} sessions are open", "too_many_sessions", retry_after=5)
+        if session.id in self.entries:
             raise InvalidInput(f"session_id={session.id!r} is open already")
         if not session.id or not all(c.isalnum() or c in "-_.~" for c in session.id):
             raise InvalidInput(f"session_id={session.id!r} can't be part of a URL: use letters, digits, '-', '_', '.'")
@@ -140,7 +141,7 @@ class Gateway:
         speakers = speakers or {AGENT: Speaker(self.parts, limits or self.parts.limits)}
         entry = SessionEntry(state, speakers, key=self._key(session.id, session.nonce).encode())
         entry.state.stored = len(session.nodes)
-        self._entries[session.id] = entry
+        self.entries[session.id] = entry
         if session.status is Status.OPEN:
             self._schedule(entry, self.parts.limits.session_timeout, self._expire)
         else:
@@ -154,7 +155,7 @@ class Gateway:
         Raises:
             ApiError: the key is not this session's, or the session is sealed.
         """
-        entry = self._entries.get(session_id)
+        entry = self.entries.get(session_id)
         if entry is None:
             session = self._by_key(session_id, key)
             if session.reward_state is RewardState.SEALED:
@@ -174,7 +175,7 @@ class Gateway:
         Raises:
             ApiError: the key is not this session's.
         """
-        entry = self._entries.get(session_id)
+        entry = self.entries.get(session_id)
         if entry is None:
             return self._by_key(session_id, key)
         if not hmac.compare_digest(entry.key, key.encode()):
@@ -215,7 +216,7 @@ class Gateway:
         Raises:
             InvalidInput: no such session is open.
         """
-        entry = self._entries.get(session_id)
+        entry = self.entries.get(session_id)
         if entry is None:
             raise InvalidInput(f"session_id={session_id!r} is not open")
         await self._close(entry, body)
@@ -228,7 +229,7 @@ class Gateway:
         Raises:
             DeadlineExceeded: it was not within `timeout` seconds.
         """
-        entry = self._entries.get(session_id)
+        entry = self.entries.get(session_id)
         if entry is None:
             return self.store.load(session_id)
         try:
@@ -298,7 +299,7 @@ class Gateway:
             entry.timer.cancel()
         entry.sealed.set()
         await self.write(_saving(self.store, entry.state))
-        self._entries.pop(session.id, None)
+        self.entries.pop(session.id, None)
 
     def _seal_soon(self, entry: SessionEntry) -> None:
         task = asyncio.ensure_future(self._seal(entry))
@@ -348,15 +349,15 @@ class Gateway:
         for scoring in list(self._scoring):
             scoring.cancel()  # sessions that are closed and not sealed are scored when they are next read
         await asyncio.gather(*self._scoring, return_exceptions=True)
-        for entry in self._entries.values():
+        for entry in self.entries.values():
             if entry.timer is not None:
                 entry.timer.cancel()
             for pending in list(entry.state.pending):
                 pending.cancel()
         await asyncio.gather(*self.jobs, return_exceptions=True)
-        for entry in list(self._entries.values()):
+        for entry in list(self.entries.values()):
             await self.write(_saving(self.store, entry.state))
-        self._entries.clear()
+        self.entries.clear()
         self._writer.close()
         for close in self.closing:
             await close()

@@ -38,7 +38,7 @@ class Served:
 
     def session(self, id_: str) -> Session:
         """The open session, checked: its invariants, and that the store holds the same nodes."""
-        session = self.gateway._entries[id_].state.session
+        session = self.gateway.entries[id_].state.session
         tree.check(session)
         return session
 

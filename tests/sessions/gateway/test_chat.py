@@ -99,7 +99,7 @@ async def test_stripping_leaves_earlier_reasoning_on_its_own_branch_whatever_the
                 {**said, "reasoning_content": getattr(replied, "reasoning_content", None)} if echoed else said,
                 *HI,
             ]
-            served.gateway._entries[access["id"]].state.histories.clear()  # so that it is found by walking the tree
+            served.gateway.entries[access["id"]].state.histories.clear()  # so that it is found by walking the tree
         session = served.session(access["id"])
         prompts = [renderer().tokenizer.decode(call.input_ids) for call in served.engine.calls]
         assert len(prompts) == 4

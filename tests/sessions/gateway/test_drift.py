@@ -273,7 +273,7 @@ async def converse(serve: Serve, number: int) -> None:
             id_ = agent.access["id"]
             session = served.session(id_)
             assert agent.heard <= {node.reply_id for node in session.nodes}, "a turn that was heard is not stored"
-            await served.gateway.save(served.gateway._entries[id_].state)
+            await served.gateway.save(served.gateway.entries[id_].state)
             await served.gateway.write(lambda: None)  # behind what is being written
             assert served.store.load(id_).nodes == session.nodes
             trained += holds_only_what_was_drawn(session, turns)

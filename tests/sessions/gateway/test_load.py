@@ -92,7 +92,7 @@ async def test_memory_stays_flat_over_ten_thousand_turns(tmp_path: Path, monkeyp
                 await asyncio.gather(*map(session, range(first, first + 20)))
             gc.collect()
             sizes.append(process.memory_info().rss / 2**20)
-        assert gateway._entries == {}
+        assert gateway.entries == {}
         assert len(store.ids()) == 500
         assert sizes[-1] - sizes[0] < 12, sizes
         await gateway.aclose()

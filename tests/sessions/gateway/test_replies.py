@@ -96,7 +96,7 @@ async def test_after_a_restart_conversations_go_on_and_what_was_deleted_stays_so
         conversations, create = client(access).conversations, client(access).responses.create
         assert await conversations.retrieve(kept.id) == kept
         reply = await create(model="m", input="more", conversation=kept.id)
-        node = served.gateway._entries[access["id"]].state.find_turn(reply.id)
+        node = served.gateway.entries[access["id"]].state.find_turn(reply.id)
         path = tree.path(served.session(access["id"]), node.id)
         assert [one.message.text for one in path[:-1]] == ["hi", "hello", "and", "more"]
         with pytest.raises(openai.NotFoundError):
@@ -250,7 +250,7 @@ async def test_what_fails_in_the_background_is_told_at_once_or_when_it_is_fetche
         async with httpx.AsyncClient(headers={"x-api-key": access["api_key"]}) as http:
             await http.post(f"{access['anthropic_base_url']}/close", json={})
         await asyncio.gather(*served.gateway.jobs)
-        failed = served.gateway._entries[access["id"]].state.replies.get(first.id)
+        failed = served.gateway.entries[access["id"]].state.replies.get(first.id)
         assert (failed.status, failed.frame["error"]["code"]) == (ReplyStatus.FAILED, "request_ended")
 
 

@@ -121,7 +121,7 @@ def _reset_unread(access: dict[str, str], body: dict[str, Any]) -> None:
 
 async def until_lost(served: Served, id_: str) -> None:
     async with asyncio.timeout(20):
-        while not served.gateway._entries[id_].state.retries.lost:  # noqa: ASYNC110
+        while not served.gateway.entries[id_].state.retries.lost:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
@@ -194,7 +194,7 @@ async def test_a_sample_that_was_stored_while_another_was_tokenised_is_not_drawn
     """What is new in large requests is tokenised in a thread: an equal request may be answered meanwhile."""
     async with serve(ScriptedEngine(in_turn(*LETTERS))) as served:
         access = await served.open()
-        entry = served.gateway._entries[access["id"]]
+        entry = served.gateway.entries[access["id"]]
         tokenised, answered = asyncio.Event(), asyncio.Event()
         rendered = Exchange._render_messages
 

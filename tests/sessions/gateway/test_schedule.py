@@ -28,7 +28,7 @@ def words(prompt: str) -> Message:
 async def program(served: Served, session: Session, seed: int) -> list[str]:
     """A program whose requests come together, and whose next ones depend on which reply was first; what it was told."""
     await served.gateway.open(session)
-    entry = served.gateway._entries[session.id]
+    entry = served.gateway.entries[session.id]
     chance, told = random.Random(seed), list[str]()
 
     async def ask(messages: Sequence[Any], **fields: Any) -> str:
@@ -93,11 +93,11 @@ async def test_a_program_that_leaves_out_a_request_departs_at_its_turn(serve: Se
         recorded, again = Session("a", Task(id="t")), Session("b", Task(id="t"))
         await served.gateway.open(recorded)
         for messages in (SAME, OTHER):
-            await exchange(served.gateway, served.gateway._entries["a"], turn_request(messages))
+            await exchange(served.gateway, served.gateway.entries["a"], turn_request(messages))
         served.gateway.schedules["b"] = RecordedOrder(recorded, failures.append, 0.2)
         await served.gateway.open(again)
         with pytest.raises(Diverged, match=r"session a, turn 1: the program did not request it within 0\.2 s"):
-            await exchange(served.gateway, served.gateway._entries["b"], turn_request(OTHER))
+            await exchange(served.gateway, served.gateway.entries["b"], turn_request(OTHER))
         assert len(failures) == 1
 
 
@@ -106,7 +106,7 @@ async def test_a_session_with_a_request_that_got_no_turn_is_known_by_its_numbers
     async with serve(ScriptedEngine(words)) as served:
         session = Session("a", Task(id="t"))
         await served.gateway.open(session)
-        entry = served.gateway._entries["a"]
+        entry = served.gateway.entries["a"]
         served.engine.fail = RuntimeError("an engine that fails")
         with pytest.raises(RuntimeError):
             await exchange(served.gateway, entry, turn_request(SAME))

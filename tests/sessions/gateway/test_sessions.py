@@ -273,7 +273,7 @@ async def test_a_reward_that_never_comes_seals_the_session_unrewarded_which_is_n
         for path, body in (("reward", {"value": 1.0}), ("close", {}), ("v1/chat/completions", ASK)):
             assert (await post(served, access, path, **body)).status_code == 410
         assert (await get(served, access)).json()["reward"] is None
-        assert access["id"] not in served.gateway._entries
+        assert access["id"] not in served.gateway.entries
 
 
 @pytest.mark.slow
@@ -461,7 +461,7 @@ async def test_nothing_of_a_sessions_key_lies_in_the_store_and_each_opening_has_
         assert one.api_key != other.api_key
         with pytest.raises(ApiError):
             served.gateway.entry("s", other.api_key)
-        served.gateway._entries.clear()
+        served.gateway.entries.clear()
         again = await served.gateway.open(Session("s", Task(id="t")))
         assert again.api_key != one.api_key, "who worked on the first attempt could speak in the second"
     for data in read_all(tmp_path):

@@ -190,7 +190,7 @@ async def test_a_sealed_session_is_freed_without_the_collector(serve: Serve, unc
     """Each request once left a reference cycle with its prompt, so the collector took a tenth of a turn's time."""
     async with serve(ScriptedEngine(in_turn(assistant("hello"))), limits=Limits(turn_tokens=50)) as gate:
         access = await gate.open()
-        left = weakref.ref(gate.gateway._entries[access["id"]].state)
+        left = weakref.ref(gate.gateway.entries[access["id"]].state)
         async with httpx.AsyncClient(headers={"authorization": f"Bearer {access['api_key']}"}) as client:
             history = [{"role": "user", "content": "hello"}]
             for text in ("more", "more " * 200_000, "other"):

@@ -64,7 +64,7 @@ class Model:
         plain = tokenizer(self.real) if self.real else trained(marks)
         if self.default:
             named = {"default": _template(self.default), "tool_use": text}
-            return HFTokenizer(plain._published.to_str(), {**plain.config, **config, "chat_template": named})
+            return HFTokenizer(plain.published.to_str(), {**plain.config, **config, "chat_template": named})
         return with_template(plain, text, **config)
 
 

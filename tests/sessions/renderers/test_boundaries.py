@@ -235,7 +235,7 @@ def test_a_family_that_does_not_fit_the_tokenizer_says_which_token_is_missing() 
 
 def with_template(template: str, tokens: tuple[str, ...] = CHATML_TOKENS) -> HFTokenizer:
     plain = trained(tokens)
-    source = plain._published.to_str()
+    source = plain.published.to_str()
     assert json.loads(source)
     return HFTokenizer(source, {"chat_template": template})
 
@@ -280,7 +280,7 @@ WITH_ACTION = CALLING.replace("{% if add_gen", "<|im_start|>system\nWrite 'Actio
 def named(**templates: str) -> HFTokenizer:
     """A tokenizer with several templates, as Command-R and Hermes have them."""
     listed = [{"name": name, "template": template} for name, template in templates.items()]
-    return HFTokenizer(trained(CHATML_TOKENS)._published.to_str(), {"chat_template": listed})
+    return HFTokenizer(trained(CHATML_TOKENS).published.to_str(), {"chat_template": listed})
 
 
 @pytest.mark.slow

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -166,7 +168,7 @@ def test_every_family_shows_the_model_its_system_message(family: str, caplog: py
 
 
 def test_a_known_renderer_that_drops_system_messages_causes_a_warning(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, forget_names: Callable[[Any], None]
 ) -> None:
     def deaf(tokens: HFTokenizer):
         made = RENDERERS.find("chatml").make(tokens)
@@ -174,7 +176,7 @@ def test_a_known_renderer_that_drops_system_messages_causes_a_warning(
         made.render = lambda messages, **kw: render([m for m in messages if m.role != "system"], **kw)  # type: ignore[method-assign]
         return made
 
-    monkeypatch.setattr(RENDERERS, "_targets", dict(RENDERERS._targets))
+    forget_names(RENDERERS)
     RENDERERS.register("deaf", deaf)
     get_renderer(trained(CHATML_TOKENS), "deaf")
     assert "drops system messages" in caplog.text
@@ -190,12 +192,12 @@ NOTHING = lambda tokenizer: 3
 
 
 def test_a_renderer_from_a_file_serves_by_its_path_and_a_registered_family_by_auto(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, forget_names: Callable[[Any], None]
 ) -> None:
     (tmp_path / "mine.py").write_text(PLUGIN)
     model = with_template(trained(CHATML_TOKENS), minimal.YI)
     assert get_renderer(model, f"{tmp_path}/mine.py:MINE").name == "mine"
-    monkeypatch.setattr(RENDERERS, "_targets", dict(RENDERERS._targets))
+    forget_names(RENDERERS)
     RENDERERS.register("mine", f"{tmp_path}/mine.py:MINE")
     RENDERERS.register("broken", "no_such_module_at_all:X")
     assert get_renderer(model).name == "mine"

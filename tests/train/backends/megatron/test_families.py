@@ -174,9 +174,9 @@ def test_the_family_in_the_documentation_computes_what_transformers_does(world: 
     assert float((got - want).abs().max()) < 1e-5
 
 
-def test_a_family_that_claims_anothers_models_leaves_the_other_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_family_that_claims_anothers_models_leaves_the_other_its_name(forget_names: Callable[[Any], None]) -> None:
     """It took the other's place: with trainer.family=llama the new one was meant."""
-    monkeypatch.setattr(FAMILIES, "_targets", dict(FAMILIES._targets))
+    forget_names(FAMILIES)
     llama = FAMILIES.find("llama")
     mine = family.register(dataclasses.replace(llama, name="mine"))
     assert family.family_of(SimpleNamespace(model_type="llama")) is mine
