@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -44,15 +44,61 @@ class Membership(NamedTuple):
     scale: float = 1.0
 
 
+@dataclass(slots=True, kw_only=True)
+class TokenColumns:
+    """The columns that forests and rows have in common, and not always: None is what was not computed.
+
+    Attributes:
+        advantage_minus: float32, the negative part, with two channels.
+        old_logp: float32, the log-probability under the policy before a step's first update.
+        ref_logp: float32, the log-probability under the reference policy.
+        value: float32, what a critic estimated, before the step's first update, of the state before the token.
+        returns: float32, what it is to estimate there.
+        marked: bool, what the loss treats apart (`PolicyLoss.mark`).
+        critic_view: float32, [T, v], what a centralised critic sees besides the token's path.
+        sequences: what the trained tokens belong to, for a sequence-level term.
+        updates: of each epoch, which update the forest is a part of. Empty: each epoch has one update.
+        fields: what the algorithm and its loss declared (`Algorithm.fields`), by name, and the distributions that
+            tokens were drawn from (`forest.supports`) where it was not the softmax over the whole vocabulary.
+    """
+
+    advantage_minus: Tensor | None = None
+    old_logp: Tensor | None = None
+    ref_logp: Tensor | None = None
+    value: Tensor | None = None
+    returns: Tensor | None = None
+    marked: Tensor | None = None
+    critic_view: Tensor | None = None
+    sequences: Sequences | None = None
+    updates: tuple[Membership, ...] = ()
+    fields: dict[str, Column | SharedColumn] = field(default_factory=dict)
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same with its tensors on `device`."""
+
+        def move(column: Any) -> Any:
+            return column.to(device, non_blocking=True) if isinstance(column, Tensor) else column.to(device)
+
+        return self._change(move, move)
+
+    def _change(self, column: Callable[[Any], Any], sequences: Callable[[Sequences], Sequences]) -> Self:
+        changed: dict[str, Any] = {name: column(tensor) for name, tensor in self._tensors()}
+        together = None if self.sequences is None else sequences(self.sequences)
+        fields = {name: column(values) for name, values in self.fields.items()}
+        return dataclasses.replace(self, **changed, sequences=together, fields=fields)
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for f in dataclasses.fields(self):
+            if isinstance(tensor := getattr(self, f.name), Tensor):
+                yield f.name, tensor
+
+
 @dataclass(slots=True)
-class Rows:
+class Rows(TokenColumns):
     """The trained (predictor, target) pairs of a forest, P of them, with what training needs to know of the targets.
 
     Fields have the forest's names, but for `turn`, `session` and `agent`, which are its `node_id`, `session_id` and
-    `agent_id`. What was not computed is None: `advantage_minus` with one advantage channel, `old_logp` and `ref_logp`,
-    without a critic `value` and `returns`, `critic_view` [P, v] where it sees no more than the agent, `marked` where
-    the loss marks nothing, without a sequence-level term `sequences`, whose tokens are rows here. `updates` is the
-    forest's; `fields` are the declared ones, P long.
+    `agent_id`. All are P long, and the tokens of `sequences` are rows here; `updates` is the forest's.
     """
 
     predictor: Tensor
@@ -66,16 +112,6 @@ class Rows:
     turn: Tensor
     session: Tensor
     agent: Tensor
-    advantage_minus: Tensor | None = None
-    old_logp: Tensor | None = None
-    ref_logp: Tensor | None = None
-    value: Tensor | None = None
-    returns: Tensor | None = None
-    marked: Tensor | None = None
-    critic_view: Tensor | None = None
-    sequences: Sequences | None = None
-    updates: tuple[Membership, ...] = ()
-    fields: dict[str, Column | SharedColumn] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return int(self.target.numel())
@@ -86,17 +122,6 @@ class Rows:
         place[index] = torch.arange(int(place[index].numel()), device=place.device)
         return self._change(lambda column: column[index], lambda sequences: sequences.moved(place))
 
-    def to(self, device: torch.device | str) -> Rows:
-        """The rows on a device."""
-        return self._change(lambda column: column.to(device), lambda sequences: sequences.to(device))
-
-    def _change(self, column: Callable[[Any], Any], sequences: Callable[[Sequences], Sequences]) -> Rows:
-        found: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        changed = {name: column(value) for name, value in found.items() if isinstance(value, Tensor)}
-        together = None if self.sequences is None else sequences(self.sequences)
-        fields = {name: column(values) for name, values in self.fields.items()}
-        return Rows(**(found | changed | {"sequences": together, "fields": fields}))
-
 
 _NAMES = {"turn": "node_id", "session": "session_id", "agent": "agent_id"}
 """Rows' names of the forest's fields, where they are others."""
@@ -106,7 +131,7 @@ _AT_TARGETS = tuple(
 
 
 @dataclass(slots=True)
-class Forest:
+class Forest(TokenColumns):
     """Trees of tokens, packed. Every tensor but the pairs has length T; `check` states the invariants.
 
     Attributes:
@@ -126,19 +151,8 @@ class Forest:
         target: int64, the token that `predictor` predicts.
         sessions: the session ids that `session_id` counts.
         agents: the names that `agent_id` counts.
-        advantage_minus: float32, the negative part, with two channels.
-        old_logp: float32, the log-probability under the policy before a step's first update.
-        ref_logp: float32, the log-probability under the reference policy.
-        value: float32, what a critic estimated, before the step's first update, of the state before the token.
-        returns: float32, what it is to estimate there.
-        marked: bool, what the loss treats apart (`PolicyLoss.mark`).
-        critic_view: float32, [T, v], what a centralised critic sees besides the token's path.
         routed_experts: int16, [T, layers, k], the experts that the engine sent the token to in each layer that has
             some; -1 where they were not recorded.
-        sequences: what the trained tokens belong to, for a sequence-level term.
-        updates: of each epoch, which update the forest is a part of. Empty: each epoch has one update.
-        fields: what the algorithm and its loss declared (`Algorithm.fields`), by name, and the distributions that
-            tokens were drawn from (`forest.supports`) where it was not the softmax over the whole vocabulary.
     """
 
     token_ids: Tensor
@@ -156,17 +170,7 @@ class Forest:
     target: Tensor
     sessions: tuple[str, ...] = ()
     agents: tuple[str, ...] = ()
-    advantage_minus: Tensor | None = None
-    old_logp: Tensor | None = None
-    ref_logp: Tensor | None = None
-    value: Tensor | None = None
-    returns: Tensor | None = None
-    marked: Tensor | None = None
-    critic_view: Tensor | None = None
     routed_experts: Tensor | None = None
-    sequences: Sequences | None = None
-    updates: tuple[Membership, ...] = ()
-    fields: dict[str, Column | SharedColumn] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return int(self.token_ids.numel())
@@ -205,13 +209,6 @@ class Forest:
         """The visibility rule, broadcast over index tensors."""
         return (key <= query) & (query < self.end[key])
 
-    def to(self, device: torch.device | str) -> Forest:
-        """The forest with its tensors on `device`."""
-        moved: dict[str, Any] = {name: tensor.to(device, non_blocking=True) for name, tensor in self._tensors()}
-        sequences = None if self.sequences is None else self.sequences.to(device)
-        fields = {name: column.to(device) for name, column in self.fields.items()}
-        return dataclasses.replace(self, **moved, sequences=sequences, fields=fields)
-
     def padded(self, length: int) -> Forest:
         """The forest with untrained one-token trees behind it, up to `length` tokens (for fixed shapes)."""
         extra = length - len(self)
@@ -230,11 +227,6 @@ class Forest:
         grown["end"][len(self) :] = torch.arange(len(self) + 1, length + 1, device=self.end.device)
         fields = {name: column.padded(extra) for name, column in self.fields.items()}
         return dataclasses.replace(self, **grown, fields=fields)  # type: ignore[arg-type]  # only tensors are grown
-
-    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
-        for f in dataclasses.fields(self):
-            if isinstance(tensor := getattr(self, f.name), Tensor):
-                yield f.name, tensor
 
     def parents(self) -> Tensor:
         """Each token's parent (-1 for a root), derived from `end` alone: [T]."""
