@@ -12,7 +12,7 @@ from agentrl.config.cluster import ClusterConfig
 from agentrl.config.data import DataConfig
 from agentrl.config.engines import EngineSection, FleetConfig, ModelConfig, WeightsSection
 from agentrl.config.gateway import GatewayConfig
-from agentrl.config.learners import ScheduleConfig, check_learners
+from agentrl.config.learners import ScheduleConfig, check_algorithm, check_learners
 from agentrl.config.lora import LoraConfig
 from agentrl.config.policies import MODEL, PAST, PolicyConfig, address_judge
 from agentrl.config.rollout import (
@@ -202,26 +202,8 @@ class RunConfig(Section):
             needs = ALGORITHMS.plugins().find(self.algo.name)(self.algo).needs
         except UntrustedCode:  # a record's, whose run was checked when it began
             return self
-        if needs.branches and self.rollout.branch.name == "none":
-            raise ValueError(f"algo={self.algo.name} needs continuations: set rollout.branch, for example to every")
-        if needs.whole_sessions and self.rollout.branch.name != "none":
-            raise ValueError(
-                f"rollout.branch={self.rollout.branch.name} forks sessions, and algo={self.algo.name} compares whole "
-                "ones: use an algorithm that compares turns, such as grpo, or rollout.branch=none"
-            )
-        if needs.greedy and self.agent is not None:
-            raise ValueError(f"algo={self.algo.name} needs greedy sessions, and an agent program samples as it likes")
-        if self.rollout.group_size < needs.group_size:
-            raise ValueError(
-                f"rollout.group_size={self.rollout.group_size} leaves algo={self.algo.name} no group to compare with; "
-                f"use rollout.group_size>={needs.group_size}"
-            )
-        if self.algo.minibatches > self.rollout.groups_per_step:
-            raise ValueError(
-                f"algo.minibatches={self.algo.minibatches}: each part has whole groups, and a step has "
-                f"rollout.groups_per_step={self.rollout.groups_per_step}; use algo.minibatches<="
-                f"{self.rollout.groups_per_step}"
-            )
+        for prefix, own in {"": self, **{f"policies.{name}.": self.of_policy(name) for name in self.learned}}.items():
+            check_algorithm(own, prefix)
         if self.rollout.temperature == 0:
             raise ValueError("rollout.temperature=0 can't be trained on; 0 is for evaluation (eval.temperature)")
         self.eval.limits(self.rollout)
@@ -229,11 +211,6 @@ class RunConfig(Section):
             raise ValueError(f"keep_best={self.keep_best} needs eval.every, as often as checkpoint_every")
         if self.eval.weights == "averaged":
             self._averages_can_be_evaluated()
-        if self.trainer.token_budget < self.rollout.turn_tokens:
-            raise ValueError(
-                f"trainer.token_budget={self.trainer.token_budget} must hold a turn: "
-                f"at least rollout.turn_tokens={self.rollout.turn_tokens}"
-            )
         if self.rollout.staleness and self.fleet.shared == self.fleet.count:
             raise ValueError(
                 f"rollout.staleness={self.rollout.staleness} generates while the trainer learns, and with "

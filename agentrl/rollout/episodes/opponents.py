@@ -63,7 +63,7 @@ async def open_partners(config: RunConfig, start: Path | None, folder: Path) -> 
                 stack.push_async_callback(versions.close)
                 made[name] = versions
             else:
-                made[name] = await _open(name, own, limits, start, lacking, stack)
+                made[name] = await _open(name, own, config, start, lacking, stack)
         yield {agent: made[name] for agent, name in config.agents.items() if name != MAIN}
 
 
@@ -91,15 +91,23 @@ def _sampling(own: PolicyConfig, limits: RolloutConfig) -> Sampling:
 
 
 async def _open(
-    name: str, own: PolicyConfig, limits: RolloutConfig, start: Path | None, lacking: str, stack: AsyncExitStack
+    name: str, own: PolicyConfig, config: RunConfig, start: Path | None, lacking: str, stack: AsyncExitStack
 ) -> Opponent:
+    limits = config.rollout
     if own.remote or own.name != MODEL:
         return await _open_rules(name, own, limits, stack)
     sampling = sampling_of(limits) if own.learns else _sampling(own, limits)
     model = start_folder(name, own, start, lacking)
-    engine = make_engines(own.engine, FleetConfig(), WeightsConfig(), model)
+    weights = _weights_of(name, config.weights) if own.learns else WeightsConfig()
+    engine = make_engines(own.engine, FleetConfig(), weights, model)
     stack.push_async_callback(engine.close)
     return Fixed(_open_frozen(own, name, model, engine), ModelActor(sampling))
+
+
+def _weights_of(name: str, weights: WeightsConfig) -> WeightsConfig:
+    """The run's way of weights to engines, in a folder of the policy's own where they go through one."""
+    directory: str | None = getattr(weights, "dir", None)
+    return weights if directory is None else weights.model_copy(update={"dir": str(Path(directory) / name)})
 
 
 def _open_frozen(own: PolicyConfig, name: str, model: Path, engine: Engine | None = None) -> Policy:

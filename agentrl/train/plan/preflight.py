@@ -92,7 +92,13 @@ def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> No
     _check_sampling(config.rollout, _with_address(config), config.trainer, refuse=not config.allow_no_signal)
     _check_resident(config.rewards, config.cluster)
     env = check_rollouts(config)
-    for each in (algorithm, *(make_algorithm(config.of_policy(name).algo) for name in config.learned)):
+    others = {name: config.of_policy(name) for name in config.learned}
+    for name, own in others.items():
+        try:
+            check_trainer(own.trainer, make_algorithm(own.algo))
+        except ConfigError as error:
+            raise type(error)(f"policies.{name}: {error}") from None
+    for each in (algorithm, *(make_algorithm(own.algo) for own in others.values())):
         _check_view(each, env)
         if each.needs.counterfactuals:
             check_counterfactuals(each.name, env)
