@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from pydantic import Field, PositiveInt, model_validator
 
+from agentrl.config.policies import MODEL, POPULATION, PolicyConfig
 from agentrl.config.rollout import GroupRewardConfig
 from agentrl.config.sections import Section
 from agentrl.config.training import ALGORITHMS
@@ -108,6 +109,17 @@ def check_learners(config: _Run) -> None:
         }
     if found := next((what for what, is_there in lacking.items() if is_there), None):
         raise ValueError(f"policies.{config.learned[0]} learns beside {MAIN}: {found} is not there for several yet")
+
+
+def check_populations(policies: Mapping[str, PolicyConfig]) -> None:
+    """Raise a ValueError where a population has fewer than two policies, or one that can't be drawn."""
+    able = [MAIN, *(name for name, own in policies.items() if own.name == MODEL)]
+    for name, own in ((name, own) for name, own in policies.items() if own.name == POPULATION):
+        where = f"policies.{name}.members={list(own.members)}"
+        if odd := next((each for each in own.members if each not in able), None):
+            raise ValueError(f"{where}: {odd!r} is no model of this run; those that are: {', '.join(able)}")
+        if len(own.members) < 2 or len({*own.members}) < len(own.members):
+            raise ValueError(f"{where}: a population has two policies or more, each named once")
 
 
 def check_algorithm(config: _Run, prefix: str = "") -> None:

@@ -12,7 +12,7 @@ from agentrl.config.cluster import ClusterConfig
 from agentrl.config.data import DataConfig
 from agentrl.config.engines import EngineSection, FleetConfig, ModelConfig, WeightsSection
 from agentrl.config.gateway import GatewayConfig
-from agentrl.config.learners import ScheduleConfig, check_algorithm, check_learners
+from agentrl.config.learners import ScheduleConfig, check_algorithm, check_learners, check_populations
 from agentrl.config.lora import LoraConfig
 from agentrl.config.policies import MODEL, PAST, PolicyConfig, address_judge
 from agentrl.config.rollout import (
@@ -242,6 +242,7 @@ class RunConfig(Section):
             if policy not in (MAIN, *self.policies):
                 known = ", ".join((MAIN, *self.policies))
                 raise ValueError(f"agents.{agent}={policy!r}: there is no such policy (policies: {known})")
+        check_populations(self.policies)
         asked = self.asked_policies
         for name in sorted(asked):
             if name not in self.policies or not (self.policies[name].name == MODEL or self.policies[name].remote):
@@ -260,7 +261,8 @@ class RunConfig(Section):
             judged = address_judge(name, self.rewards[name], self.policies)
             self.__dict__["rewards"] = {**self.rewards, name: judged}
         now = {each.past.of for each in self.policies.values() if each.name == PAST and each.past.current}
-        unused = set(self.policies) - {*self.agents.values(), *judges.values()} - asked - now
+        drawn = {member for each in self.policies.values() for member in each.members}
+        unused = set(self.policies) - {*self.agents.values(), *judges.values()} - asked - now - drawn
         if self.agent is not None:  # whose requests may name any policy
             self.__dict__["agents"] = {**{name: name for name in sorted(unused)}, **self.agents}
         elif unused:

@@ -183,7 +183,7 @@ class EnvironmentRole:
     async def _partner(self, agent: str, given: EnginePolicy) -> Opponent:
         if given.policy not in self._partners:
             policies, learns = self._config.policies, given.policy in self._config.learned
-            own = policies[given.policy if learns else self._config.agents[agent]]
+            own = policies[given.policy if given.policy in policies else self._config.agents[agent]]
             model, renderer = own.model, self._policy.renderer
             if own.name == PAST:  # as many as the run keeps: they share the tokenizer
                 model = self._config.model

@@ -238,7 +238,8 @@ def _check_agents(config: RunConfig, env: Env, *, trains: bool) -> None:
     if config.agent is not None and config.agents:
         _check_named(config.agent, config.agents, config.policies, config.gateway, config.cluster)
     if trains and all(
-        config.agents.get(agent, MAIN) != MAIN for agent in (*env.agents, *(config.agents if config.agent else ()))
+        MAIN not in _players(config, config.agents.get(agent, MAIN))
+        for agent in (*env.agents, *(config.agents if config.agent else ()))
     ):
         raise ConfigError(
             f"policies that are not trained play all agents of env={config.env.name}: there is nothing to train"
@@ -249,6 +250,11 @@ def _check_agents(config: RunConfig, env: Env, *, trains: bool) -> None:
             check_name(policy.model.renderer, f"policies.{name}.model.renderer")
         if not (policy.remote and name in config.asked_policies):  # which plays nothing, and is asked before the run
             check_partner(name, policy, env)
+
+
+def _players(config: RunConfig, policy: str) -> tuple[str, ...]:
+    """Return the policies that a policy is: a population's members, or itself."""
+    return (policy,) if policy == MAIN else config.policies[policy].members or (policy,)
 
 
 def _check_named(
