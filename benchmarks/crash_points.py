@@ -3,6 +3,7 @@
     python -m benchmarks.crash_points                        # 200 points, synchronous
     python -m benchmarks.crash_points --points 50 --staleness 2
     python -m benchmarks.crash_points --points 50 --adapter 4
+    python -m benchmarks.crash_points --points 100 --team    # two policies that learn
 
 The run is `calculator` with the tiny model on the CPU, from one checkpoint after a warm start. A first run counts how
 often each named point (`agentrl.faults.POINTS`) is reached; then each seed chooses one of them, and what happens
@@ -10,7 +11,8 @@ there: the driver is killed, a write fails as on a full disk, or the checkpoint 
 and the driver killed a little later. The run is resumed until it ends. Synchronous runs must then have the metrics, the
 sessions (token for token) and the weights of the run without faults, bit for bit. In every run each group that was
 begun is trained once or discarded with a recorded cause (`agentrl.train.record.ledger.faults`). With `--adapter` the
-runs train an adapter of that rank, and the embeddings beside it.
+runs train an adapter of that rank, and the embeddings beside it. With `--team` two policies learn `demand`, and the run
+that dies several times does so before, between and after what is done for each: learning, publication, commit.
 
 Each run is a fork of this process, which has imported what the first run did, has loaded its model once (what
 transformers computes for that is kept), and has no threads: a resumption takes a third of the CPU time that it takes
@@ -31,11 +33,12 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -53,6 +56,11 @@ SETTINGS: dict[str, Any] = {
     **{"steps": STEPS, "checkpoint_every": 2, "keep_checkpoints": 2},
     **{"rollout.retries": 10},  # one session may have all faults of a plan
 }
+TEAM: dict[str, Any] = {
+    **{"env": {"name": "examples/several_agents/demand.py:Demand"}, "agents.right": "other", "algo.minibatches": 1},
+    **{"policies.other.algo": "magrpo", "policies.other.algo.lr": 3e-3, "policies.other.algo.minibatches": 1},
+}
+"""What is set besides where two policies learn."""
 LEFT_OUT = ("time/", "throughput/", "stream/", "resumed/", "count/infra_retries")
 """Metrics that depend on the time that things take, or count what failed."""
 SURVIVED: tuple[dict[str, Any], ...] = (
@@ -71,6 +79,17 @@ KILLS: tuple[dict[str, Any], ...] = tuple(
     {"action": "kill", "point": point, "nth": 1} for point in ("trainer.step", "weights.publish", "checkpoint.rename")
 )
 """Deaths of one run: in a step, in a publication, and while it saves."""
+TEAM_KILLS: tuple[dict[str, Any], ...] = tuple(
+    {"action": "kill", "point": point, "nth": nth}
+    for point, nth in (
+        *(("session.ended", 3), ("groups.taken", 1), ("trainer.step", 1), ("trainer.step", 2)),
+        *(("weights.publish", 3), ("weights.publish", 4), ("step.published", 1), ("metrics.write", 1)),
+        *(("groups.taken", 2), ("checkpoint.write", 1), ("checkpoint.rename", 1), ("checkpoint.renamed", 1)),
+    )
+)
+"""Deaths of a run of two policies: before, between and after their steps and publications, and around the commit.
+
+A run that begins publishes once for each policy, so that its third publication is the first step's."""
 MAX_RESUMPTIONS = 6
 SECONDS = 240.0
 """A run that takes longer hangs."""
@@ -118,11 +137,9 @@ def plan(folder: Path, planned: Sequence[dict[str, Any]], seed: int = 0) -> str:
     return str(file)
 
 
-def begin(folder: Path, staleness: int = 0, rank: int = 0) -> None:
+def begin(folder: Path, staleness: int = 0, more: Mapping[str, Any] = MappingProxyType({})) -> None:
     """A run that was killed when its first step had its groups: its checkpoint is that of the warm start."""
-    settings = {**SETTINGS, "rollout.staleness": staleness, "run_dir": str(folder)}
-    if rank:
-        settings |= {"lora.rank": rank, "lora.full": ["*.embed_tokens"]}
+    settings = {**SETTINGS, "rollout.staleness": staleness, "run_dir": str(folder), **more}
     settings["faults"] = plan(folder, [{"action": "kill", "point": "groups.taken", "nth": 1}])
     if (status := fork(lambda: agentrl.train(**settings), folder.with_suffix(".log"))) != -signal.SIGKILL:
         raise RuntimeError(f"the first run ended with {status}:\n{folder.with_suffix('.log').read_text()}")
@@ -138,10 +155,11 @@ def resume(base: Path, folder: Path, planned: Sequence[dict[str, Any]], seed: in
     shutil.copytree(base, folder, symlinks=True)
     log = folder / "log"
     settings: dict[str, Any] = {"resume": str(folder), "run_dir": str(base), "faults": plan(folder, planned, seed)}
-    for times in range(1, MAX_RESUMPTIONS + 1):
+    most = MAX_RESUMPTIONS + len(planned)
+    for times in range(1, most + 1):
         if fork(lambda: agentrl.train(**settings), log) == 0:
             return times
-    raise RuntimeError(f"{folder} was resumed {MAX_RESUMPTIONS} times and did not end:\n{log.read_text()[-3000:]}")
+    raise RuntimeError(f"{folder} was resumed {most} times and did not end:\n{log.read_text()[-3000:]}")
 
 
 def import_all(run: Path) -> None:
@@ -210,9 +228,14 @@ def difference(one: Path, two: Path) -> str:
         if found := sorted(name for name in mine.keys() | other.keys() if mine.get(name) != other.get(name)):
             named = ", ".join(f"{name} {mine.get(name)} and {other.get(name)}" for name in found[:5])
             return f"metrics differ at step {mine.get('step', other.get('step'))}: {named}"
-    a, b = (load_file(run / "checkpoints" / f"step-{STEPS:06d}" / "model.safetensors") for run in (one, two))
-    if a.keys() != b.keys() or any(a[name].tobytes() != b[name].tobytes() for name in a):
-        return "weights differ"
+    ends = [run / "checkpoints" / f"step-{STEPS:06d}" for run in (one, two)]
+    parts = [sorted(str(file.relative_to(end)) for file in end.rglob("model.safetensors")) for end in ends]
+    if parts[0] != parts[1]:
+        return f"one has weights of {parts[0]}, the other of {parts[1]}"
+    for part in parts[0]:
+        a, b = (load_file(end / part) for end in ends)
+        if a.keys() != b.keys() or any(a[name].tobytes() != b[name].tobytes() for name in a):
+            return f"weights differ ({part})"
     with Store(one / "sessions.db", read_only=True) as first, Store(two / "sessions.db", read_only=True) as second:
         sessions = [trained(store) for store in (first, second)]
         names = {name for name in {**sessions[0], **sessions[1]} if sessions[0].get(name) != sessions[1].get(name)}
@@ -241,16 +264,26 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--staleness", type=int, default=0)
     parser.add_argument("--adapter", type=int, default=0, metavar="RANK", help="train an adapter in the model's place")
+    parser.add_argument("--team", action="store_true", help="train two policies")
     parser.add_argument("--keep", type=Path, help="keep the folders of runs that failed here")
     asked = parser.parse_args()
+    if asked.team and asked.adapter:
+        parser.error("--adapter is for one policy: lora is not there for several yet")
+    more = (
+        {"lora.rank": asked.adapter, "lora.full": ["*.embed_tokens"]} if asked.adapter else TEAM if asked.team else {}
+    )
     with tempfile.TemporaryDirectory() as folder:
         seeds = range(asked.first, asked.first + asked.points)
-        failed = try_points(Path(folder), seeds, asked.staleness, asked.keep, asked.adapter)
+        failed = try_points(Path(folder), seeds, asked.staleness, asked.keep, more)
     sys.exit(bool(failed))
 
 
 def try_points(
-    folder: Path, seeds: Sequence[int], staleness: int = 0, keep: Path | None = None, rank: int = 0
+    folder: Path,
+    seeds: Sequence[int],
+    staleness: int = 0,
+    keep: Path | None = None,
+    more: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[str]:
     """Try one point for each seed; what went wrong, a line each.
 
@@ -259,27 +292,28 @@ def try_points(
         seeds: of the points.
         staleness: of the runs.
         keep: where the folders of failed runs are moved to.
-        rank: of the adapter that is trained; 0: the whole model is.
+        more: settings besides `SETTINGS`.
     """
     import agentrl.train.driver.launch  # noqa: F401  before the first fork
 
     began = time.monotonic()
     base, reference = folder / "base", folder / "reference"
-    begin(base, staleness, rank)
+    begin(base, staleness, more)
     resume(base, reference, [])
     import_all(reference)
-    reached = count_points(base, folder / "counted")
+    reached = count_points(base, folder / "counted") if seeds else Counter[str]()
     print(f"points and how often each is reached: {dict(sorted(reached.items()))}", flush=True)
     wrong = survive(base, reference, folder / "survived", staleness)
     resumed = Counter[int]()
+    kills = TEAM_KILLS if more is TEAM else KILLS
     tries: list[tuple[int, Sequence[dict[str, Any]]]] = [(seed, choose(reached, seed)) for seed in seeds]
-    for seed, planned in [(-1, KILLS), *tries]:
+    for seed, planned in [(-1, kills), *tries]:
         run = folder / f"run-{seed}"
         try:
             times = resume(base, run, planned, max(seed, 0))
             resumed[times] += 1
             fired = len({row["fault"] for row in faults.list_fired(run)})
-            missing = fired < (len(planned) if planned is KILLS else 1)
+            missing = fired < (len(planned) if planned is kills else 1)
             found = "not all faults fired" if missing else "" if staleness else difference(reference, run)
             found = found or disorder(run)
         except (RuntimeError, TimeoutError) as error:

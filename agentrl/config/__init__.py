@@ -21,7 +21,7 @@ from agentrl.config.engines import (
 )
 from agentrl.config.gateway import GatewayConfig
 from agentrl.config.lora import LoraConfig
-from agentrl.config.policies import MODEL, PAST, START, PastConfig, PolicyConfig
+from agentrl.config.policies import MODEL, PAST, POPULATION, START, PastConfig, PolicyConfig
 from agentrl.config.rollout import (
     BranchConfig,
     BranchSection,
@@ -56,6 +56,7 @@ __all__ = [
     "ALGORITHMS",
     "MODEL",
     "PAST",
+    "POPULATION",
     "AlgoConfig",
     "AlgoSection",
     "ApiConfig",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from pydantic import Field, PositiveInt, model_validator
 
+from agentrl.config.policies import MODEL, POPULATION, PolicyConfig
 from agentrl.config.rollout import GroupRewardConfig
 from agentrl.config.sections import Section
 from agentrl.config.training import ALGORITHMS
@@ -45,6 +46,7 @@ class _Run(Protocol):
     """The parts of a run's configuration that are checked here."""
 
     algo: Any
+    trainer: Any
     cluster: Any
     rewards: Any
     rollout: Any
@@ -85,9 +87,8 @@ def check_learners(config: _Run) -> None:
     _check_schedule(config)
     at = config.cluster
     lacking = {
-        f"cluster={at.name}": at.name != "local",
-        "cluster.environments or gateways": at.environments or at.gateways,
-        "cluster.rewards or sessions": at.rewards or at.holds_sessions,
+        f"cluster.gateways={at.gateways}": at.gateways,
+        "cluster.sessions, which is on with cluster=ray and environment workers unless it is false": at.holds_sessions,
         "rollout.reuse": config.rollout.reuse,
         "fleet.colocated=true": config.fleet.shared,
         "agent=, a program, with rollout.staleness": config.agent is not None and config.rollout.staleness,
@@ -103,12 +104,57 @@ def check_learners(config: _Run) -> None:
         needs = ALGORITHMS.plugins().find(own.algo.name)(own.algo).needs
         asks = needs.teacher or needs.greedy or not needs.engine
         lacking |= {
-            f"trainer={own.trainer.name} ({name})": own.trainer.name != "torch",
             f"engine={own.engine.name} ({name})": own.engine.name != "local",
             f"algo={own.algo.name} ({name})": asks,
         }
     if found := next((what for what, is_there in lacking.items() if is_there), None):
         raise ValueError(f"policies.{config.learned[0]} learns beside {MAIN}: {found} is not there for several yet")
+
+
+def check_populations(policies: Mapping[str, PolicyConfig]) -> None:
+    """Raise a ValueError where a population has fewer than two policies, or one that can't be drawn."""
+    able = [MAIN, *(name for name, own in policies.items() if own.name == MODEL)]
+    for name, own in ((name, own) for name, own in policies.items() if own.name == POPULATION):
+        where = f"policies.{name}.members={list(own.members)}"
+        if odd := next((each for each in own.members if each not in able), None):
+            raise ValueError(f"{where}: {odd!r} is no model of this run; those that are: {', '.join(able)}")
+        if len(own.members) < 2 or len({*own.members}) < len(own.members):
+            raise ValueError(f"{where}: a population has two policies or more, each named once")
+
+
+def check_algorithm(config: _Run, prefix: str = "") -> None:
+    """Raise a ValueError where a policy's algorithm or trainer can't be with the run's rollouts.
+
+    Args:
+        config: the run that trains this policy alone.
+        prefix: of the policy's sections.
+    """
+    algo, rollout = config.algo, config.rollout
+    needs, named = ALGORITHMS.plugins().find(algo.name)(algo).needs, f"{prefix}algo={algo.name}"
+    if needs.branches and rollout.branch.name == "none":
+        raise ValueError(f"{named} needs continuations: set rollout.branch, for example to every")
+    if needs.whole_sessions and rollout.branch.name != "none":
+        raise ValueError(
+            f"rollout.branch={rollout.branch.name} forks sessions, and {named} compares whole "
+            "ones: use an algorithm that compares turns, such as grpo, or rollout.branch=none"
+        )
+    if needs.greedy and config.agent is not None:
+        raise ValueError(f"{named} needs greedy sessions, and an agent program samples as it likes")
+    if rollout.group_size < needs.group_size:
+        raise ValueError(
+            f"rollout.group_size={rollout.group_size} leaves {named} no group to compare with; "
+            f"use rollout.group_size>={needs.group_size}"
+        )
+    if algo.minibatches > (most := rollout.groups_per_step):
+        raise ValueError(
+            f"{prefix}algo.minibatches={algo.minibatches}: each part has whole groups, and a step has "
+            f"rollout.groups_per_step={most}; use {prefix}algo.minibatches<={most}"
+        )
+    if config.trainer.token_budget < rollout.turn_tokens:
+        raise ValueError(
+            f"{prefix}trainer.token_budget={config.trainer.token_budget} must hold a turn: "
+            f"at least rollout.turn_tokens={rollout.turn_tokens}"
+        )
 
 
 def _check_joint_turns(config: _Run) -> None:

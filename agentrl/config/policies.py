@@ -12,7 +12,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 
 from agentrl.config.api import URL, ApiConfig
 from agentrl.config.engines import EngineSection, ModelConfig
-from agentrl.config.sections import NAMED, Fraction, Section
+from agentrl.config.sections import LISTED, NAMED, Fraction, Section
 from agentrl.config.training import AlgoSection, TrainerSection
 from agentrl.types import MAIN
 
@@ -20,6 +20,8 @@ START = "start"
 """The model of a frozen policy that is the run's initial model."""
 MODEL, PAST = "model", "past"
 """The names of policies that generate with weights: a model's, or earlier ones of the trained policy."""
+POPULATION = "population"
+"""The name of policies that are several others, of which each group meets one."""
 SCRIPTS = ("expert", "noop")
 """The names of evaluated policies that need no model."""
 
@@ -45,12 +47,15 @@ class PolicyConfig(Section):
     """A policy that plays some of an environment's agents; it is trained where it has `trainer` or `algo`."""
 
     name: str = MODEL
-    """The player: `model` (weights that stay as they are), `past` (earlier versions of the trained policy), `expert`
-    and `demonstrator` (the environment's), `noop` (empty messages), a function's import path, or the URL of an API."""
+    """The player: `model` (weights that stay as they are), `past` (earlier versions of the trained policy),
+    `population` (in each group one of its members), `expert` and `demonstrator` (the environment's), `noop` (empty
+    messages), a function's import path, or the URL of an API."""
     model: Annotated[ModelConfig, NAMED] = ModelConfig(name=START)
     """The weights: `start` is the run's initial model; otherwise a name from `agentrl models`, or a folder."""
     past: PastConfig = PastConfig()
     """The versions of `past`."""
+    members: Annotated[tuple[str, ...], LISTED] = ()
+    """The policies of a `population`: main, or models of `policies`, whether they learn or not."""
     api: ApiConfig = ApiConfig()
     """The API of a URL."""
     engine: EngineSection = Field({}, validate_default=True)
@@ -85,9 +90,12 @@ class PolicyConfig(Section):
         if self.learns and self.name != MODEL:
             raise ValueError(f"a policy that is {self.name!r} has no weights to train: remove its trainer and algo")
         used = {"model": self.name == MODEL, "past": self.name == PAST, "api": self.remote}
+        used["members"] = self.name == POPULATION
         for field in used:
             if not used[field] and getattr(self, field) != type(self).model_fields[field].default:
-                raise ValueError(f"{field}.* is of no use to a policy that is {self.name!r}")
+                raise ValueError(
+                    f"{field}{'' if field == 'members' else '.*'} is of no use to a policy that is {self.name!r}"
+                )
         return self
 
 

@@ -12,7 +12,7 @@ from agentrl.config.cluster import ClusterConfig
 from agentrl.config.data import DataConfig
 from agentrl.config.engines import EngineSection, FleetConfig, ModelConfig, WeightsSection
 from agentrl.config.gateway import GatewayConfig
-from agentrl.config.learners import ScheduleConfig, check_learners
+from agentrl.config.learners import ScheduleConfig, check_algorithm, check_learners, check_populations
 from agentrl.config.lora import LoraConfig
 from agentrl.config.policies import MODEL, PAST, PolicyConfig, address_judge
 from agentrl.config.rollout import (
@@ -203,26 +203,8 @@ class RunConfig(Section):
             needs = ALGORITHMS.plugins().find(self.algo.name)(self.algo).needs
         except UntrustedCode:  # a record's, whose run was checked when it began
             return self
-        if needs.branches and self.rollout.branch.name == "none":
-            raise ValueError(f"algo={self.algo.name} needs continuations: set rollout.branch, for example to every")
-        if needs.whole_sessions and self.rollout.branch.name != "none":
-            raise ValueError(
-                f"rollout.branch={self.rollout.branch.name} forks sessions, and algo={self.algo.name} compares whole "
-                "ones: use an algorithm that compares turns, such as grpo, or rollout.branch=none"
-            )
-        if needs.greedy and self.agent is not None:
-            raise ValueError(f"algo={self.algo.name} needs greedy sessions, and an agent program samples as it likes")
-        if self.rollout.group_size < needs.group_size:
-            raise ValueError(
-                f"rollout.group_size={self.rollout.group_size} leaves algo={self.algo.name} no group to compare with; "
-                f"use rollout.group_size>={needs.group_size}"
-            )
-        if self.algo.minibatches > self.rollout.groups_per_step:
-            raise ValueError(
-                f"algo.minibatches={self.algo.minibatches}: each part has whole groups, and a step has "
-                f"rollout.groups_per_step={self.rollout.groups_per_step}; use algo.minibatches<="
-                f"{self.rollout.groups_per_step}"
-            )
+        for prefix, own in {"": self, **{f"policies.{name}.": self.of_policy(name) for name in self.learned}}.items():
+            check_algorithm(own, prefix)
         if self.rollout.temperature == 0:
             raise ValueError("rollout.temperature=0 can't be trained on; 0 is for evaluation (eval.temperature)")
         self.eval.limits(self.rollout)
@@ -230,11 +212,6 @@ class RunConfig(Section):
             raise ValueError(f"keep_best={self.keep_best} needs eval.every, as often as checkpoint_every")
         if self.eval.weights == "averaged":
             self._averages_can_be_evaluated()
-        if self.trainer.token_budget < self.rollout.turn_tokens:
-            raise ValueError(
-                f"trainer.token_budget={self.trainer.token_budget} must hold a turn: "
-                f"at least rollout.turn_tokens={self.rollout.turn_tokens}"
-            )
         if self.rollout.staleness and self.fleet.shared == self.fleet.count:
             raise ValueError(
                 f"rollout.staleness={self.rollout.staleness} generates while the trainer learns, and with "
@@ -266,6 +243,7 @@ class RunConfig(Section):
             if policy not in (MAIN, *self.policies):
                 known = ", ".join((MAIN, *self.policies))
                 raise ValueError(f"agents.{agent}={policy!r}: there is no such policy (policies: {known})")
+        check_populations(self.policies)
         asked = self.asked_policies
         for name in sorted(asked):
             if name not in self.policies or not (self.policies[name].name == MODEL or self.policies[name].remote):
@@ -284,7 +262,8 @@ class RunConfig(Section):
             judged = address_judge(name, self.rewards[name], self.policies)
             self.__dict__["rewards"] = {**self.rewards, name: judged}
         now = {each.past.of for each in self.policies.values() if each.name == PAST and each.past.current}
-        unused = set(self.policies) - {*self.agents.values(), *judges.values()} - asked - now
+        drawn = {member for each in self.policies.values() for member in each.members}
+        unused = set(self.policies) - {*self.agents.values(), *judges.values()} - asked - now - drawn
         if self.agent is not None:  # whose requests may name any policy
             self.__dict__["agents"] = {**{name: name for name in sorted(unused)}, **self.agents}
         elif unused:

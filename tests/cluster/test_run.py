@@ -149,6 +149,29 @@ def test_nodes_that_are_killed_under_a_run_change_nothing_of_what_it_learns(
     assert list(ledger.faults(tmp_path / "ray")) == []
 
 
+TEAM: dict[str, Any] = {
+    "env": "examples/several_agents/demand.py:Demand",
+    "agents": {"right": "other"},
+    "policies": {"other": {"algo": {"name": "magrpo", "lr": 3e-3}, "engine": {"device": "cpu"}}},
+    "algo": {"minibatches": 1, "warmup_steps": 0},
+    "warm_start": {"steps": 30, "demos": 64},
+}
+"""Two policies that learn."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_policies_learn_on_ray_nodes_what_they_learn_in_one_process(ray_nodes: Any, tmp_path: Path) -> None:
+    here = tmp_path / "local", run(tmp_path / "local", **TEAM)
+    cluster = {"name": "ray", "address": ray_nodes.address, "environments": 1, "sessions": False, "place_timeout": 60.0}
+    there = run(tmp_path / "ray", cluster=cluster, **TEAM)
+    require_same(tmp_path / "ray", there, here)
+    assert any(row["grad_norm"] for row in there.metrics) or any(row["other/grad_norm"] for row in there.metrics)
+    assert trained(tmp_path / "ray") == trained(here[0]) != []
+    logs = {file.name for file in (tmp_path / "ray" / "logs").iterdir()}
+    assert {"trainer-0.log", "trainer-1.log", "engine-0.log", "engine-1.log", "environments-0.log"} <= logs
+
+
 class Drains(Display):
     """Has the trainer's node drained once the first step is done."""
 

@@ -233,6 +233,26 @@ def test_a_plain_program_trains_its_planner_and_its_worker_each_by_its_own_token
             assert {node.agent for node in seen.nodes if any(node.trainable)} == {agent_name}
 
 
+@pytest.mark.slow
+def test_a_hand_off_of_openais_agents_trains_both_of_its_policies(tmp_path: Path) -> None:
+    """The SDK's planner has to call the hand-off, whose argument it draws under the schema; the worker answers."""
+    program, run = shlex.join(map(str, script("", "agents_trained.py", tmp_path))), tmp_path / "run"
+    own = {name: value for name, value in RUN.items() if "critic" not in name}
+    agentrl.train("calculator", agent=program, run_dir=str(run), **own | {"rollout.turn_tokens": 128})
+    with Store(run / "sessions.db", read_only=True) as store:
+        sessions = list(store.sessions(phase="train"))
+    assert len(sessions) == 6
+    for session in sessions:
+        assert session.status in (Status.COMPLETED, Status.TRUNCATED), session.error  # the worker's answer may be long
+        turns = [(node.agent, node.policy, any(node.trainable)) for node in session.nodes if node.sampled]
+        assert turns == [("planner", "main", True), ("worker", "other", True)]
+        assert session.agent_rewards == {"planner": session.reward, "worker": session.reward}
+    for policy in ("main", "other"):
+        assert not same(weights(run, policy, 0), weights(run, policy, 1)), policy
+    report = verify(run)
+    assert report.passed, report
+
+
 ONE: dict[str, Any] = {"env": {"name": "calculator"}, "model": {"name": "tiny"}, "agent": "sleep 1"}
 
 

@@ -314,6 +314,27 @@ def test_a_dry_run_places_reward_workers_on_gpus_of_their_own(monkeypatch: pytes
     assert "are idle" not in said
 
 
+def test_a_dry_run_places_trainer_and_engine_of_each_policy_that_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another trainer on CPUs has a place too, of its own kind."""
+    nodes = [ClusterNode("a", 8.0, 2), ClusterNode("b", 8.0, 2)]
+    monkeypatch.setattr(dry_run, "nodes_of", lambda config: nodes)
+    run = {"env": "examples/several_agents/demand.py:Demand", "agents": {"right": "other"}, "dry_run": True}
+    run |= {"engine": {"device": "cuda"}, "trainer": {"device": "cuda"}, "cluster": {"name": "ray"}}
+    for trainer, gpus in (
+        ("cuda", ["engine", "engine", "trainer", "trainer"]),
+        ("cpu", ["engine", "engine", "trainer"]),
+    ):
+        other = {"trainer": {"name": "torch", "device": trainer}, "engine": {"device": "cuda"}}
+        said = "\n".join(describe_run(complete(run | {"policies": {"other": other}}), Rates()))
+        placed = re.findall(r"(\w): (trainer|engine) (\d)(?: on GPUs (\d))?$", said, re.MULTILINE)
+        assert sorted((role, number) for _, role, number, _ in placed) == [
+            *(("engine", "0"), ("engine", "1"), ("trainer", "0"), ("trainer", "1")),
+        ]
+        assert sorted(role for _, role, _, gpu in placed if gpu) == gpus
+        on_gpus = [(node, gpu) for node, _, _, gpu in placed if gpu]
+        assert len({*on_gpus}) == len(on_gpus)
+
+
 def test_a_dry_run_says_where_gateways_are(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = [ClusterNode("a", 8.0, 0, {"sandbox": 8.0}), ClusterNode("b", 8.0, 0, {"front": 2.0})]
     monkeypatch.setattr(dry_run, "nodes_of", lambda config: nodes)

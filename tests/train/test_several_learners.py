@@ -27,8 +27,8 @@ from agentrl.train.record import ledger
 from agentrl.train.record.state import TRAINER, part
 from agentrl.train.record.verify import verify
 from agentrl.train.record.verify.recorded import Recorded
+from agentrl.train.trainers import make_trainer
 from agentrl.train.trainers.teachers.teachers import Teachers
-from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Group, Session, Status, Task
 from tests.train.test_resume import end, start, words
 from tests.train.trees import environment_node, sampled_node
@@ -168,7 +168,7 @@ def alone(run: Path, policy: str, scratch: Path) -> dict[str, torch.Tensor]:
     recorded = Recorded.read(run)
     whole = recorded.starts[-1][1]
     config = whole if policy == "main" else whole.of_policy(policy)
-    trainer = TorchTrainer(run / "model", config.trainer, config.algo, total_steps=config.steps, seed=config.seed)
+    trainer = make_trainer(run / "model", config.trainer, config.algo, total_steps=config.steps, seed=config.seed)
     trainer.load(part(run / "checkpoints" / "step-000000", policy) / TRAINER)
     learner = Learning(config, run, None, lambda _: nullcontext(), Teachers(config, run))
     algorithm = make_algorithm(config.algo)
@@ -177,6 +177,7 @@ def alone(run: Path, policy: str, scratch: Path) -> dict[str, torch.Tensor]:
         for step in record.steps(store):
             asyncio.run(learner.learn(Batch(step.groups, step.number - 1, trainer, algorithm)))
     trainer.export(scratch)
+    trainer.close()
     return load_file(scratch / "model.safetensors")
 
 
@@ -224,8 +225,9 @@ def test_a_policy_is_stale_by_its_own_versions_alone() -> None:
     ("settings", "named"),
     [
         ({"rollout": {"reuse": 0.5}}, "rollout.reuse"),
-        ({"trainer": {"name": "fsdp"}}, r"trainer=fsdp \(main\)"),
-        ({"policies": {"other": {"trainer": {"name": "megatron"}}}}, r"trainer=megatron \(other\)"),
+        ({"cluster": {"name": "ray", "environments": 2}}, "cluster.sessions"),
+        ({"agent": "program.py:act", "cluster": {"gateways": 1}}, "cluster.gateways=1"),
+        ({"policies": {"other": {"trainer": "torch", "engine": {"name": "vllm"}}}}, r"engine=vllm \(other\)"),
         ({"policies": {"other": {"algo": {"name": "remax"}}}}, r"algo=remax \(other\)"),
         ({"lora": {"rank": 4}}, "lora"),
         ({"eval": {"weights": "averaged"}, "trainer": {"name": "torch", "average_decay": 0.9}}, "averaged"),

@@ -14,7 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.common.imports import load
-from agentrl.config import MODEL, PAST, START, FleetConfig, PolicyConfig, RolloutConfig, RunConfig, WeightsConfig
+from agentrl.config import (
+    MODEL,
+    PAST,
+    POPULATION,
+    START,
+    FleetConfig,
+    PolicyConfig,
+    RolloutConfig,
+    RunConfig,
+    WeightsConfig,
+)
 from agentrl.envs.base import Env, has_demonstrator, has_expert
 from agentrl.envs.episode import DEMONSTRATOR, EXPERT, NOOP, ScriptedActor
 from agentrl.envs.state import resolve
@@ -24,7 +34,7 @@ from agentrl.models.registry import model_folder
 from agentrl.rollout.episodes.actors import ModelActor, sampling_of
 from agentrl.rollout.episodes.judges import start_folder
 from agentrl.rollout.episodes.past import PastVersions
-from agentrl.rollout.episodes.policies import Fixed, Opponent, Partners, Policy
+from agentrl.rollout.episodes.policies import Fixed, Opponent, Partners, Policy, Population
 from agentrl.rollout.fleet import make_engines
 from agentrl.rollout.remote import check_api, remote_actor
 from agentrl.sessions.renderers import get_renderer
@@ -33,6 +43,8 @@ from agentrl.types import MAIN, Engine, Message, Sampling
 
 RULES: Mapping[str, Actor] = {"expert": EXPERT, "demonstrator": DEMONSTRATOR, "noop": NOOP}
 """Policies that need neither weights nor a function of the user's."""
+NEED_OTHERS: Mapping[str, int] = {PAST: 1, POPULATION: 2}
+"""Policies that are made of others, in the order in which they are opened."""
 
 
 @asynccontextmanager
@@ -44,10 +56,13 @@ async def open_partners(config: RunConfig, start: Path | None, folder: Path) -> 
     limits, lacking = config.rollout, f"policy={config.policy} has no weights to start from"
     async with AsyncExitStack() as stack:
         made: dict[str, Opponent] = {}
-        for name, own in sorted(config.policies.items(), key=lambda each: each[1].name == PAST):  # they need others
-            if name not in config.agents.values() and not own.learns:
+        playing = {*config.agents.values(), *(each for own in config.policies.values() for each in own.members)}
+        for name, own in sorted(config.policies.items(), key=lambda each: NEED_OTHERS.get(each[1].name, 0)):
+            if name not in playing and not own.learns:
                 continue  # it is asked by the algorithm
-            if own.name == PAST:
+            if own.name == POPULATION:
+                made[name] = Population(name, [made.get(each) for each in own.members], config.seed)
+            elif own.name == PAST:
                 of, learner = own.past.of, made.get(own.past.of)
                 whose = config.model if of == MAIN else config.policies[of].model
                 versions = PastVersions(
@@ -63,7 +78,7 @@ async def open_partners(config: RunConfig, start: Path | None, folder: Path) -> 
                 stack.push_async_callback(versions.close)
                 made[name] = versions
             else:
-                made[name] = await _open(name, own, limits, start, lacking, stack)
+                made[name] = await _open(name, own, config, start, lacking, stack)
         yield {agent: made[name] for agent, name in config.agents.items() if name != MAIN}
 
 
@@ -72,7 +87,7 @@ async def open_rules(
     policies: Mapping[str, PolicyConfig], agents: Mapping[str, str], limits: RolloutConfig
 ) -> AsyncIterator[Partners]:
     """The partners that need no engine: rules and APIs; for processes that have none (`environment_workers`)."""
-    rules = {name: own for name, own in policies.items() if own.remote or own.name not in (MODEL, PAST)}
+    rules = {name: own for name, own in policies.items() if own.remote or own.name not in (MODEL, *NEED_OTHERS)}
     async with AsyncExitStack() as stack:
         made = {name: await _open_rules(name, own, limits, stack) for name, own in rules.items()}
         yield {agent: made[name] for agent, name in agents.items() if name in made}
@@ -91,15 +106,23 @@ def _sampling(own: PolicyConfig, limits: RolloutConfig) -> Sampling:
 
 
 async def _open(
-    name: str, own: PolicyConfig, limits: RolloutConfig, start: Path | None, lacking: str, stack: AsyncExitStack
+    name: str, own: PolicyConfig, config: RunConfig, start: Path | None, lacking: str, stack: AsyncExitStack
 ) -> Opponent:
+    limits = config.rollout
     if own.remote or own.name != MODEL:
         return await _open_rules(name, own, limits, stack)
     sampling = sampling_of(limits) if own.learns else _sampling(own, limits)
     model = start_folder(name, own, start, lacking)
-    engine = make_engines(own.engine, FleetConfig(), WeightsConfig(), model)
+    weights = _weights_of(name, config.weights) if own.learns else WeightsConfig()
+    engine = make_engines(own.engine, FleetConfig(), weights, model)
     stack.push_async_callback(engine.close)
     return Fixed(_open_frozen(own, name, model, engine), ModelActor(sampling))
+
+
+def _weights_of(name: str, weights: WeightsConfig) -> WeightsConfig:
+    """The run's way of weights to engines, in a folder of the policy's own where they go through one."""
+    directory: str | None = getattr(weights, "dir", None)
+    return weights if directory is None else weights.model_copy(update={"dir": str(Path(directory) / name)})
 
 
 def _open_frozen(own: PolicyConfig, name: str, model: Path, engine: Engine | None = None) -> Policy:
@@ -155,7 +178,7 @@ def script(name: str, rules: str) -> Actor:
         return RULES[rules]
     if ":" not in rules:
         raise unknown_name(
-            f"kind of policy (policies.{name})", rules, (MODEL, PAST, *RULES, "file.py:FUNCTION", "https://…")
+            f"kind of policy (policies.{name})", rules, (MODEL, *NEED_OTHERS, *RULES, "file.py:FUNCTION", "https://…")
         )
     where = f"policies.{name}={rules!r}"
     function = load(rules, where)
@@ -178,7 +201,7 @@ def check_partner(name: str, own: PolicyConfig, env: Env) -> None:
         raise ConfigError(f"{where}=expert: {type(env.unwrapped).__name__} has no expert")
     elif own.name == "demonstrator" and not has_demonstrator(env):
         raise ConfigError(f"{where}=demonstrator: {type(env.unwrapped).__name__} has no demonstrator")
-    elif own.name not in (MODEL, PAST):
+    elif own.name not in (MODEL, *NEED_OTHERS):
         script(name, own.name)
     elif own.model.name != START:
         get_renderer(model_folder(own.model), own.model.renderer, own.model.stop)

@@ -9,6 +9,7 @@ saved together.
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -18,9 +19,10 @@ from typing import Protocol
 from agentrl.config import EngineConfig, FleetConfig, RolloutConfig, WeightsConfig
 from agentrl.envs.turns import Actor
 from agentrl.rollout.fleet import make_engines
+from agentrl.rollout.stream.seeds import derive
 from agentrl.sessions.renderers.base import Renderer
 from agentrl.sessions.tree.turn_generator import TurnGenerator
-from agentrl.types import MAIN, Engine, Session
+from agentrl.types import GREEDY, MAIN, Engine, Session
 
 AVERAGED = "averaged"
 """The name of the policy whose weights are the average of the trained one's, in nodes."""
@@ -92,6 +94,33 @@ class Fixed:
     def plays(self, session: Session) -> tuple[Policy, Actor]:
         """Return the only policy and its actor."""
         return self.policy, self.actor
+
+
+@dataclass(frozen=True)
+class Population:
+    """Partners of which each group meets one, by the run's seed and the group's number; evaluations meet the first.
+
+    Attributes:
+        name: the population's.
+        members: the partners; None is the policy that is trained.
+        seed: the run's.
+    """
+
+    name: str
+    members: Sequence[Opponent | None]
+    seed: int
+
+    @property
+    def policies(self) -> Sequence[Policy]:
+        return [policy for member in self.members if member is not None for policy in member.policies]
+
+    def plays(self, session: Session) -> tuple[Policy, Actor] | None:
+        """Return the member that a session meets; None: it is the trained policy."""
+        member = self.members[0]
+        if session.phase in ("train", GREEDY):
+            number = session.group_number or 0
+            member = random.Random(derive(self.seed, "population", self.name, number)).choice(self.members)
+        return None if member is None else member.plays(session)
 
 
 Partners = Mapping[str, Opponent]

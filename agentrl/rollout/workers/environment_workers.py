@@ -127,7 +127,7 @@ class EnvironmentRole:
         self._open, self._opening = AsyncExitStack(), asyncio.Lock()
         self._rollouts: Rollouts | None = None
         self._program: ServedProgram | None = None
-        self._frozen: dict[str, Policy] = {}
+        self._partners: dict[str, Policy] = {}
         self._sessions = None if sessions is None else DistantPool(sessions)
         if traces is not None:
             self._open.enter_context(tracing.export_spans(*traces, logger.warning))
@@ -181,18 +181,20 @@ class EnvironmentRole:
         return self._program
 
     async def _partner(self, agent: str, given: EnginePolicy) -> Opponent:
-        if given.policy not in self._frozen:
-            own = self._config.policies[self._config.agents[agent]]
+        if given.policy not in self._partners:
+            policies, learns = self._config.policies, given.policy in self._config.learned
+            own = policies[given.policy if given.policy in policies else self._config.agents[agent]]
             model, renderer = own.model, self._policy.renderer
             if own.name == PAST:  # as many as the run keeps: they share the tokenizer
                 model = self._config.model
             else:
                 renderer = await asyncio.to_thread(get_renderer, given.model, model.renderer)
             engine = DistantEngine(self._calls, given.capabilities, given.policy)
-            self._frozen[given.policy] = Policy(
-                renderer, engine, given.policy, given.model, strip_reasoning=model.reasoning == "strip", frozen=True
+            strips = model.reasoning == "strip"
+            self._partners[given.policy] = Policy(
+                renderer, engine, given.policy, given.model, strip_reasoning=strips, frozen=not learns
             )
-        return Fixed(self._frozen[given.policy], given.actor)
+        return Fixed(self._partners[given.policy], given.actor)
 
     async def close(self) -> None:
         """Close what was opened, and remove sandboxes: no exit handler runs in a worker."""

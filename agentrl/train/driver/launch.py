@@ -47,7 +47,7 @@ from agentrl.train.driver.session_worker import holding
 from agentrl.train.evaluation.evaluated import before_training
 from agentrl.train.evaluation.probe import HeldOutProbe
 from agentrl.train.offline.run import train_on_data
-from agentrl.train.plan.model_checks import engine_settings, require_recording
+from agentrl.train.plan.model_checks import engine_settings, require_recording, suit_engines
 from agentrl.train.plan.placing import reserve
 from agentrl.train.plan.room import check_room
 from agentrl.train.record import data_identity, recording
@@ -239,7 +239,7 @@ async def playing(
         enter = stack.enter_async_context
         served = await enter(serve_judges(config.rewards, config.policies, loaded.base))
         config = config.model_copy(update={"rewards": served})
-        partners = await enter(open_partners(config, loaded.base, folder))
+        partners = await enter(open_partners(suit_engines(config), loaded.base, folder))
         rewards = open_reward_workers(make_env, config.rewards, config.cluster, config.sandbox)
         make_env, scorers = await enter(rewards)
         held = await enter(holding(config, store, trains=trains))

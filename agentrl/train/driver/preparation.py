@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from agentrl.common import cores
-from agentrl.config import RolloutConfig, TrainerConfig
+from agentrl.config import START, RolloutConfig, TrainerConfig
 from agentrl.envs.base import Env
 from agentrl.envs.turns import Actor
 from agentrl.rollout.episodes.actors import ModelActor
@@ -103,8 +103,12 @@ def make_generating_loop(
     past = (partner for partner in rollouts.partners.values() if isinstance(partner, PastVersions))
     loop.past = list({each.name: each for each in past}.values())
     loop.probe_bound = probe_bound(config.weights, config.trainer, config.engine, loaded)
-    if config.learned:
+    try:
         add_policies(loop, rollouts)
+    except BaseException:
+        for learned in loop.state.learned.values():
+            learned.trainer.close()
+        raise
     loop.top_scores = top_scores(rollouts.make_env())
     if config.weights.prove_every:
         loop.reference = ReferenceEngine(engine_settings(config), config.fleet, config.weights, base)
@@ -115,7 +119,6 @@ def add_policies(loop: Loop, rollouts: Rollouts) -> None:
     """Start the trainers of the policies that learn beside the main one, each on the model that it plays with."""
     config, folder, display = loop.config, loop.folder, loop.display
     players = {policy.name: policy for partner in rollouts.partners.values() for policy in partner.policies}
-    others, learned = dict[str, InTraining](), dict[str, LearnedPolicy]()
     for name in config.learned:
         own, policy = config.of_policy(name), players[name]
         assert policy.model is not None
@@ -123,11 +126,11 @@ def add_policies(loop: Loop, rollouts: Rollouts) -> None:
             more = {"total_steps": config.learning_steps(name), "seed": config.seed, "lora": own.lora, "prove": None}
             trainer = place_trainer(own.cluster, policy.model, own.trainer, own.algo, **more)
         learner = Learning(own, folder.path, policy.engine, display.part, Teachers(own, folder.path))
-        others[name] = InTraining(own, policy, learner)
-        learned[name] = LearnedPolicy(trainer, make_algorithm(own.algo), evidence=provenance.Evidence(policy=name))
-    loop.others = others
-    loop.state = replace(loop.state, learned={**loop.state.learned, **learned})
-    if loop.recovery.max_restarts:
+        bound = probe_bound(own.weights, own.trainer, own.engine, None)
+        loop.others = {**loop.others, name: InTraining(own, policy, learner, bound)}
+        learned = LearnedPolicy(trainer, make_algorithm(own.algo), evidence=provenance.Evidence(policy=name))
+        loop.state = replace(loop.state, learned={**loop.state.learned, name: learned})
+    if config.learned and loop.recovery.max_restarts:
         loop.recovery.max_restarts = 0
         display.say("several policies learn: a trainer that dies ends the run, which is resumed")
 
@@ -184,17 +187,26 @@ async def prepare(
     await loop.recovering(start, loop.publish)
     loop.write_published(start)
 
-    async def compare() -> str | None:
-        with display.part("comparing the engine with the trainer"):
-            return await compare_engine(rollouts.engines[0], loop.trainer, config, base, loaded)
-
-    if config.model.name != setup.TINY and (line := await loop.recovering(start, compare)):
-        display.say(line)
+    for name in loop.in_training:
+        await loop.recovering(start, partial(_compare, loop, name, loaded if name == MAIN else None))
     if config.model.reasoning == "strip":
         display.say(strip.PRICE)
     for past in loop.past:
         await loop.recovering(start, partial(_begin_past, loop, past, start))
     return start
+
+
+async def _compare(loop: Loop, name: str, loaded: Loaded | None) -> None:
+    """Compare a policy's engine with its trainer on a long prompt, and say what came of it."""
+    each, config = loop.in_training[name], loop.config
+    model = config.model if name == MAIN else config.policies[name].model
+    engine, folder = each.policy.engine, each.policy.model
+    if engine is None or folder is None or setup.TINY in (model.name, config.model.name if model.name == START else ""):
+        return
+    with loop.display.part("comparing the engine with the trainer"):
+        line = await compare_engine(engine, loop.state.learned[name].trainer, each.config, folder, loaded)
+    if line:
+        loop.display.say(line if name == MAIN else f"{name}: {line}")
 
 
 async def _begin_past(loop: Loop, past: PastVersions, start: int) -> None:

@@ -81,7 +81,7 @@ async def resize(loop: Resizable, done: int) -> None:
     """
     found, recovery = read_request(loop.folder.path, loop.config.trainer, loop.display.warn), loop.recovery
     if found is None or recovery.starts is None:
-        alone = not loop.config.fleet.colocated  # else engines are on its GPUs
+        alone = not loop.config.fleet.colocated and not loop.config.learned  # else others of its kind are there
         if alone and done < loop.config.steps and await in_thread(cluster.current().movable, "trainer"):
             loop.display.say("the trainer is moved: its node is drained")
             await _start_anew(loop, recovery, done)

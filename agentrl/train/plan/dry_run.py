@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from agentrl import cluster
 from agentrl.cluster.base import ClusterNode
@@ -49,7 +50,7 @@ from agentrl.train.plan.step import (
     publish_seconds,
     train_seconds,
 )
-from agentrl.train.plan.teachers import players_memory, teachers_memory
+from agentrl.train.plan.teachers import played_shape, players_memory, teachers_memory
 from agentrl.train.trainers import TRAINERS, suitable
 
 USED = 0.5
@@ -74,14 +75,18 @@ def describe_run(
     shape, nodes = model_shape(config.model), nodes_of(config.cluster) if on is None else on
     memory = host_memory() if on is None else 0.0  # that of described nodes is not known
     split = split_of(config.trainer, shape, nodes)
+    learners = [(name, config.policies[name]) for name in config.learned if config.cluster.name == "ray"]
+    placed = tuple(f"memory of policies.{name}:" for name, _ in learners)
     ranks = ENGINES.find(config.engine.name).ranks(config.engine)
     trainer = plugin.memory(config.trainer, algorithm, shape, split)
     width = 4 if config.engine.dtype == "float32" else 2
-    assignment = places(config, split, nodes, trainer)
+    others = {name: split_of(config.of_policy(name).trainer, played_shape(own, shape), nodes) for name, own in learners}
+    assignment = places(config, split, nodes, trainer, others)
     if config.data is not None:  # it starts no engine
         assignment = Assignment(tuple(place for place in assignment.places if place.role != "engine"))
     asked = asked_models(config, shape)
-    devices = with_models(devices_of(assignment, nodes, memory), asked.values(), memory)
+    beside = [each for line, each in asked.items() if not (placed and line.startswith(placed))]
+    devices = with_models(devices_of(assignment, nodes, memory), beside, memory)
     engine = engine_of(shape, ranks, width, devices, trainer)
     budget, shown = config.trainer.token_budget, config.rollout.session_tokens
     sessions = _at_once(config.rollout, config.engine, config.fleet)
@@ -179,13 +184,19 @@ def nodes_of(machines: ClusterConfig) -> list[ClusterNode]:
     return [replace(here, gpus=len(found), gpu_memory=min(found, default=0.0))]
 
 
-def places(config: RunConfig, split: Split, nodes: Sequence[ClusterNode], trainer: TrainerMemory) -> Assignment:
+def places(
+    config: RunConfig,
+    split: Split,
+    nodes: Sequence[ClusterNode],
+    trainer: TrainerMemory,
+    others: Mapping[str, Split] = MappingProxyType({}),
+) -> Assignment:
     """Return the places of a run on a cluster's nodes; on this machine alone all count GPUs from the first.
 
     Raises:
         ConfigError: the parts don't fit on the nodes.
     """
-    run = run_demand(config, split, nodes)
+    run = run_demand(config, split, nodes, others)
     if config.cluster.name == "ray":
         return place(nodes, run.wanted(trainer.total / GIB))
     if len(nodes) > 1:

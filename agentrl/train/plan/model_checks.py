@@ -98,6 +98,15 @@ def engine_settings(config: RunConfig) -> EngineConfig:
     return engine
 
 
+def suit_engines(config: RunConfig) -> RunConfig:
+    """The configuration with the engines of the policies that learn beside the main one suited as its own is."""
+    suited = {
+        name: config.policies[name].model_copy(update={"engine": engine_settings(config.of_policy(name))})
+        for name in config.learned
+    }
+    return config.model_copy(update={"policies": {**config.policies, **suited}}) if suited else config
+
+
 def require_recording(trainer: TrainerConfig, settings: EngineConfig, engine: Engine) -> None:
     """Refuse an engine that does not record the routed experts that training is to replay."""
     replays = TRAINERS.find(trainer.name).replays_experts(trainer)

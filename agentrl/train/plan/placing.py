@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from agentrl.cluster import Cluster, ClusterNode, Resources
@@ -15,6 +16,7 @@ from agentrl.config import FleetConfig, RunConfig, TrainerConfig
 from agentrl.errors import ConfigError
 from agentrl.rollout.engines import ENGINES
 from agentrl.rollout.engines.servers.server_settings import ServerConfig
+from agentrl.rollout.episodes.judges import start_folder
 from agentrl.rollout.workers import gateway_workers, reward_workers
 from agentrl.rollout.workers.environment_workers import CPUS
 from agentrl.train.plan.memory import Split
@@ -33,6 +35,7 @@ class _Demand:
         members: how many workers a unit is.
         layout: how trainer and engines share GPUs.
         colocated: with layout=mixed, how many engines are on the trainer's GPUs.
+        others: trainers and engines of other policies that learn, where they occupy something else than the main ones.
     """
 
     roles: Mapping[str, Resources]
@@ -40,6 +43,7 @@ class _Demand:
     members: Mapping[str, int]
     layout: Layout = "disaggregated"
     colocated: int | None = None
+    others: tuple[Demand, ...] = ()
 
     def wanted(self, memory: float = 0.0) -> Wanted:
         """Return the request for the placement; `memory` is what a trainer's rank needs on its GPU, in GiB.
@@ -55,12 +59,13 @@ class _Demand:
                         f"{role}.device=cuda fits, or fleet.colocated=false"
                     )
         roles = ("trainer", "engine", "environments", "rewards", "gateway")
-        trainer, engine, *others = (self._demand(role) for role in roles)
+        trainer, engine, *others = (self.demand(role) for role in roles)
         if trainer.gpus:
             trainer = Demand(trainer.role, trainer.count, trainer.gpus, trainer.cpus, memory, trainer.custom)
-        return Wanted(trainer, engine, tuple(others), self.layout, self.colocated)
+        return Wanted(trainer, engine, (*others, *self.others), self.layout, self.colocated)
 
-    def _demand(self, role: str) -> Demand:
+    def demand(self, role: str) -> Demand:
+        """Return what all units of a role occupy."""
         unit = self.roles[role].times(self.members[role])
         return Demand(role, self.units[role], unit.gpus, unit.cpus, custom=unit.custom)
 
@@ -80,8 +85,30 @@ def split_of(trainer: TrainerConfig, model: Any, nodes: Sequence[ClusterNode]) -
     return TRAINERS.find(trainer.name).split(trainer, model, here)
 
 
-def run_demand(config: RunConfig, split: Split, nodes: Sequence[ClusterNode]) -> _Demand:
-    """Return a run's request to nodes; engines that run already (`fleet.urls`, `engine.url`) ask for nothing."""
+def run_demand(
+    config: RunConfig, split: Split, nodes: Sequence[ClusterNode], others: Mapping[str, Split] = MappingProxyType({})
+) -> _Demand:
+    """Return a run's request to nodes; engines that run already (`fleet.urls`, `engine.url`) ask for nothing.
+
+    Args:
+        config: the run's.
+        split: of the trainer.
+        nodes: of the cluster.
+        others: the splits of other policies' trainers, each of which has a place of its own, as its engine has.
+    """
+    demand = _demand_alone(config, split, nodes)
+    for name, each in others.items():
+        own = _demand_alone(config.of_policy(name).model_copy(update={"fleet": FleetConfig()}), each, nodes)
+        for role in ("trainer", "engine"):
+            if (own.roles[role], own.members[role]) == (demand.roles[role], demand.members[role]):
+                units = {**demand.units, role: demand.units[role] + own.units[role]}
+                demand = replace(demand, units=units)
+            else:
+                demand = replace(demand, others=(*demand.others, own.demand(role)))
+    return demand
+
+
+def _demand_alone(config: RunConfig, split: Split, nodes: Sequence[ClusterNode]) -> _Demand:
     engine, trainer = config.engine, config.trainer
     attached = config.fleet.urls or getattr(engine, "url", None)
     by_nodes = isinstance(engine, ServerConfig)  # the others are told their device
@@ -137,7 +164,19 @@ def reserve(cluster: Cluster, config: RunConfig, model: Path) -> None:
 
     assert isinstance(cluster, RayCluster)
     nodes = [node for node in cluster.nodes() if node.alive]
-    run = run_demand(config, split_of(config.trainer, model_settings(model), nodes), nodes)
+    others = {
+        name: split_of(
+            config.of_policy(name).trainer, model_settings(start_folder(name, config.policies[name], model)), nodes
+        )
+        for name in config.learned
+    }
+    run = run_demand(config, split_of(config.trainer, model_settings(model), nodes), nodes, others)
+    if timeout is not None and run.others:
+        kinds = ", ".join(sorted({each.role for each in run.others}))
+        raise ConfigError(
+            f"cluster.place_timeout={timeout:g} takes places of one kind for all trainers, and of one for all engines, "
+            f"and policies have other ones ({kinds}): give all the same device and tensor_parallel, or no place_timeout"
+        )
     try:
         assignment = place(nodes, run.wanted())
     except ConfigError as error:

@@ -92,7 +92,13 @@ def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> No
     _check_sampling(config.rollout, _with_address(config), config.trainer, refuse=not config.allow_no_signal)
     _check_resident(config.rewards, config.cluster)
     env = check_rollouts(config)
-    for each in (algorithm, *(make_algorithm(config.of_policy(name).algo) for name in config.learned)):
+    others = {name: config.of_policy(name) for name in config.learned}
+    for name, own in others.items():
+        try:
+            check_trainer(own.trainer, make_algorithm(own.algo))
+        except ConfigError as error:
+            raise type(error)(f"policies.{name}: {error}") from None
+    for each in (algorithm, *(make_algorithm(own.algo) for own in others.values())):
         _check_view(each, env)
         if each.needs.counterfactuals:
             check_counterfactuals(each.name, env)
@@ -232,7 +238,8 @@ def _check_agents(config: RunConfig, env: Env, *, trains: bool) -> None:
     if config.agent is not None and config.agents:
         _check_named(config.agent, config.agents, config.policies, config.gateway, config.cluster)
     if trains and all(
-        config.agents.get(agent, MAIN) != MAIN for agent in (*env.agents, *(config.agents if config.agent else ()))
+        MAIN not in _players(config, config.agents.get(agent, MAIN))
+        for agent in (*env.agents, *(config.agents if config.agent else ()))
     ):
         raise ConfigError(
             f"policies that are not trained play all agents of env={config.env.name}: there is nothing to train"
@@ -243,6 +250,11 @@ def _check_agents(config: RunConfig, env: Env, *, trains: bool) -> None:
             check_name(policy.model.renderer, f"policies.{name}.model.renderer")
         if not (policy.remote and name in config.asked_policies):  # which plays nothing, and is asked before the run
             check_partner(name, policy, env)
+
+
+def _players(config: RunConfig, policy: str) -> tuple[str, ...]:
+    """Return the policies that a policy is: a population's members, or itself."""
+    return (policy,) if policy == MAIN else config.policies[policy].members or (policy,)
 
 
 def _check_named(

@@ -21,7 +21,7 @@ def teachers_memory(asked: Mapping[str, PolicyConfig], student: Shape, token_bud
     own precision, without its cache.
     """
     local = {name: own for name, own in sorted(asked.items()) if not own.remote}
-    return {name: _bytes(own, _shape(own, student), token_budget) for name, own in local.items()}
+    return {name: _bytes(own, played_shape(own, student), token_budget) for name, own in local.items()}
 
 
 def players_memory(
@@ -37,7 +37,7 @@ def players_memory(
         if own.name not in (MODEL, PAST) or name in asked:
             continue
         whose = policies.get(own.past.of, own) if own.name == PAST else own
-        shape = main if own.name == PAST and own.past.of == MAIN else _shape(whose, main)
+        shape = main if own.name == PAST and own.past.of == MAIN else played_shape(whose, main)
         engines = own.past.size + 1 if own.name == PAST else 1
         found[name] = engines * shape.parameters * (4.0 if own.engine.dtype == "float32" else 2.0)
         if own.learns:
@@ -47,7 +47,8 @@ def players_memory(
     return found
 
 
-def _shape(own: PolicyConfig, student: Shape) -> Shape:
+def played_shape(own: PolicyConfig, student: Shape) -> Shape:
+    """Return the shape of the model that a policy plays with; `student`: of the run's own."""
     name = own.model.name
     cached = cache_folder() / name
     return student if name == START else shape_of(cached if cached.is_dir() else name)
