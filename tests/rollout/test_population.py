@@ -13,6 +13,7 @@ from agentrl.config import RunConfig
 from agentrl.envs.episode import NOOP
 from agentrl.errors import ConfigError
 from agentrl.rollout.episodes.policies import Fixed, Policy, Population
+from agentrl.rollout.workers.environment_workers import model_played
 from agentrl.sessions.renderers.families.null import NullRenderer
 from agentrl.sessions.store.store import Store
 from agentrl.train.driver.api import configure
@@ -66,6 +67,25 @@ def test_members_are_of_a_population_and_one_that_plays_all_agents_needs_one_tha
     with pytest.raises(ConfigError, match="play all agents"):
         check_rollouts(configure(DEMAND, {**everybody, **frozen}))
     check_rollouts(configure(DEMAND, {**everybody, **frozen, "policies.crowd.members": ["a", "b", "main"]}))
+
+
+def test_a_worker_knows_the_model_of_each_policy_that_may_play_an_agent() -> None:
+    """A version of another learner had the tokenizer of the run's own policy, and a member that of the population."""
+    policies = {
+        "crowd": {"name": "population", "members": ["main", "b"]},
+        "a": {"model": "small", "trainer": "torch"},
+        "b": {"model": "large"},
+        "of_a": {"name": "past", "past": {"of": "a", "current": 0.5}},
+        "own": {"name": "past"},
+    }
+    agents = {"right": "crowd", "left": "of_a", "up": "own"}
+    config = RunConfig.model_validate({"env": {"name": DEMAND}, "agents": agents, "policies": policies})
+    for agent, policy, model in (
+        *(("right", "b", "large"), ("left", "a", "small"), ("left", "of_a/0", "small")),
+        *(("up", "own/3", config.model.name),),
+    ):
+        assert model_played(config, agent, policy).name == model
+    assert model_played(config, "up", "own/3") is config.model
 
 
 @pytest.mark.slow

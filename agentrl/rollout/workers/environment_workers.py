@@ -27,7 +27,7 @@ from agentrl.cluster.shared_pool import DistantPool, shared_pool
 from agentrl.cluster.wire.calls import Listener
 from agentrl.common import processes
 from agentrl.common.deadline import Deadline
-from agentrl.config import PAST, RolloutConfig, RunConfig
+from agentrl.config import PAST, ModelConfig, RolloutConfig, RunConfig
 from agentrl.envs import sandboxes
 from agentrl.envs.added_tools import with_tools
 from agentrl.envs.registry import factory
@@ -46,7 +46,7 @@ from agentrl.rollout.workers.held import SessionHead, SessionRef
 from agentrl.rollout.workers.reward_workers import RewardWorkers, SharedRewards, longest, scored_in_worker
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.store.store import Store
-from agentrl.types import Capabilities, Session, Status
+from agentrl.types import MAIN, Capabilities, Session, Status
 
 logger = logging.getLogger(__name__)
 OVERTIME = 60.0
@@ -55,6 +55,14 @@ CPUS = 1.0
 """Ray's logical CPUs for each environment worker."""
 Left = tuple[float, float] | None
 """A group's deadline: its seconds in all, and those that are left."""
+
+
+def model_played(config: RunConfig, agent: str, policy: str) -> ModelConfig:
+    """Return the settings of the model with which a policy, or an earlier version of one, plays an agent."""
+    own = config.policies[policy if policy in config.policies else config.agents[agent]]
+    if own.name != PAST:
+        return own.model
+    return config.model if own.past.of == MAIN else config.policies[own.past.of].model
 
 
 @dataclass(frozen=True)
@@ -182,17 +190,13 @@ class EnvironmentRole:
 
     async def _partner(self, agent: str, given: EnginePolicy) -> Opponent:
         if given.policy not in self._partners:
-            policies, learns = self._config.policies, given.policy in self._config.learned
-            own = policies[given.policy if given.policy in policies else self._config.agents[agent]]
-            model, renderer = own.model, self._policy.renderer
-            if own.name == PAST:  # as many as the run keeps: they share the tokenizer
-                model = self._config.model
-            else:
-                renderer = await asyncio.to_thread(get_renderer, given.model, model.renderer)
+            model, renderer = model_played(self._config, agent, given.policy), self._policy.renderer
+            if model is not self._config.model:  # whose versions share its tokenizer
+                renderer = await asyncio.to_thread(get_renderer, given.model, model.renderer, model.stop)
             engine = DistantEngine(self._calls, given.capabilities, given.policy)
-            strips = model.reasoning == "strip"
+            strips, frozen = model.reasoning == "strip", given.policy not in self._config.learned
             self._partners[given.policy] = Policy(
-                renderer, engine, given.policy, given.model, strip_reasoning=strips, frozen=not learns
+                renderer, engine, given.policy, given.model, strip_reasoning=strips, frozen=frozen
             )
         return Fixed(self._partners[given.policy], given.actor)
 
