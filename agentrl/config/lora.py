@@ -22,10 +22,11 @@ class LoraConfig(Section):
     """Patterns (`*` matches anything) of linear layers' Hugging Face names: `*.q_proj`. None: all but the output
     layer."""
     experts: bool = False
-    """Also the experts that a layer holds as one tensor, each with matrices of its own. `trainer=torch`."""
+    """Also the experts that a layer holds as one tensor, each with matrices of its own. Not
+    `trainer=megatron`."""
     full: tuple[str, ...] = ()
     """Patterns of modules' names that are trained in full beside the adapter, such as embeddings and the output layer
-    (`[*.embed_tokens,lm_head]`), at a tenth of its learning rate. `trainer=torch`."""
+    (`[*.embed_tokens,lm_head]`), at a tenth of its learning rate."""
     init: Literal["default", "gaussian"] = "default"
     """How A begins, as PEFT's `init_lora_weights`: uniform, as linear layers do, or normal with deviation 1/rank. B
     begins at 0, so that the policy begins as the base."""

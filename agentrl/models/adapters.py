@@ -322,7 +322,21 @@ def set_full(model: Any, full: Mapping[str, Any]) -> None:
                 raise InvalidWeights(f"the adapter has {name!r} in full, and another {other!r}: its base ties them")
     with torch.no_grad():
         for name, tensor in full.items():
-            weights[name].copy_(tensor)
+            weights[name].copy_(distributed_as(weights[name], tensor.to(weights[name].device)))
+
+
+def gathered(tensor: Any) -> Any:
+    """Return a tensor whole, on every rank that has a shard of it; another tensor itself."""
+    return tensor.detach().full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def distributed_as(weight: Any, tensor: Any) -> Any:
+    """Return a whole tensor, which every rank has, sharded as a weight is; itself, where that is whole."""
+    if not hasattr(weight, "full_tensor"):
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(tensor, weight.device_mesh, weight.placements, src_data_rank=None)
 
 
 def with_products(tensors: Iterable[tuple[str, Any]], adapter: SavedAdapter) -> Iterator[tuple[str, Any]]:
