@@ -21,15 +21,13 @@ from torch.nn import functional
 
 from agentrl.config import LoraConfig
 from agentrl.errors import ConfigError, InvalidInput
+from agentrl.models.adapter_merge import distribute_as, gather_whole, set_full
 from agentrl.models.adapters import (
     AdapterShape,
     SavedAdapter,
     check_fits,
-    distributed_as,
-    gathered,
     merged_product,
     read_adapter,
-    set_full,
     with_products,
     write_adapter,
 )
@@ -279,7 +277,7 @@ class Lora:
         for name in (names := full_names(model)):
             key = id(weights[name])
             if state is None and key not in whole:
-                whole[key] = gathered(weights[name])
+                whole[key] = gather_whole(weights[name])
             elif state is not None and name in state:
                 whole[key] = state[name]
         full = {name: whole[id(weights[name])] for name in names}
@@ -332,7 +330,7 @@ def merge(model: nn.Module) -> nn.Module:
 
 def _add_in_place(weight: Tensor, product: Tensor) -> None:
     """Add a whole product to a weight, or to its shard; what adds nothing changes no bit."""
-    product = distributed_as(weight, product)
+    product = distribute_as(weight, product)
     weight.copy_(torch.where(product == 0, weight, weight + product))
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from agentrl.config import AlgoConfig, LoraConfig
-from agentrl.models.adapters import merge_adapter
+from agentrl.models.adapter_merge import merge_adapter
 from agentrl.models.loading import load_causal_lm
 from agentrl.rollout.weights.buckets import ADAPTER
 from agentrl.train.trainers import make_trainer
