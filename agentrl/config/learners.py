@@ -83,7 +83,7 @@ def check_learners(config: _Run) -> None:
             )
         return
     _check_schedule(config)
-    at = config.cluster
+    at, mixed = config.cluster, config.lora.active and config.lora.tenants == "mixed"
     lacking = {
         f"cluster={at.name}": at.name != "local",
         "cluster.environments or gateways": at.environments or at.gateways,
@@ -93,7 +93,7 @@ def check_learners(config: _Run) -> None:
         "agent=, a program, with rollout.staleness": config.agent is not None and config.rollout.staleness,
         "data=": config.data is not None,
         "rerun=": config.rerun is not None,
-        "lora": config.lora.active,
+        "lora.tenants=mixed with lora.full or lora.experts": mixed and (config.lora.full or config.lora.experts),
         "record_logprobs=true": config.record_logprobs,
         "eval.weights=averaged": config.eval.weights == "averaged",
         "weights.prove_every": config.weights.prove_every,

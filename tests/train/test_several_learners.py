@@ -168,7 +168,8 @@ def alone(run: Path, policy: str, scratch: Path) -> dict[str, torch.Tensor]:
     recorded = Recorded.read(run)
     whole = recorded.starts[-1][1]
     config = whole if policy == "main" else whole.of_policy(policy)
-    trainer = TorchTrainer(run / "model", config.trainer, config.algo, total_steps=config.steps, seed=config.seed)
+    more = {"total_steps": config.steps, "seed": config.seed, "lora": config.lora}
+    trainer = TorchTrainer(run / "model", config.trainer, config.algo, **more)
     trainer.load(part(run / "checkpoints" / "step-000000", policy) / TRAINER)
     learner = Learning(config, run, None, lambda _: nullcontext(), Teachers(config, run))
     algorithm = make_algorithm(config.algo)

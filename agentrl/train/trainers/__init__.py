@@ -13,6 +13,7 @@ from agentrl.train.algorithms import Algorithm, make_algorithm
 from agentrl.train.trainers.base import (
     AdapterTrainer,
     Averager,
+    BaseSharing,
     Computing,
     Critic,
     MemoryReleasing,
@@ -150,6 +151,7 @@ __all__ = [
     "TRAINERS",
     "AdapterTrainer",
     "Averager",
+    "BaseSharing",
     "Computing",
     "Critic",
     "ShareableTrainer",
