@@ -101,6 +101,7 @@ adapters: .venv/installed uv
 	rm -rf .venv-tinker
 	$(BIN)/python -m venv .venv-tinker
 	.venv-tinker/bin/pip install --quiet --requirement $<
+	.venv-tinker/bin/pip install --quiet --no-deps tinker-cookbook==0.6.1
 	touch $@
 
 # SGLang and vLLM, for the tests that drive the real servers (about 13 GB); without them those tests are skipped.

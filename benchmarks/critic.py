@@ -89,7 +89,7 @@ class Recording(TorchTrainer):
         if self.algorithm.needs.critic:
             with torch.no_grad():
                 ready = [self.prepare(forest) for forest in forests]
-                states = [self._compute_hidden(trunk_of(self.model), b)[b.rows.predictor] for b in ready]
+                states = [self.compute_hidden(trunk_of(self.model), b)[b.rows.predictor] for b in ready]
             returns = [b.rows.returns for b in ready if b.rows.returns is not None]
             weights = [b.rows.weight for b in ready]
             type(self).batches.append((torch.cat(states), torch.cat(returns), torch.cat(weights)))

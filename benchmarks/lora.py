@@ -6,8 +6,9 @@ steps, since the machine may be busy: with several threads they count those that
 weights, of the gradients and the optimizer state of what is trained, and of the tensors that a publication moves.
 
 Then two tenants of a training server ask for passes over data of 64 tokens: `separate`, one request after the other,
-and `mixed`, as many in a pass as wait (`passes`). `--small` takes a model of three million weights; `--tenants`
-measures tenants alone, on the model of SmolLM2's shape too.
+and `mixed`, as many in a pass as wait (`passes`). Their bytes are counted with gradients of both; those of two policies
+of a run (`lora.tenants=separate`) as their updates find them. `--small` takes a model of three million weights;
+`--tenants` measures tenants alone, on the model of SmolLM2's shape too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import argparse
 import random
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,6 +136,46 @@ def measure_tenants(base: SharedBase, requests: int, data: int, rounds: int, tok
     return Tenants(separate, mixed, difference, distance, (weights + 2 * held) / (weights + held))
 
 
+def measure_policies(folder: Path, rank: int = 16) -> float:
+    """Return the bytes that the trainers of two policies of a run hold at most, over one's.
+
+    They are of weights, gradients and optimizer state, counted at each one's update: the base is held once, and a
+    trainer has gradients in its own step alone (`lora.tenants=separate`).
+    """
+    lora, config = LoraConfig(rank=rank), TorchConfig(device="cpu")
+    first, second = (TorchTrainer(folder, config, AlgoConfig(), seed=seed, lora=lora) for seed in (1, 2))
+    if not second.share_base(first):
+        raise RuntimeError("the trainers of two policies have a base each")
+    vocabulary = first.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+    groups = [Group("g", Task(id="t"), workload(random.Random(0), vocabulary, samples=2, prompt=16, turns=1, turn=4))]
+    forests = pack(groups, first.algorithm.credit(groups), 512)
+
+    def peak(step: TorchTrainer, held: Sequence[TorchTrainer]) -> int:
+        found = []
+        hook = step.optimizer.adam.register_step_post_hook(lambda *_: found.append(sum(map(len, _held(held)))))
+        step.step(forests)
+        hook.remove()
+        return max(found)
+
+    alone = peak(first, [first])
+    both = max(peak(step, [first, second]) for step in (second, first))
+    first.close()
+    second.close()
+    return both / alone
+
+
+def _held(trainers: Sequence[TorchTrainer]) -> Iterator[range]:
+    """The places of the bytes of weights, gradients and optimizer state; those of shared ones once."""
+    found: dict[int, range] = {}
+    for trainer in trainers:
+        weights = list(trainer.model.parameters())
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        states = [t for each in trainer.optimizer.adam.state.values() for t in each.values() if torch.is_tensor(t)]
+        for tensor in (*weights, *gradients, *states):
+            found[tensor.data_ptr()] = range(tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes)
+    yield from found.values()
+
+
 def compare_tenants(folder: Path, rounds: int) -> None:
     """Print what two tenants cost, with many small requests and with one request of as many data each."""
     base = SharedBase(folder, TorchConfig(device="cpu", token_budget=4096))
@@ -145,6 +186,7 @@ def compare_tenants(folder: Path, rounds: int) -> None:
         print(f"mixed {cost.mixed / cost.separate:.2f} times as many; {cost.logprob:.1e} nats apart", end=", ")
         print(f"gradients {cost.gradient:.1e}; {cost.held:.3f} of one tenant's bytes")
     base.close()
+    print(f"two policies of a run hold {measure_policies(folder):.3f} of one's bytes")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -85,7 +85,7 @@ def check_learners(config: _Run) -> None:
             )
         return
     _check_schedule(config)
-    at = config.cluster
+    at, mixed = config.cluster, config.lora.active and config.lora.tenants == "mixed"
     lacking = {
         f"cluster.gateways={at.gateways}": at.gateways,
         "cluster.sessions, which is on with cluster=ray and environment workers unless it is false": at.holds_sessions,
@@ -94,7 +94,7 @@ def check_learners(config: _Run) -> None:
         "agent=, a program, with rollout.staleness": config.agent is not None and config.rollout.staleness,
         "data=": config.data is not None,
         "rerun=": config.rerun is not None,
-        "lora": config.lora.active,
+        "lora.tenants=mixed with lora.full or lora.experts": mixed and (config.lora.full or config.lora.experts),
         "record_logprobs=true": config.record_logprobs,
         "eval.weights=averaged": config.eval.weights == "averaged",
         "weights.prove_every": config.weights.prove_every,

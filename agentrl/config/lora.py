@@ -22,15 +22,19 @@ class LoraConfig(Section):
     """Patterns (`*` matches anything) of linear layers' Hugging Face names: `*.q_proj`. None: all but the output
     layer."""
     experts: bool = False
-    """Also the experts that a layer holds as one tensor, each with matrices of its own. `trainer=torch`."""
+    """Also the experts that a layer holds as one tensor, each with matrices of its own. Not
+    `trainer=megatron`."""
     full: tuple[str, ...] = ()
     """Patterns of modules' names that are trained in full beside the adapter, such as embeddings and the output layer
-    (`[*.embed_tokens,lm_head]`), at a tenth of its learning rate. `trainer=torch`."""
+    (`[*.embed_tokens,lm_head]`), at a tenth of its learning rate."""
     init: Literal["default", "gaussian"] = "default"
     """The initial A, as PEFT's `init_lora_weights`: uniform, as linear layers do, or normal with deviation 1/rank. B
     begins at 0, so that the policy begins as the base."""
     dropout: float = 0.0
     """Only 0: dropout makes the trainer's log-probabilities differ from the engine's."""
+    tenants: Literal["separate", "mixed"] = "separate"
+    """How several policies that learn on one base compute: each in passes of its own, with the bits of a run of its
+    own; or in passes over trees of several adapters, equal up to rounding."""
     adapter: str | None = None
     """A folder in PEFT's format that training begins with, on `model`; rank, scale and layers are the folder's."""
 

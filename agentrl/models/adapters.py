@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,19 @@ _NEUTRAL: Mapping[str, Any] = {
     "use_dora": False,
     "use_qalora": False,
     "lora_bias": False,
-    "rank_pattern": {},
-    "alpha_pattern": {},
     "fan_in_fan_out": False,
     "trainable_token_indices": None,
     "layer_replication": None,
     "alora_invocation_tokens": None,
+    "arrow_config": None,
+    "kasa_config": None,
+    "monteclora_config": None,
+    "use_bdlora": None,
+    "velora_config": None,
 }
 """PEFT's settings that change what is computed, with the values that leave it as it is."""
+_KEEP_BASE = (True, False, None, "gaussian", "eva")
+"""The ways to begin (`init_lora_weights`) that leave the base's weights as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +186,11 @@ def read_adapter(folder: Path) -> SavedAdapter:
     for name, neutral in _NEUTRAL.items():
         if settings.get(name) not in (neutral, None, False, {}, []):
             raise InvalidInput(f"{where}: {name}={settings[name]!r} ({SETTINGS}) is not computed here")
+    if (begun := settings.get("init_lora_weights")) not in _KEEP_BASE:
+        raise InvalidInput(
+            f"{where}: init_lora_weights={begun!r} ({SETTINGS}) rewrites the base; convert it: PEFT's "
+            "save_pretrained(…, path_initial_model_for_weight_conversion=…)"
+        )
     try:
         shape = AdapterShape(
             int(settings["r"]),
@@ -194,7 +205,25 @@ def read_adapter(folder: Path) -> SavedAdapter:
     stacked = tuple(settings.get("target_parameters") or ())
     if other := [target for target in stacked if target.rpartition(".")[2] not in EXPERTS]:
         raise InvalidInput(f"{where}: target_parameters={other} ({SETTINGS}) is not computed here")
+    layers = {key.removeprefix(_PREFIX).rpartition(".lora_")[0] for key in tensors}
+    shape = _one_shape(where, settings, shape, {_tensor_name(layer, stacked) for layer in layers})
     return SavedAdapter(shape, _matrices(where, shape, tensors, stacked), full)
+
+
+def _one_shape(where: str, settings: Mapping[str, Any], shape: AdapterShape, names: Iterable[str]) -> AdapterShape:
+    """Return the settings of all layers; where patterns give some of them another rank or scale, they are refused."""
+    found = {"rank": shape.rank, "alpha": shape.alpha}
+    for kind, plain in (("rank_pattern", "rank"), ("alpha_pattern", "alpha")):
+        patterns = dict(settings.get(kind) or {})
+        values = {next((v for p, v in patterns.items() if _matches(p, name)), found[plain]) for name in names}
+        if len(values) > 1:
+            raise InvalidInput(f"{where}: {kind}={patterns!r} ({SETTINGS}) is not computed here")
+        found[plain] = values.pop() if values else found[plain]
+    return replace(shape, rank=int(found["rank"]), alpha=float(found["alpha"]))
+
+
+def _matches(pattern: str, name: str) -> bool:
+    return re.match(rf"(.*\.)?({pattern})$", name) is not None
 
 
 def beside_layers(folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -228,11 +257,11 @@ def _take_full(where: str, modules: tuple[str, ...], tensors: dict[str, Any]) ->
     for key in list(tensors):
         name = key.removeprefix(_PREFIX)
         module, _, last = name.rpartition(".")
-        of_module = any(module == one or module.endswith(f".{one}") for one in modules)
+        of_module = module.endswith(modules)  # as PEFT compares them: "norm" is also "input_layernorm"
         if of_module and not module.endswith(("lora_A", "lora_B")):
             found[f"{module}.{last}"] = tensors.pop(key)
     for module in modules:
-        if not any(f".{name}".rpartition(".")[0].endswith(f".{module}") for name in found):
+        if not any(name.rpartition(".")[0].endswith(module) for name in found):
             raise InvalidWeights(f"{where} lacks the tensors of {module!r} (modules_to_save)")
     return found
 
@@ -269,62 +298,6 @@ def _tensor_name(wrapper: str, targets: tuple[str, ...]) -> str:
     return next((name for name, place in _wrappers(own).items() if place == wrapper), wrapper)
 
 
-def merge_adapter(base: Path, adapter: Path, out: Path) -> None:
-    """Write a whole model folder: the base's weights with an adapter's products added, in the base's precision.
-
-    Raises:
-        InvalidInput: the base is no model, or the adapter belongs to another one.
-    """
-    from agentrl.models.folders import export_folder, read_side_files
-    from agentrl.models.loading import load_causal_lm
-    from agentrl.models.untrained import Untrained
-
-    saved = read_adapter(adapter)
-    files = read_side_files(base)
-    model = load_causal_lm(base, "auto", "sdpa")
-    add_products(model, saved)
-    with export_folder(out, files) as folder:
-        model.save_pretrained(folder)
-        Untrained(base).write(folder, files)
-
-
-def add_products(model: Any, adapter: SavedAdapter) -> None:
-    """Add an adapter's products to a model's weights, computed in float32, and set those that it holds in full.
-
-    Raises:
-        InvalidWeights: the model has no such layer, or one of another shape, or ties other weights.
-    """
-    import torch
-
-    set_full(model, adapter.full)
-    weights = dict(model.named_parameters(remove_duplicate=False))
-    with torch.no_grad():
-        for name, (a, b) in adapter.matrices.items():
-            weight: Any = weights.get(name if is_stacked(name) else f"{name}.weight")
-            check_fits(name, weight, a, b)
-            weight.copy_(weight.float() + merged_product(a, b, adapter.shape.scale, weight).to(weight.device))
-
-
-def set_full(model: Any, full: Mapping[str, Any]) -> None:
-    """Set the weights of a model's modules that an adapter has trained in full.
-
-    Raises:
-        InvalidWeights: the model has no such weight, or one of another shape, or ties weights that the adapter has not
-            as one.
-    """
-    import torch
-
-    weights = dict(model.named_parameters(remove_duplicate=False))
-    for name, tensor in full.items():
-        _check_full(name, weights.get(name), tensor)
-        for other, weight in weights.items():
-            if weight is weights[name] and (other not in full or not torch.equal(full[other], tensor)):
-                raise InvalidWeights(f"the adapter has {name!r} in full, and another {other!r}: its base ties them")
-    with torch.no_grad():
-        for name, tensor in full.items():
-            weights[name].copy_(tensor)
-
-
 def with_products(tensors: Iterable[tuple[str, Any]], adapter: SavedAdapter) -> Iterator[tuple[str, Any]]:
     """Yield a base's (name, tensor) pairs with an adapter's products added, in float32; the tensors stay as they are.
 
@@ -338,7 +311,7 @@ def with_products(tensors: Iterable[tuple[str, Any]], adapter: SavedAdapter) -> 
     left, full = dict(adapter.matrices), dict(adapter.full)
     for name, tensor in tensors:
         if name in full:
-            _check_full(name, tensor, full[name])
+            check_full(name, tensor, full[name])
             yield name, full.pop(name).detach()
             continue
         layer = name.removesuffix(".weight")
@@ -352,10 +325,11 @@ def with_products(tensors: Iterable[tuple[str, Any]], adapter: SavedAdapter) -> 
         check_fits(name, None, a, b)
     for name, tensor in full.items():  # of tied ones, files have one
         if not any(other not in full and torch.equal(t, tensor) for other, t in adapter.full.items()):
-            _check_full(name, None, tensor)
+            check_full(name, None, tensor)
 
 
-def _check_full(name: str, weight: Any, tensor: Any) -> None:
+def check_full(name: str, weight: Any, tensor: Any) -> None:
+    """Raise InvalidWeights where a model lacks a weight that an adapter has in full, or has one of another shape."""
     if weight is None or weight.shape != tensor.shape:
         shape = None if weight is None else tuple(weight.shape)
         raise InvalidWeights(

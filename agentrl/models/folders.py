@@ -8,6 +8,7 @@ which cost nothing and outlive the name that they were made from.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -127,3 +128,12 @@ def _link(file: Path, name: Path, *, copy: bool) -> None:
             shutil.copyfile(file, name)
         else:
             name.symlink_to(file)
+
+
+def weights_digest(folder: Path) -> str:
+    """Return a digest of a folder's weight files, 32 hexadecimal digits."""
+    digest = hashlib.blake2b(digest_size=16)
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as opened:
+            digest.update(file.name.encode() + hashlib.file_digest(opened, "sha256").digest())
+    return digest.hexdigest()

@@ -168,7 +168,8 @@ def alone(run: Path, policy: str, scratch: Path) -> dict[str, torch.Tensor]:
     recorded = Recorded.read(run)
     whole = recorded.starts[-1][1]
     config = whole if policy == "main" else whole.of_policy(policy)
-    trainer = make_trainer(run / "model", config.trainer, config.algo, total_steps=config.steps, seed=config.seed)
+    more = {"total_steps": config.steps, "seed": config.seed, "lora": config.lora}
+    trainer = make_trainer(run / "model", config.trainer, config.algo, **more)
     trainer.load(part(run / "checkpoints" / "step-000000", policy) / TRAINER)
     learner = Learning(config, run, None, lambda _: nullcontext(), Teachers(config, run))
     algorithm = make_algorithm(config.algo)
@@ -229,7 +230,6 @@ def test_a_policy_is_stale_by_its_own_versions_alone() -> None:
         ({"agent": "program.py:act", "cluster": {"gateways": 1}}, "cluster.gateways=1"),
         ({"policies": {"other": {"trainer": "torch", "engine": {"name": "vllm"}}}}, r"engine=vllm \(other\)"),
         ({"policies": {"other": {"algo": {"name": "remax"}}}}, r"algo=remax \(other\)"),
-        ({"lora": {"rank": 4}}, "lora"),
         ({"eval": {"weights": "averaged"}, "trainer": {"name": "torch", "average_decay": 0.9}}, "averaged"),
     ],
 )

@@ -95,7 +95,7 @@ def test_values_and_gradients_are_those_of_rows_with_the_tower_run_once_for_each
                     credit.shares[made.id, node.id],
                 )
     batch = trainer.prepare(forest)
-    own = trainer._logps(trainer.model, trainer._compute_hidden(trunk, batch), batch.rows)[0]
+    own = trainer._logps(trainer.model, trainer.compute_hidden(trunk, batch), batch.rows)[0]
     got = (own * batch.rows.weight * batch.rows.advantage).sum()
     expected = sum(
         (logp.sum() * s.weight * s.advantage for logp, shares in rows.values() for s in shares), torch.zeros(())

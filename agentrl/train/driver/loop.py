@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from agentrl import faults, tracing
 from agentrl.config import RunConfig
@@ -45,7 +45,7 @@ from agentrl.train.record import provenance, ratings
 from agentrl.train.record.files import append
 from agentrl.train.record.run_folder import RunFolder
 from agentrl.train.record.state import RunState
-from agentrl.train.trainers import Averager, Trainer
+from agentrl.train.trainers import Averager, BaseSharing, Trainer
 from agentrl.types import GREEDY, Engine, Group
 
 logger = logging.getLogger(__name__)
@@ -209,21 +209,40 @@ class Loop:
 
     async def train(self, groups: Sequence[Group], step: int, *, again: bool = False) -> dict[str, float]:
         """Learn from a step's groups and publish the new weights; `again`: it was published before."""
+        due = [name for name in self.in_training if self.config.learns(name, step)]
+        first, *others = [self.state.learned[name].trainer for name in due]
         learned: dict[str, float] = {}
-        for name, each in self.in_training.items():
-            own = self.state.learned[name]
-            if not self.config.learns(name, step):
-                continue
-            seen = [group_seen_by(group, name, self.config.agents) for group in groups] if self.others else groups
-            batch = Batch(seen, step, own.trainer, own.algorithm, own.evidence, self.clock)
-            found = await each.learner.learn(batch)
-            scores = [session.score or 0.0 for group in seen for session in group.scored] if name in self.others else []
-            own_mean = {"reward/mean": fmean(scores)} if scores else {}
-            learned |= probe.name_metrics(name, own_mean | found)
+        if self.config.lora.active and self.config.lora.tenants == "mixed" and others:
+            assert isinstance(first, BaseSharing)
+            with first.mixing(others):
+                found = await asyncio.gather(*(self._learn_mixed(n, groups, step) for n in due), return_exceptions=True)
+            for each in found:
+                if isinstance(each, BaseException):
+                    raise each
+                learned |= each
+        else:
+            for name in due:
+                learned |= await self._learn(name, groups, step)
         published = {} if again else await self.publish()
         if not again:
             self.recovery.learned(step, groups)
         return learned | published
+
+    async def _learn_mixed(self, name: str, groups: Sequence[Group], step: int) -> dict[str, float]:
+        try:
+            return await self._learn(name, groups, step)
+        finally:
+            await asyncio.to_thread(cast(BaseSharing, self.state.learned[name].trainer).end_mixing)
+
+    async def _learn(self, name: str, groups: Sequence[Group], step: int) -> dict[str, float]:
+        """Learn one policy from a step's groups, as it sees them; its metrics have its name."""
+        own, each = self.state.learned[name], self.in_training[name]
+        seen = [group_seen_by(group, name, self.config.agents) for group in groups] if self.others else groups
+        batch = Batch(seen, step, own.trainer, own.algorithm, own.evidence, self.clock)
+        found = await each.learner.learn(batch)
+        scores = [session.score or 0.0 for group in seen for session in group.scored] if name in self.others else []
+        own_mean = {"reward/mean": fmean(scores)} if scores else {}
+        return probe.name_metrics(name, own_mean | found)
 
     async def recovering(self, done: int, work: Callable[[], Awaitable[T]]) -> T:
         """The work's result; where the trainer dies meanwhile, another one takes its place and the work is done again.

@@ -17,6 +17,7 @@ from agentrl.common import cores
 from agentrl.config import START, RolloutConfig, TrainerConfig
 from agentrl.envs.base import Env
 from agentrl.envs.turns import Actor
+from agentrl.errors import ConfigError
 from agentrl.rollout.episodes.actors import ModelActor
 from agentrl.rollout.episodes.groups import Rollouts
 from agentrl.rollout.episodes.past import PastVersions
@@ -42,12 +43,12 @@ from agentrl.train.driver.probe import InTraining
 from agentrl.train.driver.recovery import Recovery
 from agentrl.train.driver.resuming import step_of
 from agentrl.train.driver.session_worker import DistantLearning
-from agentrl.train.plan.model_checks import compare_loaded, engine_settings
+from agentrl.train.plan.model_checks import compare_loaded, engine_settings, require_supports
 from agentrl.train.plan.room import context
 from agentrl.train.record import provenance, recording
 from agentrl.train.record.publication import NEVER
 from agentrl.train.record.state import LearnedPolicy, RunState
-from agentrl.train.trainers import Trainer
+from agentrl.train.trainers import BaseSharing, Trainer
 from agentrl.train.trainers.loaded import Loaded
 from agentrl.train.trainers.teachers.teachers import Teachers
 from agentrl.train.trainers.worker import place_trainer
@@ -125,14 +126,36 @@ def add_policies(loop: Loop, rollouts: Rollouts) -> None:
         with display.part(f"starting the trainer of {name}"):
             more = {"total_steps": config.learning_steps(name), "seed": config.seed, "lora": own.lora, "prove": None}
             trainer = place_trainer(own.cluster, policy.model, own.trainer, own.algo, **more)
+        if own.lora.active:
+            _share_base(trainer, loop, name)
         learner = Learning(own, folder.path, policy.engine, display.part, Teachers(own, folder.path))
         bound = probe_bound(own.weights, own.trainer, own.engine, None)
         loop.others = {**loop.others, name: InTraining(own, policy, learner, bound)}
         learned = LearnedPolicy(trainer, make_algorithm(own.algo), evidence=provenance.Evidence(policy=name))
+        if own.lora.adapter is not None:  # engines start with the base alone
+            learned.published.sent = NEVER
         loop.state = replace(loop.state, learned={**loop.state.learned, name: learned})
     if config.learned and loop.recovery.max_restarts:
         loop.recovery.max_restarts = 0
         display.say("several policies learn: a trainer that dies ends the run, which is resumed")
+
+
+def _share_base(trainer: Trainer, loop: Loop, name: str) -> None:
+    """Have a policy's trainer compute with the base of the main one's, where it is the same.
+
+    Raises:
+        ConfigError: passes are to be mixed, and can't be.
+    """
+    if isinstance(trainer, BaseSharing) and trainer.share_base(loop.trainer):
+        if loop.config.lora.tenants == "mixed":
+            trainer.prove_mixing()
+        return
+    own = (
+        f"{name} has a base of its own: another model, device or precision than {MAIN}'s, or trainers that can't share"
+    )
+    if loop.config.lora.tenants == "mixed":
+        raise ConfigError(f"lora.tenants=mixed: {own}; use lora.tenants=separate")
+    loop.display.say(own)
 
 
 async def prepare_reading(loop: Loop) -> int:
@@ -177,6 +200,7 @@ async def prepare(
     await leave(loop.trainer, rollouts.engines[0])
     with display.part("starting the engine"):
         await asyncio.gather(*map(wait_until_started, rollouts.engines))
+    require_supports(config, rollouts.engines[0])
     if resumed is not None:
         start = await recorded_steps.resume(loop, resumed)
         folder.restore(start)
@@ -259,12 +283,17 @@ async def _imitate(loop: Loop, rollouts: Rollouts, make_env: Callable[[], Env], 
             warmstart.note_times(loop.folder.path, began, None)
             for name, each in loop.in_training.items():
                 trainer, place, whole = loop.state.learned[name].trainer, places[name], each.config.lora.active
-                await warmstart.warm_start(
-                    trainer, demos, warm, budget, config.seed, loop.display, place, every, whole=whole
-                )
-                if whole and hasattr(trainer, "set_base") and stays_here:
-                    kept = place.with_name(f"base{place.name.removeprefix(saved.name)}")
-                    await asyncio.to_thread(warmstart.keep_base, trainer, kept)
+                if isinstance(trainer, BaseSharing) and trainer.shared_base:  # the main policy's imitation trained it
+                    trainer.follow_base(warmstart.settings(warm), warm.steps)
+                    if stays_here:
+                        trainer.set_base(saved.with_name("base"))
+                else:
+                    await warmstart.warm_start(
+                        trainer, demos, warm, budget, config.seed, loop.display, place, every, whole=whole
+                    )
+                    if whole and hasattr(trainer, "set_base") and stays_here:
+                        kept = place.with_name(f"base{place.name.removeprefix(saved.name)}")
+                        await asyncio.to_thread(warmstart.keep_base, trainer, kept)
                 trainer.begin(each.config.algo, config.learning_steps(name))
             warmstart.note_times(loop.folder.path, began, time.time())
 

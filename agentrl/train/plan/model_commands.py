@@ -39,7 +39,7 @@ def models_get(name: str) -> None:
 def models_merge(base: str, adapter: Path, merged: Path) -> None:
     """Add an adapter in PEFT's format to its base model, and write the whole model into a new folder."""
     from agentrl.models import resolve
-    from agentrl.models.adapters import merge_adapter
+    from agentrl.models.adapter_merge import merge_adapter
 
     own = adapter / base  # an adapter's folder may hold its base
     merge_adapter(own if own.is_dir() else resolve(base), adapter, merged)

@@ -117,7 +117,8 @@ def _check_adapter(engine: EngineConfig, lora: LoraConfig) -> None:
         ConfigError: it is so.
     """
     rank = getattr(engine, "adapter_rank", 0)
-    if rank and lora.active and (more := beyond_layers(lora)):
+    more = " and ".join(filter(None, beyond_layers(lora))) if rank and lora.active else ""
+    if more:
         raise ConfigError(
             f"engine.adapter_rank={rank}: engine={engine.name} computes adapters on linear layers alone, and "
             f"{more} is more; with engine.adapter_rank=0 it gets whole weights"

@@ -22,10 +22,11 @@ from agentrl.errors import ConfigError, InvalidInput
 from agentrl.models.rope import fixed_angle_length
 from agentrl.train.server.losses import TARGETS
 from agentrl.train.server.messages import Datum, PassRequest
-from agentrl.train.server.mixed import mixed_passes, on_segments
+from agentrl.train.server.mixed import mixed_passes
 from agentrl.train.server.passes import PassResult, PassWork, RunAdapter
 from agentrl.train.server.prefixes import SharedPass, shared_passes
 from agentrl.train.trainers.lora import Lora, add, linear_layers, list_adapted, remove
+from agentrl.train.trainers.segments import on_segments
 from agentrl.train.trainers.torch_trainer.batch import computing, trunk_of
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
@@ -168,7 +169,7 @@ class SharedBase(TorchTrainer):
     def _logprobs_of(self, shared: SharedPass) -> Tensor:
         batch = self.prepare(shared.forest)
         batch.rows = shared.rows.to(self.device)
-        return self._logps(self.model, self._compute_hidden(trunk_of(self.model), batch), batch.rows)[0]
+        return self._logps(self.model, self.compute_hidden(trunk_of(self.model), batch), batch.rows)[0]
 
 
 def is_attention(layer: str) -> bool:

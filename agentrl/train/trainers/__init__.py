@@ -12,6 +12,7 @@ from agentrl.train.algorithms import Algorithm, make_algorithm
 from agentrl.train.trainers.base import (
     AdapterTrainer,
     Averager,
+    BaseSharing,
     Computing,
     Critic,
     MemoryReleasing,
@@ -121,18 +122,19 @@ def suitable(config: TrainerConfig, algorithm: Algorithm, lora: LoraConfig | Non
         if not plugin.trains_adapters:
             names = ", ".join(name for name, one in TRAINERS.available().items() if one.trains_adapters)
             raise ConfigError(f"lora: trainer={config.name} trains no adapters yet; those that do: {names}")
-        if (more := beyond_layers(lora)) and not plugin.trains_modules:
-            names = ", ".join(name for name, one in TRAINERS.available().items() if one.trains_modules)
-            raise ConfigError(
-                f"{more}: trainer={config.name} trains matrices of linear layers alone; those that train more: {names}"
-            )
+        for more, kind in zip(beyond_layers(lora), ("trains_modules", "trains_experts"), strict=True):
+            if more and not getattr(plugin, kind):
+                names = ", ".join(name for name, one in TRAINERS.available().items() if getattr(one, kind))
+                raise ConfigError(
+                    f"{more}: trainer={config.name} trains linear layers alone; those that train more: {names}"
+                )
         if (optimizer := getattr(config, "optimizer", "adamw")) not in ("adamw", "adam"):
             raise ConfigError(f"lora: trainer.optimizer={optimizer}: an adapter is trained by AdamW alone")
     return plugin
 
 
-def beyond_layers(lora: LoraConfig) -> str:
-    """Return the setting by which an adapter is more than matrices of linear layers; '' where it is no more.
+def beyond_layers(lora: LoraConfig) -> tuple[str, str]:
+    """Return the settings by which an adapter has modules in full, and matrices of experts; '' where it has none.
 
     Raises:
         InvalidInput: the folder of its start is no adapter's.
@@ -143,13 +145,14 @@ def beyond_layers(lora: LoraConfig) -> str:
 
         full, stacked = beside_layers(Path(lora.adapter))
         experts = bool(stacked)
-    return f"lora.full={list(full)}" if full else "lora.experts=true" if experts else ""
+    return f"lora.full={list(full)}" if full else "", "lora.experts=true" if experts else ""
 
 
 __all__ = [
     "TRAINERS",
     "AdapterTrainer",
     "Averager",
+    "BaseSharing",
     "Computing",
     "Critic",
     "ShareableTrainer",

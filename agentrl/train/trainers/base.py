@@ -133,6 +133,37 @@ class AdapterTrainer(Trainer, Protocol):
 
 
 @runtime_checkable
+class BaseSharing(AdapterTrainer, Protocol):
+    """A trainer of adapters whose frozen base may be another one's, so that both hold it once."""
+
+    shared_base: bool
+    """True where the base is another trainer's, which is the one that trains it in a warm start."""
+
+    def share_base(self, other: Trainer) -> bool:
+        """Compute with another trainer's base in place of the own, which is freed; returns whether they are the same.
+
+        Modules that either trains in full stay its own.
+        """
+        ...
+
+    def mixing(self, others: Sequence[Trainer]) -> AbstractContextManager[None]:
+        """Within the block make gradient passes together with others on the same base, each stepping in a thread."""
+        ...
+
+    def prove_mixing(self) -> None:
+        """Raise ConfigError where the base computes something else with trees of several adapters than with one's."""
+        ...
+
+    def end_mixing(self) -> None:
+        """Leave the others of `mixing`, which don't wait for it any more; called once its step has ended or failed."""
+        ...
+
+    def follow_base(self, algo: AlgoConfig, total_steps: int) -> None:
+        """Note that the trainer whose base it is has trained it whole, and take its version of the weights."""
+        ...
+
+
+@runtime_checkable
 class MemoryReleasing(Trainer, Protocol):
     """A trainer that leaves accelerator memory to colocated engines; others keep what they have allocated."""
 

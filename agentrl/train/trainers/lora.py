@@ -7,7 +7,6 @@ weights gets them merged, in float32; see `merge_adapter`.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -18,22 +17,21 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import functional
 
 from agentrl.config import LoraConfig
 from agentrl.errors import ConfigError, InvalidInput
+from agentrl.models.adapter_merge import distribute_as, gather_whole, set_full
 from agentrl.models.adapters import (
     AdapterShape,
     SavedAdapter,
     check_fits,
     merged_product,
     read_adapter,
-    set_full,
     with_products,
     write_adapter,
 )
-from agentrl.models.folders import write_side_files
+from agentrl.models.folders import weights_digest, write_side_files
 from agentrl.rollout.engines.folder import tensors
 from agentrl.train.trainers.lora_experts import (
     MARK,
@@ -124,12 +122,13 @@ class Lora:
                 add_to_experts(*experts[name], a, b, self.shape.scale)
             else:
                 add(layers[name], a, b, self.shape.scale)
-        mark(self._full_modules(model))
+        mark(self.full_modules(model))
         if self.start is not None:
             set_full(model, self.start.full)
         self.attached = True
 
-    def _full_modules(self, model: nn.Module) -> list[nn.Module]:
+    def full_modules(self, model: nn.Module) -> list[nn.Module]:
+        """Return the modules that are trained in full beside the adapter, by the settings or the folder."""
         if self.start is None:
             return matching_modules(model, self.config.full)
         wanted = {name.rpartition(".")[0] for name in self.start.full}
@@ -197,7 +196,7 @@ class Lora:
     def restore(self, model: nn.Module, state: Mapping[str, Tensor], source: Callable[[], nn.Module]) -> None:
         """Make the model what it was when `state` was taken; see `prepare`."""
         adapter = any(map(is_adapter, state))
-        own = set(names_of(model, self._full_modules(model)))
+        own = set(names_of(model, self.full_modules(model)))
         base = any(not is_adapter(name) and name not in own for name in state)
         self.prepare(model, source, adapter=adapter, base=base)
         model.load_state_dict({**model.state_dict(), **state})
@@ -245,7 +244,7 @@ class Lora:
         inner = folder / "adapter"
         inner.mkdir()
         base = "base" if self.changed else str(self.source.absolute())
-        write_adapter(inner, self.saved(model, base), linear_layers(model))
+        write_adapter(inner, self.saved(model, base, state), linear_layers(model))
         if self.changed:
             own = {name: tensor for name, tensor in state.items() if not is_adapter(name)}
             model.save_pretrained(inner / "base", state_dict=own)  # type: ignore[operator]
@@ -263,22 +262,26 @@ class Lora:
         held = {name for name in found.matrices if name in self._names or f"{name}.weight" in self._names}
         return found if known and held == found.matrices.keys() else None
 
-    def saved(self, model: nn.Module, base: str) -> SavedAdapter:
-        """Return a model's adapter as files hold it, with its base's name."""
+    def saved(self, model: nn.Module, base: str, state: Mapping[str, Tensor] | None = None) -> SavedAdapter:
+        """Return a model's adapter as files hold it, with its base's name.
+
+        Args:
+            model: has the adapter.
+            base: the base's name.
+            state: its tensors, whole; None: shards are gathered, on all ranks together.
+        """
         matrices: dict[str, Any] = {name: (layer.lora_A, layer.lora_B) for name, layer in list_adapted(model)}
         matrices |= {name: matrices_of(module, own) for name, module, own in adapted_experts(model)}
         weights = dict(model.named_parameters(remove_duplicate=False))
-        full = {name: weights[name] for name in full_names(model)}
+        whole: dict[int, Tensor] = {}  # of tied ones, one
+        for name in (names := full_names(model)):
+            key = id(weights[name])
+            if state is None and key not in whole:
+                whole[key] = gather_whole(weights[name])
+            elif state is not None and name in state:
+                whole[key] = state[name]
+        full = {name: whole[id(weights[name])] for name in names}
         return SavedAdapter(replace(self.shape, base=base), matrices, full)
-
-
-def weights_digest(folder: Path) -> str:
-    """Return a digest of a folder's weight files, 32 hexadecimal digits."""
-    digest = hashlib.blake2b(digest_size=16)
-    for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as opened:
-            digest.update(file.name.encode() + hashlib.file_digest(opened, "sha256").digest())
-    return digest.hexdigest()
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
@@ -317,15 +320,18 @@ def merge(model: nn.Module) -> nn.Module:
     """Add adapters to the weights of their layers, and remove them; a model without any stays as it is."""
     for _, layer in list(list_adapted(model)):
         weight, product = layer.weight, merged_product(layer.lora_A, layer.lora_B, cast(float, layer.lora_scale))
-        if isinstance(weight, DTensor):
-            product = distribute_tensor(product, weight.device_mesh, weight.placements, src_data_rank=None)
         if not weight.is_meta:  # else it is a layer's description
-            weight.copy_(torch.where(product == 0, weight, weight + product))  # what adds nothing changes no bit
+            _add_in_place(weight, product)
     for _, module, own in adapted_experts(model):
-        stack, product = cast(Tensor, module._parameters[own]), product_of(module, own)
-        stack.copy_(torch.where(product == 0, stack, stack + product))
+        _add_in_place(cast(Tensor, module._parameters[own]), product_of(module, own))
     detach(model)
     return model
+
+
+def _add_in_place(weight: Tensor, product: Tensor) -> None:
+    """Add a whole product to a weight, or to its shard; what adds nothing changes no bit."""
+    product = distribute_as(weight, product)
+    weight.copy_(torch.where(product == 0, weight, weight + product))
 
 
 def detach(model: nn.Module) -> None:

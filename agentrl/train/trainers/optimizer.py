@@ -56,7 +56,7 @@ class Optimizer:
         self.muon: torch.optim.Muon | SpreadMuon | None = None
         if hidden := [p for p in each if p.muon]:
             groups = _groups(hidden, algo.weight_decay)
-            if hasattr(hidden[0].tensor, "full_tensor"):
+            if is_sharded(hidden[0].tensor):
                 self.muon = SpreadMuon(groups, algo.lr, add_sharded)
             else:
                 self.muon = torch.optim.Muon(groups, lr=algo.lr, momentum=MOMENTUM, adjust_lr_fn=SCALE)
@@ -93,7 +93,7 @@ class Optimizer:
         return norm
 
     def _reduce(self) -> None:
-        held = [p for p in self.parameters if not hasattr(p, "full_tensor")] if self.reduce is not None else []
+        held = [p for p in self.parameters if not is_sharded(p)] if self.reduce is not None else []
         if held and self.reduce is not None:
             for parameter in held:  # of a rank without rows
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
@@ -101,10 +101,16 @@ class Optimizer:
 
     def _clip(self) -> float:
         """Clip the gradients to the global norm, of all ranks' shards where they are sharded; returns the norm."""
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        norm: Any = nn.utils.get_total_norm(gradients)
-        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        nn.utils.clip_grads_with_norm_(self.parameters, self.algo.max_grad_norm, norm)
+        held = [p for p in self.parameters if p.grad is not None]
+        kinds = [[p for p in held if is_sharded(p) == sharded] for sharded in (False, True)]
+        kinds = [kind for kind in kinds if kind] or [[]]
+        norms = []
+        for kind in kinds:
+            norm: Any = nn.utils.get_total_norm([p.grad for p in kind if p.grad is not None])
+            norms.append(norm.full_tensor() if is_sharded(norm) else norm)
+        norm = norms[0] if len(norms) == 1 else torch.stack(norms).norm()
+        for kind in kinds:
+            nn.utils.clip_grads_with_norm_(kind, self.algo.max_grad_norm, norm)
         return float(norm)
 
     def _move(self, *, away: bool) -> None:
@@ -166,12 +172,24 @@ class Optimizer:
 
 
 def _groups(parameters: Sequence[TrainedParameter], decay: float) -> list[dict[str, Any]]:
-    """A group for each factor of the learning rate, with `decay`; one where there are no parameters."""
-    factors = sorted({p.factor for p in parameters}) or [1.0]
+    """A group for each factor of the learning rate, with `decay`; one where there are no parameters.
+
+    Sharded parameters are in groups of their own: an update computes a group's tensors together.
+    """
+    keys = sorted({(is_sharded(p.tensor), p.factor) for p in parameters}) or [(False, 1.0)]
     return [
-        {"params": [p.tensor for p in parameters if p.factor == factor], "weight_decay": decay, "factor": factor}
-        for factor in factors
+        {
+            "params": [p.tensor for p in parameters if (is_sharded(p.tensor), p.factor) == key],
+            "weight_decay": decay,
+            "factor": key[1],
+        }
+        for key in keys
     ]
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether ranks hold shards of a tensor (a `DTensor`)."""
+    return hasattr(tensor, "full_tensor")
 
 
 def learning_rate(algo: AlgoConfig, step: int, total_steps: int) -> float:

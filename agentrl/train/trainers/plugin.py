@@ -29,8 +29,8 @@ class TrainerPlugin:
         has_ranks: whether it starts ranks, which on a cluster are workers of their own; `split` says how many.
         takes_minibatches: whether its steps make an update for each of a batch's minibatches (`Forest.updates`).
         trains_adapters: whether it trains an adapter in the model's place (`lora.rank`); see `AdapterTrainer`.
-        trains_modules: whether an adapter may be more than matrices of linear layers: modules in full, and matrices of
-            experts that are one tensor (`lora.full`, `lora.experts`).
+        trains_modules: whether modules may be trained in full beside an adapter (`lora.full`).
+        trains_experts: whether an adapter may be on experts that are one tensor (`lora.experts`).
         computes_supports: whether its log-probabilities are over the sets that tokens were drawn from
             (`forest.distribution`); else an engine records none, and only turns of full support are trained.
         trains_scores: whether it trains score models (`Needs.head`).
@@ -46,6 +46,7 @@ class TrainerPlugin:
     takes_minibatches: bool = False
     trains_adapters: bool = False
     trains_modules: bool = False
+    trains_experts: bool = False
     computes_supports: bool = False
     trains_scores: bool = False
     own_critic: bool = True

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from agentrl.errors import ConfigError, InvalidWeights
-from agentrl.models.adapters import merge_adapter, read_adapter
+from agentrl.models.adapter_merge import merge_adapter
+from agentrl.models.adapters import read_adapter
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from tests.train.backends.megatron import zoo

@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.config import AlgoConfig, LoraConfig, TrainerConfig
 from agentrl.errors import ConfigError, InvalidInput, InvalidWeights
-from agentrl.models.adapters import merge_adapter, read_adapter
+from agentrl.models.adapter_merge import merge_adapter
+from agentrl.models.adapters import read_adapter
 from agentrl.overrides import validate
 from agentrl.train.algorithms import algorithm_settings, make_algorithm
 from agentrl.train.driver.setup import complete

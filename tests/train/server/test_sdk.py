@@ -27,9 +27,10 @@ DATA = ([5, 6, 7, 8, 9, 10], [5, 6, 7, 11, 12], [5, 6])
 class TrainingServer:
     """A server's process, which can be killed and started again at its address."""
 
-    def __init__(self, folder: Path, model: Path) -> None:
+    def __init__(self, folder: Path, model: Path, *words: str) -> None:
         self.folder, self.process = folder, None
-        self.about = self.start(f"model={model}", "port=0", f"run_dir={folder}", "tenants=[a,b]", "trainer.proof=false")
+        own = ("port=0", f"run_dir={folder}", "tenants=[a,b]", "trainer.proof=false")
+        self.about = self.start(f"model={model}", *own, *words)
 
     def start(self, *words: str) -> dict[str, Any]:
         command = [sys.executable, "-m", "agentrl", "serve-training", *words]

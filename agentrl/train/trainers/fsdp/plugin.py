@@ -20,7 +20,8 @@ class FsdpPlugin(TorchPlugin):
     settings = FsdpConfig
     has_ranks = True
     own_critic = False
-    trains_modules = False  # its norms and updates are of shards, or of what every rank has whole
+    trains_modules = True
+    trains_experts = True
 
     def factory(self) -> TrainerFactory:
         from agentrl.train.trainers.fsdp.trainer import FsdpTrainer

@@ -144,7 +144,8 @@ class FsdpRank(FsdpCheckpoints):
                 yield from single_experts(self.model, name, tensor).items() or [(name, tensor)]
 
     def parts(self) -> dict[str, SavedAdapter]:
-        return {kind: part.copied() for kind, part in super().parts().items()} if self.rank == 0 else {}
+        found = super().parts()  # modules in full are gathered on all ranks together
+        return {kind: part.copied() for kind, part in found.items()} if self.rank == 0 else {}
 
     def _whole_tensors(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor | None]]:
         """Every tensor of the model's state but tied ones, gathered one at a time; None on other ranks than 0."""

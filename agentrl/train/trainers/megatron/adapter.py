@@ -8,12 +8,14 @@ every trainer, and what saves, publishes, averages or clips it need not know of 
 Gradients are summed over all ranks before an update: each has those of its own rows, columns, layers and tokens, and 0
 elsewhere. Nothing else is sent: a layer's product is added before the layer's own reduction over tensor-parallel ranks.
 
-The names come from a transformers model without weights (`skeleton`), which holds the matrices.
+The names come from a transformers model without weights (`skeleton`), which holds the matrices. Of a module in full it
+holds the whole tensors too, in float32 on every rank: they are updated there, and copied into the ranks' shards. Their
+gradients are reduced by Megatron, as a whole model's are, and gathered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,9 +34,11 @@ from agentrl.models.loading import new_causal_lm, read_config
 from agentrl.rollout.weights.buckets import ADAPTER
 from agentrl.train.trainers.copies import WeightCopy
 from agentrl.train.trainers.lora import Lora, is_adapter, linear_layers, list_adapted, remove
+from agentrl.train.trainers.lora_full import names_of
+from agentrl.train.trainers.megatron.chunks import share_embedding, wrap_chunk, wrap_frozen
 from agentrl.train.trainers.megatron.copied import copy_to_ranks
 from agentrl.train.trainers.megatron.models.family import Family
-from agentrl.train.trainers.megatron.models.weights import load, pieces
+from agentrl.train.trainers.megatron.models.weights import export, load, named_parameters, pieces
 from agentrl.train.trainers.megatron.update import device
 from agentrl.train.trainers.optimizer import Optimizer, to_cpu
 from agentrl.train.trainers.parameters import trained_parameters
@@ -42,6 +46,7 @@ from agentrl.train.trainers.ranks.joined import sum_over_ranks
 
 if TYPE_CHECKING:
     from agentrl.config import AlgoConfig
+    from agentrl.train.trainers.megatron.layout import ParallelLayout
     from agentrl.train.trainers.megatron.settings import MegatronConfig
 
 Cut = tuple[str, int, int, int]
@@ -71,9 +76,14 @@ class RankAdapter:
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, [name for _, cuts in self._cuts for name, *_ in cuts], group=control)
         self._known = {name for names in everyone for name in names}
+        self._full = set(names_of(self.skeleton, self.lora.full_modules(self.skeleton)))
+        self._ties = self._full.issuperset(names_of(self.skeleton, [self.skeleton.get_input_embeddings()]))
+        named = named_parameters(models, family) if self._full else ()
+        self._trained = {id(parameter) for parameter, _, own in named if self._full.intersection(own)}
+        self.buffers: list[Any] = []  # chunks with gradients of modules in full
         for model in models:
             if model.pre_process:  # recomputed layers and stages have gradients only where their input has one
-                model.embedding.register_forward_hook(_with_gradient)
+                model.embedding.register_forward_hook(lambda _, __, output: output.requires_grad_())
 
     @property
     def attached(self) -> bool:
@@ -84,8 +94,60 @@ class RankAdapter:
         """Merge the adapter, for a phase that trains the whole model; or see to it that there is one."""
         if whole and self.attached:
             self._merge()
+        if not whole and not self.attached:
+            self._gather_full()
         self.lora.begin(self.skeleton, whole=whole, device=device())
         self._place()
+        self.buffers = []
+        if not whole:
+            self.put_full()
+
+    def _export_full(self, read: Callable[[Any], Tensor]) -> dict[str, Tensor]:
+        """Return what `read` has of modules in full, whole and in float32, on every rank; collective."""
+        if not self._full:
+            return {}
+        found = export(self.models, self.family, read=lambda p: read(p) if id(p) in self._trained else None)
+        return {name: tensor.float() for name, tensor in found if name in self._full}
+
+    def _gather_full(self) -> None:
+        """Give the skeleton the tensors of modules in full, as the ranks' shards have them."""
+        held = self._parameters()
+        new = {id(held[name]): nn.Parameter(t) for name, t in self._export_full(lambda p: p.detach()).items()}
+        for name in self._full:
+            if id(held[name]) not in new:
+                raise ConfigError(f"lora.full: trainer=megatron holds no tensor {name} of its own; use trainer=torch")
+        for module in self.skeleton.modules():
+            module._parameters.update({n: new[id(p)] for n, p in module._parameters.items() if id(p) in new})
+
+    def _parameters(self) -> dict[str, nn.Parameter]:
+        return dict(self.skeleton.named_parameters(remove_duplicate=False))
+
+    @torch.no_grad()
+    def put_full(self) -> None:
+        """Copy the skeleton's tensors of modules in full into the ranks' shards; collective."""
+        if not self._full:
+            return
+        held = self._parameters()
+        for name, piece, part in pieces(self.models, self.family, lambda p: p if id(p) in self._trained else None):
+            if name in self._full:
+                part.copy_(held[name].narrow(piece.dim, piece.start, len(piece)))
+        tied = self.models[0].share_embeddings_and_output_weights
+        if tied and parallel_state.get_pipeline_model_parallel_world_size() > 1:
+            share_embedding(self.models)
+
+    def wrap(self, layout: ParallelLayout) -> list[Any]:
+        """Return the rank's chunks as they are trained, with gradients of modules in full alone."""
+        chunks = [wrap_frozen(model, layout) for model in self.models]
+        if not self._full:
+            return chunks
+        for model in self.models:
+            for parameter in model.parameters():
+                parameter.requires_grad_(id(parameter) in self._trained)
+            if model.share_embeddings_and_output_weights and not model.pre_process and model.post_process:
+                model.output_layer.weight.requires_grad_(self._ties)
+        chunks = [wrap_chunk(model, layout, shares_state=False) for model in self.models]
+        self.buffers = chunks
+        return chunks
 
     def _place(self) -> None:
         """Have this rank's layers compute with the matrices that there are, or without any."""
@@ -110,7 +172,22 @@ class RankAdapter:
     def optimizer(self, config: MegatronConfig, algo: AlgoConfig, total_steps: int) -> Optimizer:
         """The optimizer of its matrices, which takes the same steps on every rank."""
         trained = trained_parameters(self.skeleton, config, optimizer=config.optimizer)
-        return Optimizer(trained, algo, total_steps, offload=config.offload_optimizer, reduce=self._sum)
+        return _AdapterOptimizer(self, trained, algo, total_steps, offload=config.offload_optimizer)
+
+    def reduce(self, parameters: Sequence[Tensor]) -> None:
+        """Sum the gradients of the skeleton's parameters over ranks, and gather those of modules in full."""
+        named = self._parameters()
+        full = {id(named[name]): g for name, g in self._export_full(lambda p: p.main_grad).items()}
+        for parameter in parameters:
+            zeros = parameter.grad is None and id(parameter) not in full
+            parameter.grad = torch.zeros_like(parameter) if zeros else full.get(id(parameter), parameter.grad)
+        self._sum([p.grad for p in parameters if id(p) not in full and p.grad is not None])
+
+    def end_update(self) -> None:
+        """Copy what was updated into the shards, and clear the gradients there."""
+        self.put_full()
+        for chunk in self.buffers:
+            chunk.zero_grad_buffer()
 
     def _sum(self, gradients: Sequence[Tensor]) -> None:
         """Sum over ranks; `passes` scales a loss by what Megatron divides gradients by."""
@@ -119,14 +196,14 @@ class RankAdapter:
             gradient.div_(parallel_state.get_data_parallel_world_size(with_context_parallel=True))
 
     def gradients(self) -> dict[str, Tensor]:
-        """Each matrix's gradient, summed over ranks; for tests and tools."""
+        """Each gradient, summed over ranks; for tests and tools."""
         found = {
             name: torch.zeros_like(p) if p.grad is None else p.grad.clone()
             for name, p in self.skeleton.named_parameters()
             if is_adapter(name)
         }
         self._sum(list(found.values()))
-        return found
+        return found | self._export_full(lambda p: p.main_grad)
 
     def parts(self) -> dict[str, SavedAdapter]:
         """Return the smaller parts that are the same weights, on rank 0 and in the CPU's memory."""
@@ -157,11 +234,11 @@ class RankAdapter:
             optimizer: of the phase.
             copies: the reference and the average, where they are kept.
         """
-        matrices = {name: tensor for name, tensor in self.skeleton.state_dict().items() if is_adapter(name)}
+        own = {n: tensor for n, tensor in self.skeleton.state_dict().items() if is_adapter(n) or n in self._full}
         return {
             "adapter": self.attached,
             "base": self.lora.holds_base,
-            "matrices": to_cpu(matrices),
+            "matrices": to_cpu(own if self.attached else {}),
             "copies": {n: to_cpu(copy.state_dict()) for n, copy in copies.items() if isinstance(copy, WeightCopy)},
             "optimizer": optimizer.state() if isinstance(optimizer, Optimizer) else None,
         }
@@ -174,11 +251,14 @@ class RankAdapter:
             return self.skeleton
 
         self.lora.prepare(self.skeleton, source, adapter=state["adapter"], base=state["base"], device=device())
+        if self.attached:
+            self._gather_full()
         self._place()
         with torch.no_grad():
             for name, parameter in self.skeleton.named_parameters():
-                if is_adapter(name):
+                if name in state["matrices"]:
                     parameter.copy_(state["matrices"][name])
+            self.put_full()
 
     def restore(self, optimizer: object, copies: Mapping[str, object], state: Mapping[str, Any]) -> None:
         """Load the rest of a checkpoint's state, once the phase has begun; see `state`."""
@@ -187,6 +267,34 @@ class RankAdapter:
         for name, copy in copies.items():
             if isinstance(copy, WeightCopy) and name in state["copies"]:
                 copy.load_state_dict(state["copies"][name])
+
+
+class AdapterCopy(WeightCopy):
+    """A copy of an adapter as it is now; the ranks' shards of modules in full follow an exchange."""
+
+    def __init__(self, adapter: RankAdapter) -> None:
+        super().__init__(adapter.skeleton)
+        self.adapter = adapter
+
+    def _exchange(self) -> None:
+        super()._exchange()
+        self.adapter.put_full()
+
+
+class _AdapterOptimizer(Optimizer):
+    """The optimizer of an adapter's matrices and modules in full, which are whole on every rank."""
+
+    def __init__(self, adapter: RankAdapter, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.adapter = adapter
+
+    def step(self) -> float:
+        norm = super().step()
+        self.adapter.end_update()
+        return norm
+
+    def _reduce(self) -> None:
+        self.adapter.reduce(self.parameters)
 
 
 @dataclass(frozen=True)
@@ -290,7 +398,3 @@ def _linear(models: Sequence[Any], family: Family) -> Iterator[tuple[Any, list[C
     for name, piece, _ in pieces(models, family, read):
         cuts[now[0]].append((name.removesuffix(".weight"), piece.dim, piece.start, piece.stop))
     yield from ((module, cuts[key]) for key, module in modules.items())
-
-
-def _with_gradient(_module: Any, _inputs: Any, output: Tensor) -> Tensor:
-    return output.requires_grad_()

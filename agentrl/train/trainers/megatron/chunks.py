@@ -46,7 +46,7 @@ def chunks_of(
     models = [model.to(device()) for model in models]
     load(models, folder, family, drawn)
     if layout.pipeline > 1 and models[0].share_embeddings_and_output_weights:
-        _share_embedding(models)
+        share_embedding(models)
     return models
 
 
@@ -68,12 +68,12 @@ def megatron_settings(hf: Any, family: Family, config: MegatronConfig, layout: P
     return settings
 
 
-def wrap_chunk(model: Any, config: MegatronConfig, layout: ParallelLayout) -> DistributedDataParallel:
-    """The chunk with its gradients in one buffer, reduced over data-parallel ranks."""
+def wrap_chunk(model: Any, layout: ParallelLayout, *, shares_state: bool) -> DistributedDataParallel:
+    """The chunk with its gradients in one buffer, reduced over data-parallel ranks, or scattered (`shares_state`)."""
     model.config.finalize_model_grads_func = finalize_model_grads
     _allow_lengths(model, layout)
     sharing = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True, use_distributed_optimizer=config.shares_state, overlap_grad_reduce=False
+        grad_reduce_in_fp32=True, use_distributed_optimizer=shares_state, overlap_grad_reduce=False
     )
     return DistributedDataParallel(model.config, sharing, model)
 
@@ -104,7 +104,7 @@ def sparse_layers(config: Any) -> list[int]:
 
 
 @torch.no_grad()
-def _share_embedding(models: Sequence[Any]) -> None:
+def share_embedding(models: Sequence[Any]) -> None:
     """Copy the first stage's embedding to a tied head on the last."""
     for model in models:
         if model.pre_process or model.post_process:

@@ -21,6 +21,7 @@ class MegatronPlugin(TrainerPlugin):
     settings = MegatronConfig
     takes_minibatches = True
     trains_adapters = True
+    trains_modules = True
     has_ranks = True
     computes_supports = True
     trains_scores = True

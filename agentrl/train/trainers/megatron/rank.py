@@ -32,9 +32,9 @@ from agentrl.train.trainers.copies import WeightCopy
 from agentrl.train.trainers.critic import ValueModel
 from agentrl.train.trainers.learner import StepLearner
 from agentrl.train.trainers.megatron import passes
-from agentrl.train.trainers.megatron.adapter import RankAdapter
+from agentrl.train.trainers.megatron.adapter import AdapterCopy, RankAdapter
 from agentrl.train.trainers.megatron.checkpoint import Checkpoints
-from agentrl.train.trainers.megatron.chunks import chunks_of, sparse_layers, wrap_chunk, wrap_frozen
+from agentrl.train.trainers.megatron.chunks import chunks_of, sparse_layers, wrap_chunk
 from agentrl.train.trainers.megatron.copies import RankWeightCopy
 from agentrl.train.trainers.megatron.layout import ParallelLayout
 from agentrl.train.trainers.megatron.micro import Micro, lengths, micro_batch
@@ -104,7 +104,7 @@ class Rank(StepLearner[Micro]):
         for parameter in (p for model in self.models for p in model.parameters()):
             parameter.requires_grad_(True)
         self.factors = rate_factors(self.models, self.family, self.config)
-        self.chunks = [wrap_chunk(model, self.config, self.layout) for model in self.models]
+        self.chunks = [wrap_chunk(m, self.layout, shares_state=self.config.shares_state) for m in self.models]
 
     def begin(self, algo: AlgoConfig | Mapping[str, Any], total_steps: int, whole: bool = False) -> None:
         """Begin a phase; see `Trainer.begin`. A critic is reset.
@@ -122,8 +122,8 @@ class Rank(StepLearner[Micro]):
         self.optimizer: Update | Optimizer = self._optimizer(total_steps, whole=whole)
         averages = self.config.average_decay is not None
         if self.adapter is not None and self.adapter.attached:
-            self.reference = WeightCopy(self.adapter.skeleton) if self.keeps_reference else None
-            self.average = WeightCopy(self.adapter.skeleton) if averages else None
+            self.reference = AdapterCopy(self.adapter) if self.keeps_reference else None
+            self.average = AdapterCopy(self.adapter) if averages else None
             return
         on_device = self.config.reference == "copy"
         self.reference = RankWeightCopy(self.models, on_device=on_device) if self.keeps_reference else None
@@ -133,7 +133,7 @@ class Rank(StepLearner[Micro]):
         if self.adapter is not None:
             self.adapter.begin(whole=whole)
             if not whole:
-                self.chunks = [wrap_frozen(model, self.layout) for model in self.models]
+                self.chunks = self.adapter.wrap(self.layout)
                 return self.adapter.optimizer(self.config, self.algo, total_steps)
             self._train_whole()
         muon = Muon(self.models, self.family, self.factors) if self.config.optimizer == "muon" else None

@@ -40,6 +40,7 @@ class TorchBatch:
     `images` are its distinct frames, and each token's frame and place in it; None where it has none.
     """
 
+    forest: Forest
     rows: Rows
     token_ids: Tensor
     position: Tensor
@@ -76,13 +77,13 @@ def prepare_batch(forest: Forest, device: torch.device, longest: int | None = No
             f"a path has {int(forest.position.max()) + 1} tokens, and in rows of more than {longest} the "
             f"model's rotary angles change; set engine.max_context={longest}"
         )
-    rows = forest.to(device).rows()
+    given, rows = forest, forest.to(device).rows()
     if device.type == "cuda":
         forest = forest.to(device).padded(padded_length(len(forest)))
     plan: AttentionPlan = FlexPlan(forest) if device.type == "cuda" else BlockPlan(forest)
     found = pictures.images_of(forest.fields)
     images = None if found is None else (found[0].to(device), found[1].to(device), found[2].to(device))
-    return TorchBatch(rows, forest.token_ids[None], forest.position[None], plan, StateSchedule(forest), images)
+    return TorchBatch(given, rows, forest.token_ids[None], forest.position[None], plan, StateSchedule(forest), images)
 
 
 def trunk_of(model: nn.Module) -> nn.Module:

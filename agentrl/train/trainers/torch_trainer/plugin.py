@@ -20,6 +20,7 @@ class TorchPlugin(TrainerPlugin):
     takes_minibatches = True
     trains_adapters = True
     trains_modules = True
+    trains_experts = True
     computes_supports = True
     trains_scores = True
     untrained = "kept"

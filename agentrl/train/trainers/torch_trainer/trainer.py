@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -52,11 +53,12 @@ from agentrl.train.trainers.torch_trainer.checkpoint import TorchCheckpoints
 from agentrl.train.trainers.torch_trainer.distillation import Distilling
 from agentrl.train.trainers.torch_trainer.scores import load_network
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+from agentrl.train.trainers.torch_trainer.tenants import BaseTenant
 
 T = TypeVar("T")
 
 
-class TorchTrainer(Distilling, TorchCheckpoints):
+class TorchTrainer(Distilling, BaseTenant, TorchCheckpoints):
     """The trainer of `trainer=torch`.
 
     Args:
@@ -189,6 +191,8 @@ class TorchTrainer(Distilling, TorchCheckpoints):
             add_sums(self.algorithm, sums, self._score(batch), batch.rows, self.version)
 
     def accumulate(self, batches: Sequence[TorchBatch], meter: Meter, *, first: bool) -> float:
+        if self.mixed is not None:
+            return self.mixed.accumulate(self, batches, functools.partial(self._loss_of, meter=meter, first=first))
         return sum(self.backward(batch, meter, first=first) for batch in batches)
 
     def prepare(self, forest: Forest) -> TorchBatch:
@@ -208,19 +212,22 @@ class TorchTrainer(Distilling, TorchCheckpoints):
             first: no update has been made since the batch began: the current policy is the old policy.
         """
         watchdog.progress()
-        rows = batch.rows
 
         def compute() -> Tensor:
-            hidden = self._compute_hidden(trunk_of(self.model), batch)
-            logp, entropy = self._logps(self.model, hidden, rows)
-            values = None
-            if self.critic is not None and self.critic.trunk is None:
-                values = self.critic.head.fixed(hidden[rows.predictor], rows.critic_view)
-            return self.loss(logp, entropy, rows, values, meter, first=first, divergence=self.diverge(hidden, rows))
+            return self._loss_of(batch, self.compute_hidden(trunk_of(self.model), batch), meter=meter, first=first)
 
         loss = self.whole(compute)
         loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach())
+
+    def _loss_of(self, batch: TorchBatch, hidden: Tensor, *, meter: Meter | None, first: bool) -> Tensor:
+        """The loss of a forest's last hidden states: [T, d]."""
+        rows = batch.rows
+        logp, entropy = self._logps(self.model, hidden, rows)
+        values = None
+        if self.critic is not None and self.critic.trunk is None:
+            values = self.critic.head.fixed(hidden[rows.predictor], rows.critic_view)
+        return self.loss(logp, entropy, rows, values, meter, first=first, divergence=self.diverge(hidden, rows))
 
     @computing
     @torch.no_grad()
@@ -279,7 +286,7 @@ class TorchTrainer(Distilling, TorchCheckpoints):
         def passes() -> Iterator[tuple[Tensor, Rows]]:
             for batch in batches:
                 watchdog.progress()
-                hidden = self._compute_hidden(trunk_of(learned.model), batch)
+                hidden = self.compute_hidden(trunk_of(learned.model), batch)
                 yield self._logps(learned.model, hidden, batch.rows)[0], batch.rows
 
         metrics = learned.fit(passes()) if batches else {}
@@ -298,9 +305,9 @@ class TorchTrainer(Distilling, TorchCheckpoints):
         return found
 
     def _states(self, trunk: nn.Module, batch: TorchBatch) -> Tensor:
-        return self.whole(lambda: self._compute_hidden(trunk, batch)[batch.rows.predictor])
+        return self.whole(lambda: self.compute_hidden(trunk, batch)[batch.rows.predictor])
 
-    def _compute_hidden(self, trunk: nn.Module, batch: TorchBatch) -> Tensor:
+    def compute_hidden(self, trunk: nn.Module, batch: TorchBatch) -> Tensor:
         set_plan(trunk, batch.states)
         with self._precision():
             inputs = batch.inputs(trunk)
@@ -325,7 +332,7 @@ class TorchTrainer(Distilling, TorchCheckpoints):
         """Log-probabilities of the rows under the policy, or another model: [P]."""
         watchdog.progress()
         own = self.model if model is None else model
-        return self.whole(lambda: self._logps(own, self._compute_hidden(trunk_of(own), batch), batch.rows)[0])
+        return self.whole(lambda: self._logps(own, self.compute_hidden(trunk_of(own), batch), batch.rows)[0])
 
     # -------------------------------------------------------------------------- weights and folders
 
@@ -379,5 +386,5 @@ class TorchTrainer(Distilling, TorchCheckpoints):
         torch.cuda.empty_cache()  # nothing without CUDA
 
     def close(self) -> None:
-        self.reference = self.average = self.critic = self.reward_model = None
+        self.reference = self.average = self.critic = self.reward_model = self.lender = None
         self.model.to("meta")

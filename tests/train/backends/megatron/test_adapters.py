@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from agentrl.config import AlgoConfig, LoraConfig
-from agentrl.models.adapters import merge_adapter
+from agentrl.models.adapter_merge import merge_adapter
 from agentrl.models.loading import load_causal_lm
 from agentrl.rollout.weights.buckets import ADAPTER
 from agentrl.train.trainers import make_trainer
@@ -32,20 +32,28 @@ def on_torch(folder: Path, lora: LoraConfig) -> TorchTrainer:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("case", "layout", "targets"),
+    ("case", "layout", "targets", "full"),
     [
-        ("smollm2", "TP2", ()),
-        ("qwen3", "TP2 SP CP2 recomputed", ATTENTION),
-        ("qwen3", "PP2 recomputed", ()),
-        ("moonlight", "CP2", ()),
-        ("glm4_moe", "TP2 SP EP2 DP2", ()),
+        ("smollm2", "TP2", (), ()),
+        ("smollm2", "TP2 PP2", (), ("*.embed_tokens", "model.norm")),
+        ("qwen3", "TP2 SP CP2 recomputed", ATTENTION, ("lm_head", "*.q_norm", "*.input_layernorm", "*.0.*.k_proj")),
+        ("qwen3", "PP2 recomputed", (), ()),
+        ("moonlight", "CP2", (), ()),
+        ("glm4_moe", "TP2 SP EP2 DP2", (), ("*.embed_tokens", "*.shared_experts.up_proj")),
     ],
 )
 def test_an_adapters_loss_gradients_and_merged_weights_are_those_of_the_torch_trainer(
-    case: str, layout: str, targets: tuple[str, ...], world: World, tiny: Callable[[str], Path], tmp_path: Path
+    case: str,
+    layout: str,
+    targets: tuple[str, ...],
+    full: tuple[str, ...],
+    world: World,
+    tiny: Callable[[str], Path],
+    tmp_path: Path,
 ) -> None:
+    """Also those of modules in full: a tied embedding on two stages, a head, norms, a part of a fused matrix."""
     folder = tiny(case)
-    first = on_torch(folder, LoraConfig(rank=3, rslora=True, targets=targets))
+    first = on_torch(folder, LoraConfig(rank=3, rslora=True, targets=targets, full=full))
     first.step(FORESTS)
     first.export(tmp_path / "model")
     lora = LoraConfig(adapter=str(tmp_path / "model" / "adapter"))
@@ -70,7 +78,7 @@ def test_ranks_train_save_and_export_an_adapter_as_one_process_does_also_after_a
     tiny: Callable[[str], Path], tmp_path: Path
 ) -> None:
     pytest.importorskip("megatron.core")
-    folder, lora = tiny("smollm2"), LoraConfig(rank=3)
+    folder, lora = tiny("smollm2"), LoraConfig(rank=3, full=("*.embed_tokens", "model.norm"))
     algo = AlgoConfig(lr=1e-2, kl_coef=0.1, epochs=2, weight_decay=0.1)
     config = MegatronConfig(tensor_parallel=2, timeout=350, average_decay=0.5, offload_optimizer=True)
     ours = make_trainer(folder, config, algo, total_steps=8, lora=lora)
@@ -92,7 +100,9 @@ def test_ranks_train_save_and_export_an_adapter_as_one_process_does_also_after_a
         pairs = (each.logprobs(forests, reference=True) for each in (ours, theirs))
         assert all(torch.allclose(one, other, atol=1e-4) for one, other in zip(*pairs, strict=True))
         ours.save(tmp_path / "adapter")
-        kept = ours.parts()[ADAPTER].matrices
+        kept = ours.parts()[ADAPTER]
+        for name, tensor in theirs.parts()[ADAPTER].full.items():
+            assert torch.allclose(kept.full[name], tensor, atol=1e-5)
         for trainer in (ours, theirs):  # the base becomes another
             trainer.begin(AlgoConfig(name="sft", lr=1e-3), 2, whole=True)
             trainer.step(random_forests(3, old=False))
@@ -110,9 +120,9 @@ def test_ranks_train_save_and_export_an_adapter_as_one_process_does_also_after_a
         assert ours.step(random_forests(7, old=False)) == after
         ours.load(tmp_path / "adapter")  # on the folder's base again
         for name, pair in ours.parts()[ADAPTER].matrices.items():
-            assert all(map(torch.equal, pair, kept[name]))
-        assert sum(f.stat().st_size for f in (tmp_path / "adapter").rglob("*")) < sum(
-            f.stat().st_size for f in folder.rglob("*.safetensors")
-        )
+            assert all(map(torch.equal, pair, kept.matrices[name]))
+        assert all(torch.equal(tensor, kept.full[name]) for name, tensor in ours.parts()[ADAPTER].full.items())
+        saved = sum(f.stat().st_size for f in (tmp_path / "adapter").rglob("*"))  # the embedding, twice, and moments
+        assert saved < 1.5 * sum(f.stat().st_size for f in folder.rglob("*.safetensors"))
     finally:
         ours.close()
