@@ -13,7 +13,14 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 from tokenizers import pre_tokenizers
-from transformers import AutoTokenizer, Idefics3ImageProcessorPil, Idefics3Processor, SmolVLMImageProcessorPil
+from transformers import (
+    AutoTokenizer,
+    Idefics3ImageProcessorPil,
+    Idefics3Processor,
+    Qwen2VLImageProcessorPil,
+    SmolVLMImageProcessorPil,
+)
+from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
 
 import agentrl
 from agentrl.attachments import images
@@ -36,6 +43,18 @@ SMOLVLM = (
     "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
 )
 """The chat template that SmolVLM publishes."""
+QWEN = (
+    "{% set image_count = namespace(value=0) %}{% for message in messages %}"
+    "{% if loop.first and message['role'] != 'system' %}<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+    "{% endif %}<|im_start|>{{ message['role'] }}\n{% if message['content'] is string %}{{ message['content'] }}"
+    "<|im_end|>\n{% else %}{% for content in message['content'] %}"
+    "{% if content['type'] == 'image' or 'image' in content or 'image_url' in content %}"
+    "{% set image_count.value = image_count.value + 1 %}"
+    "{% if add_vision_id %}Picture {{ image_count.value }}: {% endif %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""The chat template that Qwen2.5-VL publishes, without its part for videos."""
 SIDE = 32
 
 
@@ -66,12 +85,38 @@ def smolvlm_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def reference(folder: Path, messages: Sequence[Message]) -> Any:
-    """The whole conversation by transformers' own processor."""
+@pytest.fixture(scope="module")
+def qwen_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer and a processor as Qwen2.5-VL's, which takes pictures of any size as patches; no weights."""
+    folder = tmp_path_factory.mktemp("qwen")
+    marks = ("<|vision_start|>", "<|image_pad|>", "<|video_pad|>", "<|vision_end|>")
+    tokenizer = tiny.build_tokenizer(["user\nhow many?\n"] * 9, 512, 2048, marks, QWEN)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.save_pretrained(folder)
+    Qwen2VLImageProcessorPil(size={"shortest_edge": 28 * 28, "longest_edge": 84 * 84}).save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl"}))
+    return folder
+
+
+class ImagesAlone(Qwen2_5_VLProcessor):
+    """Qwen2.5-VL's own processor without its part for videos, which needs a library of theirs."""
+
+    def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
+        return type(argument)
+
+
+def processor_of(folder: Path) -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if "qwen" in folder.name:
+        pixels = Qwen2VLImageProcessorPil.from_pretrained(folder)
+        return ImagesAlone(pixels, tokenizer, None, chat_template=tokenizer.chat_template)
     kind = SmolVLMImageProcessorPil if "smolvlm" in folder.name else Idefics3ImageProcessorPil
     length = json.loads((folder / "processor_config.json").read_text())["image_seq_len"]
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    own = Idefics3Processor(kind.from_pretrained(folder), tokenizer, length, chat_template=tokenizer.chat_template)
+    return Idefics3Processor(kind.from_pretrained(folder), tokenizer, length, chat_template=tokenizer.chat_template)
+
+
+def reference(folder: Path, messages: Sequence[Message]) -> Any:
+    """The whole conversation by transformers' own processor."""
     shown = []
     for message in messages:
         parts = message.content if isinstance(message.content, list) else [{"type": "text", "text": message.text}]
@@ -84,7 +129,7 @@ def reference(folder: Path, messages: Sequence[Message]) -> Any:
             for part in parts
         ]
         shown.append({"role": message.role, "content": content})
-    return own.apply_chat_template(shown, tokenize=True, return_dict=True, return_tensors="np")
+    return processor_of(folder).apply_chat_template(shown, tokenize=True, return_dict=True, return_tensors="np")
 
 
 def agrees(folder: Path, session: Session, head: int) -> int:
@@ -96,9 +141,14 @@ def agrees(folder: Path, session: Session, head: int) -> int:
     assert ids == expected[: len(ids)]
     assert len(expected) - len(ids) <= 1, "what follows a turn is the next node's"
     found = [images.unpack(node.attachments[images.NAME]) for node in path if images.NAME in node.attachments]
-    frames = np.concatenate([one.frames for one in found])
-    assert np.array_equal(frames[:, :3], whole["pixel_values"][0])
-    assert np.array_equal(frames[:, 3], whole["pixel_attention_mask"][0])
+    frames = [frame for one in found for frame in one.frames]
+    if "image_grid_thw" in whole:
+        assert np.array_equal(np.concatenate(frames), whole["pixel_values"])
+        grids = [[1, 2 * rows, 2 * columns] for one in found for rows, columns in one.grids]
+        assert grids == whole["image_grid_thw"].tolist()
+    else:
+        assert np.array_equal(np.stack(frames)[:, :3], whole["pixel_values"][0])
+        assert np.array_equal(np.stack(frames)[:, 3], whole["pixel_attention_mask"][0])
     for node in path:
         if images.NAME in node.attachments:
             images.unpack(node.attachments[images.NAME]).places(node.token_ids)
@@ -106,8 +156,10 @@ def agrees(folder: Path, session: Session, head: int) -> int:
 
 
 @pytest.mark.slow
-def test_paths_and_forks_are_what_the_processor_makes_of_the_whole(tiny_folder: Path, smolvlm_folder: Path) -> None:
-    for folder, tool in ((tiny_folder, "tool"), (smolvlm_folder, "user")):
+def test_paths_and_forks_are_what_the_processor_makes_of_the_whole(
+    tiny_folder: Path, smolvlm_folder: Path, qwen_folder: Path
+) -> None:
+    for folder, tool in ((tiny_folder, "tool"), (smolvlm_folder, "user"), (qwen_folder, "user")):
         renderer = get_renderer(str(folder))
         generator = TurnGenerator(renderer, None)
         session = Session("s", Task(id="t"))
@@ -128,9 +180,10 @@ def test_paths_and_forks_are_what_the_processor_makes_of_the_whole(tiny_folder: 
         other.add([Message(role="user", content=["See: ", image(picture(1)), " and?"])])
         last = other.demonstrate(Message(role="assistant", content="This."))
         assert agrees(folder, session, last.id) < frames
-        [typed] = renderer.render([Message(role="user", content=["<image>", image(wide)])])
+        mark = renderer.tokenizer.images.token
+        [typed] = renderer.render([Message(role="user", content=[mark, image(wide)])])
         own = images.unpack(talk.session.nodes[1].attachments[images.NAME])
-        assert own.places(typed).size == len(own.frames) * own.per_frame, "typed placeholders are text"
+        assert own.places(typed).size == own.count, "typed placeholders are text"
         assert renderer.tokenizer.images.processed == 3, "each distinct picture is processed once"
         tree.check(session)
 

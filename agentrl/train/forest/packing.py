@@ -149,8 +149,8 @@ def pack_with_spans(
         drawn = supports.fields_of(_in_order(bin_), sessions)
         forest.fields = drawn | {field.name: _column(field, declared, bin_, sessions) for field in fields}
         if stamps.pictures:
-            forest.token_ids, seen = stamps.pictures.restore(forest.token_ids)
-            forest.fields |= seen
+            seen = stamps.pictures.restore(forest.token_ids, forest.position, forest.path_sum)
+            forest.token_ids, forest.fields = seen[0], forest.fields | seen[1]
         yield forest, _node_spans(bin_, names)
 
 
