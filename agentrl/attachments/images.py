@@ -90,6 +90,15 @@ class ImageInputs:
         return found
 
 
+SIDE = 14
+"""Pixels of a patch's side, as most towers have them."""
+
+
+def patches_in(shape: tuple[int, ...]) -> int:
+    """About how many patches a tower makes of a frame: of a picture, by the side that patches usually have."""
+    return shape[0] if len(shape) == 2 else -(-shape[-2] // SIDE) * -(-shape[-1] // SIDE)
+
+
 def axes_of(
     depth: NDArray[np.int64], shift: NDArray[np.int64], place: NDArray[np.int64], grid: NDArray[np.int64]
 ) -> NDArray[np.int64]:

@@ -150,6 +150,14 @@ def _process_idefics(processor: Any, image: Any) -> ProcessedParts:
     return text, list(frames), [(1, text.count(processor.image_token) // len(frames))] * len(frames)
 
 
+def _process_llava(processor: Any, image: Any) -> ProcessedParts:
+    import numpy as np
+
+    made = processor.image_processor([image], return_tensors="np")
+    text = processor.replace_image_token(made, 0)
+    return text, [np.asarray(made["pixel_values"][0], dtype=np.float32)], [(1, text.count(processor.image_token))]
+
+
 def _process_qwen(processor: Any, image: Any) -> ProcessedParts:
     import numpy as np
 
@@ -165,6 +173,7 @@ ProcessedParts = tuple[str, "list[NDArray[np.float32]]", list[tuple[int, int]]]
 _PROCESSES: dict[str, Callable[[Any, Any], ProcessedParts]] = {
     "idefics3": _process_idefics,
     "smolvlm": _process_idefics,
+    "llava": _process_llava,
     "qwen2_5_vl": _process_qwen,
     "qwen3_vl": _process_qwen,
 }
@@ -191,7 +200,7 @@ def _load(folder: Path, kind: str) -> Any:
         from PIL import Image  # noqa: F401
     except ImportError:
         raise missing_extra("pillow", "vision") from None
-    from transformers import AutoTokenizer, Idefics3Processor
+    from transformers import AutoTokenizer, Idefics3Processor, LlavaProcessor
     from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
     try:
@@ -200,6 +209,9 @@ def _load(folder: Path, kind: str) -> Any:
         if _PROCESSES[kind] is _process_qwen:
             return QwenProcessor(pixels, tokenizer)
         settings = read_json((folder / "processor_config.json").read_text())
+        if kind == "llava":
+            own = ("patch_size", "vision_feature_select_strategy", "num_additional_image_tokens")
+            return LlavaProcessor(pixels, tokenizer, **{name: settings[name] for name in own if name in settings})
         return Idefics3Processor(pixels, tokenizer, int(settings["image_seq_len"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"model={str(folder)!r}: its image processor can't be loaded: {error}") from error

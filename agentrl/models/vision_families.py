@@ -66,9 +66,25 @@ def _qwen_shape(config: Any, grid: Grid) -> tuple[int, ...]:
     return math.prod(grid) * seen.spatial_merge_size**2, values
 
 
+def _encode_llava(trunk: Any, frames: Tensor, grids: list[Grid]) -> Tensor:
+    """[n, 3, height, width]."""
+    import torch
+
+    return torch.cat(list(trunk.get_image_features(frames.to(trunk.dtype)).pooler_output))
+
+
+def _llava_shape(config: Any, grid: Grid) -> tuple[int, ...]:
+    side = config.vision_config.image_size
+    patches = (side // config.vision_config.patch_size) ** 2
+    count = patches if config.vision_feature_select_strategy == "default" else patches + 1
+    return (3, side, side) if math.prod(grid) == count else ()
+
+
 _IDEFICS = VisionFamily("text_model", _encode_idefics, _idefics_shape)
 _QWEN = VisionFamily("language_model", _encode_qwen, _qwen_shape, around=("<|vision_start|>", "<|vision_end|>"))
-FAMILIES = {"idefics3": _IDEFICS, "smolvlm": _IDEFICS, "qwen2_5_vl": _QWEN, "qwen3_vl": _QWEN}
+_LLAVA = VisionFamily("language_model", _encode_llava, _llava_shape)
+FAMILIES = {"idefics3": _IDEFICS, "smolvlm": _IDEFICS, "qwen2_5_vl": _QWEN, "qwen3_vl": _QWEN, "llava": _LLAVA}
 """By model_type in config.json."""
-TOWERS, PROJECTORS = ("vision_model", "visual"), ("connector", "merger", "deepstack_merger_list")
+TOWERS = ("vision_model", "visual", "vision_tower")
+PROJECTORS = ("connector", "merger", "deepstack_merger_list", "multi_modal_projector")
 """Modules that are towers, and modules that are projectors, which may be within a tower."""

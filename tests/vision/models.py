@@ -59,12 +59,32 @@ def qwen3() -> Any:
     )
 
 
+def llava() -> Any:
+    """Frames of 16 x 16 pixels are 4 patches, and as many tokens; the features are the last layer's but one."""
+    seen = {
+        "model_type": "clip_vision_model", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3,
+        "num_attention_heads": 2, "image_size": SIDE, "patch_size": 8,
+    }  # fmt: skip
+    text = {**TEXT, "model_type": "llama"}
+    return transformers.LlavaForConditionalGeneration(
+        transformers.LlavaConfig(
+            text_config=text, vision_config=seen, image_token_index=IMAGE, pad_token_id=0, tie_word_embeddings=False
+        )
+    )
+
+
 def framed(seed: int, frames: int) -> ImageInputs:
     """Random frames; the second's lower half is padding."""
     pixels = np.random.default_rng(seed).standard_normal((frames, 4, SIDE, SIDE)).astype(np.float32)
     pixels[:, 3] = 1
     pixels[1:, :, SIDE // 2 :] = 0
     return ImageInputs(IMAGE, b"s" * 16, tuple(pixels), ((1, PER_FRAME),) * frames)
+
+
+def pictured(seed: int, frames: int) -> ImageInputs:
+    """Random pictures without a mask."""
+    made = framed(seed, frames)
+    return ImageInputs(IMAGE, made.settings, tuple(frame[:3] for frame in made.frames), made.grids)
 
 
 def patched(seed: int, frames: int) -> ImageInputs:
@@ -78,6 +98,10 @@ def patched(seed: int, frames: int) -> ImageInputs:
 def framed_inputs(shown: Sequence[ImageInputs], ids: torch.Tensor) -> dict[str, Any]:
     frames = torch.tensor(np.stack([frame for one in shown for frame in one.frames]))
     return {"pixel_values": frames[None, :, :3], "pixel_attention_mask": frames[None, :, 3].bool()}
+
+
+def pictured_inputs(shown: Sequence[ImageInputs], ids: torch.Tensor) -> dict[str, Any]:
+    return {"pixel_values": torch.tensor(np.stack([frame for one in shown for frame in one.frames]))}
 
 
 def patched_inputs(shown: Sequence[ImageInputs], ids: torch.Tensor) -> dict[str, Any]:
@@ -99,6 +123,7 @@ class TinyFamily:
 
 FAMILIES = {
     "smolvlm": TinyFamily(smolvlm, framed, framed_inputs),
+    "llava": TinyFamily(llava, pictured, pictured_inputs),
     "qwen2_5_vl": TinyFamily(qwen25, patched, patched_inputs),
     "qwen3_vl": TinyFamily(qwen3, patched, patched_inputs),
 }

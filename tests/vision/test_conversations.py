@@ -15,8 +15,10 @@ from PIL import Image, ImageDraw
 from tokenizers import pre_tokenizers
 from transformers import (
     AutoTokenizer,
+    CLIPImageProcessorPil,
     Idefics3ImageProcessorPil,
     Idefics3Processor,
+    LlavaProcessor,
     Qwen2VLImageProcessorPil,
     SmolVLMImageProcessorPil,
 )
@@ -24,7 +26,10 @@ from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProce
 
 import agentrl
 from agentrl.attachments import images
-from agentrl.errors import RenderError
+from agentrl.envs.episode import EXPERT
+from agentrl.envs.results import record_failure
+from agentrl.envs.turns import Player, send
+from agentrl.errors import InvalidImage, RenderError
 from agentrl.models import tiny, tiny_vision
 from agentrl.models.tokenizers import HFTokenizer
 from agentrl.sessions.renderers.registry import get_renderer
@@ -32,7 +37,7 @@ from agentrl.sessions.store.store import Store
 from agentrl.sessions.tree import tree
 from agentrl.sessions.tree.conversation import Conversation
 from agentrl.sessions.tree.turn_generator import TurnGenerator
-from agentrl.types import Chunk, Message, Placed, Sampling, Session, Task, Turn, image
+from agentrl.types import Chunk, Message, Part, Placed, Sampling, Session, Status, Task, Turn, image
 from tests.sessions.fakes import DiceEngine
 
 SMOLVLM = (
@@ -98,6 +103,18 @@ def qwen_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def llava_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer and a processor as LLaVA's, which cuts the middle out of a picture; no weights."""
+    folder = tmp_path_factory.mktemp("llava")
+    tiny.build_tokenizer(["how many?"] * 9, 512, 2048, ("<image>",), tiny_vision.CHAT_TEMPLATE).save_pretrained(folder)
+    CLIPImageProcessorPil(size={"shortest_edge": SIDE}, crop_size=SIDE).save_pretrained(folder)
+    settings = {"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    (folder / "processor_config.json").write_text(json.dumps(settings))
+    (folder / "config.json").write_text(json.dumps({"model_type": "llava"}))
+    return folder
+
+
 class ImagesAlone(Qwen2_5_VLProcessor):
     """Qwen2.5-VL's own processor without its part for videos, which needs a library of theirs."""
 
@@ -110,6 +127,10 @@ def processor_of(folder: Path) -> Any:
     if "qwen" in folder.name:
         pixels = Qwen2VLImageProcessorPil.from_pretrained(folder)
         return ImagesAlone(pixels, tokenizer, None, chat_template=tokenizer.chat_template)
+    if "llava" in folder.name:
+        settings = json.loads((folder / "processor_config.json").read_text())
+        pixels = CLIPImageProcessorPil.from_pretrained(folder)
+        return LlavaProcessor(pixels, tokenizer, chat_template=tokenizer.chat_template, **settings)
     kind = SmolVLMImageProcessorPil if "smolvlm" in folder.name else Idefics3ImageProcessorPil
     length = json.loads((folder / "processor_config.json").read_text())["image_seq_len"]
     return Idefics3Processor(kind.from_pretrained(folder), tokenizer, length, chat_template=tokenizer.chat_template)
@@ -146,6 +167,8 @@ def agrees(folder: Path, session: Session, head: int) -> int:
         assert np.array_equal(np.concatenate(frames), whole["pixel_values"])
         grids = [[1, 2 * rows, 2 * columns] for one in found for rows, columns in one.grids]
         assert grids == whole["image_grid_thw"].tolist()
+    elif "pixel_attention_mask" not in whole:
+        assert np.array_equal(np.stack(frames), whole["pixel_values"])
     else:
         assert np.array_equal(np.stack(frames)[:, :3], whole["pixel_values"][0])
         assert np.array_equal(np.stack(frames)[:, 3], whole["pixel_attention_mask"][0])
@@ -157,9 +180,10 @@ def agrees(folder: Path, session: Session, head: int) -> int:
 
 @pytest.mark.slow
 def test_paths_and_forks_are_what_the_processor_makes_of_the_whole(
-    tiny_folder: Path, smolvlm_folder: Path, qwen_folder: Path
+    tiny_folder: Path, smolvlm_folder: Path, qwen_folder: Path, llava_folder: Path
 ) -> None:
-    for folder, tool in ((tiny_folder, "tool"), (smolvlm_folder, "user"), (qwen_folder, "user")):
+    others = (smolvlm_folder, qwen_folder, llava_folder)
+    for folder, tool in ((tiny_folder, "tool"), *((folder, "user") for folder in others)):
         renderer = get_renderer(str(folder))
         generator = TurnGenerator(renderer, None)
         session = Session("s", Task(id="t"))
@@ -245,3 +269,15 @@ async def _stored_once(session: Session, file: Path) -> None:
         for name in ("a", "b", "c"):
             store.delete(name)
         assert store._db.execute("SELECT count(*) FROM blobs").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("url", ["https://pictures.test/one.png", "data:image/png;base64,AAAA"])
+def test_an_image_that_can_not_be_read_ends_its_session_and_is_the_environments(url: str, tiny_folder: Path) -> None:
+    """A part that was built by hand, which nothing has checked."""
+    talk = Conversation(Session("s", Task(id="t")), TurnGenerator(get_renderer(str(tiny_folder)), None))
+    shown = Message(role="user", content=[Part(type="image_url", image_url={"url": url}), "Which one?"])
+    with pytest.raises(InvalidImage, match="the environment's user message has a broken image") as raised:
+        send({"": Player(talk, EXPERT)}, {"": [shown]})
+    record_failure(talk.session, raised.value)
+    assert talk.session.status is Status.INFRA_ERROR
+    assert not talk.session.nodes

@@ -15,6 +15,7 @@ from agentrl.attachments import images
 from agentrl.config import AlgoConfig
 from agentrl.errors import InvalidInput
 from agentrl.models.vision import of_vision
+from agentrl.models.vision_families import TOWERS
 from agentrl.train.forest import pictures
 from agentrl.train.forest.packing import pack
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
@@ -23,7 +24,7 @@ from agentrl.types import Node, Session, Status, Task
 from tests.train.trees import as_group, environment_node, leaf_credit, sampled_node
 from tests.vision.models import FAMILIES, IMAGE, drawn, prompt, tiny_vlm
 
-FRAMED = ("smolvlm",)
+FRAMED = ("smolvlm", "llava")
 """Families that see frames of one size."""
 
 
@@ -60,7 +61,7 @@ def row_logps(model: Any, path: list[Node], family: str) -> Tensor:
 
 
 def tower_of(trunk: Any) -> Any:
-    return getattr(trunk, "vision_model", None) or trunk.visual
+    return next(getattr(trunk, name) for name in TOWERS if hasattr(trunk, name))
 
 
 @pytest.fixture(scope="module")
@@ -153,3 +154,14 @@ def test_images_that_do_not_fit_their_tokens_are_refused() -> None:
         images.KIND.check(drawn(1).pack()[:-1], 100)
     with pytest.raises(InvalidInput, match="path up to their end has 3"):
         images.KIND.check(drawn(1).pack(), 3)
+
+
+def test_a_budget_counts_patches_beside_tokens() -> None:
+    rng = random.Random(6)
+    sessions = [session(name, number, None, rng, "qwen2_5_vl") for number, name in enumerate("abcd")]
+    credit, _ = leaf_credit(rng, sessions)
+    groups = [as_group([one], one.id) for one in sessions]
+    [whole] = pack(groups, credit, 10_000)
+    each = len(whole) // 4 + 2 * 16
+    assert [pictures.patches_of(forest.fields) for forest in pack(groups, credit, 2 * each)] == [64, 64]
+    assert len(pack(groups, credit, 2 * each - 1)) == 4

@@ -70,6 +70,11 @@ class Pictures:
         named[at] = FIRST + np.concatenate(names)
         return named
 
+    def patches(self, key: NDArray[np.int64]) -> int:
+        """How many patches the frames have that begin among some keys, each frame once."""
+        numbers = np.flatnonzero(np.isin(self._features[:-1], key[key >= FIRST] - FIRST))
+        return sum(images.patches_in(self._frames[number].shape) for number in numbers.tolist())
+
     def restore(
         self, token_ids: Tensor, depth: Tensor, path_sum: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, dict[str, Column | SharedColumn]]:
@@ -114,6 +119,15 @@ def images_of(fields: Mapping[str, Column | SharedColumn]) -> PlacedFrames | Non
         return None
     start = torch.where(frames.length > 0, frames.start, -1)
     return PlacedFrames(frames.values, start, frames.length, place.values, grid.values)
+
+
+def patches_of(fields: Mapping[str, Column | SharedColumn]) -> int:
+    """About how many patches a forest's towers compute."""
+    frames = fields.get(FRAMES)
+    if not isinstance(frames, SharedColumn):
+        return 0
+    shape = frames.values.shape
+    return shape[0] if len(shape) == 2 else shape[0] * images.patches_in(tuple(shape[1:]))
 
 
 def positions_of(fields: Mapping[str, Column | SharedColumn], depth: Tensor) -> Tensor:
