@@ -121,7 +121,7 @@ def insert(trunk: Any, token_ids: Tensor, at: Tensor, seen: Tensor) -> dict[str,
     Features of the first level are embeddings; others are added behind the first layers (DeepStack, arXiv:2406.04334).
     """
     embedded: Tensor = trunk.get_input_embeddings()(token_ids)
-    first, *levels = seen.to(embedded.dtype).split(embedded.shape[-1], -1)
+    first, *levels = torch.split(seen.to(embedded.dtype), embedded.shape[-1], -1)
     made: dict[str, Tensor | list[Tensor]] = {"inputs_embeds": embedded.index_put((torch.zeros_like(at), at), first)}
     if levels:
         mask = torch.zeros_like(token_ids, dtype=torch.bool)
