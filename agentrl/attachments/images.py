@@ -48,12 +48,12 @@ class ImageInputs:
 
     @property
     def count(self) -> int:
-        """How many placeholder tokens these are."""
+        """The number of placeholder tokens."""
         return sum(rows * columns for rows, columns in self.grids)
 
     @property
     def axes(self) -> bool:
-        """Whether positions have three axes (`axes_of`), as in all families that see patches."""
+        """True where positions have three axes (`axes_of`), as in all families that see patches."""
         return self.frames[0].ndim == 2
 
     def pack(self) -> bytes:
@@ -95,7 +95,7 @@ SIDE = 14
 
 
 def patches_in(shape: tuple[int, ...]) -> int:
-    """About how many patches a tower makes of a frame: of a picture, by the side that patches usually have."""
+    """The patches that a tower makes of a frame: of a picture an estimate, by the side that patches usually have."""
     return shape[0] if len(shape) == 2 else -(-shape[-2] // SIDE) * -(-shape[-1] // SIDE)
 
 
@@ -125,7 +125,7 @@ def axes_of(
 
 
 def shift_of(place: NDArray[np.int64], grid: NDArray[np.int64]) -> NDArray[np.int64]:
-    """By how much the tokens behind a token are further on than their depth says, for what it ends: [T]."""
+    """The difference of positions from depths that begins behind a token, where it ends an image: [T]."""
     import numpy as np
 
     count = grid[:, 0] * grid[:, 1]

@@ -232,5 +232,5 @@ class QwenProcessor:
         self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
 
     def replace_image_token(self, made: Any, number: int) -> str:
-        """What the placeholder of an image becomes."""
+        """The text that an image's placeholder becomes."""
         return self.image_token * int(made["image_grid_thw"][number].prod() // self.image_processor.merge_size**2)

@@ -19,7 +19,7 @@ Grid = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class VisionFamily:
-    """What differs between families.
+    """A family, by what sets it apart from others.
 
     Attributes:
         text: the trunk's attribute that is the language model.

@@ -36,7 +36,7 @@ class ForestPart:
 
     @property
     def load(self) -> int:
-        """What a token budget counts: tokens, and patches of images."""
+        """The tokens, and the patches of images, which a token budget counts."""
         return self.size + self.patches
 
 

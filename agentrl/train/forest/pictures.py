@@ -71,7 +71,7 @@ class Pictures:
         return named
 
     def patches(self, key: NDArray[np.int64]) -> int:
-        """How many patches the frames have that begin among some keys, each frame once."""
+        """The number of patches of the frames that begin among some keys, each frame once."""
         numbers = np.flatnonzero(np.isin(self._features[:-1], key[key >= FIRST] - FIRST))
         return sum(images.patches_in(self._frames[number].shape) for number in numbers.tolist())
 
@@ -122,7 +122,7 @@ def images_of(fields: Mapping[str, Column | SharedColumn]) -> PlacedFrames | Non
 
 
 def patches_of(fields: Mapping[str, Column | SharedColumn]) -> int:
-    """About how many patches a forest's towers compute."""
+    """The number of patches that a tower computes for a forest; of pictures an estimate."""
     frames = fields.get(FRAMES)
     if not isinstance(frames, SharedColumn):
         return 0
