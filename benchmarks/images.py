@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ours, theirs = trainer.logprobs([forest])[0][forest.weight > 0], row_logps(model, group).detach().flatten()
         differs = float((ours.sort().values - theirs.sort().values).abs().max())
         forest_seconds, row_seconds = least(
-            lambda: trainer.backward(batch), lambda: row_logps(model, group).sum().backward(), given.times
+            lambda: trainer.backward(batch), lambda: torch.autograd.backward(row_logps(model, group).sum()), given.times
         )
     tokens = load.answers * (load.text + load.side**2 + load.length)
     print(
