@@ -13,6 +13,7 @@
     │   └── RenderError                         messages that the model's format cannot express
     ├── TokenBudgetExceeded (RuntimeError)      a token budget is used up: the session ends TRUNCATED
     ├── EnvError            (RuntimeError)      the environment's own code failed
+    │   ├── InvalidImage                        an image that it showed can't be read: its session does not count
     │   ├── InvalidNumber                       what it gave is no finite number: its session does not count
     │   │   └── InvalidReward                   a reward is none, or out of its range
     │   └── StateUnsupported (NotImplementedError) it can't save, restore or fork its episode
@@ -118,6 +119,12 @@ class EnvError(AgentRLError, RuntimeError):
 
 class InvalidNumber(EnvError):
     """An environment gave no finite number: its session is not trained on, and not played again."""
+
+    blame = Blame.INFRA
+
+
+class InvalidImage(EnvError):
+    """An environment showed an image that can't be read: its session ends there, and is not trained on."""
 
     blame = Blame.INFRA
 

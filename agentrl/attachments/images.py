@@ -1,15 +1,17 @@
-"""Attachments of the kind `images`: what a model's processor made of a node's images, as pixels in float32.
+"""Attachments of the kind `images`: what a model's processor made of a node's images, in float32.
 
-An image is one or more frames of one size, and each frame stands for `per_frame` placeholder tokens of the node. Places
-are not stored: the node's placeholder tokens take the frames' features in order. So nodes with the same image have the
-same bytes, which the store keeps once, and pixels are never processed a second time. The bytes: a header (letter,
-placeholder's id, tokens of a frame, number of frames, height, width, a digest of the processor's settings), then each
-frame's three colours and its mask (1 where there is an image, 0 where there is padding), little-endian.
+An image is one or more frames, and each frame stands for a grid of placeholder tokens of the node. A frame is three
+colours and a mask (1 where there is an image, 0 where there is padding), [4, height, width], for models that see
+pictures of one size, or its patches, [n, values], for models that see them of any. Places are not stored: the node's
+placeholder tokens take the frames' features in order. So nodes with the same image have the same bytes, which the store
+keeps once, and pixels are never processed a second time. The bytes: a header (letter, placeholder's id, number of
+frames, a digest of the processor's settings), each frame's grid and shape, then the frames' numbers, little-endian.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,10 +24,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NAME = "images"
-CHANNELS = 4
-"""Three colours, and the mask."""
-_HEADER = struct.Struct("<cIIIHH16s")
-_LETTER = b"I"
+_HEADER = struct.Struct("<cIH16s")
+_FRAME = struct.Struct("<HH3I")
+_LETTER = b"J"
 _WIDTH = 4
 
 
@@ -35,26 +36,42 @@ class ImageInputs:
 
     Attributes:
         token: the id of the placeholder token.
-        per_frame: how many placeholder tokens a frame has.
         settings: a digest of the processor's settings.
-        frames: float32 [n, 4, height, width].
+        frames: float32, [4, height, width] or [patches, values] each.
+        grids: rows and columns of each frame's placeholder tokens.
     """
 
     token: int
-    per_frame: int
     settings: bytes
-    frames: NDArray[np.float32]
+    frames: tuple[NDArray[np.float32], ...]
+    grids: tuple[tuple[int, int], ...]
+
+    @property
+    def count(self) -> int:
+        """The number of placeholder tokens."""
+        return sum(rows * columns for rows, columns in self.grids)
+
+    @property
+    def axes(self) -> bool:
+        """True where positions have three axes (`axes_of`), as in all families that see patches."""
+        return self.frames[0].ndim == 2
 
     def pack(self) -> bytes:
         """These inputs as bytes."""
-        count, _, height, width = self.frames.shape
-        header = _HEADER.pack(_LETTER, self.token, self.per_frame, count, height, width, self.settings)
-        return header + self.frames.astype("<f4").tobytes()
+        header = _HEADER.pack(_LETTER, self.token, len(self.frames), self.settings)
+        shapes = [
+            _FRAME.pack(*grid, *frame.shape, *[0] * (3 - frame.ndim))
+            for frame, grid in zip(self.frames, self.grids, strict=True)
+        ]
+        return b"".join([header, *shapes, *(frame.astype("<f4").tobytes() for frame in self.frames)])
 
     def digests(self) -> list[bytes]:
         """One digest for each frame; equal where the model's features are."""
-        about = self.settings + struct.pack("<II", self.token, self.per_frame)
-        return [hashlib.sha256(about + frame.tobytes()).digest() for frame in self.frames]
+        about = self.settings + struct.pack("<I", self.token)
+        return [
+            hashlib.sha256(about + repr((grid, frame.shape)).encode() + frame.tobytes()).digest()
+            for frame, grid in zip(self.frames, self.grids, strict=True)
+        ]
 
     def places(self, token_ids: Any) -> NDArray[np.int64]:
         """The places of the placeholder tokens among a node's, in order.
@@ -65,30 +82,77 @@ class ImageInputs:
         import numpy as np
 
         found = np.flatnonzero(np.asarray(token_ids) == self.token)
-        if found.size != len(self.frames) * self.per_frame:
+        if found.size != self.count:
             raise InvalidInput(
-                f"{len(self.frames)} image frames of {self.per_frame} tokens each need "
-                f"{len(self.frames) * self.per_frame} placeholder tokens (id {self.token}), not {found.size}"
+                f"{len(self.frames)} image frames of {self.grids} tokens need {self.count} placeholder tokens "
+                f"(id {self.token}), not {found.size}"
             )
         return found
 
 
-def _header(data: bytes) -> tuple[int, int, int, int, int, bytes]:
-    """Placeholder's id, tokens of a frame, frames, height, width, settings.
+SIDE = 14
+"""Pixels of a patch's side, as most towers have them."""
+
+
+def patches_in(shape: tuple[int, ...]) -> int:
+    """The patches that a tower makes of a frame: of a picture an estimate, by the side that patches usually have."""
+    return shape[0] if len(shape) == 2 else -(-shape[-2] // SIDE) * -(-shape[-1] // SIDE)
+
+
+def axes_of(
+    depth: NDArray[np.int64], shift: NDArray[np.int64], place: NDArray[np.int64], grid: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Positions with three axes (time, row, column), as Qwen2-VL counts them (arXiv:2409.12191, section 2.1).
+
+    A text's token is one behind all that is before it. An image's tokens share their time, and count rows and columns
+    from there; what follows is one behind the largest.
+
+    Args:
+        depth: [T], along the path.
+        shift: [T], the sum of `shift_of` over the tokens before it on its path.
+        place: [T], which of its image's tokens it is; -1 for text.
+        grid: [T, 2], rows and columns of its image; 0 for text.
+
+    Returns:
+        [T, 3].
+    """
+    import numpy as np
+
+    seen, columns = place >= 0, np.maximum(grid[:, 1], 1)
+    first = depth + shift - np.where(seen, place, 0)
+    row, column = np.where(seen, place // columns, 0), np.where(seen, place % columns, 0)
+    return np.stack([first, first + row, first + column], 1)
+
+
+def shift_of(place: NDArray[np.int64], grid: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The difference of positions from depths that begins behind a token, where it ends an image: [T]."""
+    import numpy as np
+
+    count = grid[:, 0] * grid[:, 1]
+    return np.where((place >= 0) & (place == count - 1), grid.max(1) - count, 0)
+
+
+def _shapes(data: bytes) -> tuple[int, bytes, list[tuple[tuple[int, int], tuple[int, ...]]]]:
+    """Placeholder's id, settings, and each frame's grid and shape.
 
     Raises:
         InvalidInput: these bytes are no images.
     """
     if len(data) < _HEADER.size:
         raise InvalidInput(f"images of {len(data)} bytes have no header, which takes {_HEADER.size}")
-    letter, token, per_frame, count, height, width, settings = _HEADER.unpack_from(data)
-    size = _HEADER.size + count * CHANNELS * height * width * _WIDTH
-    if letter != _LETTER or not (per_frame and count and height and width) or len(data) != size:
+    letter, token, count, settings = _HEADER.unpack_from(data)
+    if letter != _LETTER or not count or len(data) < _HEADER.size + count * _FRAME.size:
         raise InvalidInput(
-            f"images of {len(data)} bytes have the header {data[:1]!r}, {count} frames of {height} x {width}, "
-            f"{per_frame} tokens each; expected {_LETTER!r}, none of them 0, and {size} bytes"
+            f"images of {len(data)} bytes begin with {letter!r} for {count} frames; expected {_LETTER!r}"
         )
-    return token, per_frame, count, height, width, settings
+    found = []
+    for number in range(count):
+        rows, columns, *shape = _FRAME.unpack_from(data, _HEADER.size + number * _FRAME.size)
+        found.append(((rows, columns), tuple(shape if shape[2] else shape[:2])))
+    size = _HEADER.size + count * _FRAME.size + sum(math.prod(shape) for _, shape in found) * _WIDTH
+    if len(data) != size or any(not (math.prod(grid) and math.prod(shape)) for grid, shape in found):
+        raise InvalidInput(f"images of {len(data)} bytes have frames of {found}; expected {size} bytes, and no zeros")
+    return token, settings, found
 
 
 def unpack(data: bytes) -> ImageInputs:
@@ -99,11 +163,13 @@ def unpack(data: bytes) -> ImageInputs:
     """
     import numpy as np
 
-    token, per_frame, count, height, width, settings = _header(data)
-    frames = np.frombuffer(data, dtype="<f4", offset=_HEADER.size).reshape(count, CHANNELS, height, width)
-    if not np.isfinite(frames).all():
+    token, settings, found = _shapes(data)
+    values = np.frombuffer(data, dtype="<f4", offset=_HEADER.size + len(found) * _FRAME.size)
+    if not np.isfinite(values).all():
         raise InvalidInput("images have pixels that are not finite")
-    return ImageInputs(token, per_frame, settings, frames)
+    pieces = np.split(values, np.cumsum([math.prod(shape) for _, shape in found])[:-1])
+    frames = tuple(piece.reshape(shape) for piece, (_, shape) in zip(pieces, found, strict=True))
+    return ImageInputs(token, settings, frames, tuple(grid for grid, _ in found))
 
 
 class Images(AttachmentKind):
@@ -113,9 +179,9 @@ class Images(AttachmentKind):
 
     def check(self, data: bytes, tokens: int) -> None:
         """Whole frames, with no more placeholder tokens than the path has tokens."""
-        _, per_frame, count, *_ = _header(data)
-        if per_frame * count > tokens:
-            raise InvalidInput(f"images of {per_frame * count} tokens; the path up to their end has {tokens}")
+        count = sum(math.prod(grid) for grid, _ in _shapes(data)[2])
+        if count > tokens:
+            raise InvalidInput(f"images of {count} tokens; the path up to their end has {tokens}")
 
 
 KIND = Images()

@@ -25,7 +25,7 @@ class TrainerConfig(Section):
     """The number of times, between two checkpoints, that a trainer whose processes died is started anew: from the
     newest checkpoint, and trained again on the groups since."""
     token_budget: PositiveInt = 8192
-    """Tokens of one forest (one micro-batch); gradients accumulate over a step's forests."""
+    """Tokens, and patches of images, of one forest (one micro-batch); gradients accumulate over a step's forests."""
 
 
 Bounds = tuple[NonNegativeFloat, PositiveFloat]

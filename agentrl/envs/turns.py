@@ -15,13 +15,14 @@ from typing import Protocol
 from agentrl import tracing
 from agentrl.attachments import critic_view
 from agentrl.common.concurrency import concurrently
+from agentrl.common.pictures import url_of
 from agentrl.envs import calls
 from agentrl.envs.base import Env, has_critic_view
 from agentrl.envs.context import context_of
 from agentrl.envs.deadlines import within
 from agentrl.envs.results import add_rewards, environment_call, note_answer_failed
 from agentrl.envs.sub_agents import SubAgents
-from agentrl.errors import AgentRLError, DeadlineExceeded, EnvError
+from agentrl.errors import AgentRLError, DeadlineExceeded, EnvError, InvalidImage, InvalidInput, RenderError
 from agentrl.sessions.tree.conversation import Conversation
 from agentrl.types import Message, Node, Session, StepResult
 
@@ -158,8 +159,26 @@ async def _step(
 
 
 def send(players: Mapping[str, Player], messages: Mapping[str, Sequence[Message]]) -> list[Node]:
-    """Append each agent's messages to its conversation."""
-    return [node for agent, own in messages.items() if own for node in players[agent].conversation.add(own)]
+    """Append each agent's messages to its conversation.
+
+    Raises:
+        InvalidImage: one shows an image that can't be read.
+        RenderError: the model's format has no place for one.
+    """
+    try:
+        return [node for agent, own in messages.items() if own for node in players[agent].conversation.add(own)]
+    except RenderError as error:
+        raise _find_broken([message for own in messages.values() for message in own]) or error from None
+
+
+def _find_broken(messages: Sequence[Message]) -> InvalidImage | None:
+    for message in messages:
+        for url in message.images:
+            try:
+                url_of(url)
+            except InvalidInput as error:
+                return InvalidImage(f"the environment's {message.role} message has a broken image: {error}")
+    return None
 
 
 def note(nodes: Sequence[Node], seconds: Mapping[str, float]) -> None:

@@ -11,19 +11,22 @@ import hashlib
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrl.attachments import images
 from agentrl.common.pictures import picture
 from agentrl.common.untrusted import read_json
 from agentrl.errors import ConfigError, InvalidInput, RenderError, missing_extra
+from agentrl.models.vision_families import FAMILIES
 from agentrl.types import Message
 
-FAMILIES = ("idefics3", "smolvlm")
-"""Values of model_type in config.json whose processors are known."""
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 _KEPT_BYTES = 256 << 20
 
 
@@ -33,6 +36,11 @@ class ProcessedImage:
 
     text: str
     inputs: images.ImageInputs
+
+    @property
+    def nbytes(self) -> int:
+        """The size of its frames."""
+        return sum(frame.nbytes for frame in self.inputs.frames)
 
 
 class ImageProcessor:
@@ -49,10 +57,13 @@ class ImageProcessor:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._processor = _load(folder)
+        kind = read_json((folder / "config.json").read_text())["model_type"]
+        self._processor = _load(folder, kind)
+        self._process = _PROCESSES[kind]
+        self._around = FAMILIES[kind].around
         self.token: str = self._processor.image_token
         self._token_id = int(self._processor.image_token_id)
-        settings = [self._processor.image_processor.to_dict(), self._processor.image_seq_len]
+        settings = [self._processor.image_processor.to_dict(), getattr(self._processor, "image_seq_len", None)]
         self._settings = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).digest()[:16]
         self._lock = threading.Lock()
         self._kept: OrderedDict[bytes, ProcessedImage] = OrderedDict()
@@ -74,14 +85,15 @@ class ImageProcessor:
                 self._kept.move_to_end(key)
                 return self._kept[key]
             try:
-                made = self._process(picture(url))
+                text, frames, grids = self._process(self._processor, picture(url))
             except InvalidInput as error:
                 raise RenderError(str(error)) from error
             self.processed += 1
+            made = ProcessedImage(text, images.ImageInputs(self._token_id, self._settings, tuple(frames), tuple(grids)))
             self._kept[key] = made
-            self._bytes += made.inputs.frames.nbytes
+            self._bytes += made.nbytes
             while self._bytes > _KEPT_BYTES and len(self._kept) > 1:
-                self._bytes -= self._kept.popitem(last=False)[1].inputs.frames.nbytes
+                self._bytes -= self._kept.popitem(last=False)[1].nbytes
             return made
 
     def attached(self, message: Message) -> dict[str, bytes]:
@@ -90,17 +102,15 @@ class ImageProcessor:
         Raises:
             RenderError: one of them can't be read, or they become frames of different sizes.
         """
-        import numpy as np
-
         found = [self.processed_image(url).inputs for url in message.images]
         if not found:
             return {}
-        if len({one.frames.shape[1:] for one in found}) > 1:
-            sizes = ", ".join(sorted({"{} x {}".format(*one.frames.shape[2:]) for one in found}))
+        frames = tuple(frame for one in found for frame in one.frames)
+        if len({frame.shape for frame in frames}) > 1 and not found[0].axes:
+            sizes = ", ".join(sorted({"{} x {}".format(*frame.shape[1:]) for frame in frames}))
             raise RenderError(f"a message's images become frames of different sizes ({sizes}), which is not supported")
-        frames = np.concatenate([one.frames for one in found])
-        inputs = images.ImageInputs(found[0].token, found[0].per_frame, found[0].settings, frames)
-        return {images.NAME: inputs.pack()}
+        grids = tuple(grid for one in found for grid in one.grids)
+        return {images.NAME: images.ImageInputs(found[0].token, found[0].settings, frames, grids).pack()}
 
     def encode(self, url: str) -> list[int]:
         """The tokens that an image becomes.
@@ -108,7 +118,7 @@ class ImageProcessor:
         Raises:
             RenderError: it is no image that can be read.
         """
-        text = self.processed_image(url).text
+        text = self.processed_image(url).text.join(self._around)
         ids: list[int] = self._processor.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
@@ -128,16 +138,45 @@ class ImageProcessor:
         shown = [*(self.processed_image(url).text for url in urls), ""]
         return "".join(piece + image for piece, image in zip(pieces, shown, strict=True))
 
-    def _process(self, image: Any) -> ProcessedImage:
-        import numpy as np
 
-        made = self._processor.image_processor([[image]], return_row_col_info=True, return_tensors="np")
-        pixels = np.asarray(made["pixel_values"][0], dtype=np.float32)
-        mask = np.asarray(made["pixel_attention_mask"][0], dtype=np.float32)
-        text = self._processor.replace_image_token({"rows": made["rows"], "cols": made["cols"]}, 0)
-        frames = np.concatenate([pixels, mask[:, None]], 1)
-        per_frame = text.count(self.token) // len(frames)
-        return ProcessedImage(text, images.ImageInputs(self._token_id, per_frame, self._settings, frames))
+def _process_idefics(processor: Any, image: Any) -> ProcessedParts:
+    import numpy as np
+
+    made = processor.image_processor([[image]], return_row_col_info=True, return_tensors="np")
+    pixels = np.asarray(made["pixel_values"][0], dtype=np.float32)
+    mask = np.asarray(made["pixel_attention_mask"][0], dtype=np.float32)
+    text = processor.replace_image_token({"rows": made["rows"], "cols": made["cols"]}, 0)
+    frames = np.concatenate([pixels, mask[:, None]], 1)
+    return text, list(frames), [(1, text.count(processor.image_token) // len(frames))] * len(frames)
+
+
+def _process_llava(processor: Any, image: Any) -> ProcessedParts:
+    import numpy as np
+
+    made = processor.image_processor([image], return_tensors="np")
+    text = processor.replace_image_token(made, 0)
+    return text, [np.asarray(made["pixel_values"][0], dtype=np.float32)], [(1, text.count(processor.image_token))]
+
+
+def _process_qwen(processor: Any, image: Any) -> ProcessedParts:
+    import numpy as np
+
+    made = processor.image_processor([image], return_tensors="np")
+    patches = np.asarray(made["pixel_values"], dtype=np.float32)
+    _, high, wide = (int(side) for side in made["image_grid_thw"][0])
+    merged = processor.image_processor.merge_size
+    return processor.replace_image_token(made, 0), [patches], [(high // merged, wide // merged)]
+
+
+ProcessedParts = tuple[str, "list[NDArray[np.float32]]", list[tuple[int, int]]]
+"""An image's text, its frames, and their grids."""
+_PROCESSES: dict[str, Callable[[Any, Any], ProcessedParts]] = {
+    "idefics3": _process_idefics,
+    "smolvlm": _process_idefics,
+    "llava": _process_llava,
+    "qwen2_5_vl": _process_qwen,
+    "qwen3_vl": _process_qwen,
+}
 
 
 def find_processor(folder: Path | None) -> ImageProcessor | None:
@@ -155,19 +194,43 @@ def find_processor(folder: Path | None) -> ImageProcessor | None:
     return ImageProcessor(folder) if family in FAMILIES else None
 
 
-def _load(folder: Path) -> Any:
-    """A processor without video, which SmolVLM's own class can't be: images become the same text by both."""
+def _load(folder: Path, kind: str) -> Any:
+    """A processor without video, which some classes can't be: images become the same text by both."""
     try:
         from PIL import Image  # noqa: F401
     except ImportError:
         raise missing_extra("pillow", "vision") from None
-    from transformers import AutoTokenizer, Idefics3Processor
+    from transformers import AutoTokenizer, Idefics3Processor, LlavaProcessor
     from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
     try:
-        settings = read_json((folder / "processor_config.json").read_text())
         pixels = AutoImageProcessor.from_pretrained(folder, backend="pil")
         tokenizer = AutoTokenizer.from_pretrained(folder)
+        if _PROCESSES[kind] is _process_qwen:
+            return QwenProcessor(pixels, tokenizer)
+        settings = read_json((folder / "processor_config.json").read_text())
+        if kind == "llava":
+            own = ("patch_size", "vision_feature_select_strategy", "num_additional_image_tokens")
+            return LlavaProcessor(pixels, tokenizer, **{name: settings[name] for name in own if name in settings})
         return Idefics3Processor(pixels, tokenizer, int(settings["image_seq_len"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"model={str(folder)!r}: its image processor can't be loaded: {error}") from error
+
+
+class QwenProcessor:
+    """The images' part of Qwen-VL's processors, whose own class needs a video library.
+
+    Args:
+        image_processor: of transformers.
+        tokenizer: of transformers.
+    """
+
+    image_token = "<|image_pad|>"
+
+    def __init__(self, image_processor: Any, tokenizer: Any) -> None:
+        self.image_processor, self.tokenizer = image_processor, tokenizer
+        self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
+
+    def replace_image_token(self, made: Any, number: int) -> str:
+        """The text that an image's placeholder becomes."""
+        return self.image_token * int(made["image_grid_thw"][number].prod() // self.image_processor.merge_size**2)

@@ -200,7 +200,7 @@ def _no_causal_lm(folder: Path, config: Any) -> str:
         named = custom_code.list_named_classes(folder)
         return "" if kind in named else f"auto_map in config.json names no {kind}, but {', '.join(sorted(named))}"
     if config.get_text_config() is not config:
-        from agentrl.models.image_processor import FAMILIES
+        from agentrl.models.vision_families import FAMILIES
 
         known = f"of these only trainer=torch trains any ({', '.join(FAMILIES)})"
         return f"model_type={config.model_type!r} is a model of images or sound; {known}"

@@ -3,7 +3,7 @@
 Towers for images and sound, and layers that predict several tokens (MTP), have no place in the model that transformers
 builds for training. An export without them could not be served as what the folder was. So they are copied, as they are,
 from the folder into every export, under the names that they had, and the configuration stays the folder's. Families
-that are trained whole, towers included, have none (`image_processor.FAMILIES`).
+that are trained whole, towers included, have none (`vision_families.FAMILIES`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.models import tensors
-from agentrl.models.image_processor import FAMILIES
 from agentrl.models.loading import read_config
+from agentrl.models.vision_families import FAMILIES
 
 if TYPE_CHECKING:
     from torch import Tensor

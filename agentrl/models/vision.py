@@ -1,25 +1,22 @@
-"""Vision-language models: which families are known, how they are loaded, and how images become embeddings.
+"""Vision-language models: how they are loaded, and how images become embeddings.
 
-A family is here when its image tokens are causal and its positions one-dimensional, so that a forest of tokens is the
-same forest with images: SmolVLM and Idefics3. The tower and the projector run once for each distinct frame; tokens that
-share a frame, on whatever path, share its features, and gradients add up there.
+The tower and the projector run once for each distinct frame; tokens that share a frame, on whatever path, share its
+features, and gradients add up there. Families are in `vision_families`.
 """
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from agentrl.common.untrusted import read_json
 from agentrl.errors import InvalidInput, InvalidWeights
-from agentrl.models.image_processor import FAMILIES
 from agentrl.models.loading import load_with_match, read_config
-
-TOWER, PROJECTOR = "vision_model", "connector"
-"""The parts of a trunk of these families."""
+from agentrl.models.vision_families import FAMILIES, PROJECTORS, TOWERS, VisionFamily
 
 
 def sees(folder: Path) -> bool:
@@ -52,41 +49,85 @@ def load_vision_lm(folder: Path, dtype: Any, attention: str) -> Any:
     return model
 
 
-def features(trunk: Any, frames: Tensor) -> Tensor:
-    """The projected features of frames: [n, 4, height, width] (colours and mask) to [n, tokens of a frame, d]."""
-    size = trunk.config.vision_config.patch_size
-    patches = (frames[:, 3] > 0).unfold(1, size, size).unfold(2, size, size).any(-1).any(-1)
-    tower, projector = getattr(trunk, TOWER), getattr(trunk, PROJECTOR)
-    hidden = tower(pixel_values=frames[:, :3].to(trunk.dtype), patch_attention_mask=patches).last_hidden_state
-    found: Tensor = projector(hidden)
+def family_of(trunk: Any) -> VisionFamily | None:
+    """The family of a model without its head; None where it sees nothing."""
+    family = FAMILIES.get(getattr(trunk.config, "model_type", ""))
+    return family if family is not None and hasattr(trunk, family.text) else None
+
+
+def language_of(trunk: Any) -> Any:
+    """The part of a model without its head that computes hidden states from embeddings."""
+    family = family_of(trunk)
+    return trunk if family is None else getattr(trunk, family.text)
+
+
+class PlacedFrames(NamedTuple):
+    """The frames of a row of tokens, each distinct one once, and which tokens they are.
+
+    Attributes:
+        values: [N, …], the frames' numbers: one entry for each frame, or for each patch.
+        start: [T], where in them the token's frame begins; -1 for text.
+        length: [T], how many entries it has.
+        place: [T], which of the frame's tokens it is; -1 for text.
+        grid: [T, 2], rows and columns of the frame's tokens; 0 for text.
+    """
+
+    values: Tensor
+    start: Tensor
+    length: Tensor
+    place: Tensor
+    grid: Tensor
+
+
+def features(trunk: Any, frames: Tensor, grids: list[tuple[int, int]]) -> Tensor:
+    """The projected features of frames, one frame's tokens behind the other's: see `VisionFamily.encode`.
+
+    Raises:
+        InvalidInput: the model makes another number of tokens than the processor did.
+    """
+    family = family_of(trunk)
+    assert family is not None
+    found, expected = family.encode(trunk, frames, grids), sum(map(math.prod, grids))
+    if len(found) != expected:
+        raise InvalidInput(
+            f"the model makes {len(found)} tokens of {len(grids)} frames, and the images were processed for {expected}"
+        )
     return found
 
 
-def embed(trunk: Any, token_ids: Tensor, frames: Tensor, frame: Tensor, place: Tensor) -> Tensor:
-    """The embeddings of a row of tokens, some of which are images'.
-
-    Args:
-        trunk: a model of a known family without its head.
-        token_ids: [1, T].
-        frames: [n, 4, height, width], each distinct frame once.
-        frame: [T], the frame that a token is of; -1 for text.
-        place: [T], which of the frame's tokens it is.
+def embed(trunk: Any, token_ids: Tensor, placed: PlacedFrames) -> dict[str, Tensor | list[Tensor]]:
+    """The inputs of the language model for a row of tokens, [1, T], some of which are images'.
 
     Raises:
         InvalidInput: a frame has another number of tokens here than where it was processed.
     """
-    embedded: Tensor = trunk.get_input_embeddings()(token_ids)
-    at = torch.nonzero(frame >= 0).flatten()
+    at = torch.nonzero(placed.start >= 0).flatten()
     if not len(at):
-        return embedded
-    seen = features(trunk, frames)
-    if int(place[at].max()) >= seen.shape[1]:
-        raise InvalidInput(
-            f"the model makes {seen.shape[1]} tokens of a frame, and the images were processed for "
-            f"{int(place[at].max()) + 1} or more"
-        )
-    values = seen[frame[at], place[at]].to(embedded.dtype)
-    return embedded.index_put((torch.zeros_like(at), at), values)
+        return {"inputs_embeds": trunk.get_input_embeddings()(token_ids)}
+    starts, frame = torch.unique(placed.start[at], return_inverse=True)
+    first = at[torch.zeros_like(starts).scatter_reduce_(0, frame, torch.arange(len(at), device=at.device), "amax")]
+    lengths, grids = placed.length[first], placed.grid[first]
+    values = placed.values
+    if int(lengths.sum()) != len(values):
+        values = torch.cat([values[a : a + n] for a, n in zip(starts.tolist(), lengths.tolist(), strict=True)])
+    seen = features(trunk, values, [(rows, columns) for rows, columns in grids.tolist()])
+    count = grids.prod(1)
+    return insert(trunk, token_ids, at, seen[(count.cumsum(0) - count)[frame] + placed.place[at]])
+
+
+def insert(trunk: Any, token_ids: Tensor, at: Tensor, seen: Tensor) -> dict[str, Tensor | list[Tensor]]:
+    """The inputs of the language model where features, [n, levels * d], stand at some places of a row.
+
+    Features of the first level are embeddings; others are added behind the first layers (DeepStack, arXiv:2406.04334).
+    """
+    embedded: Tensor = trunk.get_input_embeddings()(token_ids)
+    first, *levels = torch.split(seen.to(embedded.dtype), embedded.shape[-1], -1)
+    made: dict[str, Tensor | list[Tensor]] = {"inputs_embeds": embedded.index_put((torch.zeros_like(at), at), first)}
+    if levels:
+        mask = torch.zeros_like(token_ids, dtype=torch.bool)
+        mask[0, at] = True
+        made |= {"visual_pos_masks": mask, "deepstack_visual_embeds": levels}
+    return made
 
 
 def of_vision(name: str) -> bool:
@@ -96,5 +137,7 @@ def of_vision(name: str) -> bool:
 
 def is_fixed(name: str, vision: str) -> bool:
     """Return whether a weight is fixed: of the tower (`projector`), or of the tower and the projector (`frozen`)."""
-    fixed = {"full": (), "projector": (TOWER,), "frozen": (TOWER, PROJECTOR)}[vision]
-    return any(part in name.split(".") for part in fixed)
+    parts = set(name.split("."))
+    projects = not parts.isdisjoint(PROJECTORS)
+    sees_pixels = not parts.isdisjoint(TOWERS)
+    return {"full": False, "projector": sees_pixels and not projects, "frozen": sees_pixels or projects}[vision]

@@ -1,49 +1,148 @@
-"""A tiny random vision-language model, and images as its processor would give them."""
+"""Tiny random vision-language models, and images as their processors would give them."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from transformers import SmolVLMConfig, SmolVLMForConditionalGeneration
+import transformers
 
 from agentrl.attachments.images import ImageInputs
 
 IMAGE, SIDE, PER_FRAME, VOCABULARY = 47, 16, 4, 48
+TEXT = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "max_position_embeddings": 256, "tie_word_embeddings": False,
+}  # fmt: skip
+SHARED = {"image_token_id": IMAGE, "pad_token_id": 0, "tie_word_embeddings": False}
 
 
-def tiny_vlm(folder: Path, dtype: torch.dtype = torch.float32) -> Path:
-    """A folder with a random SmolVLM: frames of 16 x 16 pixels are 16 patches, and 4 tokens."""
-    torch.manual_seed(0)
-    text = {
-        "model_type": "llama", "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48,
-        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0,
-        "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 256, "tie_word_embeddings": False,
-    }  # fmt: skip
+def smolvlm() -> Any:
+    """Frames of 16 x 16 pixels are 16 patches, and 4 tokens."""
     seen = {
         "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
         "image_size": SIDE, "patch_size": 4,
     }  # fmt: skip
-    config = SmolVLMConfig(
-        text_config=text, vision_config=seen, image_token_id=IMAGE, scale_factor=2, pad_token_id=0,
-        tie_word_embeddings=False,
-    )  # fmt: skip
-    SmolVLMForConditionalGeneration(config).to(dtype).save_pretrained(folder)
-    return folder
+    text = {**TEXT, "model_type": "llama"}
+    return transformers.SmolVLMForConditionalGeneration(
+        transformers.SmolVLMConfig(text_config=text, vision_config=seen, scale_factor=2, **SHARED)
+    )
 
 
-def drawn(seed: int, frames: int = 1) -> ImageInputs:
+PATCHES = {
+    "depth": 3, "hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32, "patch_size": 4,
+}  # fmt: skip
+
+
+def qwen25() -> Any:
+    """Patches of 4 x 4 pixels, four of which are a token; two layers of the tower look within windows of two tokens."""
+    text = {**TEXT, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 1, 1]}}
+    seen = {**PATCHES, "window_size": 16, "fullatt_block_indexes": [1]}
+    return transformers.Qwen2_5_VLForConditionalGeneration(
+        transformers.Qwen2_5_VLConfig(text_config=text, vision_config=seen, **SHARED)
+    )
+
+
+def qwen3() -> Any:
+    """The same without windows; features of the tower's first layer are added behind the language model's."""
+    text = {**TEXT, "head_dim": 8}
+    text |= {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 1, 1]}}
+    seen = {**PATCHES, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+    return transformers.Qwen3VLForConditionalGeneration(
+        transformers.Qwen3VLConfig(text_config=text, vision_config=seen, **SHARED)
+    )
+
+
+def llava() -> Any:
+    """Frames of 16 x 16 pixels are 4 patches, and as many tokens; the features are the last layer's but one."""
+    seen = {
+        "model_type": "clip_vision_model", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3,
+        "num_attention_heads": 2, "image_size": SIDE, "patch_size": 8,
+    }  # fmt: skip
+    text = {**TEXT, "model_type": "llama"}
+    return transformers.LlavaForConditionalGeneration(
+        transformers.LlavaConfig(
+            text_config=text, vision_config=seen, image_token_index=IMAGE, pad_token_id=0, tie_word_embeddings=False
+        )
+    )
+
+
+def framed(seed: int, frames: int) -> ImageInputs:
     """Random frames; the second's lower half is padding."""
     pixels = np.random.default_rng(seed).standard_normal((frames, 4, SIDE, SIDE)).astype(np.float32)
     pixels[:, 3] = 1
     pixels[1:, :, SIDE // 2 :] = 0
-    return ImageInputs(IMAGE, PER_FRAME, b"s" * 16, pixels)
+    return ImageInputs(IMAGE, b"s" * 16, tuple(pixels), ((1, PER_FRAME),) * frames)
+
+
+def pictured(seed: int, frames: int) -> ImageInputs:
+    """Random pictures without a mask."""
+    made = framed(seed, frames)
+    return ImageInputs(IMAGE, made.settings, tuple(frame[:3] for frame in made.frames), made.grids)
+
+
+def patched(seed: int, frames: int) -> ImageInputs:
+    """Random patches of images with two rows of tokens, and of every second one with one row."""
+    rng = np.random.default_rng(seed)
+    grids = tuple((2, 2) if number % 2 == 0 else (1, 4) for number in range(frames))
+    patches = tuple(rng.standard_normal((4 * PER_FRAME, 3 * 2 * 4 * 4)).astype(np.float32) for _ in grids)
+    return ImageInputs(IMAGE, b"s" * 16, patches, grids)
+
+
+def framed_inputs(shown: Sequence[ImageInputs], ids: torch.Tensor) -> dict[str, Any]:
+    frames = torch.tensor(np.stack([frame for one in shown for frame in one.frames]))
+    return {"pixel_values": frames[None, :, :3], "pixel_attention_mask": frames[None, :, 3].bool()}
+
+
+def pictured_inputs(shown: Sequence[ImageInputs], ids: torch.Tensor) -> dict[str, Any]:
+    return {"pixel_values": torch.tensor(np.stack([frame for one in shown for frame in one.frames]))}
+
+
+def patched_inputs(shown: Sequence[ImageInputs], ids: torch.Tensor) -> dict[str, Any]:
+    return {
+        "pixel_values": torch.tensor(np.concatenate([frame for one in shown for frame in one.frames])),
+        "image_grid_thw": torch.tensor([[1, 2 * rows, 2 * columns] for one in shown for rows, columns in one.grids]),
+        "mm_token_type_ids": (ids == IMAGE).int(),
+    }
+
+
+@dataclass(frozen=True)
+class TinyFamily:
+    """A family's tiny model; what its processor would make of images; what its own forward takes of these."""
+
+    model: Callable[[], Any]
+    drawn: Callable[[int, int], ImageInputs]
+    inputs: Callable[[Sequence[ImageInputs], torch.Tensor], dict[str, Any]]
+
+
+FAMILIES = {
+    "smolvlm": TinyFamily(smolvlm, framed, framed_inputs),
+    "llava": TinyFamily(llava, pictured, pictured_inputs),
+    "qwen2_5_vl": TinyFamily(qwen25, patched, patched_inputs),
+    "qwen3_vl": TinyFamily(qwen3, patched, patched_inputs),
+}
+
+
+def tiny_vlm(folder: Path, family: str = "smolvlm") -> Path:
+    """A folder with a random model."""
+    torch.manual_seed(0)
+    FAMILIES[family].model().to(torch.float32).save_pretrained(folder)
+    return folder
+
+
+def drawn(seed: int, frames: int = 1, family: str = "smolvlm") -> ImageInputs:
+    """Random frames, of `PER_FRAME` tokens each."""
+    return FAMILIES[family].drawn(seed, frames)
 
 
 def prompt(seed: int, frames: int = 1, text: int = 5) -> list[int]:
-    """Token ids of some text around images."""
+    """Token ids of some text around images, each between two other tokens, as Qwen's are."""
     rng = random.Random(seed)
     words = [rng.randrange(3, 40) for _ in range(text)]
-    return [*words, *[IMAGE] * (PER_FRAME * frames), *words[:2]]
+    return [*words, *[41, *[IMAGE] * PER_FRAME, 42] * frames, *words[:2]]

@@ -13,11 +13,23 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 from tokenizers import pre_tokenizers
-from transformers import AutoTokenizer, Idefics3ImageProcessorPil, Idefics3Processor, SmolVLMImageProcessorPil
+from transformers import (
+    AutoTokenizer,
+    CLIPImageProcessorPil,
+    Idefics3ImageProcessorPil,
+    Idefics3Processor,
+    LlavaProcessor,
+    Qwen2VLImageProcessorPil,
+    SmolVLMImageProcessorPil,
+)
+from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
 
 import agentrl
 from agentrl.attachments import images
-from agentrl.errors import RenderError
+from agentrl.envs.episode import EXPERT
+from agentrl.envs.results import record_failure
+from agentrl.envs.turns import Player, send
+from agentrl.errors import InvalidImage, RenderError
 from agentrl.models import tiny, tiny_vision
 from agentrl.models.tokenizers import HFTokenizer
 from agentrl.sessions.renderers.registry import get_renderer
@@ -25,7 +37,7 @@ from agentrl.sessions.store.store import Store
 from agentrl.sessions.tree import tree
 from agentrl.sessions.tree.conversation import Conversation
 from agentrl.sessions.tree.turn_generator import TurnGenerator
-from agentrl.types import Chunk, Message, Placed, Sampling, Session, Task, Turn, image
+from agentrl.types import Chunk, Message, Part, Placed, Sampling, Session, Status, Task, Turn, image
 from tests.sessions.fakes import DiceEngine
 
 SMOLVLM = (
@@ -36,6 +48,18 @@ SMOLVLM = (
     "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
 )
 """The chat template that SmolVLM publishes."""
+QWEN = (
+    "{% set image_count = namespace(value=0) %}{% for message in messages %}"
+    "{% if loop.first and message['role'] != 'system' %}<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+    "{% endif %}<|im_start|>{{ message['role'] }}\n{% if message['content'] is string %}{{ message['content'] }}"
+    "<|im_end|>\n{% else %}{% for content in message['content'] %}"
+    "{% if content['type'] == 'image' or 'image' in content or 'image_url' in content %}"
+    "{% set image_count.value = image_count.value + 1 %}"
+    "{% if add_vision_id %}Picture {{ image_count.value }}: {% endif %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""The chat template that Qwen2.5-VL publishes, without its part for videos."""
 SIDE = 32
 
 
@@ -66,12 +90,54 @@ def smolvlm_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def reference(folder: Path, messages: Sequence[Message]) -> Any:
-    """The whole conversation by transformers' own processor."""
+@pytest.fixture(scope="module")
+def qwen_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer and a processor as Qwen2.5-VL's, which takes pictures of any size as patches; no weights."""
+    folder = tmp_path_factory.mktemp("qwen")
+    marks = ("<|vision_start|>", "<|image_pad|>", "<|video_pad|>", "<|vision_end|>")
+    tokenizer = tiny.build_tokenizer(["user\nhow many?\n"] * 9, 512, 2048, marks, QWEN)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.save_pretrained(folder)
+    Qwen2VLImageProcessorPil(size={"shortest_edge": 28 * 28, "longest_edge": 84 * 84}).save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl"}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llava_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer and a processor as LLaVA's, which cuts the middle out of a picture; no weights."""
+    folder = tmp_path_factory.mktemp("llava")
+    tiny.build_tokenizer(["how many?"] * 9, 512, 2048, ("<image>",), tiny_vision.CHAT_TEMPLATE).save_pretrained(folder)
+    CLIPImageProcessorPil(size={"shortest_edge": SIDE}, crop_size=SIDE).save_pretrained(folder)
+    settings = {"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    (folder / "processor_config.json").write_text(json.dumps(settings))
+    (folder / "config.json").write_text(json.dumps({"model_type": "llava"}))
+    return folder
+
+
+class ImagesAlone(Qwen2_5_VLProcessor):
+    """Qwen2.5-VL's own processor without its part for videos, which needs a library of theirs."""
+
+    def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
+        return type(argument)
+
+
+def processor_of(folder: Path) -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if "qwen" in folder.name:
+        pixels = Qwen2VLImageProcessorPil.from_pretrained(folder)
+        return ImagesAlone(pixels, tokenizer, None, chat_template=tokenizer.chat_template)
+    if "llava" in folder.name:
+        settings = json.loads((folder / "processor_config.json").read_text())
+        pixels = CLIPImageProcessorPil.from_pretrained(folder)
+        return LlavaProcessor(pixels, tokenizer, chat_template=tokenizer.chat_template, **settings)
     kind = SmolVLMImageProcessorPil if "smolvlm" in folder.name else Idefics3ImageProcessorPil
     length = json.loads((folder / "processor_config.json").read_text())["image_seq_len"]
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    own = Idefics3Processor(kind.from_pretrained(folder), tokenizer, length, chat_template=tokenizer.chat_template)
+    return Idefics3Processor(kind.from_pretrained(folder), tokenizer, length, chat_template=tokenizer.chat_template)
+
+
+def reference(folder: Path, messages: Sequence[Message]) -> Any:
+    """The whole conversation by transformers' own processor."""
     shown = []
     for message in messages:
         parts = message.content if isinstance(message.content, list) else [{"type": "text", "text": message.text}]
@@ -84,7 +150,7 @@ def reference(folder: Path, messages: Sequence[Message]) -> Any:
             for part in parts
         ]
         shown.append({"role": message.role, "content": content})
-    return own.apply_chat_template(shown, tokenize=True, return_dict=True, return_tensors="np")
+    return processor_of(folder).apply_chat_template(shown, tokenize=True, return_dict=True, return_tensors="np")
 
 
 def agrees(folder: Path, session: Session, head: int) -> int:
@@ -96,9 +162,16 @@ def agrees(folder: Path, session: Session, head: int) -> int:
     assert ids == expected[: len(ids)]
     assert len(expected) - len(ids) <= 1, "what follows a turn is the next node's"
     found = [images.unpack(node.attachments[images.NAME]) for node in path if images.NAME in node.attachments]
-    frames = np.concatenate([one.frames for one in found])
-    assert np.array_equal(frames[:, :3], whole["pixel_values"][0])
-    assert np.array_equal(frames[:, 3], whole["pixel_attention_mask"][0])
+    frames = [frame for one in found for frame in one.frames]
+    if "image_grid_thw" in whole:
+        assert np.array_equal(np.concatenate(frames), whole["pixel_values"])
+        grids = [[1, 2 * rows, 2 * columns] for one in found for rows, columns in one.grids]
+        assert grids == whole["image_grid_thw"].tolist()
+    elif "pixel_attention_mask" not in whole:
+        assert np.array_equal(np.stack(frames), whole["pixel_values"])
+    else:
+        assert np.array_equal(np.stack(frames)[:, :3], whole["pixel_values"][0])
+        assert np.array_equal(np.stack(frames)[:, 3], whole["pixel_attention_mask"][0])
     for node in path:
         if images.NAME in node.attachments:
             images.unpack(node.attachments[images.NAME]).places(node.token_ids)
@@ -106,8 +179,11 @@ def agrees(folder: Path, session: Session, head: int) -> int:
 
 
 @pytest.mark.slow
-def test_paths_and_forks_are_what_the_processor_makes_of_the_whole(tiny_folder: Path, smolvlm_folder: Path) -> None:
-    for folder, tool in ((tiny_folder, "tool"), (smolvlm_folder, "user")):
+def test_paths_and_forks_are_what_the_processor_makes_of_the_whole(
+    tiny_folder: Path, smolvlm_folder: Path, qwen_folder: Path, llava_folder: Path
+) -> None:
+    others = (smolvlm_folder, qwen_folder, llava_folder)
+    for folder, tool in ((tiny_folder, "tool"), *((folder, "user") for folder in others)):
         renderer = get_renderer(str(folder))
         generator = TurnGenerator(renderer, None)
         session = Session("s", Task(id="t"))
@@ -128,9 +204,10 @@ def test_paths_and_forks_are_what_the_processor_makes_of_the_whole(tiny_folder: 
         other.add([Message(role="user", content=["See: ", image(picture(1)), " and?"])])
         last = other.demonstrate(Message(role="assistant", content="This."))
         assert agrees(folder, session, last.id) < frames
-        [typed] = renderer.render([Message(role="user", content=["<image>", image(wide)])])
+        mark = renderer.tokenizer.images.token
+        [typed] = renderer.render([Message(role="user", content=[mark, image(wide)])])
         own = images.unpack(talk.session.nodes[1].attachments[images.NAME])
-        assert own.places(typed).size == len(own.frames) * own.per_frame, "typed placeholders are text"
+        assert own.places(typed).size == own.count, "typed placeholders are text"
         assert renderer.tokenizer.images.processed == 3, "each distinct picture is processed once"
         tree.check(session)
 
@@ -192,3 +269,15 @@ async def _stored_once(session: Session, file: Path) -> None:
         for name in ("a", "b", "c"):
             store.delete(name)
         assert store._db.execute("SELECT count(*) FROM blobs").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("url", ["https://pictures.test/one.png", "data:image/png;base64,AAAA"])
+def test_an_image_that_can_not_be_read_ends_its_session_and_is_the_environments(url: str, tiny_folder: Path) -> None:
+    """A part that was built by hand, which nothing has checked."""
+    talk = Conversation(Session("s", Task(id="t")), TurnGenerator(get_renderer(str(tiny_folder)), None))
+    shown = Message(role="user", content=[Part(type="image_url", image_url={"url": url}), "Which one?"])
+    with pytest.raises(InvalidImage, match="the environment's user message has a broken image") as raised:
+        send({"": Player(talk, EXPERT)}, {"": [shown]})
+    record_failure(talk.session, raised.value)
+    assert talk.session.status is Status.INFRA_ERROR
+    assert not talk.session.nodes

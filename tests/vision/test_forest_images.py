@@ -9,29 +9,34 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import SmolVLMForConditionalGeneration
+from transformers import AutoModelForImageTextToText
 
 from agentrl.attachments import images
 from agentrl.config import AlgoConfig
 from agentrl.errors import InvalidInput
+from agentrl.models.vision import of_vision
+from agentrl.models.vision_families import TOWERS
 from agentrl.train.forest import pictures
 from agentrl.train.forest.packing import pack
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Node, Session, Status, Task
 from tests.train.trees import as_group, environment_node, leaf_credit, sampled_node
-from tests.vision.models import IMAGE, drawn, prompt, tiny_vlm
+from tests.vision.models import FAMILIES, IMAGE, drawn, prompt, tiny_vlm
+
+FRAMED = ("smolvlm", "llava")
+"""Families that see frames of one size."""
 
 
-def session(name: str, first: int, second: int | None, rng: random.Random) -> Session:
+def session(name: str, first: int, second: int | None, rng: random.Random, family: str = "smolvlm") -> Session:
     """Two answers to an image; behind the first one, another image and two more answers."""
     made = Session(name, Task(id="t"), group="g", status=Status.COMPLETED, reward=rng.random())
     root = environment_node(made, None, prompt(1, 2))
-    root.attachments[images.NAME] = drawn(first, 2).pack()
+    root.attachments[images.NAME] = drawn(first, 2, family).pack()
     answers = [sampled_node(made, root.id, [rng.randrange(3, 40) for _ in range(4)]) for _ in range(2)]
     if second is not None:
         shown = environment_node(made, answers[0].id, prompt(2))
-        shown.attachments[images.NAME] = drawn(second).pack()
+        shown.attachments[images.NAME] = drawn(second, 1, family).pack()
         for _ in range(2):
             sampled_node(made, shown.id, [rng.randrange(3, 40) for _ in range(3)])
     return made
@@ -44,20 +49,19 @@ def path_of(made: Session, node: Node) -> list[Node]:
     return path
 
 
-def row_logps(model: Any, path: list[Node]) -> Tensor:
+def row_logps(model: Any, path: list[Node], family: str) -> Tensor:
     """Log-probabilities of a path's last turn by transformers' own forward, on pixels."""
-    ids = [i for node in path for i in node.token_ids]
-    shown = [images.unpack(n.attachments[images.NAME]).frames for n in path if images.NAME in n.attachments]
-    frames = torch.cat([torch.tensor(one) for one in shown])
-    logits = model(
-        input_ids=torch.tensor([ids]),
-        pixel_values=frames[None, :, :3],
-        pixel_attention_mask=frames[None, :, 3].bool(),
-    ).logits[0]
+    ids = torch.tensor([[i for node in path for i in node.token_ids]])
+    shown = [images.unpack(node.attachments[images.NAME]) for node in path if images.NAME in node.attachments]
+    logits = model(input_ids=ids, **FAMILIES[family].inputs(shown, ids)).logits[0]
     logps = torch.log_softmax(logits.float(), -1)
     trained = sum(path[-1].trainable)
-    target = torch.tensor(ids[-trained:])
+    target = ids[0, -trained:]
     return logps[-trained - 1 : -1].gather(1, target[:, None])[:, 0]
+
+
+def tower_of(trunk: Any) -> Any:
+    return next(getattr(trunk, name) for name in TOWERS if hasattr(trunk, name))
 
 
 @pytest.fixture(scope="module")
@@ -71,27 +75,32 @@ def trainer_of(folder: Path, vision: str = "full") -> TorchTrainer:
 
 
 @pytest.mark.slow
-def test_values_and_gradients_are_those_of_rows_with_the_tower_run_once_for_each_image(folder: Path) -> None:
-    rng = random.Random(3)
-    sessions = [session("a", 1, 5, rng), session("b", 1, None, rng), session("c", 2, 6, rng), session("d", 1, 5, rng)]
+@pytest.mark.parametrize("family", FAMILIES)
+def test_values_and_gradients_are_those_of_rows_with_the_tower_run_once_for_each_image(
+    family: str, tmp_path: Path
+) -> None:
+    folder, rng = tiny_vlm(tmp_path, family), random.Random(3)
+    shown = (("a", 1, 5), ("b", 1, None), ("c", 2, 6), ("d", 1, 5))
+    sessions = [session(name, first, second, rng, family) for name, first, second in shown]
     credit, _ = leaf_credit(rng, sessions)
     [forest] = pack([as_group(sessions, "g")], credit, 10_000)
     forest.check()
-    assert len(forest.fields[pictures.FRAMES].values) == 6, "two frames of two first images, and two later ones"
+    entries = 1 if family in FRAMED else 16
+    assert len(forest.fields[pictures.FRAMES].values) == 6 * entries, "two frames of two first images, and two later"
     assert int((forest.token_ids == IMAGE).sum()) < 4 * 8 + 3 * 4, "siblings and samples share an image's tokens"
     trainer = trainer_of(folder)
     trunk, encoded = trainer.model.base_model, []
-    hook = trunk.vision_model.register_forward_hook(lambda module, given, out: encoded.append(len(out[0])))
+    hook = tower_of(trunk).register_forward_hook(lambda module, given, out: encoded.append(len(out[0])))
     logps = trainer.logprobs([forest])[0]
     hook.remove()
-    assert encoded == [6]
-    reference = SmolVLMForConditionalGeneration.from_pretrained(folder, attn_implementation="eager").eval()
+    assert encoded == [6 * entries]
+    reference = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
     rows = {}
     for made in sessions:
         for node in made.nodes:
             if any(node.trainable):
                 rows[tuple(i for one in path_of(made, node) for i in one.token_ids), made.id] = (
-                    row_logps(reference, path_of(made, node)),
+                    row_logps(reference, path_of(made, node), family),
                     credit.shares[made.id, node.id],
                 )
     batch = trainer.prepare(forest)
@@ -114,7 +123,7 @@ def test_values_and_gradients_are_those_of_rows_with_the_tower_run_once_for_each
         assert expected_grad is not None, name
         scale = max(1.0, float(expected_grad.abs().max()))
         assert float((weight.grad - expected_grad).abs().max()) < 1e-6 * scale, name
-        compared += "vision_model" in name or "connector" in name
+        compared += of_vision(name)
     assert compared > 10
 
 
@@ -145,3 +154,14 @@ def test_images_that_do_not_fit_their_tokens_are_refused() -> None:
         images.KIND.check(drawn(1).pack()[:-1], 100)
     with pytest.raises(InvalidInput, match="path up to their end has 3"):
         images.KIND.check(drawn(1).pack(), 3)
+
+
+def test_a_budget_counts_patches_beside_tokens() -> None:
+    rng = random.Random(6)
+    sessions = [session(name, number, None, rng, "qwen2_5_vl") for number, name in enumerate("abcd")]
+    credit, _ = leaf_credit(rng, sessions)
+    groups = [as_group([one], one.id) for one in sessions]
+    [whole] = pack(groups, credit, 10_000)
+    each = len(whole) // 4 + 2 * 16
+    assert [pictures.patches_of(forest.fields) for forest in pack(groups, credit, 2 * each)] == [64, 64]
+    assert len(pack(groups, credit, 2 * each - 1)) == 4

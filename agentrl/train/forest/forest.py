@@ -25,6 +25,7 @@ from torch import Tensor
 from agentrl.errors import InvalidInput
 from agentrl.train.algorithms.sequences import Sequences
 from agentrl.train.forest.columns import Column, SharedColumn
+from agentrl.train.forest.pictures import AXES, check_axes
 
 PAIRS = ("predictor", "target")
 """The fields that hold pairs; all other tensors hold one entry per token."""
@@ -259,6 +260,8 @@ class Forest(TokenColumns):
         _require("end", ~inner | (end <= end[parent.clamp(min=0)]), "reaches beyond its parent's")
         depth = torch.where(inner, self.position.cpu()[parent.clamp(min=0)] + 1, 0)
         _require("position", self.position.cpu() == depth, "is not the depth along the path")
+        if (wrong := check_axes(self.fields, parent.tolist())) is not None:
+            raise InvalidInput(f"{AXES}[{wrong}] is not what its path makes it")
         _require("weight", torch.isfinite(self.weight) & (self.weight >= 0), "is negative or not finite")
         _require("weight", inner | (self.weight.cpu() == 0), "trains a root, which nothing predicts")
         _require("advantage", torch.isfinite(self.advantage), "is not finite")

@@ -21,17 +21,23 @@ WEIGHT, PLUS, MINUS, VALUE, RETURN = range(5)
 
 @dataclass(frozen=True, slots=True)
 class ForestPart:
-    """Segments in depth-first order, their parents' places in it, and whether this part trains them."""
+    """Segments in depth-first order, their parents' places in it, whether this part trains them, and their patches."""
 
     segments: tuple[Segment, ...]
     lengths: tuple[int, ...]
     parents: tuple[int, ...]
     trained: tuple[bool, ...]
+    patches: int = 0
 
     @property
     def size(self) -> int:
         """The number of tokens."""
         return sum(self.lengths)
+
+    @property
+    def load(self) -> int:
+        """The tokens, and the patches of images, which a token budget counts."""
+        return self.size + self.patches
 
 
 @dataclass

@@ -4,7 +4,8 @@ The loss is a sum over distinct trained tokens with fixed weights, so packing is
 fastest. Trailing tokens after a branch's last trained one are dropped. A tree longer than the budget is split
 between its leaves: each part includes the ancestors that it needs, and they are trained in the first part
 only. A single path longer than the budget can't be split and gets a forest of its own, which is then longer:
-better a large micro-batch than a session silently left out.
+better a large micro-batch than a session silently left out. The budget counts tokens, and patches of images, whose
+tower needs memory too.
 
 Parts are placed largest first into the first forest with enough free tokens; the seed shuffles parts of equal size.
 """
@@ -25,6 +26,7 @@ from agentrl.train.forest import supports
 from agentrl.train.forest.columns import Column
 from agentrl.train.forest.forest import Forest, Membership
 from agentrl.train.forest.layout import ForestPart, Merge, build_forest
+from agentrl.train.forest.pictures import Pictures
 from agentrl.train.forest.recorded_experts import experts_by_node, experts_of_segments
 from agentrl.train.forest.trie import Segment, Stamp, Stamps, merge_sessions
 from agentrl.types import Group, Session
@@ -61,7 +63,7 @@ def pack(
     Args:
         groups: sessions merge within a group, and never across groups.
         credit: advantages by session and node; nodes without an entry are not trained.
-        token_budget: tokens of one forest.
+        token_budget: tokens of one forest, and patches of its images.
         seed: decides the order among trees of equal size.
         merge: how several advantages at one token are combined.
         sequence: also list which sequences the trained tokens belong to; see `agentrl.train.algorithms.sequences`.
@@ -131,7 +133,7 @@ def pack_with_spans(
     parts: dict[tuple[Membership, ...], list[ForestPart]] = {}
     for group, members in _by_group(groups).items():
         own = parts.setdefault((updates or {}).get(group, ()), [])
-        own += _split(merge_sessions(members, credit, stamps), token_budget)
+        own += _split(merge_sessions(members, credit, stamps), token_budget, stamps.pictures)
     placed = [(which, bin_) for which in sorted(parts) for bin_ in _fill(parts[which], token_budget, seed)]
     bins = [bin_ for _, bin_ in placed]
     table = [Stamp(view=(0.0,) * view), *stamps.known]
@@ -149,8 +151,8 @@ def pack_with_spans(
         drawn = supports.fields_of(_in_order(bin_), sessions)
         forest.fields = drawn | {field.name: _column(field, declared, bin_, sessions) for field in fields}
         if stamps.pictures:
-            forest.token_ids, seen = stamps.pictures.restore(forest.token_ids)
-            forest.fields |= seen
+            seen = stamps.pictures.restore(forest.token_ids, forest.position, forest.path_sum)
+            forest.token_ids, forest.fields = seen[0], forest.fields | seen[1]
         yield forest, _node_spans(bin_, names)
 
 
@@ -215,7 +217,7 @@ def _by_group(groups: Sequence[Group]) -> dict[str, list[tuple[int, Session]]]:
     return members
 
 
-def _split(root: Segment, budget: int) -> list[ForestPart]:
+def _split(root: Segment, budget: int, pictures: Pictures) -> list[ForestPart]:
     """The tree in depth-first order, trimmed, as parts that fit the budget wherever paths allow it."""
     segments: list[Segment] = []
     parents: list[int] = []
@@ -232,19 +234,22 @@ def _split(root: Segment, budget: int) -> list[ForestPart]:
         if lengths[i] and parents[i] >= 0:
             inner[parents[i]] = True
     leaves = [i for i, length in enumerate(lengths) if length and not inner[i]]
+    patches = [
+        pictures.patches(one.key[:length]) if pictures else 0 for one, length in zip(segments, lengths, strict=True)
+    ]
     parts, current, size, seen = [], set[int](), 0, set[int]()
     for leaf in leaves:
         path = _path(leaf, parents)
-        cost = sum(lengths[i] for i in path if i not in current)
+        cost = sum(lengths[i] + patches[i] for i in path if i not in current)
         if current and size + cost > budget:
-            parts.append(_part(current, seen, segments, lengths, parents))
+            parts.append(_part(current, seen, segments, lengths, parents, patches))
             seen |= current
             current, size = set(), 0
-            cost = sum(lengths[i] for i in path)
+            cost = sum(lengths[i] + patches[i] for i in path)
         current.update(path)
         size += cost
     if current:
-        parts.append(_part(current, seen, segments, lengths, parents))
+        parts.append(_part(current, seen, segments, lengths, parents, patches))
     return parts
 
 
@@ -257,7 +262,12 @@ def _path(at: int, parents: Sequence[int]) -> list[int]:
 
 
 def _part(
-    chosen: set[int], seen: set[int], segments: Sequence[Segment], lengths: Sequence[int], parents: Sequence[int]
+    chosen: set[int],
+    seen: set[int],
+    segments: Sequence[Segment],
+    lengths: Sequence[int],
+    parents: Sequence[int],
+    patches: Sequence[int],
 ) -> ForestPart:
     order = sorted(chosen)
     place = {-1: -1} | {segment: i for i, segment in enumerate(order)}
@@ -266,17 +276,18 @@ def _part(
         tuple(lengths[i] for i in order),
         tuple(place[parents[i]] for i in order),
         tuple(i not in seen for i in order),
+        sum(patches[i] for i in order),
     )
 
 
 def _fill(parts: Sequence[ForestPart], budget: int, seed: int) -> list[list[ForestPart]]:
     order = list(parts)
     random.Random(seed).shuffle(order)
-    order.sort(key=lambda part: part.size, reverse=True)
+    order.sort(key=lambda part: part.load, reverse=True)
     bins: list[list[ForestPart]] = []
     free: list[int] = []
     for part in order:
-        size = part.size
+        size = part.load
         place = next((i for i, left in enumerate(free) if left >= size), None)
         if place is None:
             bins.append([])

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from agentrl.models.vision import of_vision
 from agentrl.train.forest.forest import Forest
 
 
@@ -187,6 +188,6 @@ def named_layers(model: Any) -> list[tuple[str, nn.Module]]:
     """The decoder layers with their names in the model."""
     count = model.config.get_text_config().num_hidden_layers
     for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == count:
+        if isinstance(module, nn.ModuleList) and len(module) == count and not of_vision(name):
             return [(f"{name}.{number}", layer) for number, layer in enumerate(module)]
     return []

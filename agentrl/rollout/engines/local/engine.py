@@ -155,8 +155,8 @@ class LocalEngine(ManagedEngine):
             return request
         if store is None:
             raise InvalidInput(f"the prompt has images, and model={str(self._path)!r} sees none")
-        request.ids, request.frames = store.named(request.ids, attached)
-        request.placeholder = store.token
+        request.seen = store.see(request.ids, attached)
+        request.ids, request.placeholder = list(request.seen.ids), store.token
         return request
 
     async def score(

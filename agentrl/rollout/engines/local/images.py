@@ -9,13 +9,16 @@ so old prefixes are never taken for it. Features are computed frame by frame: wh
 from __future__ import annotations
 
 import itertools
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from agentrl.attachments import images
@@ -25,15 +28,40 @@ from agentrl.types import Placed
 
 FIRST = 1 << 28
 """Ids from here on name features of images; no vocabulary is as large."""
+_STRIDE = 1 << 16
+"""Most tokens of a frame."""
 _KEPT_BYTES = 256 << 20
 
 
 class ImageFrame:
-    """A frame's pixels, [4, height, width], and its features, [tokens, d], while they are those of the weights."""
+    """A frame's numbers (`attachments.images`), and its features, [tokens, …], while they are those of the weights."""
 
-    def __init__(self, number: int, pixels: Tensor) -> None:
-        self.number, self.pixels = number, pixels
+    def __init__(self, number: int, values: Tensor, grid: tuple[int, int]) -> None:
+        self.number, self.values, self.grid = number, values, grid
         self.features: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SeenPrompt:
+    """A prompt with images.
+
+    Attributes:
+        ids: in which images' tokens name their features.
+        frames: the images' frames, which the request holds.
+        axes: [P, 3], the tokens' positions, where they have three axes.
+    """
+
+    ids: list[int]
+    frames: tuple[ImageFrame, ...]
+    axes: NDArray[np.int64] | None
+
+    def positions(self, start: int, end: int) -> NDArray[np.int64] | None:
+        """The positions of a path's tokens, [end - start, 3]; behind the prompt there is text."""
+        if self.axes is None:
+            return None
+        count = len(self.axes)
+        behind = np.arange(max(start, count), max(end, count)) - count + self.axes.max() + 1
+        return np.concatenate([self.axes[start:end], np.repeat(behind[:, None], 3, 1)])
 
 
 class ImageStore:
@@ -46,10 +74,6 @@ class ImageStore:
     def __init__(self, model: Any) -> None:
         self.trunk: Any = model.base_model
         self.token: int = self.trunk.config.image_token_id
-        seen = self.trunk.config.vision_config
-        self.side: int = seen.image_size
-        patches = (self.side // seen.patch_size) ** 2
-        self.per_frame = int(patches // self.trunk.config.scale_factor**2)
         self.encoded = 0
         self._next = itertools.count()
         self._by_digest: WeakValueDictionary[bytes, ImageFrame] = WeakValueDictionary()
@@ -57,8 +81,8 @@ class ImageStore:
         self._recent: OrderedDict[int, ImageFrame] = OrderedDict()
         self._bytes = 0
 
-    def named(self, ids: list[int], attached: Sequence[Placed]) -> tuple[list[int], tuple[ImageFrame, ...]]:
-        """The prompt's ids in which images' tokens name their features, and the frames, which the request holds.
+    def see(self, ids: list[int], attached: Sequence[Placed]) -> SeenPrompt:
+        """The prompt as it is computed.
 
         Args:
             ids: the whole path.
@@ -67,40 +91,48 @@ class ImageStore:
         Raises:
             InvalidInput: an image is not of this model's processor, or its tokens are not there.
         """
-        named, held = list(ids), []
+        named, held, three = list(ids), list[ImageFrame](), False
+        place, grids = np.full(len(ids), -1), np.zeros((len(ids), 2), dtype=np.int64)
         for start, kind, data in attached:
             if kind != images.NAME:
                 raise InvalidInput(f"engine=local takes images with a prompt, not attachments of the kind {kind!r}")
             found = images.unpack(data)
-            shape = (found.token, found.per_frame, *found.frames.shape[2:])
-            own = (self.token, self.per_frame, self.side, self.side)
-            if shape != own:
-                raise InvalidInput(
-                    f"images have (placeholder, tokens of a frame, height, width) = {shape}; the model's are {own}"
-                )
-            count = len(found.frames) * self.per_frame
-            at = [place for place in range(start, len(ids)) if ids[place] == self.token][:count]
-            if len(at) < count:
-                raise InvalidInput(f"images need {count} placeholder tokens (id {self.token}), not {len(at)}")
+            self._check(found)
+            three = three or found.axes
+            at = [place for place in range(start, len(ids)) if ids[place] == self.token][: found.count]
+            if len(at) < found.count:
+                raise InvalidInput(f"images need {found.count} placeholder tokens (id {self.token}), not {len(at)}")
             places = iter(at)
-            for digest, pixels in zip(found.digests(), found.frames, strict=True):
-                frame = self._frame(digest, pixels)
+            for digest, values, grid in zip(found.digests(), found.frames, found.grids, strict=True):
+                frame = self._frame(digest, values, grid)
                 held.append(frame)
-                for place in range(self.per_frame):
-                    named[next(places)] = FIRST + frame.number * self.per_frame + place
-        return named, tuple(held)
+                for number, token in enumerate(itertools.islice(places, math.prod(grid))):
+                    named[token] = FIRST + frame.number * _STRIDE + number
+                    place[token], grids[token] = number, grid
+        return SeenPrompt(named, tuple(held), _axes(place, grids) if three else None)
 
-    def _frame(self, digest: bytes, pixels: np.ndarray) -> ImageFrame:
+    def _check(self, found: images.ImageInputs) -> None:
+        family = vision.family_of(self.trunk)
+        assert family is not None
+        for frame, grid in zip(found.frames, found.grids, strict=True):
+            own = family.shape(self.trunk.config, grid)
+            if found.token != self.token or frame.shape != own or math.prod(grid) > _STRIDE:
+                raise InvalidInput(
+                    f"an image of {grid} tokens (id {found.token}) has frames of {frame.shape}; the model's id is "
+                    f"{self.token}, and its frames are {own or 'of another number of tokens'}"
+                )
+
+    def _frame(self, digest: bytes, values: NDArray[np.float32], grid: tuple[int, int]) -> ImageFrame:
         frame = self._by_digest.get(digest)
         if frame is None:
-            frame = ImageFrame(next(self._next), torch.from_numpy(np.array(pixels)))
+            frame = ImageFrame(next(self._next), torch.from_numpy(np.array(values)), grid)
             self._by_digest[digest] = self._by_number[frame.number] = frame
         if frame.number not in self._recent:
-            self._bytes += frame.pixels.nbytes
+            self._bytes += frame.values.nbytes
             self._recent[frame.number] = frame
         self._recent.move_to_end(frame.number)
         while self._bytes > _KEPT_BYTES and len(self._recent) > 1:
-            self._bytes -= self._recent.popitem(last=False)[1].pixels.nbytes
+            self._bytes -= self._recent.popitem(last=False)[1].values.nbytes
         return frame
 
     def forget(self) -> None:
@@ -108,22 +140,31 @@ class ImageStore:
         for frame in list(self._by_number.values()):
             frame.features = None
 
-    def embed(self, tokens_N: Tensor) -> Tensor:
-        """The embeddings of a step's tokens, [1, N, d]."""
+    def inputs(self, tokens_N: Tensor) -> dict[str, Any]:
+        """The language model's inputs for a step's tokens."""
         at = torch.nonzero(tokens_N >= FIRST).flatten()
+        if not len(at):
+            return {"inputs_embeds": self.trunk.get_input_embeddings()(tokens_N[None])}
         feature = tokens_N[at] - FIRST
         real = tokens_N.clone()
         real[at] = self.token
-        embedded: Tensor = self.trunk.get_input_embeddings()(real[None])
-        for number in torch.unique(feature // self.per_frame).tolist():
-            of_frame = feature // self.per_frame == number
-            embedded[0, at[of_frame]] = self._features(number)[feature[of_frame] % self.per_frame].to(embedded.dtype)
-        return embedded
+        numbers, which = torch.unique(feature // _STRIDE, return_inverse=True)
+        of_frame = [self._features(number) for number in numbers.tolist()]
+        starts = np.concatenate(([0], np.cumsum([len(one) for one in of_frame])[:-1]))
+        index = torch.from_numpy(starts).to(at.device)[which] + feature % _STRIDE
+        return vision.insert(self.trunk, real[None], at, torch.cat(of_frame)[index])
 
     def _features(self, number: int) -> Tensor:
         frame = self._by_number[number]
         if frame.features is None:
             device = next(self.trunk.parameters()).device
-            frame.features = vision.features(self.trunk, frame.pixels[None].to(device))[0]
+            values = frame.values[None] if frame.values.ndim == 3 else frame.values
+            frame.features = vision.features(self.trunk, values.to(device), [frame.grid])
             self.encoded += 1
         return frame.features
+
+
+def _axes(place: NDArray[np.int64], grid: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The positions along a path."""
+    shift = images.shift_of(place, grid)
+    return images.axes_of(np.arange(len(place)), np.cumsum(shift) - shift, place, grid)

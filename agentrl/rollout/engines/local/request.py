@@ -8,7 +8,7 @@ from agentrl.attachments.support import SupportRecorder
 from agentrl.errors import EngineError
 from agentrl.rollout.engines.grammars import Matcher
 from agentrl.rollout.engines.local.arena import Prefix
-from agentrl.rollout.engines.local.images import FIRST, ImageFrame
+from agentrl.rollout.engines.local.images import FIRST, SeenPrompt
 from agentrl.tracing import round_seconds
 from agentrl.types import FinishReason, Sampling, TopLogprobs, Turn, VersionSpan
 
@@ -17,7 +17,7 @@ from agentrl.types import FinishReason, Sampling, TopLogprobs, Turn, VersionSpan
 class Request:
     """A generation, or a scoring where `sampling` is None, from its arrival to its end.
 
-    `frames` are the images that ids name (`images`), and `placeholder` is the id of their tokens.
+    `seen` is the prompt with its images, whose tokens in `ids` name features; `placeholder` is the id of these tokens.
     `begins` is the place of the turn's first token: before `prompt` where the turn is continued after an abort.
     """
 
@@ -44,13 +44,13 @@ class Request:
     attachments: dict[str, bytes] = field(default_factory=dict)
     support: SupportRecorder | None = None
     matcher: Matcher | None = None
-    frames: tuple[ImageFrame, ...] = ()
+    seen: SeenPrompt | None = None
     placeholder: int = 0
     top_logprobs: list[TopLogprobs] = field(default_factory=list)
 
     def plain(self, ids: list[int]) -> list[int]:
         """The request's ids without names of images' features."""
-        return [self.placeholder if one >= FIRST else one for one in ids] if self.frames else ids
+        return [self.placeholder if one >= FIRST else one for one in ids] if self.seen else ids
 
     @property
     def owner(self) -> str:

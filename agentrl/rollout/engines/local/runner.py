@@ -22,7 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from agentrl.errors import EngineError, InvalidInput, InvalidWeights
@@ -30,7 +32,7 @@ from agentrl.models.loading import load_causal_lm
 from agentrl.models.mixers import set_plan, wrap_mixers
 from agentrl.models.rope import too_long
 from agentrl.models.sizes import longest_path
-from agentrl.models.vision import load_vision_lm, sees
+from agentrl.models.vision import language_of, load_vision_lm, sees
 from agentrl.rollout.engines.local.arena import Arena, bucket
 from agentrl.rollout.engines.local.experts import ExpertRecorder
 from agentrl.rollout.engines.local.flat import (
@@ -183,6 +185,7 @@ class ModelRunner:
         segment_size: int,
         keep: Sequence[int],
         shared: Sequence[Shared] = (),
+        axes: Sequence[tuple[int, NDArray[np.int64]]] = (),
     ) -> Tensor:
         """Run one flat step.
 
@@ -194,6 +197,7 @@ class ModelRunner:
             keep: which tokens' logits are wanted, by their place: row `r` of the decoding block is `r`, token
                 `t` of segment `s` is `rows + s * C + t`.
             shared: decoding rows that begin with the same tokens, by blocks of `flat.BLOCK`.
+            axes: positions with three axes, [n, 3], of the n tokens from a place of the step on.
 
         Returns:
             float32 logits, shape (len(keep), vocabulary).
@@ -209,18 +213,27 @@ class ModelRunner:
                 (one.row, one.start, rows + index * segment_size, len(one.tokens)) for index, one in enumerate(segments)
             ]
             self.states.begin([(row, where) for row, where, _ in decode], pieces, self.device)
-        padded = list(keep) + [0] * (-len(keep) % QUANTUM)
-        seen = None if self.images is None else self.images.embed(tokens)
-        output = self.model(
-            **({"input_ids": tokens[None]} if seen is None else {"inputs_embeds": seen}),
-            position_ids=positions[None],
-            use_cache=False,
-            logits_to_keep=torch.tensor(padded, dtype=torch.long, device=self.device),
-            layout=layout,
-        )
+        padded = torch.tensor(list(keep) + [0] * (-len(keep) % QUANTUM), dtype=torch.long, device=self.device)
+        if self.images is None:
+            output = self.model(
+                input_ids=tokens[None],
+                position_ids=positions[None],
+                use_cache=False,
+                logits_to_keep=padded,
+                layout=layout,
+            ).logits
+        else:
+            output = self._look(self.images, tokens, _with_axes(positions, axes), padded, layout)
         if self.states is not None:
             self.states.end()
-        logits: Tensor = output.logits[0, : len(keep)].float()
+        logits: Tensor = output[0, : len(keep)].float()
+        return logits
+
+    def _look(self, images: ImageStore, tokens: Tensor, position: Tensor, keep: Tensor, layout: StepLayout) -> Tensor:
+        """The logits of some tokens of a step in which images may be."""
+        language = language_of(self.model.base_model)
+        output = language(**images.inputs(tokens), position_ids=position, use_cache=False, layout=layout)
+        logits: Tensor = self.model.get_output_embeddings()(output.last_hidden_state[:, keep])
         return logits
 
     def _run_compiled(
@@ -335,6 +348,16 @@ class ModelRunner:
             layout.segment_row_S = torch.tensor([segment.row for segment in segments], device=self.device)
             layout.segment_keys = bucket(max(segment.start + len(segment.tokens) for segment in segments))
         return torch.tensor(token, device=self.device), position_N, layout
+
+
+def _with_axes(positions_N: Tensor, axes: Sequence[tuple[int, NDArray[np.int64]]]) -> Tensor:
+    """A step's positions: [1, N], or [3, 1, N] where some tokens have other axes than their places in their paths."""
+    if not axes:
+        return positions_N[None]
+    found = positions_N.repeat(3, 1, 1)
+    for place, known in axes:
+        found[:, 0, place : place + len(known)] = torch.from_numpy(known.T.copy()).to(found)
+    return found
 
 
 def _load(path: Path, dtype: str) -> Any:

@@ -209,7 +209,13 @@ class Scheduler:
                 sampled.append((request, base + count - 1))
         tokens = [(r.row, r.computed, r.ids[-1]) for r in decode]
         keep = [place for _, place in sampled] + score_places
-        logits = self.runner.step(rows, tokens, segments, size, keep, self._find_shared(decode))
+        axes = [(r.row, r.seen.positions(r.computed, r.computed + 1)) for r in decode if r.seen]
+        for index, (segment, request) in enumerate(zip(segments, owners, strict=True)):
+            if request.seen:
+                found = request.seen.positions(segment.start, segment.start + len(segment.tokens))
+                axes.append((rows + index * size, found))
+        known = [(place, found) for place, found in axes if found is not None]
+        logits = self.runner.step(rows, tokens, segments, size, keep, self._find_shared(decode), known)
         self._advance(decode, segments, owners)
         self.progress = True
         count = len(sampled)

@@ -21,9 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers.utils import logging
 
 from agentrl.config import AlgoConfig, LoraConfig
-from agentrl.errors import ConfigError
 from agentrl.models.adapters import SavedAdapter, with_products
-from agentrl.models.vision import sees
 from agentrl.rollout.engines.local.weights import single_experts
 from agentrl.train.algorithms import algorithm_settings
 from agentrl.train.trainers.fsdp.checkpoint import FsdpCheckpoints
@@ -61,8 +59,6 @@ class FsdpRank(FsdpCheckpoints):
 
     def load_model(self) -> nn.Module:
         """The model with this rank's shards; one rank after another has the whole model in the CPU's memory."""
-        if sees(self.source):
-            raise ConfigError("trainer=fsdp does not train vision-language models yet; trainer=torch does")
         self._gathered = self.sharded()
         return self._gathered.model
 

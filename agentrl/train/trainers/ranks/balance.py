@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from agentrl.train.forest.forest import PAIRS, Forest, Membership, sequence_count
+from agentrl.train.forest.pictures import patches_of
 
 WIDTHS = 6
 """A token's matrix products cost as much as attending to this many tokens for each channel of the model's width.
@@ -115,8 +116,8 @@ def updates_of(forest: Forest) -> tuple[Update, ...]:
 
 
 def cost(forest: Forest, width: int) -> float:
-    """Return what a forest costs, in tokens attended to."""
-    return WIDTHS * width * len(forest) + float((forest.position + 1).sum())
+    """Return what a forest costs, in tokens attended to; a patch of an image costs what a token does."""
+    return WIDTHS * width * (len(forest) + patches_of(forest.fields)) + float((forest.position + 1).sum())
 
 
 def assign(forests: Sequence[Forest], copies: int, width: int, multiple: int = 1) -> list[list[ForestWork]]:

@@ -35,9 +35,9 @@ def computing(method: Callable[..., T]) -> Callable[..., T]:
 
 @dataclass(slots=True)
 class TorchBatch:
-    """A forest ready to be computed: trained rows, token ids and positions [1, T], plans of attention and states.
+    """A forest ready to be computed: trained rows, token ids [1, T], positions, plans of attention and states.
 
-    `images` are its distinct frames, and each token's frame and place in it; None where it has none.
+    Positions are [1, T], or [3, 1, T] where images give them three axes. `images` are its frames, if any.
     """
 
     forest: Forest
@@ -46,19 +46,19 @@ class TorchBatch:
     position: Tensor
     plan: AttentionPlan
     states: StateSchedule
-    images: tuple[Tensor, Tensor, Tensor] | None = None
+    images: vision.PlacedFrames | None = None
 
-    def inputs(self, trunk: nn.Module) -> dict[str, Tensor]:
-        """The tokens that a trunk computes: their ids, or their embeddings where some are of images.
+    def inputs(self, trunk: nn.Module) -> dict[str, Tensor | list[Tensor]]:
+        """The tokens that `vision.language_of` a trunk computes: ids, or embeddings where some are of images.
 
         Raises:
             InvalidInput: the batch has images, and the model sees none.
         """
         if self.images is None:
             return {"input_ids": self.token_ids}
-        if not hasattr(trunk, vision.TOWER):
+        if vision.family_of(trunk) is None:
             raise InvalidInput(f"the sessions hold images, and {type(trunk).__name__} sees none")
-        return {"inputs_embeds": vision.embed(trunk, self.token_ids, *self.images)}
+        return vision.embed(trunk, self.token_ids, self.images)
 
 
 def prepare_batch(forest: Forest, device: torch.device, longest: int | None = None) -> TorchBatch:
@@ -82,8 +82,9 @@ def prepare_batch(forest: Forest, device: torch.device, longest: int | None = No
         forest = forest.to(device).padded(padded_length(len(forest)))
     plan: AttentionPlan = FlexPlan(forest) if device.type == "cuda" else BlockPlan(forest)
     found = pictures.images_of(forest.fields)
-    images = None if found is None else (found[0].to(device), found[1].to(device), found[2].to(device))
-    return TorchBatch(given, rows, forest.token_ids[None], forest.position[None], plan, StateSchedule(forest), images)
+    images = None if found is None else vision.PlacedFrames(*(tensor.to(device) for tensor in found))
+    position = pictures.positions_of(forest.fields, forest.position)
+    return TorchBatch(given, rows, forest.token_ids[None], position, plan, StateSchedule(forest), images)
 
 
 def trunk_of(model: nn.Module) -> nn.Module:

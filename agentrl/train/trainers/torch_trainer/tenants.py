@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from agentrl import watchdog
 from agentrl.config import AlgoConfig
 from agentrl.errors import ConfigError
+from agentrl.models import vision
 from agentrl.models.adapters import AdapterShape, SavedAdapter
 from agentrl.train.forest.forest import PAIRS, Forest
 from agentrl.train.trainers.lora import Lora, add, is_adapter, linear_layers, list_adapted, remove
@@ -90,7 +91,9 @@ class BaseTenant:
 
     @torch.no_grad()
     def prove_mixing(self) -> None:
-        """Raise where layers don't keep a forest's tokens in their order: mixed passes would be wrong."""
+        """Raise where layers don't keep a forest's tokens in order, or see images: mixed passes would be wrong."""
+        if vision.family_of(trunk_of(self.model)) is not None:
+            raise ConfigError(f"lora.tenants=mixed: {self.source} sees images: use separate")
         with without_adapter(self.model) as layers:
             adapters = [_random_adapter(layers, seed, self.device) for seed in (1, 2)]
             trees = [_path(torch.arange(8) * 7 % 29 + first) for first in (1, 2)]
@@ -227,7 +230,7 @@ def join_trees(forests: Sequence[Forest]) -> Forest:
     """Return the trees of several forests as one, of which no token is trained."""
     every = [each.name for each in dataclasses.fields(Forest) if each.default is dataclasses.MISSING]
     whole = [name for name in every if name not in (*PAIRS, "fields")]
-    found = {name: torch.cat([getattr(forest, name) for forest in forests]) for name in whole}
+    found: dict[str, Any] = {name: torch.cat([getattr(forest, name) for forest in forests]) for name in whole}
     at = itertools.accumulate((len(forest) for forest in forests[:-1]), initial=0)
     found["end"] = torch.cat([forest.end + first for forest, first in zip(forests, at, strict=True)])
     none = found["end"][:0]

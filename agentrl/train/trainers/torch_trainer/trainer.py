@@ -33,6 +33,7 @@ from agentrl.models.mixers import set_plan
 from agentrl.models.rope import fixed_angle_length
 from agentrl.models.scoring import HEAD
 from agentrl.models.untrained import Untrained
+from agentrl.models.vision import language_of
 from agentrl.rollout.engines.local.weights import single_experts
 from agentrl.rollout.weights.buckets import ADAPTER
 from agentrl.train.algorithms import make_algorithm
@@ -311,7 +312,7 @@ class TorchTrainer(Distilling, BaseTenant, TorchCheckpoints):
         set_plan(trunk, batch.states)
         with self._precision():
             inputs = batch.inputs(trunk)
-            out = trunk(**inputs, position_ids=batch.position, use_cache=False, forest_plan=batch.plan)
+            out = language_of(trunk)(**inputs, position_ids=batch.position, use_cache=False, forest_plan=batch.plan)
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
 
