@@ -42,7 +42,7 @@ from agentrl.train.driver.probe import InTraining
 from agentrl.train.driver.recovery import Recovery
 from agentrl.train.driver.resuming import step_of
 from agentrl.train.driver.session_worker import DistantLearning
-from agentrl.train.plan.model_checks import compare_loaded, engine_settings
+from agentrl.train.plan.model_checks import compare_loaded, engine_settings, require_supports
 from agentrl.train.plan.room import context
 from agentrl.train.record import provenance, recording
 from agentrl.train.record.publication import NEVER
@@ -174,6 +174,7 @@ async def prepare(
     await leave(loop.trainer, rollouts.engines[0])
     with display.part("starting the engine"):
         await asyncio.gather(*map(wait_until_started, rollouts.engines))
+    require_supports(config, rollouts.engines[0])
     if resumed is not None:
         start = await recorded_steps.resume(loop, resumed)
         folder.restore(start)

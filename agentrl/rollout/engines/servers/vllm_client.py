@@ -64,6 +64,17 @@ class VLLMClient(Http):
         """Return the name of the weights."""
         return str((await self.get("/weight_info")).get("weight_version"))
 
+    async def settings(self) -> dict[str, Any]:
+        """Return what of its options decides what it says of a token; nothing without VLLM_SERVER_DEV_MODE=1."""
+        try:
+            found = (await self.get("/server_info?config_format=json", PROBE_SECONDS)).get("vllm_config") or {}
+        except (EngineError, InvalidInput):
+            return {}
+        of_model = found.get("model_config") or {}
+        known = {name: of_model[name] for name in ("max_logprobs", "logprobs_mode") if name in of_model}
+        backend = (found.get("structured_outputs_config") or {}).get("backend")
+        return known if backend is None else {**known, "structured_outputs_config": {"backend": backend}}
+
     # ------------------------------------------------------------------------------------------- pausing
 
     async def pause(self, mode: Literal["abort", "wait", "keep"], *, clear_cache: bool = False) -> None:
