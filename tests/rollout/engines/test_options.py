@@ -16,7 +16,7 @@ from agentrl.rollout.engines.servers import options
 from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.rollout.engines.servers.sglang import SGLangEngine
 from agentrl.rollout.engines.servers.vllm import VLLMEngine
-from agentrl.rollout.engines.servers.vllm_options import GRAMMARS, LISTED, most_listed
+from agentrl.rollout.engines.servers.vllm_options import BACKEND, GRAMMARS, LISTED, most_listed
 
 OTHER = {"a": 1}
 
@@ -117,10 +117,10 @@ def test_a_running_vllm_says_how_many_tokens_it_lists_and_is_refused_where_it_ru
     assert most_listed(ours, {}, {}) == LISTED, "a node's"
     assert most_listed(theirs, {}, {}) == most_listed(theirs, {}, {"max_logprobs": 64}) == 64
     assert most_listed(told, {}, {}) == 0
-    assert most_listed(told, {}, {"max_logprobs": -1, "structured_outputs_config": GRAMMARS}) == -1
+    assert most_listed(told, {}, {"max_logprobs": -1, BACKEND: "guidance"}) == -1
     for config, running, words in (
-        (theirs, {"max_logprobs": 20}, "max_logprobs=64: the vLLM server at http://a:1 was started with .* 20"),
-        (told, {"structured_outputs_config": {"backend": "auto"}}, "engine.server.structured_outputs_config=.*'auto'"),
+        (theirs, {"max_logprobs": 20}, "max_logprobs=64: the vLLM server at http://a:1 was started with 20"),
+        (told, {BACKEND: "auto"}, "engine.server.structured_outputs_config.backend=guidance: .* with auto"),
         (told, {"logprobs_mode": "raw_logprobs"}, "start it with --logprobs-mode processed_logprobs"),
     ):
         with pytest.raises(ConfigError, match=words):

@@ -37,6 +37,7 @@ OWNED = {
 """Options that belong to a setting of ours, and which."""
 
 
+BACKEND = "structured_outputs_config.backend"
 GRAMMARS: dict[str, Any] = {"backend": "guidance"}
 """`engine.server.structured_outputs_config` of servers whose grammars are llguidance's, as those of local engines."""
 LOGPROBS = "processed_logprobs"
@@ -77,11 +78,12 @@ def most_listed(config: ServerConfig, launched: Mapping[str, Any], running: Mapp
             f"{where} runs with --logprobs-mode {mode}, by which log-probabilities are not of what tokens were drawn "
             f"from: start it with --logprobs-mode {LOGPROBS}"
         )
-    for name in ("max_logprobs", "structured_outputs_config"):
-        told, own = option(config, name), running.get(name)
+    grammars = option(config, "structured_outputs_config")
+    backend = grammars.get("backend") if isinstance(grammars, dict) else None
+    for name, told in (("max_logprobs", option(config, "max_logprobs")), (BACKEND, backend)):
+        own = running.get(name)
         if None not in (told, own) and told != own:
-            flag = "--" + name.replace("_", "-")
-            raise ConfigError(f"engine.server.{name}={told!r}: {where} was started with {flag} {own}")
+            raise ConfigError(f"engine.server.{name}={told}: {where} was started with {own}")
     return int(str(running.get("max_logprobs", option(config, "max_logprobs", 0))))
 
 
