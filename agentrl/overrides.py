@@ -326,14 +326,17 @@ def _unknown(key: str, value: Any, model: type[BaseModel], tree: Mapping[str, An
     section, _, last = key.rpartition(".")
     known = _below(section, model, tree) if section else list(model.model_fields)
     places: dict[str, str] = {}
-    for name, _field, _doc in fields(model, tree):
+    names = [name for name, _field, _doc in fields(model, tree)]
+    for name in names:
         places.setdefault(name.rpartition(".")[2], name)
     for name in list(places.values()):
         above = name.rpartition(".")[0]
         places.setdefault(above.rpartition(".")[2], above)
     like = nearest(last, [name.rpartition(".")[2] for name in known])
     here = next((name for name in known if name.rpartition(".")[2] == like), None)
-    guess = here if like and like.startswith(last) else places.get(last) or here
+    inside = next(iter(value)) if isinstance(value, Mapping) and len(value) == 1 else ""
+    inside = "" if f"{here}.{inside}" in names else inside
+    guess = here if like and like.startswith(last) else places.get(inside) or places.get(last) or here
     hint = f"; did you mean {guess!r}?" if guess else ""
     where = f"in {section}" if section else "here"
     return f"unknown setting {key!r} (value {value!r}){hint} Known {where}: {', '.join(_fold(section, known))}"

@@ -66,6 +66,9 @@ def test_a_setting_of_another_plug_in_is_refused_as_such() -> None:
         build("engine=sglang", "engine.proof=true")
     with pytest.raises(ConfigError, match=r"unknown setting 'engine\.urll'.*'engine\.url'"):
         build("engine=vllm", "engine.urll=1")
+    for name in ("top_p", "min_p"):  # as clients' requests and other trainers' settings have it
+        with pytest.raises(ConfigError, match=rf"unknown setting 'sampling' .*did you mean 'rollout\.{name}'"):
+            build(f"sampling.{name}=0.9")
 
 
 def test_a_plug_in_of_a_section_within_another_has_its_settings_refused_and_replaced_in_the_same_way() -> None:

@@ -1,4 +1,4 @@
-"""`benchmarks.supports` and `benchmarks.sglang_sampler`: their small forms measure what they say."""
+"""`benchmarks.supports`, `.sglang_sampler` and `.vllm_sampler`: their small forms measure what they say."""
 
 from __future__ import annotations
 
@@ -44,6 +44,20 @@ def test_sglangs_own_sampler_keeps_the_sets_of_the_rule_that_is_written_for_it()
     [found] = re.findall(r"^300 draws: (\d+) sets differ .*, by (\d+) ids at most; (\d+) tokens", done.stdout)
     differ, most, outside = map(int, found)
     assert (differ <= 1, most <= 2, outside) == (True, True, 0)
+
+
+@pytest.mark.slow
+def test_vllms_own_sampler_keeps_the_sets_of_its_rule_and_draws_by_its_log_probabilities() -> None:
+    command = [servers.python("vllm"), "-m", "benchmarks.vllm_sampler", "--rows", "500", "--draws", "2000"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    [counts] = re.findall(
+        r"^500 rows: (\d+) sets differ .* at most, (\d+) of them .*; (\d+) tokens .*; (\d+) log-prob", done.stdout, re.M
+    )
+    differ, far, outside, wrong = map(int, counts)
+    assert (differ <= 2, far, outside, wrong) == (True, 0, 0, 0), "rounding alone"
+    [(square, freedom)] = re.findall(r"^2000 draws: chi-square (\S+) with (\d+) degrees", done.stdout, re.M)
+    assert float(square) < 3 * int(freedom)
 
 
 @pytest.mark.slow

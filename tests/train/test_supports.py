@@ -9,23 +9,26 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
 
 from agentrl import attachments
 from agentrl.attachments import support
 from agentrl.errors import InvalidInput
 from agentrl.sessions.tree import trainability, tree
 from agentrl.sessions.tree.trainability import Untrainable
-from agentrl.train.algorithms import algorithm_settings, make_algorithm
+from agentrl.train.algorithms import algorithm_settings
 from agentrl.train.algorithms.credit import Credit, NodeAdvantage, SequenceKind
+from agentrl.train.algorithms.objective import add_sums, empty_sums, objective
 from agentrl.train.algorithms.policy_losses import LOSSES
-from agentrl.train.forest.forest import Forest
+from agentrl.train.forest.forest import Forest, sequence_count
 from agentrl.train.forest.packing import pack
 from agentrl.train.trainers import head as heads
 from agentrl.train.trainers.head import Logits, token_logps
@@ -81,6 +84,36 @@ def one_logp(logits: Tensor, session: Session, node: Node, place: int, kept: Kep
     return logps[list(values).index(node.token_ids[place])], -(logps.exp() * logps).sum()
 
 
+def drawn(forest: Forest, sessions: Sequence[Session]) -> Iterator[tuple[Session, Node, int]]:
+    """Session, node and place in the node of the token that each of a forest's rows is about."""
+    by_id = {session.id: session for session in sessions}
+    for target in forest.rows().target.tolist():
+        session = by_id[forest.sessions[int(forest.session_id[target])]]
+        node = session.nodes[int(forest.node_id[target])]
+        yield session, node, int(forest.position[target]) - len(tree.path_ids(session, node.parent))
+
+
+def by_paths(model: nn.Module, forest: Forest, sessions: Sequence[Session], kept: Kept) -> tuple[Tensor, Tensor]:
+    """Log-probability and entropy of each of a forest's rows, where every node's path goes through the model alone."""
+    logits: dict[tuple[str, int], Tensor] = {}
+    found = []
+    for session, node, place in drawn(forest, sessions):
+        before = tree.path_ids(session, node.parent)
+        if (session.id, node.id) not in logits:
+            logits[session.id, node.id] = model(input_ids=torch.tensor([[*before, *node.token_ids]])).logits[0]
+        found.append(one_logp(logits[session.id, node.id][len(before) + place - 1], session, node, place, kept))
+    logps, entropies = zip(*found, strict=True)
+    return torch.stack(logps), torch.stack(entropies)
+
+
+def move(model: nn.Module) -> None:
+    """Change a model, the same way each time."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+
+
 def made(seed: int) -> tuple[list[Session], Kept]:
     rng, kept = random.Random(seed), Kept()
     sessions = [random_session(rng, f"s{i}", [4, 5, 6, 7][: rng.randint(1, 4)], 3, 2) for i in range(3)]
@@ -122,12 +155,8 @@ def test_value_and_gradient_of_log_probability_and_entropy_are_the_references(
         hidden = table[forest.token_ids].requires_grad_()
         rows = forest.rows()
         found = token_logps(head, hidden, rows, limit, shape)
-        by_id = {session.id: session for session in sessions}
         wanted = []
-        for predictor, target in zip(rows.predictor.tolist(), rows.target.tolist(), strict=True):
-            session = by_id[forest.sessions[int(forest.session_id[target])]]
-            node = session.nodes[int(forest.node_id[target])]
-            place = int(forest.position[target]) - len(tree.path_ids(session, node.parent))
+        for predictor, (session, node, place) in zip(rows.predictor.tolist(), drawn(forest, sessions), strict=True):
             wanted.append(one_logp(shape(head(hidden[predictor])), session, node, place, kept))
         expected = tuple(torch.stack(each) for each in zip(*wanted, strict=True))
         results = []
@@ -159,18 +188,52 @@ def test_a_head_with_a_bias_and_one_without_gradients_give_the_same(monkeypatch:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(name for name, loss in LOSSES.available().items() if not loss.compares))
-def test_every_loss_is_the_same_however_a_narrowed_batch_is_split(name: str, tiny_llama: Path) -> None:
-    """Losses over pairs and labels sum the same log-probabilities."""
-    sessions, _ = made(7)
-    algo = algorithm_settings({"name": "reinforce", "loss": {"name": name}, "lr": 1e-2})
-    algorithm, found = make_algorithm(algo), []
-    for cut in (1, 2):
-        trainer = TorchTrainer(tiny_llama, TorchConfig(device="cpu", dtype="float32"), algo)
-        forests = rows_of(sessions, 10_000 if cut == 1 else 24, algorithm.sequence)
-        assert (len(forests) > 1) == (cut == 2)
-        found.append(trainer.step(forests)["grad_norm"])
-    assert found[0] == pytest.approx(found[1], rel=1e-4)
+@pytest.mark.parametrize("name", sorted(name for name in LOSSES.available() if name != "kto"))
+def test_every_loss_with_kl_and_entropy_has_the_value_and_gradient_of_paths_by_themselves(
+    name: str, tiny_llama: Path
+) -> None:
+    """KL compares policy and reference over the kept set; pairs sum log-probabilities over it, as labels (kto) do."""
+    compares = LOSSES.available()[name].compares
+    more = {"name": "dpo"} if compares else {"kl_coef": 0.2, "entropy_coef": 0.05}
+    algo = algorithm_settings({"name": "reinforce", **more, "loss": {"name": name}})
+    (sessions, kept), trainer = made(7), TorchTrainer(tiny_llama, TorchConfig(device="cpu", dtype="float32"), algo)
+    plain, reference = (AutoModelForCausalLM.from_pretrained(tiny_llama, attn_implementation="eager") for _ in "ab")
+    for model in (trainer.model, plain):
+        move(model)
+    algorithm, groups = trainer.algorithm, [as_group(sessions)]
+    credit = algorithm.credit(groups) if compares else credit_of(sessions)
+    forests = pack(groups, credit, 24, sequence=algorithm.sequence, fields=algorithm.fields)
+    assert len(forests) > 1
+    algorithm.mark(forests)
+    whole = [(forest, trainer.prepare(forest)) for forest in forests if len(forest.rows())]
+    batches = [batch for _, batch in whole]
+    if trainer.reference is not None:
+        trainer.score_reference(batches)
+    wanted, generator = [], torch.Generator().manual_seed(0)
+    for forest, batch in whole:
+        logp, entropy = by_paths(plain, forest, sessions, kept)
+        batch.rows.old_logp = logp.detach() + 0.2 * torch.randn(len(logp), generator=generator)
+        rows = batch.rows
+        if rows.ref_logp is not None:
+            with torch.no_grad():
+                rows = replace(rows, ref_logp=by_paths(reference, forest, sessions, kept)[0])
+            torch.testing.assert_close(batch.rows.ref_logp, rows.ref_logp, atol=1e-5, rtol=1e-5)
+        wanted.append((logp, entropy, rows))
+    sums = None
+    if algorithm.sequence is not None:
+        trainer.sums = empty_sums(algorithm, sequence_count(forests))
+        trainer.sum_sequences(batches, trainer.sums)
+        sums = empty_sums(algorithm, sequence_count(forests))
+        for logp, _, rows in wanted:
+            add_sums(algorithm, sums, logp.detach(), rows, 0)
+    found = sum(trainer.backward(batch, first=False) for batch in batches)
+    expected = torch.stack([objective(algorithm, *one, sums=sums)[0] for one in wanted]).sum()
+    expected.backward()  # type: ignore[no-untyped-call]
+    assert found == pytest.approx(expected.item(), rel=1e-4, abs=1e-5)
+    theirs = dict(plain.named_parameters())
+    for each, parameter in trainer.model.named_parameters():
+        apart = parameter.grad - theirs[each].grad
+        assert float(apart.norm() / theirs[each].grad.norm().clamp(min=1e-4)) < 2e-4
 
 
 def roots(forest: Forest) -> list[Forest]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from agentrl.rollout.engines.reach import EngineAddress
 from agentrl.rollout.weights.receiver import EngineReceiver, Receiver
-from agentrl.types import Engine
+from agentrl.types import Engine, Sampling
 
 
 class ManagedEngine:
@@ -48,6 +48,10 @@ class ManagedEngine:
     def receiver(self) -> Receiver:
         """The receiver of the engine's weights."""
         return EngineReceiver(self._engine)
+
+    def unrecorded(self, sampling: Sampling) -> str:
+        """Return why a ready engine records nothing of what so sampled turns are drawn from; '' where it does."""
+        return ""
 
     async def scores(self, input_ids: Sequence[int], temperature: float = 1.0) -> dict[str, list[float]]:
         """Return `Engine.score` by name, of every engine behind it."""

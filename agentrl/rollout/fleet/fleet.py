@@ -155,6 +155,10 @@ class Fleet(ManagedEngine):
                 return scored
         raise EngineError(f"no engine scored a prompt of {len(input_ids)} tokens (fleet.max_attempts)")
 
+    def unrecorded(self, sampling: Sampling) -> str:
+        ready = self._roster.in_state(MemberState.READY).values()
+        return next(filter(None, (member.managed.unrecorded(sampling) for member in ready)), "")
+
     async def scores(self, input_ids: Sequence[int], temperature: float = 1.0) -> dict[str, list[float]]:
         """Return `score` by every engine that is in use, to compare them; one that fails meanwhile is left out."""
         ready = self._roster.in_state(MemberState.READY)

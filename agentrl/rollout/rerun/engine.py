@@ -86,6 +86,9 @@ class RerunEngine(ManagedEngine):
         self._changed = asyncio.Event()
         self._error: BaseException | None = None
 
+    def unrecorded(self, sampling: Sampling) -> str:
+        return as_managed(self.inner).unrecorded(sampling)
+
     @property
     def capabilities(self) -> Capabilities:
         """The promises of the engine."""

@@ -13,6 +13,8 @@ from agentrl.models.devices import torch_device
 from agentrl.models.registry import model_folder
 from agentrl.models.vision import sees
 from agentrl.rollout.engines import ENGINES
+from agentrl.rollout.engines.managed import as_managed
+from agentrl.rollout.episodes.actors import sampling_of
 from agentrl.train.algorithms import Algorithm
 from agentrl.train.display.console import Display
 from agentrl.train.driver import setup
@@ -114,4 +116,18 @@ def require_recording(trainer: TrainerConfig, settings: EngineConfig, engine: En
         raise ConfigError(
             f"trainer.moe.routing_replay=rollout: engine={settings.name} does not record routed experts "
             "(capabilities.attachments); use trainer.moe.routing_replay=forward, or engine=local, sglang or vllm"
+        )
+
+
+def require_supports(config: RunConfig, engine: Engine) -> None:
+    """Refuse engines that have started and don't tell what the run's tokens will be drawn from.
+
+    Raises:
+        ConfigError: the message has the server's option.
+    """
+    narrowed, why = config.rollout.narrowed, as_managed(engine).unrecorded(sampling_of(config.rollout))
+    if narrowed and why and not config.allow_no_signal:
+        raise ConfigError(
+            f"rollout.{narrowed}: no token could be trained: {why}, since it does not tell what is left of the "
+            "vocabulary; allow_no_signal=true runs nevertheless"
         )

@@ -13,12 +13,17 @@ import orjson
 import pytest
 
 from agentrl.attachments import support
+from agentrl.config import FleetConfig, RunConfig, WeightsConfig
 from agentrl.errors import ConfigError, DeadlineExceeded, EngineError, InvalidInput
 from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.rollout.engines.servers.sglang import SGLangEngine
+from agentrl.rollout.engines.servers.vllm import VLLMEngine
+from agentrl.rollout.fleet.fleet import Fleet
+from agentrl.rollout.weights import make_publisher
 from agentrl.sessions.tree import trainability
 from agentrl.sessions.tree.generation import generate_turn
 from agentrl.sessions.tree.trainability import Untrainable
+from agentrl.train.plan.model_checks import require_supports
 from agentrl.types import Chunk, FinishReason, PauseMode, Sampling, Turn, collect
 
 Reply = Callable[[dict[str, Any], asyncio.StreamWriter], Awaitable[None]]
@@ -72,7 +77,8 @@ async def fake(folder: Path, reply: Reply | None = None, **info: Any) -> AsyncIt
     made = Fake(reply, **info)
     server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    engine = SGLangEngine(folder, ServerConfig(url=url, device="cpu", stream_tokens=3))
+    told = {"grammar_backend": "llguidance"}
+    engine = SGLangEngine(folder, ServerConfig(url=url, device="cpu", stream_tokens=3, server=told))
     try:
         yield engine, made
     finally:
@@ -266,6 +272,11 @@ async def test_ids_never_begin_alike(folder: Path) -> None:
     [
         ({"version": "0.4.1"}, ConfigError, "supported range"),
         ({"max_req_input_len": 100}, EngineError, "paths of 100 tokens"),
+        (
+            {"grammar_backend": "xgrammar"},
+            ConfigError,
+            "grammar_backend='llguidance': the server at .* runs with --grammar-backend xgrammar",
+        ),
     ],
 )
 async def test_a_server_that_does_not_fit_is_refused(
@@ -274,6 +285,57 @@ async def test_a_server_that_does_not_fit_is_refused(
     async with fake(folder, None, **info) as (engine, _):
         with pytest.raises(error, match=message):
             await engine.start()
+
+
+@pytest.mark.parametrize("listed", [None, 8])
+async def test_a_run_is_refused_before_it_trains_where_its_server_does_not_tell_what_tokens_were_drawn_from(
+    listed: int | None, folder: Path
+) -> None:
+    def config(**rollout: Any) -> RunConfig:
+        return RunConfig.model_validate({"env": "calculator", "rollout": rollout, "engine": "sglang"})
+
+    async with fake(folder, None, sampling_mask_max_tokens=listed) as (engine, _):
+        fleet = Fleet([lambda: engine], make_publisher(WeightsConfig(), folder, engine.config), FleetConfig())
+        await fleet.start()
+        for narrowing, needed in (({"top_p": 0.9}, engine.capabilities.vocab_size), ({"top_k": 9}, 9)):
+            refusal = rf"rollout.top_\w=\S+: no token .* has to be started with --sampling-mask-max-tokens {needed},"
+            for one in (engine, fleet):
+                with pytest.raises(ConfigError, match=refusal):
+                    require_supports(config(**narrowing), one)
+        if listed is None:
+            with pytest.raises(ConfigError, match="--sampling-mask-max-tokens 8"):
+                require_supports(config(top_k=8), fleet)
+        else:
+            require_supports(config(top_k=8), fleet)
+        require_supports(config(), fleet)
+        require_supports(config(top_p=0.9).model_copy(update={"allow_no_signal": True}), fleet)
+        await fleet.close()
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [({"max_logprobs": 20}, ""), ({"max_logprobs": -1}, ""), ({"logprobs_mode": "raw_logprobs"}, "processed_logprobs")],
+)
+async def test_a_running_vllm_is_asked_for_its_options(own: dict[str, Any], message: str, folder: Path) -> None:
+    info = {"version": "0.32.0", "data": [{"max_model_len": 512}], "structured_outputs_config": {"backend": "auto"}}
+    made = Fake(None, **info, vllm_config={"model_config": {"logprobs_mode": "processed_logprobs", **own}})
+    server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
+    engine = VLLMEngine(
+        folder, ServerConfig(url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", device="cpu")
+    )
+    try:
+        if message:
+            with pytest.raises(ConfigError, match=message):
+                await engine.start()
+            return
+        await engine.start()
+        lacks = engine.unrecorded(Sampling(top_k=20))
+        assert ("--max-logprobs 21" in lacks) == (own["max_logprobs"] == 20)
+        assert not engine.unrecorded(Sampling(top_p=0.9)), "some tokens are drawn from few enough"
+        assert not engine.unrecorded(Sampling())
+    finally:
+        await engine.close()
+        server.close()
 
 
 async def _until(engine: SGLangEngine, running: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import pytest
@@ -102,8 +104,20 @@ async def test_fields_of_other_servers_are_honoured_where_the_client_decides(ser
             for fields in (
                 {"top_k": 5, "min_p": 0.1, "guided_json": schema},
                 {"top_k": -1, "structured_outputs": {"json": schema}, "chat_template_kwargs": {}},
+                {"json_schema": json.dumps(schema)},
+                {"structured_outputs": {"json_object": True}},
+                {"guided_regex": "a+|b"},
+                {"regex": "a+|b"},
+                {"guided_choice": ["1.5 (no)", r"a\b"]},
+                {"structured_outputs": {"choice": ["yes", "no"]}},
             ):
                 await openai.chat.completions.create(model="m", messages=HI, extra_body=fields)
-    first, second = (call.sampling for call in served.engine.calls)
+    first, second, *others = (call.sampling for call in served.engine.calls)
     assert (first.top_k, first.min_p, second.top_k, second.min_p) == (5, 0.1, None, 0.0)
     assert first.json_schema == second.json_schema == '{"properties": {"a": {"type": "integer"}}, "type": "object"}'
+    assert [own.json_schema for own in others[:2]] == [first.json_schema, '{"type": "object"}']
+    expressions = [own.regex for own in others[2:]]
+    assert expressions[:2] == ["a+|b"] * 2
+    assert [re.findall(one, r"a.b 1x5 (no) 1.5 (no) a\b yes no") for one in expressions[2:]] == [
+        ["1.5 (no)", r"a\b"], ["no", "no", "yes", "no"]
+    ]  # fmt: skip

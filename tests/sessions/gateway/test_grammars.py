@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_replies_that_a_client_wants_in_a_form_have_it_and_all_their_tokens_are_trained(
     serve: Serve, folder: Path, tmp_path: Path
 ) -> None:
-    """Whole and streamed, after one another and beside one another, by a schema and by a regular expression."""
+    """Whole and streamed, after one another and beside one another, by each kind of form."""
     from agentrl.config import EngineConfig
     from agentrl.rollout.engines.local.engine import LocalEngine
     from agentrl.sessions.renderers import get_renderer
@@ -66,16 +66,20 @@ async def test_replies_that_a_client_wants_in_a_form_have_it_and_all_their_token
             )
             pieces = [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
             assert FITS.fullmatch("".join(pieces))
-        by_regex = {"structured_outputs": {"regex": "(yes|no)[!?]"}}
-        answer = await speaker.chat.completions.create(model="m", messages=HI, extra_body=by_regex)
-        assert re.fullmatch("(yes|no)[!?]", answer.choices[0].message.content)
+        for other, fits in (
+            ({"structured_outputs": {"regex": "(yes|no)[!?]"}}, "(yes|no)[!?]"),
+            ({"guided_choice": ["1+1", "a|b", "(c)"]}, r"1\+1|a\|b|\(c\)"),
+            ({"response_format": {"type": "json_object"}, "max_tokens": 8}, r"\s*\{.*"),
+        ):
+            answer = await speaker.chat.completions.create(model="m", messages=HI, extra_body=other)
+            assert re.fullmatch(fits, answer.choices[0].message.content, re.DOTALL)
         with pytest.raises(Exception, match="is no grammar that can be kept to"):
             await speaker.chat.completions.create(
                 model="m", messages=HI, extra_body={"structured_outputs": {"regex": "(("}}
             )
         session = served.session(access["id"])
     sampled = [node for node in session.nodes if node.sampled]
-    assert len(sampled) == 4
+    assert len(sampled) == 6
     for node in sampled:
         assert all(node.trainable[node.versions[0].start :])
         assert node.sampling is not None
@@ -86,5 +90,5 @@ async def test_replies_that_a_client_wants_in_a_form_have_it_and_all_their_token
     to_jsonl([session], tmp_path / "sessions.jsonl")
     [read] = from_jsonl(tmp_path / "sessions.jsonl")
     assert read.nodes == session.nodes
-    assert replace(sampled[-1].sampling, regex=None) != read.nodes[sampled[-1].id].sampling
+    assert replace(sampled[-2].sampling, regex=None) != read.nodes[sampled[-2].id].sampling
     assert json.loads(sampled[0].sampling.json_schema) == SCHEMA

@@ -32,7 +32,7 @@ from agentrl.rollout.engines.servers.open_request import OpenRequest
 from agentrl.rollout.engines.servers.placed_server import PlacedServer, on_nodes
 from agentrl.rollout.engines.servers.remote import ABORT_SECONDS, RemoteEngine, logger
 from agentrl.rollout.engines.servers.server_settings import OptionValue, ServerConfig
-from agentrl.types import Capabilities, PauseMode, Tokenizer
+from agentrl.types import Capabilities, PauseMode, Sampling, Tokenizer
 
 HOST = "127.0.0.1"
 _ROUNDING = 1e-2
@@ -47,7 +47,7 @@ class ServerInfo:
         max_context: tokens of its longest path; None: it does not say.
         weights: what its weights are called; not a number for weights that agentrl did not load.
         incremental: each event of a stream has only what is new.
-        listed: how many of the tokens that one was drawn from it can list.
+        listed: of how many of the tokens that one was drawn from it can tell; 0: it does not tell.
         counts: it counts the tokens so far for penalties as its rule says.
         lark: it has llguidance's grammars.
     """
@@ -218,6 +218,10 @@ class ServerEngine(RemoteEngine):
     def _keeps_to_lark(self) -> bool:
         """True where the server is known to have llguidance's grammars."""
 
+    @abstractmethod
+    def _lacks(self, sampling: Sampling, listed: int) -> str:
+        """The option, with a value, without which a server that tells of so many tokens says nothing of these turns."""
+
     def _max_context(self) -> int:
         return self.facts.context
 
@@ -267,6 +271,11 @@ class ServerEngine(RemoteEngine):
 
     async def _close_client(self) -> None:
         await self.client.close()
+
+    def unrecorded(self, sampling: Sampling) -> str:
+        """Return why the server does not tell what so sampled turns are drawn from."""
+        lacks = self._lacks(sampling, self.info.listed) if self.info is not None and self.config.support_bytes else ""
+        return f"the {self.name} server at {self.client.url} has to be started with {lacks}" if lacks else ""
 
     # ---------------------------------------------------------------------------------------- adapters
 

@@ -32,6 +32,7 @@ from agentrl.rollout.engines.plugin import ServerPlugin
 from agentrl.rollout.engines.servers.driver import driver_environment
 from agentrl.rollout.engines.servers.http import KEEP_ALIVE
 from agentrl.rollout.engines.servers.open_request import OpenRequest, routing
+from agentrl.rollout.engines.servers.options import option
 from agentrl.rollout.engines.servers.server_engine import ServerEngine, ServerInfo
 from agentrl.rollout.engines.servers.server_settings import OptionValue
 from agentrl.rollout.engines.servers.sglang_client import SGLangClient
@@ -109,6 +110,12 @@ class SGLangEngine(ServerEngine):
                 f"engine.routed_experts=true: the server at {self.client.url} runs without "
                 "--enable-return-routed-experts"
             )
+        told, own = option(self.config, "grammar_backend"), info.get("grammar_backend")
+        if self.config.url and None not in (told, own) and told != own:
+            raise ConfigError(
+                f"engine.server.grammar_backend={told!r}: the server at {self.client.url} runs with "
+                f"--grammar-backend {own}"
+            )
         longest = info.get("max_req_input_len")
         version = str((await self.client.model_info()).get("weight_version"))
         incremental = bool(info.get("incremental_streaming_output"))
@@ -117,12 +124,15 @@ class SGLangEngine(ServerEngine):
         lark = self.capabilities.lark
         return ServerInfo(None if longest is None else int(longest), version, incremental, listed, counts, lark)
 
+    def _lacks(self, sampling: Sampling, listed: int) -> str:
+        left = sampling.top_k or self.facts.vocab_size
+        return f"--sampling-mask-max-tokens {left}" if sampling.truncated and left > listed else ""
+
     # -------------------------------------------------------------------------------------- generating
 
     async def _pump(self, request: OpenRequest) -> Turn:
         request.support = self._recorder(request, support.SGLANG)
-        most = 0 if self.info is None else self.info.listed
-        if _lists(request) and (request.sampling.top_k or self.facts.vocab_size) > most:
+        if _lists(request) and self._lacks(request.sampling, 0 if self.info is None else self.info.listed):
             request.support = None
         while True:
             ended = await self._stream(request)

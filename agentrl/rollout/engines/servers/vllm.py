@@ -13,7 +13,6 @@ What its answers mean, read in 0.32.0 and held by the contract suite against a r
 - Every request carries its version as `cache_salt`: prefixes that older weights computed are never shared.
 - Prefixes are cached in whole blocks (`engine.server.block_size`): up to a block at the end of each path is
   computed again, which for short turns is much.
-
 - On a CPU a reload leaves out the output layer of models with tied embeddings: `vllm_extension` packs it again.
 
 Given up: broadcasts into its workers where there is no GPU (its transfer has no gloo), so that on a CPU weights
@@ -45,17 +44,17 @@ from agentrl.rollout.engines.servers.server_engine import ServerEngine, ServerIn
 from agentrl.rollout.engines.servers.server_settings import OptionValue
 from agentrl.rollout.engines.servers.vllm_client import VLLMClient
 from agentrl.rollout.engines.servers.vllm_options import (
-    LISTED,
     OWNED,
     SUPPORTED,
     count_listed,
     keeps_to_lark,
     launch_options,
+    most_listed,
     narrows,
     sampling_params,
 )
 from agentrl.rollout.weights.receiver import EngineReceiver, LoadCommit, Receiver
-from agentrl.types import Engine, FinishReason, PauseMode, Turn, VersionSpan
+from agentrl.types import Engine, FinishReason, PauseMode, Sampling, Turn, VersionSpan
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -119,9 +118,16 @@ class VLLMEngine(ServerEngine):
     async def _info(self) -> ServerInfo:
         longest = (await self.client.model()).get("max_model_len")
         version = await self.client.weight_version()
-        most = {**self.config.server, **self.launched}.get("max_logprobs", 0 if self.config.url else LISTED)
-        longest, listed = None if longest is None else int(longest), max(0, int(str(most)))
+        longest = None if longest is None else int(longest)
+        running = await self.client.settings() if self.config.url else {}
+        most = most_listed(self.config, self.launched, running)
+        listed = self.facts.vocab_size if most < 0 else most
         return ServerInfo(longest, version, listed=listed, lark=self.capabilities.lark)
+
+    def _lacks(self, sampling: Sampling, listed: int) -> str:
+        needed = count_listed(sampling, self.facts.vocab_size)
+        enough = listed >= needed or (listed and sampling.top_k is None)  # top-p leaves fewer in some places
+        return "" if enough or sampling.full_support else f"--max-logprobs {needed}"
 
     # -------------------------------------------------------------------------------------- generating
 

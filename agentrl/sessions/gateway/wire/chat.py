@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,7 +27,12 @@ HARMLESS = {
     *("store", "user"),
 }
 """Fields of OpenAI's protocols for caching, billing and book-keeping."""
-SERVERS = ("chat_template_kwargs", "guided_json", "min_p", "repetition_penalty", "structured_outputs", "top_k")
+FORMS: Mapping[str, str] = {
+    **{"structured_outputs": "", "guided_json": "json", "guided_regex": "regex", "guided_choice": "choice"},
+    **{"json_schema": "json", "regex": "regex"},
+}
+"""Fields of vLLM and of SGLang that say which form a reply must have, and how; '': what it holds says that."""
+SERVERS = ("chat_template_kwargs", "min_p", "repetition_penalty", "top_k", *FORMS)
 """Fields of vLLM and SGLang that are honoured."""
 PARAMETERS = Parameters(
     required=("model", "messages"),
@@ -129,30 +135,46 @@ def sampling_of(
 
 
 def _form(given: Mapping[str, Any]) -> tuple[Any, str]:
-    """The form of the text, in OpenAI's words or in those of vLLM, and the field that has it.
+    """The form of the text, in OpenAI's words or in those of vLLM and SGLang, and the field that has it.
 
     Raises:
-        ApiError: there are several, or one that is no schema.
+        ApiError: there are several, or one that is none.
     """
-    forms = [(name, given[name]) for name in ("response_format", "guided_json", "structured_outputs") if name in given]
+    forms = [(name, given[name]) for name in ("response_format", *FORMS) if name in given]
     if len(forms) > 1:
         raise ApiError(400, f"only one of {' and '.join(name for name, _ in forms)}", "invalid_value", forms[1][0])
     if not forms or forms[0][0] == "response_format":
         return given.get("response_format"), "response_format"
-    ((name, schema),) = forms
-    if name == "structured_outputs":
-        wanted = object_at(schema, name)
-        if wanted.keys() == {"regex"} and isinstance(wanted["regex"], str):
-            return {"type": "regex", "regex": wanted["regex"]}, name
-        if wanted.keys() != {"json"}:
-            raise refuse_parameter(name, f"{', '.join(sorted(wanted))[:100]}; only json, a schema, or regex")
-        schema = wanted["json"]
-    if isinstance(schema, str):
+    ((name, value),) = forms
+    kind = FORMS[name]
+    if not kind:
+        wanted = object_at(value, name)
+        if len(wanted) != 1 or not wanted.keys() <= {"json", "json_object", "regex", "choice"}:
+            raise refuse_parameter(
+                name, f"{', '.join(sorted(wanted))[:100]}; only one of json (a schema), json_object, regex and choice"
+            )
+        ((kind, value),) = wanted.items()
+    if kind == "json_object" and value is True:
+        return {"type": kind}, name
+    if kind == "choice":
+        value, kind = _any_of(value, name), "regex"
+    if kind == "regex" and isinstance(value, str):
+        return {"type": kind, "regex": value}, name
+    if kind != "json":
+        raise ApiError(400, f"{name}.{kind}={value!r:.100} is none", "invalid_value", name)
+    if isinstance(value, str):
         try:
-            schema = json.loads(schema)
+            value = json.loads(value)
         except ValueError:
             raise ApiError(400, f"{name}: is no JSON", "invalid_value", name) from None
-    return {"type": "json_schema", "json_schema": {"schema": dict(object_at(schema, name))}}, name
+    return {"type": "json_schema", "json_schema": {"schema": dict(object_at(value, name))}}, name
+
+
+def _any_of(texts: Any, name: str) -> str:
+    """The regular expression of some texts, one of which a reply has to be."""
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
+        raise ApiError(400, f"{name}: choices are a list of texts, none of them empty", "invalid_value", name)
+    return "|".join(re.sub(r"[][.^$*+?{}()|\\]", r"\\\g<0>", text) for text in texts)
 
 
 def _thinking(template: Any) -> bool | None:
