@@ -7,7 +7,8 @@ The model answers at once, so all the time is the library's.
   tool, answering, the session's tree), one episode after the other.
 - turns a second: of `--episodes` episodes at once in one process. verifiers (its own ToolEnv, rubric and rollout, with
   a client that answers at once) is measured in one process with ours, by the Python that `make adapters` has made, the
-  two in turn; Gymnasium's SyncVectorEnv of the same rules, 64 at once, passes numbers and no messages, for scale.
+  two in turn. So is inspect_ai (its own generate() with tools, scorer and log), by CPU seconds. Gymnasium's
+  SyncVectorEnv of the same rules, 64 at once, passes numbers and no messages, for scale.
 - `--many` sessions that are all open at the same time.
 
 Tokens, engines and the store are not in it: `benchmarks.driver_cost` measures a run's whole turn.
@@ -22,6 +23,7 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
@@ -34,7 +36,7 @@ from agentrl.types import Message, Session, Status, Task
 from benchmarks.machine import machine
 
 ROOT = Path(__file__).parents[1]
-VERIFIERS, GYMNASIUM = (ROOT / f".venv-adapters{name}" / "bin" / "python" for name in ("-verifiers", ""))
+VERIFIERS, ADAPTERS = (ROOT / f".venv-adapters{name}" / "bin" / "python" for name in ("-verifiers", ""))
 GOAL = 8
 TURNS = GOAL + 1
 """Calls of the tool, and the final answer."""
@@ -133,11 +135,15 @@ def many(sessions: int) -> None:
     print(f"{sessions} sessions at once: {rate:.0f} turns/s, {kib / sessions:.1f} KiB a session", flush=True)
 
 
-def turns_per_second(episodes: int, play_all: Callable[[int], Coroutine[Any, Any, None]]) -> float:
+def turns_per_second(
+    episodes: int,
+    play_all: Callable[[int], Coroutine[Any, Any, None]],
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
     """The rate of one round."""
-    began = time.perf_counter()
+    began = clock()
     asyncio.run(play_all(episodes))
-    return episodes * TURNS / (time.perf_counter() - began)
+    return episodes * TURNS / (clock() - began)
 
 
 def beside_verifiers(episodes: int, rounds: int) -> None:
@@ -199,6 +205,61 @@ def beside_verifiers(episodes: int, rounds: int) -> None:
     print(f"ratio {ratio:.1f} (aim: at least 5)", flush=True)
 
 
+def beside_inspect(episodes: int, rounds: int) -> None:
+    """Print both rates by CPU seconds, and the median of their ratio."""
+    import inspect_ai
+    from inspect_ai import Task as Evaluation
+    from inspect_ai import eval_async
+    from inspect_ai.dataset import Sample
+    from inspect_ai.model import ModelOutput, ModelUsage, get_model
+    from inspect_ai.scorer import match
+    from inspect_ai.solver import generate, use_tools
+    from inspect_ai.tool import Tool, tool
+    from inspect_ai.util import store
+
+    @tool(name="add")
+    def adding() -> Tool:
+        async def add(number: int) -> str:
+            """Add to the count.
+
+            Args:
+                number: how much.
+            """
+            store().set("count", store().get("count", 0) + number)
+            return str(store().get("count"))
+
+        return add
+
+    def said(messages: Any, *_: Any) -> Any:
+        if messages[-1].text == str(GOAL):
+            output = ModelOutput.from_content("mockllm/model", str(GOAL))
+        else:
+            output = ModelOutput.for_tool_call("mockllm/model", "add", {"number": 1})
+        output.usage = ModelUsage(input_tokens=1, output_tokens=1, total_tokens=2)  # else it counts tokens itself
+        return output
+
+    async def theirs(episodes: int) -> None:
+        with tempfile.TemporaryDirectory() as logs:
+            task = Evaluation(
+                dataset=[Sample(id=n, input=QUESTION, target=str(GOAL)) for n in range(1, episodes + 1)],
+                solver=[use_tools(adding()), generate()],
+                scorer=match(location="exact"),
+            )
+            model = get_model("mockllm/model", custom_outputs=said, memoize=False)
+            limits: dict[str, Any] = {"max_samples": episodes, "max_connections": episodes}
+            (log,) = await eval_async(task, model=model, log_dir=logs, **limits)
+            assert log.status == "success", log.error
+            assert log.results is not None
+            assert log.results.scores[0].metrics["accuracy"].value == 1.0
+
+    asyncio.run(theirs(1))  # loads what it needs
+    pairs = [[turns_per_second(episodes, side, time.process_time) for side in (ours, theirs)] for _ in range(rounds)]
+    mine, other = (statistics.median(side) for side in zip(*pairs, strict=True))
+    ratio = statistics.median(one / two for one, two in pairs)
+    what = f"turns a CPU second: agentrl {mine:.0f}, inspect_ai {inspect_ai.__version__} {other:.0f}"
+    print(f"{episodes} episodes at once, {what}\nratio {ratio:.1f} (aim: at least 5)", flush=True)
+
+
 def gymnasium_vector(rounds: int) -> None:
     """Print the steps per second of Gymnasium's own vector environment."""
     import gymnasium
@@ -245,17 +306,20 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=500)
     parser.add_argument("--many", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--part", choices=("verifiers", "gymnasium"), help=argparse.SUPPRESS)
+    parser.add_argument("--part", choices=("verifiers", "gymnasium", "inspect"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.part == "verifiers":
         return beside_verifiers(given.episodes, given.rounds)
+    if given.part == "inspect":
+        return beside_inspect(given.episodes, given.rounds)
     if given.part == "gymnasium":
         return gymnasium_vector(given.rounds)
     print(machine(), flush=True)
     overhead(given.episodes)
     many(given.many)
     elsewhere(VERIFIERS, "verifiers")
-    elsewhere(GYMNASIUM, "gymnasium")
+    elsewhere(ADAPTERS, "inspect")
+    elsewhere(ADAPTERS, "gymnasium")
     print(machine())
 
 

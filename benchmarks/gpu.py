@@ -13,6 +13,10 @@ there comes from a folder of wheels beside the checkout's own files: `python -m 
 `.wheels` for that version of Python (some 10 MB), on a machine with the package index. Models are random, in the
 shapes of the real ones. `--small` is the same on small shapes, which a CPU runs in a minute or two.
 
+`make gpu GPU=rehearse` is that on a CPU, to be ready for a GPU: each part has to run to its end, right where it
+compares numbers, and to have a row with a bound. Rows are printed with their baseline and bound and "not measured:
+GPU" in place of values, and no table is written.
+
     python -m benchmarks.gpu [--parts forests,mfu] [--seconds 520] [--out gpu-results] [--device cuda|cpu] [--small]
 """
 
@@ -50,6 +54,8 @@ NEEDED = [
     "msgspec",
 ]
 """Modules without which no part runs."""
+REHEARSAL = 1800.0
+"""Seconds that a part may take on a busy CPU."""
 CARRIED = ("pydantic", "orjson", "docstring-parser", "msgspec"), ("megatron-core==0.16.1",)
 """What a Python with torch and transformers often lacks: taken with what they depend on, and without."""
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
@@ -62,28 +68,36 @@ class Part:
     Attributes:
         name: its module in `benchmarks.gpu_parts`.
         about: what it shows.
+        baseline: what its figures are compared with, measured in the same part.
         seconds: its time limit.
         needs: modules without which it is skipped.
         gpu: it calls what only a GPU has.
+        rivals: figures that others publish, for scale: other machines and models.
     """
 
     name: str
     about: str
+    baseline: str
     seconds: float
     needs: tuple[str, ...] = ()
     gpu: bool = False
+    rivals: str = ""
 
 
+RATES = "NeMo-RL, 30B-A3B: 1,414 tokens/s/GPU on H100, 1,910 on GB200"
 PARTS = (
-    Part("forests", "forests equal paths, forward and backward", 110),
-    Part("speed", "a forest against rows", 60),
-    Part("megatron", "Megatron-core on forests", 100, ("megatron.core",)),
-    Part("engine", "the local engine's tokens and speed", 90),
-    Part("learning", "calculator and a SmolLM2 shape learn", 180),
-    Part("head", "the chunked language-model head", 30),
-    Part("mfu", "MFU and memory of a 0.6 B and a 4 B shape", 120),
-    Part("ipc", "weights by CUDA IPC", 30, gpu=True),
-    Part("servers", "SGLang and vLLM; colocated sleep and wake", 240, gpu=True),
+    Part("forests", "forests equal paths, forward and backward", "transformers' eager attention on rows", 110),
+    Part("speed", "a forest against rows", "the same trainer on rows", 60),
+    Part("megatron", "Megatron-core on forests", "the torch trainer", 100, ("megatron.core",)),
+    Part("engine", "the local engine's tokens and speed", "transformers' generate()", 90, rivals=RATES),
+    Part("learning", "calculator and a SmolLM2 shape learn", "their own first step", 180),
+    Part("head", "the chunked language-model head", "materialised logits", 30),
+    Part("mfu", "MFU and memory of 0.6 B and 4 B shapes", "a matrix product's rate", 120, rivals="prime-rl: 36 % MFU"),
+    Part(
+        *("ipc", "weights by CUDA IPC", "a copy to the host", 30),
+        rivals="published publications: 4 B in 0.07 to 0.15 s, 30 B in 0.5 s",
+    ),
+    Part("servers", "SGLang and vLLM; colocated sleep and wake", "the trainer", 240, gpu=True, rivals=RATES),
 )
 
 
@@ -97,6 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--small", action="store_true", help="small shapes")
     parser.add_argument("--fetch", metavar="PYTHON", help="fill .wheels for that version of Python (3.12), and stop")
     parser.add_argument("--part", help=argparse.SUPPRESS)  # this process is the part
+    parser.add_argument("mode", nargs="?", choices=("rehearse",), help="all on a CPU, and no table")
     given = parser.parse_args(argv)
     if given.fetch:
         return fetch(given.fetch)
@@ -106,7 +121,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     unknown = [name for name in names if name not in {part.name for part in PARTS}]
     if unknown:
         parser.error(f"--parts={unknown[0]}: there is no such part; the parts are {', '.join(p.name for p in PARTS)}")
+    rehearsed = given.mode is not None
     with tempfile.TemporaryDirectory(prefix="agentrl-gpu-") as scratch:
+        if rehearsed:
+            given.device, given.small, given.seconds, given.out = "cpu", True, REHEARSAL, Path(scratch) / "out"
         environment = with_wheels(Path(scratch))
         missing = [name for name in NEEDED if not available(name, environment)]
         if missing:
@@ -115,7 +133,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         if given.device == "cuda" and not cuda(environment):
             print("no GPU here (torch.cuda.is_available() is False): nothing was measured; --device cpu tries the rest")
             return 2
-        return run_all([part for part in PARTS if part.name in names], given, environment)
+        chosen = [part for part in PARTS if part.name in names]
+        return rehearse(chosen, given, environment) if rehearsed else run_all(chosen, given, environment)
+
+
+def rehearse(parts: Sequence[Part], given: argparse.Namespace, environment: dict[str, str]) -> int:
+    """Run each part on a CPU and print its rows without values; returns 1 if one is not ready for a GPU."""
+    given.out.mkdir()
+    bad = []
+    for part in parts:
+        figures: list[dict[str, Any]] = []
+        absent = [name for name in part.needs if not available(name, environment)]
+        ended = f"{absent[0]} is not installed here" if absent else "only imported" if part.gpu else ""
+        if part.gpu:
+            importlib.import_module(f"benchmarks.gpu_parts.{part.name}")
+        elif not absent:
+            figures, ended = in_a_process(part, given, environment, given.seconds)
+        print(f"\n{part.name} ({part.about}), against {part.baseline}: {ended}")
+        for figure in figures:
+            print(f"  {figure['what']}: not measured: GPU   (wanted: {figure['wanted'] or 'no bound'})", flush=True)
+        if not figures:
+            print("  not measured: GPU")
+        if part.rivals:
+            print(f"  published by others: {part.rivals}")
+        ready = ended == "done" and any(f["wanted"] for f in figures) and all(f["ok"] is not False for f in figures)
+        if not (ready or part.gpu or absent):
+            bad.append(part.name)
+    print(f"\nnot ready: {', '.join(bad)}" if bad else "\nevery part that a CPU can run is ready; nothing was measured")
+    return 1 if bad else 0
 
 
 def run_all(parts: Sequence[Part], given: argparse.Namespace, environment: dict[str, str]) -> int:
@@ -136,7 +181,8 @@ def run_all(parts: Sequence[Part], given: argparse.Namespace, environment: dict[
         else:
             found, ended = in_a_process(part, given, environment, limit)
         seconds = round(time.monotonic() - began, 1)
-        results.append({"part": part.name, "about": part.about, "ended": ended, "seconds": seconds, "figures": found})
+        told = {"part": part.name, "about": part.about, "baseline": part.baseline, "rivals": part.rivals}
+        results.append({**told, "ended": ended, "seconds": seconds, "figures": found})
         show(results[-1])
         (given.out / "results.json").write_text(json.dumps(results, indent=1))
         (given.out / "table.md").write_text(as_table(results))
@@ -203,13 +249,16 @@ def show(result: dict[str, Any]) -> None:
 
 def as_table(results: Sequence[dict[str, Any]]) -> str:
     """The results as a table in Markdown, for docs/benchmarks.md."""
-    lines = ["| part | what | found | wanted | |", "|---|---|---|---|---|"]
+    lines = ["| part | what | found | against | wanted | |", "|---|---|---|---|---|---|"]
     for result in results:
         if result["ended"] != "done":
-            lines.append(f"| {result['part']} | {result['about']} | {result['ended']} | | |")
+            lines.append(f"| {result['part']} | {result['about']} | {result['ended']} | | | |")
         for f in result["figures"]:
             mark = {True: "✓", False: "✗", None: ""}[f["ok"]]
-            lines.append(f"| {result['part']} | {f['what']} | {f['value']} | {f['wanted']} | {mark} |")
+            against = f"{result['baseline']} | {f['wanted']}"
+            lines.append(f"| {result['part']} | {f['what']} | {f['value']} | {against} | {mark} |")
+        if result["rivals"]:
+            lines.append(f"| {result['part']} | published by others | {result['rivals']} | | | |")
     return "\n".join(lines) + "\n"
 
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.sessions.store.query import Between, Contains
+from agentrl.sessions.store.recorder import Recorder
 from agentrl.sessions.store.search import search
 from agentrl.sessions.store.store import Store
 from agentrl.sessions.store.summary import COLUMNS
@@ -36,6 +37,7 @@ from benchmarks.machine import machine
 ROUNDS = 9
 BATCH = 2000
 TURNS = 200
+TOGETHER = 32
 SEARCHES = 3
 TEMPLATES = 1000
 MESSAGES = 7
@@ -116,6 +118,25 @@ def listing(count: int) -> None:
                 writer.append(session, next(left))
 
         print(f"{'a turn appended (CPU)':36} {median(append, time.process_time) / TURNS:8.3f} ms")
+        print(f"{f'the same, {TOGETHER} sessions at once (CPU)':36} {append_together(writer):8.3f} ms")
+
+
+def append_together(writer: Store) -> float:
+    """Return the least CPU milliseconds of a turn that a run's recorder writes with those of other sessions."""
+    sessions = [Session(f"open-{number}", Task(id="t"), phase="train", step=0) for number in range(TOGETHER)]
+    for session in sessions:
+        writer.save(session)
+    times = []
+    for _ in range(ROUNDS):
+        for session in sessions:
+            add_turn(session, 0)
+        with Recorder(writer) as recorder:
+            recorder._recorded = {session.id: len(session.nodes) - 2 for session in sessions}
+            began = time.process_time()
+            for session in sessions:
+                recorder.update(session)
+        times.append(time.process_time() - began)
+    return min(times) / TOGETHER * 1e3
 
 
 def write(path: Path, count: int) -> None:

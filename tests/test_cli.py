@@ -21,6 +21,7 @@ from agentrl.models.tiny import build, render
 from agentrl.overrides import fields
 from agentrl.rollout.workers.serve_process import ServeConfig
 from agentrl.sessions.store.store import Store
+from benchmarks import startup
 
 ENDS = {"completed": 40}
 
@@ -95,7 +96,9 @@ def test_the_version_is_the_packages_and_the_changelogs(
 
 
 @pytest.mark.slow
-def test_help_loads_no_settings_and_a_wrong_word_and_an_evaluation_of_an_expert_no_torch(tmp_path: Path) -> None:
+def test_help_loads_no_settings_and_no_event_loop_and_a_wrong_word_and_an_evaluation_of_an_expert_no_torch(
+    tmp_path: Path,
+) -> None:
     """Each takes longer to load than the command takes to answer."""
     lines = ["--help", "trian", "train env=calculatr", "eval env=calculator policy=noop eval.tasks=1 run_dir=a"]
     code = (
@@ -106,12 +109,25 @@ def test_help_loads_no_settings_and_a_wrong_word_and_an_evaluation_of_an_expert_
         "    try:\n"
         "        main()\n"
         "    except SystemExit as ended:\n"
-        "        loaded = [name for name in ('agentrl.config', 'torch') if name in sys.modules]\n"
+        "        loaded = [name for name in ('asyncio', 'agentrl.config', 'torch') if name in sys.modules]\n"
         "        print('ended', ended.code or 0, *loaded)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=tmp_path)
     ended = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("ended")]
-    assert ended == [["0"], ["2"], ["2", "agentrl.config"], ["0", "agentrl.config"]]
+    with_settings = ["asyncio", "agentrl.config"]
+    assert ended == [["0"], ["2"], ["2", *with_settings], ["0", *with_settings]]
+
+
+@pytest.mark.slow
+def test_what_a_command_costs_is_printed_beside_the_baselines_and_a_wrong_end_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = {startup.BASE: startup.COMMANDS[startup.BASE], "import torch": ([sys.executable, "-c", "import json"], 0)}
+    monkeypatch.setattr(startup, "COMMANDS", few | {"agentrl trian": ([*startup.AGENTRL, "trian"], 2)})
+    startup.commands(1)
+    assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()] == list(startup.COMMANDS)
+    with pytest.raises(SystemExit, match="ended with 2, not 0"):
+        startup.cpu_seconds([*startup.AGENTRL, "trian"], 0)
 
 
 def test_settings_are_read_without_what_starts_processes_or_reads_models() -> None:

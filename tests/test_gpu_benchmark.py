@@ -33,17 +33,41 @@ def test_every_part_that_needs_no_gpu_runs_on_a_cpu_in_a_small_form(tmp_path: Pa
             figures = [json.loads(line) for line in (tmp_path / part.name / "figures.jsonl").read_text().splitlines()]
             assert figures, part.name
             assert all(figure["ok"] is not False for figure in figures), (part.name, figures)
+            assert any(figure["wanted"] for figure in figures), f"{part.name} has no row with a bound"
+
+
+@pytest.mark.slow
+def test_a_rehearsal_prints_rows_with_baseline_and_bound_and_no_value_and_writes_no_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "benchmarks" / "gpu_parts"
+    folder.mkdir(parents=True)
+    (folder / "bounded.py").write_text("def run(report):\n    report.above('w', 17.0, 2, judged=False)\n")
+    (folder / "unbounded.py").write_text("def run(report):\n    report.add('x', 17.0)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(gpu, "PARTS", (gpu.Part("bounded", "", "rows", 1, rivals="theirs: 3"),))
+    out = ["--out", str(tmp_path / "out")]
+    assert gpu.main(["rehearse", *out]) == 0
+    told = capsys.readouterr().out
+    assert "bounded (), against rows: done" in told
+    assert "w: not measured: GPU   (wanted: at least 2)" in told
+    assert "published by others: theirs: 3" in told
+    assert "17" not in told
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(gpu, "PARTS", (gpu.Part("unbounded", "", "rows", 1),))
+    assert gpu.main(["rehearse", *out]) == 1
+    assert "not ready: unbounded" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_parts_run_in_processes_and_what_needs_a_gpu_or_has_no_time_is_skipped_and_said_to_be(tmp_path: Path) -> None:
-    run("--device", "cpu", "--small", "--seconds", "800", "--out", str(tmp_path), "--parts", "head,ipc,servers")
+    run("--device", "cpu", "--small", "--seconds", "800", "--out", str(tmp_path), "--parts", "head,servers")
     results = {result["part"]: result for result in json.loads((tmp_path / "results.json").read_text())}
-    assert list(results) == ["head", "ipc", "servers"]
+    assert list(results) == ["head", "servers"]
     assert results["head"]["ended"] == "done"
     assert results["head"]["figures"]
     assert all(figure["ok"] is not False for figure in results["head"]["figures"])
-    assert {results[name]["ended"] for name in ("ipc", "servers")} == {"skipped: it needs a GPU"}
+    assert results["servers"]["ended"] == "skipped: it needs a GPU"
     assert (tmp_path / "table.md").read_text().startswith("| part |")
 
 
@@ -71,7 +95,7 @@ def test_a_part_that_fails_or_hangs_keeps_the_figures_it_had(
     folder.mkdir(parents=True)
     (folder / "planted.py").write_text(f"import time\ndef run(report):\n    report.add('w', 1.0)\n    {ending}\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(gpu, "PARTS", (gpu.Part("planted", "", 1),))
+    monkeypatch.setattr(gpu, "PARTS", (gpu.Part("planted", "", "", 1),))
     seconds = "600" if "raise" in ending else "10"
     given = ["--device", "cpu", "--parts", "planted", "--seconds", seconds, "--out", str(tmp_path / "out")]
     assert gpu.main(given) == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import shutil
 from collections.abc import Callable, Iterable
@@ -38,6 +37,8 @@ def view(
     words: Annotated[list[str] | None, typer.Argument(help="Settings as key=value.", show_default=False)] = None,
 ) -> None:
     """Look at runs, curves and sessions in a browser: agentrl view runs/; host=, port=, token=, hosts= are settings."""
+    import asyncio
+
     from agentrl.overrides import parse_words, validate
     from agentrl.viewer.serve import ViewConfig
     from agentrl.viewer.serve import view as serve_viewer

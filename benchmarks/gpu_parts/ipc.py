@@ -1,4 +1,7 @@
-"""Weights by CUDA IPC: what another process reads through our handles is what lies here, bit for bit."""
+"""Weights by CUDA IPC: what another process reads through our handles is what lies here, bit for bit.
+
+On a CPU the same handles are of shared memory.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ def receive(pipe: Connection) -> None:
         pairs = pickle.load(io.BytesIO(base64.b64decode(text)))
         pipe.send({name: digest(tensor) for name, tensor in pairs})
         del pairs
-        torch.cuda.ipc_collect()
+        if torch.cuda.is_available():
+            torch.cuda.ipc_collect()
 
 
 def digest(tensor: torch.Tensor) -> int:

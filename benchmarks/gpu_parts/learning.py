@@ -39,11 +39,8 @@ def calculator(report: Report) -> None:
     assert result.before
     assert result.after
     report.add("calculator: held-out reward before", result.before.mean)
-    if report.small:
-        report.add("calculator: held-out reward after 1 step", result.after.mean)
-    else:
-        what = f"calculator: held-out reward after {CALCULATOR_STEPS} steps"
-        report.above(what, result.after.mean, result.before.mean + 0.1)
+    what = f"calculator: held-out reward after {1 if report.small else CALCULATOR_STEPS} steps"
+    report.above(what, result.after.mean, result.before.mean + 0.1, judged=not report.small)
 
 
 def digits(report: Report) -> None:
@@ -63,7 +60,5 @@ def digits(report: Report) -> None:
         found = vs_trl.ours(str(path), steps, 0, 0, device=report.device)
     first, last = found["rewards"][0], found["rewards"][-1]
     report.add("SmolLM2 shape: seconds a step", found["seconds"][-1])
-    if report.small:
-        report.add("SmolLM2 shape: reward of the first step", first)
-    else:
-        report.above(f"SmolLM2 shape: reward of step {steps} (of the first: {first:.3f})", last, first + 0.2)
+    what = f"SmolLM2 shape: reward of step {steps} (of the first: {first:.3f})"
+    report.above(what, last, first + 0.2, judged=not report.small)

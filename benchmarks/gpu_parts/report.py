@@ -72,13 +72,13 @@ class Report:
             file.write(json.dumps({"what": what, "value": shown, "wanted": wanted, "ok": ok}) + "\n")
         print(f"{what}: {shown} {wanted}", flush=True)
 
-    def below(self, what: str, value: float, bound: float) -> None:
-        """Keep a figure that should be at most `bound`."""
-        self.add(what, value, f"at most {bound:g}", value <= bound)
+    def below(self, what: str, value: float, bound: float, *, judged: bool = True) -> None:
+        """Keep a figure that should be at most `bound`; one that is not judged here has its bound beside it."""
+        self.add(what, value, f"at most {bound:g}", value <= bound if judged else None)
 
-    def above(self, what: str, value: float, bound: float) -> None:
-        """Keep a figure that should be at least `bound`."""
-        self.add(what, value, f"at least {bound:g}", value >= bound)
+    def above(self, what: str, value: float, bound: float, *, judged: bool = True) -> None:
+        """Keep a figure that should be at least `bound`; see `below`."""
+        self.add(what, value, f"at least {bound:g}", value >= bound if judged else None)
 
     def attempt(self, what: str, work: Callable[[], None]) -> None:
         """Do one of several things; that it fails is a figure, and the others are still done."""

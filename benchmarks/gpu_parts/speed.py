@@ -24,10 +24,8 @@ def compare(report: Report, path: object, name: str, prompt: int, completion: in
     seconds = {side: report.seconds(sides[side]) for side in ("forest", "rows")}
     tokens = forest.SAMPLES * (prompt + completion) / (prompt + forest.SAMPLES * completion)
     ratio = seconds["rows"] / seconds["forest"]
-    if report.device == "cuda":
-        report.above(f"{name}: times as fast as rows (token ratio {tokens:.2f})", ratio, 0.6 * tokens)
-    else:
-        report.add(f"{name}: times as fast as rows (token ratio {tokens:.2f})", ratio)
+    what, judged = f"{name}: times as fast as rows (token ratio {tokens:.2f})", report.device == "cuda"
+    report.above(what, ratio, 0.6 * tokens, judged=judged)
     memory = {side: report.peak(sides[side]) for side in ("forest", "rows")}
     if memory["rows"]:
         report.add(f"{name}: peak memory, of rows'", memory["forest"] / memory["rows"])

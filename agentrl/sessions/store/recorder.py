@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import groupby
 from typing import Protocol
 
 from agentrl import watchdog
 from agentrl.sessions.store.query import Between
 from agentrl.sessions.store.store import Store
-from agentrl.types import Session
+from agentrl.types import Node, Session
 
 TOGETHER = 0.02
 """Seconds that a commit waits for more: at 250 turns a second it holds about ten writes instead of three."""
@@ -57,6 +58,19 @@ def snapshot(session: Session, nodes: int | None = None) -> Session:
     return replace(session, **copied | {"nodes": session.nodes[:nodes]})
 
 
+@dataclass(frozen=True, slots=True)
+class _Addition:
+    """New nodes of a session, with its episode's state after them."""
+
+    session: Session
+    nodes: list[Node]
+    state: bytes | None
+
+
+_Work = Callable[[], None]
+_Queued = tuple[_Addition | _Work, Future[None] | None]
+
+
 class Recorder:
     """Writes a run's sessions; use it as a context manager, which exits when everything is written.
 
@@ -68,7 +82,7 @@ class Recorder:
         self._store = store
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="agentrl-recorder")
         self._lock = threading.Lock()
-        self._queued: list[tuple[Callable[[], None], Future[None] | None]] = []
+        self._queued: list[_Queued] = []
         self._recorded: dict[str, int] = {}
 
     async def resume(self, session: Session, state: bytes | None) -> None:
@@ -92,7 +106,7 @@ class Recorder:
         """
         nodes = session.nodes[self._recorded[session.id] :]
         self._recorded[session.id] = len(session.nodes)
-        self._put(partial(self._store.append, snapshot(session), nodes, state))
+        self._put(_Addition(snapshot(session), nodes, state))
 
     async def end(self, session: Session) -> None:
         """Store the session as it ended.
@@ -125,13 +139,13 @@ class Recorder:
                 self._store.delete(stale)
             self._store.save(session, replace=True, state=state)
 
-    def _await(self, work: Callable[[], None]) -> Future[None]:
+    def _await(self, work: _Work) -> Future[None]:
         done: Future[None] = Future()
         done.set_running_or_notify_cancel()  # it is written also where whoever waits for it is cancelled
         self._put(work, done)
         return done
 
-    def _put(self, work: Callable[[], None], done: Future[None] | None = None) -> None:
+    def _put(self, work: _Addition | _Work, done: Future[None] | None = None) -> None:
         with self._lock:
             self._queued.append((work, done))
             first = len(self._queued) == 1
@@ -145,18 +159,27 @@ class Recorder:
             queued, self._queued = self._queued, []
         try:
             with self._store.batch():
-                for work, _ in queued:
+                for work in self._join(queued):
                     work()
         except Exception:  # of one of them: each is written by itself, so that only that one fails
-            for work, done in queued:
-                _run(work, done)
+            for one in queued:
+                _run(next(self._join([one])), one[1])
             return
         for _, done in queued:
             if done is not None:
                 done.set_result(None)
 
+    def _join(self, queued: list[_Queued]) -> Iterator[_Work]:
+        """What is queued, in order: additions that follow each other are written with the same statements."""
+        for added, some in groupby((work for work, _ in queued), lambda work: isinstance(work, _Addition)):
+            if added:
+                additions = [work for work in some if isinstance(work, _Addition)]
+                yield partial(self._store.append_all, [(one.session, one.nodes, one.state) for one in additions])
+            else:
+                yield from (work for work in some if not isinstance(work, _Addition))
 
-def _run(work: Callable[[], None], done: Future[None] | None) -> None:
+
+def _run(work: _Work, done: Future[None] | None) -> None:
     try:
         work()
     except Exception as error:

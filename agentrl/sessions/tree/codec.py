@@ -13,7 +13,7 @@ import json
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any
 
 import orjson
@@ -50,6 +50,9 @@ HEAD = (
 )
 """A session's fields that are stored as JSON, in one value, beside `excluded` where there are any; its task is stored
 apart, since it never changes."""
+
+
+_SAMPLING = [field.name for field in fields(Sampling)]
 
 
 def node_row(node: Node) -> Row:
@@ -295,7 +298,7 @@ def _turn(node: Node) -> str | None:
 
 def _encode_sampling(sampling: Sampling) -> Any:
     """A turn's sampling, without what came later and has its default."""
-    found = asdict(sampling)
+    found = {name: getattr(sampling, name) for name in _SAMPLING}
     for name, default in (("repetition_penalty", 1), ("regex", None), ("lark", None)):
         if found[name] == default:
             del found[name]

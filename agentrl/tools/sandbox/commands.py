@@ -6,7 +6,6 @@ program can do the same.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import subprocess
@@ -35,6 +34,8 @@ def check_sandbox(name: str, options: dict[str, Any], out: Console) -> bool:
         options: fields of the specification, and for remote the server's `url`, `key_file` and `certificate`.
         out: where to print.
     """
+    import asyncio
+
     from agentrl.tools.sandbox import conformance
     from agentrl.tools.sandbox.remote import backend as remote
     from agentrl.tools.sandbox.spec import SandboxSpec
@@ -55,6 +56,8 @@ def build(
     tag: Annotated[str, typer.Option(help="The image's name.")] = DEFAULT_IMAGE,
 ) -> None:
     """Build an image from a Dockerfile, or (without one) make the base images without any registry."""
+    import asyncio
+
     from agentrl.tools.sandbox.docker import images
     from agentrl.tools.sandbox.runner import build as parts
 
@@ -67,6 +70,8 @@ def build(
 @app.command("list")
 def list_() -> None:
     """Show every sandbox container, its owner, and whether the owner is alive."""
+    import asyncio
+
     from agentrl.tools.sandbox.docker import reaper
 
     words = {True: "alive", False: "dead", None: "unknown here"}
@@ -83,6 +88,8 @@ def list_() -> None:
 @app.command()
 def reap(dry_run: Annotated[bool, typer.Option(help="Only say what would be removed.")] = False) -> None:
     """Remove the containers of owners that are dead, and no others."""
+    import asyncio
+
     from agentrl.tools.sandbox.docker import reaper
 
     gone = asyncio.run(reaper.reap(dry_run=dry_run))
@@ -94,6 +101,8 @@ def reap(dry_run: Annotated[bool, typer.Option(help="Only say what would be remo
 @app.command()
 def shell(image: ImageOption = DEFAULT_IMAGE) -> None:
     """Open an interactive shell in a fresh sandbox, which is removed at the end."""
+    import asyncio
+
     from agentrl.tools.sandbox.spec import SandboxSpec
 
     docker = shutil.which("docker")
@@ -103,6 +112,8 @@ def shell(image: ImageOption = DEFAULT_IMAGE) -> None:
 
 
 async def _shell(docker: str, spec: SandboxSpec) -> None:
+    import asyncio
+
     from agentrl.tools.sandbox.docker.backend import create_docker
     from agentrl.tools.sandbox.runner.transport import default_daemon
 
@@ -122,6 +133,8 @@ def bench(
     rounds: Annotated[int, typer.Option(help="Commands to time.", min=1, max=10_000)] = 200,
 ) -> None:
     """Time starting, running and ending sandboxes, beside plain docker-py doing the same."""
+    import asyncio
+
     from agentrl.tools.sandbox import bench as timing
     from agentrl.tools.sandbox.spec import SandboxSpec
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -77,6 +76,8 @@ def replay(
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Play a session again from a turn: agentrl replay runs/NAME/SESSION turn=2; n=, seed=, model= are settings."""
+    import asyncio
+
     from agentrl.overrides import parse_words, validate
 
     try:

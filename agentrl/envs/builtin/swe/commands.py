@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +30,8 @@ def generate(
     timeout: Annotated[float, typer.Option(help="Seconds for all of the package's tests.", min=1.0)] = 60.0,
 ) -> None:
     """Plant faults into a package, and make a task of each that its tests catch."""
+    import asyncio
+
     from agentrl.envs.builtin.swe.generation.generate import Package, generate_into
 
     source = Package.read(package, image=image, timeout=timeout)
