@@ -2,7 +2,8 @@
 
 Both produce the same number of tokens from the same prompts at temperature 1, in one process; rounds of both
 are interleaved and medians compared, so that the ratio holds on a busy machine, and both have the same number of
-threads (more than one only pays for larger models or on idle cores). `generate()` is given its best
+threads (more than one only pays for larger models or on idle cores). On a machine that others use, the ratio of
+processor time says more than that of wall time; both are printed. `generate()` is given its best
 case: all prompts equally long, one batch, nothing stops early. The second part has what agents really do, turns
 on top of turns, where `generate()` must compute each path anew and the engine goes on from its prefix.
 
@@ -24,7 +25,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -62,27 +63,46 @@ async def engine_turns(engine: LocalEngine, prompts: list[list[int]], new: int, 
     return [[*p, *turn.token_ids] for p, turn in zip(prompts, await asyncio.gather(*requests), strict=True)]
 
 
-async def rates(engine: LocalEngine, model: Any, batch: int, rounds: int, turns: int, new: int) -> tuple[float, float]:
-    """Median tokens per second of (engine, generate) over sessions of so many turns."""
+class Rates(NamedTuple):
+    """Tokens for each second of wall time, and of processor time."""
+
+    wall: float
+    processor: float
+
+
+class Stopwatch:
+    """Wall and processor time since it was made."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter(), time.process_time()
+
+    def rates(self, tokens: int) -> Rates:
+        """Return the rates at which so many tokens were drawn."""
+        return Rates(tokens / (time.perf_counter() - self._began[0]), tokens / (time.process_time() - self._began[1]))
+
+
+async def rates(engine: LocalEngine, model: Any, batch: int, rounds: int, turns: int, new: int) -> tuple[Rates, Rates]:
+    """Median rates of (engine, generate) over sessions of so many turns."""
     dice = random.Random(0)
     vocab = model.config.vocab_size
-    ours: list[float] = []
-    theirs: list[float] = []
+    ours: list[Rates] = []
+    theirs: list[Rates] = []
     for round_ in range(rounds):
         opening = [dice.choices(range(vocab), k=64) for _ in range(batch)]
         answers = [[dice.choices(range(vocab), k=16) for _ in range(batch)] for _ in range(turns)]
-        began = time.perf_counter()
+        watch = Stopwatch()
         paths = opening
         for answer in answers:
             paths = await engine_turns(engine, paths, new, f"r{round_}")
             paths = [[*p, *a] for p, a in zip(paths, answer, strict=True)]
-        ours.append(batch * turns * new / (time.perf_counter() - began))
-        began = time.perf_counter()
+        ours.append(watch.rates(batch * turns * new))
+        watch = Stopwatch()
         paths = opening
         for answer in answers:
             paths = [[*p, *a] for p, a in zip(generate(model, paths, new), answer, strict=True)]
-        theirs.append(batch * turns * new / (time.perf_counter() - began))
-    return statistics.median(ours), statistics.median(theirs)
+        theirs.append(watch.rates(batch * turns * new))
+    one, other = (Rates(*map(statistics.median, zip(*each, strict=True))) for each in (ours, theirs))
+    return one, other
 
 
 def padding_cost(path: Path, batch: int, rounds: int) -> float:
@@ -111,8 +131,11 @@ async def measure(path: Path, batch: int, rounds: int, threads: int) -> None:
     try:
         for turns, new in ((1, 64), (4, 24)):
             ours, theirs = await rates(engine, model, batch, rounds, turns, new)
-            what = f"{batch} sessions, {turns} turn{'s' * (turns > 1)} of {new} tokens"
-            print(f"{what}: {ours:,.0f} tokens/s, generate() {theirs:,.0f}, ratio {ours / theirs:.2f}")
+            print(
+                f"{batch} sessions, {turns} turn{'s' * (turns > 1)} of {new} tokens, by {engine.capabilities.kernel}:"
+            )
+            for kind, mine, its in zip(Rates._fields, ours, theirs, strict=True):
+                print(f"  {kind} time: {mine:,.0f} tokens/s, generate() {its:,.0f}, ratio {mine / its:.2f}", flush=True)
     finally:
         await engine.close()
     cost = padding_cost(path, batch, rounds)

@@ -35,6 +35,15 @@ def processor() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
+def list_features() -> frozenset[str]:
+    """Return the features of this machine's processor, by Linux's names; none where the system lists none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), ()))
+
+
 def compile_library(sources: Sequence[Path], output: str, flags: Sequence[str], label: str, purpose: str) -> Path:
     """Compile C sources into a cache folder that is named after their content, the flags and this processor.
 

@@ -58,7 +58,7 @@ async def rate(report: Report, path: Path) -> None:
     try:
         await rates(engine, model, batch, 1, 1, new)  # warms up
         for turns in (1, 4):
-            ours, theirs = await rates(engine, model, batch, rounds, turns, new // turns)
+            (ours, _), (theirs, _) = await rates(engine, model, batch, rounds, turns, new // turns)
             what = (
                 f"{dtype}, {batch} sessions of {turns} turn{'s' * (turns > 1)}: {ours:,.0f} tokens/s, of generate()'s"
             )

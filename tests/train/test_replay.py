@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import shutil
 from pathlib import Path
@@ -15,6 +16,7 @@ from agentrl.attachments import support
 from agentrl.cli import app
 from agentrl.errors import ConfigError
 from agentrl.sessions.store.store import Store
+from agentrl.train.record.data_identity import STARTS
 from agentrl.train.record.replay import ReplayConfig, Result, replay
 from agentrl.train.record.run_folder import RunFolder
 from agentrl.types import MAIN
@@ -77,6 +79,22 @@ def test_random_turns_of_a_deterministic_run_are_reproduced_bit_for_bit_also_wit
         assert not result.replays[0].differences
         where = {0: "model's", 1: "trained again from model", 2: "step-000002's"}[version]
         assert where in result.weights
+
+
+@pytest.mark.slow
+def test_a_replay_by_another_kernel_says_so_and_promises_nothing(run: Path, tmp_path: Path) -> None:
+    """On a machine of another build, or without a compiler, log-probabilities differ in their last bits."""
+    other = tmp_path / "run"
+    shutil.copytree(run, other)
+    lines = [json.loads(line) for line in (other / STARTS).read_text().splitlines()]
+    kernel = lines[0]["engine_kernel"]
+    lines[0]["engine_kernel"] = "torch"
+    (other / STARTS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    session, turn, _ = turns(other)[0]
+    told: list[str] = []
+    result = asyncio.run(replay(other, session, ReplayConfig(turn=turn), told.append, trust=True))
+    assert not result.exact
+    assert any(f"by the kernel torch, and engine=local has {kernel}" in line for line in told)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import platform
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +13,12 @@ import orjson
 import pytest
 import torch
 
+from agentrl.common.native import list_features
 from agentrl.config import EngineConfig
 from agentrl.errors import ConfigError
+from agentrl.rollout.engines.local import kernel as kernels
 from agentrl.rollout.engines.local.engine import LocalEngine
-from agentrl.rollout.engines.local.kernel import suits
+from agentrl.rollout.engines.local.kernel import BUILDS, compile_kernel, suits
 from agentrl.rollout.engines.local.parts import Shared
 from agentrl.rollout.engines.local.plugin import ENGINE, LocalConfig
 from agentrl.rollout.engines.local.runner import ModelRunner, RowSegment
@@ -45,6 +48,9 @@ def save_model(family: str, folder: Path, **changes: Any) -> Path:
             parameter.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(folder)
     return folder
+
+
+RUNNABLE = [build for build, used in BUILDS.items() if list_features().issuperset(used)]
 
 
 def runner(folder: Path, kernel: str = "auto") -> ModelRunner:
@@ -77,8 +83,12 @@ def test_the_kernel_computes_what_torch_computes(family: str, changes: dict[str,
     assert (ours - theirs).abs().max() <= 1e-5
 
 
-def test_a_tokens_bits_do_not_depend_on_its_company(tmp_path: Path) -> None:
+@pytest.mark.parametrize("build", RUNNABLE)
+def test_a_tokens_bits_do_not_depend_on_its_company(
+    build: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Alone, in other pieces, in another row, in a busy batch, and reading its beginning from another's row."""
+    monkeypatch.setattr(kernels, "choose_build", lambda: build)
     model = runner(save_model("Qwen3", tmp_path))
     assert model.kernel is not None
     dice = random.Random(1)
@@ -93,6 +103,25 @@ def test_a_tokens_bits_do_not_depend_on_its_company(tmp_path: Path) -> None:
     found = model.step(11, busy, [], 16, rows, [Shared((0, 1), 128)])
     assert torch.equal(found[0], want[130])
     assert torch.equal(found[1], want[130])
+
+
+@pytest.mark.parametrize("build", RUNNABLE[1:])
+def test_builds_for_less_of_a_processor_compute_what_torch_computes(
+    build: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "choose_build", lambda: build)
+    folder = save_model("Qwen2", tmp_path)
+    compiled, ids = runner(folder), random.Random(0).choices(range(77), k=90)
+    assert compiled.kernel_name.startswith(f"kernel-{build}-")
+    ours, theirs = (path_logits(one, ids, (64, 1, 19)) for one in (compiled, runner(folder, "torch")))
+    assert (torch.log_softmax(ours, -1) - torch.log_softmax(theirs, -1)).abs().max() <= 1e-5
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the builds' flags are those of x86")
+def test_builds_for_other_processors_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENTRL_CACHE", str(tmp_path))
+    for build in set(BUILDS) - set(RUNNABLE):
+        assert compile_kernel(build).is_file()
 
 
 def test_new_weights_are_computed_with_from_the_next_step_on(tmp_path: Path) -> None:

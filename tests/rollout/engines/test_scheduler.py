@@ -94,6 +94,15 @@ def test_a_path_whose_last_segment_has_one_token_is_scored_once(parts: Parts, le
     assert done.result == [0.0, *reference.logprobs(list(range(length)), 0, 1.0)]
 
 
+def test_a_turn_that_is_aborted_before_its_first_token_is_empty(parts: Parts) -> None:
+    scheduler = scheduler_on(parts[0], prefill_tokens=16)
+    scheduler.submit(Request("early/0", list(range(64)), Sampling(), 0, limit=4))
+    scheduler.step()
+    (done,) = scheduler.abort_running()
+    assert isinstance(done.result, Turn)
+    assert (done.result.token_ids, done.result.versions) == ((), ())
+
+
 @pytest.mark.slow
 def test_a_turn_is_its_own_whatever_happens_beside_it_in_hundreds_of_turns(parts: Parts) -> None:
     seen = walk(parts, range(32), 150)

@@ -7,19 +7,24 @@
 #include <stdint.h>
 #include <string.h>
 
-typedef float v16 __attribute__((vector_size(64), aligned(4), may_alias));
-typedef float v8 __attribute__((vector_size(32)));
-typedef float v4 __attribute__((vector_size(16)));
-typedef int32_t i16 __attribute__((vector_size(64)));
-
+/* LANES is how many numbers a vector register has, TILE how many rows are multiplied at once: as many sums as there are
+   registers for. */
+#if defined(__AVX512F__)
 #define LANES 16
-#define PANEL 32 /* columns of a packed matrix that lie side by side */
-#ifdef __AVX512F__
-#define TILE 12 /* rows that are multiplied at once: as many sums as registers hold */
+#define TILE 12
+#elif defined(__AVX2__)
+#define LANES 8
+#define TILE 6
 #else
-#define TILE 2
+#define LANES 4
+#define TILE 6
 #endif
+#define PANEL (2 * LANES) /* columns of a packed matrix that lie side by side */
+#define LINE 16 /* numbers of a line of the processor's caches */
 #define INLINE static inline __attribute__((always_inline))
+
+typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t ints __attribute__((vector_size(4 * LANES)));
 
 typedef struct {
     const float *norm_in, *qkv, *qkv_bias, *q_norm, *k_norm, *out, *norm_mlp, *gate_up, *down;
@@ -40,50 +45,72 @@ typedef struct {
     float *kv, *logits, *scratch;
 } Step;
 
-INLINE v16 load(const float *at) { return *(const v16 *)at; }
-INLINE void store(float *at, v16 what) { *(v16 *)at = what; }
+INLINE vec load(const float *at) { return *(const vec *)at; }
+INLINE void store(float *at, vec what) { *(vec *)at = what; }
 
-INLINE float total(v16 x) {
-    v8 low, high;
-    memcpy(&low, &x, 32);
-    memcpy(&high, (char *)&x + 32, 32);
-    v8 eight = low + high;
-    v4 first, second;
-    memcpy(&first, &eight, 16);
-    memcpy(&second, (char *)&eight + 16, 16);
-    v4 four = first + second;
-    return (four[0] + four[2]) + (four[1] + four[3]);
+INLINE vec choose(ints where, vec a, vec b) { return (vec)((where & (ints)a) | (~where & (ints)b)); }
+
+/* Neighbours' sums, of quarters of registers or of numbers in them: first those of a, then those of b. */
+INLINE vec fold(vec a, vec b, ints even, ints odd) { return __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, odd); }
+
+/* The sums of as many vectors as a vector has lanes, each in its lane. */
+INLINE vec totals(vec *x) {
+#if LANES == 16
+    const ints even = {0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30}, odd = even + 1;
+    const ints first = {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27}, second = first + 4;
+#elif LANES == 8
+    const ints even = {0, 2, 8, 10, 4, 6, 12, 14}, odd = even + 1;
+    const ints first = {0, 1, 2, 3, 8, 9, 10, 11}, second = first + 4;
+#else
+    const ints even = {0, 2, 4, 6}, odd = even + 1;
+#endif
+#pragma GCC unroll 8
+    for (int i = 0; i < LANES / 2; i++) x[i] = fold(x[2 * i], x[2 * i + 1], even, odd);
+#pragma GCC unroll 4
+    for (int i = 0; i < LANES / 4; i++) x[i] = fold(x[2 * i], x[2 * i + 1], even, odd);
+#if LANES > 4
+#pragma GCC unroll 2
+    for (int i = 0; i < LANES / 8; i++) x[i] = fold(x[2 * i], x[2 * i + 1], first, second);
+#endif
+#if LANES > 8
+    x[0] = fold(x[0], x[1], first, second);
+#endif
+    return x[0];
+}
+
+INLINE float total(vec x) {
+    vec all[LANES] = {x};
+    return totals(all)[0];
 }
 
 /* e^x = 2^n e^r with |r| <= ln 2 / 2 and ln 2 in two parts (Cody and Waite, 1980), e^r by its Taylor series. */
-INLINE v16 exponential(v16 x) {
+INLINE vec exponential(vec x) {
     const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
-    v16 lowest = (v16){0} - 87.0f, highest = (v16){0} + 88.0f;
-    i16 below = x < lowest, above = x > highest;
-    x = (v16)((below & (i16)lowest) | (~below & (i16)x));
-    x = (v16)((above & (i16)highest) | (~above & (i16)x));
-    v16 n = x * 1.44269504088896341f + shift;
+    vec lowest = (vec){0} - 87.0f, highest = (vec){0} + 88.0f;
+    x = choose(x < lowest, lowest, x);
+    x = choose(x > highest, highest, x);
+    vec n = x * 1.44269504088896341f + shift;
     n = n - shift;
-    v16 r = x - n * 0.693359375f;
+    vec r = x - n * 0.693359375f;
     r = r + n * 2.12194440054690583e-4f;
-    v16 sum = r * (1.0f / 5040) + 1.0f / 720;
+    vec sum = r * (1.0f / 5040) + 1.0f / 720;
     sum = sum * r + 1.0f / 120;
     sum = sum * r + 1.0f / 24;
     sum = sum * r + 1.0f / 6;
     sum = sum * r + 0.5f;
     sum = sum * r + 1.0f;
     sum = sum * r + 1.0f;
-    i16 power = (__builtin_convertvector(n, i16) + 127) << 23;
-    return sum * (v16)power;
+    ints power = (__builtin_convertvector(n, ints) + 127) << 23;
+    return sum * (vec)power;
 }
 
 /* `rows` rows of x [*, inner] times a panel of PANEL columns. */
 INLINE void tile(const int rows, const float *x, int64_t inner, const float *panel, float *y, int64_t wide,
                  int64_t columns, const float *bias, int add) {
-    v16 sum[TILE][2];
-    for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = (v16){0};
+    vec sum[TILE][2];
+    for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = (vec){0};
     for (int64_t k = 0; k < inner; k++) {
-        v16 first = load(panel + k * PANEL), second = load(panel + k * PANEL + LANES);
+        vec first = load(panel + k * PANEL), second = load(panel + k * PANEL + LANES);
 #pragma GCC unroll 12
         for (int r = 0; r < rows; r++) {
             float one = x[r * inner + k];
@@ -117,20 +144,26 @@ INLINE void tile(const int rows, const float *x, int64_t inner, const float *pan
 /* y [rows, wide] = x [rows, inner] times a matrix in panels; or y += that. */
 static void multiply(const float *x, int64_t rows, int64_t inner, const float *matrix, int64_t wide, const float *bias,
                      float *y, int add) {
+#define ROWS(n) \
+    case n: tile(n < TILE ? n : 1, x + r * inner, inner, panel, y + r * wide + start, wide, columns, part, add); break
     for (int64_t start = 0; start < wide; start += PANEL) {
         const float *panel = matrix + start * inner, *part = bias ? bias + start : 0;
         int64_t columns = wide - start < PANEL ? wide - start : PANEL, r = 0;
         for (; r + TILE <= rows; r += TILE)
             tile(TILE, x + r * inner, inner, panel, y + r * wide + start, wide, columns, part, add);
-        for (; r + 4 <= rows && TILE > 4; r += 4)
-            tile(4 < TILE ? 4 : 1, x + r * inner, inner, panel, y + r * wide + start, wide, columns, part, add);
-        for (; r < rows; r++) tile(1, x + r * inner, inner, panel, y + r * wide + start, wide, columns, part, add);
+        switch (rows - r) {
+            ROWS(1); ROWS(2); ROWS(3); ROWS(4); ROWS(5);
+#if TILE > 6
+            ROWS(6); ROWS(7); ROWS(8); ROWS(9); ROWS(10); ROWS(11);
+#endif
+        }
     }
+#undef ROWS
 }
 
 static void normalise(const float *x, int64_t rows, int64_t width, const float *weight, float eps, float *y) {
     for (int64_t r = 0; r < rows; r++, x += width, y += width) {
-        v16 squares = {0};
+        vec squares = {0};
         for (int64_t i = 0; i < width; i += LANES) squares += load(x + i) * load(x + i);
         float factor = 1.0f / sqrtf(total(squares) / (float)width + eps);
         for (int64_t i = 0; i < width; i += LANES) store(y + i, load(weight + i) * (load(x + i) * factor));
@@ -149,39 +182,50 @@ static void rotate(float *x, int64_t head, const float *cosine, const float *sin
 /* One query head of one token over keys [0, count), which lie in two places: `shared` of them in `from`. */
 static void attend(const float *query, const float *from, const float *own, int64_t shared, int64_t count,
                    int64_t head, int64_t values, float *score, float *out) {
-    float highest = -INFINITY;
-    for (int64_t k = 0; k < count; k++) {
-        const float *key = (k < shared ? from : own) + k * head;
-        v16 sum = load(query) * load(key);
-        for (int64_t i = LANES; i < head; i += LANES) sum += load(query + i) * load(key + i);
-        score[k] = total(sum);
-        highest = score[k] > highest ? score[k] : highest;
-    }
     int64_t padded = (count + LANES - 1) / LANES * LANES;
-    for (int64_t k = count; k < padded; k++) score[k] = -INFINITY;
-    v16 sums = {0};
+    vec highest = (vec){0} - INFINITY;
     for (int64_t k = 0; k < padded; k += LANES) {
-        v16 weight = exponential(load(score + k) - highest);
-        store(score + k, weight);
+        vec sum[LANES];
+        for (int part = 0; part < LANES; part++) {
+            int64_t at = k + part < count ? k + part : count - 1;
+            const float *key = (at < shared ? from : own) + at * head;
+            for (int64_t i = 0; i < head; i += LINE) __builtin_prefetch(key + values + i);
+            sum[part] = load(query) * load(key);
+            for (int64_t i = LANES; i < head; i += LANES) sum[part] += load(query + i) * load(key + i);
+        }
+        vec found = totals(sum);
+        store(score + k, found);
+        highest = choose(found > highest, found, highest);
+    }
+    float top = highest[0];
+    for (int lane = 1; lane < LANES; lane++) top = highest[lane] > top ? highest[lane] : top;
+    vec sums = {0};
+    for (int64_t k = 0; k < padded; k += LANES) {
+        store(score + k, exponential(load(score + k) - top));
         for (int64_t past = count; past < k + LANES; past++) score[past] = 0.0f;
         sums += load(score + k);
     }
     float factor = 1.0f / total(sums);
-    for (int64_t i = 0; i < head; i += LANES) {
-        v16 sum[4] = {{0}, {0}, {0}, {0}};
-        int64_t k = 0;
-        for (; k + 4 <= count; k += 4)
-            for (int part = 0; part < 4; part++)
-                sum[part] += score[k + part] * load((k + part < shared ? from : own) + values + (k + part) * head + i);
-        for (; k < count; k++) sum[0] += score[k] * load((k < shared ? from : own) + values + k * head + i);
-        store(out + i, ((sum[0] + sum[1]) + (sum[2] + sum[3])) * factor);
+    for (int64_t i = 0; i < head; i += PANEL) {
+        vec sum[4][2] = {{{0}, {0}}, {{0}, {0}}, {{0}, {0}}, {{0}, {0}}};
+        for (int64_t k = 0; k < count; k += 4)
+#pragma GCC unroll 4
+            for (int part = 0; part < 4; part++) {
+                int64_t at = k + part < count ? k + part : count - 1;
+                const float *value = (at < shared ? from : own) + values + at * head + i;
+                sum[part][0] += score[k + part] * load(value);
+                if (i + LANES < head) sum[part][1] += score[k + part] * load(value + LANES);
+            }
+        store(out + i, ((sum[0][0] + sum[1][0]) + (sum[2][0] + sum[3][0])) * factor);
+        if (i + LANES < head)
+            store(out + i + LANES, ((sum[0][1] + sum[1][1]) + (sum[2][1] + sum[3][1])) * factor);
     }
 }
 
 static void activate(const float *gate_up, int64_t rows, int64_t mlp, float *out) {
     for (int64_t r = 0; r < rows; r++, gate_up += 2 * mlp, out += mlp)
         for (int64_t i = 0; i < mlp; i += LANES) {
-            v16 gate = load(gate_up + i);
+            vec gate = load(gate_up + i);
             store(out + i, gate / (1.0f + exponential(-gate)) * load(gate_up + mlp + i));
         }
 }
@@ -206,6 +250,9 @@ static void place(const Model *m, const Layer *layer, const Step *s, float *kv, 
         }
     }
 }
+
+/* Columns of a packed matrix that lie side by side. */
+int64_t agentrl_panel(void) { return PANEL; }
 
 /* Floats that a step needs beside its results. */
 int64_t agentrl_scratch(const Model *m, int64_t tokens, int64_t longest) {

@@ -11,15 +11,17 @@ attention in full; those run through transformers (`runner`), whose sums have an
 from __future__ import annotations
 
 import ctypes
+import hashlib
 from collections.abc import Mapping, Sequence
 from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.common.native import compile_library, processor
+from agentrl.common.native import compile_library, list_features
 from agentrl.errors import MissingExtra
 from agentrl.rollout.engines.local.arena import Arena
 from agentrl.rollout.engines.local.flat import PLAIN, LayerShape
@@ -27,9 +29,12 @@ from agentrl.rollout.engines.local.parts import Shared
 
 LARGEST = 10_000_000
 """Parameters of the largest model that is computed here: on one core, where threads would only wait for each other."""
-FLAGS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC")
+FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC")
+BUILDS = {"avx512": ("avx512f",), "avx2": ("avx2", "fma"), "plain": ()}
+"""The builds, fastest first, each with the processor's features that it uses beyond those that all have."""
 MODELS = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
-LANES, PANEL = 16, 32
+LANES = 16
+"""Widths are multiples of this: of the widest vector register's numbers."""
 FEWEST = 64
 """Positions that are computed at least: trials of the engine use so many."""
 
@@ -77,29 +82,35 @@ def suits(model: Any, shapes: Mapping[int, LayerShape], parameters: int) -> bool
 
 
 def name() -> str:
-    """The compiled kernel's name: another source, compiler's flags or processor may give other bits.
+    """Return the compiled kernel's name: its build and a digest of its code, of which the same computes the same bits.
 
     Raises:
         MissingExtra: there is no compiler.
     """
-    return _library()[1]
+    return _name(compile_kernel(choose_build()))
+
+
+def choose_build() -> str:
+    """Return the fastest build that this machine's processor runs."""
+    features = list_features()
+    return next(build for build, used in BUILDS.items() if features.issuperset(used))
+
+
+def compile_kernel(build: str) -> Path:
+    """Return the file of a build, compiled where the user's cache lacks it; errors as of `name`."""
+    source, flags = Path(__file__).with_name("kernel.c"), [f"-m{feature}" for feature in BUILDS[build]]
+    return compile_library([source], "kernel.so", (*FLAGS, *flags), f"kernel-{build}", "the kernel")
+
+
+def _name(made: Path) -> str:
+    return f"kernel-{choose_build()}-{hashlib.sha256(made.read_bytes()).hexdigest()[:16]}"
 
 
 def _library() -> tuple[Any, str]:
-    made = compile_library(
-        [Path(__file__).with_name("kernel.c")],
-        "kernel.so",
-        (*FLAGS, f"-DPROCESSOR={_quote()}"),
-        "kernel",
-        "the kernel",
-    )
+    made = compile_kernel(choose_build())
     library = ctypes.CDLL(str(made))
-    library.agentrl_scratch.restype = c_int64
-    return library, made.parent.name
-
-
-def _quote() -> str:
-    return "".join(letter for letter in processor() if letter.isalnum())
+    library.agentrl_scratch.restype = library.agentrl_panel.restype = c_int64
+    return library, _name(made)
 
 
 class Kernel:
@@ -115,6 +126,7 @@ class Kernel:
 
     def __init__(self, model: Any, longest: int) -> None:
         self._library, self.name = _library()
+        self._panel = int(self._library.agentrl_panel())
         self._model = model
         self._watched = list(model.parameters())
         self._seen = -1
@@ -146,8 +158,8 @@ class Kernel:
         """
         self._refresh()
         sources, lengths = self._sources(tokens[2], shared)
-        table = torch.tensor([*tokens, sources, lengths])
-        kept = torch.tensor(keep or [], dtype=torch.long)
+        table = torch.from_numpy(np.array([*tokens, sources, lengths], dtype=np.int64))
+        kept = torch.from_numpy(np.array(keep, dtype=np.int64))
         logits = torch.empty(len(keep), self._c.vocab)
         count = table.shape[1]
         needed = self._library.agentrl_scratch(ctypes.byref(self._c), c_int64(count), c_int64(arena.length))
@@ -206,7 +218,7 @@ class Kernel:
         return _Layer(
             norm_in=self._plain(layer.input_layernorm.weight),
             qkv=self._pack(*(one.weight for one in three)),
-            qkv_bias=self._plain(_pad(torch.cat([one.bias for one in three]))) if biased else None,
+            qkv_bias=self._plain(self._pad(torch.cat([one.bias for one in three]))) if biased else None,
             q_norm=self._plain(attention.q_norm.weight) if normed else None,
             k_norm=self._plain(attention.k_norm.weight) if normed else None,
             out=self._pack(attention.o_proj.weight),
@@ -220,14 +232,13 @@ class Kernel:
         return self._held[-1].data_ptr()
 
     def _pack(self, *matrices: Tensor) -> int:
-        """Matrices [outputs, inputs] below each other, as panels of outputs side by side: [panels, inputs, PANEL]."""
-        whole = _pad(torch.cat([matrix.detach() for matrix in matrices]))
-        return self._plain(whole.view(-1, PANEL, whole.shape[1]).transpose(1, 2))
+        """Matrices [outputs, inputs] below each other, as panels of outputs side by side: [panels, inputs, panel]."""
+        whole = self._pad(torch.cat([matrix.detach() for matrix in matrices]))
+        return self._plain(whole.view(-1, self._panel, whole.shape[1]).transpose(1, 2))
 
-
-def _pad(rows: Tensor) -> Tensor:
-    short = -len(rows) % PANEL
-    return rows if not short else torch.cat((rows, rows.new_zeros(short, *rows.shape[1:])))
+    def _pad(self, rows: Tensor) -> Tensor:
+        short = -len(rows) % self._panel
+        return rows if not short else torch.cat((rows, rows.new_zeros(short, *rows.shape[1:])))
 
 
 def make_kernel(model: Any, longest: int) -> tuple[Kernel | None, str]:

@@ -9,6 +9,7 @@ from agentrl.errors import EngineError
 from agentrl.rollout.engines.grammars import Matcher
 from agentrl.rollout.engines.local.arena import Prefix
 from agentrl.rollout.engines.local.images import FIRST, SeenPrompt
+from agentrl.rollout.engines.local.sampler import RowSampling
 from agentrl.tracing import round_seconds
 from agentrl.types import FinishReason, Sampling, TopLogprobs, Turn, VersionSpan
 
@@ -19,6 +20,7 @@ class Request:
 
     `seen` is the prompt with its images, whose tokens in `ids` name features; `placeholder` is the id of these tokens.
     `begins` is the place of the turn's first token: before `prompt` where the turn is continued after an abort.
+    `starts` are policy versions, each with the first of its tokens; `row_sampling` is how the next token is drawn.
     """
 
     id: str
@@ -40,7 +42,8 @@ class Request:
     source: Prefix | None = None
     hashes: tuple[int, ...] = ()
     logprobs: list[float] = field(default_factory=list)
-    versions: list[VersionSpan] = field(default_factory=list)
+    starts: list[tuple[int, int]] = field(default_factory=list)
+    row_sampling: RowSampling | None = None
     attachments: dict[str, bytes] = field(default_factory=dict)
     support: SupportRecorder | None = None
     matcher: Matcher | None = None
@@ -53,6 +56,14 @@ class Request:
         return [self.placeholder if one >= FIRST else one for one in ids] if self.seen else ids
 
     @property
+    def versions(self) -> tuple[VersionSpan, ...]:
+        """The spans of the policy versions that drew its tokens."""
+        if not self.starts:
+            return ()
+        ends = [*(start for _, start in self.starts[1:]), len(self.logprobs)]
+        return tuple(VersionSpan(version, start, end) for (version, start), end in zip(self.starts, ends, strict=True))
+
+    @property
     def owner(self) -> str:
         """The affinity key: the session that it belongs to."""
         return self.id.partition("/")[0]
@@ -62,7 +73,7 @@ class Request:
         return Turn(
             token_ids=tuple(self.ids[self.prompt :]),
             logprobs=tuple(self.logprobs),
-            versions=tuple(self.versions),
+            versions=self.versions,
             finish_reason=reason,
             stopped_by=stopped_by,
             cached_tokens=self.cached,

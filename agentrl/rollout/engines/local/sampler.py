@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -29,11 +29,13 @@ _ROUNDING = 0.01  # far above that of log-probabilities
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RowSampling:
     """A row's sampling: parameters, seed, position, tokens of turn and prompt (for penalties), and its supports.
 
-    `allowed` says of each token whether the row's grammar allows it; None where there is no grammar.
+    Attributes:
+        allowed: of each token whether the row's grammar allows it; None where there is no grammar.
+        narrowed: whether it is drawn by itself: from less than the softmax of its logits, or with its support recorded.
     """
 
     sampling: Sampling
@@ -43,6 +45,10 @@ class RowSampling:
     prompt: Sequence[int] = ()
     support: SupportRecorder | None = None
     allowed: np.ndarray | None = None
+    narrowed: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.narrowed = self.support is not None or not self.sampling.full_support
 
 
 def uniform(seeds: Sequence[int], positions: Sequence[int]) -> np.ndarray:
@@ -67,11 +73,15 @@ def sample(logits_BV: Tensor, rows: Sequence[RowSampling]) -> tuple[list[int], l
     temperature_B = [row.sampling.temperature for row in rows]
     logp_BV = log_probs(logits_BV, [t if t > 0 else 1.0 for t in temperature_B])
     u_B = uniform([row.seed for row in rows], [row.position for row in rows])
-    narrowed = [at for at, row in enumerate(rows) if row.support is not None or not row.sampling.full_support]
-    plain = sorted({*range(len(rows))}.difference(narrowed))
-    tokens, best = [0] * len(rows), _most_probable(logp_BV, [row.sampling.top_logprobs for row in rows])
+    narrowed = [at for at, row in enumerate(rows) if row.narrowed]
+    plain = [at for at, row in enumerate(rows) if not row.narrowed]
+    best = _most_probable(logp_BV, [row.sampling.top_logprobs for row in rows])
+    if not narrowed:
+        token_B = _draw(logp_BV, u_B)
+        return token_B.tolist(), logp_BV.gather(1, token_B[:, None])[:, 0].tolist(), best
+    tokens = [0] * len(rows)
     if plain:
-        drawn = _draw(logp_BV if not narrowed else logp_BV[plain], u_B[plain])
+        drawn = _draw(logp_BV[plain], u_B[plain])
         for index, token in zip(plain, drawn.tolist(), strict=True):
             tokens[index] = token
     own: dict[int, float] = {}

@@ -26,7 +26,7 @@ from agentrl.rollout.engines.local.request import Finished, Request
 from agentrl.rollout.engines.local.runner import QUANTUM, ModelRunner, RowSegment
 from agentrl.rollout.engines.local.sampler import RowSampling, log_probs, sample
 from agentrl.rollout.engines.local.sharing import shared_beginnings
-from agentrl.types import FinishReason, Sampling, Turn, VersionSpan
+from agentrl.types import FinishReason, Turn
 
 _SEGMENT_OVERHEAD = 8  # cost of a further segment besides its tokens, in tokens
 
@@ -75,6 +75,8 @@ class Scheduler:
         """Queue a request."""
         request.prompt, request.submitted = len(request.ids), time.monotonic()
         request.hashes = chain(request.ids)
+        if request.sampling is not None:
+            request.row_sampling = RowSampling(request.sampling, request.seed, 0, (), support=request.support)
         self.waiting.append(request)
 
     def cancel(self, request: Request) -> None:
@@ -282,18 +284,7 @@ class Scheduler:
         return segments, owners, size
 
     def _sample(self, logits_BV: Tensor, sampled: list[Request]) -> list[Finished]:
-        rows = [
-            RowSampling(
-                r.sampling,
-                r.seed,
-                len(r.ids),
-                *_list_counted(r, r.sampling),
-                support=r.support,
-                allowed=None if r.matcher is None else r.matcher.allowed(),
-            )
-            for r in sampled
-            if r.sampling is not None
-        ]
+        rows = [_next_sampling(request) for request in sampled]
         if not rows:
             return []
         tokens, logprobs, best = sample(logits_BV, rows)
@@ -305,7 +296,8 @@ class Scheduler:
                 request.logprobs.append(logprob)
                 if candidates:
                     request.top_logprobs.append(candidates)
-                self._mark_version(request)
+                if not request.starts or request.starts[-1][0] != self.version:
+                    request.starts.append((self.version, len(request.logprobs) - 1))
                 result = self._check_stop(request, token)
             else:
                 request.computed = 0  # these keys and values must not be shared
@@ -314,14 +306,6 @@ class Scheduler:
                 ended.append(Finished(request, result))
                 self._release(request)
         return ended
-
-    def _mark_version(self, request: Request) -> None:
-        end = len(request.logprobs)
-        if request.versions and request.versions[-1].version == self.version:
-            last = request.versions[-1]
-            request.versions[-1] = VersionSpan(last.version, last.start, end)
-        else:
-            request.versions.append(VersionSpan(self.version, end - 1, end))
 
     def _check_stop(self, request: Request, token: int) -> Turn | None:
         if token in request.stops:
@@ -367,9 +351,15 @@ class Scheduler:
         return ended
 
 
-def _list_counted(request: Request, sampling: Sampling) -> tuple[Sequence[int], Sequence[int]]:
-    """The turn's tokens so far and its prompt's, where penalties count them."""
-    if not sampling.penalised:
-        return (), ()
-    before = request.plain(request.ids[: request.begins]) if sampling.repetition_penalty != 1 else ()
-    return request.ids[request.begins :], before
+def _next_sampling(request: Request) -> RowSampling:
+    """How the request's next token is drawn, with the tokens so far where penalties count them."""
+    row = request.row_sampling
+    assert row is not None
+    row.position = len(request.ids)
+    if row.narrowed:
+        row.allowed = None if request.matcher is None else request.matcher.allowed()
+        if row.sampling.penalised:
+            row.generated = request.ids[request.begins :]
+            if row.sampling.repetition_penalty != 1:
+                row.prompt = request.plain(request.ids[: request.begins])
+    return row

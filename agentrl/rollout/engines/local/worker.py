@@ -191,8 +191,10 @@ class _Front:
 
     def chunks(self, request: Request) -> list[Chunk]:
         """Return what was generated since the last call, one chunk for each policy version."""
-        found = []
+        found: list[Chunk] = []
         total = len(request.logprobs) if request.sampling is not None else 0
+        if total == self.sent:
+            return found
         for span in request.versions:
             start, end = max(span.start, self.sent), span.end
             if start < end:
