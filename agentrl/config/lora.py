@@ -33,7 +33,7 @@ class LoraConfig(Section):
     dropout: float = 0.0
     """Only 0: dropout makes the trainer's log-probabilities differ from the engine's."""
     tenants: Literal["separate", "mixed"] = "separate"
-    """How several policies that learn on one base compute: each in passes of its own, with the bits of a run of its
+    """The passes of several policies that learn on one base: each in passes of its own, with the bits of a run of its
     own; or in passes over trees of several adapters, equal up to rounding."""
     adapter: str | None = None
     """A folder in PEFT's format that training begins with, on `model`; rank, scale and layers are the folder's."""

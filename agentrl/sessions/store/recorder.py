@@ -170,7 +170,7 @@ class Recorder:
                 done.set_result(None)
 
     def _join(self, queued: list[_Queued]) -> Iterator[_Work]:
-        """What is queued, in order: additions that follow each other are written with the same statements."""
+        """Yield the queued work in order: additions that follow each other are written with the same statements."""
         for added, some in groupby((work for work, _ in queued), lambda work: isinstance(work, _Addition)):
             if added:
                 additions = [work for work in some if isinstance(work, _Addition)]

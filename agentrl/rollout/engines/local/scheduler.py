@@ -352,7 +352,7 @@ class Scheduler:
 
 
 def _next_sampling(request: Request) -> RowSampling:
-    """How the request's next token is drawn, with the tokens so far where penalties count them."""
+    """The sampling of the request's next token, with the tokens so far where penalties count them."""
     row = request.row_sampling
     assert row is not None
     row.position = len(request.ids)

@@ -41,7 +41,7 @@ BACKEND = "structured_outputs_config.backend"
 GRAMMARS: dict[str, Any] = {"backend": "guidance"}
 """`engine.server.structured_outputs_config` of servers whose grammars are llguidance's, as those of local engines."""
 LOGPROBS = "processed_logprobs"
-"""Which log-probabilities it gives: of the distribution that tokens are drawn from."""
+"""Its setting for log-probabilities of the distribution that tokens are drawn from."""
 LISTED = 512
 """Tokens that a server of ours gives log-probabilities of, at most: what a token was drawn from is read off them."""
 
