@@ -140,6 +140,11 @@ def check_algorithm(config: _Run, prefix: str = "") -> None:
         )
     if needs.greedy and config.agent is not None:
         raise ValueError(f"{named} needs greedy sessions, and an agent program samples as it likes")
+    if needs.full_support and rollout.narrowed:
+        raise ValueError(
+            f"rollout.{rollout.narrowed} draws from a part of the vocabulary, and {named} compares distributions over "
+            f"the whole: set {prefix}algo.narrowed=whole to do so nevertheless, or {prefix}algo.divergence=sampled"
+        )
     if rollout.group_size < needs.group_size:
         raise ValueError(
             f"rollout.group_size={rollout.group_size} leaves {named} no group to compare with; "

@@ -9,8 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from agentrl.config import PolicyConfig
-from agentrl.overrides import merge_settings
+from agentrl.config import PolicyConfig, RunConfig
+from agentrl.errors import ConfigError
+from agentrl.overrides import merge_settings, validate
 from agentrl.train.algorithms import algorithm_settings, make_algorithm
 from agentrl.train.algorithms.advantages.distill import Distill, DistillConfig
 from agentrl.train.algorithms.credit import Credit
@@ -22,6 +23,7 @@ from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Group
 from tests.train.test_divergence import gkd
+from tests.train.test_supports import narrowed
 from tests.train.trees import as_group, linear_session, path, random_groups
 
 
@@ -71,8 +73,13 @@ def naive_gradients(
 async def test_a_forests_gradient_is_that_of_rows_at_each_tokens_own_temperature(
     kind: str, beta: float, top_k: int | None, tiny_llama: Path, student: Path
 ) -> None:
-    config = DistillConfig.model_validate({"divergence": kind, "beta": 0.3, "top_k": top_k})
-    groups = random_groups(random.Random(5), 3, depth=4, branching=2)
+    """Over the whole vocabulary, also of turns that were drawn from a part of it, where that is asked for."""
+    config = DistillConfig.model_validate({"divergence": kind, "beta": 0.3, "top_k": top_k, "narrowed": "whole"})
+    groups = random_groups(rng := random.Random(5), 3, depth=4, branching=2)
+    for session in (session for group in groups for session in group.scored):
+        narrowed(rng, session, {})
+    with pytest.raises(ConfigError, match=r"algo\.narrowed=whole compares them"):
+        await ForestScorer(tiny_llama, PolicyConfig(), Divergence(beta, top_k)).score(groups, 128, 0)
     algorithm = Distill(config)
     teacher = ForestScorer(tiny_llama, PolicyConfig(), algorithm.divergence)
     values = await teacher.score(groups, 128, 0)
@@ -94,6 +101,17 @@ def test_the_whole_vocabulary_is_asked_for_as_the_page_has_it() -> None:
     assert make_algorithm(algorithm_settings(words["algo"])).divergence == Divergence(0.5, None)
 
 
+def test_turns_drawn_from_a_part_of_the_vocabulary_are_refused_before_a_run_unless_it_says_so() -> None:
+    def check(*told: str) -> RunConfig:
+        run = ["env=calculator", "policies.teacher.name=model", "algo=distill", "rollout.top_p=0.9"]
+        return validate(merge_settings([*run, *told]), RunConfig)
+
+    with pytest.raises(ConfigError, match=r"rollout.top_p=0.9 draws from a part of the .* set algo.narrowed=whole"):
+        check("algo.divergence=reverse")
+    assert check("algo.divergence=reverse", "algo.narrowed=whole").rollout.narrowed
+    assert check().rollout.narrowed
+
+
 def test_turns_of_their_own_go_to_their_teachers_and_the_others_stay() -> None:
     session = linear_session("s", [8, 9], [[10, 11], [12], [13, 14]], reward=0.0)
     algorithm = Distill(DistillConfig(turns={"2": "second", "3+": "late"}))
@@ -113,6 +131,7 @@ def test_turns_of_their_own_go_to_their_teachers_and_the_others_stay() -> None:
     [
         ({"divergence": "jsd", "discount": 0.5}, "discount=0.5 is for divergence=sampled"),
         ({"divergence": "jsd", "loss": "clipped"}, "loss=clipped is for divergence=sampled"),
+        ({"narrowed": "whole"}, "narrowed=whole is for a divergence"),
         ({"teacher": "main"}, "the policy itself .main. teaches nothing new"),
         ({"turns": {"first": "teacher"}}, "turns.first: a turn is a number from 1"),
         ({"privileged": "hint", "privileged_text": "psst"}, "needs a {}"),

@@ -103,6 +103,7 @@ class Needs:
         combinations: what all combinations of a group's completions come to; `settings` then has `max_joint_actions`.
         whole_sessions: sessions without forks, since its advantages are of whole sessions.
         greedy: one more session of each group's task at temperature 0 (`Group.greedy`), which is not trained.
+        full_support: tokens that were drawn from the whole vocabulary.
         engine: a policy sampled the tokens; otherwise they are demonstrations, and ratios and mismatch mean nothing.
         head: a head of scores in place of the vocabulary's, which is read at the trained tokens themselves. A token's
             `logp` is then its score, or with several classes the log-probability of its label (the field `target`). A
@@ -122,6 +123,7 @@ class Needs:
     combinations: bool = False
     whole_sessions: bool = False
     greedy: bool = False
+    full_support: bool = False
     engine: bool = True
     head: ScoreHead | None = None
 

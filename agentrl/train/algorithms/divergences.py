@@ -33,10 +33,12 @@ class Divergence:
     Attributes:
         beta: 0 is the forward KL, 1 the reverse KL, between them the generalised Jensen-Shannon divergence.
         top_k: how many of the teacher's most probable tokens are told apart; None: all.
+        narrowed: also of turns that were drawn from a part of the vocabulary; it is over all of it nevertheless.
     """
 
     beta: float
     top_k: int | None = None
+    narrowed: bool = False
 
 
 def outcomes(log_s: Tensor, log_t: Tensor, beta: float) -> tuple[Tensor, Tensor]:

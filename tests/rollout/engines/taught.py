@@ -16,7 +16,7 @@ from agentrl.models import tiny
 from agentrl.models.tokenizers import load_tokenizer
 from agentrl.train.algorithms.advantages.distill import TeacherValues
 from agentrl.train.algorithms.credit import trainable_nodes
-from agentrl.train.algorithms.divergences import IDS, LOGPS
+from agentrl.train.algorithms.divergences import IDS, LOGPS, Divergence
 from agentrl.train.trainers.teachers.scorers import PathScorer
 from agentrl.train.trainers.teachers.server import TeacherServer
 from tests.train.trees import as_group, path, random_session
@@ -42,7 +42,7 @@ async def check_teacher(url: str, folder: Path, model: Any, tmp_path: Path, way:
     try:
         await server.start()
         assert server.way == way
-        found = await PathScorer(server.read, TOP_K).score([as_group([session], "g")], 512, 0)
+        found = await PathScorer(server.read, Divergence(1.0, TOP_K)).score([as_group([session], "g")], 512, 0)
         last = [5, model.config.vocab_size - 1, 6, 7]  # SGLang calls the last id 0
         said = await server.read(last, 1.0, 1)
         with pytest.raises(EngineError, match=r"policies\.teacher"):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
@@ -23,6 +24,7 @@ from agentrl.config import Fraction
 from agentrl.errors import InvalidInput
 from agentrl.train.algorithms import gae
 from agentrl.train.algorithms.about import About
+from agentrl.train.algorithms.base import Needs
 from agentrl.train.algorithms.credit import Credit, NodeKey, denominators, ids_by_group, weigh
 from agentrl.train.algorithms.divergences import IDS, LOGPS, STATES, Divergence
 from agentrl.train.algorithms.fields import ForestField
@@ -73,6 +75,9 @@ class DistillConfig(UnclippedConfig):
     top_k: PositiveInt | None = 64
     """The number of the teacher's most probable tokens that a divergence tells apart; all others together are one more.
     None: the whole vocabulary."""
+    narrowed: Literal["refuse", "whole"] = "refuse"
+    """Turns that were drawn with top-p, top-k, min-p, penalties or a bias, where a divergence is the loss: refused, or
+    compared over the whole vocabulary nevertheless."""
     privileged: str | None = None
     """A field of the task that only the teacher reads, such as the answer or a hint."""
     privileged_text: str = "Additional information: {}"
@@ -90,6 +95,8 @@ class DistillConfig(UnclippedConfig):
             raise ValueError(f"discount={self.discount:g} is for divergence=sampled: a divergence is of single tokens")
         if whole and self.loss.name != "importance_sampling":
             raise ValueError(f"loss={self.loss.name} is for divergence=sampled: a divergence is a loss of its own")
+        if not whole and self.narrowed == "whole":
+            raise ValueError("narrowed=whole is for a divergence: divergence=sampled compares what was drawn from")
         if "{}" not in self.privileged_text:
             raise ValueError(f"privileged_text={self.privileged_text!r} needs a {{}}, where the task's field stands")
         if self.privileged is None and self.by_itself:
@@ -140,7 +147,13 @@ class Distill(PolicyGradient):
     def divergence(self) -> Divergence | None:
         """The divergence of the settings; None where sampled tokens alone are compared."""
         kind = self.config.divergence
-        return None if kind == "sampled" else Divergence(BETAS.get(kind, self.config.beta), self.config.top_k)
+        beta, narrowed = BETAS.get(kind, self.config.beta), self.config.narrowed == "whole"
+        return None if kind == "sampled" else Divergence(beta, self.config.top_k, narrowed)
+
+    @property
+    def needs(self) -> Needs:
+        compared = self.divergence
+        return replace(super().needs, full_support=compared is not None and not compared.narrowed)
 
     @property
     def fields(self) -> tuple[ForestField, ...]:

@@ -101,7 +101,8 @@ def read_forests(
         return per_token(groups, trainer.logprobs, token_budget, seed)
     nodes = {(s.id, n.id): n for group in groups for s in group.scored for n in trainable_nodes(s)}
     for session in (session for group in groups for session in group.scored):
-        _require_full_support(session)
+        if not divergence.narrowed:
+            _require_full_support(session)
     every = Credit({key: (NodeAdvantage(0.0, 1.0),) for key in nodes})
     logps = {key: [0.0] * len(node.token_ids) for key, node in nodes.items()}
     told: dict[NodeKey, dict[str, Any]] = {}
@@ -147,11 +148,13 @@ class PathScorer:
 
     Args:
         read: asks.
-        top_k: how many of the most probable tokens are asked for in each place; None: none.
+        divergence: for which the most probable tokens are asked for in each place.
     """
 
-    def __init__(self, read: Read, top_k: int | None = None) -> None:
-        self._ask, self._top_k, self._places = read, top_k, asyncio.Semaphore(AT_ONCE)
+    def __init__(self, read: Read, divergence: Divergence | None = None) -> None:
+        self._ask, self._places = read, asyncio.Semaphore(AT_ONCE)
+        self._top_k = None if divergence is None else divergence.top_k
+        self._narrowed = divergence is not None and divergence.narrowed
 
     async def score(self, groups: Sequence[Group], token_budget: int, seed: int) -> Values:
         found: Values = {}
@@ -159,7 +162,8 @@ class PathScorer:
         sessions = (session for group in groups for session in group.scored)
         async with asyncio.TaskGroup() as tasks:
             for session in sessions:
-                _require_full_support(session)
+                if not self._narrowed:
+                    _require_full_support(session)
                 _require_text(session)
                 trained = {node.id: node for node in trainable_nodes(session)}
                 found |= {(session.id, node.id): [0.0] * len(node.token_ids) for node in trained.values()}
@@ -233,7 +237,7 @@ def _require_full_support(session: Session) -> None:
         raise ConfigError(
             f"session {session.id!r}: turns drawn with top-p, top-k, min-p, penalties or a bias can be scored by a "
             "teacher of engine=local in this process only (policies.NAME.engine.name=local, engine.process=shared), "
-            "and by algo.divergence=sampled"
+            "and by algo.divergence=sampled; algo.narrowed=whole compares them over the whole vocabulary"
         )
 
 

@@ -116,7 +116,7 @@ class Teachers:
             server = TeacherServer(name, own, load_tokenizer(start), None if wanted is None else wanted.top_k)
             self._open.push_async_callback(server.close)
             await server.start()
-            return PathScorer(server.read, None if wanted is None else wanted.top_k)
+            return PathScorer(server.read, wanted)
         path = teacher_folder(own, start)
         if _reads_forests(own):
             return await asyncio.to_thread(ForestScorer, path, own, wanted)
