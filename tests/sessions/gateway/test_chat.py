@@ -326,7 +326,7 @@ async def test_structured_outputs_work_where_the_engine_can_and_are_refused_wher
         ({"extra_body": {"structured_outputs": {"regex": "a+"}}}, "structured_outputs"),
         ({"extra_body": {"guided_json": "{"}}, "guided_json"),
         ({"extra_body": {"guided_choice": []}}, "guided_choice: choices are a list"),
-        ({"extra_body": {"regex": 3}}, "regex.regex=3 is none"),
+        ({"extra_body": {"regex": 3}}, "regex: 3 is no regex"),
         ({"extra_body": {"structured_outputs": {"grammar": "a"}}}, "structured_outputs.*grammar; only one of json"),
         ({"extra_body": {"ebnf": "root ::= a"}}, "unknown parameter 'ebnf'"),
         ({"extra_body": {"guided_grammar": "a"}}, "unknown parameter 'guided_grammar'"),

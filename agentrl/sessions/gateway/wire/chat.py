@@ -161,7 +161,7 @@ def _form(given: Mapping[str, Any]) -> tuple[Any, str]:
     if kind == "regex" and isinstance(value, str):
         return {"type": kind, "regex": value}, name
     if kind != "json":
-        raise ApiError(400, f"{name}.{kind}={value!r:.100} is none", "invalid_value", name)
+        raise ApiError(400, f"{name}: {value!r:.100} is no {kind}", "invalid_value", name)
     if isinstance(value, str):
         try:
             value = json.loads(value)
