@@ -188,12 +188,18 @@ async def _leased(pool: SandboxPool) -> bool:
     return len(pool._owned) > sum(len(one.idle) for one in pool._pools.values())
 
 
-async def test_what_a_background_task_did_not_expect_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_a_background_task_did_not_expect_is_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "RESET_SECONDS", 20.0)
     backend = MortalBackend()
     pool = SandboxPool(backend.create, total=TOTAL, recycle=True)
     sandbox = await pool.acquire(SPEC)
     backend.fates = {"reset": ["wrong"]}
     with caplog.at_level(logging.ERROR):
         await pool.release(sandbox)
+        async with asyncio.timeout(20):
+            while backend.fates["reset"]:  # noqa: ASYNC110 - until the sandboxes' own loop has met it
+                await asyncio.sleep(0.001)
         await assert_every_place_is_free(pool, backend)
     assert "a backend's mistake" in caplog.text
