@@ -65,7 +65,7 @@ class _Run(Protocol):
     def counterfactuals(self) -> int: ...
 
     @property
-    def combinations(self) -> bool: ...
+    def combinations(self) -> str: ...
 
     @property
     def learned(self) -> tuple[str, ...]: ...
@@ -168,7 +168,7 @@ def _check_joint_turns(config: _Run) -> None:
         return
     staleness, branch, at = config.rollout.staleness, config.rollout.branch.name, config.cluster
     algos = [config.algo, *(config.of_policy(name).algo for name in config.learned)]
-    shaped = (algo for algo in algos if getattr(algo, "counterfactuals", 0) or getattr(algo, "pairing", "") == "cross")
+    continued = (algo for algo in algos if getattr(algo, "counterfactuals", 0))
     lacking = {
         "agent=, a program, which runs a loop of its own": config.agent is not None,
         f"rollout.staleness={staleness}, where versions change within a session": config.counterfactuals and staleness,
@@ -179,12 +179,12 @@ def _check_joint_turns(config: _Run) -> None:
             isinstance(reward, GroupRewardConfig) for reward in config.rewards.values()
         ),
         "algo.shaping or kl_as=reward, since what is played again has rewards as they are": any(
-            algo.shaping.active or (algo.kl_coef and algo.kl_as == "reward") for algo in shaped
+            algo.shaping.active or (algo.kl_coef and algo.kl_as == "reward") for algo in continued
         ),
     }
     if found := next((what for what, is_there in lacking.items() if is_there), None):
-        combined, continued = "algo.pairing=cross combines turns", "algo=coma continues each joint turn again"
-        raise ValueError(f"{continued if config.counterfactuals else combined}, which is not there with {found}")
+        tree, again = "algo.pairing=cross (or algo.tree) repeats turns", "algo=coma continues each joint turn again"
+        raise ValueError(f"{again if config.counterfactuals else tree}, which is not there with {found}")
 
 
 def _check_schedule(config: _Run) -> None:

@@ -181,9 +181,10 @@ class RunConfig(Section):
         return max(getattr(algo, "counterfactuals", 0) for algo in self._algos)
 
     @property
-    def combinations(self) -> bool:
-        """True if an algorithm compares all combinations of a group's completions."""
-        return any(getattr(algo, "pairing", "") == "cross" for algo in self._algos)
+    def combinations(self) -> str:
+        """The pairing of completions in a group's tree of joint turns; "" where no algorithm asks for a tree."""
+        pairings = {algo.pairing for algo in self._algos if getattr(algo, "grows", False)}  # type: ignore[attr-defined]
+        return max(pairings, default="")  # with all combinations those of `aligned` are there
 
     @property
     def _algos(self) -> list[AlgoConfig]:

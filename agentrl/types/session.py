@@ -20,8 +20,12 @@ from agentrl.types.nodes import AGENT, GREEDY, OVERLONG, Branch, Node, RewardSta
 COUNTERFACTUALS = "counterfactuals"
 """The key in `Session.info` of the returns of counterfactual continuations (`algo=coma`), by agent, then by the number
 of its turn, from 0."""
-COMBINATIONS = "combinations"
-"""The key in `Session.info` of what all combinations of a group's completions come to (`algo.pairing=cross`)."""
+JOINT_PATH = "joint_path"
+"""The key in `Session.info` of a path through a tree of joint turns that begins with known ones (`algo.pairing=cross`,
+`algo.tree`): `agents`, in order, and `path`, a `JointPath` up to the first joint action that is the session's own."""
+
+JointPath = tuple[tuple[int, ...], ...]
+"""For each joint turn which of each agent's completions, from 0, it consists of."""
 
 
 @dataclass(slots=True)
@@ -263,6 +267,13 @@ class Group:
         return [
             replace(self, id=f"{self.id}/{agent}", sessions=each, view_of=self.id) for agent, each in views.items()
         ] or [self]
+
+
+def joint_path(session: Session, agents: int) -> JointPath:
+    """Return the joint actions of so many agents up to the last that is not the first of its state."""
+    if (known := session.info.get(JOINT_PATH)) is None:
+        return ((session.sample,) * agents,)
+    return tuple(map(tuple, known["path"]))
 
 
 def branch_of(session: Session, node_id: int) -> Branch | None:

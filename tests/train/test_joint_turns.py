@@ -30,8 +30,10 @@ def test_the_tree_of_the_paper_has_its_returns_and_advantages() -> None:
 
 
 def test_completions_that_meet_in_every_combination_have_the_sum_over_these() -> None:
-    assert completion_advantages([0, 1, 2, 3], 2, 2, "cross") == [[-2, 2], [-1, 1]]
-    assert completion_advantages([0, 1], 2, 2) == [[-0.5, 0.5]] * 2
+    crossed = {(0, 0): 0.0, (0, 1): 1.0, (1, 0): 2.0, (1, 1): 3.0}
+    assert [completion_advantages(crossed, agent) for agent in range(2)] == [{0: -2, 1: 2}, {0: -1, 1: 1}]
+    aligned = {(0, 0): 0.0, (1, 1): 1.0}
+    assert [completion_advantages(aligned, agent) for agent in range(2)] == [{0: -0.5, 1: 0.5}] * 2
 
 
 def random_tree(rng: random.Random, depth: int) -> JointTurn:
@@ -70,8 +72,8 @@ def test_combinations_are_equal_to_brute_force() -> None:
             [sum(value - mean for joint, value in returns.items() if joint[agent] == k) for k in range(samples)]
             for agent in range(agents)
         ]
-        found = completion_advantages([*returns.values()], agents, samples, "cross")
-        assert [x for row in found for x in row] == pytest.approx([x for row in expected for x in row])
+        found = [completion_advantages(returns, agent) for agent in range(agents)]
+        assert [row[k] for row in found for k in range(samples)] == pytest.approx([x for row in expected for x in row])
 
 
 def algorithm(**fields: Any) -> Any:

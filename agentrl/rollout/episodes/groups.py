@@ -27,7 +27,7 @@ from agentrl.envs.scoring.group_rewards import give_group_rewards
 from agentrl.envs.turns import Actor, Player, nothing_to_record
 from agentrl.errors import EngineError, EnvError
 from agentrl.rollout.episodes.branching import play_forked
-from agentrl.rollout.episodes.combinations import play_combinations
+from agentrl.rollout.episodes.combinations import grow_tree, repeat_known, skip_known
 from agentrl.rollout.episodes.counterfactuals import play_counterfactual
 from agentrl.rollout.episodes.fork_rules import ForkRule, make_rule
 from agentrl.rollout.episodes.policies import Partners, Policy
@@ -77,7 +77,7 @@ class Rollouts:
         left: the sessions that an earlier process of the run left; empty where it was not resumed.
         views: whether a critic reads what environments tell it (`Env.critic_view`).
         counterfactuals: how often each joint turn of training is continued again for each agent (`algo=coma`).
-        combinations: whether all combinations of a group's completions are played (`algo.pairing=cross`).
+        combinations: how the completions of a group's tree of joint turns are paired; "" where it has none.
         elsewhere: plays sessions in other processes; None plays them here.
     """
 
@@ -91,7 +91,7 @@ class Rollouts:
     left: LeftSessions = field(default_factory=LeftSessions, repr=False, compare=False)
     views: bool = False
     counterfactuals: int = 0
-    combinations: bool = False
+    combinations: str = ""
     elsewhere: RemoteSessionRunner[Rollouts] | None = field(default=None, repr=False, compare=False)
     slots: Slots = field(init=False, repr=False, compare=False)
     rule: ForkRule = field(init=False, repr=False, compare=False)
@@ -188,7 +188,7 @@ class Rollouts:
             EngineError: no engine is left, and none can be started.
         """
 
-        def new(sample: int, attempt: int) -> Session:
+        def new(sample: int, attempt: int, **info: Any) -> Session:
             return Session(
                 f"{group.id}-{sample}" + (f"~{attempt}" if attempt else ""),
                 group.task,
@@ -198,9 +198,10 @@ class Rollouts:
                 sample=sample,
                 attempt=attempt,
                 seed=group_seed(self.seed, phase, group.number),
-                phase=phase if sample < n else GREEDY,
+                phase=phase if sample < n or info else GREEDY,
                 step=step,
                 environment=group.task.environment or self.environment,
+                info=info,
             )
 
         place = group.number if phase == TRAIN else EVALUATION
@@ -209,10 +210,10 @@ class Rollouts:
         group.sessions = await concurrently(
             self._with_retries(partial(new, sample), each, ended, place, deadline) for sample, each in enumerate(actors)
         )
-        changed = await give_group_rewards(self.make_env, group.sessions)
         if self.combinations and phase == TRAIN and not isinstance(actor, Program):
-            player = partial(replace(self, recorder=None)._player, actor=actor)
-            changed |= await play_combinations(group.sessions, self.make_env, player, self.limits)
+            play = partial(self._with_retries, ended=ended, place=place, deadline=deadline)
+            group.sessions = await grow_tree(group.sessions, n, self.combinations, actor, new, play)
+        changed = await give_group_rewards(self.make_env, group.sessions)
         if changed and self.recorder is not None:
             await asyncio.gather(*map(self.recorder.end, group.sessions))
 
@@ -367,7 +368,7 @@ class Rollouts:
                 players,
                 self.counterfactuals,
                 make_env=lambda: self.make_env().for_task(session.task),
-                player=partial(replace(self, recorder=None)._player, actor=actor),
+                player=partial(replace(self, recorder=None)._player, actor=skip_known(actor)),
                 limits=lambda: self._limits(deadline),
                 before_turn=before_turn,
             )
@@ -385,6 +386,7 @@ class Rollouts:
     ) -> Player:
         partner = self.partners.get(agent)
         policy, own = (partner and partner.plays(session)) or (self.policy, actor)
+        own = repeat_known(actor, own)
         generator = policy.turn_generator(self.limits)
         if forked and head is not None:  # the budget of a session is for each of its continuations
             others = tree.size(session) - len(tree.path_ids(session, head))

@@ -42,6 +42,7 @@ class ReadGroups:
         store: the run's.
         environment: what stands in place of an environment's name.
         split: of the data.
+        combinations: what is read has no tree of joint turns.
     """
 
     data: SessionData
@@ -50,6 +51,7 @@ class ReadGroups:
     store: Store
     environment: str
     split: str = "train"
+    combinations: str = ""
     slots: Slots = field(default_factory=lambda: Slots(1), repr=False, compare=False)
     left: LeftSessions = field(default_factory=LeftSessions, repr=False, compare=False)
 

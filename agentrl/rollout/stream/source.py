@@ -25,6 +25,7 @@ class GroupSource(Protocol):
         seed: the run's.
         slots: sessions under way.
         left: the sessions that an earlier process of the run left.
+        combinations: how completions of a group's tree of joint turns are paired; "" where groups are none.
     """
 
     @property
@@ -44,6 +45,11 @@ class GroupSource(Protocol):
 
     @property
     def left(self) -> LeftSessions:
+        """See the class."""
+        ...
+
+    @property
+    def combinations(self) -> str:
         """See the class."""
         ...
 

@@ -25,6 +25,7 @@ from typing import Any
 
 from agentrl.envs.turns import Actor
 from agentrl.errors import InvalidInput
+from agentrl.rollout.episodes.combinations import has_whole_tree
 from agentrl.rollout.episodes.groups import TRAIN, Ended, new_group, nothing
 from agentrl.rollout.episodes.programs import Program
 from agentrl.rollout.stream.buffer import Buffer, Gate, Order
@@ -236,7 +237,7 @@ class Stream:
     def _under_way(self) -> int:
         """Sessions that were begun and have not ended, those that wait for a slot included."""
         numbers = self.buffer.begun.keys() - self.buffer.finished
-        return sum(self.sessions_each - len(self._sessions.get(number, ())) for number in numbers)
+        return sum(max(self.sessions_each - len(self._sessions.get(number, ())), 0) for number in numbers)
 
     def _list_wanted(self, count: int) -> list[int]:
         """The numbers among which the next batch is."""
@@ -318,6 +319,9 @@ class Stream:
             self._error = self._error or error
             self._news.set()
 
+    def _is_whole(self, sessions: Sequence[Session]) -> bool:
+        return has_whole_tree(sessions, self.sessions_each, self.group_size, self.rollouts.combinations)
+
     # --------------------------------------------------------------------------------------- state
 
     def state(self) -> dict[str, Any]:
@@ -351,7 +355,7 @@ class Stream:
         for number, attempt, choice in state["begun"]:
             group = self._new(number, choice, attempt)
             stored = sorted(sessions(group.id), key=lambda s: s.sample) if group.id in state["finished"] else []
-            if len(stored) == self.sessions_each:
+            if self._is_whole(stored):
                 group.sessions, group.step = stored, stored[0].step or 0
                 self.buffer.begin(group)
                 self.buffer.put(group)
@@ -362,7 +366,7 @@ class Stream:
         for number, attempt, choice in state["past"]:
             group = self._new(number, choice, attempt)
             group.sessions = sorted(sessions(group.id), key=lambda s: s.sample)
-            if len(group.sessions) == self.sessions_each:
+            if self._is_whole(group.sessions):
                 group.step = group.sessions[0].step or 0
                 self._past[number] = group
         self._discard_stale()

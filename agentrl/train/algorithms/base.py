@@ -100,7 +100,7 @@ class Needs:
         branches: sessions that are forked (`rollout.branch`).
         counterfactuals: returns of continuations of joint turns, in `Session.info`; `settings` then has
             `counterfactuals`, how many there are for each turn.
-        combinations: what all combinations of a group's completions come to; `settings` then has `max_joint_actions`.
+        combinations: a group's tree of joint turns; `settings` then has `grows`, `pairing` and `max_joint_actions`.
         whole_sessions: sessions without forks, since its advantages are of whole sessions.
         greedy: one more session of each group's task at temperature 0 (`Group.greedy`), which is not trained.
         full_support: tokens that were drawn from the whole vocabulary.

@@ -13,18 +13,21 @@ joint turn above it that was continued in several ways.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from statistics import fmean
 from typing import Literal
 
 from agentrl.train.algorithms.branch_returns import SAME, paths_of
 from agentrl.train.algorithms.credit import NodeKey
 from agentrl.types import Session
+from agentrl.types.session import JointPath, joint_path
 
 TeamBaseline = Literal["mean", "max", "leave_one_out"]
 Pairing = Literal["aligned", "cross"]
+JointAction = tuple[int, ...]
+"""Which of each agent's completions at a state are played together."""
 
 
 @dataclass(eq=False, slots=True)
@@ -109,27 +112,61 @@ def compare_with(returns: Sequence[float], place: int, baseline: TeamBaseline) -
 
 
 def completion_advantages(
-    returns: Sequence[float], agents: int, samples: int, pairing: Pairing = "aligned", baseline: TeamBaseline = "mean"
-) -> list[list[float]]:
-    """Return the advantage of each agent's completions at a node: the sum of those of the joint turns that it is in.
+    returns: Mapping[JointAction, float], agent: int, baseline: TeamBaseline = "mean"
+) -> dict[int, float]:
+    """Return the advantages of an agent's completions at a state: each the sum of those of the joint actions it is in.
+
+    A completion that is in fewer than others, because a limit cut it off, counts as if it were in as many.
 
     Args:
-        returns: of the node's joint turns. `aligned`: the k-th is of every agent's k-th completion. `cross`: one for
-            each combination, the last agent's completion changing fastest.
-        agents: how many there are.
-        samples: completions of each agent at the node.
-        pairing: which completions were played together.
-        baseline: what a joint turn is compared with.
+        returns: of the state's joint actions.
+        agent: its place in these.
+        baseline: what a joint action is compared with.
     """
-    joint = [(k,) * agents for k in range(samples)]
-    if pairing == "cross":
-        joint = list(product(range(samples), repeat=agents))
-    advantages = [each - compare_with(returns, place, baseline) for place, each in enumerate(returns)]
-    found = [[0.0] * samples for _ in range(agents)]
-    for chosen, advantage in zip(joint, advantages, strict=True):
-        for agent, completion in enumerate(chosen):
-            found[agent][completion] += advantage
-    return found
+    values = [*returns.values()]
+    found: dict[int, list[float]] = {}
+    for place, action in enumerate(returns):
+        advantage = values[place] - compare_with(values, place, baseline)
+        found.setdefault(action[agent], []).append(0.0 if abs(advantage) < SAME else advantage)
+    most = max(map(len, found.values()))
+    return {completion: most * fmean(each) for completion, each in found.items()}
+
+
+def path_advantages(
+    paths: Mapping[str, tuple[JointPath, Sequence[float]]], agent: int, gamma: float, baseline: TeamBaseline = "mean"
+) -> dict[str, list[float]]:
+    """Return the advantage of each of an agent's turns in the sessions of a group that is a tree of joint turns.
+
+    Args:
+        paths: by session the joint actions that were played, and what each was rewarded with.
+        agent: its place in the joint actions.
+        gamma: discount factor per joint turn.
+        baseline: see `completion_advantages`.
+    """
+    turns: dict[JointPath, JointTurn] = {(): JointTurn()}
+    for path, rewards in paths.values():
+        for depth, reward in enumerate(rewards):
+            if path[: depth + 1] not in turns:
+                turns[path[: depth + 1]] = JointTurn(reward)
+                turns[path[:depth]].children.append(turns[path[: depth + 1]])
+    returns = joint_returns(turns[()], gamma)
+    states: dict[JointPath, dict[JointAction, float]] = {}
+    for path in [*turns][1:]:
+        states.setdefault(path[:-1], {})[path[-1]] = returns[turns[path]]
+    found = {state: completion_advantages(each, agent, baseline) for state, each in states.items()}
+    return {
+        session: [found[path[:depth]][path[depth][agent]] for depth in range(len(rewards))]
+        for session, (path, rewards) in paths.items()
+    }
+
+
+def path_weights(paths: Mapping[str, JointPath]) -> dict[str, float]:
+    """Return how much of its group each path is: a state's joint actions weigh alike, recursively; in all 1."""
+    joint = {path[:depth] for path in paths.values() for depth in range(1, len(path) + 1)}
+    counts = Counter(turn[:-1] for turn in joint)
+    each = {name: math.prod(1 / counts[path[:depth]] for depth in range(len(path))) for name, path in paths.items()}
+    total = math.fsum(each.values())
+    return {name: weight / total for name, weight in each.items()}
 
 
 def tree_of(sessions: Sequence[Session]) -> tuple[JointTurn, dict[NodeKey, JointTurn]]:
@@ -156,3 +193,33 @@ def tree_of(sessions: Sequence[Session]) -> tuple[JointTurn, dict[NodeKey, Joint
             total = math.fsum(weight for weight, _ in each)
             places[session.id, turn].reward = math.fsum(weight * reward for weight, reward in each) / total
     return root, places
+
+
+@dataclass(frozen=True, slots=True)
+class JointTurnsPlayed:
+    """An agent's turns in a session that is a path through a tree of joint turns.
+
+    Attributes:
+        path: the joint action of each.
+        rewards: what followed each, the final reward with the last.
+        places: by node the number of the turn that it is, or follows.
+    """
+
+    path: JointPath
+    rewards: Sequence[float]
+    places: Mapping[int, int]
+
+
+def joint_turns_of(session: Session, agents: int) -> JointTurnsPlayed:
+    """Return what one of several agents did in a session, which has its nodes alone."""
+    main, places, rewards = session.main_agent, dict[int, int](), list[float]()
+    for node in session.nodes:
+        if node.message.role == "assistant" and node.copy_of is None and node.agent == main:
+            rewards.append(0.0)
+        if rewards:
+            places[node.id] = len(rewards) - 1
+            rewards[-1] += node.reward or 0.0
+    if rewards:
+        rewards[-1] += session.reward or 0.0
+    path = joint_path(session, agents)
+    return JointTurnsPlayed((*path, *[(0,) * agents] * (len(rewards) - len(path))), rewards, places)

@@ -39,7 +39,7 @@ from agentrl.rollout.engines import ENGINES, check_engine, check_reference, gram
 from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.rollout.episodes.agents import load_agent
 from agentrl.rollout.episodes.branching import check_branching
-from agentrl.rollout.episodes.combinations import check_combinations
+from agentrl.rollout.episodes.combinations import check_tree
 from agentrl.rollout.episodes.counterfactuals import check_counterfactuals
 from agentrl.rollout.episodes.evaluation import SCRIPTED, held_out_split
 from agentrl.rollout.episodes.opponents import check_partner
@@ -104,7 +104,7 @@ def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> No
             check_counterfactuals(each.name, env)
         if each.needs.combinations:
             most: int = each.config.max_joint_actions  # type: ignore[attr-defined]
-            check_combinations(env, config.rollout.group_size, most)
+            check_tree(env, config.rollout, config.combinations, most)
     _check_tasks(env, held_out_split(config.eval, env))
     if config.warm_start.steps:
         _check_tasks(env, base_model.demonstration_split(env))

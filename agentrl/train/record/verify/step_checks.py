@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from agentrl.rollout.episodes.combinations import has_whole_tree
 from agentrl.rollout.stream.batch_metrics import rollout_metrics
 from agentrl.rollout.stream.outcomes import REPLAYED
 from agentrl.train.algorithms import make_algorithm
@@ -30,9 +31,10 @@ def check_sessions(step: Step, check: Check, first: dict[str, int]) -> None:
     size = step.config.rollout.group_size + make_algorithm(step.config.algo).needs.greedy
     for outcome, group in zip(step.outcomes, step.groups, strict=False) if not step.damaged else ():
         check.examined["sessions"] += len(group.sessions)
-        if len(group.sessions) != size and step.config.data is None:
-            where = f"{step.where}, group {outcome.group}"
-            check.faults.append(Discrepancy(where, f"{len(group.sessions)} sessions are stored, not {size}"))
+        whole = has_whole_tree(group.sessions, size, step.config.rollout.group_size, step.config.combinations)
+        if not whole and step.config.data is None:
+            where, tree = f"{step.where}, group {outcome.group}", " and their tree" if step.config.combinations else ""
+            check.faults.append(Discrepancy(where, f"{len(group.sessions)} sessions are stored, not {size}{tree}"))
     if step.trained is None and not step.recorded.learns(step.number):
         return
     if step.trained is None:

@@ -5,7 +5,7 @@ Liu et al., LLM Collaboration with Multi-Agent Reinforcement Learning (arXiv:250
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -14,18 +14,20 @@ from pydantic import PositiveInt
 from agentrl.config import Fraction
 from agentrl.train.algorithms.about import About
 from agentrl.train.algorithms.base import Needs
-from agentrl.train.algorithms.credit import Credit, NodeKey, trainable_nodes
+from agentrl.train.algorithms.credit import Credit, NodeKey, ids_by_group, trainable_nodes
 from agentrl.train.algorithms.joint_turns import (
     Pairing,
     TeamBaseline,
-    completion_advantages,
     joint_advantages,
+    joint_turns_of,
+    path_advantages,
+    path_weights,
     tree_of,
 )
 from agentrl.train.algorithms.policy_gradient import PolicyGradient, UnclippedConfig
 from agentrl.train.algorithms.returns import Found, credit_of
-from agentrl.types import Group, Session
-from agentrl.types.session import COMBINATIONS
+from agentrl.types import Group, Node, Session
+from agentrl.types.session import JOINT_PATH
 
 
 class MagrpoConfig(UnclippedConfig):
@@ -37,10 +39,13 @@ class MagrpoConfig(UnclippedConfig):
     """The baseline of a joint turn's return: the mean of its alternatives, the highest of them, or the mean of the
     others."""
     pairing: Pairing = "aligned"
-    """The agents' completions that are played together: those of a session, or with `cross` every combination of a
-    group's, in environments of one joint turn. A completion's advantage is then the sum over those that it is in."""
+    """The completions of the agents that are played together: the k-th of each, or with `cross` every combination, each
+    with joint turns of its own that follow. A completion's advantage is then the sum over those that it is in."""
+    tree: bool = False
+    """With `aligned`: whether every joint turn, and not the first alone, is followed by `rollout.group_size` joint
+    turns; `cross` always has this."""
     max_joint_actions: PositiveInt = 64
-    """The most combinations of a group that `cross` plays; a run with more is refused."""
+    """The most joint actions from one state of a tree; a run with more is refused."""
     last_token: bool = True
     """Train a turn's last token too; the paper's code leaves it out."""
     normalize: Literal["rollout", "token", "turn", "group", "constant"] = "constant"
@@ -49,12 +54,18 @@ class MagrpoConfig(UnclippedConfig):
     constant_tokens: PositiveInt = 1
     """The number by which `normalize=constant` divides a session's sum by."""
 
+    @property
+    def grows(self) -> bool:
+        """Return whether a group is a tree of joint turns."""
+        return self.tree or self.pairing == "cross"
+
 
 class Magrpo(PolicyGradient):
     """Discounted returns of joint turns less those of their alternatives; no clip, no scale, no KL.
 
     Each agent's turns are credited on their own path with the team's reward (`Env.teams`), so the k-th joint turn of a
-    session is each agent's k-th turn: completions are paired as they were played (`aligned`), or in every combination.
+    session is each agent's k-th turn. Where a group is a tree (`agentrl.rollout.episodes.combinations`), a turn that
+    several sessions have has one advantage in all of them, and so in the loss the mean over its state's completions.
     """
 
     name = "magrpo"
@@ -68,36 +79,54 @@ class Magrpo(PolicyGradient):
     config: MagrpoConfig
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        return credit_of(groups, self.config, self._judge)
+        return _weigh_paths(credit_of(groups, self.config, self._judge), groups)
 
     @property
     def needs(self) -> Needs:
-        """The needs of the class, and with `pairing=cross` combinations."""
-        return replace(super().needs, combinations=self.config.pairing == "cross")
+        """The needs of the class, and with `pairing=cross` or `tree` a tree of joint turns."""
+        return replace(super().needs, combinations=self.config.grows)
 
     def _judge(self, sessions: Sequence[Session]) -> Found:
-        root, places = tree_of(sessions)
-        advantages = joint_advantages(root, self.config.gamma, self.config.baseline)
-        crossed = self._combined_advantages(sessions) if self.config.pairing == "cross" else {}
         found: Found = {}
-        for session in sessions:
-            for node in trainable_nodes(session):
-                place = places.get((session.id, node.id))
-                if place is None:  # on no path that was rewarded
-                    continue
-                advantage = crossed.get(session.id, advantages[place])
-                every = [advantage] * (len(node.token_ids) - 1)
-                found[session.id, node.id] = [advantage if self.config.last_token else [*every, 0.0]]
+        for session, node, advantage in self._advantages(sessions):
+            every = [advantage] * (len(node.token_ids) - 1)
+            found[session, node.id] = [advantage if self.config.last_token else [*every, 0.0]]
         return found
 
-    def _combined_advantages(self, sessions: Sequence[Session]) -> dict[str, float]:
-        """The advantages of the sessions of one agent whose completions were combined with the others'."""
-        found = {}
+    def _advantages(self, sessions: Sequence[Session]) -> Iterator[tuple[str, Node, float]]:
+        """Each trainable turn's advantage, of the sessions of one agent in a group."""
+        gamma, baseline = self.config.gamma, self.config.baseline
+        known = next((each.info[JOINT_PATH] for each in sessions if JOINT_PATH in each.info), None)
+        if known is None:
+            root, places = tree_of(sessions)
+            advantages = joint_advantages(root, gamma, baseline)
+            for session in sessions:
+                for node in trainable_nodes(session):
+                    if (place := places.get((session.id, node.id))) is not None:  # on a path that was rewarded
+                        yield session.id, node, advantages[place]
+            return
+        agents = known["agents"]
+        played = {session.id: joint_turns_of(session, len(agents)) for session in sessions}
+        paths = {name: (each.path, each.rewards) for name, each in played.items()}
+        found = path_advantages(paths, agents.index(sessions[0].main_agent), gamma, baseline)
         for session in sessions:
-            if (known := session.info.get(COMBINATIONS)) is None:
-                continue
-            agents, agent, count = known["agents"], session.main_agent, known["of"]
-            returns = known["returns"][agent]
-            each = completion_advantages(returns, len(agents), count, "cross", self.config.baseline)
-            found[session.id] = each[agents.index(agent)][known["place"]]
-        return found
+            for node in trainable_nodes(session):
+                yield session.id, node, found[session.id][played[session.id].places[node.id]]
+
+
+def _weigh_paths(credit: Credit, groups: Sequence[Group]) -> Credit:
+    """The credit in which groups weigh alike, where they are trees, and in each the joint actions of a state."""
+    scored = {group: members for group, members in ids_by_group(groups).items() if members}
+    trees = [each.info[JOINT_PATH] for members in scored.values() for each in members if JOINT_PATH in each.info]
+    if not trees:
+        return credit
+    count, factors = len(trees[0]["agents"]), dict[str, float]()
+    every = sum(map(len, scored.values()))
+    for members in scored.values():
+        weights = path_weights({session.id: joint_turns_of(session, count).path for session in members})
+        factors |= {name: weight * every / len(scored) for name, weight in weights.items()}
+    shares = {
+        (session, node): tuple(replace(share, weight=share.weight * factors[session]) for share in each)
+        for (session, node), each in credit.shares.items()
+    }
+    return replace(credit, shares=shares, counts=dict.fromkeys(scored, 1.0))
