@@ -100,7 +100,7 @@ def metrics(folder: Path, loop: str) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_cookbooks_loop_learns_unchanged_and_a_killed_server_has_every_step(
+def test_the_cookbooks_loop_learns_and_a_killed_server_has_every_step(
     place: tuple[Path, TrainingServer],
 ) -> None:
     """It imitates what its model does not know."""
