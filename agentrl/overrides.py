@@ -335,8 +335,10 @@ def _unknown(key: str, value: Any, model: type[BaseModel], tree: Mapping[str, An
     like = nearest(last, [name.rpartition(".")[2] for name in known])
     here = next((name for name in known if name.rpartition(".")[2] == like), None)
     inside = next(iter(value)) if isinstance(value, Mapping) and len(value) == 1 else ""
-    inside = "" if f"{here}.{inside}" in names else inside
-    guess = here if like and like.startswith(last) else places.get(inside) or places.get(last) or here
+    place = places.get(last)
+    if place is not None and inside and f"{place}.{inside}" not in names:
+        place = places.get(inside, place)  # what it holds is known elsewhere
+    guess = here if like and like.startswith(last) else place or here
     hint = f"; did you mean {guess!r}?" if guess else ""
     where = f"in {section}" if section else "here"
     return f"unknown setting {key!r} (value {value!r}){hint} Known {where}: {', '.join(_fold(section, known))}"

@@ -115,7 +115,7 @@ class RunConfig(Section):
     checkpoint_every: PositiveInt = 20
     """Steps between checkpoints; the last step always has one."""
     keep_checkpoints: PositiveInt = 2
-    """The number of checkpoints that are kept."""
+    """Checkpoints that are kept."""
     keep_best: str | None = Field(default=None, pattern=r"^-?eval/.+$")
     """A metric of evaluations, eval/mean for example: the checkpoint with its highest value is kept besides the newest;
     -eval/loss: with its lowest."""

@@ -16,7 +16,6 @@ from agentrl.rollout.engines.servers import options
 from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.rollout.engines.servers.sglang import SGLangEngine
 from agentrl.rollout.engines.servers.vllm import VLLMEngine
-from agentrl.rollout.engines.servers.vllm_options import BACKEND, GRAMMARS, LISTED, most_listed
 
 OTHER = {"a": 1}
 
@@ -108,23 +107,6 @@ def test_a_version_outside_the_range_is_refused(version: str) -> None:
 @pytest.mark.parametrize("version", ["0.5.23", "0.5.23.post1", "0.5.24+cu130", "0.5.30rc1"])
 def test_a_version_inside_the_range_is_taken(version: str) -> None:
     options.check_range("sglang", version, (0, 5, 23), (0, 6))
-
-
-def test_a_running_vllm_says_how_many_tokens_it_lists_and_is_refused_where_it_runs_with_something_else() -> None:
-    ours, theirs = ServerConfig(name="vllm"), ServerConfig(name="vllm", url="http://a:1", server={"max_logprobs": 64})
-    told = ServerConfig(name="vllm", url="http://a:1", server={"structured_outputs_config": GRAMMARS})
-    assert most_listed(ours, {"max_logprobs": 7}, {}) == 7
-    assert most_listed(ours, {}, {}) == LISTED, "a node's"
-    assert most_listed(theirs, {}, {}) == most_listed(theirs, {}, {"max_logprobs": 64}) == 64
-    assert most_listed(told, {}, {}) == 0
-    assert most_listed(told, {}, {"max_logprobs": -1, BACKEND: "guidance"}) == -1
-    for config, running, words in (
-        (theirs, {"max_logprobs": 20}, "max_logprobs=64: the vLLM server at http://a:1 was started with 20"),
-        (told, {BACKEND: "auto"}, "engine.server.structured_outputs_config.backend=guidance: .* with auto"),
-        (told, {"logprobs_mode": "raw_logprobs"}, "start it with --logprobs-mode processed_logprobs"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            most_listed(config, {}, running)
 
 
 def test_an_interpreter_that_is_not_there_is_named(folder: Path) -> None:

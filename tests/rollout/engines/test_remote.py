@@ -17,7 +17,6 @@ from agentrl.config import FleetConfig, RunConfig, WeightsConfig
 from agentrl.errors import ConfigError, DeadlineExceeded, EngineError, InvalidInput
 from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.rollout.engines.servers.sglang import SGLangEngine
-from agentrl.rollout.engines.servers.vllm import VLLMEngine
 from agentrl.rollout.fleet.fleet import Fleet
 from agentrl.rollout.weights import make_publisher
 from agentrl.sessions.tree import trainability
@@ -310,32 +309,6 @@ async def test_a_run_is_refused_before_it_trains_where_its_server_does_not_tell_
         require_supports(config(), fleet)
         require_supports(config(top_p=0.9).model_copy(update={"allow_no_signal": True}), fleet)
         await fleet.close()
-
-
-@pytest.mark.parametrize(
-    ("own", "message"),
-    [({"max_logprobs": 20}, ""), ({"max_logprobs": -1}, ""), ({"logprobs_mode": "raw_logprobs"}, "processed_logprobs")],
-)
-async def test_a_running_vllm_is_asked_for_its_options(own: dict[str, Any], message: str, folder: Path) -> None:
-    info = {"version": "0.32.0", "data": [{"max_model_len": 512}], "structured_outputs_config": {"backend": "auto"}}
-    made = Fake(None, **info, vllm_config={"model_config": {"logprobs_mode": "processed_logprobs", **own}})
-    server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
-    engine = VLLMEngine(
-        folder, ServerConfig(url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", device="cpu")
-    )
-    try:
-        if message:
-            with pytest.raises(ConfigError, match=message):
-                await engine.start()
-            return
-        await engine.start()
-        lacks = engine.unrecorded(Sampling(top_k=20))
-        assert ("--max-logprobs 21" in lacks) == (own["max_logprobs"] == 20)
-        assert not engine.unrecorded(Sampling(top_p=0.9)), "some tokens are drawn from few enough"
-        assert not engine.unrecorded(Sampling())
-    finally:
-        await engine.close()
-        server.close()
 
 
 async def _until(engine: SGLangEngine, running: int) -> None:

@@ -44,12 +44,12 @@ from agentrl.rollout.engines.servers.server_engine import ServerEngine, ServerIn
 from agentrl.rollout.engines.servers.server_settings import OptionValue
 from agentrl.rollout.engines.servers.vllm_client import VLLMClient
 from agentrl.rollout.engines.servers.vllm_options import (
+    LISTED,
     OWNED,
     SUPPORTED,
     count_listed,
     keeps_to_lark,
     launch_options,
-    most_listed,
     narrows,
     sampling_params,
 )
@@ -119,15 +119,15 @@ class VLLMEngine(ServerEngine):
         longest = (await self.client.model()).get("max_model_len")
         version = await self.client.weight_version()
         longest = None if longest is None else int(longest)
-        running = await self.client.settings() if self.config.url else {}
-        most = most_listed(self.config, self.launched, running)
+        most = int(str({**self.config.server, **self.launched}.get("max_logprobs", 0 if self.config.url else LISTED)))
         listed = self.facts.vocab_size if most < 0 else most
         return ServerInfo(longest, version, listed=listed, lark=self.capabilities.lark)
 
     def _lacks(self, sampling: Sampling, listed: int) -> str:
         needed = count_listed(sampling, self.facts.vocab_size)
         enough = listed >= needed or (listed and sampling.top_k is None)  # top-p leaves fewer in some places
-        return "" if enough or sampling.full_support else f"--max-logprobs {needed}"
+        said = f", and engine.server.max_logprobs={needed} has to say so" if self.config.url else ""
+        return "" if enough or sampling.full_support else f"--max-logprobs {needed}{said}"
 
     # -------------------------------------------------------------------------------------- generating
 

@@ -14,8 +14,6 @@ from agentrl.errors import EngineError, InvalidInput
 from agentrl.rollout.engines.servers.http import Http
 
 PROBE_SECONDS = 5.0
-ASKED_SECONDS = 120.0
-"""The first question for its options makes it look at the whole machine."""
 EMPTY = hashlib.sha256().hexdigest()
 """The digest of a parameter without elements."""
 
@@ -65,17 +63,6 @@ class VLLMClient(Http):
     async def weight_version(self) -> str:
         """Return the name of the weights."""
         return str((await self.get("/weight_info")).get("weight_version"))
-
-    async def settings(self) -> dict[str, Any]:
-        """Return what of its options decides what it says of a token; nothing without VLLM_SERVER_DEV_MODE=1."""
-        try:
-            found = (await self.get("/server_info?config_format=json", ASKED_SECONDS)).get("vllm_config") or {}
-        except (EngineError, InvalidInput):
-            return {}
-        of_model = found.get("model_config") or {}
-        known = {name: of_model[name] for name in ("max_logprobs", "logprobs_mode") if name in of_model}
-        backend = (found.get("structured_outputs_config") or {}).get("backend")
-        return known if backend is None else {**known, "structured_outputs_config.backend": backend}
 
     # ------------------------------------------------------------------------------------------- pausing
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from agentrl.common import custom_code
@@ -37,11 +36,8 @@ OWNED = {
 """Options that belong to a setting of ours, and which."""
 
 
-BACKEND = "structured_outputs_config.backend"
 GRAMMARS: dict[str, Any] = {"backend": "guidance"}
 """`engine.server.structured_outputs_config` of servers whose grammars are llguidance's, as those of local engines."""
-LOGPROBS = "processed_logprobs"
-"""Its setting for log-probabilities of the distribution that tokens are drawn from."""
 LISTED = 512
 """Tokens that a server of ours gives log-probabilities of, at most: what a token was drawn from is read off them."""
 
@@ -57,34 +53,6 @@ def count_listed(sampling: Sampling, most: int) -> int:
 def keeps_to_lark(config: ServerConfig) -> bool:
     """Return whether a server has llguidance's grammars: one of ours unless told otherwise, others where told so."""
     return option(config, "structured_outputs_config", None if config.url else GRAMMARS) == GRAMMARS
-
-
-def most_listed(config: ServerConfig, launched: Mapping[str, Any], running: Mapping[str, Any]) -> int:
-    """Return of how many tokens a server gives log-probabilities, at most; -1 for all.
-
-    Args:
-        config: the engine's section.
-        launched: the options of a server of ours.
-        running: those of one that ran before, as far as it tells (`VLLMClient.settings`).
-
-    Raises:
-        ConfigError: it runs with others than it must have, or than `engine.server` says.
-    """
-    if config.url is None:
-        return int(str(launched.get("max_logprobs", LISTED)))
-    where, mode = f"the vLLM server at {config.url}", running.get("logprobs_mode", LOGPROBS)
-    if mode != LOGPROBS:
-        raise ConfigError(
-            f"{where} runs with --logprobs-mode {mode}, by which log-probabilities are not of what tokens were drawn "
-            f"from: start it with --logprobs-mode {LOGPROBS}"
-        )
-    grammars = option(config, "structured_outputs_config")
-    backend = grammars.get("backend") if isinstance(grammars, dict) else None
-    for name, told in (("max_logprobs", option(config, "max_logprobs")), (BACKEND, backend)):
-        own = running.get(name)
-        if None not in (told, own) and told != own:
-            raise ConfigError(f"engine.server.{name}={told}: {where} was started with {own}")
-    return int(str(running.get("max_logprobs", option(config, "max_logprobs", 0))))
 
 
 def narrows(sampling: Sampling) -> bool:
@@ -133,7 +101,7 @@ def launch_options(config: ServerConfig, facts: ModelFacts, platform: Platform) 
         "dtype": config.dtype,
         "max_model_len": facts.context if config.max_context is None else config.max_context,
         "max_num_seqs": config.max_batch,
-        "logprobs_mode": LOGPROBS,
+        "logprobs_mode": "processed_logprobs",
         "structured_outputs_config": GRAMMARS,
         "max_logprobs": LISTED if config.support_bytes else MOST_PROBABLE + 1,
         "enable_scale_out": True,
