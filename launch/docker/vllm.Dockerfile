@@ -19,4 +19,4 @@ EXPOSE 8001
 HEALTHCHECK --interval=10s --timeout=10s --start-period=15m --retries=6 \
     CMD ["python3", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8001/health', timeout=5)"]
 CMD ["vllm", "serve", "/model", "--host", "0.0.0.0", "--port", "8001", "--enable-scale-out", \
-    "--logprobs-mode", "processed_logprobs", "--max-logprobs", "21", "--enable-prompt-tokens-details"]
+    "--logprobs-mode", "processed_logprobs", "--max-logprobs", "512", "--enable-prompt-tokens-details"]
