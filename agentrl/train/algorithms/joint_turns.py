@@ -27,7 +27,7 @@ from agentrl.types.session import JointPath, joint_path
 TeamBaseline = Literal["mean", "max", "leave_one_out"]
 Pairing = Literal["aligned", "cross"]
 JointAction = tuple[int, ...]
-"""Which of each agent's completions at a state are played together."""
+"""The completions of agents at a state that are played together."""
 
 
 @dataclass(eq=False, slots=True)
