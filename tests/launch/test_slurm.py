@@ -76,5 +76,5 @@ def test_sigterm_reaches_the_run_which_saves_and_then_ray_ends(tmp_path: Path) -
         job = subprocess.Popen(["bash", SCRIPT, "env=calculator"], cwd=tmp_path, env=words, stdout=out, stderr=out)
     until(lambda: (tmp_path / "running").exists() or job.poll() is not None, "the run does not begin")
     job.terminate()
-    job.wait(120)
+    job.wait(300)
     assert (tmp_path / "steps").read_text().endswith("saved\n"), (tmp_path / "out").read_text()[-2000:]

@@ -29,4 +29,4 @@ def test_the_small_benchmark_compares_ranks_and_two_tenants_passes(
         assert float(gradient) < 1e-5
         assert 1 < float(held) < 2
     policies = re.findall(r"^two policies of a run hold (\S+) of one's bytes", printed, re.M)
-    assert [1 < float(held) < 1.2 for held in policies] == [True]
+    assert [1 < float(held) < 1.3 for held in policies] == [True]  # with a base each it is above 1.7
