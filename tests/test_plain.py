@@ -78,7 +78,7 @@ REFUSED: dict[str, Any] = {
 }
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore::ResourceWarning")
 @pytest.mark.parametrize("name", TAKEN)
 def test_a_number_of_any_library_is_the_number_that_it_shows(name: str) -> None:
     value, meant = TAKEN[name]
@@ -87,7 +87,7 @@ def test_a_number_of_any_library_is_the_number_that_it_shows(name: str) -> None:
     assert found == meant
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore::ResourceWarning")
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_no_single_finite_number_is_refused_in_a_sentence(name: str) -> None:
     with pytest.raises(InvalidReward, match=r"^the judge gave .*, which is "):
