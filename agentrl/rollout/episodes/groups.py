@@ -213,8 +213,7 @@ class Rollouts:
         if self.combinations and phase == TRAIN and not isinstance(actor, Program):
             play = partial(self._with_retries, ended=ended, place=place, deadline=deadline)
             group.sessions = await grow_tree(group.sessions, n, self.combinations, actor, new, play)
-        changed = await give_group_rewards(self.make_env, group.sessions)
-        if changed and self.recorder is not None:
+        if await give_group_rewards(self.make_env, group.sessions) and self.recorder is not None:
             await asyncio.gather(*map(self.recorder.end, group.sessions))
 
     async def play(self, session: Session, actor: Actor) -> Session:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -75,18 +75,15 @@ def describe_run(
     shape, nodes = model_shape(config.model), nodes_of(config.cluster) if on is None else on
     memory = host_memory() if on is None else 0.0  # that of described nodes is not known
     split = split_of(config.trainer, shape, nodes)
-    learners = [(name, config.policies[name]) for name in config.learned if config.cluster.name == "ray"]
-    placed = tuple(f"memory of policies.{name}:" for name, _ in learners)
     ranks = ENGINES.find(config.engine.name).ranks(config.engine)
     trainer = plugin.memory(config.trainer, algorithm, shape, split)
     width = 4 if config.engine.dtype == "float32" else 2
-    others = {name: split_of(config.of_policy(name).trainer, played_shape(own, shape), nodes) for name, own in learners}
+    others = _splits_of_others(config, shape, nodes)
     assignment = places(config, split, nodes, trainer, others)
     if config.data is not None:  # it starts no engine
         assignment = Assignment(tuple(place for place in assignment.places if place.role != "engine"))
-    asked = asked_models(config, shape)
-    beside = [each for line, each in asked.items() if not (placed and line.startswith(placed))]
-    devices = with_models(devices_of(assignment, nodes, memory), beside, memory)
+    asked = asked_models(config, shape, others)
+    devices = with_models(devices_of(assignment, nodes, memory), asked.values(), memory)
     engine = engine_of(shape, ranks, width, devices, trainer)
     budget, shown = config.trainer.token_budget, config.rollout.session_tokens
     sessions = _at_once(config.rollout, config.engine, config.fleet)
@@ -121,6 +118,15 @@ def describe_run(
     )
 
 
+def _splits_of_others(config: RunConfig, shape: Shape, nodes: Sequence[ClusterNode]) -> dict[str, Split]:
+    """The splits of policies that learn beside the main one on devices of their own, which a cluster has for them."""
+    return {
+        name: split_of(config.of_policy(name).trainer, played_shape(config.policies[name], shape), nodes)
+        for name in config.learned
+        if config.cluster.name == "ray"
+    }
+
+
 def _describe_traffic(limits: ClusterConfig, tokens: int) -> Iterator[str]:
     """A line for each way that a step's sessions and forests take."""
     sessions = size(tokens * SESSION_BYTES)
@@ -140,8 +146,11 @@ def _describe_step(step: StepTime) -> str:
     return f"about {in_words(step.total)} = generate {in_words(step.generate)} {with_it} {learns}"
 
 
-def asked_models(config: RunConfig, shape: Shape) -> dict[str, tuple[float, bool]]:
-    """Models beside the main policy's: of each a line, its bytes, and whether it is on a GPU where there is one."""
+def asked_models(config: RunConfig, shape: Shape, placed: Collection[str]) -> dict[str, tuple[float, bool]]:
+    """Models beside the main policy's: of each a line, its bytes, and whether it is on a GPU where there is one.
+
+    Policies that are `placed` have devices of their own, and take no bytes of the main one's.
+    """
     found, asked = {}, {name: config.policies[name] for name in config.asked_policies}
     for name, each in reward_models(config.rewards).items():
         on = "a GPU" if each.device == "cuda" else "the CPU"
@@ -153,7 +162,7 @@ def asked_models(config: RunConfig, shape: Shape) -> dict[str, tuple[float, bool
     for name, taken in players_memory(config.policies, asked, shape, config.trainer, config.algo).items():
         parts = "trainer and engine" if config.policies[name].learns else "engines"
         line = f"memory of policies.{name}: {size(taken)} for {parts}, and a cache"
-        found[line] = (taken, config.policies[name].engine.device != "cpu")
+        found[line] = (0.0 if name in placed else taken, config.policies[name].engine.device != "cpu")
     return found
 
 

@@ -18,7 +18,7 @@ from agentrl.envs import sandboxes
 from agentrl.envs.registry import factory
 from agentrl.errors import ConfigError, InvalidInput, UntrustedCode
 from agentrl.rollout.engines.managed import as_managed
-from agentrl.rollout.episodes.groups import TRAIN
+from agentrl.rollout.episodes.groups import TRAIN, Rollouts
 from agentrl.rollout.episodes.programs import Program
 from agentrl.rollout.fleet import wait_until_started
 from agentrl.rollout.rerun.replay_engine import ReplayEngine
@@ -146,19 +146,15 @@ async def replay(
             base, how = weights_of(recorded, store, node.versions[0], Path(scratch) / "weights")
         else:
             base, how = _other_model(settings.model.model_copy(update={"name": config.model}), settings.algo, run)
-        say(how)
-        for line in kept_code.changes(run, settings.model_dump(mode="json")):
+        for line in (how, *kept_code.changes(run, settings.model_dump(mode="json"))):
             say(line)
         sandboxes.configure(settings.sandbox)
         make_env = factory(settings.env.name, **settings.env.kwargs)
         with Store(run / STORE) as found:
             async with launch.player(settings, make_env, base, found) as (rollouts, act):
-                inner = rollouts.policy.engine
-                assert inner is not None
-                await wait_until_started(inner)
-                others = _other_kernel(recorded.kernel(step), inner.capabilities.kernel)
-                if others:
-                    say(others)
+                inner = await _wait_for_engine(rollouts)
+                if other := _other_kernel(recorded.kernel(step), inner.capabilities.kernel):
+                    say(other)
                 if config.model is None:
                     await _same_weights(recorded, node.versions[0], inner)
                 engine = ReplayEngine(inner, session, turn, node.versions[0].version)
@@ -167,15 +163,20 @@ async def replay(
                 actor = act(limits)
                 assert not isinstance(actor, Program)
                 await own.prepare([session.task], config.n)
+
                 replays = []
-                for number in range(config.n):
-                    seed = number or None if config.seed is None else config.seed + number
+                for seed in _seeds(config):
                     again = _beginning(session, config, seed)
                     engine.seeds[again.id] = seed
                     again = await own.limited(limits, apart=True).play(again, actor)
                     replays.append(_compare(session, node, again, seed, engine.differences[again.id]))
-                exact = config.model is None and inner.capabilities.deterministic and not others
+                exact = config.model is None and inner.capabilities.deterministic and not other
     return Result(session, config.turn, how, exact, replays)
+
+
+def _seeds(config: ReplayConfig) -> list[int | None]:
+    """Each replay's seed; None is the recorded one."""
+    return [number or None if config.seed is None else config.seed + number for number in range(config.n)]
 
 
 def _other_kernel(recorded: str, own: str) -> str:
@@ -270,6 +271,12 @@ def _other_model(model: ModelConfig, algo: AlgoConfig, run: Path) -> tuple[Path,
     if not other.is_file() or one.read_bytes() != other.read_bytes():
         raise ConfigError(f"model={name!r} has another tokenizer than {run}: the recorded turns are not its tokens")
     return base, f"model={name} generates"
+
+
+async def _wait_for_engine(rollouts: Rollouts) -> Engine:
+    assert rollouts.policy.engine is not None
+    await wait_until_started(rollouts.policy.engine)
+    return rollouts.policy.engine
 
 
 async def _same_weights(recorded: Recorded, span: VersionSpan, engine: Engine) -> None:
