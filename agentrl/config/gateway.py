@@ -73,7 +73,7 @@ class GatewayConfig(Section):
     """The source of the temperature, top-p, top-k, min-p, penalties, logit bias and seed of a program's turns.
     `run`: those of `rollout` (in evaluations of `eval`); what a program sends is ignored, counted and told.
     `client`: what it sends, its seed mixed with session and sample; turns drawn from less than the whole vocabulary
-    are not trained on."""
+    are trained where the engine records what was left."""
 
     forward: ForwardConfig = ForwardConfig()
     """The server to which requests for other models, such as embeddings, are sent; nothing of them is stored or

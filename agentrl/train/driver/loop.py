@@ -210,9 +210,9 @@ class Loop:
     async def train(self, groups: Sequence[Group], step: int, *, again: bool = False) -> dict[str, float]:
         """Learn from a step's groups and publish the new weights; `again`: it was published before."""
         due = [name for name in self.in_training if self.config.learns(name, step)]
-        first, *others = [self.state.learned[name].trainer for name in due]
         learned: dict[str, float] = {}
-        if self.config.lora.active and self.config.lora.tenants == "mixed" and others:
+        if self.config.lora.active and self.config.lora.tenants == "mixed" and len(due) > 1:
+            first, *others = [self.state.learned[name].trainer for name in due]
             assert isinstance(first, BaseSharing)
             with first.mixing(others):
                 found = await asyncio.gather(*(self._learn_mixed(n, groups, step) for n in due), return_exceptions=True)

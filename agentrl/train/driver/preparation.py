@@ -126,8 +126,6 @@ def add_policies(loop: Loop, rollouts: Rollouts) -> None:
         with display.part(f"starting the trainer of {name}"):
             more = {"total_steps": config.learning_steps(name), "seed": config.seed, "lora": own.lora, "prove": None}
             trainer = place_trainer(own.cluster, policy.model, own.trainer, own.algo, **more)
-        if own.lora.active:
-            _share_base(trainer, loop, name)
         learner = Learning(own, folder.path, policy.engine, display.part, Teachers(own, folder.path))
         bound = probe_bound(own.weights, own.trainer, own.engine, None)
         loop.others = {**loop.others, name: InTraining(own, policy, learner, bound)}
@@ -135,6 +133,8 @@ def add_policies(loop: Loop, rollouts: Rollouts) -> None:
         if own.lora.adapter is not None:  # engines start with the base alone
             learned.published.sent = NEVER
         loop.state = replace(loop.state, learned={**loop.state.learned, name: learned})
+        if own.lora.active:
+            _share_base(trainer, loop, name)
     if config.learned and loop.recovery.max_restarts:
         loop.recovery.max_restarts = 0
         display.say("several policies learn: a trainer that dies ends the run, which is resumed")
