@@ -46,7 +46,7 @@ class CriticConfig(AlgoConfig):
     """The hidden states that the critic reads: the policy's, or those of a copy of it that learns values alone
     (torch)."""
     value_view: int = Field(default=0, ge=0)
-    """The count of numbers of `Env.critic_view`, which no agent sees, the critic reads besides hidden states (torch,
+    """The numbers of `Env.critic_view`, which no agent sees, that the critic reads besides hidden states (torch,
     fsdp)."""
     value_coef: NonNegativeFloat = 0.1
     """Weight of the critic's loss in the policy's trunk; 0 leaves the trunk to the policy."""

@@ -23,7 +23,7 @@ class PassAtKConfig(PolicyGradientConfig):
     """Settings of `pass_at_k`."""
 
     k: PositiveInt = 4
-    """The number of samples that the best one is of; a smaller group has its own size less 1."""
+    """The number of samples of which the best one counts; a smaller group has its own size less 1."""
 
 
 class PassAtK(PolicyGradient):

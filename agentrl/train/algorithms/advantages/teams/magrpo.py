@@ -52,7 +52,7 @@ class MagrpoConfig(UnclippedConfig):
     """The unit that the loss is averaged over; `constant` with `constant_tokens=1` is the paper's sum over a
     completion's tokens and mean over completions."""
     constant_tokens: PositiveInt = 1
-    """The number by which `normalize=constant` divides a session's sum by."""
+    """The number by which `normalize=constant` divides a session's sum."""
 
     @property
     def grows(self) -> bool:
