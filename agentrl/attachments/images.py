@@ -27,6 +27,8 @@ NAME = "images"
 _HEADER = struct.Struct("<cIH16s")
 _FRAME = struct.Struct("<HH3I")
 _LETTER = b"J"
+_EARLIER = struct.Struct("<cIIIHH16s")
+"""The header of earlier bytes (letter I): pictures of one size, each of as many placeholder tokens."""
 _WIDTH = 4
 
 
@@ -133,11 +135,19 @@ def shift_of(place: NDArray[np.int64], grid: NDArray[np.int64]) -> NDArray[np.in
 
 
 def _shapes(data: bytes) -> tuple[int, bytes, list[tuple[tuple[int, int], tuple[int, ...]]]]:
-    """Placeholder's id, settings, and each frame's grid and shape.
+    """Placeholder's id, settings, and each frame's grid and shape; the frames' numbers are behind them.
 
     Raises:
         InvalidInput: these bytes are no images.
     """
+    if data[:1] == b"I" and len(data) >= _EARLIER.size:
+        _, token, tokens, count, height, width, settings = _EARLIER.unpack_from(data)
+        if (
+            not (tokens and count and height and width)
+            or len(data) != _EARLIER.size + 4 * count * height * width * _WIDTH
+        ):
+            raise InvalidInput(f"images of {len(data)} bytes have {count} frames of {height} x {width}")
+        return token, settings, [((1, tokens), (4, height, width))] * count
     if len(data) < _HEADER.size:
         raise InvalidInput(f"images of {len(data)} bytes have no header, which takes {_HEADER.size}")
     letter, token, count, settings = _HEADER.unpack_from(data)
@@ -164,7 +174,8 @@ def unpack(data: bytes) -> ImageInputs:
     import numpy as np
 
     token, settings, found = _shapes(data)
-    values = np.frombuffer(data, dtype="<f4", offset=_HEADER.size + len(found) * _FRAME.size)
+    size = sum(math.prod(shape) for _, shape in found) * _WIDTH
+    values = np.frombuffer(data, dtype="<f4", offset=len(data) - size)
     if not np.isfinite(values).all():
         raise InvalidInput("images have pixels that are not finite")
     pieces = np.split(values, np.cumsum([math.prod(shape) for _, shape in found])[:-1])
