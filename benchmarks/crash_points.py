@@ -268,7 +268,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="keep the folders of runs that failed here")
     asked = parser.parse_args()
     if asked.team and asked.adapter:
-        parser.error("--adapter is for one policy: lora is not there for several yet")
+        parser.error("--adapter and --team are tried one at a time")
     more = (
         {"lora.rank": asked.adapter, "lora.full": ["*.embed_tokens"]} if asked.adapter else TEAM if asked.team else {}
     )
