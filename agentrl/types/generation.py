@@ -63,9 +63,14 @@ class Sampling:
         return self.json_schema is not None or self.regex is not None or self.lark is not None
 
     @property
+    def filtered(self) -> bool:
+        """True if top-p, top-k or min-p leave tokens out."""
+        return self.top_p < 1 or self.top_k is not None or self.min_p > 0
+
+    @property
     def truncated(self) -> bool:
         """True if some tokens of the vocabulary can't be drawn."""
-        return self.top_p < 1 or self.top_k is not None or self.min_p > 0 or self.grammar
+        return self.filtered or self.grammar
 
     @property
     def full_support(self) -> bool:

@@ -67,23 +67,27 @@ async def test_a_turn_keeps_to_its_json_schema_and_ends_with_it(sglang: SGLangEn
 async def test_narrowed_turns_and_those_under_a_grammar_bring_the_set_that_the_server_drew_from(
     sglang: SGLangEngine, folder: Path, model: Any
 ) -> None:
-    """The server's own mask: the trainer computes its log-probabilities, and the set is the documented rule's."""
+    """The server lists it, and our matcher tells it where a grammar alone narrows: the trainer computes the same."""
     await sglang.publish(model.state_dict().items(), sglang.version() + 1)
     narrowings = (
         {"top_p": 0.9},
         {"top_k": 8, "logit_bias": ((9, -100.0),)},
         {"top_k": 50, "top_p": 0.8, "min_p": 0.02},
         {"regex": "([a-f]{2,5} ){3,20}", "top_logprobs": 3},
+        {"regex": "([a-f]{2,5} ){3,20}", "top_p": 0.9},
         {"logit_bias": ((9, 5.0),)},
     )
     sessions = await random_sessions(sglang, 6, turns=2, narrowings=narrowings)
     drawn = [node for session in sessions for node in session.nodes if node.sampled]
     assert all(all(node.trainable) for node in drawn)
-    assert {support.unpack(node.attachments[support.NAME]).rule for node in drawn} == {support.SGLANG}
+    rules = [support.unpack(node.attachments[support.NAME]).rule.partition("+") for node in drawn]
+    assert {rule for rule, *_ in rules} == {support.SGLANG}
+    ours = [node.sampling.grammar and not node.sampling.filtered for node in drawn]
+    assert [bool(library) for *_, library in rules] == ours, "its masks are our matcher's where nothing else narrows"
     assert agreement(TorchTrainer(folder), sessions).max <= 1e-5
     for session in sessions:
         for node in session.nodes:
-            if node.sampled and node.sampling.top_p < 1:
+            if node.sampled and node.sampling.top_p < 1 and not node.sampling.grammar:
                 kept_is_by_definition(node, tree.path_ids(session, node.id), model)
     await check_servers_calls(sglang, folder)
     penalised = await random_sessions(sglang, 1, turns=1, narrowings=({"repetition_penalty": 1.3},))

@@ -1,8 +1,8 @@
 """The tokens that a server's grammar leaves of the vocabulary, by a matcher of ours that the sampled tokens drive.
 
-vLLM lists no more than some hundred tokens, and a free string leaves nearly all. Its grammars are llguidance's, as ours
-are, so a matcher that reads the vocabulary as the server does says the same. A token that it forbids shows that the two
-differ: from there on nothing is known.
+A free string leaves nearly all of the vocabulary: vLLM lists no more than some hundred tokens, and SGLang spends a
+third of its time on the list. Their grammars are llguidance's, as ours are, so a matcher that reads the vocabulary as
+the server does says the same. A token that it forbids shows that the two differ: from there on nothing is known.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from agentrl.attachments.support import SupportRecorder
 from agentrl.errors import AgentRLError, EngineError
 from agentrl.rollout.engines.checks import most_probable
 from agentrl.rollout.engines.folder import Experts
+from agentrl.rollout.engines.servers.grammar_mask import GrammarMask
 from agentrl.tracing import round_seconds
 from agentrl.types import Chunk, FinishReason, Sampling, TopLogprobs, Turn, VersionSpan
 
@@ -44,6 +45,7 @@ class OpenRequest:
     attachments_end: int = 0
     top_logprobs: list[TopLogprobs] = field(default_factory=list)
     support: SupportRecorder | None = None
+    mask: GrammarMask | None = None
 
     @property
     def length(self) -> int:

@@ -13,6 +13,7 @@ import uuid
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 from urllib.parse import urlsplit
@@ -28,6 +29,7 @@ from agentrl.rollout.engines.checks import check_sampled
 from agentrl.rollout.engines.reach import EngineAddress, EngineClient
 from agentrl.rollout.engines.servers import options
 from agentrl.rollout.engines.servers.adapters import ServedAdapters
+from agentrl.rollout.engines.servers.grammar_mask import ServerGrammars
 from agentrl.rollout.engines.servers.open_request import OpenRequest
 from agentrl.rollout.engines.servers.placed_server import PlacedServer, on_nodes
 from agentrl.rollout.engines.servers.remote import ABORT_SECONDS, RemoteEngine, logger
@@ -349,6 +351,19 @@ class ServerEngine(RemoteEngine):
         if sampling.penalised and ((self.info is not None and not self.info.counts) or (biased and not own)):
             return None
         return support.SupportRecorder(self.facts.vocab_size, self.config.support_bytes, rule)
+
+    @cached_property
+    def _grammars(self) -> ServerGrammars:
+        return ServerGrammars(self.path, self.facts.vocab_size)
+
+    def _set_mask(self, request: OpenRequest) -> None:
+        """Give a request a matcher of its grammar, where the server has the same grammars and filters nothing more."""
+        sampling = request.sampling
+        if request.support is None or not sampling.grammar or sampling.filtered or not self.capabilities.lark:
+            return
+        request.mask = self._grammars.mask(sampling)
+        if request.mask is not None:
+            request.support.rule = f"{request.support.rule}+{request.mask.library}"
 
     def _check_output(self, ids: Sequence[int], logprobs: Sequence[float | None]) -> None:
         """Refuse a piece of a turn without tokens of the vocabulary, and one finite log-probability for each."""

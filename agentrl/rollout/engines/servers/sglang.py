@@ -132,6 +132,7 @@ class SGLangEngine(ServerEngine):
 
     async def _pump(self, request: OpenRequest) -> Turn:
         request.support = self._recorder(request, support.SGLANG)
+        self._set_mask(request)
         if _lists(request) and self._lacks(request.sampling, 0 if self.info is None else self.info.listed):
             request.support = None
         while True:
@@ -179,7 +180,9 @@ class SGLangEngine(ServerEngine):
                     new, sampled, best, kept, drawn = (one[had:] for one in (new, sampled, best, kept, drawn))
                 logprobs = [entry[0] for entry in sampled]
                 candidates = [[(token, logp) for logp, token, *_ in place] for place in best]
-                if request.support is not None and not _lists(request):
+                if request.mask is not None:
+                    kept = [request.mask.accept(token) for token in new]
+                elif request.support is not None and not _lists(request):
                     kept = [range(self.facts.vocab_size)] * len(new)
                 elif request.support is not None:
                     candidates = [
@@ -312,7 +315,7 @@ class SGLangEngine(ServerEngine):
 
 def _lists(request: OpenRequest) -> bool:
     """Return whether the server is to list what a request's tokens are drawn from."""
-    return request.support is not None and request.sampling.truncated
+    return request.support is not None and request.mask is None and request.sampling.truncated
 
 
 ENGINE = ServerPlugin(

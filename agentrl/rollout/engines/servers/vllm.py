@@ -29,7 +29,6 @@ import logging
 import math
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,7 +36,6 @@ from agentrl.attachments import support
 from agentrl.common import cores
 from agentrl.errors import ConfigError, EngineError
 from agentrl.rollout.engines.plugin import ServerPlugin
-from agentrl.rollout.engines.servers.grammar_mask import GrammarMask, ServerGrammars
 from agentrl.rollout.engines.servers.http import KEEP_ALIVE
 from agentrl.rollout.engines.servers.open_request import OpenRequest, routing
 from agentrl.rollout.engines.servers.server_engine import ServerEngine, ServerInfo
@@ -50,7 +48,6 @@ from agentrl.rollout.engines.servers.vllm_options import (
     count_listed,
     keeps_to_lark,
     launch_options,
-    narrows,
     sampling_params,
 )
 from agentrl.rollout.weights.receiver import EngineReceiver, LoadCommit, Receiver
@@ -135,10 +132,10 @@ class VLLMEngine(ServerEngine):
         request.rid = self._next_id()
         most = 0 if self.info is None else self.info.listed
         request.support = self._recorder(request, support.VLLM) if most else None
-        mask = self._mask(request)
+        self._set_mask(request)
         count = count_listed(request.sampling, min(most, self.facts.vocab_size))
         few, everything = request.sampling.truncated, range(self.facts.vocab_size)
-        narrowed = narrows(request.sampling) and request.support is None
+        narrowed = request.sampling.temperature > 0 and request.sampling.filtered and request.support is None
         held: list[int] = []
         ended: dict[str, Any] | None = None
         async with contextlib.aclosing(self.client.generate(self._body(request), routing(request))) as pieces:
@@ -157,8 +154,8 @@ class VLLMEngine(ServerEngine):
                     elif request.support is not None:
                         found = [_candidates(place) for place in places]
                         kept: list[Any] = [everything] * len(found)
-                        if mask is not None:
-                            kept = [mask.accept(token) for token in ids]
+                        if request.mask is not None:
+                            kept = [request.mask.accept(token) for token in ids]
                         elif few:
                             kept = [_list_left(one, count, self.facts.vocab_size) for one in found]
                         request.take(ids, logprobs, self._version_of(request, self._version), found, kept)
@@ -176,20 +173,6 @@ class VLLMEngine(ServerEngine):
             self._set_versions(request, ended)
         self._add_experts(request, ended)
         return _turn(request, ended)
-
-    @cached_property
-    def _grammars(self) -> ServerGrammars:
-        return ServerGrammars(self.path, self.facts.vocab_size)
-
-    def _mask(self, request: OpenRequest) -> GrammarMask | None:
-        """The matcher of a request's grammar; None where it has none, or is narrowed besides."""
-        sampling = request.sampling
-        if request.support is None or not sampling.grammar or narrows(sampling) or not self.capabilities.lark:
-            return None
-        mask = self._grammars.mask(sampling)
-        if mask is not None:
-            request.support.rule = f"{support.VLLM}+{mask.library}"
-        return mask
 
     async def _take_scored(self, request: OpenRequest, sampled: list[int]) -> None:
         """Take tokens that were sampled from less than the vocabulary, with their log-probabilities in it."""
@@ -231,8 +214,8 @@ class VLLMEngine(ServerEngine):
 
     def _body(self, request: OpenRequest) -> dict[str, Any]:
         params = sampling_params(request.sampling, request.limit, self.config.stream_tokens)
-        masked = request.support is not None and "+" in request.support.rule
-        if request.support is not None and request.sampling.truncated and self.info is not None and not masked:
+        lists = request.support is not None and request.mask is None and request.sampling.truncated
+        if lists and self.info is not None:
             params["logprobs"] = count_listed(request.sampling, min(self.info.listed, self.facts.vocab_size))
         if self.config.routed_experts and request.experts_from is not None:
             params["routed_experts_prompt_start"] = request.experts_from

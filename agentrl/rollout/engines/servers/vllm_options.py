@@ -55,11 +55,6 @@ def keeps_to_lark(config: ServerConfig) -> bool:
     return option(config, "structured_outputs_config", None if config.url else GRAMMARS) == GRAMMARS
 
 
-def narrows(sampling: Sampling) -> bool:
-    """Return whether vLLM's log-probability is not over the whole vocabulary."""
-    return sampling.temperature > 0 and (sampling.top_k is not None or sampling.top_p < 1 or sampling.min_p > 0)
-
-
 def sampling_params(sampling: Sampling, limit: int, interval: int) -> dict[str, Any]:
     """Our sampling in vLLM's words."""
     found: dict[str, Any] = {
