@@ -259,10 +259,10 @@ def _exchanges(path: Iterable[Node]) -> list[tuple[dict[str, Any], list[str]]]:
 _TEST = '''"""{about}"""
 
 import asyncio
+import inspect
 
 import agentrl
-from agentrl.envs.state import resolve
-from agentrl.types import Message, Task
+from agentrl import Message, Task
 
 TASK = Task(id={task!r}, data={data!r})
 TURNS = [  # what the model wrote, and what the environment answered
@@ -276,9 +276,13 @@ def test_the_environment_gives_the_recorded_answers():
 async def played():
     env = agentrl.make({name!r}, **{options!r})
     try:
-        await resolve(env.reset(TASK, seed={seed!r}))
-        steps = [await resolve(env.step(Message(**turn))) for turn, _ in TURNS]
+        await finished(env.reset(TASK, seed={seed!r}))
+        steps = [await finished(env.step(Message(**turn))) for turn, _ in TURNS]
         return [[message.text for message in step.messages] for step in steps]
     finally:
-        await resolve(env.close())
+        await finished(env.close())
+
+
+async def finished(value):
+    return await value if inspect.isawaitable(value) else value
 '''

@@ -77,6 +77,8 @@ def test_an_evaluation_lets_go_of_its_folder_and_leaves_none_where_no_session_en
     assert not (tmp_path / "run").exists()
     evaluated(tmp_path / "run")
     RunLock(tmp_path / "run").release()
+    with pytest.raises(ConfigError, match="holds a run already; another run_dir"):
+        evaluated(tmp_path / "run")
 
 
 def test_sessions_that_do_not_count_are_reported_with_the_reason(

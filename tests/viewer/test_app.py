@@ -267,6 +267,7 @@ def test_a_copied_pytest_case_passes_until_the_environment_answers_otherwise(run
     session = asyncio.run(played())
     case = as_pytest(Runs(runs).get("first"), session, len(session.nodes) - 1)
     scope: dict[str, Any] = {}
+    assert "agentrl." not in "".join(line for line in case.splitlines() if "import" in line), "public names alone"
     exec(case, scope)
     scope["test_the_environment_gives_the_recorded_answers"]()
     session.nodes[2].message = Message(role="tool", content="1000000", tool_call_id="call_1")

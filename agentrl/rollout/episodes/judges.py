@@ -12,7 +12,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,20 +113,19 @@ async def _serve(own: PolicyConfig, folder: Path, longest: float) -> AsyncIterat
     from agentrl.sessions.gateway import Limits
     from agentrl.sessions.gateway.http.listener import address, listening, serve_app
 
-    engine = make_engines(own.engine, FleetConfig(), WeightsConfig(), folder)
     host = cluster.current().host
-    listener = listening(host, 0)
-    try:
-        await wait_until_started(engine)
-        renderer = get_renderer(folder, own.model.renderer, own.model.stop)
-        judge = _Judge(TurnGenerator(renderer, engine, trained=False), longest)
-        word = secrets.token_urlsafe(16)
-        app = Starlette(routes=[Route(f"/{word}/v1/chat/completions", judge.complete, methods=["POST"])])
-        async with serve_app(app, listener, Limits()):
-            yield f"{address(listener, host)}/{word}/v1"
-    finally:
-        listener.close()
-        await engine.close()
+    with closing(listening(host, 0)) as listener:
+        engine = make_engines(own.engine, FleetConfig(), WeightsConfig(), folder)
+        try:
+            await wait_until_started(engine)
+            renderer = get_renderer(folder, own.model.renderer, own.model.stop)
+            judge = _Judge(TurnGenerator(renderer, engine, trained=False), longest)
+            word = secrets.token_urlsafe(16)
+            app = Starlette(routes=[Route(f"/{word}/v1/chat/completions", judge.complete, methods=["POST"])])
+            async with serve_app(app, listener, Limits()):
+                yield f"{address(listener, host)}/{word}/v1"
+        finally:
+            await engine.close()
 
 
 class _Judge:

@@ -155,7 +155,7 @@ def open_folder(config: RunConfig, display: Display) -> Iterator[RunFolder]:
     if config.resume:
         folder = RunFolder.open(Path(config.resume), config, display.say)
     else:
-        folder = RunFolder.create(run_path(config.env.name, config.run_dir, config.rerun), config)
+        folder = RunFolder.create(run_path(config.env.name, config.run_dir, config.rerun), config, resumable=True)
     display.resume_hint = lambda: f"interrupted; {folder.resume_hint()}"
     try:
         folder.track(display.warn)

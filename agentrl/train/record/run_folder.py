@@ -102,8 +102,14 @@ class RunFolder:
         self._lock: RunLock | None = None
 
     @classmethod
-    def create(cls, path: Path, config: RunConfig, *, again: bool = False) -> RunFolder:
+    def create(cls, path: Path, config: RunConfig, *, again: bool = False, resumable: bool = False) -> RunFolder:
         """A new run's folder, locked; or, `again`, that of an evaluation which another process began.
+
+        Args:
+            path: the folder.
+            config: its settings.
+            again: it may be there.
+            resumable: a run that is there could be resumed instead.
 
         Raises:
             ConfigError: there is a run already, or something that a run would write over, or nothing can be written.
@@ -114,10 +120,8 @@ class RunFolder:
                 formats.check_run(path)
             folder._lock = RunLock(path)
             if (path / "config.yaml").exists() and not again:
-                raise ConfigError(
-                    f"run_dir={str(path)!r} holds a run already; {shlex.quote(f'resume={path}')} continues it, "
-                    "another run_dir starts anew"
-                )
+                resumed = f"{shlex.quote(f'resume={path}')} continues it, " if resumable else ""
+                raise ConfigError(f"run_dir={str(path)!r} holds a run already; {resumed}another run_dir starts anew")
             if not again and (found := [name for name in records.WRITTEN if (path / name).exists()]):
                 raise ConfigError(f"run_dir={str(path)!r} holds {found[0]}, which a run would write over")
             folder.config = config
