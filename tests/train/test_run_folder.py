@@ -25,8 +25,9 @@ CONFIG = validate(merge_settings(["env=calculator", "algo.lr=0.5"]), RunConfig)
 def test_a_new_run_writes_its_settings_and_never_writes_over_another(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "run", CONFIG).close()
     assert "lr: 0.5" in (tmp_path / "run" / "config.yaml").read_text()
-    with pytest.raises(ConfigError, match="resume"):
-        RunFolder.create(tmp_path / "run", CONFIG)
+    for resumable, hint in ((True, "already; resume=.* continues it, another"), (False, "already; another run_dir")):
+        with pytest.raises(ConfigError, match=hint):
+            RunFolder.create(tmp_path / "run", CONFIG, resumable=resumable)
 
 
 def test_a_folder_that_can_not_be_a_runs_is_refused_by_name_and_left_as_it_was(tmp_path: Path) -> None:
