@@ -6,9 +6,9 @@ steps, since the machine may be busy: with several threads they count those that
 weights, of the gradients and the optimizer state of what is trained, and of the tensors that a publication moves.
 
 Then two tenants of a training server ask for passes over data of 64 tokens: `separate`, one request after the other,
-and `mixed`, as many in a pass as wait (`passes`). Their bytes are counted with gradients of both; those of two policies
-of a run (`lora.tenants=separate`) as their updates find them. `--small` takes a model of three million weights;
-`--tenants` measures tenants alone, on the model of SmolLM2's shape too.
+and `mixed`, as many in a pass as wait (`passes`). Their bytes are counted at their updates, where both have gradients,
+and those of two policies of a run (`lora.tenants=separate`) at theirs. `--small` takes a model of three million
+weights; `--tenants` measures tenants alone, on the model of SmolLM2's shape too, and `--held` their bytes alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import argparse
 import random
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,10 +26,15 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agentrl.config import AlgoConfig, LoraConfig
+from agentrl.overrides import validate
 from agentrl.rollout.weights.buckets import ADAPTER, Weights
 from agentrl.train.forest.packing import pack
+from agentrl.train.server.config import ServeTrainingConfig
+from agentrl.train.server.execution import RunExecutor
 from agentrl.train.server.learner import AdapterSpec, PassResult, SharedBase
 from agentrl.train.server.messages import Datum, PassRequest
+from agentrl.train.server.served_run import RunInfo, Work
+from agentrl.train.server.tenants import Tenant
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Group, Task
@@ -85,29 +90,28 @@ class Tenants:
         mixed: tokens a processor second of passes over several requests.
         logprob: the largest difference of a log-probability, in nats.
         gradient: the norm of the gradients' difference over their norm.
-        held: bytes of weights, gradients and optimizer state of both, over one tenant's.
     """
 
     separate: float
     mixed: float
     logprob: float
     gradient: float
-    held: float
+
+
+def random_data(base: SharedBase, draw: np.random.Generator, count: int, tokens: int) -> PassRequest:
+    """Return a request for a pass over so many data of so many tokens."""
+    ids = draw.integers(0, base.vocabulary, (count, tokens + 1))
+    weights = np.ones(tokens, np.float32)
+    found = [Datum(row[:-1], {"target_tokens": row[1:], "weights": weights}) for row in ids]
+    return PassRequest("", 1, "cross_entropy", found)
 
 
 def measure_tenants(base: SharedBase, requests: int, data: int, rounds: int, tokens: int = 64) -> Tenants:
     """Compute passes of two tenants with adapters of rank 16, each of so many requests with so many data."""
     draw = np.random.default_rng(0)
+    asked = [(tenant, random_data(base, draw, data, tokens)) for _ in range(requests) for tenant in range(2)]
 
-    def request() -> PassRequest:
-        ids = draw.integers(0, base.vocabulary, (data, tokens + 1))
-        weights = np.ones(tokens, np.float32)
-        found = [Datum(row[:-1], {"target_tokens": row[1:], "weights": weights}) for row in ids]
-        return PassRequest("", 1, "cross_entropy", found)
-
-    asked = [(tenant, request()) for _ in range(requests) for tenant in range(2)]
-
-    def compute(mixed: bool) -> tuple[float, list[PassResult], torch.Tensor, int]:
+    def compute(mixed: bool) -> tuple[float, list[PassResult], torch.Tensor]:
         runs = [base.new_adapter(AdapterSpec(16, seed)) for seed in (1, 2)]
         for run in runs:
             for _, b in run.matrices.values():
@@ -123,17 +127,55 @@ def measure_tenants(base: SharedBase, requests: int, data: int, rounds: int, tok
                 found = [base.run_pass(runs[tenant], each) for tenant, each in asked]
             taken.append(time.process_time() - began)
         gradient = torch.cat([p.grad.flatten() for run in runs for p in run.parameters() if p.grad is not None])
-        held = sum(4 * p.nbytes for p in runs[0].parameters())  # weights, gradients, two moments
-        return len(asked) * data * tokens / min(taken[1:]), found, gradient, held
+        return len(asked) * data * tokens / min(taken[1:]), found, gradient
 
-    separate, plain, whole, held = compute(mixed=False)
-    mixed, together, found, _ = compute(mixed=True)
+    separate, plain, whole = compute(mixed=False)
+    mixed, together, found = compute(mixed=True)
     results = zip(together, plain, strict=True)
     pairs = [pair for ours, theirs in results for pair in zip(ours.logprobs, theirs.logprobs, strict=True)]
-    weights = sum(parameter.nbytes for parameter in base.model.parameters() if not parameter.requires_grad)
     difference = max(float(np.abs(ours - theirs).max()) for ours, theirs in pairs)
-    distance = float((found - whole).norm() / whole.norm())
-    return Tenants(separate, mixed, difference, distance, (weights + 2 * held) / (weights + held))
+    return Tenants(separate, mixed, difference, float((found - whole).norm() / whole.norm()))
+
+
+def measure_served(base: SharedBase, folder: Path, rank: int = 16) -> float:
+    """Return the bytes that a server holds at most with runs of two tenants, over those with one's.
+
+    They are of weights, gradients and optimizer state, counted at each update, where all runs have gradients.
+    """
+    executor = RunExecutor(base, validate({"model": str(base.source)}, ServeTrainingConfig))
+    draw = np.random.default_rng(0)
+
+    def peak(count: int) -> int:
+        tenants = [Tenant(f"tenant-{n}", folder / f"{n}-of-{count}") for n in range(count)]
+        runs = [tenant.create_run(RunInfo("run", "session", "base", rank, seed=n)) for n, tenant in enumerate(tenants)]
+        found: list[int] = []
+
+        def measure(*_: object) -> None:
+            adapters = [run.adapter for run in runs if run.adapter is not None]
+            weights = [*base.model.parameters(), *(p for adapter in adapters for p in adapter.parameters())]
+            found.append(_count_bytes(weights, [adapter.optimizer for adapter in adapters]))
+
+        def compute(number: int, kind: str) -> None:
+            for tenant, run in zip(tenants, runs, strict=True):
+                run.accept(number, Work(kind, b"{}"))
+                executor.execute(tenant, run)
+                answer = run.answer(number)
+                if answer is None or answer.failed:
+                    raise RuntimeError(f"{kind} failed: {run.broken or answer}")
+
+        compute(0, "create_model")
+        for run in runs:
+            assert run.adapter is not None
+            run.adapter.optimizer.register_step_post_hook(measure)
+        for number in (1, 2):
+            for run in runs:
+                assert run.adapter is not None
+                base.run_pass(run.adapter, random_data(base, draw, 1, 16))
+            compute(number, "optim_step")
+        return max(found)
+
+    alone, both = peak(1), peak(2)
+    return both / alone
 
 
 def measure_policies(folder: Path, rank: int = 16) -> float:
@@ -152,7 +194,9 @@ def measure_policies(folder: Path, rank: int = 16) -> float:
 
     def peak(step: TorchTrainer, held: Sequence[TorchTrainer]) -> int:
         found = []
-        hook = step.optimizer.adam.register_step_post_hook(lambda *_: found.append(sum(map(len, _held(held)))))
+        weights = [weight for trainer in held for weight in trainer.model.parameters()]
+        optimizers = [trainer.optimizer.adam for trainer in held]
+        hook = step.optimizer.adam.register_step_post_hook(lambda *_: found.append(_count_bytes(weights, optimizers)))
         step.step(forests)
         hook.remove()
         return max(found)
@@ -164,27 +208,25 @@ def measure_policies(folder: Path, rank: int = 16) -> float:
     return both / alone
 
 
-def _held(trainers: Sequence[TorchTrainer]) -> Iterator[range]:
-    """The places of the bytes of weights, gradients and optimizer state; those of shared ones once."""
-    found: dict[int, range] = {}
-    for trainer in trainers:
-        weights = list(trainer.model.parameters())
-        gradients = [weight.grad for weight in weights if weight.grad is not None]
-        states = [t for each in trainer.optimizer.adam.state.values() for t in each.values() if torch.is_tensor(t)]
-        for tensor in (*weights, *gradients, *states):
-            found[tensor.data_ptr()] = range(tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes)
-    yield from found.values()
+def _count_bytes(weights: Iterable[torch.Tensor], optimizers: Iterable[torch.optim.Optimizer]) -> int:
+    """The bytes of weights, their gradients and optimizers' state; those of shared tensors once."""
+    tensors = [tensor for weight in weights for tensor in (weight, weight.grad) if tensor is not None]
+    states = [state for optimizer in optimizers for state in optimizer.state.values()]
+    tensors += [tensor for state in states for tensor in state.values() if torch.is_tensor(tensor)]
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
 
 
 def compare_tenants(folder: Path, rounds: int) -> None:
-    """Print what two tenants cost, with many small requests and with one request of as many data each."""
+    """Print what two tenants cost, with many small requests and with one of as many data each; in 0 rounds, bytes."""
     base = SharedBase(folder, TorchConfig(device="cpu", token_budget=4096))
-    for requests, data in ((16, 1), (1, 16)):
+    for requests, data in ((16, 1), (1, 16)) if rounds else ():
         cost = measure_tenants(base, requests, data, rounds)
         print(f"two tenants, {requests} requests of {data} x 64 tokens each", end=": ")
         print(f"{cost.separate:.0f} tokens a processor second", end=", ")
         print(f"mixed {cost.mixed / cost.separate:.2f} times as many; {cost.logprob:.1e} nats apart", end=", ")
-        print(f"gradients {cost.gradient:.1e}; {cost.held:.3f} of one tenant's bytes")
+        print(f"gradients {cost.gradient:.1e}")
+    with tempfile.TemporaryDirectory() as runs:
+        print(f"two tenants of a server hold {measure_served(base, Path(runs)):.3f} of one's bytes")
     base.close()
     print(f"two policies of a run hold {measure_policies(folder):.3f} of one's bytes")
 
@@ -194,15 +236,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--tenants", action="store_true")
+    parser.add_argument("--held", action="store_true")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ranks", type=int, nargs="*", default=(1, 16))
     given = parser.parse_args(arguments)
     print(machine())
     with tempfile.TemporaryDirectory() as scratch:
         LlamaForCausalLM(LlamaConfig(**(SMALL if given.small else SMOLLM2))).save_pretrained(scratch)
-        if given.tenants or given.small:
-            compare_tenants(Path(scratch), given.rounds)
-        if given.tenants:
+        if given.tenants or given.held or given.small:
+            compare_tenants(Path(scratch), 0 if given.held else given.rounds)
+        if given.tenants or given.held:
             return
         whole = measure(Path(scratch), 0, given.rounds)
         print(f"whole: {whole.seconds:.2f} processor seconds a step, {whole.held:,} bytes held", end=", ")

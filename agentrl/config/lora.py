@@ -22,8 +22,7 @@ class LoraConfig(Section):
     """Patterns (`*` matches anything) of linear layers' Hugging Face names: `*.q_proj`. None: all but the output
     layer."""
     experts: bool = False
-    """Also the experts that a layer holds as one tensor, each with matrices of its own. Not
-    `trainer=megatron`."""
+    """Also the experts that a layer holds as one tensor, each with matrices of its own."""
     full: tuple[str, ...] = ()
     """Patterns of modules' names that are trained in full beside the adapter, such as embeddings and the output layer
     (`[*.embed_tokens,lm_head]`), at a tenth of its learning rate."""

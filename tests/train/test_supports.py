@@ -38,6 +38,9 @@ from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Node, Sampling, Session
 from tests.train.trees import VOCABULARY, as_group, linear_session, random_session
 
+OPENING = 2
+"""The tokens that open each turn of `random_session`, which nobody sampled."""
+
 Kept = dict[tuple[str, int, int], set[int]]
 """By session, node and place in the node: what the token was drawn from."""
 
@@ -55,9 +58,8 @@ def narrowed(rng: random.Random, session: Session, kept: Kept) -> None:
             frequency_penalty=rng.choice((0.0, 0.3)),
             logit_bias=rng.choice(((), ((7, 1.5), (9, -2.0)))),
         )
-        start = node.versions[0].start
         recorder = support.SupportRecorder(VOCABULARY, 1000, rng.choice((support.LOCAL, support.SGLANG)))
-        for place in range(start, len(node.token_ids)):
+        for place in range(OPENING, len(node.token_ids)):
             size = rng.choice((1, 3, 20, 40, VOCABULARY))
             ids = {node.token_ids[place], *rng.sample(range(VOCABULARY), size)} if size > 1 else {node.token_ids[place]}
             kept[session.id, node.id, place] = ids
@@ -70,7 +72,7 @@ def one_logp(logits: Tensor, session: Session, node: Node, place: int, kept: Kep
     own = node.sampling
     assert own is not None
     before = [*tree.path_ids(session, node.parent), *node.token_ids[:place]]
-    turn = Counter(node.token_ids[node.versions[0].start : place])
+    turn = Counter(node.token_ids[OPENING:place])
     if support.NAME in node.attachments and support.unpack(node.attachments[support.NAME]).rule == support.SGLANG:
         before = list(turn)
     values = {}
@@ -121,6 +123,22 @@ def made(seed: int) -> tuple[list[Session], Kept]:
         narrowed(rng, session, kept)
         tree.check(session)
     return sessions, kept
+
+
+def with_added(sessions: Sequence[Session], credit: Credit, kept: Kept) -> list[Session]:
+    """The sessions and those that credit adds, whose completions were drawn from what they were drawn from elsewhere.
+
+    A completion below another prompt has the tokens, the very list, of the turn that it is taken from.
+    """
+    turns = {id(node.token_ids): (session, node) for session in sessions for node in session.nodes}
+    added = [session for group in credit.added for session in group.sessions]
+    for other in added:
+        for node in other.nodes:
+            session, turn = turns[id(node.token_ids)]
+            for place in range(len(node.token_ids)):
+                if (session.id, turn.id, place) in kept:
+                    kept[other.id, node.id, place] = kept[session.id, turn.id, place]
+    return [*sessions, *added]
 
 
 def credit_of(sessions: Sequence[Session]) -> Credit:
@@ -187,21 +205,27 @@ def test_a_head_with_a_bias_and_one_without_gradients_give_the_same(monkeypatch:
         assert torch.allclose(one, three, atol=1e-6)
 
 
+ALGORITHMS = {None: "reinforce", "pairs": "dpo", "labels": "kto"}
+"""An algorithm for the losses of each kind (`compares`)."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(name for name in LOSSES.available() if name != "kto"))
+@pytest.mark.parametrize("name", sorted(LOSSES.available()))
 def test_every_loss_with_kl_and_entropy_has_the_value_and_gradient_of_paths_by_themselves(
     name: str, tiny_llama: Path
 ) -> None:
-    """KL compares policy and reference over the kept set; pairs sum log-probabilities over it, as labels (kto) do."""
+    """KL compares policy and reference over the kept set; pairs and labels (kto) sum log-probabilities over it."""
     compares = LOSSES.available()[name].compares
-    more = {"name": "dpo"} if compares else {"kl_coef": 0.2, "entropy_coef": 0.05}
-    algo = algorithm_settings({"name": "reinforce", **more, "loss": {"name": name}})
+    more = {"kl_coef": 0.2, "entropy_coef": 0.05} if compares is None else {}
+    algo = algorithm_settings({"name": ALGORITHMS[compares], **more, "loss": {"name": name}})
     (sessions, kept), trainer = made(7), TorchTrainer(tiny_llama, TorchConfig(device="cpu", dtype="float32"), algo)
     plain, reference = (AutoModelForCausalLM.from_pretrained(tiny_llama, attn_implementation="eager") for _ in "ab")
     for model in (trainer.model, plain):
         move(model)
     algorithm, groups = trainer.algorithm, [as_group(sessions)]
     credit = algorithm.credit(groups) if compares else credit_of(sessions)
+    sessions = with_added(sessions, credit, kept)
+    assert len(sessions) > 3 or compares != "labels", "kto measures completions below other prompts"
     forests = pack(groups, credit, 24, sequence=algorithm.sequence, fields=algorithm.fields)
     assert len(forests) > 1
     algorithm.mark(forests)

@@ -13,6 +13,8 @@ import msgspec
 from agentrl.errors import AgentRLError, EngineError, InvalidInput
 from agentrl.types import MOST_PROBABLE, Sampling, TopLogprobs
 
+_FINITE = ("temperature", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
 
 def check_sampling(sampling: Sampling, vocab_size: int) -> None:
     """Make sure that every parameter is in its range.
@@ -37,6 +39,10 @@ def check_sampling(sampling: Sampling, vocab_size: int) -> None:
         wrong = f"top_logprobs={sampling.top_logprobs} must be between 0 and {MOST_PROBABLE}"
     elif any(not 0 <= token < vocab_size for token, _ in sampling.logit_bias):
         wrong = f"logit_bias names a token outside the vocabulary of {vocab_size}"
+    elif not all(math.isfinite(bias) for _, bias in sampling.logit_bias):
+        wrong = f"logit_bias={sampling.logit_bias} must have finite numbers"
+    elif (name := next((name for name in _FINITE if not math.isfinite(getattr(sampling, name))), None)) is not None:
+        wrong = f"{name}={getattr(sampling, name)} must be finite"
     elif "" in sampling.stop:
         wrong = "stop holds an empty string"
     if wrong:

@@ -42,6 +42,9 @@ SAVES = frozenset(("save_weights", "save_weights_for_sampler"))
 class RunExecutor:
     """Computes the next request of a run, and writes what is to last before anybody gets the answer.
 
+    Of all runs that are in memory, one has its optimizer's moments there: whose turn an update was last. Those of the
+    others are in their states on the disk.
+
     Args:
         base: what all adapters are on.
         config: the server's.
@@ -50,6 +53,7 @@ class RunExecutor:
     def __init__(self, base: SharedBase, config: ServeTrainingConfig) -> None:
         self.base, self.config = base, config
         self._apart = set[tuple[str, int]]()  # requests whose mixed pass failed
+        self._updated: ServedRun | None = None  # the run whose moments are in memory
         self._kinds: dict[str, Callable[[Tenant, ServedRun, int, bytes], Answer]] = {
             "create_model": self._create,
             "load_weights": self._load,
@@ -157,7 +161,20 @@ class RunExecutor:
             if state is None:
                 raise InvalidInput(f"training run {run.info.model_id} was not created: its first request failed")
             run.adapter = RunAdapter.restore(state, self.base.device)
+            self._hold_moments(run)
         return run.adapter
+
+    def _hold_moments(self, run: ServedRun) -> RunAdapter:
+        """Return a run's adapter with its moments in memory; no other run's are there."""
+        last, self._updated, adapter = self._updated, run, run.adapter
+        if last is not None and last is not run and last.adapter is not None:
+            last.adapter.rest()
+        assert adapter is not None
+        if adapter.resting:
+            state = run.read_state()
+            assert state is not None
+            adapter.wake(state)
+        return adapter
 
     def _create(self, tenant: Tenant, run: ServedRun, number: int, body: bytes) -> Answer:
         info = run.info
@@ -178,6 +195,7 @@ class RunExecutor:
             run.adapter = RunAdapter.restore({**state, "gradients": [None] * len(state["gradients"])}, self.base.device)
         else:
             run.adapter = RunAdapter.of(read_adapter(folder), self.base.device)
+        self._hold_moments(run)
         run.write_info(replace(run.info, rank=about.rank, attention=about.attention, mlp=about.mlp))
         return Answer.of({"path": request["path"], "model_id": run.info.model_id, "type": "load_weights"})
 
@@ -187,8 +205,7 @@ class RunExecutor:
         return Answer(PROTOBUF, write_pass_result(result.logprobs, result.metrics))
 
     def _step(self, tenant: Tenant, run: ServedRun, number: int, body: bytes) -> Answer:
-        assert run.adapter is not None
-        return Answer.of({"metrics": run.adapter.step(AdamStep(**json.loads(body)))})
+        return Answer.of({"metrics": self._hold_moments(run).step(AdamStep(**json.loads(body)))})
 
     def _save(self, tenant: Tenant, run: ServedRun, number: int, body: bytes) -> Answer:
         request = json.loads(body)
@@ -220,13 +237,13 @@ class RunExecutor:
     def _write_folder(
         self, run: ServedRun, number: int, folder: Path, request: dict[str, Any], *, moments: bool
     ) -> None:
-        assert run.adapter is not None
+        adapter = self._hold_moments(run) if moments else self._restore(run)
         info = run.info
         about = CheckpointInfo(info.base_model, info.rank, info.attention, info.mlp, number)
         if request["ttl_seconds"] is not None:
             about = replace(about, expires=about.created + request["ttl_seconds"])
         about = replace(about, metadata=request["user_metadata"])
-        write_checkpoint(folder, self.base, run.adapter, about, moments=moments)
+        write_checkpoint(folder, self.base, adapter, about, moments=moments)
 
 
 class TrainingQueue:

@@ -31,12 +31,21 @@ class AdamStep:
 
 @dataclass(slots=True)
 class RunAdapter:
-    """A training run's part of the memory: its matrices with their gradients, and its optimizer's moments."""
+    """A training run's part of the memory: its matrices with their gradients, and its optimizer's moments.
+
+    Attributes:
+        shape: the adapter's settings.
+        matrices: A and B by their layers' names.
+        optimizer: of the matrices.
+        steps: updates that were made.
+        resting: whether the moments are on the disk alone; only an update needs them.
+    """
 
     shape: AdapterShape
     matrices: dict[str, tuple[nn.Parameter, nn.Parameter]]
     optimizer: torch.optim.AdamW
     steps: int = 0
+    resting: bool = False
 
     @classmethod
     def of(cls, saved: SavedAdapter, device: torch.device) -> RunAdapter:
@@ -71,8 +80,21 @@ class RunAdapter:
         self.optimizer.zero_grad(set_to_none=True)
         return {"grad_norm": float(norm), "skipped_updates": float(not finite)}
 
+    def rest(self) -> None:
+        """Forget the moments, which a state on the disk has."""
+        self.optimizer.state.clear()
+        self.resting = True
+
+    def wake(self, state: dict[str, Any]) -> None:
+        """Have the moments of a state again."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        for moments in self.optimizer.state.values():
+            moments.update({name: tensor.clone() for name, tensor in moments.items()})  # not the mapped file's
+        self.resting = False
+
     def state(self) -> dict[str, Any]:
         """Return matrices, gradients, moments and counts, for `restore`."""
+        assert not self.resting
         return {
             "matrices": {name: (a.detach().cpu(), b.detach().cpu()) for name, (a, b) in self.matrices.items()},
             "gradients": [None if p.grad is None else p.grad.cpu() for p in self.parameters()],
@@ -86,9 +108,9 @@ class RunAdapter:
         """Make one again from its state, bit for bit."""
         rank, alpha, rslora = state["shape"]
         found = cls.of(SavedAdapter(AdapterShape(rank, alpha, rslora), state["matrices"]), device)
-        found.optimizer.load_state_dict(state["optimizer"])
+        found.wake(state)
         for parameter, gradient in zip(found.parameters(), state["gradients"], strict=True):
-            parameter.grad = None if gradient is None else gradient.to(device)
+            parameter.grad = None if gradient is None else gradient.to(device, copy=True)
         found.steps = state["steps"]
         return found
 

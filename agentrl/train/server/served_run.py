@@ -228,13 +228,13 @@ class ServedRun:
                 file.unlink()
 
     def read_state(self) -> dict[str, Any] | None:
-        """Return the adapter's state on the disk; None where there is none yet."""
+        """Return the adapter's state on the disk, mapped and not read yet; None where there is none."""
         import torch
 
         found = max(self._states(), default=None)
         if found is None:
             return None
-        state: dict[str, Any] = torch.load(self.path / f"state-{found:08d}.pt", weights_only=True)
+        state: dict[str, Any] = torch.load(self.path / f"state-{found:08d}.pt", weights_only=True, mmap=True)
         return state
 
     def advance(self, number: int) -> None:

@@ -323,7 +323,8 @@ def merge(model: nn.Module) -> nn.Module:
         if not weight.is_meta:  # else it is a layer's description
             _add_in_place(weight, product)
     for _, module, own in adapted_experts(model):
-        _add_in_place(cast(Tensor, module._parameters[own]), product_of(module, own))
+        if not (tensor := cast(Tensor, module._parameters[own])).is_meta:
+            _add_in_place(tensor, product_of(module, own))
     detach(model)
     return model
 

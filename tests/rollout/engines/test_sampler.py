@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl.errors import InvalidInput
+from agentrl.rollout.engines.checks import check_sampling
 from agentrl.rollout.engines.local.sampler import RowSampling, sample, uniform
 from agentrl.types import Sampling
 
@@ -77,3 +80,12 @@ def test_frequency_penalties_count_and_presence_penalties_do_not() -> None:
     logits = torch.tensor([[1.5, 1.0, 0.0]])
     presence = Sampling(temperature=0.0, presence_penalty=1.0)
     assert sample(logits, [RowSampling(presence, 0, 0, written)])[0] == [0]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("logit_bias", ((5, math.inf),)), ("presence_penalty", math.nan), ("temperature", math.inf)],
+)
+def test_numbers_that_leave_no_distribution_are_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(InvalidInput, match=rf"sampling\.{name}=.* finite"):
+        check_sampling(Sampling(**{name: value}), 100)

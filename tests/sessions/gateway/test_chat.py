@@ -343,6 +343,8 @@ async def test_structured_outputs_work_where_the_engine_can_and_are_refused_wher
         ({"tools": [ADD, ADD]}, "names must differ"),
         ({"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "nope"}}}, "nope"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": "inf"}}, "logit_bias: .* between -100 and 100"),
+        ({"logit_bias": {"5": 1000}}, "logit_bias: .* between -100 and 100"),
         ({"messages": []}, "at least one message"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, r"messages\[0\].role"),
         ({"messages": [*HI, {"role": "user", "content": 5}]}, r"messages\[1\].content"),

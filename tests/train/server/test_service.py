@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import torch
 
 from agentrl.models import tiny
 from agentrl.overrides import validate
@@ -98,6 +99,28 @@ async def test_requests_are_computed_once_and_in_their_order_however_they_are_se
     adapter = asking.service.tenants.all[0].runs[other].adapter
     assert adapter is not None
     assert adapter.steps == 1
+
+
+async def test_one_run_at_a_time_has_its_moments_in_memory_and_each_learns_as_alone(asking: Asking) -> None:
+    """The others' are on the disk, from which weights that are saved to go on with have them too."""
+    alone, *both = [await asking.run() for _ in range(3)]
+    sent = {1: [5, 6, 7], 2: None, 3: [6, 7, 8], 4: None, 5: [5, 7], 6: None}
+    plain = {seq: await asking.answer(await asking.ask(alone, seq, ids)) for seq, ids in sent.items()}
+    tenant = asking.service.tenants.all[0]
+    adapters = [tenant.runs[run].adapter for run in (alone, *both)]
+    for seq, ids in sent.items():
+        for run in both:
+            answer = await asking.answer(await asking.ask(run, seq, ids))
+            assert answer.content == plain[seq].content
+            awake = [adapter for adapter in adapters if adapter is not None and adapter.optimizer.state]
+            assert len(awake) == 1
+    save = await asking.post("save_weights", {"model_id": both[0], "seq_id": 7, "path": "here"})
+    path = (await asking.answer(save.json()["request_id"])).json()["path"]
+    saved, last = torch.load(tenant.checkpoint(path)[0] / "state.pt"), tenant.runs[alone].read_state()
+    assert last is not None
+    ours, theirs = (state["optimizer"]["state"] for state in (saved, last))
+    assert ours.keys() == theirs.keys() != set()
+    assert all(torch.equal(ours[at]["exp_avg"], theirs[at]["exp_avg"]) for at in ours)
 
 
 async def test_mixed_passes_are_answered_as_separate_ones_also_where_one_fails(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -110,12 +111,6 @@ def sampling_of(
     most = number(given, length, limits.turn_tokens, 1, 2**62, whole=True)
     stop = given.get("stop", [])
     most_probable = number(given, "top_k", limits.top_k, -1, 1 << 20, whole=True)
-    bias = given.get("logit_bias", {})
-    try:
-        pairs = tuple(sorted((int(token), float(value)) for token, value in bias.items()))
-    except (TypeError, ValueError):
-        message = "logit_bias: must have token ids and a number for each"
-        raise ApiError(400, message, "invalid_value", "logit_bias") from None
     return Sampling(
         temperature=number(given, "temperature", limits.temperature, 0, 2),
         top_p=number(given, "top_p", limits.top_p, 1e-6, 1),
@@ -127,11 +122,27 @@ def sampling_of(
         seed=number(given, "seed", None, -(2**62), 2**62, whole=True),
         presence_penalty=number(given, "presence_penalty", 0.0, -2, 2),
         frequency_penalty=number(given, "frequency_penalty", 0.0, -2, 2),
-        logit_bias=pairs,
+        logit_bias=_bias(given.get("logit_bias", {})),
         json_schema=schema_of(form, json_schema, form_name),
         regex=form["regex"] if form and form.get("type") == "regex" else None,
         top_logprobs=number(given, "top_logprobs", 0, 0, MOST_PROBABLE, whole=True),
     )
+
+
+def _bias(given: Any) -> tuple[tuple[int, float], ...]:
+    """The bias of each token that a request names.
+
+    Raises:
+        ApiError: it has no token ids, or a value that is no number or beyond what OpenAI allows.
+    """
+    try:
+        pairs = tuple(sorted((int(token), float(value)) for token, value in given.items()))
+    except (AttributeError, TypeError, ValueError):
+        pairs = ((-1, math.nan),)
+    if not all(token >= 0 and -100 <= value <= 100 for token, value in pairs):
+        message = "logit_bias: must have token ids, and for each a number between -100 and 100"
+        raise ApiError(400, message, "invalid_value", "logit_bias")
+    return pairs
 
 
 def _form(given: Mapping[str, Any]) -> tuple[Any, str]:

@@ -1,9 +1,9 @@
 """An adapter on Megatron's linear layers, under any layout of ranks (LoRA, arXiv:2106.09685).
 
 One of Megatron's matrices may hold several of the files' (query, key and value; gate and up), cut and interleaved. The
-adapter stays as the files name it: every rank has all of its matrices in float32, and takes from them, by the layouts
-that weights are loaded by, the rows or columns that belong to its own shards. So the adapter is the same tensors on
-every trainer, and what saves, publishes, averages or clips it need not know of ranks.
+adapter stays as PEFT's files name it: every rank has all of its matrices in float32, and takes from them, by the
+layouts that weights are loaded by, the rows or columns that belong to its own shards (`adapter_products`). So it is the
+same tensors on every trainer, and what saves, publishes, averages or clips it need not know of ranks.
 
 Gradients are summed over all ranks before an update: each has those of its own rows, columns, layers and tokens, and 0
 elsewhere. Nothing else is sent: a layer's product is added before the layer's own reduction over tensor-parallel ranks.
@@ -16,27 +16,32 @@ gradients are reduced by Megatron, as a whole model's are, and gathered.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from torch import Tensor, nn
-from torch.nn import functional
 
 from agentrl.config import LoraConfig
 from agentrl.errors import ConfigError
-from agentrl.models.adapters import SavedAdapter, merged_product, with_products, write_adapter
+from agentrl.models.adapters import SavedAdapter, is_stacked, with_products, write_adapter
 from agentrl.models.loading import new_causal_lm, read_config
 from agentrl.rollout.weights.buckets import ADAPTER
 from agentrl.train.trainers.copies import WeightCopy
 from agentrl.train.trainers.lora import Lora, is_adapter, linear_layers, list_adapted, remove
 from agentrl.train.trainers.lora_full import names_of
 from agentrl.train.trainers.megatron.chunks import share_embedding, wrap_chunk, wrap_frozen
-from agentrl.train.trainers.megatron.copied import copy_to_ranks
+from agentrl.train.trainers.megatron.models.adapter_products import (
+    AdaptedForward,
+    ExpertRows,
+    FiledMatrices,
+    ShardProduct,
+    find_experts,
+    list_cuts,
+)
 from agentrl.train.trainers.megatron.models.family import Family
 from agentrl.train.trainers.megatron.models.weights import export, load, named_parameters, pieces
 from agentrl.train.trainers.megatron.update import device
@@ -48,9 +53,6 @@ if TYPE_CHECKING:
     from agentrl.config import AlgoConfig
     from agentrl.train.trainers.megatron.layout import ParallelLayout
     from agentrl.train.trainers.megatron.settings import MegatronConfig
-
-Cut = tuple[str, int, int, int]
-"""A part of one of Megatron's matrices: the layer's name in the files, the dimension, and where it begins and ends."""
 
 
 class RankAdapter:
@@ -72,10 +74,11 @@ class RankAdapter:
         self.models, self.family = models, family
         with torch.device("meta"):
             self.skeleton: nn.Module = new_causal_lm(read_config(folder), torch.float32, "eager")
-        self._cuts = list(_linear(models, family))
+        self._cuts = list(list_cuts(models, family))
         everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, [name for _, cuts in self._cuts for name, *_ in cuts], group=control)
-        self._known = {name for names in everyone for name in names}
+        mine = {name: None for layer in self._cuts for name, *_ in layer.cuts}
+        dist.all_gather_object(everyone, mine | find_experts(self._cuts, self.skeleton), group=control)
+        self._known: dict[str, ExpertRows | None] = {name: at for rank in everyone for name, at in rank.items()}
         self._full = set(names_of(self.skeleton, self.lora.full_modules(self.skeleton)))
         self._ties = self._full.issuperset(names_of(self.skeleton, [self.skeleton.get_input_embeddings()]))
         named = named_parameters(models, family) if self._full else ()
@@ -154,18 +157,22 @@ class RankAdapter:
         for name, layer in list(list_adapted(self.skeleton)):
             if name not in self._known:
                 remove(layer)
-        matrices = self.saved().matrices
+        saved = self.saved().matrices
+        matrices = FiledMatrices(saved, self._known)
         if self.attached and not matrices:
             raise ConfigError("lora.targets: trainer=megatron computes none of these layers by itself")
-        for module, cuts in self._cuts:
-            module.__dict__.pop("_forward_impl", None)
-            if any(name in matrices for name, *_ in cuts):
-                module._forward_impl = _Forward(module._forward_impl, _Product(cuts, matrices, self.lora.shape.scale))
+        if unknown := set(filter(is_stacked, saved)) - {at.stack for at in self._known.values() if at is not None}:
+            raise ConfigError(f"lora.experts: trainer=megatron does not know {min(unknown)}; use trainer=torch or fsdp")
+        for each in self._cuts:
+            each.module.__dict__.pop("_forward_impl", None)
+            if any(name in matrices for name, *_ in each.cuts):
+                product = ShardProduct(each.cuts, matrices, self.lora.shape.scale, each.module.weight.device)
+                each.module._forward_impl = AdaptedForward(each.module._forward_impl, product)
 
     @torch.no_grad()
     def _merge(self) -> None:
-        for module, _ in self._cuts:
-            if isinstance(forward := module.__dict__.get("_forward_impl"), _Forward):
+        for module in (layer.module for layer in self._cuts):
+            if isinstance(forward := module.__dict__.get("_forward_impl"), AdaptedForward):
                 weight, product = module.weight, forward.product.whole()
                 weight.copy_(torch.where(product == 0, weight, weight + product))
 
@@ -216,7 +223,10 @@ class RankAdapter:
 
     def merged(self, base: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Return the base's tensors, which rank 0 gets, with the products added there."""
-        return base if dist.get_rank() or not self.attached else with_products(base, self.saved())
+        if dist.get_rank() or not self.attached:
+            return base
+        saved = self.saved()
+        return with_products(base, replace(saved, matrices=FiledMatrices(saved.matrices, self._known)))
 
     def write(self, folder: Path) -> bool:
         """Write a folder in PEFT's format on rank 0, where it is attached; returns whether no folder holds its base."""
@@ -295,106 +305,3 @@ class _AdapterOptimizer(Optimizer):
 
     def _reduce(self) -> None:
         self.adapter.reduce(self.parameters)
-
-
-@dataclass(frozen=True)
-class _Forward:
-    """One of Megatron's layers' matrix product, with the adapter's added.
-
-    Its input is gathered, or its gradient summed over tensor-parallel ranks, once for both.
-    """
-
-    base: Any
-    product: _Product
-
-    def __call__(self, input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        states = input
-        if kwargs["sequence_parallel"]:
-            states = gather_from_sequence_parallel_region(input, tensor_parallel_output_grad=True)
-        elif kwargs["allreduce_dgrad"]:
-            states = copy_to_ranks(input)
-        alone = {**kwargs, "sequence_parallel": False, "allreduce_dgrad": False}
-        found: Tensor = self.base(states, weight, *args, **alone) + self.product(states)
-        return found
-
-
-class _Product:
-    """The adapter's product for a shard of one of Megatron's matrices.
-
-    Args:
-        cuts: the parts of the shard, in order.
-        matrices: A [rank, in] and B [out, rank] by layer; of those that are missing there is no product.
-        scale: of the product.
-    """
-
-    def __init__(self, cuts: Sequence[Cut], matrices: Mapping[str, tuple[Tensor, Tensor]], scale: float) -> None:
-        self.scale, self.matrices = scale, matrices
-        self.names = list(dict.fromkeys(name for name, *_ in cuts))
-        self.cuts = {name: [(dim, start, stop) for n, dim, start, stop in cuts if n == name] for name in self.names}
-        places, at = dict[str, list[Tensor]](), 0
-        for name, _, start, stop in cuts:
-            places.setdefault(name, []).append(torch.arange(at, at + stop - start))
-            at += stop - start
-        order = torch.cat([torch.cat(places[name]) for name in self.names])
-        by_input = cuts[0][1] == 1
-        self.order = None if by_input or torch.equal(order, torch.arange(at)) else order.argsort().to(device())
-
-    def _own(self, name: str) -> tuple[Tensor, Tensor] | None:
-        """This shard's part of a layer's matrices."""
-        if name not in self.matrices:
-            return None
-        a, b = self.matrices[name]
-        (dim, start, stop), *_ = cuts = self.cuts[name]
-        if dim == 1:
-            return a[:, start:stop], b
-        return a, torch.cat([b[first:last] for _, first, last in cuts])
-
-    def _rows(self, name: str) -> int:
-        return sum(stop - start for _, start, stop in self.cuts[name])
-
-    def __call__(self, states: Tensor) -> Tensor:
-        """[*, in] -> [*, out], of this shard."""
-        found = []
-        for name in self.names:
-            own = self._own(name)
-            if own is None:
-                found.append(states.new_zeros(*states.shape[:-1], self._rows(name)))
-            else:
-                a, b = (matrix.to(states.dtype) for matrix in own)
-                found.append(functional.linear(functional.linear(states, a), b) * self.scale)
-        joined = torch.cat(found, -1) if len(found) > 1 else found[0]
-        return joined if self.order is None else joined.index_select(-1, self.order)
-
-    def whole(self) -> Tensor:
-        """Return what it adds to the shard: [out, in], float32."""
-        a, _ = next(own for own in map(self._own, self.names) if own is not None)
-        found = []
-        for name in self.names:
-            own = self._own(name)
-            zeros = torch.zeros(self._rows(name), a.shape[1], device=a.device) if own is None else None
-            found.append(merged_product(*own, self.scale) if own is not None else zeros)
-        joined = torch.cat([each for each in found if each is not None])
-        return joined if self.order is None else joined[self.order]
-
-
-def _linear(models: Sequence[Any], family: Family) -> Iterator[tuple[Any, list[Cut]]]:
-    """The rank's layers that an adapter may be on, with what their weights are cut from.
-
-    Experts are not: transformers has them in one tensor of a layer, which is no linear layer.
-    """
-    modules = {
-        id(module.weight): module
-        for model in models
-        for path, module in model.decoder.layers.named_modules()
-        if hasattr(module, "_forward_impl") and module.weight is not None and ".experts." not in f".{path}."
-    }
-    cuts: dict[int, list[Cut]] = {key: [] for key in modules}
-    now = [0]
-
-    def read(parameter: Tensor) -> Tensor | None:
-        now[0] = id(parameter)
-        return parameter if now[0] in modules else None
-
-    for name, piece, _ in pieces(models, family, read):
-        cuts[now[0]].append((name.removesuffix(".weight"), piece.dim, piece.start, piece.stop))
-    yield from ((module, cuts[key]) for key, module in modules.items())

@@ -22,6 +22,7 @@ class MegatronPlugin(TrainerPlugin):
     takes_minibatches = True
     trains_adapters = True
     trains_modules = True
+    trains_experts = True
     has_ranks = True
     computes_supports = True
     trains_scores = True

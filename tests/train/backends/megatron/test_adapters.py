@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from agentrl.config import AlgoConfig, LoraConfig
 from agentrl.models.adapter_merge import merge_adapter
+from agentrl.models.adapters import SETTINGS, WEIGHTS
 from agentrl.models.loading import load_causal_lm
 from agentrl.rollout.weights.buckets import ADAPTER
 from agentrl.train.trainers import make_trainer
@@ -24,36 +27,48 @@ from tests.train.backends.megatron.world import World
 
 FORESTS = random_forests(seed=3)
 ATTENTION = ("*.self_attn.q_proj", "*.self_attn.v_proj", "*.down_proj")
+NORMS = ("lm_head", "*.q_norm", "*.input_layernorm", "*.0.*.k_proj")
 
 
 def on_torch(folder: Path, lora: LoraConfig) -> TorchTrainer:
     return TorchTrainer(folder, TorchConfig(device="cpu"), CLIP.model_copy(update={"lr": 1e-2}), lora=lora)
 
 
+def read_settings(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / SETTINGS).read_text()))
+
+
+def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return dict(sorted(load_file(folder / WEIGHTS).items()))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("case", "layout", "targets", "full"),
+    ("case", "layout", "experts", "targets", "full"),
     [
-        ("smollm2", "TP2", (), ()),
-        ("smollm2", "TP2 PP2", (), ("*.embed_tokens", "model.norm")),
-        ("qwen3", "TP2 SP CP2 recomputed", ATTENTION, ("lm_head", "*.q_norm", "*.input_layernorm", "*.0.*.k_proj")),
-        ("qwen3", "PP2 recomputed", (), ()),
-        ("moonlight", "CP2", (), ()),
-        ("glm4_moe", "TP2 SP EP2 DP2", (), ("*.embed_tokens", "*.shared_experts.up_proj")),
+        ("smollm2", "TP2", False, (), ()),
+        ("qwen3_moe", "TP2 SP", True, (), ()),
+        ("smollm2", "TP2 PP2", False, (), ("*.embed_tokens", "model.norm")),
+        ("qwen3", "TP2 SP CP2 recomputed", False, ATTENTION, NORMS),
+        ("qwen3", "PP2 recomputed", False, (), ()),
+        ("moonlight", "CP2", False, (), ()),
+        ("qwen3_moe", "EP2", True, ("*.o_proj",), ()),
+        ("glm4_moe", "TP2 SP EP2 DP2", True, (), ("*.embed_tokens", "*.shared_experts.up_proj")),
     ],
 )
 def test_an_adapters_loss_gradients_and_merged_weights_are_those_of_the_torch_trainer(
     case: str,
     layout: str,
+    experts: bool,
     targets: tuple[str, ...],
     full: tuple[str, ...],
     world: World,
     tiny: Callable[[str], Path],
     tmp_path: Path,
 ) -> None:
-    """Also those of modules in full: a tied embedding on two stages, a head, norms, a part of a fused matrix."""
+    """Also those of experts and modules in full: a tied embedding on two stages, a head, norms, a part of a matrix."""
     folder = tiny(case)
-    first = on_torch(folder, LoraConfig(rank=3, rslora=True, targets=targets, full=full))
+    first = on_torch(folder, LoraConfig(rank=3, rslora=True, experts=experts, targets=targets, full=full))
     first.step(FORESTS)
     first.export(tmp_path / "model")
     lora = LoraConfig(adapter=str(tmp_path / "model" / "adapter"))
@@ -68,6 +83,10 @@ def test_an_adapters_loss_gradients_and_merged_weights_are_those_of_the_torch_tr
     weights = dict(theirs.weights())
     for kind in ("weights", "merged"):
         assert max(distances(got[kind], weights).values()) < 1e-6
+    files = [tmp_path / "model" / each for each in ("adapter", "ours")]  # the second is a rank's, for PEFT
+    settings, tensors = ([read(each) for each in files] for read in (read_settings, read_tensors))
+    assert settings[0] == settings[1]
+    assert all(map(torch.equal, tensors[0].values(), tensors[1].values()))
     ours, drawn = got["new"][ADAPTER].matrices, new.parts()[ADAPTER].matrices
     assert all(torch.equal(ours[name][0], drawn[name][0]) for name in drawn)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -109,6 +110,8 @@ def adapter(
     loss = rank.backward(rank.prepare(share(rank, forests)))
     counted = total(loss if rank.is_reporting_rank else 0.0)
     found = {"loss": counted, "logps": logps, "gradients": rank.gradients(), "weights": weights, "new": new}
+    if lora.adapter is not None:
+        rank.write_adapter(str(Path(lora.adapter).with_name("ours")))
     rank.begin(algo, 1, whole=True)  # merged in the ranks' own shards
     return answer(found | {"merged": {name: tensor.clone() for name, tensor in rank.weights()}})
 
