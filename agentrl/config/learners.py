@@ -78,6 +78,12 @@ class _Run(Protocol):
 def check_learners(config: _Run) -> None:
     """Raise a ValueError where several policies learn with what can't be done for several yet."""
     _check_joint_turns(config)
+    mixed = config.lora.tenants == "mixed"
+    if mixed and not (config.learned and config.lora.active):
+        raise ValueError(
+            "lora.tenants=mixed computes the passes of several policies that learn adapters together, and there are "
+            "none: set lora.rank and policies.NAME.trainer, or leave it out"
+        )
     if not config.learned:
         if config.schedule.active:
             raise ValueError(
@@ -85,7 +91,7 @@ def check_learners(config: _Run) -> None:
             )
         return
     _check_schedule(config)
-    at, mixed = config.cluster, config.lora.active and config.lora.tenants == "mixed"
+    at = config.cluster
     lacking = {
         f"cluster.gateways={at.gateways}": at.gateways,
         "cluster.sessions, which is on with cluster=ray and environment workers unless it is false": at.holds_sessions,

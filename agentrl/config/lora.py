@@ -56,10 +56,14 @@ class LoraConfig(Section):
                 f"dropout={self.dropout:g} breaks the ratio of trainer and engine: what was sampled without dropout "
                 "would be scored with it; use dropout=0"
             )
-        if self.adapter is not None and (given := sorted(_OF_A_FOLDER & self.model_fields_set)):
+        fields = type(self).model_fields
+        given = [name for name in _OF_A_FOLDER if getattr(self, name) != fields[name].default]
+        if self.adapter is not None and given:
             raise ValueError(f"{given[0]} is the folder's (lora.adapter={self.adapter}): leave it out")
+        if not self.active and given:
+            raise ValueError(f"{given[0]} has no effect without an adapter: give lora.rank as well, or leave it out")
         return self
 
 
 _REWRITES = frozenset(("pissa", "olora", "corda", "loftq", "eva", "orthogonal", "lora_ga"))
-_OF_A_FOLDER = frozenset(("rank", "alpha", "rslora", "targets", "experts", "full", "init"))
+_OF_A_FOLDER = ("rank", "alpha", "rslora", "targets", "experts", "full", "init")

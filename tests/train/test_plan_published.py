@@ -62,7 +62,7 @@ class Published:
         numbers = Numbers(recompute=self.recompute)
         parts = generate_seconds(self.shape, engine, engines, ranks, plan.work, plan.rates)
         parts += train_seconds(self.shape, self.split, numbers, plan.work, plan.rates, plan.token_budget, plan.gpus)
-        return parts + publish_seconds(self.shape, plan.rates, across=True)
+        return parts + publish_seconds(2 * self.shape.parameters, plan.rates, across=True)
 
     @property
     def row(self) -> str:

@@ -25,6 +25,7 @@ from agentrl.config import (
     RolloutConfig,
     RunConfig,
     TrainerConfig,
+    WarmStartConfig,
 )
 from agentrl.envs.rewards import REWARDS, ModelMemory
 from agentrl.errors import ConfigError
@@ -33,6 +34,7 @@ from agentrl.models.tiny import TinyShape
 from agentrl.rollout.engines import ENGINES
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.driver.setup import TINY
+from agentrl.train.plan.adapter import FLOAT32, adapter_parameters, with_adapter
 from agentrl.train.plan.devices import Devices, devices_of, size, too_full, with_models
 from agentrl.train.plan.memory import GIB, EngineMemory, Numbers, Split, TrainerMemory, engine_memory
 from agentrl.train.plan.placing import run_demand, split_of
@@ -43,7 +45,7 @@ from agentrl.train.plan.step import (
     Rates,
     StepTime,
     StepWork,
-    count_exchanged,
+    exchanged_bytes,
     generate_seconds,
     in_words,
     measured_rates,
@@ -76,15 +78,16 @@ def describe_run(
     memory = host_memory() if on is None else 0.0  # that of described nodes is not known
     split = split_of(config.trainer, shape, nodes)
     ranks = ENGINES.find(config.engine.name).ranks(config.engine)
+    numbers = replace(numbers_of(config.trainer, config.algo), adapter=adapter_parameters(shape, config.lora))
     trainer = plugin.memory(config.trainer, algorithm, shape, split)
-    width = 4 if config.engine.dtype == "float32" else 2
+    trainer = with_adapter(trainer, numbers) if numbers.adapter and not config.warm_start.steps else trainer
     others = _splits_of_others(config, shape, nodes)
     assignment = places(config, split, nodes, trainer, others)
     if config.data is not None:  # it starts no engine
         assignment = Assignment(tuple(place for place in assignment.places if place.role != "engine"))
     asked = asked_models(config, shape, others)
     devices = with_models(devices_of(assignment, nodes, memory), asked.values(), memory)
-    engine = engine_of(shape, ranks, width, devices, trainer)
+    engine = engine_of(shape, ranks, width_of(config.engine), devices, trainer)
     budget, shown = config.trainer.token_budget, config.rollout.session_tokens
     sessions = _at_once(config.rollout, config.engine, config.fleet)
     if config.fleet.urls or getattr(config.engine, "url", None):  # their devices are not known: they have what is asked
@@ -93,6 +96,7 @@ def describe_run(
     what = f"env={config.env.name}" if config.data is None else f"data={config.data.name}"
     yield f"dry run of {what} model={config.model.name}: nothing is started"
     yield f"model: {shape.parameters:,} parameters, {shape.num_hidden_layers} layers of {shape.hidden_size}"
+    yield from describe_adapter(numbers, config.warm_start)
     if config.model.trust_remote_code and (code := custom_code.files(Path(config.model.name).expanduser())):
         yield f"Python code of the model's folder runs (model.trust_remote_code=true): {', '.join(code)}"
     yield from _where(assignment, nodes, config.agent, config.cluster)
@@ -104,10 +108,9 @@ def describe_run(
         return
     work = work_of(config.rollout, config.engine, config.algo)
     yield from _describe_traffic(config.cluster, work.tokens)
-    numbers, engines = numbers_of(config.trainer, config.algo), engines_of(config.fleet)
-    yield from _flows(shape, split, numbers, work, config.trainer.token_budget, engines, width)
+    yield from _flows(config, shape, split, numbers, work)
     known = rates or (Rates() if by_gpu else measured_rates())
-    step = step_time(config, shape, split, engine, work, known, ranks)
+    step = step_time(config, shape, split, engine, work, known, ranks, numbers)
     by_role = {"trainer": config.trainer.device, "engine": config.engine.device} if config.cluster.name == "ray" else {}
     whose = "given" if rates else "an H100's data sheet" if by_gpu else "this CPU, measured now"
     yield f"a step: {_describe_step(step)} (rates: {whose}; sessions of {work.length} tokens)"
@@ -116,6 +119,13 @@ def describe_run(
         f"warning: {each}"
         for each in (*full, *_warnings(assignment, nodes, step, by_role, shared=config.fleet.shared > 0))
     )
+
+
+def describe_adapter(numbers: Numbers, warm: WarmStartConfig) -> Iterator[str]:
+    """A line for the adapter that is trained, if one is."""
+    if numbers.adapter:
+        first = ", after a warm start of the whole model, whose memory is counted" if warm.steps else ""
+        yield f"trained: an adapter of {numbers.adapter:,} parameters{first}"
 
 
 def _splits_of_others(config: RunConfig, shape: Shape, nodes: Sequence[ClusterNode]) -> dict[str, Split]:
@@ -159,7 +169,7 @@ def asked_models(config: RunConfig, shape: Shape, placed: Collection[str]) -> di
     for name, taken in teachers_memory(asked, shape, config.trainer.token_budget).items():
         line = f"memory of the teacher {name}: {size(taken)}, from the first step on"
         found[line] = (taken, config.policies[name].engine.device != "cpu")
-    for name, taken in players_memory(config.policies, asked, shape, config.trainer, config.algo).items():
+    for name, taken in players_memory(config, asked, shape).items():
         parts = "trainer and engine" if config.policies[name].learns else "engines"
         line = f"memory of policies.{name}: {size(taken)} for {parts}, and a cache"
         found[line] = (0.0 if name in placed else taken, config.policies[name].engine.device != "cpu")
@@ -269,16 +279,35 @@ def _at_once(shape: RolloutConfig, engine: EngineConfig, fleet: FleetConfig) -> 
     return min(engine.max_batch, -(-sessions // max(engines_of(fleet), 1)))
 
 
+def published_bytes(engine: EngineConfig, shape: Shape, numbers: Numbers) -> float:
+    """Return the bytes that a publication brings to an engine: an adapter's alone where it takes them."""
+    if numbers.adapter and "adapter" in ENGINES.find(engine.name).takes(engine):
+        return FLOAT32 * numbers.adapter
+    return shape.parameters * width_of(engine)
+
+
+def width_of(engine: EngineConfig) -> int:
+    """Return the bytes of an engine's weight, and of a number in its cache."""
+    return 4 if engine.dtype == "float32" else 2
+
+
 def step_time(
-    config: RunConfig, shape: Shape, split: Split, engine: EngineMemory, work: StepWork, rates: Rates, ranks: int
+    config: RunConfig,
+    shape: Shape,
+    split: Split,
+    engine: EngineMemory,
+    work: StepWork,
+    rates: Rates,
+    ranks: int,
+    numbers: Numbers,
 ) -> StepTime:
     """The expected time of a step."""
-    numbers, budget = numbers_of(config.trainer, config.algo), config.trainer.token_budget
+    budget = config.trainer.token_budget
     awake = engines_of(config.fleet) - config.fleet.shared if config.rollout.staleness else 0
     return StepTime(
         generate_seconds(shape, engine, engines_of(config.fleet), ranks, work, rates),
         train_seconds(shape, split, numbers, work, rates, budget, split.ranks),
-        publish_seconds(shape, rates, across=config.cluster.name == "ray"),
+        publish_seconds(published_bytes(config.engine, shape, numbers), rates, across=config.cluster.name == "ray"),
         generate_seconds(shape, engine, awake, ranks, work, rates),
     )
 
@@ -328,13 +357,13 @@ def _on_device(devices: Devices, trainer: TrainerMemory, engine: EngineMemory) -
     return f"{each}{'; '.join(parts)}; {room}"
 
 
-def _flows(
-    shape: Shape, split: Split, numbers: Numbers, work: StepWork, budget: int, engines: int, width: int
-) -> Iterator[str]:
-    yield f"in a step, trainer -> {engines} engines: {size(shape.parameters * width)} of weights for each"
+def _flows(config: RunConfig, shape: Shape, split: Split, numbers: Numbers, work: StepWork) -> Iterator[str]:
+    moved = published_bytes(config.engine, shape, numbers)
+    yield f"in a step, trainer -> {engines_of(config.fleet)} engines: {size(moved)} of weights for each"
     if split.data > 1:
-        gradients = count_exchanged(numbers, work, budget, split) * shape.parameters / split.tensor / split.pipeline
-        yield f"in a step, between data-parallel ranks: {size(gradients)} of gradients and weights for each"
+        own = shape.parameters / split.tensor / split.pipeline
+        sent = exchanged_bytes(own, numbers, work, config.trainer.token_budget, split)
+        yield f"in a step, between data-parallel ranks: {size(sent)} of gradients and weights for each"
 
 
 def _warnings(

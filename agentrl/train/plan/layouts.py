@@ -12,8 +12,9 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from agentrl.cluster.base import ClusterNode
 from agentrl.cluster.placement.plan import Assignment, Demand, Layout, Wanted, fit_assignment
-from agentrl.config import Section
+from agentrl.config import LoraConfig, Section
 from agentrl.errors import ConfigError
+from agentrl.train.plan.adapter import FLOAT32, adapter_parameters, with_adapter
 from agentrl.train.plan.devices import SLEEPING
 from agentrl.train.plan.memory import (
     GIB,
@@ -75,6 +76,9 @@ class PlanConfig(Section):
     """The most sequences that an engine decodes at once (engine.max_batch)."""
     reference: bool = False
     """True: a reference's weights are kept on the devices (algo.kl_coef with trainer.reference=copy)."""
+    lora_rank: NonNegativeInt = 0
+    """The rank of an adapter that is trained in the whole model's place, and published alone (lora.rank,
+    engine.adapter_rank); 0: the whole model is."""
     tflops: PositiveFloat = 989.0
     """Arithmetic of a GPU, in 10^12 operations each second; the defaults of the rates are an H100's."""
     bandwidth: PositiveFloat = 3350.0
@@ -117,6 +121,7 @@ class Candidate:
         engine: memory on a device of an engine.
         time: of a step.
         assignment: where everything is; None where it is not placed yet.
+        lora_rank: of the adapter that is trained; 0: the whole model is.
     """
 
     layout: Layout
@@ -129,6 +134,7 @@ class Candidate:
     engine: EngineMemory
     time: StepTime
     assignment: Assignment | None = None
+    lora_rank: int = 0
 
     @property
     def settings(self) -> str:
@@ -144,6 +150,7 @@ class Candidate:
         )
         again = ["trainer.recompute=full"] if self.numbers.recompute else []
         again += ["trainer.offload_optimizer=true"] if self.numbers.offloaded else []
+        shared += [f"lora.rank={self.lora_rank} engine.adapter_rank={self.lora_rank}"] if self.lora_rank else []
         engines = [f"fleet.engines={self.engines}", f"engine.server.tp_size={self.ranks}"]
         trainer = [f"trainer={self.numbers.trainer}", "trainer.dtype=bfloat16", f"trainer.ranks={split.ranks}"]
         return " ".join([*trainer, *parallel, *again, "engine=sglang", *engines, *shared])
@@ -202,9 +209,12 @@ def _candidates(shape: Shape, config: PlanConfig, nodes: Sequence[ClusterNode]) 
     work, rates = config.work, config.rates
     widths = [ranks for ranks in POWERS if ranks <= largest and shape.num_attention_heads % ranks == 0]
     ways = _fsdp_splits(total) if config.trainer == "fsdp" else _splits(shape, total, largest)
+    trained = adapter_parameters(shape, LoraConfig(rank=config.lora_rank))
+    moved = FLOAT32 * trained or 2 * shape.parameters
     for split, numbers in ways:
-        numbers = replace(numbers, reference=config.reference)
+        numbers = replace(numbers, reference=config.reference, adapter=trained)
         memory = trainer_memory(shape, split, numbers, config.token_budget)
+        memory = with_adapter(memory, numbers) if trained else memory
         if memory.total + OVERHEAD > device:
             continue
         train = train_seconds(shape, split, numbers, work, rates, config.token_budget, largest)
@@ -221,8 +231,11 @@ def _candidates(shape: Shape, config: PlanConfig, nodes: Sequence[ClusterNode]) 
                 )
                 if together < float("inf"):
                     across = (split.ranks if layout == "colocated" else total) > largest
-                    step = StepTime(together, train, publish_seconds(shape, rates, across=across), alone)
-                    yield Candidate(layout, split, numbers, colocated + others, colocated, ranks, memory, own, step)
+                    step = StepTime(together, train, publish_seconds(moved, rates, across=across), alone)
+                    yield Candidate(
+                        *(layout, split, numbers, colocated + others, colocated, ranks, memory, own, step),
+                        lora_rank=config.lora_rank,
+                    )
 
 
 def _shares(beside: int, apart: int) -> Iterator[tuple[Layout, int, int]]:

@@ -52,6 +52,7 @@ class Numbers:
         reward_model: whether a reward model does.
         distributed: whether data-parallel ranks share the optimizer's state.
         offloaded: whether AdamW's moments are in the CPU's memory but during updates.
+        adapter: the numbers of an adapter that is trained in the whole model's place; 0: the whole model is.
     """
 
     trainer: Literal["torch", "fsdp", "megatron"] = "megatron"
@@ -63,6 +64,7 @@ class Numbers:
     reward_model: bool = False
     distributed: bool = True
     offloaded: bool = False
+    adapter: int = 0
 
     @property
     def weight(self) -> int:

@@ -165,6 +165,8 @@ def train_seconds(
     again = 4 / 3 if numbers.recompute else 1.0
     again += work.forwards / 3
     computed = again * shape.flops(work.tokens, work.length / 2, backward=True)
+    if numbers.adapter:  # frozen weights have no gradients, which are 2 of the 6 operations
+        computed += work.tokens * (6 * numbers.adapter - 2 * shape.active)
     computed /= rates.arithmetic(shape) * split.ranks
     forests = max(work.tokens / budget / split.data, 1.0)
     inside = again * _inside(shape, split, work, rates, forests, on_a_node)
@@ -202,27 +204,30 @@ def _update(
     seconds = 0.0
     if split.data * split.context > 1:
         values = shared + experts * (split.expert < split.ranks // split.pipeline)
-        seconds += count_exchanged(numbers, work, budget, split) * values / rates.between(split.ranks, on_a_node)
+        sent = exchanged_bytes(values, numbers, work, budget, split)
+        seconds += sent / rates.between(split.ranks, on_a_node)
     if numbers.offloaded:
-        moved = trainer_memory(shape, split, numbers, budget).updating
+        moved = 8 * numbers.adapter or trainer_memory(shape, split, numbers, budget).updating
         seconds += 2 * moved / (rates.host * 1e9)
     return seconds
 
 
-def count_exchanged(numbers: Numbers, work: StepWork, budget: int, split: Split) -> float:
-    """Bytes that each data-parallel rank sends in a step, for each of its weights.
+def exchanged_bytes(values: float, numbers: Numbers, work: StepWork, budget: int, split: Split) -> float:
+    """Return the bytes that a data-parallel rank with so many of the model's weights sends in a step.
 
     Megatron sends float32 gradients and new bfloat16 weights once a step. FSDP gathers the weights twice for each of
-    its forests, forward and backward, and reduces their float32 gradients.
+    its forests, forward and backward, and reduces their float32 gradients. Of an adapter the gradients alone are sent.
     """
-    if numbers.trainer != "fsdp":
-        return 6.0
-    return (2 * numbers.activation + 4) * max(work.tokens / budget / split.data, 1.0)
+    forests = max(work.tokens / budget / split.data, 1.0)
+    gathered = 2 * numbers.activation * forests * values if numbers.trainer == "fsdp" else 0.0
+    if numbers.adapter:
+        return gathered + 4 * numbers.adapter
+    return gathered + 4 * forests * values if numbers.trainer == "fsdp" else 6 * values
 
 
-def publish_seconds(shape: Shape, rates: Rates, *, across: bool, width: int = 2) -> float:
-    """Seconds in which all weights reach every node's engines, in a chain over the network, or within a node."""
-    return shape.parameters * width / ((rates.network if across else rates.link) * 1e9)
+def publish_seconds(moved: float, rates: Rates, *, across: bool) -> float:
+    """Seconds in which so many bytes reach every node's engines, in a chain over the network, or within a node."""
+    return moved / ((rates.network if across else rates.link) * 1e9)
 
 
 def in_words(seconds: float) -> str:

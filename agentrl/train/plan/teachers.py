@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from dataclasses import replace
 
-from agentrl.config import MODEL, PAST, START, AlgoConfig, PolicyConfig, TrainerConfig
+from agentrl.config import MODEL, PAST, START, PolicyConfig, RunConfig
 from agentrl.models.registry import cache_folder
 from agentrl.rollout.engines import ENGINES
 from agentrl.train.algorithms import make_algorithm
+from agentrl.train.plan.adapter import adapter_parameters, with_adapter
 from agentrl.train.plan.memory import LOGITS
 from agentrl.train.plan.shapes import Shape, shape_of
 from agentrl.train.trainers import TRAINERS
@@ -24,15 +26,12 @@ def teachers_memory(asked: Mapping[str, PolicyConfig], student: Shape, token_bud
     return {name: _bytes(own, played_shape(own, student), token_budget) for name, own in local.items()}
 
 
-def players_memory(
-    policies: Mapping[str, PolicyConfig], asked: Container[str], main: Shape, trainer: TrainerConfig, algo: AlgoConfig
-) -> dict[str, float]:
+def players_memory(config: RunConfig, asked: Container[str], main: Shape) -> dict[str, float]:
     """Bytes of each policy that plays with weights of its own, by its name: its engines', and its trainer's.
 
-    Earlier versions have an engine each; an engine's cache is not counted. `trainer` and `algo` are those of
-    policies that have none of their own.
+    Earlier versions have an engine each; an engine's cache is not counted. Policies with adapters hold their base once.
     """
-    found = {}
+    found, policies = {}, config.policies
     for name, own in policies.items():
         if own.name not in (MODEL, PAST) or name in asked:
             continue
@@ -41,10 +40,19 @@ def players_memory(
         engines = own.past.size + 1 if own.name == PAST else 1
         found[name] = engines * shape.parameters * (4.0 if own.engine.dtype == "float32" else 2.0)
         if own.learns:
-            training = own.trainer or trainer
-            plugin, algorithm = TRAINERS.find(training.name), make_algorithm(own.algo or algo)
-            found[name] += plugin.memory(training, algorithm, shape, plugin.split(training, shape, 0)).total
+            found[name] += _trainers_bytes(config, own, shape)
     return found
+
+
+def _trainers_bytes(config: RunConfig, own: PolicyConfig, shape: Shape) -> float:
+    training = own.trainer or config.trainer
+    plugin, algorithm = TRAINERS.find(training.name), make_algorithm(own.algo or config.algo)
+    memory = plugin.memory(training, algorithm, shape, plugin.split(training, shape, 0))
+    trained = adapter_parameters(shape, config.lora)
+    if not trained or config.warm_start.steps:
+        return memory.total
+    shared = memory.weights if own.model.name in (START, config.model.name) else 0.0
+    return with_adapter(memory, replace(plugin.numbers(training, algorithm), adapter=trained)).total - shared
 
 
 def played_shape(own: PolicyConfig, student: Shape) -> Shape:

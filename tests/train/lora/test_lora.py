@@ -188,12 +188,19 @@ def test_adapters_of_other_kinds_or_bases_are_refused_by_name(tiny_llama: Path, 
     [
         ({"dropout": 0.1}, "ratio"),
         ({"init": "pissa"}, "rewrites the base"),
-        ({"adapter": "x", "alpha": 3}, "alpha is the folder's"),
+        ({"adapter": "x", "alpha": 3, "rank": 0}, "alpha is the folder's"),
+        ({"rank": 0, "targets": ["*.q_proj"]}, "targets has no effect without an adapter"),
     ],
 )
 def test_settings_that_can_not_hold_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        validate({"rank": 4, **settings} if "adapter" not in settings else settings, LoraConfig)
+        validate({"rank": 4, **settings}, LoraConfig)
+
+
+def test_settings_of_a_run_that_began_with_an_adapter_are_read_again() -> None:
+    """Resuming it was refused: its config.yaml has all settings, and those that are the folder's counted as given."""
+    kept = LoraConfig(adapter="folder").model_dump()
+    assert validate(kept, LoraConfig).adapter == "folder"
 
 
 def own_trainer(*_: Any, **__: Any) -> Any:

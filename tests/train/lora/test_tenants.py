@@ -138,3 +138,9 @@ def test_mixed_passes_of_what_can_not_be_mixed_are_refused() -> None:
     with pytest.raises(ValidationError, match=r"lora\.tenants=mixed with lora\.full or lora\.experts is not there"):
         RunConfig.model_validate(both | {"lora": lora})
     assert RunConfig.model_validate(both | {"lora": lora | {"full": []}}).lora.tenants == "mixed"
+    for settings in (
+        {"env": {"name": DEMAND}, "lora": {"rank": 2, "tenants": "mixed"}},
+        both | {"lora": {"tenants": "mixed"}},
+    ):
+        with pytest.raises(ValidationError, match=r"several policies that learn adapters together, and there are none"):
+            RunConfig.model_validate(settings)

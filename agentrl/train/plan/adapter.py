@@ -1,0 +1,115 @@
+"""An adapter in a plan: how many numbers are trained, exchanged and published in the whole model's place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from agentrl.config import LoraConfig
+from agentrl.train.plan.memory import Numbers, TrainerMemory
+from agentrl.train.plan.shapes import Shape
+
+FLOAT32 = 4
+"""Bytes of an adapter's number on every trainer, of its gradient, and of each of its two moments."""
+
+EMBEDDING = "model.embed_tokens"
+
+
+def linear_sizes(shape: Shape) -> Iterator[tuple[str, int, int]]:
+    """Yield the linear layers that an adapter may be on: the name, as files have it, inputs and outputs."""
+    for number in range(shape.num_hidden_layers):
+        for name, columns, rows in (*_attention(shape), *_mlp(shape, number)):
+            yield f"model.layers.{number}.{name}", columns, rows
+
+
+def _attention(shape: Shape) -> Iterator[tuple[str, int, int]]:
+    hidden, queries = shape.hidden_size, shape.num_attention_heads * shape.head_dim
+    keys, values = shape.num_key_value_heads * shape.head_dim, queries
+    if shape.kv_lora_rank:
+        latents, heads = shape.kv_lora_rank, shape.num_attention_heads
+        values = heads * shape.v_head_dim
+        yield "self_attn.q_a_proj", hidden, shape.q_lora_rank
+        yield "self_attn.q_b_proj", shape.q_lora_rank, queries
+        yield "self_attn.kv_a_proj_with_mqa", hidden, latents + shape.qk_rope_head_dim
+        yield "self_attn.kv_b_proj", latents, queries - heads * shape.qk_rope_head_dim + values
+    else:
+        yield "self_attn.q_proj", hidden, queries
+        yield from ((f"self_attn.{name}_proj", hidden, keys) for name in ("k", "v"))
+    yield "self_attn.o_proj", values, hidden
+
+
+def _mlp(shape: Shape, number: int) -> Iterator[tuple[str, int, int]]:
+    name, wide = "mlp", shape.intermediate_size
+    if shape.num_experts and number >= shape.first_k_dense_replace:
+        name, wide = "mlp.shared_experts", shape.n_shared_experts * shape.moe_intermediate_size
+    if wide:
+        yield from ((f"{name}.{each}_proj", shape.hidden_size, wide) for each in ("gate", "up"))
+        yield f"{name}.down_proj", wide, shape.hidden_size
+
+
+def _modules(shape: Shape) -> Iterator[tuple[str, int]]:
+    """The names and sizes of the modules that may be trained in full, tied ones once."""
+    table, hidden = shape.vocab_size * shape.hidden_size, shape.hidden_size
+    yield EMBEDDING, table
+    if not shape.tie_word_embeddings:
+        yield "lm_head", table
+    yield "model.norm", hidden
+    for number in range(shape.num_hidden_layers):
+        yield from ((f"model.layers.{number}.{name}_layernorm", hidden) for name in ("input", "post_attention"))
+    yield from ((name, columns * rows) for name, columns, rows in linear_sizes(shape))
+
+
+def adapter_parameters(shape: Shape, lora: LoraConfig) -> int:
+    """Return how many numbers a run's adapter has, with those of modules that are trained in full; 0: there is none.
+
+    Raises:
+        InvalidInput: `lora.adapter` is no adapter's folder.
+    """
+    if not lora.active:
+        return 0
+    if lora.adapter is not None:
+        from agentrl.models.adapters import read_adapter  # brings torch
+
+        saved = read_adapter(Path(lora.adapter))
+        whole: dict[int, int] = {tensor.data_ptr(): tensor.numel() for tensor in saved.full.values()}
+        pairs: list[int] = [a.numel() + b.numel() for a, b in saved.matrices.values()]
+        return sum(pairs) + sum(whole.values())
+    tied = ("lm_head",) if shape.tie_word_embeddings else ()
+    full = {
+        name: size
+        for name, size in _modules(shape)
+        if _matches((name, *tied) if name == EMBEDDING else (name,), lora.full)
+    }
+    chosen = [
+        columns + rows
+        for name, columns, rows in linear_sizes(shape)
+        if name not in full and (not lora.targets or _matches((name,), lora.targets))
+    ]
+    expert = 2 * shape.hidden_size + 3 * shape.moe_intermediate_size  # gate and up are one tensor
+    experts = shape.expert_layers * shape.num_experts * expert if lora.experts else 0
+    return lora.rank * (sum(chosen) + experts) + sum(full.values())
+
+
+def _matches(names: tuple[str, ...], patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+
+def with_adapter(memory: TrainerMemory, numbers: Numbers) -> TrainerMemory:
+    """Return the memory of a trainer's device where it trains an adapter, which every rank has whole.
+
+    Args:
+        memory: where it trains the whole model.
+        numbers: the trainer's, with the adapter's parameters.
+    """
+    own, moments = FLOAT32 * numbers.adapter, 2 * FLOAT32 * numbers.adapter
+    return replace(
+        memory,
+        weights=memory.weights + own,
+        gradients=own,
+        optimizer=0.0 if numbers.offloaded else moments,
+        updating=moments if numbers.offloaded else 0.0,
+        reference=own if memory.reference else 0.0,
+        average=own if memory.average else 0.0,
+    )
