@@ -5,6 +5,7 @@ One that has a section of a trainer or of an algorithm learns, from the same ses
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -24,6 +25,17 @@ POPULATION = "population"
 """The name of policies that are several others, of which each group meets one."""
 SCRIPTS = ("expert", "noop")
 """The names of evaluated policies that need no model."""
+NAMES = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""The form of a policy's name, which is also that of a folder, a part of dotted settings and a prefix of metrics."""
+METRICS = frozenset(
+    (
+        *("adaptive", "branch", "branches", "correction", "count", "counterfactual", "critic", "distill", "engine"),
+        *("env", "eval", "gateway", "group", "groups", "image", "mismatch", "moe", "pack", "policy", "preference"),
+        *("probe", "reasoning", "reuse", "reward", "reward_model", "scores", "sessions", "signal", "staleness"),
+        *("status", "stream", "throughput", "time", "tokens", "tool_errors", "vine"),
+    )
+)
+"""The first words of the main policy's metrics: no other policy that learns is called by one."""
 
 
 def _is_url(model: Any) -> bool:
@@ -97,6 +109,17 @@ class PolicyConfig(Section):
                     f"{field}{'' if field == 'members' else '.*'} is of no use to a policy that is {self.name!r}"
                 )
         return self
+
+
+def check_names(policies: Mapping[str, PolicyConfig]) -> None:
+    """Raise a ValueError where a policy can't have the name that it is given."""
+    for name, own in policies.items():
+        if name == MAIN:
+            raise ValueError(f"policies.{MAIN} is the policy that is trained; give a frozen one another name")
+        if not NAMES.fullmatch(name):
+            raise ValueError(f"policies: a policy has 1 to 64 letters, digits, '_' and '-' as its name, not {name!r}")
+        if own.learns and name in METRICS:
+            raise ValueError(f"policies.{name} learns, and metrics {name}/… are the run's own: give it another name")
 
 
 def address_judge(reward: str, asking: Any, policies: Mapping[str, PolicyConfig]) -> Any:

@@ -14,7 +14,7 @@ from agentrl.config.engines import EngineSection, FleetConfig, ModelConfig, Weig
 from agentrl.config.gateway import GatewayConfig
 from agentrl.config.learners import ScheduleConfig, check_algorithm, check_learners, check_populations
 from agentrl.config.lora import LoraConfig
-from agentrl.config.policies import MODEL, PAST, PolicyConfig, address_judge
+from agentrl.config.policies import MODEL, PAST, PolicyConfig, address_judge, check_names
 from agentrl.config.rollout import (
     EnvConfig,
     EvalConfig,
@@ -238,8 +238,7 @@ class RunConfig(Section):
         return self
 
     def _policies_are_played(self) -> None:
-        if MAIN in self.policies:
-            raise ValueError(f"policies.{MAIN} is the policy that is trained; give a frozen one another name")
+        check_names(self.policies)
         for agent, policy in self.agents.items():
             if policy not in (MAIN, *self.policies):
                 known = ", ".join((MAIN, *self.policies))

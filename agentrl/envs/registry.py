@@ -49,6 +49,7 @@ ENVS: Registry[EnvFactory] = Registry(
         "document_search": "agentrl.envs.builtin.document_search.env:DocumentSearch",
         "function_calls": "agentrl.envs.builtin.function_calls:FunctionCalls",
         "grid_camera": "agentrl.envs.builtin.seen.grid_camera:GridCamera",
+        "grid_transport": "agentrl.envs.builtin.teams.grid_transport:GridTransport",
         "gsm8k": "agentrl.envs.builtin.gsm8k:GSM8K",
         "gymnasium": "agentrl.envs.adapters.gymnasium:Gymnasium",
         "hide_and_seek": "agentrl.envs.builtin.teams.hide_and_seek:HideAndSeek",

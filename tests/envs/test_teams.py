@@ -22,7 +22,7 @@ from agentrl.errors import ConfigError
 from agentrl.types import Message, Status, Task
 
 ONE_CHOICE = ("joint_length", "speaker_listener", "hide_and_seek", "allocation")
-TEAMS = ("joint_length", "speaker_listener", "allocation", "debate", "planner_worker")
+TEAMS = ("joint_length", "speaker_listener", "allocation", "grid_transport", "debate", "planner_worker")
 
 
 @pytest.mark.slow
@@ -139,6 +139,47 @@ async def test_a_crew_of_fifty_fills_every_place_and_the_number_is_checked():
     assert session.agent_rewards == dict.fromkeys(env.agents, 1.0)
     with pytest.raises(ConfigError, match=r"env\.workers = 51: allowed are 2 to 50"):
         make("allocation", workers=51)
+
+
+def test_arms_that_see_their_own_cells_alone_bring_every_parcel_to_its_end_in_time():
+    """Grids of 2 to 50 cells with up to eight parcels; each arm says what its expert does, of what it was told."""
+    for seed in range(40):
+        rng = random.Random(seed)
+        rows, columns = rng.choice([(1, 2), (2, 1), (2, 2), (1, 9), (3, 4), (5, 10), (7, 7)])
+        world = make("grid_transport", rows=rows, columns=columns, parcels=rng.randint(1, 8)).unwrapped
+        for number in rng.sample(range(len(world.situations())), 2):
+            world.begin(number)
+            told = {agent: Message(role="user", content=world.opening(agent)) for agent in world.agents}
+            for _ in range(world.rounds):
+                for agent, word in {agent: world.expert([told[agent]]) for agent in world.agents}.items():
+                    world.said[agent].append(word)
+            assert world.payoffs() == {"crew": 1.0}, (seed, number)
+
+
+def test_an_arm_hands_on_the_parcel_with_the_longest_way_and_walls_stop_it():
+    world = make("grid_transport").unwrapped
+    world.begin(
+        next(
+            n
+            for n, each in enumerate(world.situations())
+            if each["starts"] == [(0, 0)] * 2 and each["ends"] == [(0, 1), (0, 2)]
+        )
+    )
+    assert [world.opening(agent).partition(". ")[2] for agent in world.agents] == [
+        "Parcel to 0 2.",
+        "No parcel.",
+        "No parcel.",
+    ]
+    moves = {"arm_0_0": ("right", "left", "right"), "arm_0_1": ("stay", "right", ""), "arm_0_2": ("up", "up", "right")}
+    seen = []
+    for turn in range(3):
+        for agent, words in moves.items():
+            world.said[agent].append(words[turn])
+        seen.append(world.places())
+    assert seen == [[(0, 0), (0, 1)], [(0, 0), (0, 2)], [(0, 1), (0, 2)]]
+    assert world.payoffs() == {"crew": 1.0}
+    with pytest.raises(ConfigError, match=r"env\.rows = 6, env\.columns = 9: allowed are 2 to 50 cells together"):
+        make("grid_transport", rows=6, columns=9)
 
 
 async def test_debaters_hear_the_others_first_answers_and_two_of_three_decide():

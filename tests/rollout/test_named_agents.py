@@ -42,11 +42,13 @@ async def played(
     serve: Serve,  # noqa: F811
     program: Any,
     said: Sequence[str] = ("done", "again"),
+    *,
+    frozen: bool = True,
     **options: Any,
 ) -> tuple[Session, Any, ScriptedEngine]:
-    """A session of a program with a planner by the gateway's own policy, and a worker by a frozen one."""
+    """A session of a program with a planner by the gateway's own policy, and a worker by another one."""
     other = ScriptedEngine(in_turn(*map(assistant, said)))
-    partners = {"worker": Fixed(Policy(renderer(), other, name="helper", frozen=True), ModelActor(WORKER))}
+    partners = {"worker": Fixed(Policy(renderer(), other, name="helper", frozen=frozen), ModelActor(WORKER))}
     agents = {"planner": "main", "worker": "helper"}
     async with serve(**options) as served:
         gateway = LocalGateway(served.gateway, served.url, agents=agents, partners=partners)
@@ -54,6 +56,12 @@ async def played(
         tree.check(session)
         assert session.status is Status.COMPLETED, session.error
         return session, served.engine, other
+
+
+def trained_by_policy(session: Session) -> dict[str, set[str]]:
+    """The agents whose tokens each of the two policies learns from."""
+    views = {policy: view_by(session, policy, {"worker": "helper"}) for policy in ("main", "helper")}
+    return {name: {node.agent for node in view.nodes if any(node.trainable)} for name, view in views.items()}
 
 
 async def test_each_agent_is_answered_by_its_policy_in_a_tree_of_its_own(serve: Serve) -> None:  # noqa: F811
@@ -137,9 +145,11 @@ async def test_a_hand_off_of_openais_agents_is_between_policies(serve: Serve, tm
     """Each agent of the unmodified SDK names its model; over Chat Completions, then over Responses."""
     hand_off = assistant("", None, [("transfer_to_worker", "{}")])
     program = shlex.join(map(str, script("", "agents_hand_off.py", tmp_path)))
-    session, own, other = await played(serve, program, ("done",), engine=ScriptedEngine(lambda _: hand_off))
+    engine = ScriptedEngine(lambda _: hand_off)
+    session, own, other = await played(serve, program, ("done",), frozen=False, engine=engine)
     turns = [(node.agent, node.policy, node.message.text) for node in session.nodes if node.sampled]
     assert turns == [("planner", "main", ""), ("worker", "helper", "done")] * 2
+    assert trained_by_policy(session) == {"main": {"planner"}, "helper": {"worker"}}
     assert (len(own.calls), len(other.calls)) == (2, 2)
 
 
@@ -151,13 +161,14 @@ async def test_unmodified_teams_of_other_libraries_are_told_apart_by_their_model
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A planner and a worker speak in turn, twice; each policy's turns are on paths of its own agent."""
+    """A planner and a worker speak in turn, twice; each policy is trained on its own agent's turns alone."""
     for name, value in {**QUIET, "HOME": str(tmp_path), "NO_PROXY": "127.0.0.1,localhost"}.items():
         monkeypatch.setenv(name, value)
     program = shlex.join(map(str, script(library, f"{library}_team.py", tmp_path)))
-    session, own, other = await played(serve, program)
+    session, own, other = await played(serve, program, frozen=False)
     turns = [(node.agent, node.policy, any(node.trainable)) for node in session.nodes if node.sampled]
-    assert turns == [("planner", "main", True), ("worker", "helper", False)] * 2
+    assert turns == [("planner", "main", True), ("worker", "helper", True)] * 2
+    assert trained_by_policy(session) == {"main": {"planner"}, "helper": {"worker"}}
     assert (len(own.calls), len(other.calls)) == (2, 2)
     for node in session.nodes:
         assert node.parent is None or session.nodes[node.parent].agent == node.agent

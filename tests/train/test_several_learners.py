@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 from contextlib import nullcontext
 from dataclasses import replace
@@ -250,6 +251,22 @@ def test_versions_are_those_of_a_policy_that_learns_and_plays(policies: dict[str
     both = {"env": {"name": DEMAND}, "agents": {"right": "a"}, "policies": {"other": {"trainer": "torch"}, **policies}}
     with pytest.raises(ValidationError, match=named):
         RunConfig.model_validate(both)
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("../../other", "not '../../other'"),
+        ("gpt-4.1", "a policy has 1 to 64 letters, digits, '_' and '-' as its name, not 'gpt-4.1'"),
+        ("", "not ''"),
+        ("critic", "policies.critic learns, and metrics critic/… are the run's own"),
+        ("main", "policies.main is the policy that is trained"),
+    ],
+)
+def test_a_policys_name_is_that_of_a_folder_of_settings_and_of_metrics(name: str, named: str) -> None:
+    run = {"env": {"name": DEMAND}, "agents": {"right": name}, "policies": {name: {"trainer": "torch"}}}
+    with pytest.raises(ValidationError, match=re.escape(named)):
+        RunConfig.model_validate(run)
 
 
 def test_a_policy_without_weights_can_not_learn() -> None:

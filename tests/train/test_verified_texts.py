@@ -14,7 +14,7 @@ from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.renderers.base import Renderer, parse
 from agentrl.train.record.verify.report import Check
-from agentrl.train.record.verify.texts import NO_TOKENIZER, Texts
+from agentrl.train.record.verify.texts import ANOTHERS, NO_TOKENIZER, Texts
 from agentrl.types import MAIN, FinishReason, FunctionCall, Message, Node, Sampling, Session, Task, ToolCall
 from tests.train.verified.clean import make_base
 
@@ -98,6 +98,16 @@ def test_a_text_that_could_be_matched_in_many_ways_is_compared_in_a_few(model: P
     ids = renderer.tokenizer.encode("a<a[" * 300)
     [what] = faults(model, sampled(Message(role="assistant", content="a" * 300 + "b"), ids))
     assert "its text has" in what
+
+
+def test_a_demonstration_to_an_agent_of_another_model_is_not_compared_by_the_runs_tokenizer(model: Path) -> None:
+    """A run of two tokenizers with a warm start did not pass: demonstrations do not say whose policy they are for."""
+    for agent, unknown in {"left": {}, "right": {ANOTHERS: 1}, "right/reader": {ANOTHERS: 1}}.items():
+        check = Check("texts", "")
+        node = Node(0, None, Message(role="user", content="hello"), [7], [False], [0.0], agent=agent)
+        said = Texts(model, check, frozenset({"rival"}), {"right": "rival"})
+        said.add(Session("demo-0.0-0", Task(id="t"), phase="demo", nodes=[node]))
+        assert (len(check.faults), dict(check.unknown)) == (not unknown, unknown)
 
 
 def test_without_a_tokenizer_texts_are_unknown(tmp_path: Path) -> None:

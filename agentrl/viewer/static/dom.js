@@ -66,7 +66,7 @@ export function link(parts, parameters = {}) {
 
 /** A number in few characters. */
 export function short(value) {
-  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  if (typeof value !== "number" || Number.isNaN(value)) return "–"; // a file has said something else
   const size = Math.abs(value);
   if (size >= 1e9 || (size < 1e-3 && size > 0)) return Number(value.toPrecision(3)).toExponential();
   if (size >= 1e6) return `${trimmed(value / 1e6)}M`;

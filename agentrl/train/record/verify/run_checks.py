@@ -67,8 +67,10 @@ def _verify(run: Path, weights: bool, trust: bool) -> Report:
     data = Check("data", "the tasks are those that the run began with; a number is one task")
     first: dict[str, int] = {}
     tasks, texts = StoredTasks(), Check("texts", "what turns and users say is what their tokens say")
+    config = recorded.settings(1)
     with Store(run / "sessions.db", read_only=True) as stored:
-        check_store(stored, store, tasks, Texts(run / "model", texts, models_apart(recorded.settings(1).policies)))
+        said = Texts(run / "model", texts, models_apart(config.policies), config.agents)
+        check_store(stored, store, tasks, said)
         if sealed is not None:
             evaluated = {step: set(stored.ids(phase="eval", step=step)) for step in sealed.evaluations}
             seal_checks.check_sessions(sealed, stored.digests(), evaluated, written)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
+from types import MappingProxyType
 
 from agentrl.config import PAST, START, PolicyConfig
 from agentrl.errors import AgentRLError
@@ -38,10 +39,17 @@ class Texts:
         model: the folder of the run's model.
         check: gets what is wrong, and what is unknown.
         apart: the policies with a model of their own, whose tokenizer may be another.
+        players: the policies that the run gave agents to; a demonstration is written for them, and says no policy.
     """
 
-    def __init__(self, model: Path, check: Check, apart: Set[str] = frozenset()) -> None:
-        self._check, self._apart = check, apart
+    def __init__(
+        self,
+        model: Path,
+        check: Check,
+        apart: Set[str] = frozenset(),
+        players: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._check, self._apart, self._players = check, apart, players
         self._tokenizer: HFTokenizer | None = None
         try:
             self._tokenizer = load_tokenizer(model)
@@ -53,9 +61,9 @@ class Texts:
         if self._tokenizer is None:
             return
         spoke = {node.agent: node.policy for node in session.nodes if node.sampled and node.policy}
-        others = {agent for agent, policy in spoke.items() if policy.partition("/")[0] in self._apart}
         for node in session.nodes:
-            if node.agent in others:
+            policy = spoke.get(node.agent) or self._players.get(node.agent.partition("/")[0], MAIN)
+            if policy.partition("/")[0] in self._apart:
                 self._check.unknown.update({ANOTHERS: 1} if node.message.role == "user" else {})
                 continue
             own = node.sampled and node.policy == MAIN
