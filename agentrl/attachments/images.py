@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 NAME = "images"
 _HEADER = struct.Struct("<cIH16s")
 _FRAME = struct.Struct("<HH3I")
-_LETTER = b"J"
+_LETTER, _BOTH = b"J", b"B"
+"""The header's letter, and that of frames whose tokens see each other both ways."""
 _EARLIER = struct.Struct("<cIIIHH16s")
 """The header of earlier bytes (letter I): pictures of one size, each of as many placeholder tokens."""
 _WIDTH = 4
@@ -41,12 +42,14 @@ class ImageInputs:
         settings: a digest of the processor's settings.
         frames: float32, [4, height, width] or [patches, values] each.
         grids: rows and columns of each frame's placeholder tokens.
+        both: whether a frame's tokens see each other both ways, as Gemma 3's do.
     """
 
     token: int
     settings: bytes
     frames: tuple[NDArray[np.float32], ...]
     grids: tuple[tuple[int, int], ...]
+    both: bool = False
 
     @property
     def count(self) -> int:
@@ -60,7 +63,7 @@ class ImageInputs:
 
     def pack(self) -> bytes:
         """These inputs as bytes."""
-        header = _HEADER.pack(_LETTER, self.token, len(self.frames), self.settings)
+        header = _HEADER.pack(_BOTH if self.both else _LETTER, self.token, len(self.frames), self.settings)
         shapes = [
             _FRAME.pack(*grid, *frame.shape, *[0] * (3 - frame.ndim))
             for frame, grid in zip(self.frames, self.grids, strict=True)
@@ -134,6 +137,18 @@ def shift_of(place: NDArray[np.int64], grid: NDArray[np.int64]) -> NDArray[np.in
     return np.where((place >= 0) & (place == count - 1), grid.max(1) - count, 0)
 
 
+def last_seen(place: NDArray[np.int64], grid: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The last place of a row that each token sees, where a frame's tokens see each other both ways: [T].
+
+    Args:
+        place: [T], which of its frame's tokens it is; -1 for text.
+        grid: [T, 2], rows and columns of its frame; 0 for text.
+    """
+    import numpy as np
+
+    return np.arange(len(place)) + np.where(place >= 0, grid[:, 0] * grid[:, 1] - 1 - place, 0)
+
+
 def _shapes(data: bytes) -> tuple[int, bytes, list[tuple[tuple[int, int], tuple[int, ...]]]]:
     """Placeholder's id, settings, and each frame's grid and shape; the frames' numbers are behind them.
 
@@ -151,7 +166,7 @@ def _shapes(data: bytes) -> tuple[int, bytes, list[tuple[tuple[int, int], tuple[
     if len(data) < _HEADER.size:
         raise InvalidInput(f"images of {len(data)} bytes have no header, which takes {_HEADER.size}")
     letter, token, count, settings = _HEADER.unpack_from(data)
-    if letter != _LETTER or not count or len(data) < _HEADER.size + count * _FRAME.size:
+    if letter not in (_LETTER, _BOTH) or not count or len(data) < _HEADER.size + count * _FRAME.size:
         raise InvalidInput(
             f"images of {len(data)} bytes begin with {letter!r} for {count} frames; expected {_LETTER!r}"
         )
@@ -180,7 +195,7 @@ def unpack(data: bytes) -> ImageInputs:
         raise InvalidInput("images have pixels that are not finite")
     pieces = np.split(values, np.cumsum([math.prod(shape) for _, shape in found])[:-1])
     frames = tuple(piece.reshape(shape) for piece, (_, shape) in zip(pieces, found, strict=True))
-    return ImageInputs(token, settings, frames, tuple(grid for grid, _ in found))
+    return ImageInputs(token, settings, frames, tuple(grid for grid, _ in found), data[:1] == _BOTH)
 
 
 class Images(AttachmentKind):

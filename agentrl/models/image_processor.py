@@ -11,8 +11,8 @@ import hashlib
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,11 +58,13 @@ class ImageProcessor:
 
     def __init__(self, folder: Path) -> None:
         kind = read_json((folder / "config.json").read_text())["model_type"]
+        self._kind = kind
         self._processor = _load(folder, kind)
         self._process = _PROCESSES[kind]
-        self._around = FAMILIES[kind].around
+        self._around, self._both = FAMILIES[kind].around, FAMILIES[kind].both
         self.token: str = self._processor.image_token
-        self._token_id = int(self._processor.image_token_id)
+        own = getattr(self._processor.tokenizer, "image_token_id", None)  # Gemma 3's template writes another
+        self._token_id = int(self._processor.image_token_id if own is None else own)
         settings = [self._processor.image_processor.to_dict(), getattr(self._processor, "image_seq_len", None)]
         self._settings = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).digest()[:16]
         self._lock = threading.Lock()
@@ -89,7 +91,8 @@ class ImageProcessor:
             except InvalidInput as error:
                 raise RenderError(str(error)) from error
             self.processed += 1
-            made = ProcessedImage(text, images.ImageInputs(self._token_id, self._settings, tuple(frames), tuple(grids)))
+            inputs = images.ImageInputs(self._token_id, self._settings, tuple(frames), tuple(grids), self._both)
+            made = ProcessedImage(text, inputs)
             self._kept[key] = made
             self._bytes += made.nbytes
             while self._bytes > _KEPT_BYTES and len(self._kept) > 1:
@@ -110,7 +113,7 @@ class ImageProcessor:
             sizes = ", ".join(sorted({"{} x {}".format(*frame.shape[1:]) for frame in frames}))
             raise RenderError(f"a message's images become frames of different sizes ({sizes}), which is not supported")
         grids = tuple(grid for one in found for grid in one.grids)
-        return {images.NAME: images.ImageInputs(found[0].token, found[0].settings, frames, grids).pack()}
+        return {images.NAME: replace(found[0], frames=frames, grids=grids).pack()}
 
     def encode(self, url: str) -> list[int]:
         """The tokens that an image becomes.
@@ -121,6 +124,37 @@ class ImageProcessor:
         text = self.processed_image(url).text.join(self._around)
         ids: list[int] = self._processor.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
+
+    def process_whole(self, messages: Sequence[Message], template: str, *, prompt: bool) -> Mapping[str, Any]:
+        """What transformers' processor makes of a whole conversation by itself: a model's inputs, as arrays.
+
+        Args:
+            messages: whose texts hold no markup.
+            template: the chat template.
+            prompt: whether it ends with what opens the model's turn.
+        """
+        shown = [{"role": message.role, "content": _parts(message)} for message in messages]
+        made: Mapping[str, Any] = self._processor.apply_chat_template(
+            shown,
+            chat_template=template,
+            add_generation_prompt=prompt,
+            tokenize=True,
+            return_dict=True,
+            return_tensors="np",
+        )
+        return made
+
+    def model_inputs(self, messages: Sequence[Message]) -> dict[str, NDArray[Any]]:
+        """What nodes carry of a conversation's images, as `process_whole` has it: pixels and grids."""
+        import torch
+
+        from agentrl.models.vision_trials import TRIALS
+
+        shown = [self.processed_image(url).inputs for message in messages for url in message.images]
+        frames = [torch.from_numpy(frame) for one in shown for frame in one.frames]
+        grids = [grid for one in shown for grid in one.grids]
+        given = TRIALS[self._kind].given(frames, grids, torch.zeros(1, 0))
+        return {name: tensor.numpy() for name, tensor in given.items() if tensor.numel()}
 
     def expand(self, text: str, urls: Sequence[str]) -> str:
         """A rendered conversation in which each image's placeholder has become the text of its tokens.
@@ -137,6 +171,16 @@ class ImageProcessor:
             raise RenderError(f"the chat template writes {len(pieces) - 1} placeholders for {len(urls)} images")
         shown = [*(self.processed_image(url).text for url in urls), ""]
         return "".join(piece + image for piece, image in zip(pieces, shown, strict=True))
+
+
+def _parts(message: Message) -> list[dict[str, str]]:
+    """A message's content as transformers' processors take it."""
+    if not isinstance(message.content, list):
+        return [{"type": "text", "text": message.text}]
+    return [
+        {"type": "image", "url": part.image} if part.image else {"type": "text", "text": part.text or ""}
+        for part in message.content
+    ]
 
 
 def _process_idefics(processor: Any, image: Any) -> ProcessedParts:
@@ -168,6 +212,14 @@ def _process_qwen(processor: Any, image: Any) -> ProcessedParts:
     return processor.replace_image_token(made, 0), [patches], [(high // merged, wide // merged)]
 
 
+def _process_gemma(processor: Any, image: Any) -> ProcessedParts:
+    import numpy as np
+
+    made = processor.image_processor([image], return_tensors="np")
+    frames = list(np.asarray(made["pixel_values"], dtype=np.float32))
+    return processor.replace_image_token(made, 0), frames, [(1, processor.image_seq_length)] * len(frames)
+
+
 ProcessedParts = tuple[str, "list[NDArray[np.float32]]", list[tuple[int, int]]]
 """An image's text, its frames, and their grids."""
 _PROCESSES: dict[str, Callable[[Any, Any], ProcessedParts]] = {
@@ -176,6 +228,9 @@ _PROCESSES: dict[str, Callable[[Any, Any], ProcessedParts]] = {
     "llava": _process_llava,
     "qwen2_5_vl": _process_qwen,
     "qwen3_vl": _process_qwen,
+    "gemma3": _process_gemma,
+    "glm4v": _process_qwen,
+    "glm4v_moe": _process_qwen,
 }
 
 
@@ -194,43 +249,42 @@ def find_processor(folder: Path | None) -> ImageProcessor | None:
     return ImageProcessor(folder) if family in FAMILIES else None
 
 
+_CLASSES = {
+    "idefics3": "Idefics3Processor",
+    "smolvlm": "Idefics3Processor",
+    "llava": "LlavaProcessor",
+    "qwen2_5_vl": "Qwen2_5_VLProcessor",
+    "qwen3_vl": "Qwen3VLProcessor",
+    "gemma3": "Gemma3Processor",
+    "glm4v": "Glm4vProcessor",
+    "glm4v_moe": "Glm4vProcessor",
+}
+"""Of transformers. SmolVLM's own needs a video library; images become the same text by Idefics3's."""
+_SETTINGS = {
+    "Idefics3Processor": ("image_seq_len",),
+    "LlavaProcessor": ("patch_size", "vision_feature_select_strategy", "num_additional_image_tokens"),
+    "Gemma3Processor": ("image_seq_length",),
+}
+"""Which of a processor's arguments its folder says."""
+
+
 def _load(folder: Path, kind: str) -> Any:
-    """A processor without video, which some classes can't be: images become the same text by both."""
+    """The processor of transformers, without its part for videos, which needs libraries of theirs."""
     try:
         from PIL import Image  # noqa: F401
     except ImportError:
         raise missing_extra("pillow", "vision") from None
-    from transformers import AutoTokenizer, Idefics3Processor, LlavaProcessor
+    import transformers
     from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
+    whole = getattr(transformers, _CLASSES[kind])
+    images_alone = type(whole.__name__, (whole,), {"check_argument_for_proper_class": lambda *given: type(given[-1])})
     try:
         pixels = AutoImageProcessor.from_pretrained(folder, backend="pil")
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        if _PROCESSES[kind] is _process_qwen:
-            return QwenProcessor(pixels, tokenizer)
-        settings = read_json((folder / "processor_config.json").read_text())
-        if kind == "llava":
-            own = ("patch_size", "vision_feature_select_strategy", "num_additional_image_tokens")
-            return LlavaProcessor(pixels, tokenizer, **{name: settings[name] for name in own if name in settings})
-        return Idefics3Processor(pixels, tokenizer, int(settings["image_seq_len"]))
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        names = _SETTINGS.get(_CLASSES[kind], ())
+        settings = read_json((folder / "processor_config.json").read_text()) if names else {}
+        given = {name: settings[name] for name in names if name in settings}
+        return images_alone(image_processor=pixels, tokenizer=tokenizer, **given)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"model={str(folder)!r}: its image processor can't be loaded: {error}") from error
-
-
-class QwenProcessor:
-    """The images' part of Qwen-VL's processors, whose own class needs a video library.
-
-    Args:
-        image_processor: of transformers.
-        tokenizer: of transformers.
-    """
-
-    image_token = "<|image_pad|>"
-
-    def __init__(self, image_processor: Any, tokenizer: Any) -> None:
-        self.image_processor, self.tokenizer = image_processor, tokenizer
-        self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
-
-    def replace_image_token(self, made: Any, number: int) -> str:
-        """The text that an image's placeholder becomes."""
-        return self.image_token * int(made["image_grid_thw"][number].prod() // self.image_processor.merge_size**2)

@@ -25,6 +25,7 @@ from agentrl.common.untrusted import read_json
 from agentrl.errors import InvalidInput, InvalidWeights
 from agentrl.models import tensors
 from agentrl.models.folders import refuse_adapter
+from agentrl.models.vision_families import FAMILIES
 
 _one_at_a_time = threading.Lock()
 
@@ -76,23 +77,32 @@ def load_with_match(
     return model, found[0]
 
 
-def loadable_config(folder: Path) -> Any:
+def loadable_config(folder: Path, *, seeing: bool = False) -> Any:
     """`read_config` of a folder whose model `load_causal_lm` knows how to load, by its configuration.
+
+    Args:
+        folder: of Hugging Face.
+        seeing: also of the known vision-language families (`vision.load_lm`).
 
     Raises:
         InvalidInput: there is no such configuration, its weights are quantised, or it is no causal language model's.
     """
     config = read_config(folder)
     _refuse_quantised(folder, config)
+    if seeing and config.model_type in FAMILIES:
+        return config
     if fault := _no_causal_lm(folder, config):
         raise InvalidInput(f"can't load model={str(folder)!r}: {fault}")
     return config
 
 
 def new_causal_lm(config: Any, dtype: Any, attention: str) -> Any:
-    """A language model with the random weights of a transformers configuration."""
-    from transformers import PreTrainedModel
+    """A language model with the random weights of a transformers configuration; one that sees where that is of one."""
+    from transformers import AutoModelForImageTextToText, PreTrainedModel
 
+    if config.model_type in FAMILIES:
+        with _one_at_a_time:
+            return AutoModelForImageTextToText.from_config(config, dtype=dtype, attn_implementation=attention)
     model_class = _model_class(Path(config.name_or_path)) if getattr(config, "auto_map", None) else _model_class(None)
     with _one_at_a_time:
         if issubclass(model_class, PreTrainedModel):
@@ -200,8 +210,6 @@ def _no_causal_lm(folder: Path, config: Any) -> str:
         named = custom_code.list_named_classes(folder)
         return "" if kind in named else f"auto_map in config.json names no {kind}, but {', '.join(sorted(named))}"
     if config.get_text_config() is not config:
-        from agentrl.models.vision_families import FAMILIES
-
         known = f"of these only trainer=torch trains any ({', '.join(FAMILIES)})"
         return f"model_type={config.model_type!r} is a model of images or sound; {known}"
     return f"model_type={config.model_type!r} is no causal language model"

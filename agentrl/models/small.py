@@ -17,6 +17,7 @@ from huggingface_hub.errors import StrictDataclassError
 
 from agentrl.models.loading import new_causal_lm, unknown_value
 from agentrl.models.sizes import OTHER_NAMES
+from agentrl.models.vision_trials import TRIALS
 
 VOCABULARY, LAYERS, WIDTH, NEAR, CAP = 64, 6, 16, 12, 0.5
 """Of the small model: vocabulary, most layers, a head's width; the length from which positions are scaled and windows
@@ -58,6 +59,9 @@ def small_model(config: Any, shares: Shares = Shares()) -> tuple[Any, str]:
             _fewer_layers(text, shares)
             _lower_thresholds(text)
             narrow(text)
+            if small.model_type in TRIALS:
+                small.image_token_id = VOCABULARY - 1
+                TRIALS[small.model_type].narrow(small)
             shares.check(small)
             with torch.device("meta"):
                 size = sum(p.numel() for p in new_causal_lm(small, torch.float32, "eager").parameters())

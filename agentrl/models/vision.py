@@ -15,7 +15,7 @@ from torch import Tensor
 
 from agentrl.common.untrusted import read_json
 from agentrl.errors import InvalidInput, InvalidWeights
-from agentrl.models.loading import load_with_match, read_config
+from agentrl.models.loading import load_causal_lm, load_with_match, loadable_config
 from agentrl.models.vision_families import FAMILIES, PROJECTORS, TOWERS, VisionFamily
 
 
@@ -27,22 +27,29 @@ def sees(folder: Path) -> bool:
         return False
 
 
+def load_lm(folder: Path, dtype: Any, attention: str) -> Any:
+    """The model of a Hugging Face folder: `load_vision_lm` where it sees, else `loading.load_causal_lm`."""
+    return (load_vision_lm if sees(folder) else load_causal_lm)(folder, dtype, attention)
+
+
 def load_vision_lm(folder: Path, dtype: Any, attention: str) -> Any:
     """A vision-language model, all of whose weights are from its files.
 
     Args:
         folder: of Hugging Face, of a known family (`sees`).
         dtype: torch's type of its weights.
-        attention: transformers' name of the language model's attention implementation; the tower's is torch's own.
+        attention: transformers' name of the language model's attention implementation; the tower's is torch's own,
+            but for `eager`, which is all of the model's.
 
     Raises:
         InvalidWeights: a tensor is missing, or of another shape.
-        InvalidInput: transformers can't load it.
+        InvalidInput: transformers can't load it, or its weights are quantised.
     """
     from transformers import AutoModelForImageTextToText
 
-    chosen: Any = {"": attention, "text_config": attention, "vision_config": "sdpa"}
-    config = read_config(folder)
+    tower = "eager" if attention == "eager" else "sdpa"
+    chosen: Any = {"": attention, "text_config": attention, "vision_config": tower}
+    config = loadable_config(folder, seeing=True)
     model, found = load_with_match(lambda: AutoModelForImageTextToText, folder, config, dtype, chosen)
     if faults := found.faults(model):
         raise InvalidWeights(f"model={str(folder)!r}: its files don't hold the weights of its config.json: {faults}")

@@ -1,7 +1,7 @@
 """The families of vision-language models that are known, by `model_type`: data about each, and how its tower is run.
 
-A family is here when its image tokens are causal. Those that see patches have positions with three axes
-(`attachments.images`).
+Image tokens are causal, but for families that say otherwise (`both`). Families that see patches have positions with
+three axes (`attachments.images`).
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ class VisionFamily:
             features go into several layers, one behind the other, [tokens, levels * d].
         shape: of a frame with a grid, by the model's configuration.
         around: what a renderer writes before and behind an image's placeholders, where the processor does not.
+        both: whether a frame's tokens see each other both ways.
     """
 
     text: str
     encode: Callable[[Any, Tensor, list[Grid]], Tensor]
     shape: Callable[[Any, Grid], tuple[int, ...]]
     around: tuple[str, str] = ("", "")
+    both: bool = False
 
 
 def _encode_idefics(trunk: Any, frames: Tensor, grids: list[Grid]) -> Tensor:
@@ -80,10 +82,32 @@ def _llava_shape(config: Any, grid: Grid) -> tuple[int, ...]:
     return (3, side, side) if math.prod(grid) == count else ()
 
 
+def _encode_gemma(trunk: Any, frames: Tensor, grids: list[Grid]) -> Tensor:
+    """[n, 3, height, width]."""
+    found: Tensor = trunk.get_image_features(frames.to(trunk.dtype)).pooler_output.flatten(0, 1)
+    return found
+
+
+def _gemma_shape(config: Any, grid: Grid) -> tuple[int, ...]:
+    side = config.vision_config.image_size
+    return (3, side, side) if math.prod(grid) == config.mm_tokens_per_image else ()
+
+
 _IDEFICS = VisionFamily("text_model", _encode_idefics, _idefics_shape)
 _QWEN = VisionFamily("language_model", _encode_qwen, _qwen_shape, around=("<|vision_start|>", "<|vision_end|>"))
 _LLAVA = VisionFamily("language_model", _encode_llava, _llava_shape)
-FAMILIES = {"idefics3": _IDEFICS, "smolvlm": _IDEFICS, "qwen2_5_vl": _QWEN, "qwen3_vl": _QWEN, "llava": _LLAVA}
+_GEMMA = VisionFamily("language_model", _encode_gemma, _gemma_shape, both=True)
+_GLM = VisionFamily("language_model", _encode_qwen, _qwen_shape, around=("<|begin_of_image|>", "<|end_of_image|>"))
+FAMILIES = {
+    "idefics3": _IDEFICS,
+    "smolvlm": _IDEFICS,
+    "qwen2_5_vl": _QWEN,
+    "qwen3_vl": _QWEN,
+    "llava": _LLAVA,
+    "gemma3": _GEMMA,
+    "glm4v": _GLM,
+    "glm4v_moe": _GLM,
+}
 """By model_type in config.json."""
 TOWERS = ("vision_model", "visual", "vision_tower")
 PROJECTORS = ("connector", "merger", "deepstack_merger_list", "multi_modal_projector")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,31 @@ def llava() -> Any:
     )
 
 
+def gemma3() -> Any:
+    """Frames of 16 x 16 pixels are 16 patches, and 4 tokens, which see each other; a layer has a window."""
+    seen = {
+        "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "image_size": SIDE, "patch_size": 4,
+    }  # fmt: skip
+    text = {**TEXT, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 6}
+    text |= {"layer_types": ["sliding_attention", "full_attention"]}
+    return transformers.Gemma3ForConditionalGeneration(
+        transformers.Gemma3Config(
+            text_config=text, vision_config=seen, mm_tokens_per_image=PER_FRAME, image_token_index=IMAGE,
+            boi_token_index=41, eoi_token_index=42, tie_word_embeddings=False,
+        )
+    )  # fmt: skip
+
+
+def glm4v() -> Any:
+    """GLM-4.5V's forebear: patches as Qwen's, half of a head's width turned by positions, in pairs of neighbours."""
+    rope = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.5}
+    seen = {**PATCHES, "image_size": SIDE, "attention_bias": False}
+    return transformers.Glm4vForConditionalGeneration(
+        transformers.Glm4vConfig(text_config={**TEXT, "rope_parameters": rope}, vision_config=seen, **SHARED)
+    )
+
+
 def framed(seed: int, frames: int) -> ImageInputs:
     """Random frames; the second's lower half is padding."""
     pixels = np.random.default_rng(seed).standard_normal((frames, 4, SIDE, SIDE)).astype(np.float32)
@@ -87,6 +112,11 @@ def pictured(seed: int, frames: int) -> ImageInputs:
     return ImageInputs(IMAGE, made.settings, tuple(frame[:3] for frame in made.frames), made.grids)
 
 
+def blocked(seed: int, frames: int) -> ImageInputs:
+    """Random pictures whose tokens see each other."""
+    return replace(pictured(seed, frames), both=True)
+
+
 def patched(seed: int, frames: int) -> ImageInputs:
     """Random patches of images with two rows of tokens, and of every second one with one row."""
     rng = np.random.default_rng(seed)
@@ -95,37 +125,21 @@ def patched(seed: int, frames: int) -> ImageInputs:
     return ImageInputs(IMAGE, b"s" * 16, patches, grids)
 
 
-def framed_inputs(shown: Sequence[ImageInputs], ids: torch.Tensor) -> dict[str, Any]:
-    frames = torch.tensor(np.stack([frame for one in shown for frame in one.frames]))
-    return {"pixel_values": frames[None, :, :3], "pixel_attention_mask": frames[None, :, 3].bool()}
-
-
-def pictured_inputs(shown: Sequence[ImageInputs], ids: torch.Tensor) -> dict[str, Any]:
-    return {"pixel_values": torch.tensor(np.stack([frame for one in shown for frame in one.frames]))}
-
-
-def patched_inputs(shown: Sequence[ImageInputs], ids: torch.Tensor) -> dict[str, Any]:
-    return {
-        "pixel_values": torch.tensor(np.concatenate([frame for one in shown for frame in one.frames])),
-        "image_grid_thw": torch.tensor([[1, 2 * rows, 2 * columns] for one in shown for rows, columns in one.grids]),
-        "mm_token_type_ids": (ids == IMAGE).int(),
-    }
-
-
 @dataclass(frozen=True)
 class TinyFamily:
-    """A family's tiny model; what its processor would make of images; what its own forward takes of these."""
+    """A family's tiny model, and what its processor would make of images."""
 
     model: Callable[[], Any]
     drawn: Callable[[int, int], ImageInputs]
-    inputs: Callable[[Sequence[ImageInputs], torch.Tensor], dict[str, Any]]
 
 
 FAMILIES = {
-    "smolvlm": TinyFamily(smolvlm, framed, framed_inputs),
-    "llava": TinyFamily(llava, pictured, pictured_inputs),
-    "qwen2_5_vl": TinyFamily(qwen25, patched, patched_inputs),
-    "qwen3_vl": TinyFamily(qwen3, patched, patched_inputs),
+    "smolvlm": TinyFamily(smolvlm, framed),
+    "llava": TinyFamily(llava, pictured),
+    "qwen2_5_vl": TinyFamily(qwen25, patched),
+    "qwen3_vl": TinyFamily(qwen3, patched),
+    "gemma3": TinyFamily(gemma3, blocked),
+    "glm4v": TinyFamily(glm4v, patched),
 }
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from agentrl.attachments import images
 from agentrl.config import AlgoConfig, EngineConfig
 from agentrl.errors import InvalidInput
 from agentrl.rollout.engines.local.engine import LocalEngine
+from agentrl.rollout.engines.local.images import SeenPrompt
 from agentrl.train.forest.packing import pack
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
@@ -28,6 +31,19 @@ def recorded(family: str, seed: int, turn: Sequence[int], logprobs: Sequence[flo
     root.attachments[images.NAME] = drawn(seed, 2, family).pack()
     sampled_node(made, root.id, turn, opening=(), logprobs=logprobs)
     return made
+
+
+def test_a_prompt_is_computed_in_pieces_that_cut_no_image_whose_tokens_see_each_other() -> None:
+    last = np.array([0, 4, 4, 4, 4, 5, 7, 7, 8])
+    seen = SeenPrompt([9] * 9, (), None, last)
+    for size in range(1, 10):
+        start, pieces = 0, []
+        while start < 9:
+            count = seen.without_cut(start, min(size, 9 - start))
+            pieces.append(range(start, start + count))
+            start += count
+        assert all(last[piece].max() == piece[-1] for piece in pieces)
+        assert max(map(len, pieces)) <= max(size, 4)
 
 
 @pytest.mark.slow
@@ -65,7 +81,7 @@ async def test_the_engine_agrees_with_the_trainer_before_and_after_a_publication
             await engine.publish(trainer.weights(), version + 1)
         with pytest.raises(InvalidInput, match="need 8 placeholder tokens"):
             await engine.score([3, IMAGE], attached=attached)
-        other = images.ImageInputs(IMAGE, b"s" * 16, drawn(1, 1, family).frames, ((1, 2),))
+        other = replace(drawn(1, 1, family), grids=((1, 2),))
         with pytest.raises(InvalidInput, match="an image of"):
             await engine.score(ids, attached=[(0, images.NAME, other.pack())])
     finally:

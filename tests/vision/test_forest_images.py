@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,16 @@ from agentrl.config import AlgoConfig
 from agentrl.errors import InvalidInput
 from agentrl.models.vision import of_vision
 from agentrl.models.vision_families import TOWERS
+from agentrl.models.vision_trials import TRIALS
 from agentrl.train.forest import pictures
 from agentrl.train.forest.packing import pack
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Node, Session, Status, Task
 from tests.train.trees import as_group, environment_node, leaf_credit, sampled_node
-from tests.vision.models import FAMILIES, IMAGE, drawn, prompt, tiny_vlm
+from tests.vision.models import FAMILIES, IMAGE, PER_FRAME, drawn, prompt, tiny_vlm
 
-FRAMED = ("smolvlm", "llava")
+FRAMED = ("smolvlm", "llava", "gemma3")
 """Families that see frames of one size."""
 
 
@@ -53,7 +55,9 @@ def row_logps(model: Any, path: list[Node], family: str) -> Tensor:
     """Log-probabilities of a path's last turn by transformers' own forward, on pixels."""
     ids = torch.tensor([[i for node in path for i in node.token_ids]])
     shown = [images.unpack(node.attachments[images.NAME]) for node in path if images.NAME in node.attachments]
-    logits = model(input_ids=ids, **FAMILIES[family].inputs(shown, ids)).logits[0]
+    frames = [torch.tensor(frame) for one in shown for frame in one.frames]
+    grids = [grid for one in shown for grid in one.grids]
+    logits = model(input_ids=ids, **TRIALS[family].given(frames, grids, ids == IMAGE)).logits[0]
     logps = torch.log_softmax(logits.float(), -1)
     trained = sum(path[-1].trainable)
     target = ids[0, -trained:]
@@ -93,7 +97,7 @@ def test_values_and_gradients_are_those_of_rows_with_the_tower_run_once_for_each
     hook = tower_of(trunk).register_forward_hook(lambda module, given, out: encoded.append(len(out[0])))
     logps = trainer.logprobs([forest])[0]
     hook.remove()
-    assert encoded == [6 * entries]
+    assert encoded == [6 * entries // (4 if family == "glm4v" else 1)], "GLM's tower merges four patches itself"
     reference = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
     rows = {}
     for made in sessions:
@@ -154,6 +158,30 @@ def test_images_that_do_not_fit_their_tokens_are_refused() -> None:
         images.KIND.check(drawn(1).pack()[:-1], 100)
     with pytest.raises(InvalidInput, match="path up to their end has 3"):
         images.KIND.check(drawn(1).pack(), 3)
+
+
+def test_a_block_is_one_nodes_and_never_trained_nor_branching() -> None:
+    rng = random.Random(7)
+    sessions = [session("a", 1, 5, rng, "gemma3"), session("b", 1, 6, rng, "gemma3")]
+    credit, _ = leaf_credit(rng, sessions)
+    [forest] = pack([as_group(sessions, "g")], credit, 1_000)
+    forest.check()
+    block = forest.fields[pictures.BLOCK].values
+    first = int((block >= 0).nonzero()[0])
+    assert block[first : first + PER_FRAME].tolist() == [first] * PER_FRAME
+    assert bool(forest.visible(torch.tensor(first), torch.tensor(first + PER_FRAME - 1)))
+    assert not bool(forest.visible(torch.tensor(first), torch.tensor(first + PER_FRAME)))
+    for name, place, value, why in (
+        ("weight", first + 1, 1.0, "is trained"),
+        ("node_id", first + 2, 9, "reaches beyond its node"),
+    ):
+        broken = dataclasses.replace(forest, **{name: getattr(forest, name).clone()})
+        getattr(broken, name)[place] = value
+        with pytest.raises(InvalidInput, match=rf"block\[{place}\] .*{why}"):
+            broken.check()
+    block[first + 3] = first + 3
+    with pytest.raises(InvalidInput, match=rf"block\[{first}\] is not the first"):
+        forest.check()
 
 
 def test_a_budget_counts_patches_beside_tokens() -> None:

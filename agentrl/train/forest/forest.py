@@ -2,7 +2,9 @@
 
 Trees lie depth-first in one row of T tokens. `position` is a token's depth along its path (for RoPE), and
 `end` is the index one past its subtree. Key k is visible to query q exactly when k <= q < end[k]: that one
-rule is padding-free packing (a new root ends everything before it), branching, and prompts shared by a group.
+rule is padding-free packing (a new root ends everything before it), branching, and prompts shared by a group. Where a
+family's image tokens see each other both ways (Gemma 3), the field `block` has the first token of each one's image, -1
+for text, and k is also visible to q when both are of one block.
 
 Which token predicts which is given by pairs and not by a shift: a branching point predicts several children,
 and roots are not predicted. Per-token facts about training (weight, advantage, …) are stored at the
@@ -25,7 +27,7 @@ from torch import Tensor
 from agentrl.errors import InvalidInput
 from agentrl.train.algorithms.sequences import Sequences
 from agentrl.train.forest.columns import Column, SharedColumn
-from agentrl.train.forest.pictures import AXES, check_axes
+from agentrl.train.forest.pictures import AXES, BLOCK, check_axes, check_blocks
 
 PAIRS = ("predictor", "target")
 """The fields that hold pairs; all other tensors hold one entry per token."""
@@ -208,7 +210,10 @@ class Forest(TokenColumns):
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
         """The visibility rule, broadcast over index tensors."""
-        return (key <= query) & (query < self.end[key])
+        seen, block = (key <= query) & (query < self.end[key]), self.fields.get(BLOCK)
+        if not isinstance(block, Column):
+            return seen
+        return seen | (block.values[key] == block.values[query]) & (block.values[key] >= 0)
 
     def padded(self, length: int) -> Forest:
         """The forest with untrained one-token trees behind it, up to `length` tokens (for fixed shapes)."""
@@ -262,6 +267,8 @@ class Forest(TokenColumns):
         _require("position", self.position.cpu() == depth, "is not the depth along the path")
         if (wrong := check_axes(self.fields, parent.tolist())) is not None:
             raise InvalidInput(f"{AXES}[{wrong}] is not what its path makes it")
+        if broken := check_blocks(self.fields, parent.tolist(), self.node_id, self.weight):
+            raise InvalidInput(broken)
         _require("weight", torch.isfinite(self.weight) & (self.weight >= 0), "is negative or not finite")
         _require("weight", inner | (self.weight.cpu() == 0), "trains a root, which nothing predicts")
         _require("advantage", torch.isfinite(self.advantage), "is not finite")

@@ -3,12 +3,14 @@
 While sessions merge into a tree, a placeholder token's key names the feature that stands for it: the frame, by content,
 and the place in it. So tokens of two images are never merged, and those of one image are, on whatever path they lie.
 Then the ids become the placeholder's again. Only placeholder tokens have a frame in `images`. Where the model's family
-counts positions with three axes, `image_axes` has them.
+counts positions with three axes, `image_axes` has them; where a frame's tokens see each other both ways, `block` has
+the first of them.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -22,7 +24,7 @@ from agentrl.models.vision import PlacedFrames
 from agentrl.train.forest.columns import Column, SharedColumn
 from agentrl.types import Node
 
-FRAMES, PLACE, GRID, AXES = "images", "image_place", "image_grid", "image_axes"
+FRAMES, PLACE, GRID, AXES, BLOCK = "images", "image_place", "image_grid", "image_axes", "block"
 FIRST = 1 << 28
 """Ids from here on name features of images; no vocabulary is as large."""
 
@@ -36,6 +38,7 @@ class Pictures:
         self._grids: list[tuple[int, int]] = []
         self._features = [0]
         self._kind: tuple[int, tuple[int, ...]] | None = None
+        self._both = False
 
     def __bool__(self) -> bool:
         return bool(self._known)
@@ -47,6 +50,7 @@ class Pictures:
             InvalidInput: its images don't fit its tokens or the batch's others, or one of their tokens is trained.
         """
         found = images.unpack(node.attachments[images.NAME])
+        self._both = found.both
         shapes = {frame.shape[1:] if found.axes else frame.shape for frame in found.frames}
         for shape in shapes:
             self._kind = self._kind or (found.token, shape)
@@ -109,6 +113,8 @@ class Pictures:
             shift = images.shift_of(place.numpy(), grid.numpy())
             before = path_sum(torch.from_numpy(shift)).numpy() - shift
             fields[AXES] = Column(torch.from_numpy(images.axes_of(depth.numpy(), before, place.numpy(), grid.numpy())))
+        if self._both:
+            fields[BLOCK] = Column(torch.where(named, torch.arange(len(place)) - place, -1), None, -1)
         return torch.where(named, self._kind[0], token_ids), fields
 
 
@@ -119,6 +125,28 @@ def images_of(fields: Mapping[str, Column | SharedColumn]) -> PlacedFrames | Non
         return None
     start = torch.where(frames.length > 0, frames.start, -1)
     return PlacedFrames(frames.values, start, frames.length, place.values, grid.values)
+
+
+def images_along(
+    fields: Mapping[str, Column | SharedColumn], token_ids: Tensor, path: Tensor
+) -> images.ImageInputs | None:
+    """The images of a path's tokens, in order, as one node would carry them; None where it has none.
+
+    Args:
+        fields: the forest's.
+        token_ids: [T], the forest's.
+        path: indices of tokens, from a root on.
+    """
+    placed = images_of(fields)
+    first = path[placed.place[path] == 0].tolist() if placed is not None else []
+    if placed is None or not first:
+        return None
+    frames = []
+    for token in first:
+        values = placed.values[int(placed.start[token]) :][: int(placed.length[token])].numpy()
+        frames.append(values if values.ndim == 2 else values[0])
+    grids = tuple((rows, columns) for rows, columns in placed.grid[first].tolist())
+    return images.ImageInputs(int(token_ids[first[0]]), b"\0" * 16, tuple(frames), grids, BLOCK in fields)
 
 
 def patches_of(fields: Mapping[str, Column | SharedColumn]) -> int:
@@ -134,6 +162,44 @@ def positions_of(fields: Mapping[str, Column | SharedColumn], depth: Tensor) -> 
     """The positions that a model is given: [1, T], or with three axes [3, 1, T]."""
     axes = fields.get(AXES)
     return axes.values.T[:, None] if isinstance(axes, Column) else depth[None]
+
+
+def last_seen(fields: Mapping[str, Column | SharedColumn]) -> Tensor | None:
+    """The last token of the row that each token sees, [T]; None where that is itself, as without the field `block`."""
+    block, place, grid = fields.get(BLOCK), fields.get(PLACE), fields.get(GRID)
+    if not isinstance(block, Column) or not isinstance(place, Column) or not isinstance(grid, Column):
+        return None
+    found = images.last_seen(place.values.cpu().numpy(), grid.values.cpu().numpy())
+    return torch.from_numpy(found).to(block.values.device)
+
+
+def check_blocks(
+    fields: Mapping[str, Column | SharedColumn], parents: Sequence[int], node_id: Tensor, weight: Tensor
+) -> str:
+    """The first token whose block breaks a rule, and which one, as a clause; "" where none does.
+
+    A block is tokens one behind the other along one path, all of one node; none is trained or a branching point.
+
+    Args:
+        fields: the forest's.
+        parents: [T], -1 for a root.
+        node_id: [T].
+        weight: [T].
+    """
+    column, last = fields.get(BLOCK), last_seen(fields)
+    if not isinstance(column, Column) or last is None:
+        return ""
+    block, children = column.values.tolist(), Counter(parents)
+    for token, (first, end) in enumerate(zip(block, last.tolist(), strict=True)):
+        if first < 0:
+            continue
+        if not (first <= token <= end < len(block) and set(block[first : end + 1]) == {first}):
+            return f"{BLOCK}[{token}] is not the first of its image's tokens"
+        if token > first and (parents[token] != token - 1 or int(node_id[token]) != int(node_id[first])):
+            return f"{BLOCK}[{token}] reaches beyond its node"
+        if children[token] > 1 or float(weight[token]) > 0:
+            return f"{BLOCK}[{token}] is of a token that {'branches' if children[token] > 1 else 'is trained'}"
+    return ""
 
 
 def check_axes(fields: Mapping[str, Column | SharedColumn], parents: Sequence[int]) -> int | None:

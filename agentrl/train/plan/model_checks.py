@@ -15,14 +15,14 @@ from agentrl.models.vision import sees
 from agentrl.rollout.engines import ENGINES
 from agentrl.rollout.engines.managed import as_managed
 from agentrl.rollout.episodes.actors import sampling_of
+from agentrl.sessions.renderers import get_renderer
+from agentrl.sessions.renderers.proof.images import prove_images
 from agentrl.train.algorithms import Algorithm
 from agentrl.train.display.console import Display
 from agentrl.train.driver import setup
 from agentrl.train.trainers import TRAINERS, Trainer, proof
 from agentrl.train.trainers.loaded import Loaded, require_loaded
 from agentrl.types import Engine
-
-UNPROVED = "tests compare engine, trainer and transformers on its family; the first step's mismatch says more"
 
 
 def prove_architecture(config: RunConfig, base: Path, display: Display, *, trains: bool) -> None:
@@ -39,13 +39,25 @@ def prove_architecture(config: RunConfig, base: Path, display: Display, *, train
     if trains:
         _say_untrained(config.trainer, base, display)
     if sees(base):
-        display.say(f"model={config.model.name!r} sees: its architecture is not proved at start ({UNPROVED})")
-        return
+        _prove_images(config, base, display)
     trainer = TRAINERS.find(config.trainer.name)
     if trains and trainer.proves(config.trainer):
         with display.part("proving the architecture for the trainer"):
             trainer.prove(config.trainer, base, config.model.name, config.engine.max_context)
     _prove_engine(config.engine, base, config.model.name, display)
+
+
+def _prove_images(config: RunConfig, base: Path, display: Display) -> None:
+    """Refuse a renderer whose tokens or pixels of images are not those of the model's own processor."""
+    model = config.model
+    with display.part("comparing the renderer's images with the processor's"):
+        proof = prove_images(get_renderer(base, model.renderer, model.stop))
+    if proof.fault:
+        raise ConfigError(
+            f"model={model.name!r} can't be shown images by model.renderer={model.renderer!r}: {proof}; "
+            "model.renderer=generic writes the model's own chat template"
+        )
+    display.say(str(proof))
 
 
 def _say_untrained(trainer: TrainerConfig, base: Path, display: Display) -> None:
@@ -78,8 +90,8 @@ def compare_loaded(
     chosen = config.trainer
     if config.model.name == setup.TINY or not TRAINERS.find(chosen.name).proves(chosen):
         return None
-    if sees(base) or config.lora.adapter is not None or algorithm.needs.head is not None:
-        return None  # no comparison knows images yet; the others begin as another model than the folder's
+    if config.lora.adapter is not None or algorithm.needs.head is not None:
+        return None  # it begins as another model than the folder's
     with display.part("comparing the trainer's weights with the folder's"):
         device = torch_device(chosen.device, "trainer.device")
         found = require_loaded(trainer, base, config.model.name, chosen, device, (config.engine.dtype,))

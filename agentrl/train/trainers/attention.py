@@ -1,5 +1,7 @@
 """Attention under the forest rule k <= q < end[k], for transformers' attention interface.
 
+Where a forest has the field `block`, an image's tokens also see those behind them, up to the image's last.
+
 On a GPU it is FlexAttention's (`flex`), which has no backward on a CPU. There queries go in blocks of consecutive
 tokens, each against its own keys only: the block's ancestors and the block itself. These keys
 are found by the rule (k before the block's first token a, end[k] > a), gathered, and blocks with about as
@@ -29,6 +31,7 @@ from transformers import AttentionInterface
 from agentrl.errors import InvalidInput
 from agentrl.models.reach import Reach, reach_of, rescale_queries
 from agentrl.train.forest.forest import Forest
+from agentrl.train.forest.pictures import last_seen
 
 NAME = "agentrl_forest"
 """The attention's name in a model's configuration (`attn_implementation`)."""
@@ -99,7 +102,8 @@ class BlockPlan:
     """The plan for a CPU."""
 
     def __init__(self, forest: Forest, block: int | None = None) -> None:
-        self.begin(forest.end.numpy(), forest.position.numpy(), block)
+        last = last_seen(forest.fields)
+        self.begin(forest.end.numpy(), forest.position.numpy(), block, last=None if last is None else last.numpy())
 
     def begin(
         self,
@@ -107,9 +111,15 @@ class BlockPlan:
         position: np.ndarray[Any, Any],
         block: int | None = None,
         queries: np.ndarray[Any, Any] | None = None,
+        last: np.ndarray[Any, Any] | None = None,
     ) -> None:
-        """Take a row's `end` and depths, and find every block's keys; `block` and `queries` are `prepare`'s."""
+        """Take a row's `end` and depths, and find every block's keys; `block` and `queries` are `prepare`'s.
+
+        `last` is the last key that each token sees, where that is not itself.
+        """
+        assert last is None or queries is None, "images that see both ways are computed whole"
         self.end, self.position, self.queries, self.narrower = end, position, queries, dict[Reach, BlockPlan]()
+        self.last = last
         self.prepare(end, block or block_for(float(position.mean())), queries)
 
     @property
@@ -149,7 +159,8 @@ class BlockPlan:
         end = np.concatenate((end, np.arange(self.row, self.row + self.padding) + 1))
         depth = np.append(self.position, np.zeros(self.padding, dtype=np.int64))
         first = None if reach is None else reach.first(depth)
-        keys = [_keys(end, start, start + block, depth, first) for start in self.starts.tolist()]
+        self.until = None if self.last is None else np.append(self.last, np.arange(self.row, len(end))) + 1
+        keys = [_keys(end, start, start + block, depth, first, self.until) for start in self.starts.tolist()]
         order = sorted(range(count), key=lambda i: keys[i].size)
         while order:
             smallest = keys[order[0]].size
@@ -173,6 +184,8 @@ class BlockPlan:
         query = self.starts[blocks][:, None] + np.arange(self.block)
         until = np.append(end, 0)[key]
         mask = (key[:, None, :] <= query[:, :, None]) & (query[:, :, None] < until[:, None, :])
+        if self.until is not None:
+            mask |= (key[:, None, :] > query[:, :, None]) & (key[:, None, :] < self.until[query][:, :, None])
         if first is not None:
             mask &= np.append(depth, 0)[key][:, None, :] >= first[query][:, :, None]
         key = np.minimum(key, self.row - 1)  # padding queries see only themselves, whatever is there
@@ -222,8 +235,9 @@ def _keys(
     stop: int,
     depth: np.ndarray[Any, Any],
     first: np.ndarray[Any, Any] | None,
+    until: np.ndarray[Any, Any] | None,
 ) -> np.ndarray[Any, Any]:
-    """The ancestors of token `start`, and the block's own tokens: all that any query of the block can see.
+    """The ancestors of token `start`, the block's own tokens, and the rest of an image: all that its queries can see.
 
     An ancestor is out of reach where it is so for the shallowest of the block's tokens that descend from it.
 
@@ -233,12 +247,14 @@ def _keys(
         stop: one past its last.
         depth: of the whole row and its padding.
         first: the depth of the first key that each token sees; None is the root's.
+        until: one past the last key that each token sees; None is past itself.
     """
+    behind = stop if until is None else int(until[stop - 1])
     ancestors = np.flatnonzero(end[:start] > start)
     if first is not None:
         furthest = np.minimum.accumulate(first[start:stop])[np.minimum(end[ancestors], stop) - start - 1]
         ancestors = ancestors[depth[ancestors] >= furthest]
-    return np.concatenate((ancestors, np.arange(start, stop)))
+    return np.concatenate((ancestors, np.arange(start, behind)))
 
 
 def _explicit_attention(

@@ -18,6 +18,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from agentrl.errors import InvalidInput
 from agentrl.models.reach import Reach
 from agentrl.train.forest.forest import Forest
+from agentrl.train.forest.pictures import last_seen
 
 COMPILED_SHAPES = 256
 """The most shapes that are compiled: about 40 padded lengths, each with and without windows and other variants.
@@ -31,13 +32,25 @@ class FlexPlan:
     """The plan for a GPU; the forest must be padded to a multiple of FLEX_BLOCK."""
 
     def __init__(self, forest: Forest, *, compiled: bool = True) -> None:
-        self.begin(forest.end, forest.position, compiled=compiled)
+        self.begin(forest.end, forest.position, compiled=compiled, last=last_seen(forest.fields))
 
-    def begin(self, end: Tensor, position: Tensor, queries: Tensor | None = None, *, compiled: bool = True) -> None:
-        """Take a row's `end` and depths; `queries` are the query tokens, in whole blocks, where not all tokens are."""
-        self.end, self.position, self.queries = end, position, queries
+    def begin(
+        self,
+        end: Tensor,
+        position: Tensor,
+        queries: Tensor | None = None,
+        *,
+        compiled: bool = True,
+        last: Tensor | None = None,
+    ) -> None:
+        """Take a row's `end` and depths.
+
+        `queries` are the query tokens, in whole blocks, where not all tokens are; `last` is the last key that each
+        token sees, where that is not itself.
+        """
+        self.end, self.position, self.queries, self.last = end, position, queries, last
         self.longest, self.narrower = int(position.max()) + 1, dict[Reach, FlexPlan]()
-        self.mask = flex_mask(end, queries=queries)
+        self.mask = flex_mask(end, queries=queries, last=last)
         self.attend = compiled_flex_attention() if compiled else flex_attention
 
     @property
@@ -49,7 +62,7 @@ class FlexPlan:
             return self
         if reach not in self.narrower:
             narrow = self.narrower[reach] = copy.copy(self)
-            narrow.mask = flex_mask(self.end, queries=self.queries, reach=reach, position=self.position)
+            narrow.mask = flex_mask(self.end, queries=self.queries, reach=reach, position=self.position, last=self.last)
         return self.narrower[reach]
 
     def __call__(
@@ -86,12 +99,14 @@ def flex_mask(
     queries: Tensor | None = None,
     reach: Reach | None = None,
     position: Tensor | None = None,
+    last: Tensor | None = None,
 ) -> BlockMask:
     """FlexAttention's block mask, from per-block extrema of `end` and never from the dense square.
 
     A key block can be seen from a query block where some key's `end` lies beyond the first query; it is
     seen whole where it lies before the query block and every key's `end` lies beyond the last query. With a
-    reach it must also have a key near enough to some query, or all of them to all.
+    reach it must also have a key near enough to some query, or all of them to all. Where images' tokens see each other
+    both ways, it can also be seen where it begins within an image of the query block's.
 
     Args:
         end: of the whole row.
@@ -99,6 +114,7 @@ def flex_mask(
         queries: the query tokens, in whole blocks of the row; None is all of them.
         reach: how far along its path a query sees; None is all of it.
         position: the tokens' depths, with a reach.
+        last: the last key that each token sees; None is itself. Only where all tokens are queries.
     """
     length = len(end)
     if length % block:
@@ -118,6 +134,15 @@ def flex_mask(
         return (k <= held[q]) & (held[q] < end[k])
 
     rule: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = visible if queries is None else visible_from_held
+    if last is not None:
+        assert queries is None, "images that see both ways are computed whole"
+        ahead = last.to(torch.int32)
+        some |= (keys > first_query) & (keys <= ahead.view(count, block).amax(1)[:, None])
+
+        def within_image(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return (k > q) & (k <= ahead[q])
+
+        rule = flex.or_masks(rule, within_image)
     if reach is not None:
         assert position is not None
         depth = position.to(torch.int32)

@@ -6,6 +6,8 @@ computes a small forest with the weights that it loaded, one tree at the end of 
 computes the same paths as eager rows from the same folder. Where the whole model does not fit beside the trainer,
 transformers' layers are read from the folder one at a time, so that at most one is in memory.
 
+A model that sees is shown random images in them, and is compared at the beginning of the context alone.
+
 Log-probabilities must agree: in float32 up to rounding, below it up to twice the error of transformers' own model in
 that precision. Where they don't, the layers' outputs are compared, and the first that differs is named.
 
@@ -40,6 +42,8 @@ from agentrl.models.loading import load_causal_lm, new_causal_lm, read_config
 from agentrl.models.registry import cache_folder
 from agentrl.models.rope import fixed_angle_length
 from agentrl.models.small import error_text
+from agentrl.models.vision import load_lm, sees
+from agentrl.models.vision_trials import RandomImages
 from agentrl.rollout.engines.local.runner import ModelRunner
 from agentrl.train.forest.forest import Forest
 from agentrl.train.record import manifest
@@ -255,9 +259,11 @@ def compare(
 def _compare(
     trainer: Computes, folder: Path, dtype: str, device: str, precisions: Sequence[str], far: bool, seed: int
 ) -> Loaded:
-    text = read_config(folder).get_text_config()
-    context = (fixed_angle_length(text) or getattr(text, "max_position_embeddings", None)) if far else None
-    forest = random_forest(random.Random(seed), text.vocab_size, LEVELS, context)
+    config = read_config(folder)
+    text, seen = config.get_text_config(), RandomImages(config) if sees(folder) else None
+    longest = fixed_angle_length(text) or getattr(text, "max_position_embeddings", None)
+    context = longest if far and seen is None else None
+    forest = random_forest(random.Random(seed), text.vocab_size, LEVELS, context, seen)
     try:
         want = _rows(folder, forest, "float32", device)
         rough = {low: _rows(folder, forest, low, device) for low in {dtype, *precisions} - {"float32"}}
@@ -315,8 +321,10 @@ def _eager(folder: Path, dtype: torch.dtype, device: str) -> Iterator[Any]:
         plan = new_causal_lm(read_config(folder), dtype, "eager")
     size = sum(parameter.numel() * parameter.element_size() for parameter in plan.parameters())
     if 1.5 * size <= free_memory(device):
-        yield load_causal_lm(folder, dtype, "eager").to(device).eval()
+        yield load_lm(folder, dtype, "eager").to(device).eval()
         return
+    if sees(folder):
+        raise MemoryError(f"{1.5 * size / (1 << 30):.1f} GiB, which a model that sees needs at once, are not free")
     with tempfile.TemporaryDirectory(prefix="agentrl-layers-") as scratch:
         placed = {"device_map": by_layer(plan, device), "offload_folder": scratch}
         yield load_causal_lm(folder, dtype, "eager", **placed).eval()
@@ -354,7 +362,9 @@ def _digest(folder: Path, files: Sequence[Path], depends: Sequence[str]) -> str:
         digest.update(word.encode())
     for file in files:
         digest.update(f"{file.name} {file.stat().st_size} {manifest.digest(file)}".encode())
-    always = ("train/trainers/loaded.py", "train/trainers/reference.py", "models/loading.py", "models/tensors.py")
+    models = ("loading", "tensors", "vision", "vision_families", "vision_trials")
+    always = [f"models/{name}.py" for name in models]
+    always += ["train/trainers/loaded.py", "train/trainers/reference.py", "train/forest/pictures.py"]
     for name in (*always, *SUBJECTS[depends[0]].sources):
         digest.update((PACKAGE / name).read_bytes())
     return digest.hexdigest()

@@ -8,31 +8,53 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from agentrl.attachments import images
+from agentrl.attachments.images import ImageInputs
 from agentrl.models.vision import of_vision
+from agentrl.models.vision_trials import RandomImages, own_inputs
 from agentrl.train.forest.forest import Forest
+from agentrl.train.forest.pictures import FIRST, Pictures, images_along
+from agentrl.types import Message, Node
+
+IMAGE_SHARE = 0.4
+"""The share of branches that have images."""
+BEHIND = 1
+"""A token that is behind each image, as in all families: two side by side would be one to some of them."""
 
 
 def random_forest(
-    rng: random.Random, vocabulary: int, levels: Sequence[int] = (1, 3, 0), context: int | None = None
+    rng: random.Random,
+    vocabulary: int,
+    levels: Sequence[int] = (1, 3, 0),
+    context: int | None = None,
+    seen: RandomImages | None = None,
 ) -> Forest:
-    """Trees of random tokens, with branches, shorter and longer than NEAR; all but the roots are trained.
+    """Trees of random tokens, with branches, shorter and longer than NEAR; all but roots and images are trained.
 
     Args:
         rng: the random generator.
         vocabulary: token ids are below it.
         levels: of branching, for each tree.
         context: the last tree ends at this position; by default it begins at 0, like the others.
+        seen: draws the images that are in every root and in some branches; None: there are none.
     """
     tokens, position, end, parents = list[int](), list[int](), list[int](), list[int]()
+    pictures = Pictures()
 
     def grow(parent: int, depth: int, branchings: int) -> None:
         first = len(tokens)
-        last = first + rng.randint(3, 8)
+        drawn = [rng.randrange(1, vocabulary) for _ in range(rng.randint(3, 8))]
+        if seen is not None:
+            drawn = [token - (token == seen.token) for token in drawn]
+            if parent < 0 or rng.random() < IMAGE_SHARE:
+                drawn[1:1] = _named(pictures, seen.draw(rng))
+        last = first + len(drawn)
+        tokens.extend(drawn)
         for place in range(first, last):
-            tokens.append(rng.randrange(1, vocabulary))
             position.append(depth + place - first)
             parents.append(parent if place == first else place - 1)
         end.extend([0] * (last - first))
@@ -50,7 +72,7 @@ def random_forest(
     pairs = [(parent, child) for child, parent in enumerate(parents) if parent >= 0]
     pairs.sort()
     weight = torch.tensor([0.0 if parent < 0 else 1.0 / count for parent in parents])
-    return Forest(
+    forest = Forest(
         token_ids=torch.tensor(tokens),
         position=torch.tensor(position),
         end=torch.tensor(end),
@@ -66,6 +88,18 @@ def random_forest(
         target=torch.tensor([child for _, child in pairs]),
         sessions=("proof",),
     )
+    forest.weight[forest.token_ids >= FIRST] = 0.0
+    forest.token_ids, forest.fields = pictures.restore(forest.token_ids, forest.position, forest.path_sum)
+    return forest
+
+
+def _named(pictures: Pictures, shown: ImageInputs) -> list[int]:
+    """The keys of a node that is images, each with a token behind it."""
+    ids = [token for rows, columns in shown.grids for token in (*[shown.token] * (rows * columns), BEHIND)]
+    node = Node(0, None, Message(role="user", content=""), ids, [False] * len(ids), [0.0] * len(ids))
+    node.attachments[images.NAME] = shown.pack()
+    named: list[int] = pictures.key(np.array(ids), node).tolist()
+    return named
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +133,8 @@ def compute_rows(model: Any, forest: Forest, device: str, autocast: bool = False
             continue
         tokens = forest.token_ids[path].to(device)
         with torch.autocast(device, torch.bfloat16, enabled=autocast):
-            logits = model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
+            given = own_inputs(model, tokens[None], images_along(forest.fields, forest.token_ids, path))
+            logits = model(**given, use_cache=False).logits[0, :-1]
         logits = logits.float() / forest.temperature[path][1:, None].to(device)
         along = torch.log_softmax(logits, -1).gather(1, tokens[1:, None])[:, 0][fresh[1:].to(device)]
         places = path[fresh]
@@ -132,8 +167,13 @@ class LayerOutputs:
 
 @torch.no_grad()
 def compute_layer_outputs(model: Any, forest: Forest, device: str) -> LayerOutputs:
-    """Compute all paths as one batch of padded rows with a plain model: each layer runs once."""
+    """Compute all paths as one batch of padded rows with a plain model: each layer runs once.
+
+    Paths with images are computed one by one.
+    """
     paths = paths_to_leaves(forest)
+    if forest.fields:
+        return _compute_one_by_one(model, forest, paths, device)
     longest = max(map(len, paths))
     tokens = torch.zeros(len(paths), longest, dtype=torch.long)
     position = torch.zeros_like(tokens)
@@ -148,6 +188,21 @@ def compute_layer_outputs(model: Any, forest: Forest, device: str) -> LayerOutpu
         logp[path[1:]] = along.gather(1, forest.token_ids[path][1:, None])[:, 0]
     logp[forest.weight == 0] = 0.0
     return LayerOutputs(logp, [_by_token(layer, paths, len(forest)) for layer in layers])
+
+
+def _compute_one_by_one(model: Any, forest: Forest, paths: Sequence[Tensor], device: str) -> LayerOutputs:
+    logp, layers = torch.zeros(len(forest)), list[Tensor]()
+    for path in paths:
+        shown = images_along(forest.fields, forest.token_ids, path)
+        ids = forest.token_ids[path].to(device)
+        with record_layer_outputs(model) as outputs:
+            logits = model(**own_inputs(model, ids[None], shown), use_cache=False).logits[0, :-1]
+        layers = layers or [torch.zeros(len(forest), output.shape[-1]) for output in outputs]
+        for layer, output in zip(layers, outputs, strict=True):
+            layer[path] = output[0]
+        logp[path[1:]] = torch.log_softmax(logits.float(), -1).gather(1, ids[1:, None])[:, 0].cpu()
+    logp[forest.weight == 0] = 0.0
+    return LayerOutputs(logp, layers)
 
 
 def _by_token(rows: Tensor, paths: Sequence[Tensor], count: int) -> Tensor:

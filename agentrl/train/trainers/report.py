@@ -16,6 +16,9 @@ from rich.table import Table
 from agentrl.errors import AgentRLError, InvalidInput, InvalidWeights, missing_extra, unknown_name
 from agentrl.models.loading import read_config
 from agentrl.models.rope import fixed_angle_length
+from agentrl.models.vision import sees
+from agentrl.sessions.renderers import get_renderer
+from agentrl.sessions.renderers.proof.images import prove_images
 from agentrl.train.trainers import loaded
 from agentrl.train.trainers.loaded import Loaded
 from agentrl.train.trainers.proof import prove
@@ -50,7 +53,7 @@ def report(
     tested = [line for line in LINES if line in named or not named]
     required = named | ({"trainer=megatron"}.intersection(tested) if family else set())
     passed: dict[str, bool] = {}
-    wrong = False
+    wrong = sees(folder) and not _compare_images(folder, out)
     for line in tested:
         if line == "trainer=megatron" and find_spec("megatron") is None:
             if line in required:
@@ -61,6 +64,18 @@ def report(
         wrong = wrong or faulty
     served = all(passed[line] for line in required) if required else any(passed.values())
     return served and not wrong
+
+
+def _compare_images(folder: Path, out: Console) -> bool:
+    """Print whether the renderer that `auto` takes shows images as the model's processor does; false where not."""
+    try:
+        found = prove_images(get_renderer(folder))
+    except AgentRLError as error:
+        out.print(f"{REFUSED} renderer: {escape(str(error))}", highlight=False, soft_wrap=True)
+        return True
+    mark = "[red]✗[/]" if found.fault else REFUSED if found.not_compared else "[green]✓[/]"
+    out.print(f"{mark} renderer: {escape(str(found))}", highlight=False, soft_wrap=True)
+    return not found.fault
 
 
 def _list_names(kind: str, name: str | None) -> set[str]:

@@ -3,21 +3,26 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from agentrl.attachments.images import ImageInputs
 from agentrl.errors import InvalidInput
 from agentrl.models.reach import Reach
+from agentrl.models.vision_trials import RandomImages
 from agentrl.train.forest.forest import Forest
 from agentrl.train.forest.packing import pack
+from agentrl.train.forest.pictures import last_seen
+from agentrl.train.trainers import reference
 from agentrl.train.trainers.attention import BlockPlan, forest_attention
 from agentrl.train.trainers.flex import FLEX_BLOCK, FlexPlan, flex_mask
 from agentrl.train.trainers.torch_trainer.batch import padded_length
-from tests.train.trees import as_group, leaf_credit, random_session
+from tests.train.trees import VOCABULARY, as_group, leaf_credit, random_session
 
 
 def random_forest(seed: int, trees: int = 4) -> Forest:
@@ -27,6 +32,22 @@ def random_forest(seed: int, trees: int = 4) -> Forest:
         credit, _ = leaf_credit(rng, sessions)
         if forests := pack([as_group(sessions)], credit, 100_000):
             return forests[0]
+
+
+def seeing_forest(seed: int) -> Forest:
+    """Trees with images of 3 and 9 tokens, which see each other both ways."""
+
+    class Images(RandomImages):
+        def __init__(self) -> None:
+            self.token = 47
+
+        def draw(self, rng: random.Random) -> ImageInputs:
+            frames = [np.full((3, 2, 2), rng.random(), dtype=np.float32) for _ in range(2)]
+            return ImageInputs(47, b"s" * 16, tuple(frames), ((1, 3), (3, 3)), both=True)
+
+    forest = reference.random_forest(random.Random(seed), VOCABULARY, (2, 3, 0, 1), seen=Images())
+    forest.check()
+    return forest
 
 
 def dense(forest: Forest) -> Tensor:
@@ -72,12 +93,20 @@ def test_blocks_of_queries_equal_the_dense_square_forward_and_backward(seed: int
 
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 10**6), block=st.sampled_from((8, 32, 128)), reach=st.sampled_from(reaches(1, 5, 12)))
-def test_the_block_mask_of_flex_attention_is_the_visibility_rule(seed: int, block: int, reach: Reach | None) -> None:
+@given(
+    seed=st.integers(0, 10**6),
+    block=st.sampled_from((8, 32, 128)),
+    reach=st.sampled_from(reaches(1, 5, 12)),
+    seeing=st.booleans(),
+)
+def test_the_block_mask_of_flex_attention_is_the_visibility_rule(
+    seed: int, block: int, reach: Reach | None, seeing: bool
+) -> None:
     """Written out from its parts: whole blocks see everything, partial ones what the mask function says."""
-    forest = random_forest(seed)
+    assume(not (seeing and reach and reach.chunked))
+    forest = seeing_forest(seed) if seeing else random_forest(seed)
     forest = forest.padded(-(-len(forest) // block) * block)
-    mask = flex_mask(forest.end, block, reach=reach, position=forest.position)
+    mask = flex_mask(forest.end, block, reach=reach, position=forest.position, last=last_seen(forest.fields))
     seen = within(forest, reach)
     count = len(forest) // block
     written = torch.zeros_like(seen)
@@ -144,12 +173,14 @@ def eager(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, softcap: float | None, 
     reach=st.sampled_from(reaches(1, 2, 7, 12, 10_000)),
     softcap=st.sampled_from((None, 0.5)),
     sinks=st.booleans(),
+    seeing=st.booleans(),
 )
 @pytest.mark.slow
-def test_windows_caps_and_sinks_equal_the_dense_square_forward_and_backward(
-    seed: int, block: int, reach: Reach | None, softcap: float | None, sinks: bool
+def test_windows_caps_sinks_and_images_equal_the_dense_square_forward_and_backward(
+    seed: int, block: int, reach: Reach | None, softcap: float | None, sinks: bool, seeing: bool
 ) -> None:
-    forest = random_forest(seed)
+    assume(not (seeing and reach and reach.chunked))
+    forest = seeing_forest(seed) if seeing else random_forest(seed)
     inputs = [*heads(len(forest), 2, torch.Generator().manual_seed(seed))]
     if sinks:
         inputs.append(torch.randn(4, requires_grad=True))

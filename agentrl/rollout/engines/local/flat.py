@@ -61,6 +61,7 @@ class StepLayout:
         segment_row_S: the segments' rows; None where there are none.
         segment_size: C, the tokens of each.
         segment_keys: how far their rows are read.
+        last_N: the last place of its row that each token sees, where that is not its own.
     """
 
     arena: Arena
@@ -72,6 +73,7 @@ class StepLayout:
     segment_row_S: Tensor | None = None
     segment_size: int = 0
     segment_keys: int = 0
+    last_N: Tensor | None = None
     _masks: dict[tuple[bool, Reach | None], Tensor] = field(default_factory=dict)
 
     def decode_mask(self, reach: Reach | None) -> Tensor:
@@ -85,13 +87,15 @@ class StepLayout:
     def _mask(self, decoding: bool, keys: int, reach: Reach | None) -> Tensor:
         reach = None if reach is None or reach.tokens >= keys else reach
         if (decoding, reach) not in self._masks:
-            place = self.position_N[: self.rows]
+            place = last = self.position_N[: self.rows]
             if not decoding:
                 assert self.segment_row_S is not None
-                held = len(self.segment_row_S) * self.segment_size
-                place = self.position_N[self.rows : self.rows + held].view(-1, self.segment_size)
+                held = slice(self.rows, self.rows + len(self.segment_row_S) * self.segment_size)
+                place = last = self.position_N[held].view(-1, self.segment_size)
+                if self.last_N is not None:
+                    last = self.last_N[held].view(-1, self.segment_size)
             key = torch.arange(keys, device=place.device)
-            seen = key <= place[..., None]
+            seen = key <= last[..., None]
             if reach is not None:
                 seen &= key >= reach.first(place)[..., None]
             zero = torch.zeros((), dtype=self.arena.kv.dtype, device=place.device)

@@ -49,11 +49,13 @@ class SeenPrompt:
         ids: in which images' tokens name their features.
         frames: the images' frames, which the request holds.
         axes: [P, 3], the tokens' positions, where they have three axes.
+        last: [P], the last token that each one sees, where an image's see each other both ways.
     """
 
     ids: list[int]
     frames: tuple[ImageFrame, ...]
     axes: NDArray[np.int64] | None
+    last: NDArray[np.int64] | None = None
 
     def positions(self, start: int, end: int) -> NDArray[np.int64] | None:
         """The positions of a path's tokens, [end - start, 3]; behind the prompt there is text."""
@@ -62,6 +64,23 @@ class SeenPrompt:
         count = len(self.axes)
         behind = np.arange(max(start, count), max(end, count)) - count + self.axes.max() + 1
         return np.concatenate([self.axes[start:end], np.repeat(behind[:, None], 3, 1)])
+
+    def ahead(self, place: int, start: int, end: int) -> list[tuple[int, NDArray[np.int64]]]:
+        """The last tokens that a path's tokens see, as `ModelRunner.step` takes them; see `placed`."""
+        return [] if self.last is None or start >= len(self.last) else [(place, self.last[start:end])]
+
+    def without_cut(self, start: int, count: int) -> int:
+        """About `count` of the tokens from `start` on, so that an image's, which see each other, are in one step."""
+        if self.last is None or start + count > len(self.last):
+            return count
+        end = int(self.last[start + count - 1]) + 1
+        first = int(np.searchsorted(self.last, end - 1))  # of the tokens that see as far, the image's first
+        return count if end == start + count else first - start if first > start else end - start
+
+    def placed(self, place: int, start: int, end: int) -> list[tuple[int, NDArray[np.int64]]]:
+        """The positions of a path's tokens, computed from `place` of a step on, as `ModelRunner.step` takes them."""
+        found = self.positions(start, end)
+        return [] if found is None else [(place, found)]
 
 
 class ImageStore:
@@ -91,14 +110,14 @@ class ImageStore:
         Raises:
             InvalidInput: an image is not of this model's processor, or its tokens are not there.
         """
-        named, held, three = list(ids), list[ImageFrame](), False
+        named, held, three, both = list(ids), list[ImageFrame](), False, False
         place, grids = np.full(len(ids), -1), np.zeros((len(ids), 2), dtype=np.int64)
         for start, kind, data in attached:
             if kind != images.NAME:
                 raise InvalidInput(f"engine=local takes images with a prompt, not attachments of the kind {kind!r}")
             found = images.unpack(data)
             self._check(found)
-            three = three or found.axes
+            three, both = three or found.axes, both or found.both
             at = [place for place in range(start, len(ids)) if ids[place] == self.token][: found.count]
             if len(at) < found.count:
                 raise InvalidInput(f"images need {found.count} placeholder tokens (id {self.token}), not {len(at)}")
@@ -109,11 +128,14 @@ class ImageStore:
                 for number, token in enumerate(itertools.islice(places, math.prod(grid))):
                     named[token] = FIRST + frame.number * _STRIDE + number
                     place[token], grids[token] = number, grid
-        return SeenPrompt(named, tuple(held), _axes(place, grids) if three else None)
+        last = images.last_seen(place, grids) if both else None
+        return SeenPrompt(named, tuple(held), _axes(place, grids) if three else None, last)
 
     def _check(self, found: images.ImageInputs) -> None:
         family = vision.family_of(self.trunk)
         assert family is not None
+        if found.both != family.both:
+            raise InvalidInput("an image's tokens see each other both ways, or not, and the model's are the other kind")
         for frame, grid in zip(found.frames, found.grids, strict=True):
             own = family.shape(self.trunk.config, grid)
             if found.token != self.token or frame.shape != own or math.prod(grid) > _STRIDE:

@@ -28,11 +28,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentrl.errors import EngineError, InvalidInput, InvalidWeights
-from agentrl.models.loading import load_causal_lm
 from agentrl.models.mixers import set_plan, wrap_mixers
 from agentrl.models.rope import too_long
 from agentrl.models.sizes import longest_path
-from agentrl.models.vision import language_of, load_vision_lm, sees
+from agentrl.models.vision import language_of, load_lm, sees
 from agentrl.rollout.engines.local.arena import Arena, bucket
 from agentrl.rollout.engines.local.experts import ExpertRecorder
 from agentrl.rollout.engines.local.flat import (
@@ -186,6 +185,7 @@ class ModelRunner:
         keep: Sequence[int],
         shared: Sequence[Shared] = (),
         axes: Sequence[tuple[int, NDArray[np.int64]]] = (),
+        ahead: Sequence[tuple[int, NDArray[np.int64]]] = (),
     ) -> Tensor:
         """Run one flat step.
 
@@ -198,6 +198,7 @@ class ModelRunner:
                 `t` of segment `s` is `rows + s * C + t`.
             shared: decoding rows that begin with the same tokens, by blocks of `flat.BLOCK`.
             axes: positions with three axes, [n, 3], of the n tokens from a place of the step on.
+            ahead: the last places of their rows, [n], that the n tokens from a place of the step on see.
 
         Returns:
             float32 logits, shape (len(keep), vocabulary).
@@ -205,6 +206,7 @@ class ModelRunner:
         if self.kernel is not None:
             return self._run_compiled(rows, decode, segments, segment_size, keep, shared)
         tokens, positions, layout = self._lay_out(rows, decode, segments, segment_size, shared)
+        layout.last_N = _with_last(positions, ahead)
         self.arena.touched = max(self.arena.touched, layout.decode_keys, layout.segment_keys)
         if self.recorder is not None:
             self.recorder.layout = layout
@@ -360,11 +362,19 @@ def _with_axes(positions_N: Tensor, axes: Sequence[tuple[int, NDArray[np.int64]]
     return found
 
 
+def _with_last(positions_N: Tensor, ahead: Sequence[tuple[int, NDArray[np.int64]]]) -> Tensor | None:
+    """The last places that a step's tokens see; None where each sees no further than itself."""
+    found = positions_N.clone() if ahead else None
+    for place, known in ahead:
+        assert found is not None
+        found[place : place + len(known)] = torch.from_numpy(known.copy()).to(found)
+    return found
+
+
 def _load(path: Path, dtype: str) -> Any:
     """The model of a folder; errors as of `ModelRunner`."""
     try:
-        load = load_vision_lm if sees(path) else load_causal_lm
-        return load(path, getattr(torch, dtype), ATTENTION)
+        return load_lm(path, getattr(torch, dtype), ATTENTION)
     except InvalidWeights:
         raise
     except InvalidInput as error:

@@ -211,13 +211,14 @@ class Scheduler:
                 sampled.append((request, base + count - 1))
         tokens = [(r.row, r.computed, r.ids[-1]) for r in decode]
         keep = [place for _, place in sampled] + score_places
-        axes = [(r.row, r.seen.positions(r.computed, r.computed + 1)) for r in decode if r.seen]
+        axes = [one for r in decode if r.seen for one in r.seen.placed(r.row, r.computed, r.computed + 1)]
+        ahead = []
         for index, (segment, request) in enumerate(zip(segments, owners, strict=True)):
             if request.seen:
-                found = request.seen.positions(segment.start, segment.start + len(segment.tokens))
-                axes.append((rows + index * size, found))
-        known = [(place, found) for place, found in axes if found is not None]
-        logits = self.runner.step(rows, tokens, segments, size, keep, self._find_shared(decode), known)
+                end = segment.start + len(segment.tokens)
+                axes += request.seen.placed(rows + index * size, segment.start, end)
+                ahead += request.seen.ahead(rows + index * size, segment.start, end)
+        logits = self.runner.step(rows, tokens, segments, size, keep, self._find_shared(decode), axes, ahead)
         self._advance(decode, segments, owners)
         self.progress = True
         count = len(sampled)
@@ -269,6 +270,7 @@ class Scheduler:
             else:
                 take = min(left, prefill_left) if left > 1 else 0
             if take > 0:
+                take = request.seen.without_cut(request.computed, take) if request.seen else take
                 prefill_left -= take
                 todo.append((request, take))
         if not todo:

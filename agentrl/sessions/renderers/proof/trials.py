@@ -240,6 +240,17 @@ def prove(
     return RendererProof(boundaries, differing, difference, refused, refusal)
 
 
+def compare_boundaries(renderer: Renderer, reference: Whole, messages: Sequence[Message]) -> RendererProof:
+    """Compare extending with rendering anew, at every turn boundary of one conversation without tools.
+
+    Raises:
+        RenderError: the renderer or the reference can't express it.
+    """
+    compared = list(_boundaries(renderer, reference, messages, ()))
+    wrong = [_describe(renderer, *one) for one in compared if one[0] != one[1]]
+    return RendererProof(len(compared), len(wrong), wrong[0] if wrong else "", 0)
+
+
 def _boundaries(
     renderer: Renderer, reference: Whole, messages: Sequence[Message], tools: Sequence[ToolSchema]
 ) -> Iterator[tuple[list[int], list[int], str]]:

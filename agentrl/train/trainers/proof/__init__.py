@@ -140,7 +140,7 @@ def prove(
 
 def _config(path: Path, subject: str, family: str | None) -> Any:
     if subject != "megatron":
-        return loadable_config(path)
+        return loadable_config(path, seeing=True)
     from agentrl.train.trainers.megatron.models import family as families
 
     return families.read_config(path, family)

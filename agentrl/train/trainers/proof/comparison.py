@@ -2,7 +2,8 @@
 
 The architecture's configuration is shrunk, keeps one layer of every kind, and gets random weights. A small random
 forest of several trees, some paths longer than the small model's windows and scaled positions, is computed by ours;
-every path is computed as a row of its own by transformers' eager attention.
+every path is computed as a row of its own by transformers' eager attention. Where the model sees, trees have images,
+and each row goes through transformers' whole model with their pixels.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from agentrl.errors import ConfigError, EngineError, InfraError, InvalidInput, UnknownName
-from agentrl.models.loading import load_causal_lm
 from agentrl.models.small import VOCABULARY, Shares, error_text, small_model
+from agentrl.models.vision import load_lm, sees
+from agentrl.models.vision_trials import RandomImages
 from agentrl.rollout.engines.local.runner import UnsupportedModel
 from agentrl.train.forest.forest import Forest
 from agentrl.train.trainers.megatron.settings import MoeConfig
@@ -62,12 +64,13 @@ def compare(
         folder = Path(scratch) / "model"
         try:
             _save(model, folder)
-            plain = load_causal_lm(folder, torch.float32, "eager")
+            plain = load_lm(folder, torch.float32, "eager")
         except Exception as error:
             return Proof(untested=f"a small model of its kind can't be saved and loaded: {error_text(error)}")
         here = device if torch.cuda.is_available() else "cpu"  # ranks may be on another node
         plain.to(here).eval()
-        forest = random_forest(random.Random(seed), VOCABULARY)
+        seen = RandomImages(plain.config) if sees(folder) else None
+        forest = random_forest(random.Random(seed), VOCABULARY, seen=seen)
         try:
             want = compute_rows(plain, forest, here)
             own = None if dtype == "float32" else _own_error(plain, folder, forest, want, here, subject, dtype)
@@ -108,7 +111,7 @@ def _own_error(
     if subject == "torch":  # float32 weights under autocast; the others hold their weights in the precision
         rough = compute_rows(plain, forest, device, autocast=True)
     else:
-        low = load_causal_lm(folder, getattr(torch, dtype), "eager").to(device).eval()
+        low = load_lm(folder, getattr(torch, dtype), "eager").to(device).eval()
         rough = compute_rows(low, forest, device)
     return root_mean_square(rough.logp, want.logp, forest), gradient_distance(rough.gradients, want.gradients)
 

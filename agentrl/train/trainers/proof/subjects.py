@@ -16,13 +16,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 import agentrl
+from agentrl.attachments import images
 from agentrl.config import AlgoConfig
+from agentrl.models.vision import load_lm, sees
+from agentrl.rollout.engines.local.images import FIRST, SeenPrompt
 from agentrl.rollout.engines.local.runner import QUANTUM, ModelRunner, RowSegment
 from agentrl.train.forest.forest import Forest
+from agentrl.train.forest.pictures import images_along
 from agentrl.train.trainers.megatron.settings import MegatronConfig, MoeConfig
 from agentrl.train.trainers.reference import RowResults, gradient_distance, paths_to_leaves, root_mean_square
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
@@ -94,7 +100,7 @@ class ModelTrial:
     """A small model to be computed.
 
     Attributes:
-        folder: its Hugging Face folder.
+        folder: its Hugging Face folder, in one that is the trial's own.
         forest: to compute.
         want: the forest as rows in float32.
         device: where to compute.
@@ -133,7 +139,18 @@ def _by_trainer(trial: ModelTrial) -> Proof:
     (logp,) = trainer.logprobs([trial.forest])
     trainer.backward(trainer.prepare(trial.forest))
     gradients = {name: p.grad for name, p in trainer.model.named_parameters() if p.grad is not None}
+    if sees(trial.folder) and (fault := _read_export(trainer, trial.folder.parent / "export")):
+        return Proof(fault=fault)
     return trial.proof(logp, gradient_distance(gradients, trial.want.gradients))
+
+
+def _read_export(trainer: TorchTrainer, folder: Path) -> str:
+    """Write a trainer's model and load it again; returns what is not the same, as a clause."""
+    trainer.export(folder)
+    found, wanted = load_lm(folder, torch.float32, "eager").state_dict(), trainer.model.state_dict()
+    wrong = sorted(found.keys() ^ wanted.keys())
+    wrong += [name for name in wanted if name in found and not torch.equal(found[name], wanted[name].cpu())]
+    return f"its export is loaded again with other weights: {', '.join(wrong[:3])}" if wrong else ""
 
 
 def _by_megatron(trial: ModelTrial) -> Proof:
@@ -165,34 +182,48 @@ def _by_engine(trial: ModelTrial) -> Proof:
 
 
 def engine_logps(runner: ModelRunner, forest: Forest) -> Tensor:
-    """The log-probabilities of a forest's tokens but the roots, [T], as the local engine computes them."""
+    """The log-probabilities of a forest's trained tokens, [T], 0 elsewhere, as the local engine computes them."""
     logp = torch.zeros(len(forest))
     leaves = paths_to_leaves(forest)
     for start in range(0, len(leaves), runner.arena.rows):
         paths = leaves[start : start + runner.arena.rows]
-        for path, logits in zip(
-            paths, _engine_logits(runner, [forest.token_ids[path].tolist() for path in paths]), strict=True
-        ):
+        prompts = [_see(runner, forest, path) for path in paths]
+        for path, logits in zip(paths, _engine_logits(runner, prompts), strict=True):
             along = torch.log_softmax(logits[:-1].cpu(), -1)
             logp[path[1:]] = along.gather(1, forest.token_ids[path][1:, None])[:, 0]
+    logp[forest.weight == 0] = 0.0
     return logp
 
 
-def _engine_logits(runner: ModelRunner, paths: list[list[int]]) -> list[Tensor]:
+def _see(runner: ModelRunner, forest: Forest, path: Tensor) -> SeenPrompt:
+    """A path as the engine's prompt."""
+    ids, shown = forest.token_ids[path].tolist(), images_along(forest.fields, forest.token_ids, path)
+    if shown is None or runner.images is None:
+        return SeenPrompt(ids, (), None)
+    return runner.images.see(ids, [(0, images.NAME, shown.pack())])
+
+
+def _engine_logits(runner: ModelRunner, paths: list[SeenPrompt]) -> list[Tensor]:
     """The logits at every token of some paths, [length, vocabulary] each."""
-    segments, keep = list[RowSegment](), list[int]()
-    for row, tokens in enumerate(paths):
-        half = len(tokens) // 2 + 1
+    segments, keep, axes = list[RowSegment](), list[int](), list[tuple[int, NDArray[np.int64]]]()
+    ahead = list[tuple[int, NDArray[np.int64]]]()
+    shown = [1 + max((at for at, token in enumerate(path.ids) if token >= FIRST), default=0) for path in paths]
+    halves = [max(len(path.ids) // 2 + 1, images) for path, images in zip(paths, shown, strict=True)]
+    for row, (path, half) in enumerate(zip(paths, halves, strict=True)):
         for start in range(0, half, QUANTUM):
-            count = min(QUANTUM, half - start)
-            keep += range(len(segments) * QUANTUM, len(segments) * QUANTUM + count)
-            segments.append(RowSegment(row, start, tokens[start : start + count]))
-    prompts = runner.step(0, [], segments, QUANTUM, keep)
-    found = list(torch.split(prompts, [len(tokens) // 2 + 1 for tokens in paths]))
-    for place in range(max(map(len, paths))):
-        rows = [row for row, tokens in enumerate(paths) if len(tokens) // 2 + 1 <= place < len(tokens)]
+            end = min(start + QUANTUM, half)
+            at = len(segments) * QUANTUM
+            keep += range(at, at + end - start)
+            segments.append(RowSegment(row, start, path.ids[start:end]))
+            axes += path.placed(at, start, end)
+            ahead += path.ahead(at, start, end)
+    found = list(torch.split(runner.step(0, [], segments, QUANTUM, keep, axes=axes, ahead=ahead), halves))
+    for place in range(max(len(path.ids) for path in paths)):
+        rows = [row for row, path in enumerate(paths) if halves[row] <= place < len(path.ids)]
         if rows:
-            logits = runner.step(len(paths), [(row, place, paths[row][place]) for row in rows], [], QUANTUM, rows)
+            axes = [one for row in rows for one in paths[row].placed(row, place, place + 1)]
+            tokens = [(row, place, paths[row].ids[place]) for row in rows]
+            logits = runner.step(len(paths), tokens, [], QUANTUM, rows, axes=axes)
             for row, one in zip(rows, logits, strict=True):
                 found[row] = torch.cat((found[row], one[None]))
     return found
@@ -239,9 +270,13 @@ ALWAYS = (
     "models/loading.py",
     "models/tensors.py",
     "models/mixers.py",
+    "models/vision.py",
+    "models/vision_families.py",
+    "models/vision_trials.py",
     *_below("proof"),
     "train/trainers/reference.py",
     "train/forest/distribution.py",
+    "train/forest/pictures.py",
 )
 SHARED = tuple(f"train/trainers/{name}.py" for name in ("attention", "flex", "head"))
 
@@ -279,6 +314,6 @@ SUBJECTS = {
         "run by engine=local: a path must be computed as transformers computes it",
         "; engine=sglang and engine=vllm run more models",
         "engine.proof=false skips this test",
-        tuple(f"rollout/engines/local/{name}.py" for name in ("runner", "flat", "parts", "arena", "states")),
+        tuple(f"rollout/engines/local/{name}.py" for name in ("runner", "flat", "parts", "arena", "states", "images")),
     ),
 }

@@ -7,10 +7,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from agentrl.models.loading import load_causal_lm
 from agentrl.models.mixers import wrap_mixers
 from agentrl.models.scoring import ScoreHead, load_score_model
-from agentrl.models.vision import load_vision_lm, sees
+from agentrl.models.vision import load_lm
 from agentrl.train.trainers.attention import NAME
 
 
@@ -24,8 +23,7 @@ def load_network(folder: Path, head: ScoreHead | None, seed: int) -> nn.Module:
     """
     model: nn.Module
     if head is None:
-        load = load_vision_lm if sees(folder) else load_causal_lm
-        model = load(folder, torch.float32, NAME)
+        model = load_lm(folder, torch.float32, NAME)
     else:
         model = load_score_model(folder, head, torch.float32, NAME, seed)
     wrap_mixers(model)

@@ -1,0 +1,77 @@
+"""A model whose images are computed otherwise than by transformers is refused before a run, with the numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.errors import ConfigError
+from agentrl.models import tiny, tiny_vision, vision, vision_trials
+from agentrl.models.image_processor import ImageProcessor
+from agentrl.models.vision_families import FAMILIES as KNOWN
+from agentrl.sessions.renderers.proof.images import prove_images
+from agentrl.sessions.renderers.registry import get_renderer
+from agentrl.train.trainers.proof import require
+from agentrl.train.trainers.proof.comparison import compare
+from tests.train.backends.test_proof import checked
+from tests.vision.models import FAMILIES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_trees_with_images_are_computed_as_transformers_does_by_trainer_and_engine(family: str) -> None:
+    config = FAMILIES[family].model().config
+    for subject in ("torch", "local"):
+        found = compare(config, subject=subject)
+        assert found.passed, str(found)
+        assert 0 < found.logp < 1e-5
+
+
+@pytest.mark.slow
+def test_a_tower_that_computes_something_else_is_refused_with_the_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    FAMILIES["llava"].model().config.save_pretrained(tmp_path / "model")
+
+    def mirrored(trunk: Any, frames: Any, grids: Any) -> Any:
+        return KNOWN["llava"].encode(trunk, frames.flip(-1), grids)
+
+    monkeypatch.setattr(vision, "FAMILIES", {**KNOWN, "llava": replace(KNOWN["llava"], encode=mirrored)})
+    with pytest.raises(ConfigError, match=r"model='mine' \(llava\) can't be run by .* differ by up to [\d.]+ nats"):
+        require(tmp_path / "model", "mine", subject="local")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    texts = [tiny.render([{"role": "user", "content": "How many?"}, {"role": "assistant", "content": "3"}])] * 9
+    return tiny_vision.build(tmp_path_factory.mktemp("seen") / "tiny", texts, 32)
+
+
+@pytest.mark.slow
+def test_models_check_compares_renderer_trainer_and_the_folders_weights(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    code, printed = checked(folder, "--trainer", "torch")
+    assert code == 0, printed
+    assert "✓ renderer: images: tokens at 2 turn boundaries, and pixels, are the processor's own" in printed
+    assert "✓ trainer=torch: log-probabilities differ by up to" in printed
+    assert "✓ trainer=torch: with the folder's weights log-probabilities differ by up to" in printed
+
+
+def test_a_renderer_that_shows_images_otherwise_than_the_processor_is_found_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = ImageProcessor.encode
+    with monkeypatch.context() as changed:
+        changed.setattr(ImageProcessor, "encode", lambda *given: encode(*given)[1:])
+        assert "at token" in prove_images(get_renderer(str(folder))).fault
+    with monkeypatch.context() as changed:
+        own = vision_trials.TRIALS["idefics3"]
+        rounded = replace(own, given=lambda *given: {k: v * 0.5 for k, v in own.given(*given).items()})
+        changed.setitem(vision_trials.TRIALS, "idefics3", rounded)
+        assert "pixel_values of" in prove_images(get_renderer(str(folder))).fault
