@@ -52,6 +52,18 @@ class ForwardConfig(Section):
     """The key that the server is given; clients' keys never are."""
 
 
+class ImageUrlsConfig(Section):
+    """Images that clients name by a URL of the network. Without hosts none is fetched, and such a URL is refused."""
+
+    hosts: tuple[Annotated[str, Field(pattern=r"^(\*|(\*\.)?[\w.:-]+)$")], ...] = ()
+    """The hosts from which images are fetched: names, `*.DOMAIN`, or `*` for all. An address that is not public is
+    reached only where it is listed itself."""
+    timeout: float = Field(default=10.0, gt=0)
+    """Seconds within which an image must have come."""
+    max_bytes: int = Field(default=20 << 20, ge=1, le=20 << 20)
+    """The largest file that is fetched."""
+
+
 class GatewayConfig(Section):
     """Address and limits of the gateway of agent programs (`agent=`).
 
@@ -78,6 +90,8 @@ class GatewayConfig(Section):
     forward: ForwardConfig = ForwardConfig()
     """The server to which requests for other models, such as embeddings, are sent; nothing of them is stored or
     trained."""
+    image_urls: ImageUrlsConfig = ImageUrlsConfig()
+    """Images at URLs that clients send; by default none is fetched."""
     exclude: tuple[ExclusionRule, ...] = (ONE_TURN,)
     """Roots of a session's tree that are neither trained on nor credited; a rule each. `one_turn`: one without tools on
     which no turn follows another, where another root has tools (a title); `prompt=`, `tools=` or `header.NAME=` and a

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 
 import agentrl
 from agentrl.config import RunConfig
+from agentrl.envs.builtin.questions.images import column_of_images
+from agentrl.envs.registry import make
 from agentrl.errors import ConfigError, EnvError, SandboxError
 from agentrl.models import devices
 from agentrl.overrides import merge_settings, validate
@@ -198,6 +201,32 @@ async def test_prompts_that_do_not_fit_are_found_before_the_run_wherever_they_ar
     caplog.clear()
     await check("eval.session_tokens=95")
     assert own in caplog.text
+
+
+def test_an_environment_that_gives_no_reward_is_refused_unless_something_else_gives_one(tmp_path: Path) -> None:
+    """A run with env=prompts and no reward played its first step before it was told that nothing is learned from it."""
+    rows = [{"prompt": f"Say {n}.", "answer": str(n)} for n in range(20)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["env=prompts", f"env.path={tmp_path / 'rows.jsonl'}", "warm_start.steps=0"]
+
+    def check(*more: str) -> None:
+        preflight.check_training(validate(merge_settings([*words, *more]), RunConfig))
+
+    with pytest.raises(ConfigError, match="env=prompts gives no reward, so algo=grpo has nothing to learn from"):
+        check()
+    check("rewards.said=exact_match")
+    check("allow_no_signal=true")
+
+
+@pytest.mark.parametrize("column", ["image", "images"])
+def test_rows_with_images_are_refused_by_the_environment_that_shows_none(tmp_path: Path, column: str) -> None:
+    """They were trained on without their images."""
+    row = {"prompt": "<image>How many?", "answer": "3", column: ["a.png"]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    env = make("prompts", path=str(tmp_path / "rows.jsonl"))
+    with pytest.raises(ConfigError, match=rf"row 1: the column '{column}' holds images.* env=questions does"):
+        env.tasks("train")
+    assert column_of_images({column: "python:3.11"}) is None, "a container's image"
 
 
 def test_penalties_and_calls_under_a_grammar_are_refused_on_servers_that_are_not_known_to_have_them() -> None:

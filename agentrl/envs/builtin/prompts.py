@@ -12,6 +12,7 @@ from typing import Any
 
 from agentrl.common.untrusted import safe_json
 from agentrl.envs.base import Env
+from agentrl.envs.builtin.questions.images import column_of_images
 from agentrl.envs.data.dataset import Dataset
 from agentrl.envs.data.splits import TaskList, divide
 from agentrl.errors import ConfigError
@@ -90,8 +91,13 @@ def _check_row(row: dict[str, Any], place: str) -> dict[str, Any]:
     """A row as plain data.
 
     Raises:
-        ConfigError: it has no prompt, or one that is neither text nor messages.
+        ConfigError: it has no prompt, one that is neither text nor messages, or images.
     """
+    if shown := column_of_images(row):
+        raise ConfigError(
+            f"{place}: the column {shown!r} holds images, which env=prompts does not show to the model: env=questions "
+            "does, and compares its answers (rewards.NAME=… adds a reward of your own)"
+        )
     data: dict[str, Any] = safe_json(row, whole=True, integers=True)
     prompt = data.get("prompt")
     if not prompt:

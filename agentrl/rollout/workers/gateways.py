@@ -205,6 +205,7 @@ async def own_gateway(
         InfraError: nothing can listen there.
     """
     from agentrl.sessions.gateway import Limits, create_app, running
+    from agentrl.sessions.gateway.http.image_urls import image_limits
 
     assert policy.engine is not None
     bounds = Limits(
@@ -213,6 +214,7 @@ async def own_gateway(
         session_timeout=2 * limits.timeout,
         in_flight=4 * limits.concurrency,
         strict_fields=limits.strict_fields,
+        images=image_limits(where.image_urls),
     )
     app = create_app(
         policy.engine,

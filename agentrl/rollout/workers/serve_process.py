@@ -27,7 +27,7 @@ from agentrl.config import (
     Section,
     WeightsConfig,
 )
-from agentrl.config.gateway import ONE_TURN, ExclusionRule, ForwardConfig
+from agentrl.config.gateway import ONE_TURN, ExclusionRule, ForwardConfig, ImageUrlsConfig
 from agentrl.config.secrets import secret_values
 from agentrl.envs.base import Env
 from agentrl.envs.results import error_text, give_rewards
@@ -82,6 +82,8 @@ class ServeConfig(Section):
     """Refuse a request with a field that its protocol doesn't know; else a harmless one is ignored and counted."""
     forward: ForwardConfig = ForwardConfig()
     """The server to which requests for other models, such as embeddings, are sent; as `gateway.forward` of a run."""
+    image_urls: ImageUrlsConfig = ImageUrlsConfig()
+    """Images at URLs that clients send, as `gateway.image_urls` of a run; by default none is fetched."""
     exclude: tuple[ExclusionRule, ...] = (ONE_TURN,)
     """Roots of a session's tree that are neither trained on nor credited, as `gateway.exclude` of a run."""
     tracing: str | None = Field(default=None, pattern=r"^https?://[^\s/]+")
@@ -202,6 +204,7 @@ async def serve_config(
     """
     from agentrl.sessions.gateway import Limits, serve
     from agentrl.sessions.gateway.gateway import persistent_secret
+    from agentrl.sessions.gateway.http.image_urls import image_limits
 
     cancel_on(signal.SIGTERM)
     async with open_rewards(Env, config.rewards) as make_env:
@@ -218,7 +221,7 @@ async def serve_config(
                     admin_key=config.admin_key or admin_key,
                     model=config.model.name,
                     retry_detection=config.retry_detection,
-                    limits=Limits(strict_fields=config.strict_fields),
+                    limits=Limits(strict_fields=config.strict_fields, images=image_limits(config.image_urls)),
                     secret=None if config.store == ":memory:" else persistent_secret(Path(config.store)),
                     strip_reasoning=config.model.reasoning == "strip",
                     exclude=config.exclude,

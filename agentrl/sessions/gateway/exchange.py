@@ -167,7 +167,7 @@ class Exchange:
         request, state, generator = self.request, self.state, self.parts.generator
         new_bytes = 0 if request.history is None else len(request.history.raw) - len(state.known_beginning(request))
         matching = partial(state.match, request, self.parts.limits.messages)
-        large = new_bytes >= LARGE_HISTORY or (new_bytes > 0 and self.parts.limits.images > 0)  # a bomb is small
+        large = new_bytes >= LARGE_HISTORY or (new_bytes > 0 and bool(self.parts.limits.images))  # a bomb is small
         match, self.known = await asyncio.to_thread(matching) if large else matching()
         match, echo = await match_extended(state, generator.renderer, match, limit, request.callable)
         new = [] if echo is None else [echo]

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from agentrl.errors import ConfigError
 
 MOST_IMAGES = 64
-"""`Limits.images` of models that see images."""
+"""`ImageLimits.most` of models that see images."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLimits:
+    """Limits on the images of a request that no earlier one of its session had; false where there may be none.
+
+    Attributes:
+        most: how many there may be; 0: the model takes text only.
+        fetch: returns the data URL of an image at a URL of the network, or raises InvalidInput; None: such URLs are
+            refused.
+    """
+
+    most: int = 0
+    fetch: Callable[[str], str] | None = None
+
+    def __bool__(self) -> bool:
+        return self.most > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +66,8 @@ class Limits:
     """The least probability (`min_p`), as a fraction of the greatest, of a request that sets none, or of all."""
     repetition_penalty: float = 1.0
     """The repetition penalty of a request that sets none, or of all."""
-    images: int = 0
-    """Images of a request that no earlier one of its session had; 0: the model takes text only. The
-    gateway of one that sees images sets it to `MOST_IMAGES`."""
+    images: ImageLimits = field(default_factory=ImageLimits)
+    """Images of a request. The gateway of a model that sees them sets `most` to `MOST_IMAGES`, unless it is set."""
     sampling: Literal["client", "mixed", "run"] = "client"
     """The source of temperature, truncation, penalties, logit bias and seed: the client; the client, whose seeds are
     mixed with session, sample and path; or the values set here, while the client's are ignored."""
@@ -80,8 +97,9 @@ class Limits:
 
     def of_model(self, tokenizer: Any) -> Limits:
         """Return the limits of a model with this tokenizer, which says whether it sees images."""
-        sees = getattr(tokenizer, "images", None) is not None
-        return replace(self, images=(self.images or MOST_IMAGES) if sees else 0)
+        if getattr(tokenizer, "images", None) is None:
+            return replace(self, images=ImageLimits())
+        return replace(self, images=replace(self.images, most=self.images.most or MOST_IMAGES))
 
     @property
     def drawn(self) -> dict[str, float | None]:

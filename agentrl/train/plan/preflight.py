@@ -27,7 +27,7 @@ from agentrl.config import (
     TrainerConfig,
 )
 from agentrl.envs import calls
-from agentrl.envs.base import Env, has_critic_view
+from agentrl.envs.base import Env, has_critic_view, reward_methods
 from agentrl.envs.data.hub import is_hub
 from agentrl.envs.data.mixture import Mixture
 from agentrl.envs.registry import make
@@ -92,6 +92,7 @@ def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> No
     _check_sampling(config.rollout, _with_address(config), config.trainer, refuse=not config.allow_no_signal)
     _check_resident(config.rewards, config.cluster)
     env = check_rollouts(config)
+    _check_rewarded(config, env, algorithm)
     others = {name: config.of_policy(name) for name in config.learned}
     for name, own in others.items():
         try:
@@ -108,6 +109,24 @@ def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> No
     _check_tasks(env, held_out_split(config.eval, env))
     if config.warm_start.steps:
         _check_tasks(env, base_model.demonstration_split(env))
+
+
+def _check_rewarded(config: RunConfig, env: Env, algorithm: Algorithm) -> None:
+    """Refuse an environment that can't give a reward, where the algorithm learns from rewards.
+
+    One with tools, with steps of its own, or in a wrapper may give them there; a program gives them to the gateway.
+
+    Raises:
+        ConfigError: there is nothing that gives one.
+    """
+    elsewhere = config.rewards or config.agent or config.algo.shaping.active or algorithm.needs.teacher
+    if elsewhere or config.allow_no_signal or env is not env.unwrapped or reward_methods(env):
+        return
+    if type(env).step is Env.step and not env.tools.schemas():
+        raise ConfigError(
+            f"env={config.env.name} gives no reward, so algo={config.algo.name} has nothing to learn from: "
+            "rewards.NAME=… adds one (rewards.correct=exact_match, or a function of your own)"
+        )
 
 
 def _check_adapter(engine: EngineConfig, lora: LoraConfig) -> None:

@@ -25,15 +25,19 @@ def png(colour: str = "red", size: tuple[int, int] = (8, 6)) -> bytes:
 
 
 def easyr1(folder: Path) -> Path:
-    """Rows of geometry questions, with the images inside of the file."""
+    """Rows of geometry questions, with the images inside of the file, or, in every second one, beside it."""
     import pyarrow
     import pyarrow.parquet as parquet
 
     colours = ["red", "green", "blue", "black"] * 5
-    rows = [
-        {"images": [{"bytes": png(each, (8 + n, 6)), "path": None}], "problem": f"{MARK}Find x.", "answer": str(n)}
-        for n, each in enumerate(colours)
-    ]
+    (folder / "figures").mkdir(exist_ok=True)
+    rows = []
+    for n, each in enumerate(colours):
+        shown: dict[str, Any] = {"bytes": png(each, (8 + n, 6)), "path": None}
+        if n % 2:
+            (folder / "figures" / f"{n}.png").write_bytes(shown["bytes"])
+            shown = {"bytes": None, "path": f"figures/{n}.png"}
+        rows.append({"images": [shown], "problem": f"{MARK}Find x.", "answer": str(n)})
     parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "geometry.parquet")
     return folder / "geometry.parquet"
 
@@ -51,16 +55,16 @@ def vlm_r1(folder: Path, **change: Any) -> Path:
     return folder / "refcoco.jsonl"
 
 
-def test_images_inside_of_a_file_are_shown_where_the_question_says_so(tmp_path: Path) -> None:
+def test_images_inside_of_a_file_and_beside_it_are_shown_where_the_question_says_so(tmp_path: Path) -> None:
     env = make("questions", path=str(easyr1(tmp_path)), instructions="{question} End with \\boxed{}.")
     train, held = env.tasks("train"), env.tasks("eval")
     assert len(train) + len(held) == 20
     assert held, "questions with the same words are others where their images are"
-    task = train[3]
-    (message,) = env.reset(task)
-    assert [part.type for part in message.content] == ["image_url", "text"]
-    assert message.text == "Find x. End with \\boxed{}."
-    assert pictures.picture(message.content[0].image_url["url"]).size[1] == 6
+    for task in train:
+        (message,) = env.reset(task)
+        assert [part.type for part in message.content] == ["image_url", "text"]
+        assert message.text == "Find x. End with \\boxed{}."
+        assert pictures.picture(message.content[0].image_url["url"]).size == (8 + int(task["answers"][0]), 6)
     assert env.tasks("train")[0]["grading"] == "math"
 
 

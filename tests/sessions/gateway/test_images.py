@@ -75,22 +75,22 @@ def url(data: bytes, kind: str = "image/png") -> str:
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def asked(protocol: str, image: str) -> tuple[str, dict[str, Any]]:
-    """A request about an image, by its URL: the path, and the body."""
+def asked(protocol: str, image: str, times: int = 1) -> tuple[str, dict[str, Any]]:
+    """A request about an image, shown so often, by its URL: the path, and the body."""
     kind, _, data = image.removeprefix("data:").partition(";base64,")
     if protocol == "chat":
-        content = [{"type": "text", "text": "See "}, {"type": "image_url", "image_url": {"url": image}}]
+        content = [{"type": "text", "text": "See "}, *[{"type": "image_url", "image_url": {"url": image}}] * times]
         return "chat/completions", {"model": "m", "messages": [{"role": "user", "content": content}]}
     if protocol == "responses":
-        content = [{"type": "input_text", "text": "See "}, {"type": "input_image", "image_url": image}]
+        content = [{"type": "input_text", "text": "See "}, *[{"type": "input_image", "image_url": image}] * times]
         return "responses", {"model": "m", "input": [{"role": "user", "content": content}]}
     source = {"type": "base64", "media_type": kind, "data": data} if data else {"type": "url", "url": image}
-    content = [{"type": "text", "text": "See "}, {"type": "image", "source": source}]
+    content = [{"type": "text", "text": "See "}, *[{"type": "image", "source": source}] * times]
     return "messages", {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": content}]}
 
 
-async def ask(served: Any, opened: dict[str, str], protocol: str, image: str) -> httpx.Response:
-    path, body = asked(protocol, image)
+async def ask(served: Any, opened: dict[str, str], protocol: str, image: str, times: int = 1) -> httpx.Response:
+    path, body = asked(protocol, image, times)
     headers = {"authorization": f"Bearer {opened['api_key']}"}
     async with httpx.AsyncClient() as client:
         return await client.post(f"{opened['base_url']}/{path}", json=body, headers=headers)

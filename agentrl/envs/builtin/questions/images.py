@@ -12,6 +12,7 @@ data, or the digest of an image that is inside of the data, which is in memory f
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ MARK = "<image>"
 FIELD = "images"
 """Of a task."""
 _NAMED = "sha256:"
+COLUMNS = ("images", "image")
+"""Columns of images, in any case; the first that holds something."""
+_FILE = re.compile(r"\.(png|jpe?g|gif|webp)\Z|\Adata:image/", re.IGNORECASE)
 _KEPT: dict[str, tuple[str, str]] = {}
 """Names and data URLs of images inside of data that was read."""
 
@@ -36,12 +40,24 @@ def images_of(row: Mapping[str, Any]) -> list[str]:
     Raises:
         ValueError: a column of images holds something else, or an image is broken or too large.
     """
-    lower = {str(name).lower(): value for name, value in row.items()}
-    given = next((value for name in ("images", "image") if (value := lower.get(name)) not in (None, "", [])), None)
-    if given is None:
-        return []
-    listed = given if isinstance(given, list | tuple) else [given]
-    return [_image(each) for each in listed]
+    return [_image(each) for each in _find_column(row)[1]]
+
+
+def column_of_images(row: Mapping[str, Any]) -> str | None:
+    """The column in which a row has images: bytes, data URLs or names of image files; None where it has none."""
+    name, given = _find_column(row)
+    inside = [each.get("bytes") or each.get("path") if isinstance(each, Mapping) else each for each in given]
+    found = any(isinstance(each, bytes) or (isinstance(each, str) and _FILE.search(each)) for each in inside)
+    return name if found else None
+
+
+def _find_column(row: Mapping[str, Any]) -> tuple[str, list[Any]]:
+    """The column of images of a row, and what is in it."""
+    lower = {str(name).lower(): name for name in row}
+    for name in COLUMNS:
+        if name in lower and (given := row[lower[name]]) not in (None, "", []):
+            return str(lower[name]), list(given) if isinstance(given, list | tuple) else [given]
+    return "", []
 
 
 def _image(given: Any) -> str:

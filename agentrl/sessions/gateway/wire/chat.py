@@ -14,10 +14,10 @@ from typing import Any
 
 from agentrl.sessions.gateway.http.api_error import ApiError, refuse_parameter
 from agentrl.sessions.gateway.http.bodies import Body
-from agentrl.sessions.gateway.limits import Limits
+from agentrl.sessions.gateway.limits import ImageLimits, Limits
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire import custom
-from agentrl.sessions.gateway.wire.images import check_number, content_at
+from agentrl.sessions.gateway.wire.images import NO_IMAGES, check_number, content_at
 from agentrl.sessions.gateway.wire.objects import function_of, object_at, pass_over, strict_of, text_at
 from agentrl.sessions.gateway.wire.validation import Parameters, number
 from agentrl.sessions.renderers.base import ToolSchema
@@ -320,7 +320,7 @@ def _read_allowed(allowed: Mapping[str, Any]) -> tuple[frozenset[str], str]:
 
 
 def convert(
-    items: Sequence[Any], start: int, ignored: dict[str, str], strict: bool = False, images: int = 0
+    items: Sequence[Any], start: int, ignored: dict[str, str], strict: bool = False, images: ImageLimits = NO_IMAGES
 ) -> list[Message]:
     """Validated messages, from item `start` on.
 
@@ -329,17 +329,16 @@ def convert(
         start: the first one's place in the conversation.
         ignored: takes the fields that nothing reads, each with the name to count it under.
         strict: whether those are refused.
-        images: how many images they may have together.
+        images: of which images there may be how many together.
 
     Raises:
         ApiError: one can't be read; it names the item.
     """
-    said = [_message(item, f"messages[{start + place}]", ignored, strict, images) for place, item in enumerate(items)]
-    check_number([message.content for message in said], images)
-    return said
+    check_number(items, images)
+    return [_message(item, f"messages[{start + place}]", ignored, strict, images) for place, item in enumerate(items)]
 
 
-def _message(item: Any, where: str, ignored: dict[str, str], strict: bool, images: int) -> Message:
+def _message(item: Any, where: str, ignored: dict[str, str], strict: bool, images: ImageLimits) -> Message:
     given = object_at(item, where)
     role = given.get("role")
     if role not in _ROLES:
@@ -347,7 +346,7 @@ def _message(item: Any, where: str, ignored: dict[str, str], strict: bool, image
     pass_over(given, _READ, _ECHOED, where, ignored, strict)
     calls = _calls(given.get("tool_calls", ()), where) if role == "assistant" else []
     optional = role == "assistant" and "content" not in given
-    seen = images if role in ("user", "tool") else 0
+    seen = images if role in ("user", "tool") else NO_IMAGES
     content = None if optional else content_at(given, "content", where, _TEXTS, seen)
     thoughts = [text_at(given, name, where) for name in ("reasoning_content", "reasoning") if name in given]
     return Message(

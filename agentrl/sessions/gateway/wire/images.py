@@ -1,8 +1,9 @@
 """Images that clients send: OpenAI's and Anthropic's parts, as a message's parts with a checked data URL.
 
 An image is decoded before it is taken, so that what is broken, too large or of another type than it says is an error of
-the request, whose program is told which part it is. The type is the decoded one, whatever the client says. Nothing is
-fetched: a URL of the network is refused, since a model would be trained on what may be another image tomorrow.
+the request, whose program is told which part it is. The type is the decoded one, whatever the client says. A URL of the
+network is refused, since a model would be trained on what may be another image tomorrow, unless the settings let the
+gateway fetch it (`http.image_urls`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 from agentrl.common import pictures
 from agentrl.errors import InvalidInput
 from agentrl.sessions.gateway.http.api_error import ApiError, refuse_parameter
+from agentrl.sessions.gateway.limits import ImageLimits
 from agentrl.sessions.gateway.wire.objects import object_at, text_at
 from agentrl.types import Part
 
@@ -21,9 +23,11 @@ Content = str | list[Part]
 KINDS = frozenset({"image_url", "input_image", "image"})
 """The types of the parts that are images: Chat Completions', Responses', Anthropic's."""
 TEXT_ONLY = "this model takes text only"
+NO_IMAGES = ImageLimits()
+"""The limits of a text."""
 
 
-def content_at(item: Mapping[str, Any], name: str, where: str, texts: Set[str], images: int) -> Content:
+def content_at(item: Mapping[str, Any], name: str, where: str, texts: Set[str], images: ImageLimits) -> Content:
     """A field that must be there: text, or parts of text and images.
 
     Args:
@@ -31,7 +35,7 @@ def content_at(item: Mapping[str, Any], name: str, where: str, texts: Set[str], 
         name: the field's.
         where: the item's place in the request.
         texts: the types of parts that are text; one without a type is text too.
-        images: how many images there may be; 0: the model sees none.
+        images: which images there may be.
 
     Raises:
         ApiError: it is missing, something else, or has a part that can't be taken.
@@ -45,7 +49,7 @@ def content_at(item: Mapping[str, Any], name: str, where: str, texts: Set[str], 
     return join_pieces(read_part(part, f"{place}[{number}]", texts, images) for number, part in enumerate(parts))
 
 
-def read_part(part: Mapping[str, Any], where: str, texts: Set[str], images: int) -> str | Part:
+def read_part(part: Mapping[str, Any], where: str, texts: Set[str], images: ImageLimits) -> str | Part:
     """A part's text, or its image.
 
     Raises:
@@ -56,7 +60,7 @@ def read_part(part: Mapping[str, Any], where: str, texts: Set[str], images: int)
         return text_at(part, "text", where)
     if kind not in KINDS or not images:
         raise refuse_parameter(f"{where}.type", f"{kind!r:.100}; {_describe_taken(images)}")
-    return _image(part, where)
+    return _image(part, where, images)
 
 
 def join_pieces(pieces: Iterable[str | Part]) -> Content:
@@ -79,24 +83,40 @@ def pieces_of(content: Content | None) -> list[str | Part]:
     return [part if part.type == "image_url" else part.text or "" for part in content]
 
 
-def check_number(contents: Sequence[Content | None], images: int) -> None:
-    """Refuse more images than a request may have.
+def check_number(items: Sequence[Any], images: ImageLimits) -> None:
+    """Refuse more images than a request may have, before any of them is decoded or fetched.
+
+    Args:
+        items: the messages, as the client sent them.
+        images: how many there may be; where there may be none, each is refused by its place (`read_part`).
 
     Raises:
         ApiError: there are more.
     """
-    found = sum(part.type == "image_url" for each in contents if isinstance(each, list) for part in each)
-    if found > images:
-        raise ApiError(413, f"{found} images are new in this request; at most {images} are read", "too_many_images")
+    found = sum(map(_count, items)) if images else 0
+    if found > images.most:
+        raise ApiError(
+            413, f"{found} images are new in this request; at most {images.most} are read", "too_many_images"
+        )
 
 
-def _image(part: Mapping[str, Any], where: str) -> Part:
+def _count(item: Any) -> int:
+    if not isinstance(item, Mapping):
+        return 0
+    if isinstance(kind := item.get("type"), str) and kind in KINDS:
+        return 1
+    inside = (item.get(name) for name in ("content", "output"))
+    return sum(_count(part) for each in inside if isinstance(each, list) for part in each)
+
+
+def _image(part: Mapping[str, Any], where: str, images: ImageLimits) -> Part:
     url, place = _url(part, where)
-    if not url.startswith("data:"):
+    if not url.startswith("data:") and images.fetch is None:
         why = "only data:image/…;base64,…; nothing is fetched, since it may be another image when it is trained on"
         raise refuse_parameter(place, f"{url[:80]!r}; {why}")
     try:
-        return Part(type="image_url", image_url={"url": pictures.url_of(url)})
+        taken = pictures.url_of(url) if url.startswith("data:") or images.fetch is None else images.fetch(url)
+        return Part(type="image_url", image_url={"url": taken})
     except InvalidInput as error:
         raise ApiError(400, f"{place}: {error}", "invalid_image", place) from None
 
@@ -120,5 +140,5 @@ def _url(part: Mapping[str, Any], where: str) -> tuple[str, str]:
     return text_at(part, "image_url", where), f"{where}.image_url"
 
 
-def _describe_taken(images: int) -> str:
+def _describe_taken(images: ImageLimits) -> str:
     return "only text and images" if images else TEXT_ONLY

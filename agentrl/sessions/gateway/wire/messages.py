@@ -16,11 +16,11 @@ from typing import Any
 
 from agentrl.sessions.gateway.http.api_error import ApiError, refuse_parameter
 from agentrl.sessions.gateway.http.bodies import Body
-from agentrl.sessions.gateway.limits import Limits
+from agentrl.sessions.gateway.limits import ImageLimits, Limits
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire.chat import distinct, form_of, schema_of, stops_of
 from agentrl.sessions.gateway.wire.client_tools import CLIENT_TOOLS, as_function
-from agentrl.sessions.gateway.wire.images import Content, check_number, join_pieces, read_part
+from agentrl.sessions.gateway.wire.images import NO_IMAGES, Content, check_number, join_pieces, read_part
 from agentrl.sessions.gateway.wire.objects import function_of, object_at, pass_over, strict_of, text_at, texts_at
 from agentrl.sessions.gateway.wire.turns import add_piece, add_turn, assistant_message
 from agentrl.sessions.gateway.wire.validation import Parameters, number
@@ -201,7 +201,7 @@ def convert(
     ignored: dict[str, str],
     tools: Sequence[ToolSchema] = (),
     strict: bool = False,
-    images: int = 0,
+    images: ImageLimits = NO_IMAGES,
 ) -> list[Message]:
     """Validated messages, from item `start` on; a user's tool results become tool messages.
 
@@ -211,11 +211,12 @@ def convert(
         ignored: takes the names of fields that were ignored.
         tools: what a tool's result may refer to.
         strict: whether fields that nothing reads are refused.
-        images: how many images they may have together.
+        images: of which images there may be how many together.
 
     Raises:
         ApiError: one can't be read, or refers to a tool that is not declared; it names the item.
     """
+    check_number(items, images)
     messages: list[Message] = []
     definitions = {tool["function"]["name"]: json.dumps(tool, ensure_ascii=False) for tool in tools}
     for place, item in enumerate(items):
@@ -233,7 +234,6 @@ def convert(
             messages += _user(blocks, where, definitions, images)
         else:
             messages.append(Message(role="system", content=_texts(blocks, f"{where}.content")))
-    check_number([message.content for message in messages], images)
     return messages
 
 
@@ -266,7 +266,7 @@ def _assistant(blocks: Sequence[Mapping[str, Any]], where: str) -> Message:
 
 
 def _user(
-    blocks: Sequence[Mapping[str, Any]], where: str, definitions: Mapping[str, str], images: int
+    blocks: Sequence[Mapping[str, Any]], where: str, definitions: Mapping[str, str], images: ImageLimits
 ) -> list[Message]:
     messages: list[Message] = []
     for place, block in enumerate(blocks):
@@ -279,7 +279,7 @@ def _user(
     return messages or [Message(role="user", content="")]
 
 
-def _result(block: Mapping[str, Any], where: str, definitions: Mapping[str, str], images: int) -> Content:
+def _result(block: Mapping[str, Any], where: str, definitions: Mapping[str, str], images: ImageLimits) -> Content:
     blocks = _blocks(block, where) if "content" in block else []
     places = [f"{where}.content[{place}]" for place in range(len(blocks))]
     parts = [_definition(part, at, definitions) for part, at in zip(blocks, places, strict=True)]

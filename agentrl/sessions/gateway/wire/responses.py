@@ -13,12 +13,12 @@ from typing import Any
 from agentrl.sessions.gateway.exchange import Exchange
 from agentrl.sessions.gateway.http.api_error import ApiError, refuse_parameter
 from agentrl.sessions.gateway.http.bodies import Body, History
-from agentrl.sessions.gateway.limits import Limits
+from agentrl.sessions.gateway.limits import ImageLimits, Limits
 from agentrl.sessions.gateway.replies.kept import KeptReply, ReplyStatus, RequestParameters
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire import custom
 from agentrl.sessions.gateway.wire.chat import HARMLESS, choose_tools, distinct, form_of, sampling_of
-from agentrl.sessions.gateway.wire.images import check_number, content_at
+from agentrl.sessions.gateway.wire.images import NO_IMAGES, check_number, content_at
 from agentrl.sessions.gateway.wire.items import Items, output_items
 from agentrl.sessions.gateway.wire.logprobs import of_content
 from agentrl.sessions.gateway.wire.objects import function_of, object_at, pass_over, strict_of, text_at, texts_at
@@ -211,7 +211,7 @@ def _tools(tools: Sequence[Any]) -> list[ToolSchema]:
 
 
 def convert(
-    items: Sequence[Any], start: int, ignored: dict[str, str], strict: bool = False, images: int = 0
+    items: Sequence[Any], start: int, ignored: dict[str, str], strict: bool = False, images: ImageLimits = NO_IMAGES
 ) -> list[Message]:
     """Validated messages, from item `start` on.
 
@@ -220,11 +220,12 @@ def convert(
         start: the first one's place in the conversation.
         ignored: takes the fields that nothing reads, each with the name to count it under.
         strict: whether those are refused.
-        images: how many images they may have together.
+        images: of which images there may be how many together.
 
     Raises:
         ApiError: one can't be read; it names the item.
     """
+    check_number(items, images)
     messages: list[Message] = []
     parts: list[Message] = []
     for place, item in enumerate(items):
@@ -239,14 +240,13 @@ def convert(
         parts = []
         messages.append(message)
     messages += _join(parts)
-    check_number([message.content for message in messages], images)
     return messages
 
 
-def _message(item: Mapping[str, Any], where: str, images: int) -> Message:
+def _message(item: Mapping[str, Any], where: str, images: ImageLimits) -> Message:
     kind = item.get("type", "message")
     if kind == "message" and item.get("role") in ("user", "system", "developer", "assistant"):
-        seen = images if item["role"] == "user" else 0
+        seen = images if item["role"] == "user" else NO_IMAGES
         return Message(role=item["role"], content=content_at(item, "content", where, _TEXTS, seen))
     if kind in ("function_call", "custom_tool_call"):
         custom_input = kind == "custom_tool_call"
