@@ -7,6 +7,7 @@ tokens, each against its own keys only: the block's ancestors and the block itse
 are found by the rule (k before the block's first token a, end[k] > a), gathered, and blocks with about as
 many keys share one masked call of scaled_dot_product_attention. A pack of many short trees thus costs its
 depth and not its square; one block as long as the row is the dense square, and the tests compare the two.
+Trees without branches are plain rows, and where there is nothing else each has a causal call without any mask.
 
 Sliding windows and chunks are counted along the path, by the depth of the first key that a query sees
 (`models.reach`); so is Llama 4's attention temperature by position. scaled_dot_product_attention has neither capped
@@ -18,7 +19,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -43,6 +46,8 @@ In between it is about half the mean depth: then less than a third of a block's 
 gathered keys stay below three times the row's own. Measured on two cores: 64 and 128 were best for packs of mean
 depth 70, 64 to 256 at 400, 512 and 1024 at 2,000 (where 64 took 2.4 times as long).
 """
+CALL = 256
+"""Tokens, on average, from which a row has a call of its own: shorter ones share blocks, which take fewer calls."""
 
 
 class AttentionPlan(Protocol):
@@ -120,7 +125,10 @@ class BlockPlan:
         assert last is None or queries is None, "images that see both ways are computed whole"
         self.end, self.position, self.queries, self.narrower = end, position, queries, dict[Reach, BlockPlan]()
         self.last = last
-        self.prepare(end, block or block_for(float(position.mean())), queries)
+        self.rows = plain_rows(end) if block is None and queries is None and last is None else []
+        self.block, self.buckets = block or block_for(float(position.mean())), list[_Bucket]()
+        if not self.rows:
+            self.prepare(end, self.block, queries)
 
     @property
     def depth(self) -> Tensor:
@@ -131,6 +139,7 @@ class BlockPlan:
             return self
         if reach not in self.narrower:
             narrow = self.narrower[reach] = copy.copy(self)
+            narrow.rows = []
             block = min(self.block, block_for(reach.tokens)) if self.queries is None else self.block
             narrow.prepare(self.end, block, self.queries, reach)
         return self.narrower[reach]
@@ -152,7 +161,7 @@ class BlockPlan:
         """
         self.tokens, self.row = len(end if queries is None else queries), len(end)
         self.block = block = min(block, self.tokens)
-        self.buckets: list[_Bucket] = []
+        self.buckets = []
         count = -(-self.tokens // block)
         self.padding = count * block - self.tokens
         self.starts = np.arange(0, count * block, block) if queries is None else queries[::block]
@@ -200,6 +209,10 @@ class BlockPlan:
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
+        if self.rows and softcap is None and sinks is None:
+            return _attend_rows(self.rows, query, key, value, scale)
+        if not self.buckets:
+            self.prepare(self.end, self.block)
         heads, dim = query.shape[1], query.shape[-1]
         attend = F.scaled_dot_product_attention
         if softcap is not None or sinks is not None:
@@ -227,6 +240,32 @@ class BlockPlan:
 def block_for(depth: float) -> int:
     """Return how many queries share their keys in a row of that mean depth: see MIN_BLOCK."""
     return min(MAX_BLOCK, max(MIN_BLOCK, 1 << round(math.log2(max(depth, 1.0) / 2 + 1))))
+
+
+def plain_rows(end: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
+    """Return the rows that a forest without branches consists of: how many of one length follow each other, and it.
+
+    Empty where a tree branches, or where rows are short (`CALL`).
+    """
+    cuts = np.flatnonzero(end == np.arange(1, len(end) + 1)) + 1
+    lengths = np.diff(cuts, prepend=0)
+    if not np.array_equal(np.repeat(cuts, lengths), end):
+        return []
+    rows = [(len(list(equal)), length) for length, equal in itertools.groupby(lengths.tolist())]
+    return rows if len(end) >= CALL * len(rows) else []
+
+
+def _attend_rows(rows: Sequence[tuple[int, int]], query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """Attend within rows that lie behind each other; see `plain_rows` and `AttentionPlan`."""
+    outputs, sizes = [], [count * length for count, length in rows]
+    # Not slices: each of them would have a gradient of all tokens.
+    parts = (torch.split(each[0], sizes, 1) for each in (query, key, value))
+    for (count, length), *own in zip(rows, *parts, strict=True):
+        q, k, v = (part.unflatten(1, (count, length)).transpose(0, 1) for part in own)
+        gqa = q.shape[1] != k.shape[1]
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=gqa)
+        outputs.append(out.transpose(1, 2).flatten(0, 1))
+    return torch.cat(outputs)[None]
 
 
 def _keys(

@@ -29,6 +29,8 @@ CHUNK_ELEMENTS = 1 << 24
 """Logits of one chunk: 64 MB in float32, several times that with what softmax keeps."""
 GPU_CHUNK_ELEMENTS = 1 << 26
 """`CHUNK_ELEMENTS` on a GPU, where each chunk reads and writes the whole gradient of the head."""
+BLOCK_ELEMENTS = 1 << 19
+"""Logits of one block of rows on a CPU: softmax and its gradient read a block several times, from the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +250,10 @@ class _Head(torch.autograd.Function):
                 logits = _logits(states[at], matrix, temperature[at], real, shape)
                 if len(targets) <= rows:
                     kept = logits.clone()
-            logp[at], entropy[at], normaliser[at] = _reduce(logits, *_find_targets(part, targets[at]), group)
+            local, inside = _find_targets(part, targets[at])
+            for block in _blocks(logits, group):
+                found = _reduce(logits[block], local[block], inside[block], group)
+                logp[at][block], entropy[at][block], normaliser[at][block] = found
         ctx.save_for_backward(states, weight, targets, temperature, entropy, normaliser, kept)
         ctx.place = first, real, rows, shape, drawn
         return logp, entropy
@@ -269,16 +274,15 @@ class _Head(torch.autograd.Function):
             else:
                 logits = kept if kept is not None else _logits(states[at], matrix, temperature[at], real, shape)
                 slope = shape.slope(logits, temperature[at, None])
-            logp = logits.sub_(normaliser[at, None]) if kept is None else logits - normaliser[at, None]
-            p = logp.exp()
-            # Row by row p (a logp + b): few passes over a chunk, whose time is that of memory.
-            a = -entropy_grad[at] / temperature[at]
-            b = -(logp_grad[at] + entropy_grad[at] * entropy[at]) / temperature[at]
-            grad = torch.addcmul(b[:, None], a[:, None], logp, out=logp).mul_(p)
             local, inside = _find_targets(part, targets[at])
-            grad.scatter_add_(1, local[:, None], (logp_grad[at] * inside / temperature[at])[:, None])
-            if isinstance(slope, Tensor) or slope != 1.0:
-                grad.mul_(slope)
+            grad = logits if kept is None else torch.empty_like(logits)
+            own_rows = temperature[at], logp_grad[at], entropy_grad[at], entropy[at], normaliser[at], local, inside
+            for block in _blocks(logits):
+                _differentiate(logits[block], *(each[block] for each in own_rows), out=grad[block])
+                if isinstance(slope, Tensor):
+                    grad[block].mul_(slope[block])
+                elif slope != 1.0:
+                    grad[block].mul_(slope)
             if slopes is not None:
                 grad[slopes.row, slopes.place] *= slopes.slope
             grad = grad.to(states.dtype)
@@ -298,8 +302,38 @@ def _chunks(length: int, rows: int) -> list[slice]:
     return [slice(start, start + rows) for start in range(0, length, rows)]
 
 
+def _blocks(logits: Tensor, group: dist.ProcessGroup | None = None) -> list[slice]:
+    """Rows that are computed together: few on a CPU, all where a block would be a collective or a kernel of its own."""
+    few = logits.device.type == "cpu" and group is None
+    return _chunks(len(logits), max(1, BLOCK_ELEMENTS // max(1, logits.shape[1])) if few else len(logits))
+
+
+def _differentiate(
+    logits: Tensor,
+    temperature: Tensor,
+    logp_grad: Tensor,
+    entropy_grad: Tensor,
+    entropy: Tensor,
+    normaliser: Tensor,
+    local: Tensor,
+    inside: Tensor,
+    *,
+    out: Tensor,
+) -> None:
+    """Write the loss's derivatives by the logits, before their temperatures, to `out`, which may be the logits."""
+    logp = torch.sub(logits, normaliser[:, None], out=out)
+    p = logp.exp()
+    # Row by row p (a logp + b): few passes over a block.
+    a = -entropy_grad / temperature
+    b = -(logp_grad + entropy_grad * entropy) / temperature
+    torch.addcmul(b[:, None], a[:, None], logp, out=out).mul_(p)
+    out.scatter_add_(1, local[:, None], (logp_grad * inside / temperature)[:, None])
+
+
 def _logits(states: Tensor, weight: Tensor, temperature: Tensor, real: int, shape: Logits) -> Tensor:
-    logits = shape(states @ weight.t()).div_(temperature[:, None])
+    logits = shape(states @ weight.t())
+    if logits.device.type != "cpu" or bool((temperature != 1).any()):  # elsewhere, asking would wait for the device
+        logits.div_(temperature[:, None])
     if real < weight.shape[0]:
         logits[:, max(real, 0) :] = NEVER
     return logits

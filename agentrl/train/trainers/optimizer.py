@@ -16,6 +16,8 @@ from agentrl.train.trainers.parameters import TrainedParameter
 
 AWAY = "cpu"
 """The device of moments that are offloaded, between updates."""
+CERTAINLY_BELOW = 0.999
+"""The share of the largest norm below which no rounding makes a factor other than 1 of it."""
 
 
 class Optimizer:
@@ -109,9 +111,11 @@ class Optimizer:
             norm: Any = nn.utils.get_total_norm([p.grad for p in kind if p.grad is not None])
             norms.append(norm.full_tensor() if is_sharded(norm) else norm)
         norm = norms[0] if len(norms) == 1 else torch.stack(norms).norm()
-        for kind in kinds:
-            nn.utils.clip_grads_with_norm_(kind, self.algo.max_grad_norm, norm)
-        return float(norm)
+        length = float(norm)
+        if not length < CERTAINLY_BELOW * self.algo.max_grad_norm:  # else all would be multiplied by 1
+            for kind in kinds:
+                nn.utils.clip_grads_with_norm_(kind, self.algo.max_grad_norm, norm)
+        return length
 
     def _move(self, *, away: bool) -> None:
         """Move the moments to the CPU's memory, or to their parameters' device, where they are offloaded."""

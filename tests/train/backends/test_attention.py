@@ -19,10 +19,10 @@ from agentrl.train.forest.forest import Forest
 from agentrl.train.forest.packing import pack
 from agentrl.train.forest.pictures import last_seen
 from agentrl.train.trainers import reference
-from agentrl.train.trainers.attention import BlockPlan, forest_attention
+from agentrl.train.trainers.attention import BlockPlan, forest_attention, plain_rows
 from agentrl.train.trainers.flex import FLEX_BLOCK, FlexPlan, flex_mask
 from agentrl.train.trainers.torch_trainer.batch import padded_length
-from tests.train.trees import VOCABULARY, as_group, leaf_credit, random_session
+from tests.train.trees import VOCABULARY, as_group, leaf_credit, linear_session, random_session
 
 
 def random_forest(seed: int, trees: int = 4) -> Forest:
@@ -89,6 +89,33 @@ def test_blocks_of_queries_equal_the_dense_square_forward_and_backward(seed: int
     expected = torch.autograd.grad((theirs.transpose(1, 2) * weigh).sum(), (q, k, v))
     for one, other in zip(found, expected, strict=True):
         assert torch.allclose(one, other, atol=1e-4)
+
+
+@settings(max_examples=6, deadline=None)
+@given(lengths=st.lists(st.sampled_from((260, 290, 400)), min_size=1, max_size=3), kv=st.sampled_from((1, 4)))
+def test_rows_without_branches_attend_causally_as_blocks_with_masks_do(lengths: list[int], kv: int) -> None:
+    prompts = [[number, *range(10, 10 + length)] for number, length in enumerate(lengths)]
+    sessions = [linear_session(str(number), prompt, [[5]], reward=1.0) for number, prompt in enumerate(prompts)]
+    credit, _ = leaf_credit(random.Random(0), sessions)
+    (forest,) = pack([as_group([session], session.id) for session in sessions], credit, 100_000)
+    plan = BlockPlan(forest)
+    assert sum(count * length for count, length in plan.rows) == len(forest)
+    assert not plan.buckets
+    q, k, v = heads(len(forest), kv, torch.Generator().manual_seed(0))
+    weigh = torch.randn(1, len(forest), 4, 16)
+    found = [plan(q, k, v, 0.25), BlockPlan(forest, 64)(q, k, v, 0.25)]
+    assert torch.allclose(*found, atol=1e-5)
+    for one, other in zip(*(torch.autograd.grad((each * weigh).sum(), (q, k, v)) for each in found), strict=True):
+        assert torch.allclose(one, other, atol=1e-4)
+    sinks = torch.randn(4)
+    capped = [each(q, k, v, 0.25, 2.0, sinks) for each in (plan, BlockPlan(forest, 64))]
+    assert torch.allclose(*capped, atol=1e-5)
+
+
+def test_trees_that_branch_and_rows_shorter_than_a_block_are_no_plain_rows() -> None:
+    assert BlockPlan(random_forest(3)).rows == []
+    assert plain_rows(np.repeat([140, 280], 140)) == [(2, 140)]
+    assert plain_rows(np.repeat([140, 281], [140, 141])) == [], "a call each would cost more than a block of both"
 
 
 @pytest.mark.slow

@@ -280,6 +280,19 @@ def test_the_head_in_chunks_equals_the_head_at_once(tiny_llama: Path) -> None:
         assert torch.allclose(one, other, atol=1e-5)
 
 
+def test_blocks_of_rows_change_no_bit_of_a_chunk_or_its_gradients(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, hidden, rows = head_of(tiny_llama)
+    results = []
+    for block in (1 << 30, 48 * 2):
+        monkeypatch.setattr("agentrl.train.trainers.head.BLOCK_ELEMENTS", block)
+        logp, entropy = token_logps(head, hidden, rows, 48 * 7)
+        grads = torch.autograd.grad((logp - 0.3 * entropy).sum(), (hidden, head.weight))
+        results.append((logp, entropy, *grads))
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
 def test_under_autocast_the_head_in_chunks_is_as_near_as_at_once_and_sums_in_float32(tiny_llama: Path) -> None:
     head, hidden, rows = head_of(tiny_llama)
     results = []
