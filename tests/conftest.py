@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 
 from agentrl.registry import Registry
-from tests.suite import bytecode, leftovers, memory, nightly, pairs, schedule, shared, stress, times
+from tests.suite import bytecode, leftovers, memory, nightly, pairs, quick, schedule, shared, stress, times
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # on two shared cores, spinning threads cost more than they give
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -47,10 +47,15 @@ def pytest_configure(config: pytest.Config) -> None:
         bytecode.keep(config)
     if config.getoption("--times") is not None and (is_worker or not workers):
         times.install(config, config.getoption("--times"))
-    config.pluginmanager.register(nightly.Nightly())
+    config.pluginmanager.register(nightly.Nightly(), "nightly")
     config.pluginmanager.register(schedule.PartsEnd())
     memory.install(config)  # after that, whose caches it gives back
     stress.install(config, config.getoption("--record"), config.getoption("--stop-after"))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave a module out that has nothing to run: it need not be imported."""
+    return quick.has_nothing(collection_path, config.getoption("markexpr")) or None
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> schedule.ByPart:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
 import pytest
 
 from agentrl.cluster.server import free_port
-from tests.cluster.test_server import until
 from tests.conftest import need
 
 SCRIPT = Path(__file__).parents[2] / "launch" / "slurm.sh"
@@ -68,13 +71,29 @@ def test_outside_of_slurm_it_says_how_it_is_started(tmp_path: Path) -> None:
     assert "sbatch launch/slurm.sh env=NAME" in ended.stderr
 
 
+@contextlib.contextmanager
+def started(folder: Path, words: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """The script as a job, of which nothing is left where the test fails: Ray's nodes burdened all that came after."""
+    with open(folder / "out", "wb") as out:
+        job = psutil.Popen(["bash", SCRIPT, "env=calculator"], cwd=folder, env=words, stdout=out, stderr=out)
+    try:
+        yield job
+    finally:
+        left = [*job.children(recursive=True), job] if job.poll() is None else []
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        job.wait()
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_sigterm_reaches_the_run_which_saves_and_then_ray_ends(tmp_path: Path) -> None:
     need(find_spec("ray") is not None, "needs Ray (the extra `ray`)")
     words = environment(tmp_path, HANG="1")
-    with open(tmp_path / "out", "wb") as out:
-        job = subprocess.Popen(["bash", SCRIPT, "env=calculator"], cwd=tmp_path, env=words, stdout=out, stderr=out)
-    until(lambda: (tmp_path / "running").exists() or job.poll() is not None, "the run does not begin")
-    job.terminate()
-    job.wait(300)
+    with started(tmp_path, words) as job:
+        while not (tmp_path / "running").exists() and job.poll() is None:  # it gives up by itself: START_SECONDS
+            time.sleep(0.1)
+        job.terminate()
+        job.wait()
     assert (tmp_path / "steps").read_text().endswith("saved\n"), (tmp_path / "out").read_text()[-2000:]

@@ -1,7 +1,7 @@
 """What `make test` leaves to `make nightly`: the dear half of a promise whose other half it keeps.
 
 A test stands here only with another one that the shorter run has and that would find the same fault in a cheaper form:
-one server in place of two, two layers in place of thirty, one row of a covering design in place of all of them.
+one server in place of two, two layers in place of thirty, some cases of a matrix in place of all of them.
 """
 
 from __future__ import annotations
@@ -37,26 +37,56 @@ VIEWED = "tests/viewer/test_scripts.py::test_no_text_is_more_than_text_"
 UNREWARDED = (
     "tests/train/test_lost_tokens.py::test_a_run_without_rewards_ends_after_its_first_step_and_keeps_what_it_did"
 )
+SCORING = f"{ENGINES}test_sglang.py::test_sglang_keeps_the_contract[logprobs_are_those_of_scoring"
+SERVERS = "tests/rollout/fleet/test_servers.py::test_"
+CLIENTS = "tests/sessions/gateway/test_clients.py::test_a_"
+FRAMEWORK = f"{CLIENTS}framework_makes_one_clean_path_or_branches_of_the_stated_causes"
+TOOLS = f"{CLIENTS}program_with_tools_makes_one_clean_path"
+RANDOM = f"{CLIENTS}program_handles_a_model_of_random_tokens_and_its_turns_are_stored_as_sampled"
+TRAINED = "tests/sessions/gateway/test_trained_clients.py::test_a_run_trains_each_client_for_a_step"
+NAMED_AGENTS = "tests/rollout/test_named_agents.py::test_"
+UNCHANGED = "tests/train/test_verify_kinds.py::test_a_run_of_which_nothing_was_changed_passes"
+DRAWN = (
+    f"{ENGINES}test_sglang.py::test_narrowed_turns_and_those_under_a_grammar_bring_the_set_that_the_server_drew_from"
+)
+SEVERAL = (
+    "tests/train/test_several_learners.py"
+    "::test_each_policy_learns_what_its_own_run_would_and_a_killed_run_goes_on_bit_for_bit"
+)
+ROTATES = f"{MEGATRON}test_families.py::test_models_check_finds_a_family_that_rotates_otherwise"
 DYING = "tests/train/test_publication.py::test_a_run_whose_trainer_dies_at_every_call_is_proven_step_for_step"
 FLEET = "tests/rollout/fleet/test_contract.py::test_a_fleet_keeps_the_contract_of_an_engine"
 NIGHTLY: dict[str, str] = {
-    f"{PUBLISHED}[vllm": f"{PUBLISHED}[sglang",
+    PUBLISHED: (
+        f"{CLUSTER}test_run.py"
+        "::test_on_two_ray_nodes_it_samples_learns_and_ends_as_in_one_process_and_the_driver_reads_nothing_of_it"
+    ),
     f"{ADAPTERS}[vllm": f"{ADAPTERS}[sglang",
     f"{SCHEDULER}[torch": f"{SCHEDULER}[auto",
     f"{CONTRACT}[whole": f"{CONTRACT}[two layers",
-    f"{REAL}a_real_model_is_trained_by_megatron_on_what_sglang_generates_with_its_newest_weights": (
-        f"{REAL}sglang_in_float32_agrees_with_the_trainer_on_a_real_model"
+    f"{REAL}sglang_in_float32_agrees_with_the_trainer_on_a_real_model": SCORING,
+    f"{REAL}a_real_model_is_trained_by_megatron_on_what_sglang_generates_with_its_newest_weights": SCORING,
+    f"{ENGINES}test_sglang.py::test_a_turn_keeps_to_its_json_schema_and_ends_with_it": (DRAWN),
+    "tests/test_supports_benchmark.py::test_sglangs_own_sampler_keeps_the_sets_of_the_rule_that_is_written_for_it": (
+        DRAWN
+    ),
+    "tests/test_supports_benchmark.py"
+    "::test_vllms_own_sampler_keeps_the_sets_of_its_rule_and_draws_by_its_log_probabilities": (
+        f"{ENGINES}test_vllm.py::test_narrowed_turns_bring_the_set_that_the_server_drew_from"
     ),
     f"{RESUMED}[ppo": f"{RESUMED}[grpo",
     f"{MEGATRON}test_checkpoint.py::test_weights_and_moments_are_the_same_under_every_layout_that_continues": (
         f"{MEGATRON}test_checkpoint.py::test_what_was_saved_under_one_layout_resumes_under_another"
     ),
-    f"{MEGATRON}test_families.py::test_models_check_prints_the_difference_and_agrees": (
-        f"{MEGATRON}test_families.py::test_models_check_finds_a_family_that_rotates_otherwise"
-    ),
-    f"{UPDATES}[{{'tensor_parallel': 2}}-kto": f"{UPDATES}[{{'context_parallel': 2}}-kto",
+    f"{MEGATRON}test_families.py::test_models_check_prints_the_difference_and_agrees": (ROTATES),
     f"{AVERAGED}[ray": f"{AVERAGED}[local",
-    PROGRAMS: "tests/sessions/gateway/test_trained_clients.py::test_a_run_trains_each_client_for_a_step",
+    PROGRAMS: f"{TRAINED}[a client of each protocol",
+    "tests/test_faults.py::test_a_run_of_two_policies_that_dies_at_twelve_points_ends_the_same_bit_for_bit": SEVERAL,
+    f"{MEGATRON}test_families.py"
+    "::test_a_family_that_computes_something_else_is_refused_at_start_with_the_numbers": ROTATES,
+    f"{MEGATRON}test_critic.py::test_a_run_that_goes_on_in_the_same_layout_has_the_same_critic_bit_for_bit": (
+        f"{MEGATRON}test_checkpoint.py::test_what_was_saved_under_one_layout_resumes_under_another[with its critic"
+    ),
     "tests/test_faults.py::test_a_run_whose_disk_is_really_full_says_so_and_is_resumed_once_there_is_room": (
         "tests/train/test_full_disk.py::test_a_run_whose_disk_was_full_anywhere_goes_on_as_if_it_had_not_been"
     ),
@@ -81,7 +111,7 @@ NIGHTLY: dict[str, str] = {
         "tests/train/lora/test_ranks.py::test_two_ranks_train_an_adapter_as_one_process_does_also_after_a_warm_start"
     ),
     "tests/train/backends/test_loaded.py::test_megatron_names_the_layer_that_it_loaded_wrong_whichever_rank_holds_it": (
-        f"{MEGATRON}test_families.py::test_models_check_finds_a_family_that_rotates_otherwise"
+        ROTATES
     ),
     f"{CLUSTER}test_run.py::test_a_trainer_goes_on_elsewhere_when_its_node_is_drained_and_learns_the_same": (
         f"{CLUSTER}test_ranks.py::test_a_run_goes_on_from_its_last_checkpoint_where_a_rank_dies"
@@ -100,11 +130,50 @@ NIGHTLY: dict[str, str] = {
     "tests/train/server/test_cookbook.py::test_the_cookbooks_loop_learns_and_a_killed_server_has_every_step": (
         "tests/train/server/test_sdk.py::test_a_killed_server_goes_on_and_no_client_notices"
     ),
+    f"{TRAINED}[all clients": f"{TRAINED}[a client of each protocol",
+    NAMED_AGENTS + "a_hand_off_of_openais_agents_trains_both_of_its_policies": (
+        NAMED_AGENTS + "a_plain_program_trains_its_planner_and_its_worker_each_by_its_own_tokens"
+    ),
+    "tests/test_garbage.py::test_calls_one_after_the_other_leave_no_tensors_in_the_process": (
+        "tests/test_garbage.py"
+        "::test_what_a_run_leaves_in_cycles_is_found_during_it_and_the_collector_is_as_before_after_it"
+    ),
+    "tests/sessions/renderers/test_hub.py::test_the_gate_for_published_files_passes_against_a_hub_on_the_loopback": (
+        "tests/sessions/renderers/test_choice.py::test_the_table_in_the_docs_holds_for_the_real_tokenizers"
+    ),
+    "tests/train/lora/test_base.py::test_ranks_go_on_from_the_base_beside_their_checkpoint_too[megatron": (
+        "tests/train/lora/test_base.py::test_ranks_go_on_from_the_base_beside_their_checkpoint_too[fsdp"
+    ),
+    "tests/envs/code/test_env.py::test_it_keeps_the_environment_contract_with_and_without_tools[False": (
+        "tests/envs/code/test_env.py::test_it_keeps_the_environment_contract_with_and_without_tools[True"
+    ),
+    f"{FRAMEWORK}[pydantic_ai-chat": f"{FRAMEWORK}[pydantic_ai-messages",
+    f"{FRAMEWORK}[pydantic_ai-responses": f"{FRAMEWORK}[pydantic_ai-messages",
+    f"{FRAMEWORK}[instructor-chat": f"{FRAMEWORK}[instructor-responses",
+    f"{FRAMEWORK}[mirascope-chat": f"{FRAMEWORK}[mirascope-responses",
+    f"{FRAMEWORK}[haystack-responses": f"{FRAMEWORK}[haystack-chat",
+    f"{FRAMEWORK}[smolagents-chat": f"{FRAMEWORK}[smolagents-code",
+    f"{FRAMEWORK}[google_genai-whole": f"{FRAMEWORK}[google_genai-stream",
+    f"{TOOLS}[litellm_client.py-chat": f"{TOOLS}[litellm_client.py-messages",
+    f"{TOOLS}[agents_sdk.py-responses": f"{TOOLS}[agents_sdk.py-chat",
+    f"{TOOLS}[langchain_client.py-chat": f"{TOOLS}[langchain_client.py-responses",
+    f"{RANDOM}[litellm_client.py-chat": f"{RANDOM}[agents_sdk.py-responses",
+    f"{RANDOM}[langchain_client.py-chat": f"{RANDOM}[langchain_client.py-ids",
+    f"{UNCHANGED}[asynchronous": f"{UNCHANGED}[caches kept",
+    f"{UNCHANGED}[resumed from a copy elsewhere": f"{UNCHANGED}[copied",
+    f"{UNCHANGED}[killed as it resumed and resumed": f"{UNCHANGED}[killed before a row and resumed",
     f"{UNREWARDED}[1": f"{UNREWARDED}[0",
     f"{DYING}[False": f"{DYING}[True",
     f"{FLEET}[inproc": f"{FLEET}[disk",
     f"{VIEWED}on_any_page_of_the_viewer[with the": f"{VIEWED}on_any_page_of_the_viewer[without the",
     f"{VIEWED}in_a_report[with the": f"{VIEWED}in_a_report[without the",
+    f"{PRINTED}[agentrl check env=oracle.py:Oracle]": (
+        "tests/test_readme.py"
+        "::test_the_readmes_environment_has_15_lines_keeps_the_contract_and_is_trained_from_a_script_as_it_says"
+    ),
+    f"{PRINTED}[agentrl train env=swe model=\\u2026 engine=sglang fleet.engines=4": (
+        f"{PRINTED}[agentrl train env=swe model=\\u2026 engine=sglang 'fleet.urls"
+    ),
     f"{PRINTED}[agentrl check env=retail hostile=1000": (
         "tests/envs/test_retail.py::test_it_keeps_the_contract_also_with_tau2_benchs_data"
     ),
@@ -120,18 +189,79 @@ NIGHTLY: dict[str, str] = {
 
 Faults planted in environments mark themselves: `make test` has the first of each rule.
 """
+BY_DAY: dict[str, tuple[str, ...]] = {
+    f"{MEGATRON}test_checkpoint.py::test_what_was_saved_under_one_layout_resumes_under_another": (
+        *("with its critic", "written beside training", "experts"),
+    ),
+    f"{MEGATRON}test_adapters.py::test_an_adapters_loss_gradients_and_merged_weights_are_those_of_the_torch_trainer": (
+        *("smollm2-TP2 PP2", "qwen3-TP2 SP CP2 recomputed", "moonlight-CP2", "glm4_moe-TP2 SP EP2 DP2"),
+    ),
+    UPDATES: (
+        *("{'ranks': 2}-dpo", "{'tensor_parallel': 2}-orpo", "{'context_parallel': 2}-dpo"),
+        "{'context_parallel': 2}-kto",
+    ),
+    f"{MEGATRON}test_sequences.py::test_two_updates_with_sums_over_ranks_are_those_of_the_torch_trainer": (
+        *("{'ranks': 2}", "{'pipeline_parallel': 2}", "{'context_parallel': 2}"),
+    ),
+    f"{MEGATRON}test_critic.py::test_values_loss_and_every_gradient_are_those_of_the_torch_trainer": (
+        *("DP2", "PP2 interleaved", "TP2 PP2", "EP2", "TP2 SP CP2 recomputed"),
+    ),
+    f"{MEGATRON}test_steps.py::test_two_steps_end_where_one_process_does": ("TP2 SP", "PP2", "DP2", "EP2"),
+    f"{MEGATRON}test_steps.py::test_a_reference_that_is_kept_says_what_one_that_is_switched_in_says": ("DP2",),
+    f"{MEGATRON}test_scores.py::test_loss_and_every_gradient_of_scores_are_those_of_the_torch_trainer": (
+        *("pairs-CP2", "label-PP2 interleaved", "score-EP2", "steps-TP2 SP CP2 recomputed"),
+    ),
+    f"{MEGATRON}test_parameters.py::test_frozen_weights_stay_and_the_others_learn_as_in_the_torch_trainer": (
+        *("TP2", "PP2, a stage frozen", "PP2, a tied head slower", "Muon, PP2 DP2"),
+    ),
+    f"{MEGATRON}test_distillation.py::test_a_divergence_from_a_teacher_is_that_of_one_process": (
+        *("forward-TP2 SP", "reverse-TP2 SP", "jsd-PP2", "jsd-TP2 SP CP2 recomputed"),
+    ),
+    f"{CLUSTER}test_trainer_access.py"
+    "::test_another_process_computes_the_same_bits_and_what_it_has_learned_is_this_ones_trainer": (
+        *("fsdp-encrypted", "torch-plain"),
+    ),
+    f"{CLUSTER}test_sessions.py::test_another_process_takes_its_place_where_it_is_killed_or_stopped": ("kill",),
+    f"{CLUSTER}test_foreign_trainer.py"
+    "::test_it_learns_on_a_cluster_as_in_one_process_and_with_ranks_of_its_own_the_driver_does": ("ROWS",),
+    f"{CLUSTER}test_gateways.py::test_a_worker_that_stops_amid_a_session_is_ended_when_the_programs_time_is_over": (
+        "driver",
+    ),
+    f"{CLUSTER}test_gateways.py::test_a_worker_that_opens_no_session_is_ended_at_the_deadline_of_a_call": (
+        "environment worker",
+    ),
+    f"{SERVERS}every_engine_moves_at_once_and_each_token_knows_its_version": ("retract", "in_place"),
+    f"{SERVERS}turns_end_whole_though_the_way_to_an_engine_fails": ("drop", "garble"),
+    "tests/envs/check/test_planted.py::test_nothing_is_found_in_a_game_a_quiz_and_a_world_with_chance": (
+        *("Parity", "Duel"),
+    ),
+}
+"""Of a matrix's cases those that `make test` plays, by the beginning of their names: each layout, mode and kind is in
+one of them, or in another test of the same file. The others are `make nightly`'s."""
+
+
+def named_cases() -> list[str]:
+    """The beginnings of the addresses of all cases that the tables name."""
+    ours = [address for pair in NIGHTLY.items() for address in pair if "[" in address]
+    return ours + [f"{function}[{case}" for function, cases in BY_DAY.items() for case in cases]
 
 
 def is_nightly(test: str) -> bool:
     """Whether `make test` leaves out the test of an address."""
-    return test.startswith(tuple(NIGHTLY))
+    function, _, case = test.partition("[")
+    return test.startswith(tuple(NIGHTLY)) or (bool(case) and not case.startswith(BY_DAY.get(function, "")))
 
 
 class Nightly:
-    """Marks the tests of the table, before `-m` is applied."""
+    """Marks the tests of the tables, before `-m` is applied."""
+
+    def __init__(self) -> None:
+        self.tests: list[str] = []
+        """The addresses of all that were collected."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        self.tests = [item.nodeid for item in items]
         for item in items:
             if is_nightly(item.nodeid):
                 item.add_marker(pytest.mark.nightly)

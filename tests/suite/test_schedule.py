@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.suite.memory import GiveBack
-from tests.suite.nightly import NIGHTLY, is_nightly
+from tests.suite.nightly import BY_DAY, NIGHTLY, Nightly, is_nightly, named_cases
 from tests.suite.schedule import CACHED, FIRST, PARTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,6 +32,24 @@ def test_what_make_test_leaves_out_is_there_and_so_is_what_stands_in_for_it(left
     for address in (left_out, kept):
         file, _, name = address.partition("[")[0].partition("::")
         assert f"def {name}(" in (ROOT / file).read_text(), address
+
+
+@pytest.mark.parametrize("function", BY_DAY)
+def test_a_matrix_that_make_test_plays_in_part_is_there(function: str) -> None:
+    file, _, name = function.partition("::")
+    assert f"def {name}(" in (ROOT / file).read_text()
+
+
+def test_each_case_that_the_tables_name_is_among_its_tests_where_these_were_collected(
+    pytestconfig: pytest.Config,
+) -> None:
+    nightly = pytestconfig.pluginmanager.get_plugin("nightly")
+    assert isinstance(nightly, Nightly)
+    functions = {address.partition("[")[0] for address in named_cases()}
+    cases = [test for test in nightly.tests if test.partition("[")[0] in functions]
+    collected = {test.partition("[")[0] for test in cases}
+    gone = [named for named in named_cases() if named.partition("[")[0] in collected]
+    assert [named for named in gone if not any(case.startswith(named) for case in cases)] == []
 
 
 def test_what_is_light_and_begun_first_needs_no_heavy_part() -> None:

@@ -40,13 +40,15 @@ def seconds(work: Callable[[], object]) -> float:
 
 def assert_linear(name: str, short: Callable[[], object], long: Callable[[], object]) -> None:
     """Time is compared only where there is enough of it, the least of many tries: a busy machine shows no growth."""
-    growth, least_short, least_long = MOST_GROWTH, float("inf"), seconds(long)
-    for _ in range(12):
-        if least_long < UNNOTICED or growth < MOST_GROWTH:
-            return
-        least_short = min(least_short, seconds(short), seconds(short))
+    least_short, least_long = float("inf"), float("inf")
+    for _ in range(30):
         least_long = min(least_long, seconds(long))
+        if least_long < UNNOTICED:
+            return
+        least_short = min(least_short, seconds(short))
         growth = least_long / max(least_short, 1e-4)
+        if growth < MOST_GROWTH:
+            return
     assert growth < MOST_GROWTH, f"{name}: {growth:.1f} times the time for four times the text"
 
 

@@ -13,6 +13,7 @@ import pytest
 from torch import Tensor, zeros_like
 
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
+from tests.suite import pairs
 from tests.train.backends.megatron import zoo
 from tests.train.backends.megatron.batches import CLIP, distances, published, random_forests, run
 from tests.train.backends.megatron.world import World
@@ -41,8 +42,15 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "PP2 EP2 CP2": {"pipeline_parallel": 2, "expert_parallel": 2, "context_parallel": 2},
 }
 OF_ALL = ("one", "TP2", "TP2 SP", "PP2")
-"""Those that every family is tried in, but for experts on tensor-parallel ranks that don't share the sequence, which
-the layout refuses."""
+"""Of these every family is tried in every other one, and the next family in the rest, as on a chessboard; in all by
+`python -m benchmarks.matrices`. Experts are not on tensor-parallel ranks that don't share the sequence: the layout
+refuses them."""
+MET = [
+    (layout, case)
+    for row, layout in enumerate(OF_ALL)
+    for column, case in enumerate(zoo.CASES)
+    if (pairs.whole or (row + column) % 2) and (layout != "TP2" or case not in zoo.EXPERT_CASES)
+]
 OF_SOME = [
     ("PP2 interleaved", "qwen3"),
     ("PP2 recomputed", "qwen3"),
@@ -62,8 +70,7 @@ TRIED = [
     zoo.marked(case, layout)
     for layout in LAYOUTS  # one after another: ranks change their groups only between two
     for case in (*zoo.CASES, FEW_HEADS)
-    if (layout, case) in OF_SOME
-    or (layout in OF_ALL and case != FEW_HEADS and (layout != "TP2" or case not in zoo.EXPERT_CASES))
+    if (layout, case) in (*OF_SOME, *MET)
 ]
 
 

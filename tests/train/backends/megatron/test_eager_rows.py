@@ -1,6 +1,6 @@
 """Families on Megatron against transformers' eager rows, forward and backward, on forests longer than their windows.
 
-Here under one rank, and each of the other layouts where it matters most; under all of them by
+Here under each of the layouts where it matters most, the other families under one rank; under all of them by
 `python -m tests.train.backends.megatron.rows`.
 """
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.suite import pairs
 from tests.train.backends.megatron import zoo
 from tests.train.backends.megatron.rows import compare, possible
 from tests.train.backends.megatron.world import World
@@ -29,9 +30,10 @@ SHARDED = [
     ("gemma3_text", "PP2"),
     ("mistral", "CP2"),
 ]
+ALONE = [(case, "one") for case in zoo.MORE if pairs.whole or case not in dict(SHARDED)]
 
 
-@pytest.mark.parametrize(("case", "layout"), [*((case, "one") for case in zoo.MORE), *SHARDED])
+@pytest.mark.parametrize(("case", "layout"), [*ALONE, *SHARDED])
 @pytest.mark.slow
 def test_a_family_says_and_learns_what_eager_rows_do_and_gives_its_weights_back(
     case: str, layout: str, world: World, tiny: Callable[[str], Path]
