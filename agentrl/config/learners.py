@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -12,6 +13,10 @@ from agentrl.config.rollout import GroupRewardConfig
 from agentrl.config.sections import Section
 from agentrl.config.training import ALGORITHMS
 from agentrl.types import MAIN
+
+TAKEN = ("averaged", "correction", "critic", "eval", "mismatch", "policy", "reward", "staleness", "tokens")
+"""Names that begin metrics of the main policy, and that of its average."""
+_NAME = re.compile(r"\w[\w.-]*")
 
 
 class ScheduleConfig(Section):
@@ -111,6 +116,21 @@ def check_learners(config: _Run) -> None:
         raise ValueError(f"policies.{config.learned[0]} learns beside {MAIN}: {found} is not there for several yet")
 
 
+def check_names(policies: Mapping[str, PolicyConfig]) -> None:
+    """Raise a ValueError where a policy's name can't be that of a folder, or of its metrics."""
+    for name, own in policies.items():
+        if not _NAME.fullmatch(name):
+            raise ValueError(
+                f"policies.{name}: a policy's checkpoints and metrics have its name: letters, digits, '_', '-' and "
+                "'.', and a letter, digit or '_' first"
+            )
+        if own.learns and name in TAKEN:
+            raise ValueError(
+                f"policies.{name} learns, and the main policy has metrics, or an average, of that name: give it "
+                f"another (taken: {', '.join(TAKEN)})"
+            )
+
+
 def check_populations(policies: Mapping[str, PolicyConfig]) -> None:
     """Raise a ValueError where a population has fewer than two policies, or one that can't be drawn."""
     able = [MAIN, *(name for name, own in policies.items() if own.name == MODEL)]
@@ -194,5 +214,13 @@ def _check_schedule(config: _Run) -> None:
             f"schedule.frozen.{odd[0]}: only policies that learn are frozen in steps: {', '.join(learners)}"
         )
     idle = next((step for step in range(config.steps) if not any(config.learns(each, step) for each in learners)), None)
-    if config.schedule.active and idle is not None:
+    if not config.schedule.active:
+        return
+    if idle is not None:
         raise ValueError(f"schedule: no policy learns in step {idle + 1}; leave one that does")
+    never = (each for each in learners if not any(config.learns(each, step) for step in range(config.steps)))
+    if still := next(never, None):
+        raise ValueError(
+            f"schedule: {still} learns in none of the {config.steps} steps; give it one, or let a policy without "
+            "trainer and algo play"
+        )

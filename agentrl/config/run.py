@@ -12,7 +12,7 @@ from agentrl.config.cluster import ClusterConfig
 from agentrl.config.data import DataConfig
 from agentrl.config.engines import EngineSection, FleetConfig, ModelConfig, WeightsSection
 from agentrl.config.gateway import GatewayConfig
-from agentrl.config.learners import ScheduleConfig, check_algorithm, check_learners, check_populations
+from agentrl.config.learners import ScheduleConfig, check_algorithm, check_learners, check_names, check_populations
 from agentrl.config.lora import LoraConfig
 from agentrl.config.policies import MODEL, PAST, PolicyConfig, address_judge
 from agentrl.config.rollout import (
@@ -244,6 +244,7 @@ class RunConfig(Section):
             if policy not in (MAIN, *self.policies):
                 known = ", ".join((MAIN, *self.policies))
                 raise ValueError(f"agents.{agent}={policy!r}: there is no such policy (policies: {known})")
+        check_names(self.policies)
         check_populations(self.policies)
         asked = self.asked_policies
         for name in sorted(asked):
