@@ -375,8 +375,18 @@ def _below(section: str, model: type[BaseModel], tree: Mapping[str, Any]) -> lis
     if by_name and not _marker_of_values(model.model_fields[first]):  # policies.NAME.model
         generic, own = ".".join([first, "NAME", *path[1:], ""]), f"{first}.{path[0]}."
         names = [name for name, _, _ in fields(model, tree) if name.startswith(generic)]
+        if not names and (mark := _optional_marker(model.model_fields[first], path[-1])):  # policies.NAME.algo
+            below = fields(mark.settings(value_at(tree, section)), prefix=f"{section}.")
+            return [name for name, _, _ in below if not name.endswith(".name")]
         return [own + name.removeprefix(f"{first}.NAME.") for name in names]
     return [name for name, _, _ in fields(model, tree) if name.startswith(section + ".")]
+
+
+def _optional_marker(field: FieldInfo, name: str) -> OfPlugin | None:
+    """The mark of a section that may be left out, in sections by name."""
+    within = get_args(field.annotation)[1].model_fields.get(name)
+    marks = (mark for one in get_args(within.annotation) for mark in get_args(one)) if within else ()
+    return next((mark for mark in marks if isinstance(mark, OfPlugin)), None)
 
 
 def _fold(section: str, names: Iterable[str]) -> list[str]:

@@ -84,7 +84,9 @@ class Recording(TorchTrainer):
 
     batches: list[tuple[Tensor, Tensor, Tensor]]
 
-    def step(self, forests: Sequence[Forest], state: Mapping[str, Any] | None = None) -> dict[str, float]:
+    def step(
+        self, forests: Sequence[Forest], state: Mapping[str, Any] | None = None, value_forests: Sequence[Forest] = ()
+    ) -> dict[str, float]:
         """Record, and learn."""
         if self.algorithm.needs.critic:
             with torch.no_grad():
@@ -93,7 +95,7 @@ class Recording(TorchTrainer):
             returns = [b.rows.returns for b in ready if b.rows.returns is not None]
             weights = [b.rows.weight for b in ready]
             type(self).batches.append((torch.cat(states), torch.cat(returns), torch.cat(weights)))
-        return super().step(forests, state)
+        return super().step(forests, state, value_forests)
 
 
 def explained(values: Tensor, returns: Tensor, weight: Tensor) -> float:

@@ -200,5 +200,13 @@ def _check_schedule(config: _Run) -> None:
             f"schedule.frozen.{odd[0]}: only policies that learn are frozen in steps: {', '.join(learners)}"
         )
     idle = next((step for step in range(config.steps) if not any(config.learns(each, step) for each in learners)), None)
-    if config.schedule.active and idle is not None:
+    if not config.schedule.active:
+        return
+    if idle is not None:
         raise ValueError(f"schedule: no policy learns in step {idle + 1}; leave one that does")
+    never = (each for each in learners if not any(config.learns(each, step) for step in range(config.steps)))
+    if still := next(never, None):
+        raise ValueError(
+            f"schedule: {still} learns in none of the {config.steps} steps; give it one, or let a policy without "
+            "trainer and algo play"
+        )

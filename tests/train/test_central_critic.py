@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -48,19 +49,33 @@ class HighCard(Env):
         return {agent: float(card == max(self.cards.values())) for agent, card in self.cards.items()}
 
 
-def test_a_turns_advantage_is_the_critics_error_over_one_turn_and_its_target_is_without_the_value_before() -> None:
-    session = linear_session("a", [8, 9], [[30, 31], [32]], reward=1.0)
-    first, second = (node for node in session.nodes if node.sampled)
-    first.reward = 0.5
-    values = {("a", node.id): [0.0] * len(node.token_ids) for node in session.nodes}
-    for node, value in ((first, 0.2), (second, 0.7)):
-        values["a", node.id] = [value if on else 0.0 for on in node.trainable]
-    shares = make_algorithm(algorithm_settings({"name": "maac"})).credit([as_group([session])], values).shares
-    for node, delta, target in ((first, 0.5 + 0.9 * 0.7 - 0.2, 0.5 + 0.9 * 0.7), (second, 1.0 - 0.7, 1.0)):
+@pytest.mark.parametrize("seed", range(20))
+def test_a_turns_advantage_is_the_critics_error_over_one_turn_and_its_target_is_without_the_value_before(
+    seed: int,
+) -> None:
+    """By a loop over the turns: what was earned until the next one, its discounted value, less the turn's own."""
+    rng = random.Random(seed)
+    turns = [[rng.randrange(30, 40) for _ in range(rng.randint(1, 4))] for _ in range(rng.randint(1, 5))]
+    session, gamma = linear_session("a", [8, 9], turns, reward=rng.choice((None, rng.random()))), rng.random()
+    for node in session.nodes[1:]:
+        node.reward = rng.choice((None, rng.uniform(-1, 1)))
+    session.nodes[1].reward = session.nodes[1].reward or 0.0  # something is rewarded
+    values = {("a", node.id): [rng.uniform(-1, 1) for _ in node.token_ids] for node in session.nodes}
+    taken = [node for node in session.nodes if node.sampled]
+    first = {node.id: node.trainable.index(True) for node in taken}
+    states = [values["a", node.id][first[node.id]] for node in taken] + [0.0]
+    ends = [node.id for node in taken[1:]] + [len(session.nodes)]
+    settings = algorithm_settings({"name": "maac", "gamma": gamma})
+    shares = make_algorithm(settings).credit([as_group([session])], values).shares
+    for place, (node, end) in enumerate(zip(taken, ends, strict=True)):
+        earned = sum(each.reward or 0.0 for each in session.nodes[node.id : end])
+        earned += (session.reward or 0.0) if end == len(session.nodes) else 0.0
+        target = earned + gamma * states[place + 1]
         (share,) = shares["a", node.id]
-        trained = [place for place, on in enumerate(node.trainable) if on]
-        assert [share.advantage[place] for place in trained] == pytest.approx([delta] * len(trained))  # type: ignore[index]
-        assert [share.returns[place] for place in trained] == pytest.approx([target] * len(trained))  # type: ignore[index]
+        trained = [at for at, on in enumerate(node.trainable) if on]
+        expected = [target - states[place]] * len(trained)
+        assert [share.advantage[at] for at in trained] == pytest.approx(expected)  # type: ignore[index]
+        assert [share.returns[at] for at in trained] == pytest.approx([target] * len(trained))  # type: ignore[index]
 
 
 @pytest.mark.slow

@@ -18,6 +18,8 @@ from safetensors.torch import load_file
 
 import agentrl
 from agentrl.config import RunConfig
+from agentrl.errors import ConfigError
+from agentrl.overrides import spread, validate
 from agentrl.rollout.stream.batch_metrics import staleness
 from agentrl.rollout.stream.outcomes import TRAINED, GroupOutcome
 from agentrl.sessions.store.store import Store
@@ -143,6 +145,8 @@ def test_each_learner_plays_against_its_own_earlier_versions(tmp_path: Path) -> 
         ({"frozen": {"main": [[2, 1]]}}, r"schedule.frozen.main: \[2, 1\] ends before it begins"),
         ({"alternate": 2, "frozen": {"main": [[6, 6]]}}, "no policy learns in step 6"),
         ({"frozen": {"main": [[1, 100]], "other": [[7, 9]]}}, "no policy learns in step 7"),
+        ({"frozen": {"main": [[1, 100]]}}, "main learns in none of the 100 steps"),
+        ({"alternate": 100}, "other learns in none of the 100 steps"),
     ],
 )
 def test_a_schedule_that_leaves_a_step_without_a_learner_is_refused(schedule: dict[str, Any], named: str) -> None:
@@ -267,6 +271,13 @@ def test_a_policys_name_is_that_of_a_folder_of_settings_and_of_metrics(name: str
     run = {"env": {"name": DEMAND}, "agents": {"right": name}, "policies": {name: {"trainer": "torch"}}}
     with pytest.raises(ValidationError, match=re.escape(named)):
         RunConfig.model_validate(run)
+
+
+def test_a_misspelt_setting_of_a_policys_algorithm_is_told_with_those_that_there_are() -> None:
+    with pytest.raises(
+        ConfigError, match=r"policies.b.algo.gama.* did you mean 'policies.b.algo.gamma'\? Known in pol"
+    ):
+        validate(spread({"env": DEMAND, "policies.b.algo.name": "ppo", "policies.b.algo.gama": 1}), RunConfig)
 
 
 def test_a_policy_without_weights_can_not_learn() -> None:

@@ -48,8 +48,12 @@ class CriticConfig(AlgoConfig):
     value_view: int = Field(default=0, ge=0)
     """The numbers of `Env.critic_view`, which no agent sees, that the critic reads besides hidden states (torch,
     fsdp)."""
+    value_path: Literal["agent", "joint"] = "agent"
+    """The tokens that the critic reads: the agent's own path, or with `joint` what all agents of the session were told
+    and said until the turn, in one path (torch, fsdp, megatron)."""
     value_coef: NonNegativeFloat = 0.1
-    """Weight of the critic's loss in the policy's trunk; 0 leaves the trunk to the policy."""
+    """Weight of the critic's loss in the policy's trunk; 0 leaves the trunk to the policy, as `value_path=joint` and
+    `value_trunk=own` do."""
     value_epochs: PositiveInt | None = None
     """Updates of the critic on each batch, or on each of its `minibatches`; None is 32 on the policy's trunk, whose
     hidden states are computed once for all of them, and 4 on a trunk of its own."""
@@ -181,6 +185,11 @@ class Algorithm:
         if not isinstance(self.config, CriticConfig):
             raise ConfigError(f"algo={self.config.name} has no settings for a critic: derive them from CriticConfig")
         return self.config
+
+    @property
+    def reads_joint_paths(self) -> bool:
+        """True where a critic reads what all agents were told and said (`CriticConfig.value_path`)."""
+        return self.needs.critic and self.critic_config.value_path == "joint"
 
     @property
     def reward_config(self) -> RewardModelConfig:

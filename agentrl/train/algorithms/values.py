@@ -31,10 +31,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from agentrl.train.forest.forest import Forest
+    from agentrl.train.forest.joint_paths import JointPaths
 
 
 def compute_values(
-    critic: Critic, groups: Sequence[Group], config: CriticConfig, token_budget: int, seed: int = 0
+    critic: Critic,
+    groups: Sequence[Group],
+    config: CriticConfig,
+    token_budget: int,
+    seed: int = 0,
+    paths: JointPaths | None = None,
 ) -> Values:
     """Compute the critic's value before each trainable token of the scored sessions, 0 at other tokens.
 
@@ -46,9 +52,12 @@ def compute_values(
         config: the discount, and the weights of sessions.
         token_budget: tokens of one forest.
         seed: of packing.
+        paths: the batch's joint paths, where the critic reads those.
     """
     start = 0.0 if config.normalize_returns else mean_return(groups, config)
-    return per_token(groups, lambda forests: critic.values(forests, start), token_budget, seed, config.value_view)
+    read = groups if paths is None else paths.groups
+    values = per_token(read, lambda forests: critic.values(forests, start), token_budget, seed, config.value_view)
+    return values if paths is None else paths.values_by_view(values)
 
 
 def per_token(

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from agentrl import faults
 from agentrl.config import RunConfig
@@ -27,10 +27,11 @@ from agentrl.train.driver import lost_tokens
 from agentrl.train.driver.clock import Clock
 from agentrl.train.driver.colocated import computing
 from agentrl.train.forest.forest import Forest
+from agentrl.train.forest.joint_paths import JointPaths
 from agentrl.train.forest.packing import pack_credited, path_tokens
 from agentrl.train.record import trainer_logprobs
 from agentrl.train.record.provenance import Evidence
-from agentrl.train.trainers import Computing, Critic, Rewarder, missing_model
+from agentrl.train.trainers import Computing, Critic, JointCritic, Rewarder, missing_model
 from agentrl.train.trainers.teachers.teachers import Teachers
 from agentrl.types import Engine, Group
 
@@ -102,12 +103,13 @@ class Learning:
         views = views_of(batch.groups, batch.algorithm.config)
         batch.evidence.begin(batch.algorithm.snapshot())
         views, shaped = await self._shape(batch, views)
-        values = await self._values(batch, views)
+        paths = JointPaths.of(batch.groups, views) if batch.algorithm.reads_joint_paths else None
+        values = await self._values(batch, views, paths)
         with batch.clock("pack"):
-            forests, credited = await asyncio.to_thread(self._credit, batch, views, values)
+            forests, read, credited = await asyncio.to_thread(self._credit, batch, views, values, paths)
         if self.config.record_logprobs:
             await self._record_logprobs(batch, views)
-        learned = shaped | await self._train(batch, forests)
+        learned = shaped | await self._train(batch, forests, read)
         batch.algorithm.learned(learned)
         signal = lost_tokens.add_masked(credited, learned.get("correction/mask_fraction", 0.0))
         return signal | learned
@@ -142,14 +144,14 @@ class Learning:
             metrics |= estimates.metrics()
         return shaped_groups(groups, algo, adaptive, estimates), metrics
 
-    async def _values(self, batch: Batch, groups: Sequence[Group]) -> Values | None:
+    async def _values(self, batch: Batch, groups: Sequence[Group], paths: JointPaths | None) -> Values | None:
         """The critic's value of each token's state, its process reward, or a teacher's log-probability of it."""
         needs, trainer, budget = batch.algorithm.needs, batch.trainer, self.config.trainer.token_budget
         seed = derive(self.config.seed, "values", batch.step)
         if needs.critic:
             if not isinstance(trainer, Critic):
                 raise missing_model(self.config.trainer, batch.algorithm.config, "critic")
-            compute = partial(compute_values, trainer, groups, batch.algorithm.critic_config, budget, seed)
+            compute = partial(compute_values, trainer, groups, batch.algorithm.critic_config, budget, seed, paths)
         elif needs.reward_model:
             if not isinstance(trainer, Rewarder):
                 raise missing_model(self.config.trainer, batch.algorithm.config, "reward model")
@@ -165,11 +167,12 @@ class Learning:
                 return await asyncio.to_thread(compute)
 
     def _credit(
-        self, batch: Batch, groups: Sequence[Group], values: Values | None
-    ) -> tuple[list[Forest], dict[str, float]]:
-        """Advantages for the groups' nodes, packed into forests."""
+        self, batch: Batch, groups: Sequence[Group], values: Values | None, paths: JointPaths | None
+    ) -> tuple[list[Forest], list[Forest], dict[str, float]]:
+        """Advantages for the groups' nodes, packed into forests, and the forests that a critic of joint paths reads."""
         budget, seed = self.config.trainer.token_budget, derive(self.config.seed, "pack", batch.step)
         credit, forests = pack_credited(batch.algorithm, groups, values, budget, seed)
+        read = [] if paths is None else paths.pack(batch.algorithm, groups, credit, budget, seed)
         version = batch.trainer.version
         batch.evidence.train(groups, credit, forests, version, require=self.config.require_provenance)
         tokens = sum(len(forest) for forest in forests)
@@ -183,7 +186,7 @@ class Learning:
             signal = lost_tokens.account(batch.groups, credit, batch.algorithm.config)
         else:
             signal = lost_tokens.account_demonstrated(groups, credit)
-        return forests, packed | staleness(groups, version) | credit.metrics | signal
+        return forests, read, packed | staleness(groups, version) | credit.metrics | signal
 
     async def _record_logprobs(self, batch: Batch, groups: Sequence[Group]) -> None:
         """Store the trainer's log-probability of each token that the step may train."""
@@ -193,12 +196,15 @@ class Learning:
                 found = await asyncio.to_thread(per_token, groups, batch.trainer.logprobs, budget, seed)
             trainer_logprobs.write(self.folder, batch.step + 1, batch.trainer.version, found)
 
-    async def _train(self, batch: Batch, forests: Sequence[Forest]) -> dict[str, float]:
+    async def _train(self, batch: Batch, forests: Sequence[Forest], read: Sequence[Forest]) -> dict[str, float]:
         """Take the optimizer's steps; a batch without any signal takes none, but counts for the schedule."""
         with batch.clock("train"), self.part("optimizer step"):
             await faults.async_point("trainer.step")
             async with self._computing(batch):
-                return await asyncio.to_thread(batch.trainer.step, forests, batch.algorithm.snapshot())
+                state = batch.algorithm.snapshot()
+                if read:
+                    return await asyncio.to_thread(cast(JointCritic, batch.trainer).step, forests, state, read)
+                return await asyncio.to_thread(batch.trainer.step, forests, state)
 
 
 def digests(folder: Path, **filters: Any) -> dict[str, str]:

@@ -26,7 +26,7 @@ from agentrl.train.algorithms import Algorithm, make_algorithm
 from agentrl.train.display.console import Display
 from agentrl.train.driver import base_model, interrupt, setup
 from agentrl.train.driver.loop import Loop
-from agentrl.train.plan.model_checks import prove_architecture
+from agentrl.train.plan.model_checks import prove_architecture, require_one_tokenizer
 from agentrl.train.record import manifest
 from agentrl.train.record.files import disk_error, run_path
 from agentrl.train.record.remote_copy import Uploads
@@ -59,12 +59,14 @@ class OpenRun:
         """Return the folder of the model that the run begins with, once its architecture is proved; see `_own_model`.
 
         Raises:
-            ConfigError: the trainer or the engine computes it differently than transformers.
+            ConfigError: the trainer or the engine computes it differently than transformers, or a critic would read
+                other policies' tokens that are not its own.
         """
         with self.display.part("loading the model"):
             base = await self._own_model(build_tiny)
         if self.config.model.trust_remote_code:
             custom_code.allow(base)
+        require_one_tokenizer(self.config, base)
         prove_architecture(self.config, base, self.display, trains=True)
         return base
 

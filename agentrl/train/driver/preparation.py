@@ -125,7 +125,10 @@ def add_policies(loop: Loop, rollouts: Rollouts) -> None:
         assert policy.model is not None
         with display.part(f"starting the trainer of {name}"):
             more = {"total_steps": config.learning_steps(name), "seed": config.seed, "lora": own.lora, "prove": None}
-            trainer = place_trainer(own.cluster, policy.model, own.trainer, own.algo, **more)
+            try:
+                trainer = place_trainer(own.cluster, policy.model, own.trainer, own.algo, **more)
+            except ConfigError as error:  # of its layout, say
+                raise type(error)(f"policies.{name}: {error}") from None
         learner = Learning(own, folder.path, policy.engine, display.part, Teachers(own, folder.path))
         bound = probe_bound(own.weights, own.trainer, own.engine, None)
         loop.others = {**loop.others, name: InTraining(own, policy, learner, bound)}

@@ -26,7 +26,7 @@ from agentrl.train.record.files import remove
 
 FIXED = (
     *("env", "agent", "agents", "policies", "model", "lora", "seed", "warm_start", "algo.name", "algo.value_trunk"),
-    *("algo.value_view", "trainer.name", "trainer.optimizer", "rollout.sampler.name", "run_dir"),
+    *("algo.value_view", "algo.value_path", "trainer.name", "trainer.optimizer", "rollout.sampler.name", "run_dir"),
 )
 """Settings, or whole sections, that a run keeps from its first step to its last."""
 ONCE = ("resume", "policy", "accept_changed_data")

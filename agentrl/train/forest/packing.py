@@ -103,7 +103,8 @@ def pack_credited(
     """
     config = algorithm.config
     credit = passed_to_helpers(algorithm.credit(groups, values), groups, config.helper_credit)
-    view, merge = algorithm.critic_config.value_view if algorithm.needs.critic else 0, config.merge
+    reads_own = algorithm.needs.critic and not algorithm.reads_joint_paths  # a critic, with these forests
+    view, merge = algorithm.critic_config.value_view if reads_own else 0, config.merge
     updates = updates_of(groups, credit, config, seed) if config.minibatches > 1 else None
     settings: dict[str, Any] = {"sequence": algorithm.sequence, "updates": updates, "fields": algorithm.fields}
     return credit, pack(groups, credit, token_budget, seed=seed, merge=merge, view=view, **settings)

@@ -11,13 +11,14 @@ from agentrl.errors import ConfigError, InvalidInput
 from agentrl.models import untrained
 from agentrl.models.devices import torch_device
 from agentrl.models.registry import model_folder
+from agentrl.models.tokenizers import load_tokenizer
 from agentrl.models.vision import sees
 from agentrl.rollout.engines import ENGINES
 from agentrl.rollout.engines.managed import as_managed
 from agentrl.rollout.episodes.actors import sampling_of
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.renderers.proof.images import prove_images
-from agentrl.train.algorithms import Algorithm
+from agentrl.train.algorithms import Algorithm, make_algorithm
 from agentrl.train.display.console import Display
 from agentrl.train.driver import setup
 from agentrl.train.trainers import TRAINERS, Trainer, proof
@@ -58,6 +59,27 @@ def _prove_images(config: RunConfig, base: Path, display: Display) -> None:
             "model.renderer=generic writes the model's own chat template"
         )
     display.say(str(proof))
+
+
+def require_one_tokenizer(config: RunConfig, base: Path) -> None:
+    """Refuse critics that read the tokens of all policies where these have several tokenizers.
+
+    Raises:
+        ConfigError: another policy's tokens mean something else than the main one's.
+    """
+    algos = [config.algo, *(config.of_policy(name).algo for name in config.learned)]
+    if not any(make_algorithm(algo).reads_joint_paths for algo in algos):
+        return
+    mine = load_tokenizer(base).vocabulary
+    for name, policy in config.policies.items():
+        if policy.name != MODEL or policy.model.name == START:
+            continue
+        if load_tokenizer(model_folder(policy.model)).vocabulary != mine:
+            raise ConfigError(
+                f"algo.value_path=joint reads the tokens of all agents in one path, and policies.{name}.model="
+                f"{policy.model.name} has another tokenizer than model={config.model.name}: use algo.value_path=agent, "
+                "with algo.value_view where the environment has critic_view(agent)"
+            )
 
 
 def _say_untrained(trainer: TrainerConfig, base: Path, display: Display) -> None:

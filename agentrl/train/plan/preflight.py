@@ -101,6 +101,7 @@ def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> No
             raise type(error)(f"policies.{name}: {error}") from None
     for each in (algorithm, *(make_algorithm(own.algo) for own in others.values())):
         _check_view(each, env)
+        _check_joint_path(each, config, env)
         if each.needs.counterfactuals:
             check_counterfactuals(each.name, env)
         if each.needs.combinations:
@@ -359,6 +360,27 @@ def _check_view(algorithm: Algorithm, env: Env) -> None:
             raise ConfigError(
                 f"algo.value_view={numbers} needs an environment with critic_view(agent); {name} has none"
             )
+
+
+def _check_joint_path(algorithm: Algorithm, config: RunConfig, env: Env) -> None:
+    """Refuse a critic that is to read what all agents said where there is one, or one whose turns have no tokens."""
+    if not algorithm.reads_joint_paths:
+        return
+    where, instead = "algo.value_path=joint", "use algo.value_path=agent"
+    if config.agent is not None:
+        raise ConfigError(f"{where} reads an environment's agents, and agent={config.agent!r} is a program: {instead}")
+    if (forks := config.rollout.branch.name) != "none":
+        raise ConfigError(f"{where} reads a session in order, and rollout.branch={forks} forks it: {instead}")
+    for part in [each.env for each in env.parts.values()] if isinstance(env, Mixture) else [env]:
+        if len(part.agents) < 2:
+            raise ConfigError(f"{where} reads several agents' paths, and {type(part.unwrapped).__name__} has one agent")
+    for agent, policy in config.agents.items():
+        for name in _players(config, policy):
+            if name != MAIN and config.policies[name].name not in (MODEL, PAST):
+                raise ConfigError(
+                    f"{where} reads tokens, and policies.{name}={config.policies[name].name}, which plays {agent}, has "
+                    f"none: {instead}, with algo.value_view where the environment has critic_view(agent)"
+                )
 
 
 def _check_player(config: RunConfig, model: str) -> None:

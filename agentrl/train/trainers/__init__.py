@@ -15,6 +15,7 @@ from agentrl.train.trainers.base import (
     BaseSharing,
     Computing,
     Critic,
+    JointCritic,
     MemoryReleasing,
     Rewarder,
     ShareableTrainer,
@@ -112,6 +113,12 @@ def suitable(config: TrainerConfig, algorithm: Algorithm, lora: LoraConfig | Non
             f"algo.minibatches={algo.minibatches}: trainer={config.name} makes one update with a batch; use "
             "algo.minibatches=1 (one that splits it by `Forest.updates` says so by takes_minibatches)"
         )
+    if algorithm.reads_joint_paths and not plugin.joint_critic:
+        names = ", ".join(name for name, one in TRAINERS.available().items() if one.joint_critic)
+        raise ConfigError(
+            f"algo.value_path=joint: the critic of trainer={config.name} reads the policy's paths alone; use "
+            f"algo.value_path=agent, or one of {names}"
+        )
     scores = algorithm.needs.head is not None
     if scores and not plugin.trains_scores:
         names = ", ".join(name for name, one in TRAINERS.available().items() if one.trains_scores)
@@ -155,6 +162,7 @@ __all__ = [
     "BaseSharing",
     "Computing",
     "Critic",
+    "JointCritic",
     "ShareableTrainer",
     "Rewarder",
     "MemoryReleasing",

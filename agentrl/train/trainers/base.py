@@ -71,6 +71,27 @@ class Critic(Computing, Protocol):
 
 
 @runtime_checkable
+class JointCritic(Critic, Protocol):
+    """A trainer whose critic may read other forests than the policy; its plug-in says so (`joint_critic`)."""
+
+    def step(
+        self,
+        forests: Sequence[Forest],
+        state: Mapping[str, Any] | None = None,
+        value_forests: Sequence[Forest] = (),
+    ) -> dict[str, float]:
+        """Learn from a batch; see `Computing.step`.
+
+        Args:
+            forests: the batch.
+            state: of the run's algorithm.
+            value_forests: the forests that the critic learns from, with `algo.value_path=joint`: the same tokens are
+                trained in them, on other paths.
+        """
+        ...
+
+
+@runtime_checkable
 class Trainer(Computing, Protocol):
     """A trainer of the policy, from forests."""
 

@@ -135,13 +135,14 @@ class ValueModel:
             "trunk": None if self.trunk is None else to_cpu(self.trunk.state_dict()),
             "optimizers": [optimizer.state() for optimizer in self.optimizers],
             "started": self.started,
+            "path": self.algo.value_path,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Resume from `state`, with this critic's own learning rates.
 
         Raises:
-            ConfigError: it was saved by a critic with another trunk, or one that saw more or less.
+            ConfigError: it was saved by a critic with another trunk, one that read other paths, or saw more or less.
         """
         ours, saved = ("policy" if trunk is None else "own" for trunk in (self.trunk, state["trunk"]))
         if ours != saved:
@@ -152,6 +153,10 @@ class ValueModel:
         if had != self.algo.value_view:
             raise ConfigError(
                 f"algo.value_view={self.algo.value_view}: the checkpoint's critic has {had}; resume with that"
+            )
+        if (path := state.get("path", "agent")) != self.algo.value_path:
+            raise ConfigError(
+                f"algo.value_path={self.algo.value_path}: the checkpoint's critic has {path}; resume with that"
             )
         self.head.load_state_dict(state["head"])
         if self.trunk is not None:

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from agentrl.config import AlgoConfig
+from agentrl.errors import InvalidInput
 from agentrl.train.algorithms import Algorithm, make_algorithm
 from agentrl.train.algorithms.objective import (
     Meter,
@@ -226,12 +227,16 @@ class StepLearner(ABC, Generic[B]):
     def fit(self, critic: ValueModel, batches: Sequence[B]) -> Meter:
         """The critic's updates on a batch."""
 
-    def learn(self, batches: Sequence[B], sequences: int) -> RankStepResult:
+    def learn(self, batches: Sequence[B], sequences: int, read: Sequence[B] = ()) -> RankStepResult:
         """Take a training step; without any batch no weight changes, but the schedule and the version advance.
 
         Args:
             batches: the step's forests as they are computed, or this rank's share of them.
             sequences: how many sequences the batch has, on all ranks; see `sequence_count`.
+            read: what a critic of joint paths learns from, in place of these.
+
+        Raises:
+            InvalidInput: the critic reads joint paths, and there are none.
         """
         skipped, epochs = self.optimizer.skipped, self.algo.epochs if batches and not self.warming_critic else 0
         learned, later = RankStepResult(rate=self.optimizer.rate(), epochs=epochs), minibatches(batches, 0)[1:]
@@ -251,7 +256,10 @@ class StepLearner(ABC, Generic[B]):
         if epochs and self.keeps_reference and self.algo.reference_decay is not None:
             self.average_reference(self.algo.reference_decay)
         if self.critic is not None and batches:
-            learned.critic = self.fit(self.critic, batches)
+            joint = self.algorithm.reads_joint_paths
+            if joint and not read:
+                raise InvalidInput("algo.value_path=joint: the critic learns from forests of its own; none were given")
+            learned.critic = self.fit(self.critic, read if joint else batches)
         self.optimizer.steps += 1
         if self.critic is not None:
             self.critic.end_step()

@@ -35,6 +35,7 @@ class TrainerPlugin:
             (`forest.distribution`); else an engine records none, and only turns of full support are trained.
         trains_scores: whether it trains score models (`Needs.head`).
         own_critic: whether a critic may have a trunk of its own beside the policy (`algo.value_trunk=own`).
+        joint_critic: whether its critic may read joint paths (`algo.value_path=joint`); see `JointCritic`.
         divergences: which divergences from a teacher it computes: none, those over the teacher's `top_k`, also over the
             `whole` vocabulary (`set_teacher` gives it the teacher's head), or also from its `own` policy as it was.
         untrained: what becomes of a model's tensors that it does not load (those of images, say): they are `kept` in
@@ -50,6 +51,7 @@ class TrainerPlugin:
     computes_supports: bool = False
     trains_scores: bool = False
     own_critic: bool = True
+    joint_critic: bool = False
     divergences: Literal["none", "top_k", "whole", "own"] = "none"
     untrained: Literal["kept", "dropped"] | None = None
 
@@ -179,6 +181,7 @@ class TrainerFactoryPlugin(TrainerPlugin):
         self.trains_adapters = getattr(factory, "trains_adapters", False)
         self.computes_supports = getattr(factory, "computes_supports", False)
         self.trains_scores = getattr(factory, "trains_scores", False)
+        self.joint_critic = getattr(factory, "joint_critic", False)
 
     def factory(self) -> TrainerFactory:
         return self._factory

@@ -88,8 +88,14 @@ class WorkerComputing(ABC):
     version: int
     _timeout: float | None
 
-    def step(self, forests: Sequence[Forest], state: Mapping[str, Any] | None = None) -> dict[str, float]:
-        found: dict[str, float] = self._call("step", list(forests), state)
+    def step(
+        self,
+        forests: Sequence[Forest],
+        state: Mapping[str, Any] | None = None,
+        value_forests: Sequence[Forest] = (),
+    ) -> dict[str, float]:
+        beside = (list(value_forests),) if value_forests else ()  # which other trainers don't take
+        found: dict[str, float] = self._call("step", list(forests), state, *beside)
         return found
 
     def logprobs(self, forests: Sequence[Forest], *, reference: bool = False) -> list[Tensor]:

@@ -82,10 +82,11 @@ class FsdpRank(FsdpCheckpoints):
         return Division(tuple(range(self.processes)), int(width))
 
     @computing
-    def step(self, share: Share, state: Mapping[str, Any] | None = None) -> dict[str, float]:
-        """Train on a batch; its sizes are not among the metrics."""
+    def step(self, share: Share, state: Mapping[str, Any] | None = None, read: Share | None = None) -> dict[str, float]:
+        """Train on a batch; its sizes are not among the metrics. `read`: what a critic of joint paths learns from."""
         self.begin_step(state)
-        return self.metrics_of([self.prepare(forest) for forest in share.forests], share.sequences)
+        values = [] if read is None else [self.prepare(forest) for forest in read.forests]
+        return self.metrics_of([self.prepare(forest) for forest in share.forests], share.sequences, values)
 
     def known_sums(self, batches: Sequence[TorchBatch]) -> bool:
         """Return whether all sums over sequences are 0 before a batch's first update, on all ranks."""

@@ -27,6 +27,7 @@ class MegatronPlugin(TrainerPlugin):
     computes_supports = True
     trains_scores = True
     own_critic = False
+    joint_critic = True
     divergences: Literal["none", "top_k", "whole", "own"] = "whole"
     untrained = "dropped"
 

@@ -146,11 +146,19 @@ class Rank(StepLearner[Micro]):
         ends = [model for model in self.models if model.post_process]
         self.teacher = head.beside(passes.head_of(ends[0])) if ends else None
 
-    def step(self, share: Share, state: Mapping[str, Any] | None = None) -> dict[str, float] | None:
-        """Learn from a batch; see `Trainer.step`. The sizes of the batch are not among the metrics."""
+    def step(
+        self, share: Share, state: Mapping[str, Any] | None = None, read: Share | None = None
+    ) -> dict[str, float] | None:
+        """Learn from a batch; see `JointCritic.step`. The sizes of the batch are not among the metrics.
+
+        Args:
+            share: this rank's part of the batch.
+            state: of the run's algorithm.
+            read: this rank's part of what a critic of joint paths learns from.
+        """
         self.begin_step(state)
         micros = self.prepare(share)
-        learned = self.learn(micros, share.sequences)
+        learned = self.learn(micros, share.sequences, [] if read is None else self.prepare(read))
         if self.average is not None and self.config.average_decay is not None:
             self.average.move_towards(self.config.average_decay)
         counted = self.gather((self.is_reporting_rank, learned, self.routers.counts()))
@@ -244,7 +252,8 @@ class Rank(StepLearner[Micro]):
         def use(micro: Micro, heads: passes.Heads) -> Tensor:
             nonlocal total
             logp, entropy = heads.logps()
-            values = None if self.critic is None else heads.values(self.critic.head)
+            reads = self.critic is not None and not self.algorithm.reads_joint_paths
+            values = heads.values(self.critic.head) if reads and self.critic is not None else None
             divergence = heads.divergence(self.algorithm.divergence, self.teacher)
             loss = self.loss(logp, entropy, micro.rows, values, meter, first=first, divergence=divergence)
             total += float(loss.detach())

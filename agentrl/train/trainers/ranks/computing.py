@@ -33,12 +33,21 @@ class RankComputing:
     _division: Division
     _algorithm: Algorithm
 
-    def step(self, forests: Sequence[Forest], state: Mapping[str, Any] | None = None) -> dict[str, float]:
-        """Learn from a batch; see `Trainer.step`. A batch without trained tokens changes no weight."""
+    def step(
+        self,
+        forests: Sequence[Forest],
+        state: Mapping[str, Any] | None = None,
+        value_forests: Sequence[Forest] = (),
+    ) -> dict[str, float]:
+        """Learn from a batch; see `JointCritic.step`. A batch without trained tokens changes no weight."""
         if state is not None:
             self._algorithm.load_snapshot(state)
         self._algorithm.mark(forests)
-        metrics: dict[str, float] = self._call_each("step", [forest for forest in forests if forest.trained], state)
+        trained = [[forest for forest in each if forest.trained] for each in (forests, value_forests)]
+        shares, read = (self._division.shares(each) for each in trained)
+        beside = [(each,) if value_forests else () for each in read]
+        given = {id(share): (share, state, *more) for share, more in zip(shares, beside, strict=True)}
+        metrics: dict[str, float] = self.ranks.call_each("step", [given[id(share)] for share in shares])
         self.version += 1
         return metrics | token_counts(forests)
 

@@ -146,16 +146,21 @@ class TorchTrainer(Distilling, BaseTenant, TorchCheckpoints):
         return ValueModel(width, algo, total_steps, self.device, trunk, self.reduce)
 
     @computing
-    def step(self, forests: Sequence[Forest], state: Mapping[str, Any] | None = None) -> dict[str, float]:
-        """Learn from a batch; see `Trainer.step`. A batch without trained tokens changes no weight."""
+    def step(
+        self,
+        forests: Sequence[Forest],
+        state: Mapping[str, Any] | None = None,
+        value_forests: Sequence[Forest] = (),
+    ) -> dict[str, float]:
+        """Learn from a batch; see `JointCritic.step`. A batch without trained tokens changes no weight."""
         self.begin_step(state)
         self.algorithm.mark(forests)
-        batches = [batch for batch in map(self.prepare, forests) if len(batch.rows)]
-        return self.metrics_of(batches, sequence_count(forests)) | token_counts(forests)
+        batches, read = ([b for b in map(self.prepare, each) if len(b.rows)] for each in (forests, value_forests))
+        return self.metrics_of(batches, sequence_count(forests), read) | token_counts(forests)
 
-    def metrics_of(self, batches: Sequence[TorchBatch], sequences: int) -> dict[str, float]:
+    def metrics_of(self, batches: Sequence[TorchBatch], sequences: int, read: Sequence[TorchBatch]) -> dict[str, float]:
         """The metrics of `learn`, and of what follows the policy: a reward model, an average."""
-        metrics = self.joined(self.learn(batches, sequences)).metrics()
+        metrics = self.joined(self.learn(batches, sequences, read)).metrics()
         if self.reward_model is not None:
             metrics |= self._fit_rewards(self.reward_model, batches)
         if self.average is not None and self.config.average_decay is not None:
@@ -226,7 +231,7 @@ class TorchTrainer(Distilling, BaseTenant, TorchCheckpoints):
         rows = batch.rows
         logp, entropy = self._logps(self.model, hidden, rows)
         values = None
-        if self.critic is not None and self.critic.trunk is None:
+        if self.critic is not None and self.critic.trunk is None and not self.algorithm.reads_joint_paths:
             values = self.critic.head.fixed(hidden[rows.predictor], rows.critic_view)
         return self.loss(logp, entropy, rows, values, meter, first=first, divergence=self.diverge(hidden, rows))
 

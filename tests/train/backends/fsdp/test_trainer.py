@@ -16,7 +16,7 @@ from agentrl.overrides import validate
 from agentrl.train.algorithms.advantages.distill import DistillConfig
 from agentrl.train.algorithms.advantages.ppo import PpoConfig
 from agentrl.train.record.verify import verify
-from agentrl.train.trainers import Averager, Critic, MemoryReleasing, Trainer, make_trainer
+from agentrl.train.trainers import Averager, JointCritic, MemoryReleasing, Trainer, make_trainer
 from agentrl.train.trainers.fsdp.settings import FsdpConfig, ranks_of
 from agentrl.train.trainers.fsdp.trainer import FsdpTrainer
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
@@ -137,10 +137,11 @@ def test_muon_moves_sharded_matrices_as_whole_ones_and_goes_on_from_a_checkpoint
 def test_experts_that_one_rank_alone_uses_recomputed_layers_and_a_critic_learn_as_in_one_process(
     tmp_path: Path,
 ) -> None:
-    folder, algo = zoo.write("qwen3_moe", tmp_path / "model"), PpoConfig(lr=1e-3, value_epochs=2)
+    """The critic reads other forests than the policy, as one of joint paths does."""
+    folder, algo = zoo.write("qwen3_moe", tmp_path / "model"), PpoConfig(lr=1e-3, value_epochs=2, value_path="joint")
     ours = make_trainer(folder, fsdp(2, recompute="full", freeze=[]), algo)
     theirs = one_process(folder, algo, freeze=[])
-    assert isinstance(ours, Critic)
+    assert isinstance(ours, JointCritic)
     try:
         for step in range(2):
             forests = random_forests(step, trees=1 + step, old=False)  # of one tree: a rank has none
@@ -148,7 +149,8 @@ def test_experts_that_one_rank_alone_uses_recomputed_layers_and_a_critic_learn_a
                 forest.returns, forest.value = forest.advantage.abs(), torch.zeros(len(forest))
             values = zip(ours.values(forests, 0.5), theirs.values(forests, 0.5), strict=True)
             assert all(torch.allclose(one, other, atol=1e-5) for one, other in values)
-            found, wanted = ours.step(forests), theirs.step(forests)
+            read = forests[: 2 - step]
+            found, wanted = ours.step(forests, None, read), theirs.step(forests, None, read)
             assert found == {name: pytest.approx(value, rel=1e-4, abs=1e-5) for name, value in wanted.items()}
         assert largest_difference(ours, theirs) < 1e-5
         ours.ranks.workers[1].kill()  # type: ignore[attr-defined]

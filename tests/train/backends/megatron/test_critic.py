@@ -89,15 +89,19 @@ def test_values_loss_and_every_gradient_are_those_of_the_torch_trainer(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, {"ranks": 2}, {"tensor_parallel": 2, "sequence_parallel": True}], ids=str)
+@pytest.mark.parametrize(
+    ("path", "settings"),
+    [("agent", {}), ("joint", {"ranks": 2}), ("agent", {"tensor_parallel": 2, "sequence_parallel": True})],
+    ids=str,
+)
 def test_steps_are_those_of_the_torch_trainer(
-    settings: dict[str, Any], world: World, tiny: Callable[[str], Path]
+    path: str, settings: dict[str, Any], world: World, tiny: Callable[[str], Path]
 ) -> None:
-    """Adam, the critic at a rate of its own, the distributed optimizer."""
-    batches = [judged(seed) for seed in range(2)]
-    trainer = TorchTrainer(tiny("smollm2"), algo=LEARN, total_steps=len(batches))
-    rows = [trainer.step(forests) for forests in batches]
-    got = run(world, "steps", tiny("smollm2"), batches, algo=LEARN, **settings)
+    """Adam, the critic at a rate of its own, the distributed optimizer; a critic that learns from other forests."""
+    batches, algo = [judged(seed) for seed in range(2)], LEARN.model_copy(update={"value_path": path})
+    trainer = TorchTrainer(tiny("smollm2"), algo=algo, total_steps=len(batches))
+    rows = [trainer.step(forests, None, forests[:1] if path == "joint" else ()) for forests in batches]
+    got = run(world, "steps", tiny("smollm2"), batches, algo=algo, **settings)
     for ours, theirs in zip(got["rows"], rows, strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
         assert ours["critic/loss"] == pytest.approx(theirs["critic/loss"], rel=1e-4)

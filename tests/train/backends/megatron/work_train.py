@@ -50,7 +50,9 @@ def logprobs(rank: Rank, forests: Sequence[Forest]) -> list[Tensor] | None:
 def step(rank: Rank, forests: Sequence[Forest]) -> dict[str, float] | None:
     """A step of all ranks, as their trainer has them take it."""
     rank.algorithm.mark(forests)
-    row = rank.step(share(rank, [forest for forest in forests if forest.trained]))
+    trained = [forest for forest in forests if forest.trained]
+    read = share(rank, trained[:1]) if rank.algorithm.reads_joint_paths else None
+    row = rank.step(share(rank, trained), None, read)
     return None if row is None else row | token_counts(forests)
 
 

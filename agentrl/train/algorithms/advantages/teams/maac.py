@@ -4,9 +4,10 @@ Liu et al., Learning Decentralized LLM Collaboration with Multi-Agent Actor Crit
 
     delta = r + gamma V(h') - V(h)          h: the joint history; V beyond the last turn is 0
 
-Its loss is -delta Σ log π over a turn's tokens, and the critic learns r + gamma V(h'). With `value_view` the critic is
-central: it reads what the environment tells of all agents (`Env.critic_view`) besides the agent's own path, and each
-agent acts on its own path alone. Without it there is a critic for each agent's own history, the paper's other variant.
+Its loss is -delta Σ log π over a turn's tokens, and the critic learns r + gamma V(h'). With `value_path=joint` the
+critic is central: it reads what all agents were told and said, and each agent acts on its own path alone. With
+`value_view` it reads what the environment tells of all (`Env.critic_view`) besides the agent's own path. Without either
+there is a critic for each agent's own history, the paper's other variant.
 """
 
 from __future__ import annotations
@@ -48,6 +49,6 @@ class Maac(Ppo):
     about = About(
         "MAAC, arXiv:2601.21972",
         "r + gamma V(s') - V(s) by turn, V of a critic that may see all agents",
-        "teams with rewards on the way; a critic for all agents with `value_view`",
+        "teams with rewards on the way; a critic of all agents with `value_path=joint`",
     )
     config: MaacConfig
