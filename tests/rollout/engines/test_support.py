@@ -57,9 +57,11 @@ async def test_tokens_that_are_drawn_from_a_recorded_support_have_the_log_probab
 @pytest.mark.slow
 def test_the_recorded_set_is_an_independent_samplers_and_holds_the_drawn_token() -> None:
     """Where a token lies on the border by less than rounding, either set is right; the benchmark takes 100,000 rows."""
-    different, most = differing(600)
-    assert different <= 6
-    assert most <= 2
+    beside = differing(600, seed=0)
+    assert None not in beside
+    different = [ids for ids in beside if ids]
+    assert len(different) <= 6
+    assert max(different, default=0) <= 2
 
 
 @pytest.mark.slow
