@@ -34,6 +34,8 @@ NARROWINGS = (
     {"min_p": 0.05},
     {"top_k": 50, "top_p": 0.8, "min_p": 0.01, "repetition_penalty": 1.3},
     {"presence_penalty": 0.7, "frequency_penalty": 0.4, "logit_bias": ((5, 2.0), (9, -100.0))},
+    {"top_k": 1, "logit_bias": ((5, 3.0),)},
+    {"min_p": 0.02, "repetition_penalty": 0.7, "presence_penalty": -1.0, "logit_bias": ((2, -100.0),)},
     {},
 )
 
