@@ -25,7 +25,7 @@ import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -63,8 +63,8 @@ LEARNT: Mapping[str, dict[str, Any]] = {
 }
 VOCABULARY, DEVIATION, PROMPT = 49152, 5.0, 200
 MOST_BYTES = 2048
-PARTS = 10
-"""In which the rows of the proof are told."""
+PARTS, TOGETHER = 10, 100
+"""Parts of the proof's rows, each with a seed of its own; and rows that are drawn together, of one vocabulary."""
 UNRENORMALISED = 10
 """The steps of a run whose trainer knows no sets."""
 
@@ -139,77 +139,100 @@ def cost(rows: int, repeats: int, vocabulary: int) -> None:
         )
 
 
-def changed_by_definition(
-    logits: np.ndarray, own: Sampling, prompt: Sequence[int], turn: Sequence[int], allowed: np.ndarray | None
-) -> np.ndarray:
-    """The logits that grammar, penalties and bias leave, token by token and in float64."""
-    found = logits.astype(np.float64)
-    for token in {*prompt, *turn}:
-        penalty = own.repetition_penalty
-        found[token] = found[token] / penalty if found[token] > 0 else found[token] * penalty
-    for token, count in Counter(turn).items():
-        found[token] -= own.presence_penalty + own.frequency_penalty * count
-    for token, bias in own.logit_bias:
-        found[token] += bias
-    if allowed is not None:
-        found[~allowed] = -np.inf
-    return found
+def changed_by_definition(logits_BV: np.ndarray, rows: Sequence[RowSampling]) -> np.ndarray:
+    """The logits that grammars, penalties and biases leave of each row, token by token and in float64."""
+    found_BV = logits_BV.astype(np.float64)
+    for found, row in zip(found_BV, rows, strict=True):
+        own, penalty = row.sampling, row.sampling.repetition_penalty
+        for token in {*row.prompt, *row.generated}:
+            found[token] = found[token] / penalty if found[token] > 0 else found[token] * penalty
+        for token, count in Counter(row.generated).items():
+            found[token] -= own.presence_penalty + own.frequency_penalty * count
+        for token, bias in own.logit_bias:
+            found[token] += bias
+        if row.allowed is not None:
+            found[~row.allowed] = -np.inf
+    return found_BV
 
 
-def kept_by_definition(logits: np.ndarray, own: Sampling) -> list[int]:
-    """The ids that top-k, top-p and min-p leave, by their definitions, with sorted lists and float64."""
-    scaled = logits.astype(np.float64) / own.temperature
-    order = np.argsort(-scaled, kind="stable")
-    allowed = order[: own.top_k] if own.top_k is not None else order
-    prob = np.exp(scaled[allowed] - scaled.max())
-    before = np.concatenate(([0.0], np.cumsum(prob / prob.sum())[:-1]))
-    within = (before < own.top_p) | (own.top_p >= 1)
-    within &= scaled[allowed] >= scaled.max() + (np.log(own.min_p) if own.min_p else -np.inf)
-    within[0] = True
-    return sorted(allowed[within & np.isfinite(scaled[allowed])].tolist())
+def kept_by_definition(scaled_BV: np.ndarray, rows: Sequence[RowSampling]) -> np.ndarray:
+    """Whether top-k, top-p and min-p leave a token of each row, by their definitions: with sorted lists and float64."""
+    order_BV = np.argsort(-scaled_BV, axis=1, kind="stable")
+    sorted_BV = np.take_along_axis(scaled_BV, order_BV, 1)
+    best_B1, vocabulary = sorted_BV[:, :1], scaled_BV.shape[1]
+    top_k, top_p, min_p = (
+        np.array([[getattr(row.sampling, name) or default] for row in rows])
+        for name, default in (("top_k", vocabulary), ("top_p", 0.0), ("min_p", 0.0))
+    )
+    within_BV = np.isfinite(sorted_BV) & (np.arange(vocabulary) < top_k)
+    prob_BV = np.exp(sorted_BV - best_B1) * within_BV
+    before_BV = (prob_BV.cumsum(1) - prob_BV) / prob_BV.sum(1, keepdims=True)
+    within_BV &= (before_BV < top_p) | (top_p >= 1)
+    with np.errstate(divide="ignore"):
+        within_BV &= sorted_BV >= best_B1 + np.log(min_p)
+    within_BV[:, 0] = True
+    kept_BV = np.zeros_like(within_BV)
+    np.put_along_axis(kept_BV, order_BV, within_BV, 1)
+    return kept_BV
 
 
 def kept_ids(data: bytes, token: int) -> list[int]:
-    """The ids that a turn's one recorded token was drawn from."""
+    """The ids that a turn's one recorded token was drawn from; none where it was outside of them."""
     found = support.unpack(data)
     code = found.codes[0]
     if code < support.SETS:
-        return [token] if code == support.ONE else list(range(found.vocabulary))
+        return {support.ONE: [token], support.FULL: list(range(found.vocabulary))}.get(code, [])
     read = found.ids(code)
     return (read if read[0] >= 0 else np.setdiff1d(np.arange(found.vocabulary), -1 - read)).tolist()
 
 
-def differing(rows: int, seed: int = 0) -> tuple[int, int]:
-    """Draw from random rows; how many sets are not those by definition, and by how many ids one is at most."""
-    dice, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-    different = most = 0
-    for number in range(rows):
-        vocabulary = dice.choice((7, 300, 6000))
-        logits = torch.randn(1, vocabulary, generator=generator) * dice.choice((0.5, 2.0, 6.0))
-        own = Sampling(
-            temperature=dice.choice((0.6, 1.0, 1.5)),
-            top_p=dice.choice((0.5, 0.9, 0.999, 1.0)),
-            top_k=dice.choice((None, 3, 20, 5000)),
-            min_p=dice.choice((0.0, 0.05)),
-            repetition_penalty=dice.choice((1.0, 1.0, 1.3)),
-            presence_penalty=dice.choice((0.0, 0.0, 0.5)),
-            frequency_penalty=dice.choice((0.0, 0.0, 0.3)),
-            logit_bias=dice.choice(((), ((2, 1.5), (3, -100.0)))),
-        )
-        prompt, turn = (dice.choices(range(vocabulary), k=count) for count in (6, 4))
-        allowed = torch.rand(vocabulary, generator=generator).numpy() < 0.7 if dice.random() < 0.3 else None
-        if allowed is not None:
-            allowed[turn] = True
-        recorder = support.SupportRecorder(vocabulary, 1 << 20)
-        (token,), (logp,), _ = sample(logits, [RowSampling(own, number, 0, turn, prompt, recorder, allowed)])
-        kept = kept_ids(recorder.data(), token)
-        assert token in kept
-        changed = changed_by_definition(logits[0].numpy(), own, prompt, turn, allowed)
-        own_logps = torch.log_softmax(torch.from_numpy(changed[kept]) / own.temperature, -1)
-        assert abs(logp - float(own_logps[kept.index(token)])) < 1e-5
-        beside = len(set(kept) ^ set(kept_by_definition(changed, own)))
-        different, most = different + (beside > 0), max(most, beside)
-    return different, most
+def random_row(dice: random.Random, generator: torch.Generator, seed: int, vocabulary: int) -> RowSampling:
+    """A row of a random mixture of filters, penalties, biases and masks, whose support is recorded."""
+    own = Sampling(
+        temperature=dice.choice((0.6, 1.0, 1.5)),
+        top_p=dice.choice((0.5, 0.9, 0.999, 1.0)),
+        top_k=dice.choice((None, 3, 20, 2500)),
+        min_p=dice.choice((0.0, 0.05)),
+        repetition_penalty=dice.choice((1.0, 1.0, 1.3)),
+        presence_penalty=dice.choice((0.0, 0.0, 0.5)),
+        frequency_penalty=dice.choice((0.0, 0.0, 0.3)),
+        logit_bias=dice.choice(((), ((2, 1.5), (3, -100.0)))),
+    )
+    prompt, turn = (dice.choices(range(vocabulary), k=count) for count in (6, 4))
+    allowed = torch.rand(vocabulary, generator=generator).numpy() < 0.7 if dice.random() < 0.3 else None
+    if allowed is not None:
+        allowed[turn] = True
+    return RowSampling(own, seed, 0, turn, prompt, support.SupportRecorder(vocabulary, 1 << 20), allowed)
+
+
+def compared(logits_BV: Tensor, rows: Sequence[RowSampling]) -> Iterator[int | None]:
+    """Draw from rows; yield by how many ids each one's set is not that by definition, None where it lacks the token."""
+    temperature_B1 = np.array([[row.sampling.temperature] for row in rows])
+    scaled_BV = changed_by_definition(logits_BV.numpy(), rows) / temperature_B1
+    wanted_BV = kept_by_definition(scaled_BV, rows)
+    tokens, logps, _ = sample(logits_BV, rows)
+    for row, token, logp, scaled, wanted in zip(rows, tokens, logps, scaled_BV, wanted_BV, strict=True):
+        assert row.support is not None
+        kept = kept_ids(row.support.data(), token)
+        if token not in kept:
+            yield None
+            continue
+        own_logp = scaled[token] - np.logaddexp.reduce(scaled[kept])
+        assert abs(logp - own_logp) < 1e-5, f"a log-probability of {logp} in place of {own_logp}"
+        found = np.zeros_like(wanted)
+        found[kept] = True
+        yield int((found != wanted).sum())
+
+
+def differing(rows: int, seed: int) -> list[int | None]:
+    """Draw from random rows; see `compared`."""
+    dice, generator, found = random.Random(seed), torch.Generator().manual_seed(seed), list[int | None]()
+    for first in range(0, rows, TOGETHER):
+        vocabulary, count = dice.choice((7, 300, 3000)), min(TOGETHER, rows - first)
+        deviation_B1 = torch.tensor([[dice.choice((0.5, 2.0, 6.0))] for _ in range(count)])
+        logits = torch.randn(count, vocabulary, generator=generator) * deviation_B1
+        found += compared(logits, [random_row(dice, generator, first + i, vocabulary) for i in range(count)])
+    return found
 
 
 def chi_square(draws: int) -> tuple[float, int]:
@@ -232,12 +255,13 @@ def prove(rows: int, draws: int) -> None:
     """Print what the comparisons gave."""
     square, freedom = chi_square(draws)
     print(f"{draws} draws: chi-square {square:.1f} with {freedom} degrees of freedom", flush=True)
-    different = most = 0
+    found = list[int | None]()
     for seed in range(PARTS):
-        more, longest = differing(rows // PARTS, seed)
-        different, most = different + more, max(most, longest)
-        done = rows // PARTS * (seed + 1)
-        print(f"{done} rows: {different} sets differ from an independent sampler's, by {most} ids at most", flush=True)
+        found += differing(rows // PARTS, seed)
+        beside = [ids for ids in found if ids is not None]
+        differ, outside = sum(map(bool, beside)), len(found) - len(beside)
+        print(f"{len(found)} rows: {differ} sets differ from an independent sampler's", end=", ")
+        print(f"by {max(beside)} ids at most; {outside} tokens are outside of theirs", flush=True)
 
 
 def learn(names: Sequence[str], seeds: range, steps: int | None, small: bool, switched: bool) -> None:

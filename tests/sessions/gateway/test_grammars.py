@@ -26,6 +26,9 @@ SCHEMA = {
     "x-guidance": {"whitespace_flexible": False},
 }
 FORM: Any = {"type": "json_schema", "json_schema": {"name": "word", "schema": SCHEMA}}
+MAPPING = {"type": "object", "additionalProperties": {"type": "boolean"}}
+EMPTY = {"frequency_penalty": 1, "repetition_penalty": 1.3, "logit_bias": {"70": 2}, "min_p": 0.01}
+LIKELIEST = {"top_k": 1, "top_p": 1.0, "logit_bias": {"70": 2}}
 FITS = re.compile(r'\{"word":"[a-f]{2,5}"\}')
 
 
@@ -45,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_replies_that_a_client_wants_in_a_form_have_it_and_all_their_tokens_are_trained(
     serve: Serve, folder: Path, tmp_path: Path
 ) -> None:
-    """Whole and streamed, after one another and beside one another, by each kind of form."""
+    """Whole and streamed, after one another and beside one another, by each kind of form, also with filters beside."""
     from agentrl.config import EngineConfig
     from agentrl.rollout.engines.local.engine import LocalEngine
     from agentrl.sessions.renderers import get_renderer
@@ -67,19 +70,21 @@ async def test_replies_that_a_client_wants_in_a_form_have_it_and_all_their_token
             pieces = [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
             assert FITS.fullmatch("".join(pieces))
         for other, fits in (
+            (EMPTY | {"structured_outputs": {"regex": "[ab]*"}, "max_tokens": 8}, "[ab]*"),
+            (LIKELIEST | {"guided_json": MAPPING, "max_tokens": 8}, r"\s*\{.*"),
             ({"structured_outputs": {"regex": "(yes|no)[!?]"}}, "(yes|no)[!?]"),
             ({"guided_choice": ["1+1", "a|b", "(c)"]}, r"1\+1|a\|b|\(c\)"),
             ({"response_format": {"type": "json_object"}, "max_tokens": 8}, r"\s*\{.*"),
         ):
             answer = await speaker.chat.completions.create(model="m", messages=HI, extra_body=other)
-            assert re.fullmatch(fits, answer.choices[0].message.content, re.DOTALL)
+            assert re.fullmatch(fits, answer.choices[0].message.content or "", re.DOTALL)
         with pytest.raises(Exception, match="is no grammar that can be kept to"):
             await speaker.chat.completions.create(
                 model="m", messages=HI, extra_body={"structured_outputs": {"regex": "(("}}
             )
         session = served.session(access["id"])
     sampled = [node for node in session.nodes if node.sampled]
-    assert len(sampled) == 6
+    assert len(sampled) == 8
     for node in sampled:
         assert all(node.trainable[node.versions[0].start :])
         assert node.sampling is not None
