@@ -39,6 +39,8 @@ UNREWARDED = (
 )
 DYING = "tests/train/test_publication.py::test_a_run_whose_trainer_dies_at_every_call_is_proven_step_for_step"
 FLEET = "tests/rollout/fleet/test_contract.py::test_a_fleet_keeps_the_contract_of_an_engine"
+COOKBOOK = "tests/train/server/test_cookbook.py::test_the_cookbooks_"
+KILLED = "tests/train/server/test_sdk.py::test_a_killed_server_goes_on_and_no_client_notices"
 NIGHTLY: dict[str, str] = {
     f"{PUBLISHED}[vllm": f"{PUBLISHED}[sglang",
     f"{ADAPTERS}[vllm": f"{ADAPTERS}[sglang",
@@ -97,9 +99,8 @@ NIGHTLY: dict[str, str] = {
         "tests/train/test_learning.py"
         "::test_the_calculator_agent_rises_from_below_half_to_eight_in_ten_on_tasks_it_never_saw"
     ),
-    "tests/train/server/test_cookbook.py::test_the_cookbooks_loop_learns_and_a_killed_server_has_every_step": (
-        "tests/train/server/test_sdk.py::test_a_killed_server_goes_on_and_no_client_notices"
-    ),
+    f"{COOKBOOK}supervised_loop_learns_and_a_killed_server_has_every_step": KILLED,
+    f"{COOKBOOK}loop_of_rewards_learns_and_a_killed_server_has_every_step": KILLED,
     f"{UNREWARDED}[1": f"{UNREWARDED}[0",
     f"{DYING}[False": f"{DYING}[True",
     f"{FLEET}[inproc": f"{FLEET}[disk",
