@@ -129,7 +129,7 @@ def taught(learned: Path) -> Path:
     return learned / "checkpoints" / "step-000000"
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of real data beside the checkout; tests that want it skip where it is absent."""
     if not SHARED.is_dir():

@@ -56,6 +56,8 @@ SEVERAL = (
 ROTATES = f"{MEGATRON}test_families.py::test_models_check_finds_a_family_that_rotates_otherwise"
 DYING = "tests/train/test_publication.py::test_a_run_whose_trainer_dies_at_every_call_is_proven_step_for_step"
 FLEET = "tests/rollout/fleet/test_contract.py::test_a_fleet_keeps_the_contract_of_an_engine"
+COOKBOOK = "tests/train/server/test_cookbook.py::test_the_cookbooks_"
+KILLED = "tests/train/server/test_sdk.py::test_a_killed_server_goes_on_and_no_client_notices"
 NIGHTLY: dict[str, str] = {
     PUBLISHED: (
         f"{CLUSTER}test_run.py"
@@ -127,9 +129,8 @@ NIGHTLY: dict[str, str] = {
         "tests/train/test_learning.py"
         "::test_the_calculator_agent_rises_from_below_half_to_eight_in_ten_on_tasks_it_never_saw"
     ),
-    "tests/train/server/test_cookbook.py::test_the_cookbooks_loop_learns_and_a_killed_server_has_every_step": (
-        "tests/train/server/test_sdk.py::test_a_killed_server_goes_on_and_no_client_notices"
-    ),
+    f"{COOKBOOK}supervised_loop_learns_and_a_killed_server_has_every_step": KILLED,
+    f"{COOKBOOK}loop_of_rewards_learns_and_a_killed_server_has_every_step": KILLED,
     f"{TRAINED}[all clients": f"{TRAINED}[a client of each protocol",
     NAMED_AGENTS + "a_hand_off_of_openais_agents_trains_both_of_its_policies": (
         NAMED_AGENTS + "a_plain_program_trains_its_planner_and_its_worker_each_by_its_own_tokens"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shutil
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -83,17 +84,20 @@ async def running(config: ServeTrainingConfig, folder: Path) -> AsyncIterator[tu
 def serve_training(tree: dict[str, Any]) -> None:
     """Serve until interrupted or terminated; what is being computed is finished, and what waits goes on with `resume`.
 
-    Prints one line of JSON once requests are answered: the address, and each tenant's key.
+    Prints one line of JSON once requests are answered: the address, and each tenant's key. A new server that never
+    gets so far leaves no folder.
 
     Raises:
         ConfigError: see `read_settings`.
     """
     config, folder, kept = read_settings(tree)
+    made, served = not folder.exists(), False
     folder.mkdir(parents=True, exist_ok=True)
     lock = RunLock(folder)
     write_atomically(folder / SETTINGS, json.dumps({k: v for k, v in kept.items() if k != "run_dir"}).encode())
 
     async def serve() -> None:
+        nonlocal served
         task = asyncio.current_task()
         assert task is not None
         for ending in (signal.SIGTERM, signal.SIGINT):
@@ -101,6 +105,7 @@ def serve_training(tree: dict[str, Any]) -> None:
         async with running(config, folder) as (url, service):
             keys = {tenant.name: tenant.key for tenant in service.tenants.all}
             about = {"address": url, "key": next(iter(keys.values())), "keys": keys, "run_dir": str(folder)}
+            served = True
             print(json.dumps(about), flush=True)
             await asyncio.Event().wait()
 
@@ -109,3 +114,5 @@ def serve_training(tree: dict[str, Any]) -> None:
             asyncio.run(serve())
     finally:
         lock.release()
+        if made and not served:
+            shutil.rmtree(folder)

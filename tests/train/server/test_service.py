@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 import torch
 
+from agentrl.errors import UnknownName
 from agentrl.models import tiny
 from agentrl.overrides import validate
 from agentrl.train.server.app import create_training_app
+from agentrl.train.server.commands import serve_training
 from agentrl.train.server.config import ServeTrainingConfig
 from agentrl.train.server.protobuf import read_fields, write_fields
 from agentrl.train.server.sampling import WeightsInTurn
@@ -250,3 +252,12 @@ async def test_an_engine_is_given_weights_while_idle_and_once_for_all_who_wait_f
     assert held == ["a", "b", "c"]
     await asyncio.gather(*(sample("c", False) for _ in range(3)))
     assert (engine.published, engine.running, weights.waiting) == (3, 0, 0)
+
+
+def test_a_new_server_that_can_not_start_leaves_no_folder_that_the_next_one_stumbles_over(tmp_path: Path) -> None:
+    """After a wrong model's name the right one was refused: the folder had a server's runs already."""
+    folder = tmp_path / "runs" / "server"
+    for _ in range(2):
+        with pytest.raises(UnknownName, match="unknown model"):
+            serve_training({"model": str(tmp_path / "none"), "port": 0, "run_dir": str(folder)})
+        assert not folder.exists()
