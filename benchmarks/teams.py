@@ -9,6 +9,8 @@ is reached. Besides:
 - `hide_and_seek` has no optimum to climb to: it prints by how much its players could be exploited, on the average of
   their choices in the second half of training and at the end, by exact best responses.
 - `debate` prints how often the majority is right in the second round, and one debater in the first.
+- `critic` is no world of these: it prints what critics of joint paths explain, and what the agents' own do, where
+  neither agent sees what both can earn (`benchmarks.central_critic`).
 
 It ends with 1 where a claim does not hold. `--small` takes two steps, to show that everything runs, and claims nothing.
 """
@@ -39,8 +41,11 @@ from agentrl.sessions.store.store import Store
 from agentrl.train.display.console import Display
 from agentrl.train.record.state import part
 from agentrl.types import MAIN, Message
+from benchmarks import central_critic
 from benchmarks.machine import machine
 
+CRITIC = "critic"
+"""The name of the comparison of critics."""
 OTHER = "other"
 ENOUGH = 0.9
 """Of the optimum."""
@@ -190,6 +195,9 @@ def exploited(name: str, run: Path, steps: int, small: bool) -> Iterator[tuple[b
 def measured(name: str, seed: int, folder: Path, small: bool) -> Iterator[tuple[bool, str]]:
     """Train a world with both policies, and say what came of it."""
     more = SMALL if small else {}
+    if name == CRITIC:
+        yield from central_critic.compare(seed, folder, small, more)
+        return
     both = {f"policies.{OTHER}.trainer": "torch"}
     began = time.monotonic()
     run, rewards, rows = train(name, seed, folder / f"{name}-{seed}", {**more, **both})
@@ -210,7 +218,7 @@ def measured(name: str, seed: int, folder: Path, small: bool) -> Iterator[tuple[
 def main() -> int:
     """Train the worlds, print what they came to, and return 1 where a claim does not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help=f"worlds ({', '.join(WORLDS)}); all by default")
+    parser.add_argument("names", nargs="*", help=f"of {', '.join((*WORLDS, CRITIC))}; all by default")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--small", action="store_true", help="two steps of each, to show that runs come to their ends")
@@ -218,7 +226,7 @@ def main() -> int:
     print(machine(), flush=True)
     failed = False
     with TemporaryDirectory() as folder:
-        for name in given.names or WORLDS:
+        for name in given.names or (*WORLDS, CRITIC):
             for seed in range(given.first, given.first + given.seeds):
                 for holds, text in measured(name, seed, Path(folder), given.small):
                     failed |= not holds

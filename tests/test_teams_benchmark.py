@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from agentrl.envs.registry import make
-from benchmarks.teams import checkpoint, measured, of_policies, strategy_of
+from agentrl.train.record.verify import verify
+from benchmarks import central_critic
+from benchmarks.teams import SMALL, checkpoint, measured, of_policies, strategy_of
 
 
 @pytest.mark.slow
@@ -24,3 +26,12 @@ def test_the_teams_benchmark_measures_what_it_says_in_its_small_form(tmp_path: P
     chances = strategy_of(world, of_policies("speaker_listener", checkpoint(run, -1)))
     world.begin(0)
     assert 0 <= sum(chances("speaker", world.seen("speaker")).values()) <= 1 + 1e-4
+
+
+@pytest.mark.slow
+def test_two_policies_learn_with_critics_of_joint_paths(tmp_path: Path) -> None:
+    rows = central_critic.play(tmp_path / "run", "joint", 0, SMALL)
+    for row in rows:
+        assert {f"{policy}critic/{name}" for policy in ("", "other/") for name in ("loss", "value_mean")} <= row.keys()
+    report = verify(tmp_path / "run")
+    assert report.passed, report

@@ -100,18 +100,19 @@ def check_learners(config: _Run) -> None:
         "agent=, a program, with rollout.staleness": config.agent is not None and config.rollout.staleness,
         "data=": config.data is not None,
         "rerun=": config.rerun is not None,
-        "lora.tenants=mixed with lora.full or lora.experts": mixed and (config.lora.full or config.lora.experts),
         "record_logprobs=true": config.record_logprobs,
         "eval.weights=averaged": config.eval.weights == "averaged",
-        "weights.prove_every": config.weights.prove_every,
     }
     for name in (MAIN, *config.learned):
         own: Any = config if name == MAIN else config.of_policy(name)
         needs = ALGORITHMS.plugins().find(own.algo.name)(own.algo).needs
-        asks = needs.teacher or needs.greedy or not needs.engine
+        asks, beyond = needs.teacher or needs.greedy or not needs.engine, own.lora.full or own.lora.experts
         lacking |= {
             f"engine={own.engine.name} ({name})": own.engine.name != "local",
             f"algo={own.algo.name} ({name})": asks,
+            f"weights.prove_every ({name})": own.weights.prove_every,
+            f"lora.tenants=mixed with lora.full or lora.experts ({name})": mixed and beyond,
+            f"lora.tenants=mixed without an adapter ({name})": mixed and not own.lora.active,
         }
     if found := next((what for what, is_there in lacking.items() if is_there), None):
         raise ValueError(f"policies.{config.learned[0]} learns beside {MAIN}: {found} is not there for several yet")

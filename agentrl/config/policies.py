@@ -1,6 +1,6 @@
 """Policies beside the main one; `agents.NAME` says which of an environment's agents they play.
 
-One that has a section of a trainer or of an algorithm learns, from the same sessions as the main one.
+One that has a section of a trainer, an algorithm or an adapter learns, from the same sessions as the main one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Annotated, Any
 from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 
 from agentrl.config.api import URL, ApiConfig
-from agentrl.config.engines import EngineSection, ModelConfig
+from agentrl.config.engines import EngineSection, ModelConfig, WeightsSection
+from agentrl.config.lora import LoraConfig
 from agentrl.config.sections import LISTED, NAMED, Fraction, Section
 from agentrl.config.training import AlgoSection, TrainerSection
 from agentrl.types import MAIN
@@ -67,7 +68,7 @@ class PastConfig(Section):
 
 
 class PolicyConfig(Section):
-    """A policy that plays some of an environment's agents; it is trained where it has `trainer` or `algo`."""
+    """A policy that plays some of an environment's agents; it is trained where it has `trainer`, `algo` or `lora`."""
 
     name: str = MODEL
     """The player: `model` (weights that stay as they are), `past` (earlier versions of the trained policy),
@@ -86,14 +87,18 @@ class PolicyConfig(Section):
     temperature: NonNegativeFloat = 1.0
     """Its sampling temperature, in training and evaluation."""
     trainer: TrainerSection | None = None
-    """Its own trainer; with `algo` or without it, the policy learns."""
+    """Its own trainer; with `algo` and `lora` or without them, the policy learns."""
     algo: AlgoSection | None = None
     """Its own algorithm; likewise. What is not given is as the main policy's."""
+    lora: LoraConfig | None = None
+    """Its own adapter; likewise. `rank=0` trains the whole model beside a main policy with an adapter."""
+    weights: WeightsSection | None = None
+    """The way of its weights to its engine, where it learns; None is as the main policy's."""
 
     @property
     def learns(self) -> bool:
         """True if it is trained."""
-        return self.trainer is not None or self.algo is not None
+        return any(section is not None for section in (self.trainer, self.algo, self.lora))
 
     @property
     def remote(self) -> bool:
@@ -111,7 +116,11 @@ class PolicyConfig(Section):
     @model_validator(mode="after")
     def _settings_are_of_use(self) -> PolicyConfig:
         if self.learns and self.name != MODEL:
-            raise ValueError(f"a policy that is {self.name!r} has no weights to train: remove its trainer and algo")
+            raise ValueError(f"a policy that is {self.name!r} has no weights to train: remove trainer, algo and lora")
+        if self.weights is not None and not self.learns:
+            raise ValueError("weights.* is of no use to a policy that does not learn: its engine keeps its weights")
+        if self.lora is not None and self.lora.tenants != LoraConfig().tenants:
+            raise ValueError("lora.tenants is one for all policies of a run: set it under lora, not here")
         used = {"model": self.name == MODEL, "past": self.name == PAST, "api": self.remote}
         used["members"] = self.name == POPULATION
         for field in used:

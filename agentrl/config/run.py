@@ -278,8 +278,9 @@ class RunConfig(Section):
     def of_policy(self, name: str) -> RunConfig:
         """The configuration of a run that trains a policy of `learned` alone."""
         own = self.policies[name]
-        alone = {"engine": own.engine, "trainer": own.trainer or self.trainer, "algo": own.algo or self.algo}
-        return self.model_copy(update=alone)
+        shared = ("trainer", "algo", "lora", "weights")
+        alone = {name: getattr(self, name) if (section := getattr(own, name)) is None else section for name in shared}
+        return self.model_copy(update={"engine": own.engine, **alone})
 
     def learns(self, name: str, step: int) -> bool:
         """Return whether a policy that is trained learns in a step, from 0."""

@@ -7,7 +7,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 MODULES = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
-PARTS = {"fidelity", "gateway_clients", "gateway_parts", "gateway_servers", "machine", "soak_parts", "workloads"}
+PARTS = {
+    "central_critic",
+    "fidelity",
+    "gateway_clients",
+    "gateway_parts",
+    "gateway_servers",
+    "machine",
+    "soak_parts",
+    "workloads",
+}
 """Modules that only other benchmarks and tests use."""
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")]
 NAMED = {name for page in PAGES for name in re.findall(r"benchmarks[./](\w+)(?!\w*/)", page.read_text())}

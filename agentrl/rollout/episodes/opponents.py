@@ -113,7 +113,7 @@ async def _open(
         return await _open_rules(name, own, limits, stack)
     sampling = sampling_of(limits) if own.learns else _sampling(own, limits)
     model = start_folder(name, own, start, lacking)
-    weights = _weights_of(name, config.weights) if own.learns else WeightsConfig()
+    weights = _weights_of(name, own.weights or config.weights) if own.learns else WeightsConfig()
     engine = make_engines(own.engine, FleetConfig(), weights, model)
     stack.push_async_callback(engine.close)
     return Fixed(_open_frozen(own, name, model, engine), ModelActor(sampling))

@@ -96,7 +96,7 @@ def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> No
     others = {name: config.of_policy(name) for name in config.learned}
     for name, own in others.items():
         try:
-            check_trainer(own.trainer, make_algorithm(own.algo))
+            check_trainer(own.trainer, make_algorithm(own.algo), own.lora)
         except ConfigError as error:
             raise type(error)(f"policies.{name}: {error}") from None
     for each in (algorithm, *(make_algorithm(own.algo) for own in others.values())):

@@ -132,10 +132,37 @@ def test_policies_with_adapters_share_the_base_that_a_warm_start_left_and_a_kill
         assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6), name
 
 
+@pytest.mark.slow
+def test_a_policy_with_an_adapter_of_its_own_learns_beside_one_that_is_trained_whole(tmp_path: Path) -> None:
+    short = {"steps": 1, "checkpoint_every": 1, "warm_start.steps": 2, "warm_start.demos": 8, "algo.warmup_steps": 0}
+    agentrl.train(run_dir=str(tmp_path), **BOTH | short | {"policies.other.lora.rank": 2})
+    for policy in ("main", "other"):
+        state = torch.load(part(tmp_path / "checkpoints" / "step-000001", policy) / TRAINER, weights_only=True)
+        assert {"lora_" in name for name in state["model"]} == {policy == "other"}
+        last = saved_weights(tmp_path, policy, 1)
+        assert same(alone(tmp_path, policy, tmp_path / f"again-{policy}"), last)
+    report = verify(tmp_path)
+    assert report.passed, report
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"lora": {"rank": 0}}, r"lora\.tenants=mixed without an adapter \(other\) is not there"),
+        ({"lora": {"rank": 4, "tenants": "mixed"}}, r"lora\.tenants is one for all policies of a run"),
+        ({"weights": {"transport": "inproc"}}, r"weights\.\* is of no use to a policy that does not learn"),
+    ],
+)
+def test_sections_of_a_policy_that_do_not_fit_are_refused(other: dict[str, Any], named: str) -> None:
+    both = {"env": {"name": DEMAND}, "agents": {"right": "other"}, "policies": {"other": other}}
+    with pytest.raises(ValidationError, match=named):
+        RunConfig.model_validate(both | {"lora": {"rank": 2, "tenants": "mixed"}})
+
+
 def test_mixed_passes_of_what_can_not_be_mixed_are_refused() -> None:
     both = {"env": {"name": DEMAND}, "agents": {"right": "other"}, "policies": {"other": {"trainer": "torch"}}}
     lora = {"rank": 2, "tenants": "mixed", "full": ["lm_head"]}
-    with pytest.raises(ValidationError, match=r"lora\.tenants=mixed with lora\.full or lora\.experts is not there"):
+    with pytest.raises(ValidationError, match=r"lora\.tenants=mixed with lora\.full or .* \(main\) is not there"):
         RunConfig.model_validate(both | {"lora": lora})
     assert RunConfig.model_validate(both | {"lora": lora | {"full": []}}).lora.tenants == "mixed"
     for settings in (
