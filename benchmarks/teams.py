@@ -13,11 +13,13 @@ is reached. Besides:
   neither agent sees what both can earn (`benchmarks.central_critic`).
 
 It ends with 1 where a claim does not hold. `--small` takes two steps, to show that everything runs, and claims nothing.
+With `--keep FOLDER` runs stay there, and the same command goes on with those that did not come to their last step.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import time
 from collections import Counter, defaultdict
@@ -84,20 +86,26 @@ SMALL: dict[str, Any] = {
 def train(
     name: str, seed: int, folder: Path, more: Mapping[str, Any]
 ) -> tuple[Path, list[float], list[dict[str, float]]]:
-    """Train a world once; returns the run's folder, the rewards of its steps, and all of their metrics."""
+    """Train a world once, or go on where that was ended; returns the run's folder, each step's reward, all metrics."""
     world = WORLDS[name]
     common = {
         "env": name,
         "seed": seed,
         "eval.tasks": 6,
         "keep_checkpoints": 9,
+        "checkpoint_every": 10,
+        "run_dir": str(folder),
         **{f"agents.{agent}": OTHER for agent in world.others},
     }
     settings: dict[str, Any] = {}
     for each in (common, world.settings, more):
         settings = merge(settings, spread(each))
-    with (folder.parent / f"{folder.name}.log").open("w") as log:
-        result = agentrl.train(**settings, run_dir=str(folder), display=Display(Console(file=log)))
+    if any(folder.glob("checkpoints/step-*")):
+        settings = {"resume": str(folder)}
+    elif folder.exists():
+        shutil.rmtree(folder)  # ended before there was anything to go on from
+    with (folder.parent / f"{folder.name}.log").open("a") as log:
+        result = agentrl.train(**settings, display=Display(Console(file=log)))
     rows = [dict(row) for row in result.metrics]
     return result.path, [row["reward/mean"] for row in rows], rows
 
@@ -222,13 +230,16 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3, help="runs of each")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--small", action="store_true", help="two steps of each, to show that runs come to their ends")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where runs stay, and go on from")
     given = parser.parse_args()
     print(machine(), flush=True)
     failed = False
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as scratch:
+        folder: Path = given.keep or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
         for name in given.names or (*WORLDS, CRITIC):
             for seed in range(given.first, given.first + given.seeds):
-                for holds, text in measured(name, seed, Path(folder), given.small):
+                for holds, text in measured(name, seed, folder, given.small):
                     failed |= not holds
                     print(f"{name} seed {seed}: {text}{'' if holds else '  FAILS'}", flush=True)
     return int(failed)

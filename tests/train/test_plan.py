@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -333,6 +334,19 @@ def test_a_dry_run_places_trainer_and_engine_of_each_policy_that_learns(monkeypa
         assert sorted(role for _, role, _, gpu in placed if gpu) == gpus
         on_gpus = [(node, gpu) for node, _, _, gpu in placed if gpu]
         assert len({*on_gpus}) == len(on_gpus)
+
+
+def test_a_dry_run_on_one_machine_says_which_processes_each_policy_that_learns_has() -> None:
+    here = [ClusterNode("a", 8.0, 0)]
+    run = {"env": "examples/several_agents/demand.py:Demand", "agents": {"right": "other"}, "dry_run": True}
+    other: dict[str, Any] = {"trainer": {"name": "megatron", "tensor_parallel": 2}, "engine": {"process": "own"}}
+    said = [*describe_run(complete(run | {"policies": {"other": other}}), Rates(), here)]
+    assert [line for line in said if " learns: " in line] == [
+        "main learns: trainer=torch in the loop's process, engine=local in the loop's",
+        "other learns: trainer=megatron in 2 processes of its own, engine=local in one of its own",
+    ]
+    one = [*describe_run(complete(run | {"agents": {}}), Rates(), here)]
+    assert not [line for line in one if " learns: " in line]
 
 
 def test_a_dry_run_says_where_gateways_are(monkeypatch: pytest.MonkeyPatch) -> None:

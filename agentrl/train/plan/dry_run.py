@@ -54,6 +54,7 @@ from agentrl.train.plan.step import (
 )
 from agentrl.train.plan.teachers import played_shape, players_memory, teachers_memory
 from agentrl.train.trainers import TRAINERS, suitable
+from agentrl.types import MAIN
 
 USED = 0.5
 """The part of `rollout.session_tokens` that a session is expected to have, half of it sampled; an assumption."""
@@ -100,6 +101,7 @@ def describe_run(
     if config.model.trust_remote_code and (code := custom_code.files(Path(config.model.name).expanduser())):
         yield f"Python code of the model's folder runs (model.trust_remote_code=true): {', '.join(code)}"
     yield from _where(assignment, nodes, config.agent, config.cluster)
+    yield from _processes(config, shape, nodes)
     yield from _memory(trainer, engine, budget, sessions if config.data is None else 0, shown)
     yield from asked
     yield from (f"memory of {each.name}: {_on_device(each, trainer, engine)}" for each in devices)
@@ -135,6 +137,22 @@ def _splits_of_others(config: RunConfig, shape: Shape, nodes: Sequence[ClusterNo
         for name in config.learned
         if config.cluster.name == "ray"
     }
+
+
+def _processes(config: RunConfig, shape: Shape, nodes: Sequence[ClusterNode]) -> Iterator[str]:
+    """A line for each of several policies that learn on one machine: where it computes, in which processes."""
+    for name in (MAIN, *config.learned) if config.learned and config.cluster.name == "local" else ():
+        own = config if name == MAIN else config.of_policy(name)
+        ranks = 0
+        if TRAINERS.find(own.trainer.name).has_ranks:
+            played = shape if name == MAIN else played_shape(config.policies[name], shape)
+            ranks = split_of(own.trainer, played, nodes).ranks
+        trains = (
+            f"in {ranks} {'process' if ranks == 1 else 'processes'} of its own" if ranks else "in the loop's process"
+        )
+        apart = not ENGINES.find(own.engine.name).in_process(own.engine)
+        generates = "one of its own" if apart else "the loop's"
+        yield f"{name} learns: trainer={own.trainer.name} {trains}, engine={own.engine.name} in {generates}"
 
 
 def _describe_traffic(limits: ClusterConfig, tokens: int) -> Iterator[str]:

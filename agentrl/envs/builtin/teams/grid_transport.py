@@ -86,10 +86,10 @@ class GridTransport(ChoiceWorld):
         """Return where each parcel is after the rounds that are over."""
         at = list(self.situation["starts"])
         for turn in range(min(map(len, self.said.values()))):
-            held = {agent: self._held(cell, at) for agent, cell in self.cells.items()}
+            held = {agent: self._find_parcel(cell, at) for agent, cell in self.cells.items()}
             for agent, parcel in held.items():
                 if parcel is not None:
-                    at[parcel] = self._moved(at[parcel], self.said[agent][turn])
+                    at[parcel] = self._move(at[parcel], self.said[agent][turn])
         return at
 
     def payoffs(self) -> Mapping[str, float]:
@@ -107,7 +107,7 @@ class GridTransport(ChoiceWorld):
     def expert(self, messages: Sequence[Message]) -> str:
         """Along the row first, then along the column."""
         cell = self.cells[self.agent_of(messages)]
-        parcel = self._held(cell, self.places())
+        parcel = self._find_parcel(cell, self.places())
         if parcel is None:
             return "stay"
         row, column = self.situation["ends"][parcel]
@@ -115,13 +115,13 @@ class GridTransport(ChoiceWorld):
             return "right" if column > cell[1] else "left"
         return "down" if row > cell[0] else "up"
 
-    def _held(self, cell: Cell, at: Sequence[Cell]) -> int | None:
+    def _find_parcel(self, cell: Cell, at: Sequence[Cell]) -> int | None:
         """Return the parcel that a cell's arm hands on, of those wanted elsewhere: the one with the longest way."""
         ends = self.situation["ends"]
         there = [parcel for parcel, place in enumerate(at) if place == cell != ends[parcel]]
         return max(there, key=lambda parcel: (distance(cell, ends[parcel]), -parcel), default=None)
 
-    def _moved(self, cell: Cell, word: str) -> Cell:
+    def _move(self, cell: Cell, word: str) -> Cell:
         down, right = MOVES.get(word, MOVES["stay"])
         row, column = cell[0] + down, cell[1] + right
         return (row, column) if 0 <= row < self.rows and 0 <= column < self.columns else cell
@@ -131,7 +131,7 @@ class GridTransport(ChoiceWorld):
         return f"You are at {row} {column}."
 
     def _tell(self, agent: str, at: Sequence[Cell]) -> str:
-        parcel = self._held(self.cells[agent], at)
+        parcel = self._find_parcel(self.cells[agent], at)
         if parcel is None:
             return "No parcel."
         row, column = self.situation["ends"][parcel]
