@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from agentrl.errors import ConfigError
+from agentrl.config import RunConfig
+from agentrl.errors import ConfigError, InvalidInput
 from agentrl.models import tiny, tiny_vision, vision, vision_trials
 from agentrl.models.image_processor import ImageProcessor
 from agentrl.models.vision_families import FAMILIES as KNOWN
+from agentrl.overrides import validate
 from agentrl.sessions.renderers.proof.images import prove_images
 from agentrl.sessions.renderers.registry import get_renderer
+from agentrl.train.display.console import Display
+from agentrl.train.plan.model_checks import prove_architecture
+from agentrl.train.trainers.megatron.table import deal, table
 from agentrl.train.trainers.proof import require
 from agentrl.train.trainers.proof.comparison import compare
+from agentrl.train.trainers.reference import random_forest
 from tests.train.backends.test_proof import checked
 from tests.vision.models import FAMILIES
 
@@ -43,6 +51,16 @@ def test_a_tower_that_computes_something_else_is_refused_with_the_numbers(
     monkeypatch.setattr(vision, "FAMILIES", {**KNOWN, "llava": replace(KNOWN["llava"], encode=mirrored)})
     with pytest.raises(ConfigError, match=r"model='mine' \(llava\) can't be run by .* differ by up to [\d.]+ nats"):
         require(tmp_path / "model", "mine", subject="local")
+
+
+def test_a_trainer_without_towers_is_refused_by_name_before_anything_starts(tmp_path: Path) -> None:
+    FAMILIES["smolvlm"].model().config.save_pretrained(tmp_path)
+    settings = {"env": {"name": "calculator"}, "model": str(tmp_path), "trainer": {"name": "megatron", "proof": False}}
+    with pytest.raises(ConfigError, match=r"sees images, and trainer=megatron .*: use trainer=fsdp or trainer=torch"):
+        prove_architecture(validate(settings, RunConfig), tmp_path, Display(Console()), trains=True)
+    forest = random_forest(random.Random(0), 40, seen=vision_trials.RandomImages(FAMILIES["smolvlm"].model().config))
+    with pytest.raises(InvalidInput, match="trainer=megatron has no place for them"):
+        table(forest, deal(forest, 1, 0, 1))
 
 
 @pytest.fixture(scope="module")

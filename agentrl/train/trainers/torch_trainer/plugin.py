@@ -23,6 +23,7 @@ class TorchPlugin(TrainerPlugin):
     trains_experts = True
     computes_supports = True
     trains_scores = True
+    trains_images = True
     untrained = "kept"
 
     def factory(self) -> TrainerFactory:
