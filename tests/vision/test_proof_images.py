@@ -84,12 +84,13 @@ def test_models_check_compares_renderer_trainer_and_the_folders_weights(
 def test_a_renderer_that_shows_images_otherwise_than_the_processor_is_found_out(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encode = ImageProcessor.encode
+    encode, renderer = ImageProcessor.encode, get_renderer(str(folder))
     with monkeypatch.context() as changed:
         changed.setattr(ImageProcessor, "encode", lambda *given: encode(*given)[1:])
-        assert "at token" in prove_images(get_renderer(str(folder))).fault
+        assert "at token" in prove_images(renderer).fault
+        assert renderer.name != get_renderer(str(folder)).name == "generic", "auto takes the one that does not differ"
     with monkeypatch.context() as changed:
         own = vision_trials.TRIALS["idefics3"]
         rounded = replace(own, given=lambda *given: {k: v * 0.5 for k, v in own.given(*given).items()})
         changed.setitem(vision_trials.TRIALS, "idefics3", rounded)
-        assert "pixel_values of" in prove_images(get_renderer(str(folder))).fault
+        assert "pixel_values of" in prove_images(renderer).fault
