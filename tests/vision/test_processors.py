@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 from tokenizers import pre_tokenizers
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, LlavaOnevisionProcessor
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 
 from agentrl.attachments import images
-from agentrl.models import tiny
+from agentrl.models import tiny, tiny_vision
 from agentrl.sessions.renderers.proof.images import prove_images
 from agentrl.sessions.renderers.registry import get_renderer
 from agentrl.types import Message, image
@@ -38,6 +39,8 @@ GLM = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 """Turns of ChatML with images as GLM-4.1V's template has them: its own turns end with the next one's role."""
+
+ONE = "{% for part in messages[0]['content'] %}<image>{% endfor %}"
 
 
 def folder_of(folder: Path, kind: str, template: str, names: dict[str, str], marks: tuple[str, ...]) -> Path:
@@ -68,3 +71,23 @@ def test_gemma_and_glm_show_images_as_their_processors_do(tmp_path: Path) -> Non
         assert (found.fault, found.boundaries) == ("", 2), str(found)
         shown = renderer.tokenizer.images.attached(Message(role="user", content=[image(picture(3))]))  # type: ignore[attr-defined]
         assert images.unpack(shown[images.NAME]).both is both
+
+
+def test_onevisions_processor_rewrites_an_image_when_another_comes_for_which_it_is_refused(tmp_path: Path) -> None:
+    """A path can only be continued; `vision_families.REFUSED` says so to whoever names such a model."""
+    folder = folder_of(tmp_path / "one", "llava_onevision", tiny_vision.CHAT_TEMPLATE, {"image_token": "<image>"}, ())
+    tiles = {"size": {"height": 32, "width": 32}, "image_grid_pinpoints": [[32, 64], [64, 64]]}
+
+    class ImagesAlone(LlavaOnevisionProcessor):
+        def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
+            return type(argument)
+
+    settings = {"num_image_tokens": 16, "vision_feature_select_strategy": "full"}
+    processor = ImagesAlone(LlavaOnevisionImageProcessorPil(**tiles), AutoTokenizer.from_pretrained(folder), **settings)
+    counts = []
+    for count in (1, 2):
+        shown = [{"type": "image", "image": picture(number)} for number in range(count)]
+        talk = [{"role": "user", "content": shown}]
+        made = processor.apply_chat_template(talk, chat_template=ONE, tokenize=True, return_dict=True)
+        counts.append(made["input_ids"][0].count(processor.image_token_id))
+    assert counts[1] < 2 * counts[0], "the second image is not all that was added"
