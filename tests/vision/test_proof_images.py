@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from agentrl.sessions.renderers.proof.images import prove_images
 from agentrl.sessions.renderers.registry import get_renderer
 from agentrl.train.display.console import Display
 from agentrl.train.plan.model_checks import prove_architecture
+from agentrl.train.trainers import proof
 from agentrl.train.trainers.megatron.table import deal, table
 from agentrl.train.trainers.proof import require
 from agentrl.train.trainers.proof.comparison import compare
@@ -61,6 +63,19 @@ def test_a_trainer_without_towers_is_refused_by_name_before_anything_starts(tmp_
     forest = random_forest(random.Random(0), 40, seen=vision_trials.RandomImages(FAMILIES["smolvlm"].model().config))
     with pytest.raises(InvalidInput, match="trainer=megatron has no place for them"):
         table(forest, deal(forest, 1, 0, 1))
+
+
+def test_a_run_whose_engine_takes_no_images_says_so_before_it_starts(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proof, "require", lambda *given, **more: None)
+    for name, warned in (("sglang", True), ("local", False)):
+        printed = StringIO()
+        settings = {"env": {"name": "calculator"}, "model": str(folder), "engine": {"name": name}}
+        with Display(Console(file=printed, width=400)) as display:
+            prove_architecture(validate(settings, RunConfig), folder, display, trains=False)
+        assert ("engine=sglang takes no images with a prompt" in printed.getvalue()) == warned
+        assert "images: tokens at 2 turn boundaries" in printed.getvalue()
 
 
 @pytest.fixture(scope="module")

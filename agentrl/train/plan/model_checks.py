@@ -43,6 +43,11 @@ def prove_architecture(config: RunConfig, base: Path, display: Display, *, train
     trainer = TRAINERS.find(config.trainer.name)
     if sees(base):
         _prove_images(config, base, display)
+        if not ENGINES.find(config.engine.name).takes_images:
+            display.warn(
+                f"engine={config.engine.name} takes no images with a prompt: sessions that show any end in an error; "
+                "engine=local takes them"
+            )
     if trains and trainer.proves(config.trainer):
         with display.part("proving the architecture for the trainer"):
             trainer.prove(config.trainer, base, config.model.name, config.engine.max_context)
