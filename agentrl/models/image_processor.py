@@ -126,7 +126,7 @@ class ImageProcessor:
         return ids
 
     def process_whole(self, messages: Sequence[Message], template: str, *, prompt: bool) -> Mapping[str, Any]:
-        """What transformers' processor makes of a whole conversation by itself: a model's inputs, as arrays.
+        """A model's inputs, as arrays, that transformers' processor makes of a whole conversation by itself.
 
         Args:
             messages: whose texts hold no markup.
@@ -145,7 +145,7 @@ class ImageProcessor:
         return made
 
     def model_inputs(self, messages: Sequence[Message]) -> dict[str, NDArray[Any]]:
-        """What nodes carry of a conversation's images, as `process_whole` has it: pixels and grids."""
+        """The pixels and grids that nodes carry of a conversation's images, as `process_whole` has them."""
         import torch
 
         from agentrl.models.vision_trials import TRIALS
@@ -265,7 +265,7 @@ _SETTINGS = {
     "LlavaProcessor": ("patch_size", "vision_feature_select_strategy", "num_additional_image_tokens"),
     "Gemma3Processor": ("image_seq_length",),
 }
-"""Which of a processor's arguments its folder says."""
+"""The arguments of a processor that its folder says."""
 
 
 def _load(folder: Path, kind: str) -> Any:

@@ -25,7 +25,7 @@ from agentrl.common.untrusted import read_json
 from agentrl.errors import InvalidInput, InvalidWeights
 from agentrl.models import tensors
 from agentrl.models.folders import refuse_adapter
-from agentrl.models.vision_families import FAMILIES
+from agentrl.models.vision_families import FAMILIES, REFUSED
 
 _one_at_a_time = threading.Lock()
 
@@ -210,7 +210,9 @@ def _no_causal_lm(folder: Path, config: Any) -> str:
         named = custom_code.list_named_classes(folder)
         return "" if kind in named else f"auto_map in config.json names no {kind}, but {', '.join(sorted(named))}"
     if config.get_text_config() is not config:
-        known = f"of these only trainer=torch trains any ({', '.join(FAMILIES)})"
+        if config.model_type in REFUSED:
+            return f"model_type={config.model_type!r} can't be trained: {REFUSED[config.model_type]}"
+        known = f"of these only trainer=torch and trainer=fsdp train any ({', '.join(FAMILIES)})"
         return f"model_type={config.model_type!r} is a model of images or sound; {known}"
     return f"model_type={config.model_type!r} is no causal language model"
 

@@ -109,6 +109,11 @@ FAMILIES = {
     "glm4v_moe": _GLM,
 }
 """By model_type in config.json."""
+REFUSED = {
+    "llava_onevision": "its processor cuts an image into tiles only where a conversation has no other: a second image "
+    "would change the first one's tokens, and nothing could be continued token for token",
+}
+"""Families that can't be trained, by model_type, and why."""
 TOWERS = ("vision_model", "visual", "vision_tower")
 PROJECTORS = ("connector", "merger", "deepstack_merger_list", "multi_modal_projector")
 """Modules that are towers, and modules that are projectors, which may be within a tower."""

@@ -24,7 +24,7 @@ WIDTH, HEADS, SIDE = 32, 2, 2
 
 @dataclass(frozen=True, slots=True)
 class VisionTrial:
-    """How a family is tried.
+    """The trial of a family.
 
     Attributes:
         narrow: makes a configuration's tower small, so that an image of fixed size has SIDE x SIDE tokens.
@@ -163,7 +163,7 @@ class RandomImages:
 
 
 def own_inputs(model: Any, ids: Tensor, shown: ImageInputs | None) -> dict[str, Tensor]:
-    """What transformers' own forward takes of a row with images.
+    """The arguments that transformers' own forward takes for a row with images.
 
     Args:
         model: of transformers.

@@ -186,6 +186,10 @@ UNLOADABLE: dict[str, tuple[dict[str, object], str]] = {
     "quantised": ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, r"quantised .*'gptq'.*bfloat16"),
     "quantised by a word": ({"quantization_config": "gptq"}, "quantization_config='gptq', not an object"),
     "of images": ({"model_type": "qwen2_5_vl"}, "a model of images or sound"),
+    "of tiles": (
+        {"model_type": "llava_onevision"},
+        "can't be trained: its processor cuts an image into tiles only where",
+    ),
     "an encoder with a decoder": ({"model_type": "t5"}, "an encoder with a decoder, and no causal language model"),
     "of speech": ({"model_type": "whisper"}, "an encoder with a decoder"),
     "no causal language model": ({"model_type": "vit"}, "no causal language model"),

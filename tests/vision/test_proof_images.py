@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from agentrl.errors import ConfigError
+from agentrl.config import RunConfig
+from agentrl.errors import ConfigError, InvalidInput
 from agentrl.models import tiny, tiny_vision, vision, vision_trials
 from agentrl.models.image_processor import ImageProcessor
 from agentrl.models.vision_families import FAMILIES as KNOWN
+from agentrl.overrides import validate
 from agentrl.sessions.renderers.proof.images import prove_images
 from agentrl.sessions.renderers.registry import get_renderer
+from agentrl.train.display.console import Display
+from agentrl.train.plan.model_checks import prove_architecture
+from agentrl.train.trainers import proof
+from agentrl.train.trainers.megatron.table import deal, table
 from agentrl.train.trainers.proof import require
 from agentrl.train.trainers.proof.comparison import compare
+from agentrl.train.trainers.reference import random_forest
 from tests.train.backends.test_proof import checked
 from tests.vision.models import FAMILIES
 
@@ -45,6 +55,29 @@ def test_a_tower_that_computes_something_else_is_refused_with_the_numbers(
         require(tmp_path / "model", "mine", subject="local")
 
 
+def test_a_trainer_without_towers_is_refused_by_name_before_anything_starts(tmp_path: Path) -> None:
+    FAMILIES["smolvlm"].model().config.save_pretrained(tmp_path)
+    settings = {"env": {"name": "calculator"}, "model": str(tmp_path), "trainer": {"name": "megatron", "proof": False}}
+    with pytest.raises(ConfigError, match=r"sees images, and trainer=megatron .*: use trainer=fsdp or trainer=torch"):
+        prove_architecture(validate(settings, RunConfig), tmp_path, Display(Console()), trains=True)
+    forest = random_forest(random.Random(0), 40, seen=vision_trials.RandomImages(FAMILIES["smolvlm"].model().config))
+    with pytest.raises(InvalidInput, match="trainer=megatron has no place for them"):
+        table(forest, deal(forest, 1, 0, 1))
+
+
+def test_a_run_whose_engine_takes_no_images_says_so_before_it_starts(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proof, "require", lambda *given, **more: None)
+    for name, warned in (("sglang", True), ("local", False)):
+        printed = StringIO()
+        settings = {"env": {"name": "calculator"}, "model": str(folder), "engine": {"name": name}}
+        with Display(Console(file=printed, width=400)) as display:
+            prove_architecture(validate(settings, RunConfig), folder, display, trains=False)
+        assert ("engine=sglang takes no images with a prompt" in printed.getvalue()) == warned
+        assert "images: tokens at 2 turn boundaries" in printed.getvalue()
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = [tiny.render([{"role": "user", "content": "How many?"}, {"role": "assistant", "content": "3"}])] * 9
@@ -66,12 +99,13 @@ def test_models_check_compares_renderer_trainer_and_the_folders_weights(
 def test_a_renderer_that_shows_images_otherwise_than_the_processor_is_found_out(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encode = ImageProcessor.encode
+    encode, renderer = ImageProcessor.encode, get_renderer(str(folder))
     with monkeypatch.context() as changed:
         changed.setattr(ImageProcessor, "encode", lambda *given: encode(*given)[1:])
-        assert "at token" in prove_images(get_renderer(str(folder))).fault
+        assert "at token" in prove_images(renderer).fault
+        assert renderer.name != get_renderer(str(folder)).name == "generic", "auto takes the one that does not differ"
     with monkeypatch.context() as changed:
         own = vision_trials.TRIALS["idefics3"]
         rounded = replace(own, given=lambda *given: {k: v * 0.5 for k, v in own.given(*given).items()})
         changed.setitem(vision_trials.TRIALS, "idefics3", rounded)
-        assert "pixel_values of" in prove_images(get_renderer(str(folder))).fault
+        assert "pixel_values of" in prove_images(renderer).fault

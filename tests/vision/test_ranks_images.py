@@ -30,6 +30,7 @@ def text_session(name: str, rng: random.Random) -> Session:
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_two_ranks_are_one_process(tmp_path: Path) -> None:
+    """Found: bit for bit in the first step (a sum of two gradients has no order), 2e-8 in the second's weights."""
     folder, rng, algo = tiny_vlm(tmp_path, "qwen2_5_vl"), random.Random(3), AlgoConfig(name="reinforce", lr=1e-3)
     seen = [session(name, number, number + 5, rng, "qwen2_5_vl") for number, name in enumerate("ab")]
     plain = [text_session(name, rng) for name in "cd"]
@@ -40,11 +41,11 @@ def test_two_ranks_are_one_process(tmp_path: Path) -> None:
             credit, _ = leaf_credit(rng, sessions)
             forests = pack([as_group([one], one.id) for one in sessions], credit, 120)
             for one, other in zip(ours.logprobs(forests), theirs.logprobs(forests), strict=True):
-                assert float((one - other).abs().max()) < 1e-4, "the second time behind a step"
+                assert float((one - other).abs().max()) < 1e-6, "the second time behind a step"
             found, wanted = ours.step(forests), theirs.step(forests)
-            assert found["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=1e-4)
+            assert found["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=1e-6)
         expected = dict(theirs.weights())
         for name, tensor in ours.weights():
-            assert torch.isclose(tensor, expected[name], atol=1e-5).float().mean() > 0.95, name
+            assert torch.allclose(tensor, expected[name], rtol=0, atol=1e-6), name
     finally:
         ours.close()

@@ -23,11 +23,13 @@ class EnginePlugin:
     Attributes:
         settings: the class of its section of the configuration (`engine.*`).
         records_supports: whether its turns bring what their tokens were drawn from (`attachments.support`).
+        takes_images: whether prompts may have images (`Capabilities.inputs`), where the model sees.
         scheduler_cores: CPU cores that each engine keeps busy beside its `settings.threads`.
     """
 
     settings: type[EngineConfig] = EngineConfig
     records_supports: bool = False
+    takes_images: bool = False
     scheduler_cores: int = 0
 
     def make(self, path: Path, config: Any, tokenizer: Tokenizer | None = None) -> Engine:

@@ -14,6 +14,7 @@ from agentrl.sessions.renderers.families.generic import generic
 from agentrl.sessions.renderers.families.table import FAMILIES, RendererFamily
 from agentrl.sessions.renderers.grammars import GRAMMARS
 from agentrl.sessions.renderers.proof.agreement import disagreement
+from agentrl.sessions.renderers.proof.images import prove_images
 from agentrl.sessions.renderers.proof.markers import REFUSES_TOOLS, UNLISTED, WARNED, MarkerPart, look_for
 
 _log = logging.getLogger(__name__)
@@ -44,9 +45,10 @@ def get_renderer(tokenizer: Any, name: str = "auto", stop: str = "") -> Renderer
     Args:
         tokenizer: a Hugging Face folder, a `tokenizer.json`, or a tokenizer (see `load_tokenizer`).
         name: a renderer's name or import path, or `generic:GRAMMAR` with the grammar that reads the model's own format.
-            `auto` takes the family whose special tokens the tokenizer has, if it writes what the chat template writes,
-            and else the generic one (the template itself, proven append-only). Where the template does not list tools
-            on offer, a renderer that `auto` took refuses them, and one that is named warns.
+            `auto` takes the family whose special tokens the tokenizer has, if it writes what the chat template writes
+            (and shows images as the model's processor does), and else the generic one (the template itself, proven
+            append-only). Where the template does not list tools on offer, a renderer that `auto` took refuses them,
+            and one that is named warns.
         stop: a special token that ends a turn (`model.stop`), where the chat template writes none, or beside its own;
             "" for those of the format and of the model's files.
 
@@ -127,7 +129,7 @@ def detect(tokenizer: HFTokenizer, stop: str = "") -> Renderer:
     for name in fitting:
         try:
             renderer = _make(tokenizer, name)
-            problem = disagreement(renderer, tokenizer, TRIED)
+            problem = disagreement(renderer, tokenizer, TRIED) or prove_images(renderer).fault or None
         except AgentRLError as error:  # it lacks a token of the format, or its template can't be read
             problem = str(error)
         if problem is None:

@@ -35,17 +35,34 @@ def prove_architecture(config: RunConfig, base: Path, display: Display, *, train
     for policy in config.policies.values():
         if policy.name == MODEL and policy.model.name != START:
             _prove_engine(policy.engine, model_folder(policy.model), policy.model.name, display)
+    if trains and sees(base):
+        _require_tower(config)
     if config.model.name == setup.TINY:
         return
     if trains:
         _say_untrained(config.trainer, base, display)
+    trainer = TRAINERS.find(config.trainer.name)
     if sees(base):
         _prove_images(config, base, display)
-    trainer = TRAINERS.find(config.trainer.name)
+        if not ENGINES.find(config.engine.name).takes_images:
+            display.warn(
+                f"engine={config.engine.name} takes no images with a prompt: sessions that show any end in an error; "
+                "engine=local takes them"
+            )
     if trains and trainer.proves(config.trainer):
         with display.part("proving the architecture for the trainer"):
             trainer.prove(config.trainer, base, config.model.name, config.engine.max_context)
     _prove_engine(config.engine, base, config.model.name, display)
+
+
+def _require_tower(config: RunConfig) -> None:
+    """Refuse a trainer that has no place for the tower of a model that sees."""
+    if not TRAINERS.find(config.trainer.name).trains_images:
+        able = " or ".join(f"trainer={name}" for name, one in TRAINERS.available().items() if one.trains_images)
+        raise ConfigError(
+            f"model={config.model.name!r} sees images, and trainer={config.trainer.name} has no place for its tower: "
+            f"use {able}"
+        )
 
 
 def _prove_images(config: RunConfig, base: Path, display: Display) -> None:

@@ -51,7 +51,7 @@ def random_forest(
         if seen is not None:
             drawn = [token - (token == seen.token) for token in drawn]
             if parent < 0 or rng.random() < IMAGE_SHARE:
-                drawn[1:1] = _named(pictures, seen.draw(rng))
+                drawn[1:1] = _name_images(pictures, seen.draw(rng))
         last = first + len(drawn)
         tokens.extend(drawn)
         for place in range(first, last):
@@ -93,7 +93,7 @@ def random_forest(
     return forest
 
 
-def _named(pictures: Pictures, shown: ImageInputs) -> list[int]:
+def _name_images(pictures: Pictures, shown: ImageInputs) -> list[int]:
     """The keys of a node that is images, each with a token behind it."""
     ids = [token for rows, columns in shown.grids for token in (*[shown.token] * (rows * columns), BEHIND)]
     node = Node(0, None, Message(role="user", content=""), ids, [False] * len(ids), [0.0] * len(ids))

@@ -36,6 +36,7 @@ class LocalPlugin(EnginePlugin):
 
     settings = LocalConfig
     records_supports = True
+    takes_images = True
 
     def records_penalties(self, config: EngineConfig) -> bool:
         """Return True: its sampler counts."""

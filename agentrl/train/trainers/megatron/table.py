@@ -26,7 +26,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from agentrl.errors import InvalidInput
 from agentrl.train.forest.forest import Forest
+from agentrl.train.forest.pictures import FRAMES
 
 POSITION, END, HELD = range(3)
 """The rows of the table."""
@@ -94,7 +96,15 @@ def deal(forest: Forest, context: int, rank: int, block: int) -> TokenShard:
 
 
 def table(forest: Forest, share: TokenShard) -> Tensor:
-    """The table [3, T], int64, of a padded forest for a rank's shard."""
+    """The table [3, T], int64, of a padded forest for a rank's shard.
+
+    Raises:
+        InvalidInput: the forest has images.
+    """
+    if FRAMES in forest.fields:
+        raise InvalidInput(
+            "the sessions hold images, and trainer=megatron has no place for them: use trainer=torch or fsdp"
+        )
     rows = torch.zeros(3, len(forest), dtype=torch.int64)
     rows[POSITION, : share.length] = forest.position.cpu()[share.mine]
     rows[END] = forest.end.cpu()

@@ -24,6 +24,7 @@ class TorchPlugin(TrainerPlugin):
     computes_supports = True
     trains_scores = True
     joint_critic = True
+    trains_images = True
     untrained = "kept"
 
     def factory(self) -> TrainerFactory:
