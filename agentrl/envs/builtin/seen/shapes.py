@@ -35,11 +35,6 @@ ROWS = {2: ("top", "bottom"), 3: ("top", "middle", "bottom")}
 COLUMNS = {2: ("left", "right"), 3: ("left", "centre", "right")}
 """Names of places, by the cells of the picture's side."""
 KINDS = ("count", "colour", "position", "box")
-GUESSES = {
-    2: {"count": 0.25, "colour": 0.33, "position": 0.25, "box": 0.25},
-    3: {"count": 0.2, "colour": 0.33, "position": 0.11, "box": 0.11},
-}
-"""The mean reward of a guess among a kind's answers, by the cells of the picture's side."""
 ENOUGH = 0.5
 """Intersection over union from which on a box is right."""
 SHARES = {"eval": (0,), "demo": (1, 2, 3, 4), "train": (5, 6, 7, 8, 9)}
@@ -67,7 +62,6 @@ class DrawnShapes(Env):
             raise ConfigError(f"env.size={size}: expected 2 or 3")
         if not kinds or not set(kinds) <= set(KINDS):
             raise ConfigError(f"env.kinds={list(kinds)}: expected one or more of {', '.join(KINDS)}")
-        self.chance = sum(GUESSES[size][kind] for kind in kinds) / len(kinds)
         self.size, self.kinds, self.seed = size, tuple(kinds), seed
         self._task = Task(id="")
 
