@@ -1,10 +1,11 @@
 """What the tiny model learns in built-in environments: `python -m benchmarks.learning [NAME ...] [--seeds N]`.
 
-Each run is what `agentrl train env=calculator`, or `data_analysis` or `retail` with `env.level=1`, does: imitation of
-the environment's demonstrator, then reinforcement learning. The baseline of each run is its own policy after the warm
-start, on the same held-out tasks. Demonstrators err (calculator's in a third of its turns, the others' in half of their
-tasks), so that this policy has something to learn. `--small` takes a step of each, to show that a run comes to its end,
-and says nothing about learning.
+Each run is what `agentrl train env=calculator`, or `data_analysis` or `retail` with `env.level=1`, or `shapes` or
+`grid_camera`, whose model sees, does: imitation of the environment's demonstrator, then reinforcement learning.
+`grid_camera_blind` is the same with white pictures, which says what is found without seeing. The baseline of each run
+is its own policy after the warm start, on the same held-out tasks. Demonstrators err (calculator's in a third of its
+turns, grid_camera's in half of them, the others' in half of their tasks), so that this policy has something to learn.
+`--small` takes a step of each, to show that a run comes to its end, and says nothing about learning.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ SETTINGS: Mapping[str, dict[str, Any]] = {
     "calculator": {"env": "calculator"},
     "data_analysis": {"env": {"name": "data_analysis", "level": 1}},
     "retail": {"env": {"name": "retail", "level": 1}},
+    "shapes": {"env": "shapes"},
+    "grid_camera": {"env": "grid_camera"},
+    "grid_camera_blind": {"env": {"name": "grid_camera", "blind": True}},
 }
 SMALL: dict[str, Any] = {
     "steps": 1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from agentrl.sessions.store.export import from_jsonl, to_jsonl, to_parquet
 from agentrl.sessions.store.store import Store
 from agentrl.sessions.tree import tree
+from agentrl.train.display.pictures import transcripts
 from agentrl.types import Message, Session, Status, Task
 from tests.viewer.recorded import write_run
 from tests.viewer.test_app import asked, client
@@ -113,3 +115,18 @@ def test_a_store_of_ten_thousand_images_holds_each_once(tmp_path: Path) -> None:
                 store.delete(f"{number}")
         left = sqlite3.connect(tmp_path / "sessions.db").execute("SELECT count(*), sum(uses) FROM blobs").fetchone()
         assert left == (10, 200), "of the sessions that are left: 20, of the same ten images"
+
+
+def test_transcripts_show_images_as_their_pixels_beside_them_and_say_what_can_not_be_shown(tmp_path: Path) -> None:
+    from PIL import Image
+
+    file = tmp_path / "transcripts" / "before.md"
+    transcripts(file, "hostile", [seen("hostile", *(image for image, _ in HOSTILE.values()))])
+    text = file.read_text()
+    assert text.count("(an image that can't be shown: ") == sum(not shown for _, shown in HOSTILE.values())
+    named = re.findall(r"!\[image\]\((images/\w+\.png)\)", text)
+    assert len(named) == sum(shown for _, shown in HOSTILE.values())
+    for name in named:
+        assert b"script" not in (file.parent / name).read_bytes()
+        with Image.open(file.parent / name) as image:
+            assert (image.format, image.size) == ("PNG", (5, 3))

@@ -1,11 +1,14 @@
-"""A run's learning curve as a picture, and a few conversations as text."""
+"""A run's learning curve as a picture, and a few conversations as text with their images."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentrl.common import pictures
+from agentrl.errors import InvalidInput
 from agentrl.sessions.tree import tree
 from agentrl.types import Message, Session
 
@@ -59,18 +62,34 @@ def smooth(values: Sequence[float], window: int = 7) -> list[float]:
 
 
 def transcripts(path: Path, title: str, sessions: Sequence[Session]) -> None:
-    """Write conversations as Markdown, each path to a leaf in turn."""
+    """Write conversations as Markdown, each path to a leaf in turn; their images are in `images/` beside it.
+
+    An image's file is a PNG of the decoded pixels, whatever was in the message.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
     parts = [f"# {title}\n"]
     for session in sessions:
         score = "no reward" if session.score is None else f"score {session.score:g}"
         parts.append(f"\n## Task {session.task.id} · {score} · {session.status.value}\n")
         for leaf in tree.leaves(session):
-            parts.extend(_line(node.message) for node in tree.path(session, leaf.id))
-    path.parent.mkdir(parents=True, exist_ok=True)
+            parts.extend(_line(node.message, path.parent) for node in tree.path(session, leaf.id))
     path.write_text("\n".join(parts) + "\n")
 
 
-def _line(message: Message) -> str:
+def _line(message: Message, folder: Path) -> str:
     calls = [f"{call.function.name}({call.function.arguments})" for call in message.tool_calls or []]
     said: list[Any] = [message.reasoning_content, message.text, *calls]
-    return f"**{message.role}** " + " ".join(f"`{text}`" for text in said if text)
+    shown = [_save_image(url, folder) for url in message.images]
+    return f"**{message.role}** " + " ".join([*shown, *(f"`{text}`" for text in said if text)])
+
+
+def _save_image(url: str, folder: Path) -> str:
+    """An image as Markdown, whose file is written where it is not there yet."""
+    file = folder / "images" / f"{hashlib.sha256(url.encode()).hexdigest()[:16]}.png"
+    try:
+        picture = pictures.picture(url)
+    except InvalidInput as error:
+        return f"(an image that can't be shown: {error})"
+    file.parent.mkdir(exist_ok=True)
+    picture.save(file, "PNG")
+    return f"![image](images/{file.name})"

@@ -44,14 +44,15 @@ class GridCamera(Env):
     Args:
         size: cells of the world's side, from 3 to 6.
         seed: which endless sequence of worlds `tasks` gives.
+        blind: the pictures are white, to measure what a policy finds without seeing.
     """
 
     splits = ("train", "eval", "demo")
 
-    def __init__(self, size: int = SIZE, seed: int = 0) -> None:
+    def __init__(self, size: int = SIZE, seed: int = 0, blind: bool = False) -> None:
         if not 3 <= size <= LARGEST:
             raise ConfigError(f"env.size={size}: expected 3 to {LARGEST}")
-        self.size, self.seed = size, seed
+        self.size, self.seed, self.blind = size, seed, blind
         self.max_turns = 2 * (size - 1) + 1 + SPARE
         self._task, self._robot = Task(id=""), (0, 0)
 
@@ -130,7 +131,7 @@ class GridCamera(Env):
         yield Fixture(Task(id="beside", data=data), "It is there.", FixtureCredit.NONE, "words")
 
     def _draw_view(self) -> Part:
-        return image(draw(self._task.data, self._robot))
+        return image(draw(self._task.data, None if self.blind else self._robot))
 
 
 def world(rng: random.Random, size: int) -> dict[str, Any]:
@@ -168,13 +169,15 @@ def _distances(data: dict[str, Any]) -> dict[Place, int]:
     return far
 
 
-def draw(data: dict[str, Any], robot: Place) -> Any:
-    """The world from above, as PIL's image."""
+def draw(data: dict[str, Any], robot: Place | None) -> Any:
+    """The world from above, as PIL's image; without a robot, a white one."""
     try:
         from PIL import Image, ImageDraw
     except ImportError:
         raise missing_extra("pillow", "vision") from None
     picture = Image.new("RGB", (data["size"] * CELL, data["size"] * CELL), "white")
+    if robot is None:
+        return picture
     pen = ImageDraw.Draw(picture)
     for x, y in map(_place, data["walls"]):
         pen.rectangle(_box(x, y, 0), fill="black")

@@ -4,11 +4,11 @@ A picture has 2 x 2 cells, or more; some hold a shape, a little off their middle
 colour, which colour a shape has, where one is, or which box holds it:
 
     user       [picture] Where is the red circle?
-    assistant  red circle, nothing, nothing, blue square = top left
+    assistant  0 red circle 1 nothing 2 nothing 3 blue square 4 red circle 1 = top left
 
 Nothing in the words tells the answer, which stands behind the last "=", or alone. The demonstrator (`demonstrate`) says
-what is in each cell, which is most of what there is to learn, and errs in half of its answers, always in the same ones,
-so imitation alone stays low; reinforcement learning finds the rest. A picture and its question belong to one
+what is in each cell, then which of these are asked about, and errs in half of its answers, always in the same ones, so
+imitation alone stays low; reinforcement learning finds the rest. A picture and its question belong to one
 split by a hash of both: one in ten to `eval`, four to `demo`, five to `train`.
 """
 
@@ -18,7 +18,7 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -35,11 +35,6 @@ ROWS = {2: ("top", "bottom"), 3: ("top", "middle", "bottom")}
 COLUMNS = {2: ("left", "right"), 3: ("left", "centre", "right")}
 """Names of places, by the cells of the picture's side."""
 KINDS = ("count", "colour", "position", "box")
-GUESSES = {
-    2: {"count": 0.25, "colour": 0.33, "position": 0.25, "box": 0.25},
-    3: {"count": 0.2, "colour": 0.33, "position": 0.11, "box": 0.11},
-}
-"""The mean reward of a guess among a kind's answers, by the cells of the picture's side."""
 ENOUGH = 0.5
 """Intersection over union from which on a box is right."""
 SHARES = {"eval": (0,), "demo": (1, 2, 3, 4), "train": (5, 6, 7, 8, 9)}
@@ -67,7 +62,6 @@ class DrawnShapes(Env):
             raise ConfigError(f"env.size={size}: expected 2 or 3")
         if not kinds or not set(kinds) <= set(KINDS):
             raise ConfigError(f"env.kinds={list(kinds)}: expected one or more of {', '.join(KINDS)}")
-        self.chance = sum(GUESSES[size][kind] for kind in kinds) / len(kinds)
         self.size, self.kinds, self.seed = size, tuple(kinds), seed
         self._task = Task(id="")
 
@@ -78,9 +72,9 @@ class DrawnShapes(Env):
             return {}
         return {
             "steps": 60,
-            "warm_start.steps": 240,
+            "warm_start.steps": 200,
             "warm_start.batch": 64,
-            "warm_start.demos": 4096,
+            "warm_start.demos": 2048,
             "warm_start.lr": 3e-3,
             "algo.lr": 5e-4,
             "algo.minibatches": 1,
@@ -113,11 +107,11 @@ class DrawnShapes(Env):
         return float(len(numbers) == 4 and overlap(numbers, [int(one) for one in answer.split()]) >= ENOUGH)
 
     def expert(self, messages: Sequence[Message]) -> str:
-        return f"{describe_shapes(self._task['shapes'], self._task['size'])} = {self._task['answer']}"
+        return f"{describe_shapes(self._task.data)} = {self._task['answer']}"
 
     def demonstrate(self, messages: Sequence[Message], rng: random.Random) -> str:
         """The expert, which on half of the tasks answers for another picture."""
-        own, seen = random.Random(f"errs/{self._task.id}"), describe_shapes(self._task["shapes"], self._task["size"])
+        own, seen = random.Random(f"errs/{self._task.id}"), describe_shapes(self._task.data)
         wrong = question(own, self._task["kind"], self._task["size"])["answer"]
         return f"{seen} = {self._task['answer'] if own.random() < 0.5 else wrong}"
 
@@ -130,7 +124,7 @@ class DrawnShapes(Env):
         seen = {"size": 2, "shapes": shapes}
         first = {**seen, "kind": "count", "question": "How many shapes are red?", "answer": "2"}
         yield Fixture(Task(id="count", data=first), "2", FixtureCredit.FULL)
-        yield Fixture(Task(id="count", data=first), "red circle, red square = 2", FixtureCredit.FULL, "seen first")
+        yield Fixture(Task(id="count", data=first), "0 red circle 1 red square 2 = 2", FixtureCredit.FULL, "seen first")
         yield Fixture(Task(id="count", data=first), "2 or 3", FixtureCredit.NONE, "two answers")
         boxed = {**seen, "kind": "box", "question": "Which box holds the red circle?", "answer": "2 2 14 14"}
         yield Fixture(Task(id="box", data=boxed), "3 2 14 13", FixtureCredit.FULL, "a box that is nearly right")
@@ -149,33 +143,42 @@ def question(rng: random.Random, kind: str, size: int) -> dict[str, Any]:
             (*cell, rng.choice(FORMS), rng.choice(list(COLOURS)), rng.choice(off), rng.choice(off)) for cell in cells
         ]
         if found := _ask(rng, kind, shapes, size):
-            asked, answer = found
-            return {"size": size, "shapes": shapes, "kind": kind, "question": asked, "answer": answer}
+            asked, answer, about = found
+            data = {"size": size, "shapes": shapes, "kind": kind, "question": asked, "answer": answer}
+            return data | {"about": [shape[0] * size + shape[1] + 1 for shape in about]}
 
 
-def _ask(rng: random.Random, kind: str, shapes: Sequence[Shape], size: int) -> tuple[str, str] | None:
-    """A question and its answer; None where the picture has none of that kind."""
+def _ask(rng: random.Random, kind: str, shapes: Sequence[Shape], size: int) -> tuple[str, str, Sequence[Shape]] | None:
+    """A question, its answer, and the shapes that it is about; None where the picture has none of that kind."""
     if kind == "count":
         colour = rng.choice(list(COLOURS))
-        return f"How many shapes are {colour}?", str(sum(shape[3] == colour for shape in shapes))
+        counted = [shape for shape in shapes if shape[3] == colour]
+        return f"How many shapes are {colour}?", str(len(counted)), counted
     if kind == "colour":
         forms = [shape[2] for shape in shapes]
         single = [shape for shape in shapes if forms.count(shape[2]) == 1]
-        return (f"Which colour has the {single[0][2]}?", single[0][3]) if single else None
+        return (f"Which colour has the {single[0][2]}?", single[0][3], single[:1]) if single else None
     looks = [shape[2:4] for shape in shapes]
     single = [shape for shape in shapes if looks.count(shape[2:4]) == 1]
     if not single:
         return None
     shape = rng.choice(single)
     if kind == "position":
-        return f"Where is the {shape[3]} {shape[2]}?", f"{ROWS[size][shape[0]]} {COLUMNS[size][shape[1]]}"
-    return f"Which box holds the {shape[3]} {shape[2]}?", " ".join(map(str, box_of(shape)))
+        place = f"{ROWS[size][shape[0]]} {COLUMNS[size][shape[1]]}"
+        return f"Where is the {shape[3]} {shape[2]}?", place, [shape]
+    return f"Which box holds the {shape[3]} {shape[2]}?", " ".join(map(str, box_of(shape))), [shape]
 
 
-def describe_shapes(shapes: Sequence[Sequence[Any]], size: int) -> str:
-    """Return what is in each cell, row by row."""
-    held = {(shape[0], shape[1]): f"{shape[3]} {shape[2]}" for shape in shapes}
-    return ", ".join(held.get((row, column), "nothing") for row in range(size) for column in range(size))
+def describe_shapes(data: Mapping[str, Any]) -> str:
+    """Return what is in each cell of a task's picture, row by row, and its number; then again the cells asked about.
+
+    A number is a token of its own, so that what is in a cell becomes one too, whichever cell it is in, and what is said
+    again is found by the same token.
+    """
+    held, size = {(shape[0], shape[1]): f"{shape[3]} {shape[2]}" for shape in data["shapes"]}, data["size"]
+    inside = [held.get((row, column), "nothing") for row in range(size) for column in range(size)]
+    cells = [f"{each} {number}" for number, each in enumerate(inside, 1)]
+    return " ".join(["0", *cells, *([cells[number - 1] for number in sorted(data["about"])] or ["none"])])
 
 
 def box_of(shape: Sequence[Any]) -> tuple[int, int, int, int]:
