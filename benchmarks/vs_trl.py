@@ -1,20 +1,23 @@
-"""The embedded loop against TRL's GRPO trainer: `python -m benchmarks.vs_trl [STEPS] [ROUNDS] [EXAMPLES ...]`.
+"""The embedded loop against TRL's GRPO trainer: `python -m benchmarks.vs_trl [STEPS] [ROUNDS] [TOKENS ...]`.
 
-`python -m benchmarks.vs_trl pairs` compares a step of `dpo`: see `benchmarks.vs_trl_pairs`.
+`python -m benchmarks.vs_trl pairs` compares a step of `dpo` (`benchmarks.vs_trl_pairs`), and
+`python -m benchmarks.vs_trl tools` a task of several turns with a tool (`benchmarks.vs_trl_tools`).
 
 Both train the same random Llama of 7 M parameters on the same single-turn task: the reward is the share of
 digits among the 32 characters that a completion of 32 tokens should at least have. Both draw 8 samples on each
 of 8 prompts a step at temperature 1, take one AdamW step on all 64 at the same learning rate, betas, clip and
 norm, without a KL penalty, in float32. A prompt shows worked examples, another set in every task: agents'
 prompts are long (tools, rules, history), and how long decides the ratio, so it is measured at several lengths,
-no examples at all (about 30 tokens) among them.
+counted in tokens with the template's. What can be saved is the ratio of tokens: a forest has a prompt once, rows
+have it for each sample; each row of the table says which share of it was reached.
 
-Each runs in a process of its own and TRL in an environment of its own (`.venv-trl`, made here if it is
-absent), one after the other, in as many rounds as requested. TRL runs as we would tune it for a CPU: float32
-and no gradient checkpointing, which is faster here than its defaults. A step's time is everything between two
-steps, the first (which warms up) left out: generating, scoring, learning; for us also publishing the weights
-and storing the sessions. Each round has a seed of its own. Rewards are means of the last steps, and what one waits
-for is the time until a step's mean reward is at least 0.9.
+Each runs in a process of its own, with the same torch and transformers; TRL is that of `.venv-trl-functions`
+(`make .venv-trl-functions/installed`). They take turns, in as many rounds as requested. TRL runs as we would tune it
+for a CPU: float32 and no gradient checkpointing, which is faster here than its defaults. A step's time is everything
+between two steps, the first (which warms up) left out: generating, scoring, learning; for us also publishing the
+weights and storing the sessions. Ratios are of the fastest steps, by the clock and of processor time, which a busy
+machine disturbs less (with OMP_NUM_THREADS=1: threads that wait for each other use it too). Each round has a seed of
+its own. Rewards are means of the last steps, and what one waits for is the time until a step's mean reward is 0.9.
 
 Rewards rise by a factor of two or more a step here, so a seed's luck in its first step shows to the end. That
 both learn the same from the same is therefore looked at by itself: our trainer takes TRL's own first batch, and
@@ -25,30 +28,62 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import agentrl
+from agentrl.models.tiny import TinyShape, build, render
+from agentrl.models.tokenizers import load_tokenizer
+from agentrl.train.display.console import Display
+from agentrl.types import Message, Session, StepResult, Task
+from benchmarks.machine import machine
+
 ROOT = Path(__file__).resolve().parents[1]
-TRL, TRL_ENVIRONMENT = "trl==1.16.0", ROOT / ".venv-trl"
+PACKAGES = ROOT / ".venv-trl-functions"
 STEPS, GROUPS, SAMPLES, TOKENS, RATE = 8, 8, 8, 32, 3e-4
-EXAMPLES = (0, 12)
-"""How many examples a prompt shows; 12 make it about 800 tokens."""
-AIM, GOAL = 4.0, 0.9
+AIMS = {30: 1.5, 200: 2.2, 800: 5.8, 3000: 6.5}
+"""Times as fast as TRL, by a prompt's tokens."""
+LINE, BARE = 64, 17
+"""Digits of an example, and the tokens of a prompt without any."""
+GOAL = 0.9
 GENERATION = "<|im_start|>assistant\n"
 ALGO = {"lr": RATE, "betas": (0.9, 0.95), "normalize": "rollout"}
 
 
-def question(index: int, examples: int) -> str:
-    """The prompt of a task."""
+class StepClock(Display):
+    """Keeps the processor seconds of this process at the end of each step, and says nothing.
+
+    Attributes:
+        ends: one for each step.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends: list[float] = []
+
+    def step(self, metrics: Mapping[str, float], curve: float) -> None:
+        """A step has ended."""
+        super().step(metrics, curve)
+        self.ends.append(time.process_time())
+
+
+def token_ratio(prompt: int) -> float:
+    """The tokens of a group as rows, over those of a forest."""
+    return SAMPLES * (prompt + TOKENS) / (prompt + SAMPLES * TOKENS)
+
+
+def question(index: int, digits: int) -> str:
+    """The prompt of a task, whose examples have so many digits in all."""
     dice = random.Random(index)
-    shown = [f"Begin with {n % 10}: {n % 10}{dice.randrange(10**63):063d}" for n in range(index, index + examples)]
+    sizes = [LINE] * (digits // LINE) + [digits % LINE] * (digits % LINE > 0)
+    shown = [f"Begin with {n % 10}: {str(dice.randrange(10**size)).zfill(size)}" for n, size in enumerate(sizes, index)]
     return "\n".join(["Write digits and nothing else.", *shown, f"Begin with {index % 10}."])
 
 
@@ -57,20 +92,25 @@ def share_of_digits(text: str) -> float:
     return min(1.0, sum(c.isascii() and c.isdigit() for c in text) / TOKENS)
 
 
-def build_model(path: Path, examples: int) -> int:
-    """The model that both sides begin with, a folder with a ChatML tokenizer; a prompt's tokens, its template's too."""
-    from agentrl.models.tiny import TinyShape, build, render
-    from agentrl.models.tokenizers import load_tokenizer
+def build_model(path: Path, tokens: int) -> tuple[int, int]:
+    """The model that both sides begin with, a folder with a ChatML tokenizer, and prompts of about so many tokens.
 
-    texts = [render([{"role": "user", "content": question(i, examples)}]) for i in range(50)]
-    build(path, texts, shape=TinyShape(layers=8, width=256, heads=8, kv_heads=8, mlp=640))
-    return len(load_tokenizer(path).encode_markup(f"{texts[0]}{GENERATION}"))
+    Returns:
+        The digits that a prompt's examples have, and a prompt's tokens, its template's too.
+    """
+    digits = max(0, tokens - BARE)
+    for _ in range(4):  # an example's own words are tokens too
+        texts = [render([{"role": "user", "content": question(i, digits)}]) for i in range(50)]
+        build(path, texts, shape=TinyShape(layers=8, width=256, heads=8, kv_heads=8, mlp=640, context=4096))
+        found = len(load_tokenizer(path).encode_markup(f"{texts[0]}{GENERATION}"))
+        if digits == 0 or abs(found - tokens) <= 1:
+            break
+        digits = max(0, digits + tokens - found)
+    return digits, found
 
 
-def ours(model: str, steps: int, examples: int, seed: int, device: str = "cpu") -> dict[str, Any]:
-    """Train with agentrl; rewards and seconds by step."""
-    import agentrl
-    from agentrl.types import Message, Session, StepResult, Task
+def ours(model: str, steps: int, digits: int, seed: int, device: str = "cpu") -> dict[str, Any]:
+    """Train with agentrl; rewards, seconds and processor seconds by step."""
 
     class Digits(agentrl.Env):
         """Write digits and nothing else."""
@@ -78,7 +118,7 @@ def ours(model: str, steps: int, examples: int, seed: int, device: str = "cpu") 
         max_turns = 1
 
         def tasks(self, split: str = "train") -> Any:
-            return [{"id": str(i), "question": question(i, examples)} for i in range(steps * GROUPS)]
+            return [{"id": str(i), "question": question(i, digits)} for i in range(steps * GROUPS)]
 
         def reset(self, task: Task, *, seed: int | None = None) -> str:
             return str(task["question"])
@@ -90,9 +130,11 @@ def ours(model: str, steps: int, examples: int, seed: int, device: str = "cpu") 
         def digits(self, session: Session) -> float:
             return share_of_digits(session.nodes[-1].message.text)
 
+    clock, began = StepClock(), time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         result = agentrl.train(
             Digits,
+            display=clock,
             model=model,
             steps=steps,
             seed=seed,
@@ -106,48 +148,54 @@ def ours(model: str, steps: int, examples: int, seed: int, device: str = "cpu") 
     return {
         "rewards": [row["reward/mean"] for row in result.metrics],
         "seconds": [row["time/step"] for row in result.metrics],
+        "cpu": differences(began, clock.ends),
     }
 
 
-def trl_settings(folder: str, steps: int, seed: int) -> Any:
-    """TRL's configuration: ours in its words, and fast on a CPU."""
+def differences(began: float, ends: list[float]) -> list[float]:
+    """Seconds of each step, of which the first includes what is before it."""
+    return [b - a for a, b in zip([began, *ends], ends, strict=False)]
+
+
+def trl_settings(folder: str, steps: int, seed: int, **other: Any) -> Any:
+    """TRL's configuration: ours in its words, and fast on a CPU; with other settings in place of some."""
     from trl import GRPOConfig
 
-    return GRPOConfig(
-        output_dir=folder,
-        use_cpu=True,
-        bf16=False,
-        per_device_train_batch_size=GROUPS * SAMPLES,
-        num_generations=SAMPLES,
-        max_completion_length=TOKENS,
-        max_steps=steps,
-        seed=seed,
-        learning_rate=RATE,
-        lr_scheduler_type="constant",
-        adam_beta2=0.95,
-        max_grad_norm=1.0,
-        temperature=1.0,
-        beta=0.0,
-        loss_type="grpo",
-        gradient_checkpointing=False,
-        shuffle_dataset=False,
-        logging_steps=1,
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-    )
+    own: dict[str, Any] = {
+        "output_dir": folder,
+        "use_cpu": True,
+        "bf16": False,
+        "per_device_train_batch_size": GROUPS * SAMPLES,
+        "num_generations": SAMPLES,
+        "max_completion_length": TOKENS,
+        "max_steps": steps,
+        "seed": seed,
+        "learning_rate": RATE,
+        "lr_scheduler_type": "constant",
+        "adam_beta2": 0.95,
+        "max_grad_norm": 1.0,
+        "temperature": 1.0,
+        "beta": 0.0,
+        "loss_type": "grpo",
+        "gradient_checkpointing": False,
+        "shuffle_dataset": False,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+    }
+    return GRPOConfig(**own | other)
 
 
-def theirs(model: str, steps: int, examples: int, seed: int) -> dict[str, Any]:
-    """Train with TRL; rewards and seconds by step, and what it drew in the first and made of it.
-
-    Runs in TRL's environment, where agentrl is not.
-    """
-    from datasets import Dataset
+def theirs(model: str, steps: int, digits: int, seed: int) -> dict[str, Any]:
+    """Train with TRL; rewards, seconds and processor seconds by step, and what it drew in the first and made of it."""
+    sys.path.append(str(PACKAGES))
+    from datasets import Dataset  # type: ignore[import-not-found]
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl import GRPOTrainer
+    from trl import GRPOTrainer  # type: ignore[import-not-found]
 
     ends: list[float] = []
+    used: list[float] = []
     first: list[dict[str, Any]] = []
     tokenizer = AutoTokenizer.from_pretrained(model)
 
@@ -166,9 +214,10 @@ def theirs(model: str, steps: int, examples: int, seed: int) -> dict[str, Any]:
             if not ends:
                 model.save_pretrained(after_first)
             ends.append(time.perf_counter())
+            used.append(time.process_time())
 
     after_first = f"{model}-after-trl"
-    prompts = [[{"role": "user", "content": question(i, examples)}] for i in range(steps * GROUPS)]
+    prompts = [[{"role": "user", "content": question(i, digits)}] for i in range(steps * GROUPS)]
     with tempfile.TemporaryDirectory() as folder:
         trainer = GRPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(model),
@@ -178,11 +227,11 @@ def theirs(model: str, steps: int, examples: int, seed: int) -> dict[str, Any]:
             train_dataset=Dataset.from_dict({"prompt": prompts}),
             callbacks=[Clock()],
         )
-        began = time.perf_counter()
+        began = time.perf_counter(), time.process_time()
         trainer.train()
     rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
-    seconds = [b - a for a, b in zip([began, *ends], ends, strict=False)]
-    return {"rewards": rewards, "seconds": seconds, "first": first, "after_first": after_first}
+    times = {"seconds": differences(began[0], ends), "cpu": differences(began[1], used)}
+    return {"rewards": rewards, **times, "first": first, "after_first": after_first}
 
 
 def update_difference(model: Path, found: dict[str, Any]) -> float:
@@ -224,13 +273,16 @@ def seconds_to_goal(found: dict[str, Any]) -> float:
     return sum(found["seconds"][: reached[0] + 1]) if reached else float("inf")
 
 
-def run(side: str, model: Path, *numbers: int) -> dict[str, Any]:
-    """Run one side in a process of its own."""
-    python = str(TRL_ENVIRONMENT / "bin/python") if side == "trl" else sys.executable
+def run(module: str, side: str, model: Path, *numbers: int) -> dict[str, Any]:
+    """Run one side in a process of its own.
+
+    Raises:
+        SystemExit: it failed.
+    """
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
-        command = [python, str(Path(__file__).resolve()), side, str(model), *map(str, numbers), str(out)]
+        command = [sys.executable, "-m", module, side, str(model), *map(str, numbers), str(out)]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=3600)
         if done.returncode:
             raise SystemExit(f"the {side} side failed:\n{done.stderr[-3000:]}")
@@ -238,51 +290,58 @@ def run(side: str, model: Path, *numbers: int) -> dict[str, Any]:
     return result
 
 
-def ensure_trl() -> None:
-    """Make TRL's environment where it is absent."""
-    python = TRL_ENVIRONMENT / "bin/python"
-    if not python.exists():
-        print(f"installing {TRL} into {TRL_ENVIRONMENT.name} …", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", str(TRL_ENVIRONMENT)], check=True)
-        install = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(ROOT / "constraints.txt")]
-        subprocess.run([*install, "torch", TRL], check=True)
-
-
-def compare(examples: int, steps: int, rounds: int) -> None:
-    """Measure both sides at one length of prompt."""
+def take_turns(module: str, model: Path, steps: int, rounds: int, *numbers: int) -> dict[str, list[dict[str, Any]]]:
+    """Run both sides as often as requested, and print their rewards; their results by side."""
     results: dict[str, list[dict[str, Any]]] = {"agentrl": [], "trl": []}
+    for seed in range(rounds):
+        for side, found in results.items():
+            found.append(run(module, side, model, steps, *numbers, seed))
+            print(f"  {side:8} rewards {' '.join(f'{r:.2f}' for r in found[-1]['rewards'])}", flush=True)
+    return results
+
+
+def least(results: Mapping[str, list[dict[str, Any]]], kind: str) -> dict[str, float]:
+    """The fastest step of each side but the first ones, in seconds of a kind: seconds, cpu."""
+    return {side: min(s for each in found for s in each[kind][1:]) for side, found in results.items()}
+
+
+def print_sides(results: Mapping[str, list[dict[str, Any]]]) -> tuple[float, float]:
+    """Print what both sides reached, and the ratios of their times, by the clock and of processor time."""
+    clock, cpu = least(results, "seconds"), least(results, "cpu")
+    for side, found in results.items():
+        late = statistics.fmean(r for each in found for r in each["rewards"][-max(1, len(each["rewards"]) // 4) :])
+        goal = statistics.median(map(seconds_to_goal, found))
+        print(f"  {side:8} {clock[side]:6.2f} s a step, {cpu[side]:6.2f} s of processor time, ", end="")
+        print(f"reward at the end {late:.3f}, {goal:.0f} s to {GOAL}")
+    ratios = clock["trl"] / clock["agentrl"], cpu["trl"] / cpu["agentrl"]
+    print(f"  trl / agentrl: {ratios[0]:.2f} by the clock, {ratios[1]:.2f} of processor time", flush=True)
+    return ratios
+
+
+def compare(wanted: int, steps: int, rounds: int) -> str:
+    """Measure both sides at one length of prompt; a row of the table."""
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
-        print(f"{examples} examples: prompts of about {build_model(model, examples)} tokens", flush=True)
-        for seed in range(rounds):
-            for side, found in results.items():
-                found.append(run(side, model, steps, examples, seed))
-                print(f"  {side:8} rewards {' '.join(f'{r:.2f}' for r in found[-1]['rewards'])}", flush=True)
+        digits, tokens = build_model(model, wanted)
+        print(f"prompts of {tokens} tokens", flush=True)
+        results = take_turns("benchmarks.vs_trl", model, steps, rounds, digits)
         apart = update_difference(model, results["trl"][-1])
-    rate = {
-        side: GROUPS * SAMPLES / statistics.median(s for each in found for s in each["seconds"][1:])
-        for side, found in results.items()
-    }
-    goal = {side: statistics.median(map(seconds_to_goal, found)) for side, found in results.items()}
-    for side, found in results.items():
-        late = statistics.fmean(r for each in found for r in each["rewards"][-max(1, steps // 4) :])
-        print(f"  {side:8} {rate[side]:7.1f} samples/s, reward at the end {late:.3f}, {goal[side]:.0f} s to {GOAL}")
-    print(f"  ratio agentrl / trl: {rate['agentrl'] / rate['trl']:.2f} (aim: at least {AIM} at equal or better reward)")
-    if max(goal.values()) < float("inf"):
-        print(f"  time to a mean reward of {GOAL}, trl / agentrl: {goal['trl'] / goal['agentrl']:.2f}")
-    print(f"  our update on TRL's first batch differs from TRL's by {apart:.1e} of its length")
+    (clock, cpu), most = print_sides(results), token_ratio(tokens)
+    print(f"  our update on TRL's first batch differs from TRL's by {apart:.1e} of its length", flush=True)
+    aim = f"{AIMS[wanted]:.1f}" if wanted in AIMS else ""
+    return f"| {tokens} | {clock:.2f} | {cpu:.2f} | {most:.2f} | {cpu / most:.0%} | {aim} | {apart:.1e} |"
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["pairs"]:
-        from benchmarks import vs_trl_pairs
+    if sys.argv[1:2] in (["pairs"], ["tools"]):
+        from benchmarks import vs_trl_pairs, vs_trl_tools
 
-        return vs_trl_pairs.main(sys.argv[2:])
-    steps, rounds, *examples = [int(word) for word in sys.argv[1:]] + [STEPS, 1][len(sys.argv) - 1 :]
-    ensure_trl()
-    for number in examples or EXAMPLES:
-        compare(number, steps, rounds)
-    print(f"machine: {platform.processor() or platform.machine()}, {os.cpu_count()} cores")
+        return (vs_trl_pairs if sys.argv[1] == "pairs" else vs_trl_tools).main(sys.argv[2:])
+    steps, rounds, *lengths = [int(word) for word in sys.argv[1:]] + [STEPS, 1][len(sys.argv) - 1 :]
+    print(machine(), flush=True)
+    rows = [compare(tokens, steps, rounds) for tokens in lengths or AIMS]
+    print("| prompt | TRL's time over ours | of processor time | ratio of tokens | share | aim | updates apart |")
+    print("|---|---|---|---|---|---|---|", *rows, machine(), sep="\n")
 
 
 if __name__ == "__main__":
