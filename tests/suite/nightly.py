@@ -44,6 +44,11 @@ FRAMEWORK = f"{CLIENTS}framework_makes_one_clean_path_or_branches_of_the_stated_
 TOOLS = f"{CLIENTS}program_with_tools_makes_one_clean_path"
 RANDOM = f"{CLIENTS}program_handles_a_model_of_random_tokens_and_its_turns_are_stored_as_sampled"
 TRAINED = "tests/sessions/gateway/test_trained_clients.py::test_a_run_trains_each_client_for_a_step"
+STOPS = (
+    f"{CLUSTER}test_trainer_access.py"
+    "::test_a_process_that_stops_while_another_calls_it_is_the_trainers_death_and_a_new_trainer_goes_on"
+)
+SITES = "tests/envs/web/test_sites.py::test_it_keeps_the_contract"
 NAMED_AGENTS = "tests/rollout/test_named_agents.py::test_"
 UNCHANGED = "tests/train/test_verify_kinds.py::test_a_run_of_which_nothing_was_changed_passes"
 DRAWN = (
@@ -130,6 +135,28 @@ NIGHTLY: dict[str, str] = {
     "tests/train/server/test_cookbook.py::test_the_cookbooks_loop_learns_and_a_killed_server_has_every_step": (
         "tests/train/server/test_sdk.py::test_a_killed_server_goes_on_and_no_client_notices"
     ),
+    f"{CLUSTER}test_run.py::test_nodes_that_are_killed_under_a_run_change_nothing_of_what_it_learns": (
+        f"{CLUSTER}test_ranks.py::test_ranks_on_two_nodes_learn_as_on_one_and_another_trainer_goes_on_where_one_is_killed"
+    ),
+    f"{STOPS}[plain-fsdp": f"{STOPS}[plain-torch",
+    "tests/train/backends/ranks/test_several_learners.py"
+    "::test_policies_have_trainers_of_other_kinds_and_each_goes_on_and_learns_as_alone": SEVERAL,
+    "tests/train/test_several_learners.py"
+    "::test_groups_begin_before_both_policies_have_learned_and_a_killed_run_goes_on": SEVERAL,
+    f"{MEGATRON}test_replay.py::test_a_run_records_publishes_and_replays": (
+        f"{MEGATRON}test_run.py::test_a_run_imitates_reinforces_publishes_and_resumes_under_another_layout"
+    ),
+    f"{ENGINES}test_vllm.py::test_vllm_keeps_the_contract[pausing_works_in_every_mode": (
+        f"{ENGINES}test_sglang.py::test_sglang_keeps_the_contract[pausing_works_in_every_mode"
+    ),
+    "tests/sessions/gateway/test_load_benchmark.py::test_the_parts_of_a_turn_add_up_to_its_cpu_time": (
+        "tests/sessions/gateway/test_load_benchmark.py"
+        "::test_the_load_benchmark_compares_turns_of_a_served_fleet_with_an_echo_and_with_its_bare_parts"
+    ),
+    "tests/envs/swe/test_builtin.py::test_the_expert_solves_every_task_through_the_tools": (
+        "tests/envs/swe/test_env.py::test_the_expert_solves_a_task_through_the_tools_and_saying_nothing_does_not"
+    ),
+    f"{SITES}[web_forms": f"{SITES}[web_shop",
     f"{TRAINED}[all clients": f"{TRAINED}[a client of each protocol",
     NAMED_AGENTS + "a_hand_off_of_openais_agents_trains_both_of_its_policies": (
         NAMED_AGENTS + "a_plain_program_trains_its_planner_and_its_worker_each_by_its_own_tokens"
@@ -232,6 +259,9 @@ BY_DAY: dict[str, tuple[str, ...]] = {
     ),
     f"{SERVERS}every_engine_moves_at_once_and_each_token_knows_its_version": ("retract", "in_place"),
     f"{SERVERS}turns_end_whole_though_the_way_to_an_engine_fails": ("drop", "garble"),
+    "tests/envs/check/test_check.py::test_nothing_is_found_in_unusual_environments_that_keep_the_contract": (
+        *("SlowToBegin", "Pooled", "PayingAtTheEnd", "OnDisk", "Async", "Surviving", "Talking", "Running"),
+    ),
     "tests/envs/check/test_planted.py::test_nothing_is_found_in_a_game_a_quiz_and_a_world_with_chance": (
         *("Parity", "Duel"),
     ),

@@ -146,7 +146,7 @@ def loaded(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=45, deadline=None)
 @given(data=st.data())
 def test_a_written_turn_reads_back_as_its_message(loaded: str, data: st.DataObject) -> None:
     family, message = loaded, data.draw(turns(loaded))
