@@ -27,7 +27,7 @@ lint: .venv/installed
 	$(BIN)/mypy
 
 quick: .venv/installed
-	$(BIN)/pytest --numprocesses 2 -m "not slow and not hub"
+	$(BIN)/pytest --forks 2 -m "not slow and not hub"
 
 # What each test and fixture takes, in tables: tests/suite/times.py.
 times: installed

@@ -120,7 +120,9 @@ async def measure(rounds: int, episodes: int) -> None:
         print(f"  {mine:.0f} episodes a minute, {waiting:.1%} of their time waiting; plain docker-py {theirs:.0f}")
     ratio = statistics.median(mine / theirs for mine, theirs, _ in rows)
     waiting = statistics.median(row[2] for row in rows)
-    print(f"episodes a minute: {ratio:.1f} times the plain loop's (aim: at least 4); waiting: {waiting:.1%} (under 5 %)")
+    print(
+        f"episodes a minute: {ratio:.1f} times the plain loop's (aim: at least 4); waiting: {waiting:.1%} (under 5 %)"
+    )
     await sandboxes.close_all()
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 
 from agentrl.registry import Registry
-from tests.suite import bytecode, leftovers, memory, nightly, pairs, quick, schedule, shared, stress, times
+from tests.suite import bytecode, forks, leftovers, memory, nightly, pairs, quick, schedule, shared, stress, times
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # on two shared cores, spinning threads cost more than they give
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -36,6 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--record", type=Path, metavar="FILE", help="keep outcomes and go on from them: tests/suite/stress.py"
     )
+    parser.addoption("--forks", type=int, default=1, metavar="N", help="processes for what was collected once")
     parser.addoption("--whole-matrices", action="store_true", help="every combination: tests/suite/pairs.py")
     parser.addoption("--stop-after", type=float, metavar="SECONDS", help="end a run of --record then")
 
@@ -49,6 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
         times.install(config, config.getoption("--times"))
     config.pluginmanager.register(nightly.Nightly(), "nightly")
     config.pluginmanager.register(schedule.PartsEnd())
+    if config.getoption("--forks") > 1:
+        config.pluginmanager.register(forks.Forks(config.getoption("--forks")))
     memory.install(config)  # after that, whose caches it gives back
     stress.install(config, config.getoption("--record"), config.getoption("--stop-after"))
 

@@ -130,6 +130,7 @@ def test_what_a_command_costs_is_printed_beside_the_baselines_and_a_wrong_end_is
         startup.cpu_seconds([*startup.AGENTRL, "trian"], 0)
 
 
+@pytest.mark.slow
 def test_settings_are_read_without_what_starts_processes_or_reads_models() -> None:
     code = (
         "import sys\n"

@@ -109,6 +109,7 @@ def test_servers_that_bind_their_threads_are_given_cores_of_their_own(large: Pat
 
 
 @given(count=st.integers(1, 9), size=st.integers(1, 6), cpus=st.sets(st.integers(0, 99), min_size=1, max_size=12))
+@pytest.mark.slow
 def test_blocks_are_disjoint_where_there_are_enough_cores(count: int, size: int, cpus: set[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cores, "list_allowed", lambda: sorted(cpus))

@@ -69,6 +69,7 @@ def test_a_mistake_in_a_plan_is_named(fault: str, words: str, tmp_path: Path) ->
     assert "faults" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_points_of_the_code_are_those_that_a_plan_can_name() -> None:
     sources = [file.read_text() for file in (ROOT / "agentrl").rglob("*.py")]
     used = {name for text in sources for name in re.findall(r"faults\.(?:async_)?point\(\s*\"([a-z.]+)\"", text)}

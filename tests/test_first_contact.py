@@ -278,6 +278,7 @@ def test_an_older_python_and_an_empty_one_are_told_what_they_lack(tmp_path: Path
     assert (done.returncode, "-m pip install" in done.stderr, "Traceback" in done.stderr) == (1, True, False)
 
 
+@pytest.mark.slow
 def test_make_refuses_an_older_python_before_it_makes_an_environment(tmp_path: Path) -> None:
     """An environment of the wrong Python stayed, and the right one was then never used."""
     shutil.copy(ROOT / "Makefile", tmp_path)

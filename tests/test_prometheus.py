@@ -41,6 +41,7 @@ def read(text: str) -> dict[str, tuple[str, float]]:
 
 
 @given(numbers=NUMBERS)
+@pytest.mark.slow
 def test_any_numbers_of_any_names_make_a_page_in_the_format_with_each_name_once(numbers: dict[str, float]) -> None:
     found = read(page(numbers, {"run": 'a "run"\n'}).decode())
     expected = {metric(name): value for name, value in numbers.items()}

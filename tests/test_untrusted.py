@@ -56,6 +56,7 @@ HOSTILE: dict[str, Any] = {
 
 
 @given(ANY_TEXT)
+@pytest.mark.slow
 def test_safe_text_can_be_encoded_and_leaves_other_text_as_it_is(text: str) -> None:
     safe = safe_text(text)
     safe.encode()
@@ -64,6 +65,7 @@ def test_safe_text_can_be_encoded_and_leaves_other_text_as_it_is(text: str) -> N
 
 
 @given(ANY_JSON)
+@pytest.mark.slow
 def test_safe_json_can_be_stored_and_leaves_what_could_be_stored_as_it_is(value: Any) -> None:
     stored = orjson.dumps(safe_json(value))
     try:

@@ -19,6 +19,7 @@ def rows(seed: int, count: int, experts: int = 8) -> np.ndarray:
 
 @settings(deadline=None)
 @given(seed=st.integers(0, 1000), count=st.integers(0, 9), experts=st.sampled_from((1, 8, 255, 256, 20_000)))
+@pytest.mark.slow
 def test_what_is_packed_comes_back_and_unknown_rows_stay_unknown(seed: int, count: int, experts: int) -> None:
     given_TLk = rows(seed, count, experts)
     given_TLk[np.random.default_rng(seed).random(count) < 0.3] = -1
@@ -36,6 +37,7 @@ def test_what_is_packed_comes_back_and_unknown_rows_stay_unknown(seed: int, coun
     tokens=st.lists(st.integers(0, 4), min_size=1, max_size=5),
     recorded=st.lists(st.booleans(), min_size=5, max_size=5),
 )
+@pytest.mark.slow
 def test_a_path_recorded_in_pieces_has_each_tokens_first_known_experts(
     seed: int, tokens: list[int], recorded: list[bool]
 ) -> None:

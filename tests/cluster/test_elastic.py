@@ -31,6 +31,7 @@ COUNTS = st.integers(1, 50)
 
 
 @given(COUNTS, st.none() | COUNTS, COUNTS, st.integers(0, 50))
+@pytest.mark.slow
 def test_a_run_has_between_its_first_number_and_the_most_and_no_node_gets_more_than_before(
     count: int, most: int | None, before: int, now: int
 ) -> None:

@@ -130,6 +130,7 @@ def test_what_is_feasible_is_placed_and_nothing_else(nodes: list[ClusterNode], w
     st.integers(1, 12), st.integers(1, 16), st.integers(0, 8), st.integers(0, 40), st.sampled_from([1, 2, 4, 8]),
     st.sampled_from([1, 2, 4, 8]), st.booleans(),
 )  # fmt: skip
+@pytest.mark.slow
 def test_larger_clusters_keep_the_same_limits(
     nodes: int, groups: int, engines: int, workers: int, tensor: int, each: int, colocated: bool
 ) -> None:
@@ -235,6 +236,7 @@ def test_thirty_layouts_are_refused() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(clusters(), wishes())
+@pytest.mark.slow
 def test_where_one_of_each_fits_a_refusal_has_a_proposal(nodes: list[ClusterNode], wanted: Wanted) -> None:
     alive = [node for node in nodes if node.alive]
     if fit_assignment(alive, wanted) is None and not wanted.shared:

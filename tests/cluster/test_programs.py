@@ -112,6 +112,7 @@ def test_past_versions_that_play_in_workers_generate_as_in_one_process(tmp_path:
     assert {MAIN, "earlier/0"} <= played
 
 
+@pytest.mark.slow
 async def test_nobody_else_opens_sessions_at_a_runs_gateway_wherever_it_listens(tmp_path: Path) -> None:
     policy, names = Policy(renderer(), ScriptedEngine(lambda prompt: "")), certificate("agents.test", tmp_path)
     where = GatewayConfig(host="0.0.0.0", name="agents.test", **names)

@@ -154,7 +154,7 @@ TEAM: dict[str, Any] = {
     "agents": {"right": "other"},
     "policies": {"other": {"algo": {"name": "magrpo", "lr": 3e-3}, "engine": {"device": "cpu"}}},
     "algo": {"minibatches": 1, "warmup_steps": 0},
-    "warm_start": {"steps": 30, "demos": 64},
+    "warm_start": {"steps": 10, "demos": 32},
 }
 """Two policies that learn."""
 

@@ -73,6 +73,7 @@ def test_no_problem_of_eval_is_ever_trained_whatever_the_seed():
 
 
 @given(split=st.sampled_from(SPLITS), length=st.integers(1, STEP_LIMIT), seed=st.integers(0, 10**6))
+@pytest.mark.slow
 def test_a_problem_is_what_its_numbers_say(split: str, length: int, seed: int):
     rng = random.Random(seed)
     made = problem(rng, length, split)
@@ -90,6 +91,7 @@ def test_a_problem_is_what_its_numbers_say(split: str, length: int, seed: int):
     assert [n for n in (made["start"], *(n for _, n in made["steps"])) if n != 1] == told
 
 
+@pytest.mark.slow
 def test_lengths_are_evenly_mixed_and_seeds_differ():
     lengths = [len(task["steps"]) for task in drawn("train", 3000)]
     assert {n: round(lengths.count(n) / 3000, 1) for n in set(lengths)} == {2: 0.3, 3: 0.3, 4: 0.3}

@@ -56,6 +56,7 @@ def counted(words: str, shop: ShopDatabase) -> Any:
     return None
 
 
+@pytest.mark.slow
 def test_answers_are_what_counting_in_python_gives():
     confirmed = 0
     for level in LEVELS:
@@ -77,6 +78,7 @@ async def test_the_expert_answers_every_level_with_the_tools(level: int):
         assert task["answer"] in last
 
 
+@pytest.mark.slow
 def test_no_database_is_in_two_splits():
     env = make("data_analysis")
     used = {split: {task["database"] for task in islice(env.tasks(split), 300)} for split in env.splits}
@@ -154,6 +156,7 @@ def test_it_keeps_the_contract():
     assert check_env("data_analysis", scored=8) == []
 
 
+@pytest.mark.slow
 async def test_about_half_of_the_demonstrations_guess_and_the_same_ones_each_time():
     """With an expert's demonstrations alone reinforcement had nothing to choose."""
     tasks = list(islice(make("data_analysis", level=1).tasks("train"), 40))

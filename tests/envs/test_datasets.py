@@ -29,6 +29,7 @@ CELL = st.text(st.characters(codec="utf-8", exclude_characters="\x00\r"), max_si
 
 
 @given(st.lists(st.fixed_dictionaries({"a": CELL, "b, c": CELL}), max_size=5))
+@pytest.mark.slow
 def test_a_csv_file_is_read_as_it_was_written(rows: list[dict[str, str]]) -> None:
     text = io.StringIO()
     writer = csv.DictWriter(text, ["a", "b, c"])

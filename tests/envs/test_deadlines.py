@@ -55,6 +55,7 @@ async def outcome(awaited: Any) -> Any:
 
 
 @given(st.lists(STEP, max_size=5))
+@pytest.mark.slow
 def test_a_coroutine_within_a_deadline_ends_as_it_does_without_one(steps: list[str]) -> None:
     async def both() -> tuple[Any, Any]:
         return await outcome(work(list(steps))), await outcome(within(60, work(list(steps))))

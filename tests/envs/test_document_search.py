@@ -94,6 +94,7 @@ def test_documents_are_far_longer_than_a_context_and_no_document_is_in_two_split
 
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=6_000))
+@pytest.mark.slow
 def test_cutting_a_text_loses_nothing_but_white_space_and_bounds_every_section(text: str):
     sections = cut(text)
     assert "".join("".join(sections).split()) == "".join(text.split())

@@ -98,6 +98,7 @@ def test_what_differs_is_said_by_count_or_by_content() -> None:
     assert "(c, b;" in one.difference(of([{"id": "c", "x": 1}, {"id": "b"}]))
 
 
+@pytest.mark.slow
 def test_a_long_sequence_that_is_read_lazily_is_read_in_part_and_its_growth_is_noticed() -> None:
     source = Lazy(10_000_000)
     found = of(source)

@@ -91,6 +91,7 @@ def test_verdicts_are_those_of_the_published_checker(kind: str) -> None:
 
 
 @given(st.text(max_size=80))
+@pytest.mark.slow
 def test_no_text_breaks_a_check_and_the_loose_verdict_is_never_stricter(text: str) -> None:
     for kind, (arguments, _, _) in CASES.items():
         (strict,), (loose,) = (checks.list_followed(text, [kind], [arguments], loose=each) for each in (False, True))

@@ -73,6 +73,7 @@ async def test_the_expert_names_nothing_and_refuses_nothing_but_by_what_it_was_t
                 assert set(re.findall(r'"status": ?"(\w+)"', heard)) & {"processed", "delivered"}, task
 
 
+@pytest.mark.slow
 async def test_about_half_of_the_demonstrations_do_nothing_and_the_same_ones_each_time():
     tasks = list(islice(make("retail", level=1).tasks("train"), 16))
     rewards = [[(await play(make("retail"), task, DEMONSTRATOR)).reward for task in tasks] for _ in range(2)]

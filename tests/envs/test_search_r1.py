@@ -93,6 +93,7 @@ def reference(text: str) -> str:
     return " ".join("".join(words).split())
 
 
+@pytest.mark.slow
 def test_exact_match_is_the_published_one_on_ten_thousand_answers() -> None:
     rng = random.Random(0)
     pieces = [

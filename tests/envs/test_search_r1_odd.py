@@ -81,6 +81,7 @@ def answer_of(turn: str) -> str | None:
     return found
 
 
+@pytest.mark.slow
 def test_format_and_last_answer_are_the_published_ones_in_ten_thousand_soups_of_tags() -> None:
     rng, right = random.Random(0), 0
     rounds = "<think> a </think> <search> b </search>\n\n<information> c </information>\n\n"

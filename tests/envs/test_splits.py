@@ -32,6 +32,7 @@ def sides(texts: list[str]) -> tuple[list[str], list[str], tuple[str, ...]]:
 
 
 @given(WORDS)
+@pytest.mark.slow
 def test_both_splits_have_tasks_equal_ones_are_on_one_side_and_growth_moves_none_but_one_that_was_noted(
     texts: list[str],
 ) -> None:

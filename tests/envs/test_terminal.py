@@ -130,6 +130,7 @@ async def test_an_episode_goes_on_from_its_files_and_two_at_once_share_nothing(d
     await calls.close(other)
 
 
+@pytest.mark.slow
 def test_no_task_is_in_two_splits_and_the_answers_are_not_in_what_the_agent_is_told():
     env: Any = make("terminal")
     told = {split: {f"{t['words']}{t['files']}" for t in islice(env.tasks(split), 200)} for split in ("train", "eval")}

@@ -137,6 +137,7 @@ def test_code_whose_results_a_forest_does_not_have_is_refused_by_numbers(tmp_pat
     assert found.logp > found.logp_bound
 
 
+@pytest.mark.slow
 def test_an_export_is_a_model_with_its_code_which_is_allowed_with_it(tmp_path: Path) -> None:
     path = odd(tmp_path / "model")
     custom_code.allow(path)

@@ -22,6 +22,7 @@ def test_it_satisfies_the_protocol() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.one_of(st.text(max_size=6), st.sampled_from([*CHATML_TOKENS, "<|", "im_end", "|>"])), max_size=8))
+@pytest.mark.slow
 def test_text_comes_back_and_holds_no_special_token_whatever_it_says(pieces: list[str]) -> None:
     text = "".join(pieces)
     ids = SMALL.encode(text)

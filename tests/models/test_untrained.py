@@ -44,6 +44,7 @@ def held(folder: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
+@pytest.mark.slow
 def test_towers_and_further_layers_are_in_an_export_as_they_were(qwen: Path, tmp_path: Path) -> None:
     before = held(qwen)
     trainer = make_trainer(qwen, TorchConfig(device="cpu"), AlgoConfig())

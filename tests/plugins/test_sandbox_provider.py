@@ -23,6 +23,7 @@ async def provide(spec: SandboxSpec) -> Sandbox:
 """
 
 
+@pytest.mark.slow
 def test_a_run_plays_in_the_sandboxes_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "provider.py").write_text(PROVIDER)
     run = {"policy": "expert", "eval.tasks": 1, "eval.n": 1, "run_dir": str(tmp_path / "run")}

@@ -31,6 +31,7 @@ def test_every_policy_loss_keeps_the_contract(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALGORITHM_NAMES, ids=lambda name: Path(name).name)
+@pytest.mark.slow
 def test_every_algorithm_keeps_the_contract(name: str) -> None:
     assert check_algorithm(name) == []
 

@@ -118,6 +118,7 @@ async def played(n: int, count: int, **more: Any) -> tuple[Group, Dice]:
     return group, dice
 
 
+@pytest.mark.slow
 async def test_a_baseline_is_the_value_with_the_agents_turn_drawn_again_and_the_others_as_played() -> None:
     """Within three standard errors of Σ π(u) Q(u, u₋a), by agent, by round and by what the other said."""
     group, _ = await played(n=250, count=4)
@@ -138,6 +139,7 @@ async def test_a_baseline_is_the_value_with_the_agents_turn_drawn_again_and_the_
         assert abs(fmean(values) - expected(upto, place)) <= 3 * error + 1e-9, (AGENTS[place], upto)
 
 
+@pytest.mark.slow
 async def test_continuations_change_nothing_of_the_session_and_are_no_part_of_it() -> None:
     (plain, _), (forked, dice) = await played(n=6, count=0), await played(n=6, count=2)
     for one, other in zip(plain.sessions, forked.sessions, strict=True):
@@ -148,6 +150,7 @@ async def test_continuations_change_nothing_of_the_session_and_are_no_part_of_it
     assert dice.asked == 6 * (2 * ROUNDS + 2 * 2 * (first_round + second_round))
 
 
+@pytest.mark.slow
 async def test_an_advantage_is_the_return_less_the_baseline_and_turns_without_one_are_not_trained() -> None:
     group, _ = await played(n=8, count=3)
     algorithm = make_algorithm(algorithm_settings({"name": "coma", "counterfactuals": 3}))

@@ -64,6 +64,7 @@ def trained_by_policy(session: Session) -> dict[str, set[str]]:
     return {name: {node.agent for node in view.nodes if any(node.trainable)} for name, view in views.items()}
 
 
+@pytest.mark.slow
 async def test_each_agent_is_answered_by_its_policy_in_a_tree_of_its_own(serve: Serve) -> None:  # noqa: F811
     """Both are sent the same messages; a name that is nobody's gets the run's own policy, as without names."""
 
@@ -113,6 +114,7 @@ async def test_a_reply_that_another_agent_continues_begins_a_root_of_that_agent(
     assert [call.input_ids for call in other.calls][1][: len(other.calls[0].input_ids)] == other.calls[0].input_ids
 
 
+@pytest.mark.slow
 async def test_an_agent_of_one_turn_without_tools_is_no_helper_of_another_agent(serve: Serve) -> None:  # noqa: F811
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 
@@ -126,6 +128,7 @@ async def test_an_agent_of_one_turn_without_tools_is_no_helper_of_another_agent(
     assert [session.nodes[root].message.text for root in session.excluded] == ["a title"]
 
 
+@pytest.mark.slow
 async def test_equal_requests_of_two_agents_are_not_retries_of_one_another(serve: Serve) -> None:  # noqa: F811
     """Even where every repeat is one: the worker is not sent what the planner was."""
 

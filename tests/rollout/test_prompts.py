@@ -26,6 +26,7 @@ SENT = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 12), TOKENS), m
 
 
 @given(SENT, st.integers(0, 60), st.integers(0, 60))
+@pytest.mark.slow
 def test_every_prompt_arrives_whole_where_it_is_sent_whole_after_it_was_forgotten(
     sent: list[tuple[str, int, list[int]]], here: int, there: int
 ) -> None:

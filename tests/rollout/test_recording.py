@@ -105,6 +105,7 @@ def test_a_state_is_not_stored_without_the_nodes_before_it(tmp_path: Path) -> No
         assert store.state("a") == b"first"
 
 
+@pytest.mark.slow
 async def test_attempts_that_the_infrastructure_failed_stay_with_their_error_until_they_are_made_again(
     tmp_path: Path,
 ) -> None:

@@ -246,6 +246,7 @@ def test_more_samples_of_few_tasks_find_what_signs_of_five_differences_never_cou
     assert permutation_p([([0.0] * 8, [1.0] * 4 + [0.0] * 4)] * 5) < 0.01
 
 
+@pytest.mark.slow
 def test_policies_that_differ_on_tasks_and_not_in_their_mean_are_not_told_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

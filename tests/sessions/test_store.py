@@ -156,6 +156,7 @@ def test_sessions_are_found_by_group_status_and_step(tmp_path: Path) -> None:
         assert list(store.sessions(step=9)) == []
 
 
+@pytest.mark.slow
 def test_many_threads_write_and_read_at_once(tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as store:
 

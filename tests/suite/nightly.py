@@ -44,6 +44,11 @@ FRAMEWORK = f"{CLIENTS}framework_makes_one_clean_path_or_branches_of_the_stated_
 TOOLS = f"{CLIENTS}program_with_tools_makes_one_clean_path"
 RANDOM = f"{CLIENTS}program_handles_a_model_of_random_tokens_and_its_turns_are_stored_as_sampled"
 TRAINED = "tests/sessions/gateway/test_trained_clients.py::test_a_run_trains_each_client_for_a_step"
+STOPS = (
+    f"{CLUSTER}test_trainer_access.py"
+    "::test_a_process_that_stops_while_another_calls_it_is_the_trainers_death_and_a_new_trainer_goes_on"
+)
+SITES = "tests/envs/web/test_sites.py::test_it_keeps_the_contract"
 NAMED_AGENTS = "tests/rollout/test_named_agents.py::test_"
 UNCHANGED = "tests/train/test_verify_kinds.py::test_a_run_of_which_nothing_was_changed_passes"
 DRAWN = (
@@ -69,13 +74,6 @@ NIGHTLY: dict[str, str] = {
     f"{REAL}sglang_in_float32_agrees_with_the_trainer_on_a_real_model": SCORING,
     f"{REAL}a_real_model_is_trained_by_megatron_on_what_sglang_generates_with_its_newest_weights": SCORING,
     f"{ENGINES}test_sglang.py::test_a_turn_keeps_to_its_json_schema_and_ends_with_it": (DRAWN),
-    "tests/test_supports_benchmark.py::test_sglangs_own_sampler_keeps_the_sets_of_the_rule_that_is_written_for_it": (
-        DRAWN
-    ),
-    "tests/test_supports_benchmark.py"
-    "::test_vllms_own_sampler_keeps_the_sets_of_its_rule_and_draws_by_its_log_probabilities": (
-        f"{ENGINES}test_vllm.py::test_narrowed_turns_bring_the_set_that_the_server_drew_from"
-    ),
     f"{RESUMED}[ppo": f"{RESUMED}[grpo",
     f"{MEGATRON}test_checkpoint.py::test_weights_and_moments_are_the_same_under_every_layout_that_continues": (
         f"{MEGATRON}test_checkpoint.py::test_what_was_saved_under_one_layout_resumes_under_another"
@@ -83,7 +81,6 @@ NIGHTLY: dict[str, str] = {
     f"{MEGATRON}test_families.py::test_models_check_prints_the_difference_and_agrees": (ROTATES),
     f"{AVERAGED}[ray": f"{AVERAGED}[local",
     PROGRAMS: f"{TRAINED}[a client of each protocol",
-    "tests/test_faults.py::test_a_run_of_two_policies_that_dies_at_twelve_points_ends_the_same_bit_for_bit": SEVERAL,
     f"{MEGATRON}test_families.py"
     "::test_a_family_that_computes_something_else_is_refused_at_start_with_the_numbers": ROTATES,
     f"{MEGATRON}test_critic.py::test_a_run_that_goes_on_in_the_same_layout_has_the_same_critic_bit_for_bit": (
@@ -131,6 +128,28 @@ NIGHTLY: dict[str, str] = {
     ),
     f"{COOKBOOK}supervised_loop_learns_and_a_killed_server_has_every_step": KILLED,
     f"{COOKBOOK}loop_of_rewards_learns_and_a_killed_server_has_every_step": KILLED,
+    f"{CLUSTER}test_run.py::test_nodes_that_are_killed_under_a_run_change_nothing_of_what_it_learns": (
+        f"{CLUSTER}test_ranks.py::test_ranks_on_two_nodes_learn_as_on_one_and_another_trainer_goes_on_where_one_is_killed"
+    ),
+    f"{STOPS}[plain-fsdp": f"{STOPS}[plain-torch",
+    "tests/train/backends/ranks/test_several_learners.py"
+    "::test_policies_have_trainers_of_other_kinds_and_each_goes_on_and_learns_as_alone": SEVERAL,
+    "tests/train/test_several_learners.py"
+    "::test_groups_begin_before_both_policies_have_learned_and_a_killed_run_goes_on": SEVERAL,
+    f"{MEGATRON}test_replay.py::test_a_run_records_publishes_and_replays": (
+        f"{MEGATRON}test_run.py::test_a_run_imitates_reinforces_publishes_and_resumes_under_another_layout"
+    ),
+    f"{ENGINES}test_vllm.py::test_vllm_keeps_the_contract[pausing_works_in_every_mode": (
+        f"{ENGINES}test_sglang.py::test_sglang_keeps_the_contract[pausing_works_in_every_mode"
+    ),
+    "tests/sessions/gateway/test_load_benchmark.py::test_the_parts_of_a_turn_add_up_to_its_cpu_time": (
+        "tests/sessions/gateway/test_load_benchmark.py"
+        "::test_the_load_benchmark_compares_turns_of_a_served_fleet_with_an_echo_and_with_its_bare_parts"
+    ),
+    "tests/envs/swe/test_builtin.py::test_the_expert_solves_every_task_through_the_tools": (
+        "tests/envs/swe/test_env.py::test_the_expert_solves_a_task_through_the_tools_and_saying_nothing_does_not"
+    ),
+    f"{SITES}[web_forms": f"{SITES}[web_shop",
     f"{TRAINED}[all clients": f"{TRAINED}[a client of each protocol",
     NAMED_AGENTS + "a_hand_off_of_openais_agents_trains_both_of_its_policies": (
         NAMED_AGENTS + "a_plain_program_trains_its_planner_and_its_worker_each_by_its_own_tokens"
@@ -233,6 +252,9 @@ BY_DAY: dict[str, tuple[str, ...]] = {
     ),
     f"{SERVERS}every_engine_moves_at_once_and_each_token_knows_its_version": ("retract", "in_place"),
     f"{SERVERS}turns_end_whole_though_the_way_to_an_engine_fails": ("drop", "garble"),
+    "tests/envs/check/test_check.py::test_nothing_is_found_in_unusual_environments_that_keep_the_contract": (
+        *("SlowToBegin", "Pooled", "PayingAtTheEnd", "OnDisk", "Async", "Surviving", "Talking", "Running"),
+    ),
     "tests/envs/check/test_planted.py::test_nothing_is_found_in_a_game_a_quiz_and_a_world_with_chance": (
         *("Parity", "Duel"),
     ),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 ALL_SLOW = re.compile(r"^pytestmark = \[?pytest\.mark\.slow\b", re.MULTILINE)
 TEST = re.compile(r"(async )?def test_")
+CLASS = re.compile(r"^(class )?Test\w*\b", re.MULTILINE)
 
 
 def has_nothing(file: Path, marks: str) -> bool:
@@ -22,7 +23,10 @@ def has_nothing(file: Path, marks: str) -> bool:
     if "not slow" not in marks or not (file.name.startswith("test_") and file.suffix == ".py"):
         return False
     text = file.read_text()
-    return ALL_SLOW.search(text) is not None or all("@pytest.mark.slow" in head for head in _heads(text))
+    if ALL_SLOW.search(text):
+        return True
+    heads = _heads(text)
+    return bool(heads) and not CLASS.search(text) and all("@pytest.mark.slow" in head for head in heads)
 
 
 def _heads(text: str) -> list[str]:

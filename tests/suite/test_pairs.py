@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.suite.pairs import of, pairs
 
 
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=5))
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4))
 def test_every_two_values_meet_in_some_case_and_cases_are_fewer_than_the_product(sizes: list[int]) -> None:
     factors = {f"f{number}": [f"{number}-{value}" for value in range(size)] for number, size in enumerate(sizes)}
     cases = pairs(**factors)

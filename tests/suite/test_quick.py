@@ -20,6 +20,8 @@ CASES = "@pytest.mark.parametrize(\n    'n',\n    [1, 2],\n)\n"
         ("pytestmark = [pytest.mark.slow, pytest.mark.timeout(9)]\ndef test_a(): ...\n", True),
         ("pytestmark = pytest.mark.timeout(9)\ndef test_a(): ...\n", False),
         (SLOW, True),
+        (SLOW + "TestAnyOrder = Machine.TestCase\n", False),
+        ("TestAnyOrder = Machine.TestCase\n", False),
         (SLOW + "def help(): ...\n\n\ndef test_b(): ...\n", False),
         (SLOW + CASES + "def test_b(n): ...\n", False),
         (SLOW + "@pytest.mark.slow\n" + CASES + "def test_b(n): ...\n", True),

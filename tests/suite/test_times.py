@@ -38,6 +38,21 @@ def test_what_a_process_spends_counts_once_its_parent_has_ended_and_once_it_has_
     assert tree.cpu_seconds() - before >= 0.3
 
 
+@pytest.mark.slow
+@pytest.mark.slow
+def test_what_a_process_and_its_child_spent_counts_once_where_both_have_ended_since_the_last_look() -> None:
+    """The child's seconds are among its parent's, which had awaited it: they were counted as lost besides."""
+    tree, outer = Tree(os.getpid()), f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BUSY!r}])"
+    before, own = tree.cpu_seconds(), os.times()
+    parent = subprocess.Popen([sys.executable, "-c", outer], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    parent.stdout.readline()
+    tree.cpu_seconds()  # it sees both
+    parent.communicate()
+    spent, now = tree.cpu_seconds() - before, os.times()
+    assert spent == pytest.approx(sum(now[:4]) - sum(own[:4]), abs=0.1)
+
+
 def test_a_process_that_grows_has_at_most_what_is_resident() -> None:
     memory = Memory(Tree(os.getpid()))
     grown: list[bytearray] = []

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,10 +96,15 @@ class Tree:
         with self._lock:
             now = dict(filter(None, map(_cpu_of, self.processes())))
             for process in self._last.keys() - now.keys():
-                parent, spent = self._last[process]
-                self._lost += spent if parent not in now else 0.0
+                self._lost += 0.0 if self._was_awaited(process, now) else self._last[process][1]
             self._last = now
             return sum(spent for _, spent in now.values()) + self._lost
+
+    def _was_awaited(self, process: int, now: Mapping[int, object]) -> bool:
+        """Whether one that lives is the parent, or the parent of a parent that ended as well, and has its seconds."""
+        while process in self._last and process not in now:
+            process = self._last[process][0]
+        return process in now
 
     def _is_marked(self, process: int) -> bool:
         with contextlib.suppress(OSError):

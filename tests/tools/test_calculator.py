@@ -45,6 +45,7 @@ def trees(leaves: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 
 
 @given(trees(st.integers(0, 99).map(str)))
+@pytest.mark.slow
 def test_it_agrees_with_exact_fractions(expression: str):
     exact = "".join(f"Fraction({part})" if part.isdigit() else part for part in _split(expression))
     try:

@@ -13,6 +13,7 @@ from agentrl.train.algorithms.table import list_built_in, update_page
 PAGE = Path(__file__).parents[2] / "docs" / "algorithms.md"
 
 
+@pytest.mark.slow
 def test_the_tables_are_up_to_date() -> None:
     page = PAGE.read_text()
     assert page == update_page(page), "run python -m agentrl.train.algorithms.table docs/algorithms.md"

@@ -49,6 +49,7 @@ def every_turn(segment: Segment) -> list[Segment]:
 
 @FEW
 @given(seed=st.integers(0, 10**6), algo=st.sampled_from(["grpo", "rloo"]), sessions=st.integers(1, 3))
+@pytest.mark.slow
 def test_a_turn_is_compared_with_its_siblings_at_the_last_fork_and_above_all_forks_with_the_group(
     seed: int, algo: str, sessions: int
 ) -> None:
@@ -188,6 +189,7 @@ def test_shaped_rewards_reach_each_branch_by_its_own_end_and_length() -> None:
 
 @FEW
 @given(seed=st.integers(0, 10**6), budget=st.sampled_from((40, 10_000)))
+@pytest.mark.slow
 def test_a_loss_over_sessions_weighs_each_path_as_the_choices_at_its_forks_do(seed: int, budget: int) -> None:
     """What a path's tokens weigh together is its weight times its length, over the session's."""
     segments, group = forked_group(seed, 2)

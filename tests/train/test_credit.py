@@ -73,6 +73,7 @@ def test_a_group_without_variance_is_skipped_and_counted() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 10**6), normalize=st.sampled_from(["rollout", "token", "constant", "group"]))
+@pytest.mark.slow
 def test_groups_without_signal_stay_in_the_denominator_as_rows_do_in_trl_and_verl(seed: int, normalize: str) -> None:
     """Their aggregations over rows, by autograd: TRL's grpo, dapo and dr_grpo; verl's seq-mean-token-mean and so on.
 
@@ -224,6 +225,7 @@ def stepwise_group(rng: random.Random, sessions: int = 3) -> Group:
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6))
+@pytest.mark.slow
 def test_rloo_compares_every_path_with_the_other_sessions_alone(seed: int) -> None:
     """Against the definition, path by path. A session's own branches used to be in its baseline."""
     g = stepwise_group(random.Random(seed))

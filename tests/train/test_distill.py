@@ -40,6 +40,7 @@ def test_the_advantage_is_the_log_ratio_of_teacher_to_student_and_of_later_token
     assert credit.metrics["distill/reverse_kl"] == pytest.approx(0.25)
 
 
+@pytest.mark.slow
 async def test_forests_and_an_engine_give_what_transformers_gives_for_each_path(tiny_llama: Path) -> None:
     """On trees with branches, at temperatures of their own; a forest computes each shared prefix once."""
     groups = random_groups(random.Random(3), 4, depth=5, branching=3)

@@ -70,6 +70,7 @@ async def test_an_engine_with_other_weights_in_one_layer_is_refused_with_the_num
         await compared(folder, dtype=dtype, change=missing)
 
 
+@pytest.mark.slow
 async def test_an_engine_whose_window_is_another_is_refused_and_the_message_says_from_where_on(tmp_path: Path) -> None:
     """What no short prompt can show: the first 64 tokens see the same in both windows."""
     folder = folder_of(tmp_path / "model", kind="mistral")
@@ -88,6 +89,7 @@ async def test_the_comparison_can_be_left_out_or_loosened(tmp_path: Path) -> Non
     assert await compared(folder, change=missing, weights={"start_bound": 100.0}) is not None
 
 
+@pytest.mark.slow
 async def test_a_comparison_that_no_engine_of_a_fleet_answers_ends_with_the_settings_that_shorten_it(
     tmp_path: Path,
 ) -> None:

@@ -56,6 +56,7 @@ def test_path_sums_equal_a_walk_to_the_root(seed: int) -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(seed=seeds, extra=st.integers(0, 100))
+@pytest.mark.slow
 def test_padding_adds_untrained_trees_that_no_token_attends_to(seed: int, extra: int) -> None:
     forest = random_forest(seed)
     padded = forest.padded(len(forest) + extra)

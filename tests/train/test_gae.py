@@ -190,6 +190,7 @@ def test_across_a_fork_a_step_takes_the_mean_of_what_follows_in_its_continuation
     rewards=st.lists(st.floats(-2, 2), min_size=1, max_size=6), seed=st.integers(0, 999), gamma=FRACTIONS, lam=FRACTIONS
 )
 @settings(derandomize=True, deadline=None, max_examples=100)
+@pytest.mark.slow
 def test_on_a_single_path_it_is_the_textbook_recursion(
     rewards: list[float], seed: int, gamma: float, lam: float
 ) -> None:

@@ -70,6 +70,7 @@ def test_baselines_that_do_not_see_the_session_leave_no_bias_under_a_fixed_denom
     assert found.size == pytest.approx(size, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_leave_one_out_baseline_lowers_the_variance() -> None:
     assert of("rloo", **FIXED).deviation < of("reinforce", **FIXED).deviation
 

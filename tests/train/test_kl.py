@@ -47,6 +47,7 @@ def gradient_of(value: Tensor, at: Tensor) -> Tensor:
 
 @settings(max_examples=20, deadline=None)
 @given(policy=logit_rows, reference=logit_rows, sampled=logit_rows, estimator=st.sampled_from(ESTIMATORS))
+@pytest.mark.slow
 def test_with_exact_gradients_every_estimator_has_the_gradient_of_the_divergence_whoever_sampled(
     policy: list[float], reference: list[float], sampled: list[float], estimator: Estimator
 ) -> None:
@@ -122,6 +123,7 @@ def test_fixed_coefficients_are_todays_settings_whatever_a_checkpoint_has() -> N
     assert other.kl_coef == 0.5
 
 
+@pytest.mark.slow
 def test_a_trainers_loss_has_the_coefficients_of_the_state_that_its_step_is_given(tiny_llama: Path) -> None:
     """Its own instance of the algorithm used to keep those that the phase began with."""
     adaptive = AlgoConfig(name="reinforce", lr=1e-2, kl_coef=0.5, kl_target=0.1, entropy_target=2.0)

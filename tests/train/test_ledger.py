@@ -56,6 +56,7 @@ def _write(folder: Path, state: bytes) -> None:
     (folder / "trainer").touch()
 
 
+@pytest.mark.slow
 def test_a_ledger_has_each_group_with_its_outcome_and_is_in_order(tmp_path: Path) -> None:
     path = run(tmp_path)
     found = ledger.read(path)
@@ -108,6 +109,7 @@ def test_what_is_wrong_with_a_ledger_is_found(
     assert any(words in fault for fault in ledger.faults(path)), list(ledger.faults(path))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_drops_the_lines_beyond_its_checkpoint_and_a_torn_last_line(tmp_path: Path) -> None:
     path = run(tmp_path)
     with (path / ledger.NAME).open("ab") as file:

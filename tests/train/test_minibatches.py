@@ -87,6 +87,7 @@ def parts_of(groups: Sequence[Group], credit: Credit, algo: AlgoConfig, epoch: i
 
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 9), parts=st.integers(2, 5), epochs=st.integers(1, 3))
 @settings(deadline=None, max_examples=30)
+@pytest.mark.slow
 def test_groups_are_dealt_whole_to_parts_that_differ_by_no_more_than_the_largest_group(
     seed: int, count: int, parts: int, epochs: int
 ) -> None:
@@ -233,6 +234,7 @@ def learn(folder: Path, algo: AlgoConfig, groups: Sequence[Group], steps: int = 
     return trainer, rows
 
 
+@pytest.mark.slow
 def test_tokens_of_later_parts_have_other_ratios_than_1_and_the_version_rises_once_a_step(tiny_llama: Path) -> None:
     groups = ragged(7, 6)
     (_, [one]), (trainer, rows) = (

@@ -172,6 +172,7 @@ def test_without_credit_there_are_no_forests() -> None:
     assert path_tokens([as_group([session])], Credit()) == 0
 
 
+@pytest.mark.slow
 def test_a_conversation_of_two_thousand_turns_packs_without_recursion() -> None:
     session = linear_session("s", PROMPT, [[30 + i % 8] for i in range(2000)], reward=1.0)
     credit = Reinforce().credit([as_group([session])])

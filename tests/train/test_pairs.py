@@ -159,6 +159,7 @@ def test_loss_and_gradient_over_pairs_are_those_of_rows_whatever_the_split(
     assert float((ours - theirs).abs().max()) < 1e-6 * max(1.0, float(theirs.abs().max()))
 
 
+@pytest.mark.slow
 def test_updates_of_dpo_prefer_the_best_session_of_each_group_to_the_worst(tiny_llama: Path) -> None:
     """The first loss is log 2, as policy and reference are one."""
     rewards = (0.2, 1.0, 0.0)

@@ -61,6 +61,7 @@ def test_a_nodes_gpu_memory_goes_by_the_type_that_ray_names() -> None:
     assert memory_of(["GPU", "accelerator_type:V100"]) == 0.0, "of which there are several"
 
 
+@pytest.mark.slow
 def test_the_types_whose_memory_is_known_are_rays_names() -> None:
     need(find_spec("ray") is not None, "Ray's names of GPUs need Ray (the extra `ray`)")
     from ray.util.accelerators import accelerators

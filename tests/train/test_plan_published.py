@@ -104,6 +104,7 @@ def test_the_first_layout_takes_what_the_published_one_took_within_a_factor(row:
     assert row.row in PAGE.read_text(), row.row
 
 
+@pytest.mark.slow
 def test_first_layouts_are_such_as_people_run() -> None:
     """Engines of four GPUs came first for 0.6 B and of eight for 8 B, training of 30B-A3B in eight stages, and mixed
     layouts, which are the hardest to run."""

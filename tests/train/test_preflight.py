@@ -62,6 +62,7 @@ async def test_a_budget_too_small_for_a_turn_is_refused_by_its_name(model: Path,
         await look(model, "rollout.turn_tokens=10", word)
 
 
+@pytest.mark.slow
 async def test_a_session_that_is_too_short_is_given_a_length_that_passes(model: Path) -> None:
     with pytest.raises(ConfigError, match=r"rollout\.session_tokens=\d+ gives it room") as refused:
         await look(model, "rollout.turn_tokens=10", "rollout.session_tokens=10")

@@ -72,6 +72,7 @@ def by_equation_5(
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), gamma=st.sampled_from([1.0, 0.9, 0.0]))
+@pytest.mark.slow
 def test_advantages_are_the_papers_equation(seed: int, gamma: float) -> None:
     groups, rng = ragged(seed), random.Random(seed)
     rewards = {

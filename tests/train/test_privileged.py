@@ -89,6 +89,7 @@ def test_the_turns_are_the_same_tokens_behind_what_the_renderer_writes_for_the_l
         assert before.nodes[1].token_ids == renderer.render(PROMPT)[1], "the student's session is as it was"
 
 
+@pytest.mark.slow
 async def test_forests_and_the_policy_itself_say_what_transformers_says_of_the_longer_paths(
     renderer: Renderer, group: Group, folder: Path
 ) -> None:

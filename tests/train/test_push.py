@@ -43,6 +43,7 @@ def test_a_pushed_model_is_whole_and_its_card_names_origin_settings_and_the_dige
     assert (hub / ".gitattributes").read_text() == "kept"
 
 
+@pytest.mark.slow
 def test_what_can_not_be_pushed_is_refused_and_leaves_the_folder_as_it_is(run: Path, tmp_path: Path) -> None:
     hub = tmp_path / "hub"
     with pytest.raises(ConfigError, match=r"no checkpoint of step 7 \(there are: 2\)"):

@@ -48,6 +48,7 @@ def test_the_best_sessions_are_a_file_that_sft_reads_and_the_same_command_goes_o
         assert before.items() <= store.digests().items()
 
 
+@pytest.mark.slow
 def test_what_is_not_kept_is_counted_and_a_file_of_others_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(NoSignal, match=r"no session of 2 is kept \(2 below min_reward\).*the best reward is 0"):
         run(tmp_path, policy="noop", n=1, min_reward=0.5, **{"eval.tasks": 2})

@@ -139,6 +139,7 @@ def test_loss_and_gradient_on_forests_are_those_of_rows(
         assert token_counts(forests)["tokens/packed"] < rows - 2 * (PAIRS_OF_A_PROMPT * 2 - 1) * 3 + 1
 
 
+@pytest.mark.slow
 def test_a_head_is_drawn_from_the_seed_and_kept_in_the_folder(tiny_llama: Path, tmp_path: Path) -> None:
     head = ScoreHead(("score",))
     one, same, other = (load_score_model(tiny_llama, head, torch.float32, "eager", seed) for seed in (1, 1, 2))

@@ -68,6 +68,7 @@ def train(state: RunState, steps: range) -> list[float]:
     return advantages
 
 
+@pytest.mark.slow
 def test_a_moving_baseline_goes_on_in_a_resumed_run_to_the_last_bit(tiny_llama: Path, tmp_path: Path) -> None:
     with Store(tmp_path / "sessions.db") as store:
         straight, first, resumed = (new_state(tiny_llama, Moving, store) for _ in range(3))

@@ -96,6 +96,7 @@ def teacher(url: str, folder: Path, top_k: int | None = None, retries: int = 4) 
     return TeacherServer("teacher", own, load_tokenizer(folder), top_k)
 
 
+@pytest.mark.slow
 async def test_a_server_that_fails_is_asked_again_and_its_numbers_are_at_the_tokens_that_an_engine_would_give_them(
     folder: Path, group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +151,7 @@ async def test_a_server_that_can_not_answer_is_refused_with_what_would_work(fold
             await asked.close()
 
 
+@pytest.mark.slow
 def test_a_run_asks_for_no_more_of_a_teachers_address_than_the_address(folder: Path) -> None:
     """It was refused without the model's name, as a partner that plays is."""
     settings = {"env.name": "calculator", "algo.name": "distill", "policies.teacher.model": "http://localhost:9/v1"}

@@ -64,6 +64,7 @@ def test_what_a_parser_reads_is_in_the_tokens_and_what_was_put_in_is_not(
 
 @given(text=WORDS)
 @settings(deadline=None, max_examples=60)
+@pytest.mark.slow
 def test_what_a_gateway_replies_is_in_the_tokens_and_what_was_put_in_is_not(
     text: str, model: Path, renderer: Renderer
 ) -> None:
@@ -84,6 +85,7 @@ def test_what_a_gateway_replies_is_in_the_tokens_and_what_was_put_in_is_not(
 
 @given(text=WORDS)
 @settings(deadline=None, max_examples=60)
+@pytest.mark.slow
 def test_a_users_message_is_in_its_tokens(text: str, model: Path, renderer: Renderer) -> None:
     message = Message(role="user", content=text)
     [ids] = renderer.render([message])

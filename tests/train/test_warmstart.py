@@ -109,6 +109,7 @@ async def demonstrated(env: agentrl.Env, seed: int) -> list[str]:
     return [node.message.text for node in session.nodes if node.message.role == "assistant"]
 
 
+@pytest.mark.slow
 async def test_a_demonstrators_chance_is_drawn_anew_for_each_demonstration_and_turn_and_repeats() -> None:
     first = {seed: tuple(await demonstrated(Undecided(), seed)) for seed in range(40)}
     assert set(first.values()) == set(product(("odd", "even"), repeat=2))

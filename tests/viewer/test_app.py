@@ -50,6 +50,7 @@ async def asked(folder: Path, path: str, **parameters: Any) -> Any:
         return answer.json() if "json" in answer.headers["content-type"] else answer.text
 
 
+@pytest.mark.slow
 async def test_runs_are_found_at_any_depth_with_their_state_and_curve(runs: Path) -> None:
     found = {run["name"]: run for run in (await asked(runs, "runs"))["runs"]}
     assert list(found) == ["below/slow", "first"]

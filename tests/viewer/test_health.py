@@ -79,6 +79,7 @@ def test_each_alarm_is_raised_by_what_it_is_about_and_alone(title: str) -> None:
     assert found["advice"]
 
 
+@pytest.mark.slow
 def test_the_sessions_of_an_alarm_are_found_by_its_filters(tmp_path: Path) -> None:
     run = Runs(write_run(tmp_path / "run", hostile=False)).get("run")
     for ill in ILL.values():

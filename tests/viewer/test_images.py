@@ -61,6 +61,7 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 async def test_an_image_is_sent_as_its_pixels_and_what_is_none_is_refused(run: Path) -> None:
     from PIL import Image
 

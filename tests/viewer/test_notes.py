@@ -29,6 +29,7 @@ async def put(run: Path, change: dict[str, Any], **of: str) -> Any:
         return await viewer.post("/api/note", params={"run": "run", **of}, json=change, headers=OWN)
 
 
+@pytest.mark.slow
 async def test_a_note_with_tags_is_shown_with_its_session_in_the_list_and_found_by_tag(run: Path) -> None:
     answer = await put(run, {"text": "odd", "tags": ["bug", " to read ", "bug"]}, id="train-1.0-2")
     assert answer.json() == {"text": "odd", "tags": ["bug", "to read"], "version": 1}

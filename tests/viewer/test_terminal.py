@@ -53,6 +53,7 @@ def listed(command: Any, *words: object) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.slow
 def test_demonstrations_are_among_the_worst_sessions_only_where_asked_for(tmp_path: Path, command: Any) -> None:
     run = write_run(tmp_path / "run", steps=1, hostile=False)
     with Store(run / "sessions.db") as store:
@@ -73,6 +74,7 @@ def test_sessions_are_the_worst_and_the_best_of_those_that_fit_the_filters(runs:
     assert {row["step"] for row in worst + best} <= {10, 11, 12}
 
 
+@pytest.mark.slow
 def test_sessions_are_found_by_a_condition(runs: Path, command: Any) -> None:
     condition = "score == 0 and data.a > 40 or turns >= 3"
     found = listed(command, runs / "first", f"where={condition}", "--limit", 1000)
@@ -99,6 +101,7 @@ def test_sessions_are_found_by_a_text_in_a_tool_call_or_its_answer(runs: Path, c
     )
 
 
+@pytest.mark.slow
 def test_a_table_of_sessions_has_their_whole_ids_at_any_width(
     runs: Path, command: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

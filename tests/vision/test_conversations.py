@@ -235,6 +235,7 @@ class Seeing(DiceEngine):
             yield item
 
 
+@pytest.mark.slow
 async def test_each_attempt_at_a_turn_is_shown_the_paths_images(tiny_folder: Path, tmp_path: Path) -> None:
     tokenizer = HFTokenizer((tiny_folder / "tokenizer.json").read_text(), path=tiny_folder)
     renderer = get_renderer(str(tiny_folder))

@@ -239,6 +239,7 @@ def test_verdicts_are_those_of_math_verify() -> None:
 
 
 @given(st.fractions(max_denominator=999), st.booleans())
+@pytest.mark.slow
 def test_a_fraction_is_itself_in_every_notation(value: Any, short: bool) -> None:
     above, below = value.numerator, value.denominator
     sign = "-" if above < 0 else ""
@@ -248,6 +249,7 @@ def test_a_fraction_is_itself_in_every_notation(value: Any, short: bool) -> None
 
 
 @given(st.text(max_size=200), st.text(max_size=60))
+@pytest.mark.slow
 def test_no_text_breaks_the_comparison_and_nothing_is_equal_to_no_answer(said: str, wanted: str) -> None:
     for grading in Grading:
         assert right(said, Question("q", (wanted,), grading)) in (True, False)

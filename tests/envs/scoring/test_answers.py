@@ -103,6 +103,7 @@ async def test_a_reward_is_for_the_tasks_that_its_where_chooses_and_for_no_other
         make_rewards({"r": {"name": "length", "most": 9, "where": {"level": {"min": "high"}}}})
 
 
+@pytest.mark.slow
 async def test_patterns_of_others_can_not_hold_up_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patterns, "_PROGRAM", patterns._PROGRAM.replace(f"{patterns.SECONDS}", "0.1"))
     slow = "a" * 40 + "!"

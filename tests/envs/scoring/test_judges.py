@@ -299,6 +299,7 @@ class First(GroupReward):
         return [float(not place) for place in range(len(sessions))]
 
 
+@pytest.mark.slow
 async def test_judges_and_comparisons_keep_the_contract_of_rewards() -> None:
     with serving(lambda question: "Score: 3\nBetter: B") as server:
         for name in ("llm_judge", "pairwise"):

@@ -134,6 +134,7 @@ async def test_what_is_too_long_has_no_reward_or_that_of_its_end_and_is_counted(
         await named.close()
 
 
+@pytest.mark.slow
 async def test_a_model_of_others_is_read_at_the_end_of_its_own_template(base: Path, tmp_path: Path) -> None:
     foreign = written(base, tmp_path / "foreign", ScoreHead(("bad", "good")))
     config = foreign / "config.json"
@@ -155,6 +156,7 @@ async def test_a_model_of_others_is_read_at_the_end_of_its_own_template(base: Pa
         made(foreign, label="fine")
 
 
+@pytest.mark.slow
 async def test_it_keeps_the_contract_of_rewards_and_a_language_model_is_refused(base: Path, model: Path) -> None:
     sessions = [session(*chat) for chat in CHATS]
     assert await check_reward("reward_model", sessions, model=str(model), device="cpu", squash=True) == []

@@ -43,11 +43,13 @@ TREES = st.dictionaries(NAMES, st.one_of(FILES, FILES, LINKS), max_size=6)
 
 
 @given(TREES)
+@pytest.mark.slow
 def test_a_tree_comes_out_of_its_archive_as_it_went_in(tree: dict[str, File]) -> None:
     assert read_tar(write_tar(tree)) == tree
 
 
 @given(TREES, TREES)
+@pytest.mark.slow
 def test_applying_a_difference_gives_the_other_tree(base: dict[str, File], now: dict[str, File]) -> None:
     assert apply_changes(base, difference(base, now)) == now
 
@@ -111,6 +113,7 @@ def test_invalid_input_is_an_empty_tree_or_refused(data: bytes) -> None:
 
 
 @given(TREES, TREES)
+@pytest.mark.slow
 def test_reading_a_text_patch_gives_the_changes_that_it_was_written_from(
     base: dict[str, File], now: dict[str, File]
 ) -> None:

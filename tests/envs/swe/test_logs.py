@@ -186,7 +186,8 @@ def pytest_logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "short": ["-rA", "--tb=no", "--no-header"],
         "wide": ["-rA", "--tb=long", "-vv"],
     }
-    return {name: said_by(folder, *run, *options) for name, options in flags.items()}
+    bare = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # importing those of this environment took most of the time
+    return {name: said_by(folder, *run, *options, **bare) for name, options in flags.items()}
 
 
 @pytest.mark.slow

@@ -80,6 +80,7 @@ def test_a_value_comes_out_of_the_sandbox_as_it_was(value: Any) -> None:
 
 
 @given(VALUES, VALUES)
+@pytest.mark.slow
 def test_values_fit_as_they_are_equal(one: Any, other: Any) -> None:
     assert fits(AssertionSite("equal"), as_shown(one), as_shown(other)) == (one == other)
 

@@ -145,6 +145,7 @@ async def test_a_clients_strict_tools_and_forced_calls_are_drawn_under_the_gramm
         assert served.session(access["id"]).counters["gateway/ignored/tools.strict"] == 1
 
 
+@pytest.mark.slow
 async def test_a_runs_strict_calls_reach_the_requests_of_its_programs(engine: LocalEngine, folder: Path) -> None:
     """They stopped at the gateway: a program's calls were drawn as if the setting were off, and nothing said so."""
     renderer, session = get_renderer(folder), Session("s", Task(id="t"))

@@ -112,6 +112,7 @@ async def test_a_turn_that_was_cut_has_every_tokens_experts_once(engine: LocalEn
     assert len(agree(model, [*ids, *turn.token_ids], turn.attachments[routed_experts.NAME])) == 20 + 200 - 1 - 4
 
 
+@pytest.mark.slow
 async def test_a_mixture_keeps_the_contract_on_routed_experts(engine: LocalEngine) -> None:
     await CHECKS["routed_experts_are_those_requested"](EngineSubject(engine))
 
@@ -131,11 +132,13 @@ class Late:
             yield item
 
 
+@pytest.mark.slow
 async def test_the_contract_notices_experts_that_are_off_by_a_token(engine: LocalEngine) -> None:
     with pytest.raises(AssertionError, match="not exactly the last token's routed experts are unknown"):
         await CHECKS["routed_experts_are_those_requested"](EngineSubject(Late(engine)))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 async def test_only_a_request_for_routed_experts_gets_them(engine: LocalEngine, folder: Path) -> None:
     assert (await collect(engine.generate("s/0", [1, 2], Sampling(max_new_tokens=2)))).attachments == {}
     off = LocalEngine(folder, EngineConfig(max_batch=4, device="cpu"))

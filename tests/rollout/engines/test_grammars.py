@@ -98,6 +98,7 @@ async def test_turns_under_a_grammar_fit_it_and_each_token_has_the_log_probabili
     assert agreement(TorchTrainer(folder), sessions).max > 1, "without the supports it would be another distribution"
 
 
+@pytest.mark.slow
 async def test_a_grammars_turn_that_is_continued_after_aborts_goes_on_where_it_was(
     engine: LocalEngine, folder: Path
 ) -> None:

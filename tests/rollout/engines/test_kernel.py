@@ -118,6 +118,7 @@ def test_builds_for_less_of_a_processor_compute_what_torch_computes(
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the builds' flags are those of x86")
+@pytest.mark.slow
 def test_builds_for_other_processors_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTRL_CACHE", str(tmp_path))
     for build in set(BUILDS) - set(RUNNABLE):

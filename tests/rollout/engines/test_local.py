@@ -34,6 +34,7 @@ async def test_samples_of_one_prompt_compute_it_once(engine: LocalEngine) -> Non
     assert sorted(turn.cached_tokens for turn in turns) == [0] + [99] * 7
 
 
+@pytest.mark.slow
 async def test_more_requests_than_rows_all_get_their_own_answer(engine: LocalEngine) -> None:
     prompts = [[i + 1] * (5 + i % 30) for i in range(60)]
     sampling = Sampling(max_new_tokens=6, seed=9)

@@ -39,6 +39,7 @@ def test_a_row_is_sampled_the_same_alone_and_in_a_batch(rows: list[RowSampling],
 
 
 @given(SAMPLINGS, st.integers(0, 300), st.integers(0, 100))
+@pytest.mark.slow
 def test_samples_stay_inside_what_the_filters_leave(sampling: Sampling, seed: int, position: int) -> None:
     """Against the definitions, written out once more with sets and sorted lists."""
     logits = torch.randn(1, 11, generator=torch.Generator().manual_seed(seed)) * 3

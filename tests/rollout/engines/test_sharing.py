@@ -37,6 +37,7 @@ def request(ids: list[int], seed: int = 0, row: int = -1) -> Request:
 @given(
     st.lists(st.tuples(st.lists(st.integers(0, 1), max_size=3), st.integers(0, 200)), min_size=1, max_size=8),
 )
+@pytest.mark.slow
 def test_each_row_shares_the_longest_run_of_blocks_that_it_has_in_common_with_another(
     shapes: list[tuple[list[int], int]],
 ) -> None:

@@ -59,6 +59,7 @@ async def test_a_next_turn_continues_the_state_and_who_shares_less_computes_anew
         await engine.close()
 
 
+@pytest.mark.slow
 async def test_after_a_publication_nothing_is_continued(folder: Path) -> None:
     engine = LocalEngine(folder, EngineConfig(device="cpu"))
     try:

@@ -74,6 +74,7 @@ def test_draws_from_a_recorded_set_follow_its_log_probabilities() -> None:
     assert square < 60
 
 
+@pytest.mark.slow
 async def test_a_turn_that_is_continued_after_an_abort_counts_and_records_as_one(
     engine: LocalEngine, folder: Path
 ) -> None:
@@ -113,6 +114,7 @@ async def test_a_turn_that_is_continued_after_an_abort_counts_and_records_as_one
     assert agreement(TorchTrainer(folder), [session]).max <= BOUND
 
 
+@pytest.mark.slow
 async def test_a_narrowed_session_is_the_same_out_of_the_store_and_exports(engine: LocalEngine, tmp_path: Path) -> None:
     [session] = await random_sessions(engine, 1, turns=3, narrowings=({"top_p": 0.9}, {"logit_bias": ((3, -100.0),)}))
     node = next(n for n in session.nodes if n.sampled)
@@ -156,6 +158,7 @@ def test_sets_that_many_turns_have_are_stored_once_and_stay_as_long_as_one_turn_
         assert stored_bytes(tmp_path) < 2 * 520 + 100
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_engines_prints_how_far_they_are_from_the_trainer_and_what_recording_costs(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

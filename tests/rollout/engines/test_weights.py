@@ -46,6 +46,7 @@ def test_a_file_of_single_experts_makes_the_model_what_the_file_s_own_is(name: s
         assert torch.equal(ours.state_dict()[key], tensor), key
 
 
+@pytest.mark.slow
 def test_what_is_missing_of_the_experts_is_named_and_nothing_changes(tmp_path: Path) -> None:
     ours = model_of("qwen3_moe", tmp_path / "ours", 0)
     model_of("qwen3_moe", tmp_path / "theirs", 1)

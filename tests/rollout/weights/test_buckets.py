@@ -22,6 +22,7 @@ named = st.lists(st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 9), 
 
 @settings(deadline=None, derandomize=True)
 @given(named, st.integers(1, 2000))
+@pytest.mark.slow
 def test_buckets_hold_everything_in_order_within_the_limit_and_aligned(
     shapes: list[tuple[torch.dtype, list[int]]], limit: int
 ) -> None:

@@ -53,6 +53,7 @@ def left_out(session: Session) -> list[str]:
     return [session.nodes[root].message.text for root in session.excluded]
 
 
+@pytest.mark.slow
 async def test_by_default_a_root_of_one_turn_without_tools_beside_one_with_tools_is_excluded(serve: Serve) -> None:
     """opencode asks for a title beside the task: its turn took the credit of the outcome."""
     for order in (1, -1):

@@ -206,6 +206,7 @@ async def test_a_deferred_tool_is_described_where_a_result_refers_to_it_and_the_
         assert ["fetches" in text for text in texts] == [False, False, True, False, True, False]
 
 
+@pytest.mark.slow
 async def test_a_reference_to_a_tool_that_is_not_declared_is_refused_by_name(serve: Serve) -> None:
     async with serve() as served:
         access = await served.open()

@@ -82,14 +82,14 @@ async def whole_reply(access: dict[str, str], body: bytes, version: str = "1.1",
     if half:
         writer.write_eof()
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             return await reader.read()
     finally:
         writer.close()
 
 
 async def until_running(served: Served) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not served.engine.running:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -120,7 +120,7 @@ async def test_one_that_closed_all_of_it_is_noticed_by_what_it_answers(serve: Se
         with socket.create_connection(address) as plain:
             plain.sendall(head + BODY)
             await until_running(served)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while served.engine.running:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         served.engine.held.set()

@@ -141,6 +141,7 @@ async def test_what_is_no_image_is_refused_by_its_place_and_the_session_goes_on(
         assert len(served.session(opened["id"]).nodes) == 2
 
 
+@pytest.mark.slow
 async def test_a_model_that_reads_text_refuses_images_by_name(serve: Serve) -> None:
     async with serve() as served:
         opened = await served.open()

@@ -17,6 +17,7 @@ LOGPROBS: Any = ["message.output_text.logprobs"]
 TOOL: Any = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}, "strict": False}
 
 
+@pytest.mark.slow
 async def test_logprobs_are_those_of_the_contents_tokens(serve: Serve) -> None:
     async with serve(ScriptedEngine(in_turn(assistant("hello you", "hm")))) as served:
         access = await served.open()
@@ -31,6 +32,7 @@ async def test_logprobs_are_those_of_the_contents_tokens(serve: Serve) -> None:
         assert [e.logprob for e in streamed] == [e.logprob for e in content]
 
 
+@pytest.mark.slow
 async def test_the_most_probable_tokens_come_with_the_contents_and_are_not_stored(serve: Serve) -> None:
     async with serve(ScriptedEngine(in_turn(assistant("hello you", "hm")))) as served:
         access = await served.open()
@@ -86,6 +88,7 @@ async def test_most_probable_tokens_that_nobody_would_see_are_not_generated(serv
         assert answer.parse().output[0].content[0].logprobs is None
 
 
+@pytest.mark.slow
 async def test_completions_have_the_most_probable_texts_of_each_place(serve: Serve) -> None:
     async with serve(ScriptedEngine(in_turn("upon a time"))) as served:
         create = client(await served.open()).completions.create

@@ -234,6 +234,7 @@ async def test_anthropics_tool_runner_goes_on_in_a_thread(serve: Serve) -> None:
         assert session.counters["gateway/clean"] == 2
 
 
+@pytest.mark.slow
 async def test_a_thread_that_is_not_known_is_refused_so_that_its_client_sends_everything(serve: Serve) -> None:
     async with serve() as served:
         access = await served.open()

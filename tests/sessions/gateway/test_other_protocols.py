@@ -325,6 +325,7 @@ async def test_two_protocols_may_be_used_in_one_session(serve: Serve) -> None:
 # ----------------------------------------------------------------------------------------- Completions
 
 
+@pytest.mark.slow
 async def test_completions_go_on_from_the_stored_tokens_of_what_they_repeat(serve: Serve) -> None:
     async with serve(ScriptedEngine(in_turn("upon a time", " there was"))) as served:
         access = await served.open()

@@ -25,6 +25,7 @@ def said(count: int) -> list[dict[str, str]]:
     return [{"role": "user", "content": "a"}] * count
 
 
+@pytest.mark.slow
 async def test_a_request_with_too_many_messages_is_refused(serve: Serve) -> None:
     async with serve(ScriptedEngine(), limits=Limits(messages=100)) as served:
         access = await served.open()

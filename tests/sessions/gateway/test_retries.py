@@ -88,6 +88,7 @@ async def test_where_it_is_so_set_every_identical_request_is_a_retry(serve: Serv
         assert len(served.engine.calls) == 2
 
 
+@pytest.mark.slow
 async def test_a_retry_after_a_failure_beside_other_samples_is_a_sample_of_its_own(serve: Serve) -> None:
     from agentrl.errors import EngineError
 
@@ -120,7 +121,7 @@ def _reset_unread(access: dict[str, str], body: dict[str, Any]) -> None:
 
 
 async def until_lost(served: Served, id_: str) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not served.gateway.entries[id_].state.retries.lost:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -156,13 +157,13 @@ async def test_a_request_in_progress_that_a_retry_repeats_ends(serve: Serve) -> 
 
 
 async def until_in_progress(served: Served, count: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while served.gateway.in_flight > count:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
 async def until_running(served: Served, count: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while served.engine.running < count:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 

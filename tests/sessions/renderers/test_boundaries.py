@@ -190,6 +190,7 @@ def test_images_are_refused_with_the_place_named(family: str) -> None:
         ("kimi-k2", Message(role="user", content="u"), "role='user'"),
     ],
 )
+@pytest.mark.slow
 def test_what_a_format_can_not_express_is_refused_not_dropped(family: str, message: Message, word: str) -> None:
     with pytest.raises(RenderError, match=word):
         renderer_of(family).turn(message)

@@ -146,7 +146,7 @@ def loaded(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=45, deadline=None)
 @given(data=st.data())
 def test_a_written_turn_reads_back_as_its_message(loaded: str, data: st.DataObject) -> None:
     family, message = loaded, data.draw(turns(loaded))
@@ -246,6 +246,7 @@ def test_a_character_that_a_turn_or_a_delimiter_cuts_off_is_a_replacement_charac
         ("call f please", "not valid JSON"),
     ],
 )
+@pytest.mark.slow
 def test_a_malformed_call_says_what_is_wrong_and_keeps_the_models_words(body: str, word: str) -> None:
     renderer = renderer_of("qwen3")
     ids = renderer.tokenizer.encode_markup(f"hi\n<tool_call>\n{body}\n</tool_call><|im_end|>")
@@ -281,6 +282,7 @@ def test_arguments_keep_the_models_exact_text() -> None:
         ('{"name": "a", "parameters": {"x": 1}}; {"name": "b", "parameters": {}}', ["a", "b"]),
     ],
 )
+@pytest.mark.slow
 def test_llama_reads_json_and_pythonic_calls(text: str, names: list[str]) -> None:
     renderer = renderer_of("llama-3")
     message = parse(renderer, renderer.tokenizer.encode(text)).message

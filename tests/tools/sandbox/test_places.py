@@ -99,7 +99,7 @@ def _impatient() -> Any:
 async def assert_every_place_is_free(pool: SandboxPool, backend: MortalBackend) -> None:
     backend.fates.clear()
     for spec in (SPEC, OTHER):
-        held = [await pool.acquire(spec, timeout=20) for _ in range(TOTAL)]
+        held = [await pool.acquire(spec, timeout=120) for _ in range(TOTAL)]
         for sandbox in held:
             await pool.release(sandbox)
     await pool.close()
@@ -121,7 +121,7 @@ async def test_a_place_is_free_after_its_sandbox_ended_in_any_state_by_any_means
     for _ in range(2 * TOTAL):
         backend.fates = {state: [means]}
         try:
-            sandbox = await asyncio.wait_for(pool.acquire(SPEC, timeout=20), 20)
+            sandbox = await asyncio.wait_for(pool.acquire(SPEC, timeout=120), 120)
         except BaseException:
             continue
         await pool.release(sandbox)
@@ -133,6 +133,7 @@ async def test_a_place_is_free_after_its_sandbox_ended_in_any_state_by_any_means
     st.lists(st.tuples(st.sampled_from("aarrpcx"), st.integers(0, 3), st.sampled_from(list(MEANS))), max_size=30),
     st.booleans(),
 )
+@pytest.mark.slow
 def test_no_order_of_events_and_ends_costs_a_place(events: list[tuple[str, int, str]], recycle: bool) -> None:
     async def run() -> None:
         backend = MortalBackend()
@@ -141,13 +142,13 @@ def test_no_order_of_events_and_ends_costs_a_place(events: list[tuple[str, int, 
         for event, number, means in events:
             try:
                 if event == "a" and len(held) < TOTAL:
-                    held.append(await pool.acquire((SPEC, OTHER)[number % 2], timeout=20))
+                    held.append(await pool.acquire((SPEC, OTHER)[number % 2], timeout=120))
                 elif event == "r" and held:
                     await pool.release(held.pop(number % len(held)))
                 elif event == "p":
                     await pool.prepare((SPEC, OTHER)[number % 2], number)
                 elif event == "c" and len(held) < TOTAL:
-                    acquiring = asyncio.ensure_future(pool.acquire((SPEC, OTHER)[number % 2], timeout=20))
+                    acquiring = asyncio.ensure_future(pool.acquire((SPEC, OTHER)[number % 2], timeout=120))
                     for _ in range(number):
                         await asyncio.sleep(0)
                     acquiring.cancel()
@@ -172,7 +173,7 @@ async def test_an_acquire_that_is_cancelled_as_its_sandbox_comes_keeps_no_place(
     backend = MortalBackend()
     pool = SandboxPool(backend.create, total=TOTAL, recycle=True)
     for _ in range(2 * TOTAL):
-        acquiring = asyncio.ensure_future(pool.acquire(SPEC, timeout=20))
+        acquiring = asyncio.ensure_future(pool.acquire(SPEC, timeout=120))
         await asyncio.sleep(0)
         while not await on_loop(_leased(pool)):  # the other loop runs on; this task has heard nothing yet
             pass
@@ -198,7 +199,7 @@ async def test_what_a_background_task_did_not_expect_is_logged(
     backend.fates = {"reset": ["wrong"]}
     with caplog.at_level(logging.ERROR):
         await pool.release(sandbox)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while backend.fates["reset"]:  # noqa: ASYNC110 - until the sandboxes' own loop has met it
                 await asyncio.sleep(0.001)
         await assert_every_place_is_free(pool, backend)

@@ -132,7 +132,7 @@ async def test_an_idle_sandbox_of_another_kind_is_removed_for_a_waiting_caller(
     pool: SandboxPool, backend: FakeBackend
 ) -> None:
     await pool.warm(OTHER, 4)
-    sandbox: Any = await pool.acquire(SPEC, timeout=5)
+    sandbox: Any = await pool.acquire(SPEC, timeout=60)
     assert sandbox.spec == SPEC
 
 
@@ -142,12 +142,12 @@ async def test_waiting_ends_at_the_deadline_and_leaves_nothing_behind(pool: Sand
         await pool.acquire(SPEC, timeout=0.05)
     for sandbox in held:
         await pool.release(sandbox)
-    assert (await pool.acquire(SPEC, timeout=5)).id not in {sandbox.id for sandbox in held}
+    assert (await pool.acquire(SPEC, timeout=60)).id not in {sandbox.id for sandbox in held}
 
 
 async def test_a_daemon_that_fails_for_a_while_is_tried_again(pool: SandboxPool, backend: FakeBackend) -> None:
     backend.failures = [DaemonError("busy"), SandboxDied("gone")]
-    await pool.acquire(SPEC, timeout=5)
+    await pool.acquire(SPEC, timeout=60)
     assert pool.counts["created"] == 1
 
 
@@ -177,7 +177,7 @@ async def test_a_daemon_that_keeps_failing_raises_in_the_waiting_caller(
 ) -> None:
     backend.failures = [DaemonError(f"failure {i}") for i in range(20)]
     with pytest.raises(DaemonError, match="failure"):
-        await pool.acquire(SPEC, timeout=5)
+        await pool.acquire(SPEC, timeout=60)
 
 
 async def test_idle_sandboxes_that_could_not_be_created_are_created_after_the_next_acquire(
@@ -185,16 +185,16 @@ async def test_idle_sandboxes_that_could_not_be_created_are_created_after_the_ne
 ) -> None:
     backend.failures = [DaemonError("down")] * 20
     with pytest.raises(DaemonError, match="down"):
-        await pool.warm(SPEC, 2, timeout=5)
+        await pool.warm(SPEC, 2, timeout=60)
     backend.failures.clear()
-    await pool.acquire(SPEC, timeout=5)
+    await pool.acquire(SPEC, timeout=60)
     await until(lambda: len(backend.alive) == 3, "one leased, two idle")
 
 
 async def test_a_wrong_configuration_is_not_tried_twice(pool: SandboxPool, backend: FakeBackend) -> None:
     backend.failures = [ConfigError("no such image")] * 2
     with pytest.raises(ConfigError, match="no such image"):
-        await pool.acquire(SPEC, timeout=5)
+        await pool.acquire(SPEC, timeout=60)
     assert len(backend.failures) == 1
 
 
@@ -209,7 +209,7 @@ async def test_recycled_sandboxes_are_emptied_first_and_removed_where_they_can_n
     assert first.resets == 1
     first.works = False
     await pool.release(first)
-    assert await pool.acquire(SPEC, timeout=5) is not first
+    assert await pool.acquire(SPEC, timeout=60) is not first
     await pool.close()
     assert backend.alive == set()
 
@@ -250,7 +250,7 @@ async def test_a_cancelled_acquire_keeps_no_sandbox(pool: SandboxPool, backend: 
     await asyncio.gather(*tasks, return_exceptions=True)
     sandbox_loop().call_soon_threadsafe(backend.may_create.set)  # who waits for it is on that loop
     await until(lambda: not backend.creating and not backend.alive, "no idle sandboxes were requested")
-    assert await pool.acquire(SPEC, timeout=5)
+    assert await pool.acquire(SPEC, timeout=60)
 
 
 async def test_a_closed_pool_has_no_sandboxes(backend: FakeBackend) -> None:
@@ -267,7 +267,7 @@ async def test_a_waiting_caller_gets_the_slot_of_another_kind_that_was_still_bei
     backend = FakeBackend(delay=0.05)
     pool = SandboxPool(backend.create, total=1, creates=1)
     await pool.prepare(OTHER, 1)
-    held = await pool.acquire(SPEC, timeout=5)
+    held = await pool.acquire(SPEC, timeout=60)
     assert held.spec == SPEC
     await pool.close()
 
@@ -282,7 +282,7 @@ def test_no_order_of_events_breaks_the_bound_or_loses_a_sandbox(events: list[tup
         specs = [SPEC, OTHER]
         for event, number in events:
             if event == "a" and len(held) < 3:
-                held.append(await pool.acquire(specs[number % 2], timeout=5))
+                held.append(await pool.acquire(specs[number % 2], timeout=60))
             elif event == "p":
                 await pool.prepare(specs[number % 2], number)
             elif event == "r" and held:

@@ -107,7 +107,7 @@ async def test_the_remote_backend_conforms(backend: str, request: pytest.Fixture
 async def test_the_tools_of_an_agent_work_on_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter, "INTERRUPT_SECONDS", 60.0)  # a busy machine answers late
     async with served():
-        sandbox, tools = await create_remote(SPEC), Toolkit(["python"], timeout=10)
+        sandbox, tools = await create_remote(SPEC), Toolkit(["python"], timeout=60)
         assert await tools.python("x = 6", sandbox) == ""
         assert await tools.python("x * 7", sandbox) == "42"
         endless = await Toolkit(["python"], timeout=0.5).python("while True: pass", sandbox)
@@ -334,7 +334,7 @@ async def test_a_sandbox_that_was_given_back_serves_its_next_user_only() -> None
             await sandbox.exec("true")
         await sandbox.close()
         await renewed.reset()
-        assert (await renewed.exec("ls -A", timeout=10)).stdout == b""
+        assert (await renewed.exec("ls -A", timeout=60)).stdout == b""
         with pytest.raises(PathError):
             await renewed.exec(["echo", "\ud800"])
         await renewed.close()

@@ -141,7 +141,7 @@ class ToolCaller:
     """A registry over a toolkit and a tool of a user's own, on one sandbox."""
 
     def __init__(self, sandbox: Sandbox) -> None:
-        self.toolkit = Toolkit(("bash", "python", "edit", "submit"), timeout=10)
+        self.toolkit = Toolkit(("bash", "python", "edit", "submit"), timeout=60)
 
         async def provide() -> Sandbox:
             return sandbox

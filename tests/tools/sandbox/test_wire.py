@@ -21,6 +21,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 
 
 @given(FRAMES, st.lists(st.integers(0, 10_000), max_size=30))
+@pytest.mark.slow
 def test_frames_come_out_as_they_went_in_however_the_stream_is_cut(
     frames: list[tuple[int, Frame, bytes]], places: list[int]
 ) -> None:

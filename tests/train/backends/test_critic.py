@@ -309,6 +309,7 @@ def test_the_critics_rates_rise_over_steps_of_their_own(warmup: int | None, move
     assert float(critic_of(trainer).head.weight.detach().abs().max()) == pytest.approx(moved, rel=1e-2)
 
 
+@pytest.mark.slow
 def test_more_updates_of_the_critic_change_nothing_else(tiny_llama: Path) -> None:
     """The policy's own gradients, norm and clipping know nothing of how the critic is updated."""
     found = []
@@ -340,12 +341,14 @@ def test_the_critics_loss_shapes_the_policys_trunk_only_where_it_reads_it_and_is
     assert torch.equal(gradient(row=True), gradient(row=False)) != shaped
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_a_critic_on_another_trunk_is_refused_with_what_to_do(tiny_llama: Path, tmp_path: Path) -> None:
     trainer_on(tiny_llama, PpoConfig(value_trunk="own")).save(tmp_path / "state")
     with pytest.raises(ConfigError, match=r"algo.value_trunk=policy: .* value_trunk=own"):
         trainer_on(tiny_llama).load(tmp_path / "state")
 
 
+@pytest.mark.slow
 def test_engines_and_folders_never_see_the_critic(tiny_llama: Path, tmp_path: Path) -> None:
     with_critic, without = trainer_on(tiny_llama), trainer_on(tiny_llama, AlgoConfig())
     assert [name for name, _ in with_critic.weights()] == [name for name, _ in without.weights()]

@@ -31,6 +31,7 @@ def change(folder: Path, algo: AlgoConfig = ALGO, **settings: Any) -> dict[str, 
     return {name: after - before[name] for name, after in parameters(trainer).items()}
 
 
+@pytest.mark.slow
 def test_muon_moves_hidden_matrices_by_an_orthogonal_update_and_leaves_the_rest_to_adamw(tiny_llama: Path) -> None:
     """By its definition: all singular values of the update are about equal (0.7 to 1.2 after five iterations in
     bfloat16), times AdamW's size, 0.2 · sqrt(max(rows, columns)) · lr. Directions without gradient get less."""
@@ -45,6 +46,7 @@ def test_muon_moves_hidden_matrices_by_an_orthogonal_update_and_leaves_the_rest_
             assert torch.equal(moved, plain[name]), name
 
 
+@pytest.mark.slow
 def test_frozen_weights_stay_and_factors_multiply_the_learning_rate(tiny_llama: Path) -> None:
     settings = {"freeze": ["*.layers.0.mlp.*"], "lr_factors": {"*norm.weight": 0.25}, "layer_decay": 0.5}
     plain, ours = (
@@ -87,6 +89,7 @@ def test_with_all_of_it_two_steps_saved_and_two_more_are_four_bit_for_bit(
     assert same(dict(second.reference.state_dict()), dict(straight.reference.state_dict()))
 
 
+@pytest.mark.slow
 def test_a_reference_that_follows_is_the_exponential_average_of_the_policies(tiny_llama: Path) -> None:
     algo = AlgoConfig(lr=1e-2, kl_coef=0.1, reference_decay=0.75)
     trainer = trainer_on(tiny_llama, algo)
@@ -127,6 +130,7 @@ def test_an_average_for_evaluation_follows_the_policy_in_checkpoints_and_changes
     assert not same(averaged, parameters(plain))
 
 
+@pytest.mark.slow
 def test_settings_that_fit_no_parameter_or_another_checkpoint_are_refused(tiny_llama: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"trainer.freeze: 'visual.\*' matches none"):
         trainer_on(tiny_llama, freeze=["visual.*"])

@@ -384,6 +384,7 @@ def test_models_check_ends_well_for_a_model_that_megatron_alone_refuses_unless_m
     assert checked(tmp_path / "model", "--trainer", "torch", "--engine", "local")[0] == 0
 
 
+@pytest.mark.slow
 def test_models_check_ends_with_1_where_the_engine_that_was_named_refuses(folder: Path) -> None:
     code, printed = checked(folder, "--engine", "local")
     assert code == 1

@@ -107,6 +107,7 @@ def test_a_state_that_were_forgotten_at_a_branch_would_be_found_out(monkeypatch:
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6))
+@pytest.mark.slow
 def test_every_token_is_computed_behind_what_its_path_holds_before_it(seed: int) -> None:
     forest = random_forest(seed) if seed % 2 else reference.random_forest(random.Random(seed), VOCABULARY)
     end, index = forest.end.tolist(), torch.arange(len(forest))

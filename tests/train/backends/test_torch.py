@@ -96,6 +96,7 @@ def test_two_steps_saved_and_two_more_equal_four_steps_bit_for_bit(
     assert sorted(p.name for p in (tmp_path / "deep").iterdir()) == ["state"]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_learns_under_the_settings_that_it_is_given_not_those_it_was_saved_with(
     tiny_llama: Path, tmp_path: Path
 ) -> None:
@@ -126,6 +127,7 @@ def test_an_exported_folder_loads_in_transformers_with_equal_logits(tiny_llama: 
     assert torch.equal(exported(ids).logits, trainer.model(ids).logits)
 
 
+@pytest.mark.slow
 def test_published_weights_are_what_a_plain_model_needs(tiny_llama: Path) -> None:
     trainer = trainer_on(tiny_llama)
     trainer.step(forests_for(ALGO))
@@ -160,6 +162,7 @@ def test_better_samples_become_likelier_and_worse_ones_less_likely(tiny_llama: P
     assert float(change[forest.weight > 0].mean()) > 0
 
 
+@pytest.mark.slow
 def test_a_first_update_has_ratio_one_and_a_second_epoch_has_not(tiny_llama: Path) -> None:
     once = trainer_on(tiny_llama).step(forests_for(ALGO))
     assert once["policy/approx_kl"] == 0
@@ -183,6 +186,7 @@ def test_mismatch_is_the_distance_from_the_engine_before_the_update(tiny_llama: 
     assert metrics["mismatch/abs_mean"] == pytest.approx(0.5 / metrics["tokens/trained"], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_the_reference_is_the_policy_that_the_phase_began_with(tiny_llama: Path) -> None:
     algo = AlgoConfig(lr=1e-2, kl_coef=0.5)
     trainer = trainer_on(tiny_llama, algo)
@@ -236,6 +240,7 @@ def test_a_batch_without_forests_changes_no_weight(tiny_llama: Path) -> None:
     assert same(parameters(trainer), before)
 
 
+@pytest.mark.slow
 def test_a_new_phase_forgets_the_optimizers_past(tiny_llama: Path) -> None:
     """After a warm start, reinforcement learning begins like it would on the exported weights."""
     sft = AlgoConfig(name="sft", lr=1e-2)
@@ -251,6 +256,7 @@ def test_a_new_phase_forgets_the_optimizers_past(tiny_llama: Path) -> None:
     assert same(parameters(trainer), parameters(fresh))
 
 
+@pytest.mark.slow
 def test_bfloat16_computes_near_float32_and_keeps_float32_weights(tiny_llama: Path) -> None:
     forests = forests_for(ALGO)
     exact = trainer_on(tiny_llama).step(forests)
@@ -320,6 +326,7 @@ def test_the_learning_rate_warms_up_and_follows_its_schedule(schedule: str, expe
     assert learning_rate(algo, 10**6, 6) == (1.0 if schedule == "constant" else pytest.approx(0.0))
 
 
+@pytest.mark.slow
 def test_recomputed_layers_give_the_same_update_bit_for_bit_and_hold_fewer_activations(tiny_llama: Path) -> None:
     forests = forests_for(ALGO)
     kept = trainer_on(tiny_llama)

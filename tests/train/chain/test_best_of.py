@@ -86,6 +86,7 @@ def same_bits_of_stage(one: Path, other: Path, name: str) -> bool:
     return ends[0] is not None and ends[0].weights == ends[1].weights  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_where_nothing_is_kept_the_chain_goes_on_with_a_lower_threshold(tmp_path: Path) -> None:
     noop = {**BEST, "policy": "noop", "reject": {"n": 1}}
     with pytest.raises(NoSignal, match="stage best: no session of 2 is kept"):

@@ -22,6 +22,7 @@ def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return zoo.write("qwen3_moe_raw", tmp_path_factory.mktemp("moe") / "model")
 
 
+@pytest.mark.slow
 def test_experts_learn_with_matrices_of_their_own_and_a_saved_trainer_goes_on_bit_for_bit(
     moe: Path, tmp_path: Path
 ) -> None:
@@ -50,6 +51,7 @@ def test_experts_learn_with_matrices_of_their_own_and_a_saved_trainer_goes_on_bi
     assert same(weights(first), weights(TorchTrainer(tmp_path / "model", TorchConfig(device="cpu"), ALGO)))
 
 
+@pytest.mark.slow
 def test_gradients_of_experts_matrices_are_those_of_the_merged_tensor(moe: Path, tmp_path: Path) -> None:
     """dB = scale dW A' and dA = scale B' dW for each expert; also where activations are computed again."""
     trainer = trainer_on(moe, trainer=TorchConfig(device="cpu", recompute="full"), rank=2, experts=True)
@@ -80,6 +82,7 @@ def test_gradients_of_experts_matrices_are_those_of_the_merged_tensor(moe: Path,
         torch.testing.assert_close(found_a, scale * each_b.transpose(1, 2) @ gradient, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_experts_where_there_are_none_or_others_are_refused(moe: Path, tiny_llama: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"lora\.experts: no layer of the model has experts in one tensor"):
         trainer_on(tiny_llama, experts=True)

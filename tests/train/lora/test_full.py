@@ -31,6 +31,7 @@ from tests.train.lora.test_lora import learn, same, trainer_on, weights
 FULL = ("*.embed_tokens",)
 
 
+@pytest.mark.slow
 def test_modules_in_full_learn_beside_an_adapter_and_a_saved_trainer_goes_on_bit_for_bit(
     tiny_llama: Path, tmp_path: Path
 ) -> None:
@@ -63,6 +64,7 @@ def test_modules_in_full_learn_beside_an_adapter_and_a_saved_trainer_goes_on_bit
     assert same(weights(from_folder), weights(first))
 
 
+@pytest.mark.slow
 def test_an_engine_has_the_bits_of_the_whole_weights_from_an_adapter_with_modules_in_full(
     tiny_llama: Path, tmp_path: Path
 ) -> None:
@@ -90,6 +92,7 @@ def test_an_engine_has_the_bits_of_the_whole_weights_from_an_adapter_with_module
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_adapters_that_lack_their_modules_or_untie_their_base_are_refused(tiny_llama: Path, tmp_path: Path) -> None:
     trainer = trainer_on(tiny_llama, full=FULL)
     part = trainer.parts()[ADAPTER]
@@ -111,6 +114,7 @@ def test_adapters_that_lack_their_modules_or_untie_their_base_are_refused(tiny_l
         read_adapter(folder)
 
 
+@pytest.mark.slow
 def test_what_does_not_train_or_compute_modules_in_full_says_what_does(tiny_llama: Path, tmp_path: Path) -> None:
     """By pattern, and where the folder that training begins with has them."""
     write_part(trainer_on(tiny_llama, full=FULL).parts()[ADAPTER].copied(), tmp_path / "adapter")

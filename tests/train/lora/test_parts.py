@@ -123,6 +123,7 @@ def test_turns_that_are_under_way_go_on_under_a_published_adapter(tiny_llama: Pa
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_whole_weights_are_handed_out_where_no_folder_holds_the_base(tiny_llama: Path) -> None:
     trainer = trainer_on(tiny_llama)
     assert trainer.parts().keys() == {ADAPTER}

@@ -28,6 +28,7 @@ from tests.train.test_several_learners import weights as saved_weights
 ALGO = AlgoConfig(lr=1e-2, kl_coef=0.1)
 
 
+@pytest.mark.slow
 def test_adapters_on_one_base_learn_the_bits_that_each_would_learn_alone_and_hold_it_once(
     tiny_llama: Path, tmp_path: Path
 ) -> None:
@@ -54,6 +55,7 @@ def test_adapters_on_one_base_learn_the_bits_that_each_would_learn_alone_and_hol
     assert same(weights(second), weights(apart[1]))
 
 
+@pytest.mark.slow
 def test_a_base_of_another_model_is_not_shared(tiny_llama: Path, tmp_path: Path) -> None:
     trainer_on(tiny_llama, ALGO, rank=2).export(tmp_path)
     first, second, whole = (trainer_on(tiny_llama, ALGO, **each) for each in ({"rank": 2}, {"rank": 2}, {"rank": 0}))
@@ -63,6 +65,7 @@ def test_a_base_of_another_model_is_not_shared(tiny_llama: Path, tmp_path: Path)
     assert not second.shared_base
 
 
+@pytest.mark.slow
 def test_passes_over_trees_of_several_adapters_are_those_of_each_alone_up_to_rounding(tiny_llama: Path) -> None:
     """Also where one has more updates than the other, whose step ends first, and where a step fails."""
     algos = (AlgoConfig(lr=1e-2, kl_coef=0.1, epochs=2), AlgoConfig(lr=1e-2))

@@ -59,6 +59,7 @@ def run(tmp_path: Path, text: str) -> tuple[list[str], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("framework", [SLIME, VERL], ids=lambda each: each.name)
+@pytest.mark.slow
 def test_every_setting_of_ours_in_a_table_exists_and_takes_its_values(framework: Framework) -> None:
     tree = {"env": "calculator", "algo": "ppo", "trainer": "megatron", "engine": "sglang"}
     known = {name for name, _, _ in fields(RunConfig, tree)} | {"algo.scale_by_std"}

@@ -170,6 +170,7 @@ def pair_rows(file: Path, *rows: dict[str, Any]) -> DataConfig:
     return DataConfig(name=str(file), held_out=str(file), strings="chat")
 
 
+@pytest.mark.slow
 def test_pairs_of_one_prompt_lie_in_one_group_and_what_can_not_be_compared_is_told(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:

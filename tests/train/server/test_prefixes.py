@@ -43,6 +43,7 @@ def datum(ids: list[int], targets: list[int] | None = None, **inputs: list[float
 
 
 @given(data=st.lists(tokens, min_size=1, max_size=6), budget=st.integers(1, 20))
+@pytest.mark.slow
 def test_each_distinct_prefix_is_one_token_of_a_forest_that_keeps_its_invariants(
     data: list[list[int]], budget: int
 ) -> None:

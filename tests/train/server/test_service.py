@@ -89,6 +89,7 @@ async def asking(folder: Path, tmp_path: Path) -> AsyncIterator[Asking]:
         yield found
 
 
+@pytest.mark.slow
 async def test_requests_are_computed_once_and_in_their_order_however_they_are_sent(asking: Asking) -> None:
     one, other = await asking.run(), await asking.run()
     sent = {1: [5, 6, 7], 2: [5, 6, 8], 3: None, 4: [5, 6, 7]}
@@ -125,6 +126,7 @@ async def test_one_run_at_a_time_has_its_moments_in_memory_and_each_learns_as_al
     assert all(torch.equal(ours[at]["exp_avg"], theirs[at]["exp_avg"]) for at in ours)
 
 
+@pytest.mark.slow
 async def test_mixed_passes_are_answered_as_separate_ones_also_where_one_fails(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +170,7 @@ async def test_mixed_passes_are_answered_as_separate_ones_also_where_one_fails(
     assert norms["mixed"] == pytest.approx(norms["separate"], rel=1e-5)
 
 
+@pytest.mark.slow
 async def test_a_failure_of_the_server_leaves_the_gradient_as_it_was_before(
     asking: Asking, monkeypatch: pytest.MonkeyPatch
 ) -> None:

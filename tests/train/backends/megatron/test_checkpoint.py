@@ -61,6 +61,7 @@ def test_weights_and_moments_are_the_same_under_every_layout_that_continues(worl
     assert try_pairs(world, covering(TESTED), tmp_path) == []
 
 
+@pytest.mark.slow
 def test_every_pair_of_choices_of_layout_optimizer_and_model_is_tried() -> None:
     pairs = covering(TESTED)
     for choice in ("distributed", "tied", "width"):

@@ -32,6 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=40), st.data())
+@pytest.mark.slow
 def test_one_changed_element_or_two_that_changed_places_change_the_checksum(
     bits: list[int], data: st.DataObject
 ) -> None:
@@ -53,6 +54,7 @@ def test_a_checksum_is_of_the_whole_tensor_however_it_is_cut(monkeypatch: pytest
     assert contents.checksum(tensor) == contents.checksum(tensor.T.contiguous().T) == whole
 
 
+@pytest.mark.slow
 def test_what_was_written_is_read_again(folder: Path) -> None:
     held = contents.read(folder, SETTINGS, alone, 0)
     contents.compare(folder, held["weights"]["policy"], contents.sums([("w", torch.arange(6.0).view(2, 3))]))
@@ -85,6 +87,7 @@ def flip(file: Path) -> None:
     ],
     ids=["flipped", "truncated", "missing", "no-contents", "other-json", "edited", "garbage"],
 )
+@pytest.mark.slow
 def test_damage_is_named(folder: Path, harm: Callable[[Path], object], words: str) -> None:
     harm(folder)
     with pytest.raises(InvalidInput, match=words.replace("(", r"\(")):

@@ -174,6 +174,7 @@ def test_the_family_in_the_documentation_computes_what_transformers_does(world: 
     assert float((got - want).abs().max()) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_family_that_claims_anothers_models_leaves_the_other_its_name(forget_names: Callable[[Any], None]) -> None:
     """It took the other's place: with trainer.family=llama the new one was meant."""
     forget_names(FAMILIES)

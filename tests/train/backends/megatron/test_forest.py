@@ -73,6 +73,7 @@ def test_every_token_is_held_by_one_rank_and_costs_are_shared(seed: int, context
 
 @pytest.mark.parametrize("copies", [1, 2, 3])
 @pytest.mark.parametrize("multiple", [1, 4])
+@pytest.mark.slow
 def test_work_is_shared_by_cost_and_none_is_lost_or_doubled(copies: int, multiple: int) -> None:
     forests = random_forests(4, trees=8, budget=150)
     plan = assign(forests, copies, width=4, multiple=multiple)
@@ -91,6 +92,7 @@ def test_work_is_shared_by_cost_and_none_is_lost_or_doubled(copies: int, multipl
     assert max(loads) <= 1.5 * sum(loads) / copies
 
 
+@pytest.mark.slow
 def test_one_forest_is_cut_between_its_trees_so_that_no_rank_is_idle() -> None:
     [forest] = random_forests(2, trees=4, budget=10_000)
     plan = assign([forest], 2, width=8)
@@ -101,6 +103,7 @@ def test_one_forest_is_cut_between_its_trees_so_that_no_rank_is_idle() -> None:
 
 
 @pytest.mark.parametrize("copies", [2, 4])
+@pytest.mark.slow
 def test_a_rank_is_sent_its_share_of_a_batch_and_nothing_of_the_others(copies: int) -> None:
     """A part of a forest was sent with all of the forest that it is a part of, as views of a tensor are pickled."""
     forests = random_forests(3, trees=48, budget=2000)
@@ -117,10 +120,12 @@ def test_a_rank_is_sent_its_share_of_a_batch_and_nothing_of_the_others(copies: i
     assert all(torch.equal(one, forest.weight) for one, forest in zip(whole, forests, strict=True))
 
 
+@pytest.mark.slow
 def test_a_batch_without_forests_gives_no_rank_a_micro_batch() -> None:
     assert [share.works for share in Division((0, 1), width=8).shares([])] == [[], []]
 
 
+@pytest.mark.slow
 def test_a_part_of_a_forest_says_of_its_trees_what_the_whole_says() -> None:
     [forest] = random_forests(3, trees=3, budget=10_000)
     roots = torch.nonzero(forest.position == 0).flatten().tolist()

@@ -60,6 +60,7 @@ def test_every_place_of_every_tensor_is_in_exactly_one_shard(
     count=st.sampled_from([1, 2, 4, 8]),
 )
 @settings(derandomize=True, deadline=None)
+@pytest.mark.slow
 def test_query_key_and_value_are_covered_whatever_the_number_of_ranks_and_groups(
     groups: int, per_group: int, head_dim: int, count: int
 ) -> None:
@@ -80,6 +81,7 @@ def test_query_key_and_value_are_covered_whatever_the_number_of_ranks_and_groups
     assert whole_shapes(joint, (rows // count, 3)) == {"qkv": (rows, 3)}
 
 
+@pytest.mark.slow
 def test_a_group_is_its_queries_its_key_and_its_value() -> None:
     sizes = ModelSizes(heads=4, groups=2, head_dim=3, vocabulary=1)
     first, second = Grouped("q", "k", "v").shards((12, 5), 2, sizes)
@@ -87,6 +89,7 @@ def test_a_group_is_its_queries_its_key_and_its_value() -> None:
     assert second == [Piece("q", 0, 6, 12), Piece("k", 0, 3, 6), Piece("v", 0, 3, 6)]
 
 
+@pytest.mark.slow
 def test_more_ranks_than_groups_cut_within_a_group() -> None:
     sizes = ModelSizes(heads=4, groups=1, head_dim=3, vocabulary=1)
     shards = Grouped("q", "k", "v").shards((9, 5), 2, sizes)
@@ -96,12 +99,14 @@ def test_more_ranks_than_groups_cut_within_a_group() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_gate_and_up_are_joined_rank_by_rank() -> None:
     assert Gated("g", "u").shards((4, 3), 2, NO_SIZES)[1] == [Piece("g", 0, 2, 4), Piece("u", 0, 2, 4)]
     assert Halves("gu").shards((4, 3), 2, NO_SIZES)[1] == [Piece("gu", 0, 2, 4), Piece("gu", 0, 6, 8)]
 
 
 @pytest.mark.parametrize("by_turns", [False, True])
+@pytest.mark.slow
 def test_an_expert_is_a_layer_of_one_tensor_that_has_inputs_before_outputs(by_turns: bool) -> None:
     layout = Stacked("e", by_turns=by_turns)
     weight, bias = torch.arange(12).view(4, 3), torch.arange(4)
@@ -117,6 +122,7 @@ def test_an_expert_is_a_layer_of_one_tensor_that_has_inputs_before_outputs(by_tu
 
 @given(vocabulary=st.integers(1, 40), count=st.sampled_from([1, 2, 4, 8]))
 @settings(derandomize=True, deadline=None)
+@pytest.mark.slow
 def test_a_padded_vocabulary_has_the_real_rows_and_padding_behind_them(vocabulary: int, count: int) -> None:
     size = -(-vocabulary // count)
     sizes = ModelSizes(heads=1, groups=1, head_dim=1, vocabulary=vocabulary)
@@ -127,6 +133,7 @@ def test_a_padded_vocabulary_has_the_real_rows_and_padding_behind_them(vocabular
     assert whole_shapes(shards, (size, 3)) == {"e": (vocabulary, 3)}
 
 
+@pytest.mark.slow
 def test_what_is_the_same_everywhere_is_cut_nowhere() -> None:
     assert Whole("n").shards((7,), 3, NO_SIZES) == [[Piece("n", 0, 0, 7)]] * 3
 
@@ -135,5 +142,6 @@ def test_what_is_the_same_everywhere_is_cut_nowhere() -> None:
     ("layout", "names"),
     [(Whole("a", precise=True), ("a",)), (Gated("g", "u"), ("g", "u")), (Grouped("q", "k", "v"), ("q", "k", "v"))],
 )
+@pytest.mark.slow
 def test_a_layout_names_its_tensors(layout: Any, names: tuple[str, ...]) -> None:
     assert layout.names() == names

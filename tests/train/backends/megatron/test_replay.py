@@ -199,6 +199,7 @@ def forgetful(*_: Any) -> Forgetful:
     return Forgetful()
 
 
+@pytest.mark.slow
 async def test_an_engine_that_records_no_experts_is_refused_by_name_and_closed(tmp_path: Path) -> None:
     path = f"{__name__}:forgetful"
     config = RunConfig.model_validate(

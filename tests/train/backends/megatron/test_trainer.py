@@ -202,6 +202,7 @@ def test_what_a_rank_raises_on_purpose_is_raised_as_what_it_was(folder: Path, tm
         ("smollm2", {"dtype": "float16"}, "would underflow"),
     ],
 )
+@pytest.mark.slow
 def test_a_layout_that_breaks_a_rule_is_refused_by_name(
     case: str, settings: dict[str, Any], words: str, tmp_path: Path
 ) -> None:

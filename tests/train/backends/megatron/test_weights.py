@@ -134,6 +134,7 @@ GATE = "model.layers.2.mlp.gate_proj.weight"
     ],
     ids=["missing", "short", "long", "narrow", "packed", "unknown", "outside the layers", "behind the layers"],
 )
+@pytest.mark.slow
 def test_a_folder_that_does_not_fit_its_family_is_refused(
     change: Callable[[dict[str, Any]], None], words: str, world: World, tiny: Callable[[str], Path], tmp_path: Path
 ) -> None:
