@@ -8,13 +8,16 @@ weights, of the gradients and the optimizer state of what is trained, and of the
 Then two tenants of a training server ask for passes over data of 64 tokens: `separate`, one request after the other,
 and `mixed`, as many in a pass as wait (`passes`). Their bytes are counted at their updates, where both have gradients,
 and those of two policies of a run (`lora.tenants=separate`) at theirs. `--small` takes a model of three million
-weights; `--tenants` measures tenants alone, on the model of SmolLM2's shape too, and `--held` their bytes alone.
+weights; `--tenants` measures tenants alone, on the model of SmolLM2's shape too, `--held` their bytes alone, and
+`--peaks BUDGET …` the peak resident memory of processes that train on forests of so many tokens.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import random
+import re
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
@@ -28,6 +31,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from agentrl.config import AlgoConfig, LoraConfig
 from agentrl.overrides import validate
 from agentrl.rollout.weights.buckets import ADAPTER, Weights
+from agentrl.train.forest.forest import Forest
 from agentrl.train.forest.packing import pack
 from agentrl.train.server.config import ServeTrainingConfig
 from agentrl.train.server.execution import RunExecutor
@@ -61,10 +65,7 @@ def measure(folder: Path, rank: int, rounds: int) -> Cost:
     """Train with an adapter, or at rank 0 the whole model."""
     lora = LoraConfig(rank=rank) if rank else None
     trainer = TorchTrainer(folder, TorchConfig(device="cpu"), AlgoConfig(), total_steps=rounds + 1, lora=lora)
-    vocabulary = trainer.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
-    sessions = workload(random.Random(0), vocabulary, samples=4, prompt=96, turns=2, turn=20)
-    groups = [Group("g", Task(id="t"), sessions)]
-    forests = pack(groups, trainer.algorithm.credit(groups), 512)
+    forests = forests_of(trainer, 4, 512)
     taken = []
     for _ in range(rounds + 1):  # the first makes the optimizer's state
         began = time.process_time()
@@ -79,6 +80,40 @@ def measure(folder: Path, rank: int, rounds: int) -> Cost:
     moved = sum(tensor.nbytes for _, tensor in handed) if part is None else part.nbytes
     trainer.close()
     return Cost(min(taken[1:]), weights + trained + state, moved)
+
+
+def forests_of(trainer: TorchTrainer, samples: int, budget: int) -> list[Forest]:
+    """Forests of a group with so many sessions, of 80 tokens each beside their prompt of 96."""
+    vocabulary = trainer.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+    sessions = workload(random.Random(0), vocabulary, samples=samples, prompt=96, turns=2, turn=20)
+    groups = [Group("g", Task(id="t"), sessions)]
+    return pack(groups, trainer.algorithm.credit(groups), budget)
+
+
+def measure_peak(folder: Path, rank: int, budget: int) -> tuple[int, int]:
+    """Return the tokens of a forest that fills a budget, and the peak resident bytes of this process with a step on it.
+
+    The process is to be a new one.
+    """
+    lora = LoraConfig(rank=rank) if rank else None
+    config = TorchConfig(device="cpu", token_budget=budget)
+    trainer = TorchTrainer(folder, config, AlgoConfig(), total_steps=1, lora=lora)
+    forests = forests_of(trainer, (budget - 96) // 80, budget)
+    trainer.step(forests)
+    peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert peak is not None
+    trainer.close()
+    return max(len(forest.token_ids) for forest in forests), int(peak[1]) << 10
+
+
+def compare_peaks(folder: Path, ranks: Sequence[int], budgets: Sequence[int]) -> None:
+    """Print the peak resident memory of training the whole model and adapters, each in a process of its own."""
+    for budget in budgets:
+        for rank in (0, *ranks):
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                tokens, peak = pool.apply(measure_peak, (folder, rank, budget))
+            name = f"rank {rank}" if rank else "whole"
+            print(f"{name}, forests of {tokens} tokens: {peak / 1e9:.2f} GB resident at most", flush=True)
 
 
 @dataclass(frozen=True)
@@ -237,12 +272,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--tenants", action="store_true")
     parser.add_argument("--held", action="store_true")
+    parser.add_argument("--peaks", type=int, nargs="*", default=(), metavar="BUDGET")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ranks", type=int, nargs="*", default=(1, 16))
     given = parser.parse_args(arguments)
     print(machine())
     with tempfile.TemporaryDirectory() as scratch:
         LlamaForCausalLM(LlamaConfig(**(SMALL if given.small else SMOLLM2))).save_pretrained(scratch)
+        if given.peaks:
+            compare_peaks(Path(scratch), given.ranks, given.peaks)
+            return
         if given.tenants or given.held or given.small:
             compare_tenants(Path(scratch), 0 if given.held else given.rounds)
         if given.tenants or given.held:

@@ -15,8 +15,8 @@ from agentrl.errors import ConfigError, EnvError
 from agentrl.overrides import Tree, applicable, merge, spread, validate, value_at
 
 TINY = "tiny"
-ADAPTERS_RATE = 10
-"""An adapter's learning rate over the whole model's."""
+ADAPTERS_RATE, FULL_RANK = 10, 16
+"""An adapter's learning rate over the whole model's, and the least rank that has it."""
 TINY_RECIPE: Mapping[str, Any] = {
     "steps": 40,
     "algo.lr": 1e-3,
@@ -98,7 +98,9 @@ def _in_parts(settings: Tree, given: Mapping[str, Any]) -> Tree:
 def _at_adapters_rate(settings: Tree, given: Mapping[str, Any]) -> Tree:
     """The settings, with an adapter's learning rate where none is given: ten times the whole model's.
 
-    The optimum over ranks and tasks (J. Schulman and Thinking Machines Lab, "LoRA Without Regret", 2025).
+    The optimum over tasks (J. Schulman and Thinking Machines Lab, "LoRA Without Regret", 2025). A rank below 16 has
+    that times the root of rank / 16: at a scale of alpha / rank, an update of AdamW changes a layer's weights by a norm
+    that goes with 1 / root of the rank, and rank 1 learned slower with ten times (docs/benchmarks.md).
     """
     lora = settings.get("lora")
     if not isinstance(lora, Mapping) or not (lora.get("rank") or lora.get("adapter")):
@@ -107,7 +109,8 @@ def _at_adapters_rate(settings: Tree, given: Mapping[str, Any]) -> Tree:
         return settings
     rate = value_at(settings, "algo.lr")
     try:
-        return merge(settings, {"algo": {"lr": ADAPTERS_RATE * float(AlgoConfig().lr if rate is None else rate)}})
+        factor = ADAPTERS_RATE * min(1.0, (int(lora.get("rank") or FULL_RANK) / FULL_RANK) ** 0.5)
+        return merge(settings, {"algo": {"lr": factor * float(AlgoConfig().lr if rate is None else rate)}})
     except (TypeError, ValueError):
         return settings  # no number, as the validation says
 

@@ -214,7 +214,7 @@ def test_trainers_without_adapters_say_which_have_them() -> None:
         check_trainer(TorchConfig(optimizer="muon"), make_algorithm(ALGO), LoraConfig(rank=4))
 
 
-def test_an_adapters_learning_rate_is_ten_times_the_whole_models_unless_it_is_given() -> None:
-    whole, adapter = (complete({"env": "calculator", **more}).algo.lr for more in ({}, {"lora": {"rank": 4}}))
-    assert adapter == pytest.approx(10 * whole)
+def test_an_adapters_learning_rate_is_ten_times_the_whole_models_and_less_below_rank_16_unless_it_is_given() -> None:
+    whole, *adapters = (complete({"env": "calculator", "lora": {"rank": rank}}).algo.lr for rank in (0, 1, 4, 16, 64))
+    assert adapters == pytest.approx([2.5 * whole, 5 * whole, 10 * whole, 10 * whole])
     assert complete({"env": "calculator", "lora": {"rank": 4}, "algo": {"lr": 0.5}}).algo.lr == 0.5
