@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 from typing import Any, Literal
@@ -71,6 +72,9 @@ def test_before_a_turn_stands_all_that_any_agent_was_told_or_said_until_it_began
             if own.sampled:
                 before = [ids[tuple(each.token_ids)] for each in path.nodes[: node.id]]
                 assert set(before) == known[ids[tuple(own.token_ids)]]
+                told = itertools.takewhile(lambda i: not session.nodes[i].sampled, sorted(before, reverse=True))
+                if any(session.nodes[i].agent == agent for i in told):
+                    assert path.nodes[node.id - 1].agent == agent, "its own message is the last"
         assert not any(any(node.trainable) for node in path.nodes if node.agent != agent)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,23 @@ import pytest
 import torch
 from torch import Tensor, zeros_like
 
+from agentrl.config import AlgoConfig
 from agentrl.errors import ConfigError
+from agentrl.train.algorithms import algorithm_settings, make_algorithm
 from agentrl.train.algorithms.advantages.ppo import PpoConfig
 from agentrl.train.algorithms.policy_losses.clipped import ClippedConfig
+from agentrl.train.forest.forest import Forest
+from agentrl.train.forest.packing import pack_credited
 from agentrl.train.trainers.megatron.trainer import MegatronTrainer
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from tests.train.backends.megatron.batches import distances, head_of, judged, published, run
 from tests.train.backends.megatron.world import World
+from tests.train.trees import as_group, linear_session, with_counterfactuals
 
 PPO = PpoConfig(loss=ClippedConfig(clip_high=0.3), value_coef=0.5, value_clip=0.4, value_epochs=3, max_grad_norm=1e9)
 LEARN = PpoConfig(lr=1e-2, value_lr=3e-2, value_epochs=3, kl_coef=0.1, schedule="cosine", weight_decay=0.1)
+JOINT = LEARN.model_copy(update={"value_path": "joint"})
+COMA = algorithm_settings({"name": "coma", "lr": 1e-2, "weight_decay": 0.1})
 START = 0.3
 """Where the critic begins."""
 LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -88,26 +96,40 @@ def test_values_loss_and_every_gradient_are_those_of_the_torch_trainer(
     assert float((got["critic"][0] - critic).abs().max()) < 1e-3
 
 
+def continued(seed: int) -> list[Forest]:
+    """Forests with COMA's advantages, of sessions whose turns were drawn again."""
+    rng = random.Random(seed)
+    turns = [[[rng.randrange(8, 48) for _ in range(4)] for _ in range(2)] for _ in range(4)]
+    sessions = [linear_session(f"{i}", [8, 9], each, reward=rng.random()) for i, each in enumerate(turns)]
+    groups = [as_group([with_counterfactuals(session) for session in sessions])]
+    return pack_credited(make_algorithm(COMA), groups, None, 40, seed)[1]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("path", "settings"),
-    [("agent", {}), ("joint", {"ranks": 2}), ("agent", {"tensor_parallel": 2, "sequence_parallel": True})],
-    ids=str,
+    ("algo", "settings"),
+    [
+        (LEARN, {}),
+        (JOINT, {"ranks": 2}),
+        (LEARN, {"tensor_parallel": 2, "sequence_parallel": True}),
+        (COMA, {"ranks": 2}),
+    ],
+    ids=["one", "joint paths DP2", "TP2 SP", "continuations in place of a critic DP2"],
 )
 def test_steps_are_those_of_the_torch_trainer(
-    path: str, settings: dict[str, Any], world: World, tiny: Callable[[str], Path]
+    algo: AlgoConfig, settings: dict[str, Any], world: World, tiny: Callable[[str], Path]
 ) -> None:
     """Adam, the critic at a rate of its own, the distributed optimizer; a critic that learns from other forests."""
-    batches, algo = [judged(seed) for seed in range(2)], LEARN.model_copy(update={"value_path": path})
+    batches = [continued(seed) if algo is COMA else judged(seed) for seed in range(2)]
     trainer = TorchTrainer(tiny("smollm2"), algo=algo, total_steps=len(batches))
-    rows = [trainer.step(forests, None, forests[:1] if path == "joint" else ()) for forests in batches]
+    rows = [trainer.step(forests, None, forests[:1] if algo is JOINT else ()) for forests in batches]
     got = run(world, "steps", tiny("smollm2"), batches, algo=algo, **settings)
     for ours, theirs in zip(got["rows"], rows, strict=True):
-        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
-        assert ours["critic/loss"] == pytest.approx(theirs["critic/loss"], rel=1e-4)
-    assert trainer.critic is not None
-    critic = head_of(trainer.critic)
-    assert all(float((row - critic).norm() / critic.norm()) < 1e-3 for row in got["critic"])
+        for name in ("loss", "grad_norm", *(["critic/loss"] if trainer.critic else [])):
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-3 if name == "grad_norm" else 1e-4), name
+    if trainer.critic is not None:
+        critic = head_of(trainer.critic)
+        assert all(float((row - critic).norm() / critic.norm()) < 1e-3 for row in got["critic"])
 
 
 @pytest.mark.slow
