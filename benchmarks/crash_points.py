@@ -12,7 +12,7 @@ and the driver killed a little later. The run is resumed until it ends. Synchron
 sessions (token for token) and the weights of the run without faults, bit for bit. In every run each group that was
 begun is trained once or discarded with a recorded cause (`agentrl.train.record.ledger.faults`). With `--adapter` the
 runs train an adapter of that rank, and the embeddings beside it. With `--team` two policies learn `demand`, and the run
-that dies several times does so before, between and after what is done for each: learning, publication, commit.
+that dies several times does so before, within and after the publications of a step, and its commit.
 
 Each run is a fork of this process, which has imported what the first run did, has loaded its model once (what
 transformers computes for that is kept), and has no threads: a resumption takes a third of the CPU time that it takes
@@ -82,14 +82,14 @@ KILLS: tuple[dict[str, Any], ...] = tuple(
 TEAM_KILLS: tuple[dict[str, Any], ...] = tuple(
     {"action": "kill", "point": point, "nth": nth}
     for point, nth in (
-        *(("session.ended", 3), ("groups.taken", 1), ("trainer.step", 1), ("trainer.step", 2)),
-        *(("weights.publish", 3), ("weights.publish", 4), ("step.published", 1), ("metrics.write", 1)),
-        *(("groups.taken", 2), ("checkpoint.write", 1), ("checkpoint.rename", 1), ("checkpoint.renamed", 1)),
+        *(("trainer.step", 2), ("weights.publish", 4), ("step.published", 1)),
+        *(("checkpoint.write", 1), ("checkpoint.rename", 1), ("checkpoint.renamed", 1)),
     )
 )
-"""Deaths of a run of two policies: before, between and after their steps and publications, and around the commit.
+"""Deaths of the driver of two policies: before, within and after the first step's publications, and the commit.
 
-A run that begins publishes once for each policy, so that its third publication is the first step's."""
+Their trainers and engines are in it. Where these have processes of their own, `tests/train/backends/ranks` kills those.
+A run that begins publishes once for each policy, so that its fourth publication is the second of the first step."""
 MAX_RESUMPTIONS = 6
 SECONDS = 240.0
 """A run that takes longer hangs."""
