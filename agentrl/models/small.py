@@ -172,7 +172,8 @@ def _fewer_heads(text: Any, groups: int) -> None:
     widths = ("hidden_size", "n_embd", "d_model", "attention_hidden_size", "lru_width", "mamba_d_ssm", "embed_dim")
     for name in (*counts, *(name for name in widths if isinstance(fields.get(name), int))):
         least = 1 if name in counts else WIDTH
-        setattr(text, name, max(least, fields[name] * few // heads))
+        width, rest = divmod(fields[name] * few, heads)  # GLM-4.5's 4096 are no multiple of its 96 heads
+        setattr(text, name, max(least, _multiple(width, least) if rest else width))
     if isinstance(getattr(text, "num_key_value_heads", None), int):
         text.num_key_value_heads = min(shared, groups)
 
