@@ -15,12 +15,14 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from agentrl.tools.sandbox.base import Sandbox, SandboxDied
-from agentrl.tools.sandbox.bench import compare, machine, percentile
+from agentrl.tools.sandbox.bench import bare_container, compare, machine, percentile
 from agentrl.tools.sandbox.docker.backend import create_docker
-from agentrl.tools.sandbox.docker.daemon import daemon
+from agentrl.tools.sandbox.docker.container import remove
+from agentrl.tools.sandbox.docker.daemon import connect, daemon
 from agentrl.tools.sandbox.docker.owner import OWNER, owner
 from agentrl.tools.sandbox.pool import SandboxPool
 from agentrl.tools.sandbox.runner.loop import on_loop
@@ -44,26 +46,44 @@ async def basics() -> None:
 
 
 async def crowd(containers: int = 16, rounds: int = 100) -> None:
-    """Sixteen containers at once: each runs command after command."""
-    sandboxes = await asyncio.gather(*(create_docker(SPEC) for _ in range(containers)))
-    times: list[float] = []
+    """Sixteen containers at once: how they start, and each runs command after command; against plain docker-py's."""
+    link, sandboxes, bare = await connect(SPEC.daemon), list[Sandbox](), list[str]()
+    threads = ThreadPoolExecutor(containers)
 
-    async def work(sandbox: Sandbox, count: int) -> None:
+    def plain(name: str) -> None:
+        link.api.exec_start(link.api.exec_create(name, ["echo", "x"])["Id"])
+
+    async def run(call: Callable[[], Awaitable[object]], count: int, times: list[float]) -> None:
         for _ in range(count):
             began = time.perf_counter()
-            await sandbox.exec(["echo", "x"])
+            await call()
             times.append(time.perf_counter() - began)
 
     try:
-        await asyncio.gather(*(work(sandbox, 5) for sandbox in sandboxes))
-        times.clear()
         began = time.perf_counter()
-        await asyncio.gather(*(work(sandbox, rounds) for sandbox in sandboxes))
-        rate = len(times) / (time.perf_counter() - began)
+        sandboxes = await asyncio.gather(*(create_docker(SPEC) for _ in range(containers)))
+        started = time.perf_counter() - began
+        began = time.perf_counter()
+        bare = await asyncio.gather(*(on_loop(bare_container(link, SPEC)) for _ in range(containers)))
+        of_bare = time.perf_counter() - began
+        ours, theirs, into = list[float](), list[float](), asyncio.get_running_loop().run_in_executor
+        await asyncio.gather(*(run(lambda s=each: s.exec(["echo", "x"]), 5, []) for each in sandboxes))
+        began = time.perf_counter()
+        await asyncio.gather(*(run(lambda s=each: s.exec(["echo", "x"]), rounds, ours) for each in sandboxes))
+        rate = len(ours) / (time.perf_counter() - began)
+        await asyncio.gather(
+            *(run(lambda n=each: into(threads, plain, n), max(1, rounds // 10), theirs) for each in bare)
+        )
     finally:
         await asyncio.gather(*(sandbox.close() for sandbox in sandboxes))
-    p50, p99 = statistics.median(times) * 1e3, percentile(times, 0.99) * 1e3
-    print(f"{containers} containers at once: exec p50 {p50:.1f} ms, p99 {p99:.1f} ms, {rate:.0f} commands/s")
+        await asyncio.gather(*(on_loop(remove(link, name)) for name in bare))
+        threads.shutdown()
+    p50, p99, other = statistics.median(ours) * 1e3, percentile(ours, 0.99) * 1e3, statistics.median(theirs) * 1e3
+    print(f"{containers} containers at once: exec p50 {p50:.1f} ms, p99 {p99:.1f} ms, {rate:.0f} commands/s; ", end="")
+    print(f"docker exec p50 {other:.1f} ms, {other / p50:.1f} times")
+    print(
+        f"{containers} started at once: {started:.2f} s, bare containers {of_bare:.2f} s, ratio {started / of_bare:.2f}"
+    )
 
 
 async def _paced(sandbox: Sandbox, count: int) -> list[float]:
