@@ -134,4 +134,4 @@ format: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv .venv-clients* .venv-adapters* .venv-sglang .venv-vllm .venv-uv .venv-site .venv-trl .venv-trl-functions .venv-peft .venv-tinker .venv-verl .venv-router .mypy_cache .ruff_cache .pytest_cache .times .stress .coverage .hypothesis build *.egg-info
+	rm -rf .venv .venv-clients* .venv-adapters* .venv-sglang .venv-vllm .venv-uv .venv-site .venv-trl-functions .venv-peft .venv-tinker .venv-verl .venv-router .mypy_cache .ruff_cache .pytest_cache .times .stress .coverage .hypothesis build *.egg-info

@@ -54,10 +54,6 @@ UNCHANGED = "tests/train/test_verify_kinds.py::test_a_run_of_which_nothing_was_c
 DRAWN = (
     f"{ENGINES}test_sglang.py::test_narrowed_turns_and_those_under_a_grammar_bring_the_set_that_the_server_drew_from"
 )
-SEVERAL = (
-    "tests/train/test_several_learners.py"
-    "::test_each_policy_learns_what_its_own_run_would_and_a_killed_run_goes_on_bit_for_bit"
-)
 ROTATES = f"{MEGATRON}test_families.py::test_models_check_finds_a_family_that_rotates_otherwise"
 DYING = "tests/train/test_publication.py::test_a_run_whose_trainer_dies_at_every_call_is_proven_step_for_step"
 FLEET = "tests/rollout/fleet/test_contract.py::test_a_fleet_keeps_the_contract_of_an_engine"
@@ -137,10 +133,6 @@ NIGHTLY: dict[str, str] = {
         f"{CLUSTER}test_ranks.py::test_ranks_on_two_nodes_learn_as_on_one_and_another_trainer_goes_on_where_one_is_killed"
     ),
     f"{STOPS}[plain-fsdp": f"{STOPS}[plain-torch",
-    "tests/train/backends/ranks/test_several_learners.py"
-    "::test_policies_have_trainers_of_other_kinds_and_each_goes_on_and_learns_as_alone": SEVERAL,
-    "tests/train/test_several_learners.py"
-    "::test_groups_begin_before_both_policies_have_learned_and_a_killed_run_goes_on": SEVERAL,
     f"{MEGATRON}test_replay.py::test_a_run_records_publishes_and_replays": (
         f"{MEGATRON}test_run.py::test_a_run_imitates_reinforces_publishes_and_resumes_under_another_layout"
     ),
