@@ -30,21 +30,10 @@ NAMES = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """The form of a policy's name, which is also that of a folder, a part of dotted settings and a prefix of metrics."""
 METRICS = frozenset(
     (
-        *(
-            "adaptive",
-            "averaged",
-            "branch",
-            "branches",
-            "correction",
-            "count",
-            "counterfactual",
-            "critic",
-            "distill",
-            "engine",
-        ),
-        *("env", "eval", "gateway", "group", "groups", "image", "mismatch", "moe", "pack", "policy", "preference"),
-        *("probe", "reasoning", "reuse", "reward", "reward_model", "scores", "sessions", "signal", "staleness"),
-        *("status", "stream", "throughput", "time", "tokens", "tool_errors", "vine"),
+        *("adaptive", "averaged", "branch", "branches", "correction", "count", "counterfactual", "critic", "distill"),
+        *("engine", "env", "eval", "gateway", "group", "groups", "image", "mismatch", "moe", "pack", "policy"),
+        *("preference", "probe", "reasoning", "reuse", "reward", "reward_model", "scores", "sessions", "signal"),
+        *("staleness", "status", "stream", "throughput", "time", "tokens", "tool_errors", "vine"),
     )
 )
 """The first words of the main policy's metrics, and the name of its average: no other learner is called by one."""
