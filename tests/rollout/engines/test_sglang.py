@@ -6,7 +6,6 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from agentrl.attachments import support
 from agentrl.errors import DeadlineExceeded
 from agentrl.models.tokenizers import load_tokenizer
 from agentrl.rollout.engines.contract import CHECKS, EngineSubject
+from agentrl.rollout.engines.local.sampler import RowSampling
 from agentrl.rollout.engines.servers.sglang import SGLangEngine
 from agentrl.sessions.tree import trainability, tree
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
@@ -104,9 +104,10 @@ def kept_is_by_definition(node: Node, path: list[int], model: Any) -> None:
     found = support.unpack(node.attachments[support.NAME])
     before = path[: len(path) - len(node.token_ids)]
     logits = model(torch.tensor([before])).logits[0, -1].detach().numpy()
-    alone = Sampling(temperature=node.sampling.temperature)
     filters = ({name: getattr(node.sampling, name)} for name in ("top_k", "top_p", "min_p"))
-    wanted = set.intersection(*(set(kept_by_definition(logits, replace(alone, **one))) for one in filters))
+    rows = [RowSampling(Sampling(**one), 0, 0, ()) for one in filters]
+    each_RV = kept_by_definition(np.tile(logits / node.sampling.temperature, (len(rows), 1)), rows)
+    wanted = set(each_RV.all(axis=0).nonzero()[0].tolist())
     read = found.ids(found.codes[0]) if found.codes[0] >= support.SETS else np.array(node.token_ids[:1])
     kept = read if read[0] >= 0 else np.setdiff1d(np.arange(found.vocabulary), -1 - read)
     assert len(set(kept.tolist()) ^ wanted) <= 1
