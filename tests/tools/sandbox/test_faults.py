@@ -194,7 +194,7 @@ async def test_a_hanging_daemon_is_noticed_and_a_pool_goes_on_when_it_wakes(
 ) -> None:
     """What it holds up fails in bounded time; nothing waits for it for ever."""
     monkeypatch.setattr("agentrl.tools.sandbox.runner.resident.GRACE", 1.0)
-    spec = TINY.model_copy(update={"daemon": own.address, "start_timeout": 2.0})
+    spec = TINY.model_copy(update={"daemon": own.address, "start_timeout": 60.0})
     sandbox = await create_docker(spec)
     assert own.process is not None
     own.process.send_signal(signal.SIGSTOP)
@@ -208,14 +208,14 @@ async def test_a_hanging_daemon_is_noticed_and_a_pool_goes_on_when_it_wakes(
         await fails(sandbox)
         monkeypatch.setattr(daemons.Daemon.call, "__kwdefaults__", {"timeout": 2.0})
         with pytest.raises(SandboxError, match="longer than"):
-            await create_docker(spec)
+            await create_docker(spec.model_copy(update={"start_timeout": 2.0}))
     finally:
         own.process.send_signal(signal.SIGCONT)
         monkeypatch.undo()
     await asyncio.sleep(0.5)
     pool = SandboxPool(total=2)
     try:
-        async with pool.lease(spec.model_copy(update={"start_timeout": 60.0}), timeout=60) as fresh:
+        async with pool.lease(spec, timeout=60) as fresh:
             assert (await fresh.exec("echo awake")).stdout == b"awake\n"
     finally:
         await pool.close()
