@@ -246,6 +246,9 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
     "agentrl train env=grid_camera": Run(SEEN),
     "agentrl check env=shapes": Run("scored=4 tasks=4"),
     "agentrl train env=speaker_listener agents.listener=other policies.other.trainer=torch": Run(SEEN),
+    "agentrl train env=speaker_listener algo=maac algo.value_path=joint algo.value_trunk=own": Elsewhere(
+        "tests/test_teams_benchmark.py::test_two_policies_learn_with_critics_of_joint_paths"
+    ),
     "agentrl serve-training model=models/qwen3-1.7b names=Qwen/Qwen3-1.7B port=8600": Elsewhere(
         f"{TINKER}it_ends_gracefully_and_keeps_a_folder_for_each_tenant"
     ),
@@ -420,7 +423,7 @@ PAGES_OF_OTHERS = {
         f"{_FUNCTIONS}functions_and_classes_of_trl_and_verl_run_beside_their_libraries"
     ),
     ("lora.md", "agentrl train env=calculator lora.rank=16"): Elsewhere(
-        f"{_LORA}an_adapters_learning_rate_is_ten_times_the_whole_models_unless_it_is_given"
+        f"{_LORA}an_adapters_learning_rate_is_ten_times_the_whole_models_and_less_below_rank_16_unless_it_is_given"
     ),
     ("lora.md", "agentrl models merge"): Elsewhere(
         f"{_LORA}merged_weights_compute_what_the_adapter_does_and_so_does_peft"

@@ -217,6 +217,11 @@ def test_an_environment_that_gives_no_reward_is_refused_unless_something_else_gi
         check()
     check("rewards.said=exact_match")
     check("allow_no_signal=true")
+    mixed = ["env=mixture", "env.calculator=1", "warm_start.steps=0"]
+    preflight.check_training(validate(merge_settings(mixed), RunConfig))
+    plain = {"env": {"name": "mixture", "plain": {"name": "prompts", "path": str(tmp_path / "rows.jsonl")}}}
+    with pytest.raises(ConfigError, match="env=mixture, Prompts in it gives no reward"):
+        preflight.check_training(validate({**plain, "warm_start": {"steps": 0}}, RunConfig))
 
 
 @pytest.mark.parametrize("column", ["image", "images"])

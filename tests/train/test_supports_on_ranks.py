@@ -61,7 +61,9 @@ def test_two_fsdp_ranks_compute_narrowed_turns_as_one_process_does(tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{"tensor_parallel": 2}, {"context_parallel": 2}, {"pipeline_parallel": 2}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"tensor_parallel": 2}, {"context_parallel": 2}, {"pipeline_parallel": 2}], ids=str
+)
 def test_megatrons_ranks_compute_narrowed_turns_as_one_process_does(
     settings: dict[str, Any],
     world: World,  # noqa: F811

@@ -121,13 +121,16 @@ def _check_rewarded(config: RunConfig, env: Env, algorithm: Algorithm) -> None:
         ConfigError: there is nothing that gives one.
     """
     elsewhere = config.rewards or config.agent or config.algo.shaping.active or algorithm.needs.teacher
-    if elsewhere or config.allow_no_signal or env is not env.unwrapped or reward_methods(env):
+    if elsewhere or config.allow_no_signal:
         return
-    if type(env).step is Env.step and not env.tools.schemas():
-        raise ConfigError(
-            f"env={config.env.name} gives no reward, so algo={config.algo.name} has nothing to learn from: "
-            "rewards.NAME=… adds one (rewards.correct=exact_match, or a function of your own)"
-        )
+    for part in [each.env for each in env.parts.values()] if isinstance(env, Mixture) else [env]:
+        wrapped = part is not part.unwrapped
+        if not (wrapped or reward_methods(part) or type(part).step is not Env.step or part.tools.schemas()):
+            name = config.env.name if part is env else f"{config.env.name}, {type(part).__name__} in it"
+            raise ConfigError(
+                f"env={name} gives no reward, so algo={config.algo.name} has nothing to learn from: "
+                "rewards.NAME=… adds one (rewards.correct=exact_match, or a function of your own)"
+            )
 
 
 def _check_adapter(engine: EngineConfig, lora: LoraConfig) -> None:

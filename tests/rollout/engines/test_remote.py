@@ -176,7 +176,7 @@ async def test_a_servers_grammar_begins_anew_where_a_turn_is_continued_and_what_
         writer.write(HEAD + event([5, 6], ended, **(masks if body.get("return_sampling_mask") else {})) + END)
 
     async with fake(folder, reply, sampling_mask_max_tokens=1 << 20) as (engine, _):
-        sampling = Sampling(max_new_tokens=4, regex="[ab]{2}", record=((support.NAME, 2),))
+        sampling = Sampling(max_new_tokens=4, regex="[ab]{2}", top_p=0.9, record=((support.NAME, 2),))
         turn = await generate_turn(engine, "s/0", [1, 2], sampling, time.monotonic() + 60)
     assert [body["input_ids"] for body in asked] == [[1, 2], [1, 2, 5, 6]]
     assert [bool(body.get("return_sampling_mask")) for body in asked] == [True, False]

@@ -110,7 +110,10 @@ async def test_the_tools_of_an_agent_work_on_another_machine(monkeypatch: pytest
         sandbox, tools = await create_remote(SPEC), Toolkit(["python"], timeout=60)
         assert await tools.python("x = 6", sandbox) == ""
         assert await tools.python("x * 7", sandbox) == "42"
-        endless = await Toolkit(["python"], timeout=0.5).python("while True: pass", sandbox)
+        impatient = Toolkit(["python"], timeout=1.5)
+        while await impatient.python("6 * 7", sandbox) != "42":  # what is interrupted before it has begun ends
+            pass
+        endless = await impatient.python("while True: pass", sandbox)
         assert "interrupted; variables are still there" in endless
         assert await tools.python("import os; os._exit(3)", sandbox) == "[exit code 3]"
         assert "NameError" in await tools.python("x", sandbox)
