@@ -32,6 +32,8 @@ LEVELS = {
     "web_forms": 3,
     "web_shop": 3,
 }
+ADVISED = ("allocation", "grid_transport")
+"""Worlds that may have critics."""
 SLOW = 10
 """Tasks of an environment that runs programs, at most."""
 COLUMNS = ("expert", *AGENTS)
@@ -65,6 +67,8 @@ def worlds() -> Iterator[Row]:
         yield Row(f"`{name}`", name)
         for level in range(1, LEVELS.get(name, 0) + 1):
             yield Row(f"`{name}` level={level}", name, {"level": level})
+        if name in ADVISED:
+            yield Row(f"`{name}` critics=true", name, {"critics": True})
     programs: dict[str, Any] = {"sandbox": "subprocess"}
     for level in (1, 2, 3):
         yield Row(f"`terminal` level={level}", "terminal", programs | {"level": level}, at_most=SLOW)

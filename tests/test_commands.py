@@ -170,7 +170,7 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
         "tests/rollout/test_past.py::test_a_run_that_goes_on_from_a_checkpoint_has_the_same_games_metrics_and_weights"
     ),
     **dict.fromkeys(
-        [f"agentrl train -c examples/several_agents/{name}.yaml" for name in ("demand", "relay")],
+        [f"agentrl train -c examples/several_agents/{name}.yaml" for name in ("critics", "demand", "relay")],
         Run(TRAINED.replace("rollout.max_turns=1 ", "") + "eval.n=1 steps=1 warm_start.steps=2 warm_start.demos=16"),
     ),
     "agentrl train env=kuhn_poker algo=ppo algo.value_view=1": Run(

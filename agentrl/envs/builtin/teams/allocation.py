@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any
 
 from agentrl.envs.base import reward
-from agentrl.envs.builtin.teams.base import ChoiceWorld
+from agentrl.envs.builtin.teams.critics import CRITICS, AdvisedWorld, Plan
 from agentrl.errors import ConfigError
 from agentrl.types import Message, Session
 
@@ -19,69 +19,67 @@ SITES = ("mine", "mill", "dock")
 MOST = 50
 
 
-class Allocation(ChoiceWorld):
+class Allocation(AdvisedWorld):
     """Workers, of which each site wants some.
 
     Args:
         workers: how many, 2 to 50.
+        critics: whether `explorer`, `exploiter` and `assessor` speak before the workers.
     """
 
     name = "allocation"
     simultaneous = False
     chance = 0.85
+    chance_with_critics = 0.88
 
-    def __init__(self, workers: int = 2) -> None:
+    def __init__(self, workers: int = 2, critics: bool = False) -> None:
         if not 2 <= workers <= MOST:
             raise ConfigError(f"env.workers = {workers}: allowed are 2 to {MOST}")
-        self.agents = tuple(f"worker_{number}" for number in range(1, workers + 1))
-        self.teams: Mapping[str, tuple[str, ...]] = {"crew": self.agents}
         self._situations = [
             {"wanted": [first, second, workers - first - second]}
             for first, second in product(range(workers + 1), repeat=2)
             if first + second <= workers
         ]
-        super().__init__()
+        super().__init__([f"worker_{number}" for number in range(1, workers + 1)], critics)
 
     def situations(self) -> Sequence[Mapping[str, Any]]:
         return self._situations
 
     def opening(self, agent: str) -> str:
-        return f"You are {agent}."
+        return super().opening(agent) if agent in CRITICS else f"You are {agent}."
 
     def options(self, agent: str) -> Sequence[str]:
-        return SITES
+        return super().options(agent) if agent in CRITICS else SITES
 
     def open_places(self) -> list[int]:
         """Return how many are still wanted at each site; below 0 where there are too many."""
-        gone = [site for each in self.said.values() for site in each]
+        gone = [site for worker in self.actors for site in self.said[worker]]
         return [wanted - gone.count(site) for site, wanted in zip(SITES, self.situation["wanted"], strict=True)]
 
-    def news(self, agent: str) -> str:
+    def overview(self) -> str:
         return "Wanted: " + ", ".join(
             f"{site} {left}" for site, left in zip(SITES, self.open_places(), strict=True) if left > 0
         )
 
-    def reset(self, task: Any, *, seed: int | None = None) -> Mapping[str, str]:
-        """Tell each worker its number, and the first what is wanted."""
-        openings = dict(super().reset(task, seed=seed))
-        first = self.agents[0]
-        return {**openings, first: f"{openings[first]} {self.news(first)}"}
-
-    def seen(self, agent: str) -> tuple[str, ...]:
-        """The first worker's opening says what is wanted; the others are told later."""
-        return (f"{self.opening(agent)} {self.news(agent)}",) if agent == self.agents[0] else super().seen(agent)
+    def news(self, agent: str) -> str:
+        if agent in CRITICS:
+            return super().news(agent)
+        return ". ".join(filter(None, (self.overview(), self.advice(agent))))
 
     def agent_of(self, messages: Sequence[Message]) -> str:
         return messages[0].text.split(".")[0].removeprefix("You are ")
 
     def payoffs(self) -> Mapping[str, float]:
         empty = sum(max(left, 0) for left in self.open_places())
-        return {"crew": 1 - empty / len(self.agents)}
+        return {"crew": 1 - empty / len(self.actors)}
 
     @reward
     def filled(self, session: Session) -> Mapping[str, float]:
         """The share of the places that are filled, for all."""
         return self.payoffs()
 
-    def expert(self, messages: Sequence[Message]) -> str:
-        return next((site for site, left in zip(SITES, self.open_places(), strict=True) if left > 0), SITES[0])
+    def best_plan(self) -> Plan:
+        """Those who have not gone yet go where somebody is still wanted."""
+        left = [site for site, places in zip(SITES, self.open_places(), strict=True) for _ in range(places)]
+        waiting = [worker for worker in self.actors if not self.said[worker]]
+        return {**dict.fromkeys(self.actors, SITES[0]), **dict(zip(waiting, left, strict=False))}

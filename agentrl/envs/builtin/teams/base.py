@@ -101,8 +101,13 @@ class ChoiceWorld(Env):
         self.luck = random.Random(f"{self.name}/{number}").random()
 
     def reset(self, task: Task, *, seed: int | None = None) -> Mapping[str, str]:
+        """Tell each agent its opening; of those who choose in turns, the first is told its news with it."""
         self.begin(task["number"])
-        return {agent: self.opening(agent) for agent in self.agents}
+        first = () if self.simultaneous else self.agents[:1]
+        return {agent: self._open(agent) if agent in first else self.opening(agent) for agent in self.agents}
+
+    def _open(self, agent: str) -> str:
+        return " ".join(filter(None, (self.opening(agent), self.news(agent))))
 
     def step(self, message: Message) -> StepResult:
         """Note the choice, and tell those who choose next what they get to know."""
@@ -113,18 +118,21 @@ class ChoiceWorld(Env):
             return StepResult(terminated=True)
         if not self.simultaneous:
             after = self.agents[(self.agents.index(agent) + 1) % len(self.agents)]
-            return StepResult(others=self._list_told(after), next=after)
+            return StepResult(others=self.list_told(after), next=after)
         if len(done) > 1:  # the round is not over
             return StepResult()
-        told = {other: news for each in self.agents for other, news in self._list_told(each).items()}
+        told = {other: news for each in self.agents for other, news in self.list_told(each).items()}
         return StepResult(told.pop(agent, []), others=told)
 
-    def _list_told(self, agent: str) -> dict[str, list[Message]]:
+    def list_told(self, agent: str) -> dict[str, list[Message]]:
+        """Return the news of an agent as its messages; none where there is no news."""
         news = self.news(agent)
         return {agent: [Message(role="user", content=news)]} if news else {}
 
     def seen(self, agent: str) -> tuple[str, ...]:
         """Return what an agent has been told when it chooses for the first time."""
+        if agent == self.agents[0] and not self.simultaneous:
+            return (self._open(agent),)
         return tuple(text for text in (self.opening(agent), "" if self.simultaneous else self.news(agent)) if text)
 
     def demonstrate(self, messages: Sequence[Message], rng: random.Random) -> str:

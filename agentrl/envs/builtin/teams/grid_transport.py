@@ -14,7 +14,7 @@ from math import perm
 from typing import Any
 
 from agentrl.envs.base import reward
-from agentrl.envs.builtin.teams.base import ChoiceWorld
+from agentrl.envs.builtin.teams.critics import CRITICS, AdvisedWorld, Plan
 from agentrl.errors import ConfigError
 from agentrl.types import Message, Session
 
@@ -31,30 +31,30 @@ def distance(one: Cell, other: Cell) -> int:
     return abs(one[0] - other[0]) + abs(one[1] - other[1])
 
 
-class GridTransport(ChoiceWorld):
+class GridTransport(AdvisedWorld):
     """Arms, one in each cell, that hand parcels on until each is where it is wanted.
 
     Args:
         rows: of the grid.
         columns: of the grid; there are 2 to 50 cells, each with an arm.
         parcels: how many, 1 to 8.
+        critics: whether `explorer`, `exploiter` and `assessor` speak in each round before the arms.
     """
 
     name = "grid_transport"
     chance = 0.6
+    chance_with_critics = 0.8
 
-    def __init__(self, rows: int = 1, columns: int = 3, parcels: int = 2) -> None:
+    def __init__(self, rows: int = 1, columns: int = 3, parcels: int = 2, critics: bool = False) -> None:
         if not (rows > 0 and columns > 0 and ARMS[0] <= rows * columns <= ARMS[1]):
             raise ConfigError(f"env.rows = {rows}, env.columns = {columns}: allowed are 2 to 50 cells together")
         if not PARCELS[0] <= parcels <= PARCELS[1]:
             raise ConfigError(f"env.parcels = {parcels}: allowed are 1 to 8")
         self.rows, self.columns = rows, columns
         self.cells = {f"arm_{row}_{column}": (row, column) for row in range(rows) for column in range(columns)}
-        self.agents = tuple(self.cells)
-        self.teams: Mapping[str, tuple[str, ...]] = {"crew": self.agents}
         self.rounds = rows + columns - 2 + parcels - 1
         self._situations = self._list_situations(parcels)
-        super().__init__()
+        super().__init__(tuple(self.cells), critics)
 
     def _list_situations(self, parcels: int) -> list[Mapping[str, Any]]:
         """Beginnings and ends of all parcels, which are different cells for each."""
@@ -71,13 +71,24 @@ class GridTransport(ChoiceWorld):
         return self._situations
 
     def opening(self, agent: str) -> str:
+        if agent in CRITICS:
+            return super().opening(agent)
+        if not self.simultaneous:  # told when the assessor has spoken
+            return self._name(agent)
         return f"{self._name(agent)} {self._tell(agent, self.situation['starts'])}"
 
     def options(self, agent: str) -> Sequence[str]:
-        return tuple(MOVES)
+        return super().options(agent) if agent in CRITICS else tuple(MOVES)
+
+    def overview(self) -> str:
+        ways = zip(self.places(), self.situation["ends"], strict=True)
+        left = [f"{at[0]} {at[1]} to {end[0]} {end[1]}" for at, end in ways if at != end]
+        return f"Parcels: {', '.join(left) or 'none'}"
 
     def news(self, agent: str) -> str:
-        return self._tell(agent, self.places())
+        if agent in CRITICS:
+            return super().news(agent)
+        return " ".join(filter(None, (self._tell(agent, self.places()), self.advice(agent))))
 
     def agent_of(self, messages: Sequence[Message]) -> str:
         return next(agent for agent in self.agents if messages[0].text.startswith(self._name(agent)))
@@ -104,10 +115,13 @@ class GridTransport(ChoiceWorld):
         over = all(len(own) == self.rounds for own in self.said.values())
         return self.payoffs() if over else {"crew": 0.0}
 
-    def expert(self, messages: Sequence[Message]) -> str:
+    def best_plan(self) -> Plan:
         """Along the row first, then along the column."""
-        cell = self.cells[self.agent_of(messages)]
-        parcel = self._find_parcel(cell, self.places())
+        at = self.places()
+        return {agent: self._find_way(cell, at) for agent, cell in self.cells.items()}
+
+    def _find_way(self, cell: Cell, at: Sequence[Cell]) -> str:
+        parcel = self._find_parcel(cell, at)
         if parcel is None:
             return "stay"
         row, column = self.situation["ends"][parcel]
@@ -127,6 +141,8 @@ class GridTransport(ChoiceWorld):
         return (row, column) if 0 <= row < self.rows and 0 <= column < self.columns else cell
 
     def _name(self, agent: str) -> str:
+        if agent in CRITICS:
+            return f"You are {agent}."
         row, column = self.cells[agent]
         return f"You are at {row} {column}."
 
