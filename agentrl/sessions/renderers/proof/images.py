@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-
 from agentrl.errors import AgentRLError
 from agentrl.models.image_processor import ImageProcessor
 from agentrl.models.tokenizers import HFTokenizer
@@ -90,6 +88,8 @@ def _picture(rng: random.Random, size: tuple[int, int]) -> object:
 
 def _compare_pixels(seen: ImageProcessor, template: str, messages: Sequence[Message]) -> str:
     """The first input of the model that is not what nodes carry of their images; "" where all are."""
+    import numpy as np
+
     theirs = seen.process_whole(messages, template, prompt=False)
     ours = seen.model_inputs(messages)
     for name, array in ours.items():
