@@ -185,6 +185,7 @@ def test_paths_and_forks_are_what_the_processor_makes_of_the_whole(
     others = (smolvlm_folder, qwen_folder, llava_folder)
     for folder, tool in ((tiny_folder, "tool"), *((folder, "user") for folder in others)):
         renderer = get_renderer(str(folder))
+        proved = renderer.tokenizer.images.processed
         generator = TurnGenerator(renderer, None)
         session = Session("s", Task(id="t"))
         talk = Conversation(session, generator)
@@ -208,7 +209,7 @@ def test_paths_and_forks_are_what_the_processor_makes_of_the_whole(
         [typed] = renderer.render([Message(role="user", content=[mark, image(wide)])])
         own = images.unpack(talk.session.nodes[1].attachments[images.NAME])
         assert own.places(typed).size == own.count, "typed placeholders are text"
-        assert renderer.tokenizer.images.processed == 3, "each distinct picture is processed once"
+        assert renderer.tokenizer.images.processed == proved + 3, "each distinct picture is processed once"
         tree.check(session)
 
 
