@@ -72,7 +72,7 @@ class DrawnShapes(Env):
             return {}
         return {
             "steps": 60,
-            "warm_start.steps": 200,
+            "warm_start.steps": 400,
             "warm_start.batch": 64,
             "warm_start.demos": 2048,
             "warm_start.lr": 3e-3,
