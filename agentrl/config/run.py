@@ -282,6 +282,10 @@ class RunConfig(Section):
         alone = {name: getattr(self, name) if (section := getattr(own, name)) is None else section for name in shared}
         return self.model_copy(update={"engine": own.engine, **alone})
 
+    def players(self, policy: str) -> tuple[str, ...]:
+        """Return the policies that a policy is: a population's members, or itself."""
+        return (policy,) if policy == MAIN else self.policies[policy].members or (policy,)
+
     def learns(self, name: str, step: int) -> bool:
         """Return whether a policy that is trained learns in a step, from 0."""
         return not self.learned or self.schedule.due(name, step, (MAIN, *self.learned))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from agentrl.config import LoraConfig
+from agentrl.config import LoraConfig, WarmStartConfig
 from agentrl.train.plan.memory import Numbers, TrainerMemory
 from agentrl.train.plan.shapes import Shape
 
@@ -113,3 +113,10 @@ def with_adapter(memory: TrainerMemory, numbers: Numbers) -> TrainerMemory:
         reference=own if memory.reference else 0.0,
         average=own if memory.average else 0.0,
     )
+
+
+def describe_adapter(numbers: Numbers, warm: WarmStartConfig) -> Iterator[str]:
+    """A line for the adapter that is trained, if one is."""
+    if numbers.adapter:
+        first = ", after a warm start of the whole model, whose memory is counted" if warm.steps else ""
+        yield f"trained: an adapter of {numbers.adapter:,} parameters{first}"

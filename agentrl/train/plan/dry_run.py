@@ -25,7 +25,6 @@ from agentrl.config import (
     RolloutConfig,
     RunConfig,
     TrainerConfig,
-    WarmStartConfig,
 )
 from agentrl.envs.rewards import REWARDS, ModelMemory
 from agentrl.errors import ConfigError
@@ -34,7 +33,7 @@ from agentrl.models.tiny import TinyShape
 from agentrl.rollout.engines import ENGINES
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.driver.setup import TINY
-from agentrl.train.plan.adapter import FLOAT32, adapter_parameters, with_adapter
+from agentrl.train.plan.adapter import FLOAT32, adapter_parameters, describe_adapter, with_adapter
 from agentrl.train.plan.devices import Devices, devices_of, size, too_full, with_models
 from agentrl.train.plan.memory import GIB, EngineMemory, Numbers, Split, TrainerMemory, engine_memory
 from agentrl.train.plan.placing import run_demand, split_of
@@ -80,8 +79,8 @@ def describe_run(
     split = split_of(config.trainer, shape, nodes)
     ranks = ENGINES.find(config.engine.name).ranks(config.engine)
     numbers = replace(numbers_of(config.trainer, config.algo), adapter=adapter_parameters(shape, config.lora))
-    trainer = plugin.memory(config.trainer, algorithm, shape, split)
-    trainer = with_adapter(trainer, numbers) if numbers.adapter and not config.warm_start.steps else trainer
+    whole = plugin.memory(config.trainer, algorithm, shape, split)
+    trainer = with_adapter(whole, numbers) if numbers.adapter and not config.warm_start.steps else whole
     others = _splits_of_others(config, shape, nodes)
     assignment = places(config, split, nodes, trainer, others)
     if config.data is not None:  # it starts no engine
@@ -94,12 +93,8 @@ def describe_run(
     if config.fleet.urls or getattr(config.engine, "url", None):  # their devices are not known: they have what is asked
         engine = replace(engine, cache=sessions * shown * engine.token)
     by_gpu = any(each.numbers for each in devices if each.trainers)
-    what = f"env={config.env.name}" if config.data is None else f"data={config.data.name}"
-    yield f"dry run of {what} model={config.model.name}: nothing is started"
-    yield f"model: {shape.parameters:,} parameters, {shape.num_hidden_layers} layers of {shape.hidden_size}"
+    yield from _describe_model(config, shape)
     yield from describe_adapter(numbers, config.warm_start)
-    if config.model.trust_remote_code and (code := custom_code.files(Path(config.model.name).expanduser())):
-        yield f"Python code of the model's folder runs (model.trust_remote_code=true): {', '.join(code)}"
     yield from _where(assignment, nodes, config.agent, config.cluster)
     yield from _processes(config, shape, nodes)
     yield from _memory(trainer, engine, budget, sessions if config.data is None else 0, shown)
@@ -123,11 +118,12 @@ def describe_run(
     )
 
 
-def describe_adapter(numbers: Numbers, warm: WarmStartConfig) -> Iterator[str]:
-    """A line for the adapter that is trained, if one is."""
-    if numbers.adapter:
-        first = ", after a warm start of the whole model, whose memory is counted" if warm.steps else ""
-        yield f"trained: an adapter of {numbers.adapter:,} parameters{first}"
+def _describe_model(config: RunConfig, shape: Shape) -> Iterator[str]:
+    what = f"env={config.env.name}" if config.data is None else f"data={config.data.name}"
+    yield f"dry run of {what} model={config.model.name}: nothing is started"
+    yield f"model: {shape.parameters:,} parameters, {shape.num_hidden_layers} layers of {shape.hidden_size}"
+    if config.model.trust_remote_code and (code := custom_code.files(Path(config.model.name).expanduser())):
+        yield f"Python code of the model's folder runs (model.trust_remote_code=true): {', '.join(code)}"
 
 
 def _splits_of_others(config: RunConfig, shape: Shape, nodes: Sequence[ClusterNode]) -> dict[str, Split]:

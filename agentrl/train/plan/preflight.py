@@ -27,7 +27,7 @@ from agentrl.config import (
     TrainerConfig,
 )
 from agentrl.envs import calls
-from agentrl.envs.base import Env, has_critic_view, reward_methods
+from agentrl.envs.base import Env, reward_methods
 from agentrl.envs.data.hub import is_hub
 from agentrl.envs.data.mixture import Mixture
 from agentrl.envs.registry import make
@@ -52,6 +52,7 @@ from agentrl.sessions.renderers.registry import check_name
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.algorithms.base import Algorithm
 from agentrl.train.driver import base_model, resuming, setup
+from agentrl.train.plan.critic_checks import check_joint_path, check_view
 from agentrl.train.record import chain
 from agentrl.train.trackers import TRACKERS
 from agentrl.train.trainers import TRAINERS, beyond_layers, check_trainer
@@ -100,8 +101,8 @@ def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> No
         except ConfigError as error:
             raise type(error)(f"policies.{name}: {error}") from None
     for each in (algorithm, *(make_algorithm(own.algo) for own in others.values())):
-        _check_view(each, env)
-        _check_joint_path(each, config, env)
+        check_view(each, env)
+        check_joint_path(each, config, env)
         if each.needs.counterfactuals:
             check_counterfactuals(each.name, env)
         if each.needs.combinations:
@@ -262,7 +263,7 @@ def _check_agents(config: RunConfig, env: Env, *, trains: bool) -> None:
     if config.agent is not None and config.agents:
         _check_named(config.agent, config.agents, config.policies, config.gateway, config.cluster)
     if trains and all(
-        MAIN not in _players(config, config.agents.get(agent, MAIN))
+        MAIN not in config.players(config.agents.get(agent, MAIN))
         for agent in (*env.agents, *(config.agents if config.agent else ()))
     ):
         raise ConfigError(
@@ -274,11 +275,6 @@ def _check_agents(config: RunConfig, env: Env, *, trains: bool) -> None:
             check_name(policy.model.renderer, f"policies.{name}.model.renderer")
         if not (policy.remote and name in config.asked_policies):  # which plays nothing, and is asked before the run
             check_partner(name, policy, env)
-
-
-def _players(config: RunConfig, policy: str) -> tuple[str, ...]:
-    """Return the policies that a policy is: a population's members, or itself."""
-    return (policy,) if policy == MAIN else config.policies[policy].members or (policy,)
 
 
 def _check_named(
@@ -350,40 +346,6 @@ def _with_address(config: RunConfig) -> EngineConfig:
     """The engine's settings, as an engine of a fleet that runs already has them (`fleet.urls`)."""
     urls = config.fleet.urls if isinstance(config.engine, ServerConfig) else ()
     return config.engine.model_copy(update={"url": urls[0]}) if urls else config.engine
-
-
-def _check_view(algorithm: Algorithm, env: Env) -> None:
-    """Refuse a critic that is to see what no environment tells it."""
-    if not algorithm.needs.critic or not (numbers := algorithm.critic_config.value_view):
-        return
-    parts = [part.env for part in env.parts.values()] if isinstance(env, Mixture) else [env]
-    for part in parts:
-        if not has_critic_view(part):
-            name = type(part.unwrapped).__name__
-            raise ConfigError(
-                f"algo.value_view={numbers} needs an environment with critic_view(agent); {name} has none"
-            )
-
-
-def _check_joint_path(algorithm: Algorithm, config: RunConfig, env: Env) -> None:
-    """Refuse a critic that is to read what all agents said where there is one, or one whose turns have no tokens."""
-    if not algorithm.reads_joint_paths:
-        return
-    where, instead = "algo.value_path=joint", "use algo.value_path=agent"
-    if config.agent is not None:
-        raise ConfigError(f"{where} reads an environment's agents, and agent={config.agent!r} is a program: {instead}")
-    if (forks := config.rollout.branch.name) != "none":
-        raise ConfigError(f"{where} reads a session in order, and rollout.branch={forks} forks it: {instead}")
-    for part in [each.env for each in env.parts.values()] if isinstance(env, Mixture) else [env]:
-        if len(part.agents) < 2:
-            raise ConfigError(f"{where} reads several agents' paths, and {type(part.unwrapped).__name__} has one agent")
-    for agent, policy in config.agents.items():
-        for name in _players(config, policy):
-            if name != MAIN and config.policies[name].name not in (MODEL, PAST):
-                raise ConfigError(
-                    f"{where} reads tokens, and policies.{name}={config.policies[name].name}, which plays {agent}, has "
-                    f"none: {instead}, with algo.value_view where the environment has critic_view(agent)"
-                )
 
 
 def _check_player(config: RunConfig, model: str) -> None:

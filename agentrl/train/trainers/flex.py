@@ -84,6 +84,8 @@ class FlexPlan:
         return cast(Tensor, out * torch.sigmoid(lse - sinks[:, None])[..., None].to(out.dtype)).transpose(1, 2)
 
 
+Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Of a batch row, a head, a query and a key: whether the query sees the key."""
 _WITH_LSE: dict[str, Any] = {"return_lse": True}
 if hasattr(flex, "AuxRequest"):  # torch 2.9, which deprecates `return_lse`
     _WITH_LSE = {"return_aux": flex.AuxRequest(lse=True)}
@@ -91,6 +93,24 @@ if hasattr(flex, "AuxRequest"):  # torch 2.9, which deprecates `return_lse`
 
 def _cap(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor, *, softcap: float) -> Tensor:
     return softcap * torch.tanh(score / softcap)
+
+
+def _within_image(ahead: Tensor) -> Rule:
+    """The rule that a token sees the later ones of its image, the last of which is in `ahead`: [T]."""
+
+    def visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (k > q) & (k <= ahead[q])
+
+    return visible
+
+
+def _near(depth: Tensor, first: Tensor) -> Rule:
+    """The rule that a query sees keys whose depth, [T], is at least its own of `first`: [Q]."""
+
+    def visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return depth[k] >= first[q]
+
+    return visible
 
 
 def flex_mask(
@@ -133,16 +153,12 @@ def flex_mask(
     def visible_from_held(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (k <= held[q]) & (held[q] < end[k])
 
-    rule: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = visible if queries is None else visible_from_held
+    rule: Rule = visible if queries is None else visible_from_held
     if last is not None:
         assert queries is None, "images that see both ways are computed whole"
         ahead = last.to(torch.int32)
         some |= (keys > first_query) & (keys <= ahead.view(count, block).amax(1)[:, None])
-
-        def within_image(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            return (k > q) & (k <= ahead[q])
-
-        rule = flex.or_masks(rule, within_image)
+        rule = flex.or_masks(rule, _within_image(ahead))
     if reach is not None:
         assert position is not None
         depth = position.to(torch.int32)
@@ -150,12 +166,7 @@ def flex_mask(
         shallow, deep = query_depth.view(-1, block).amin(1)[:, None], query_depth.view(-1, block).amax(1)[:, None]
         some &= depth.view(count, block).amax(1) >= reach.first(shallow)
         whole &= depth.view(count, block).amin(1) >= reach.first(deep)
-        first = reach.first(query_depth)
-
-        def near(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            return depth[k] >= first[q]
-
-        rule = flex.and_masks(rule, near)
+        rule = flex.and_masks(rule, _near(depth, reach.first(query_depth)))
     partly_n, partly = _order(some & ~whole)
     whole_n, fully = _order(whole)
     return BlockMask.from_kv_blocks(

@@ -65,14 +65,24 @@ def random_forest(
     for branchings in levels:
         last_tree = len(tokens)
         grow(-1, 0, branchings)
-    count = len(tokens)
     if context is not None:
         away = max(0, context - 1 - max(position))  # so that every path ends within the context
         position[last_tree:] = [place + away for place in position[last_tree:]]
+    forest = _trained_forest(rng, tokens, position, end, parents)
+    forest.weight[forest.token_ids >= FIRST] = 0.0
+    forest.token_ids, forest.fields = pictures.restore(forest.token_ids, forest.position, forest.path_sum)
+    return forest
+
+
+def _trained_forest(
+    rng: random.Random, tokens: Sequence[int], position: Sequence[int], end: Sequence[int], parents: Sequence[int]
+) -> Forest:
+    """The forest of tokens with the places of those before them, -1 at roots; all others are trained."""
+    count = len(tokens)
     pairs = [(parent, child) for child, parent in enumerate(parents) if parent >= 0]
     pairs.sort()
     weight = torch.tensor([0.0 if parent < 0 else 1.0 / count for parent in parents])
-    forest = Forest(
+    return Forest(
         token_ids=torch.tensor(tokens),
         position=torch.tensor(position),
         end=torch.tensor(end),
@@ -88,9 +98,6 @@ def random_forest(
         target=torch.tensor([child for _, child in pairs]),
         sessions=("proof",),
     )
-    forest.weight[forest.token_ids >= FIRST] = 0.0
-    forest.token_ids, forest.fields = pictures.restore(forest.token_ids, forest.position, forest.path_sum)
-    return forest
 
 
 def _name_images(pictures: Pictures, shown: ImageInputs) -> list[int]:

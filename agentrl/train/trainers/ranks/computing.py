@@ -43,11 +43,8 @@ class RankComputing:
         if state is not None:
             self._algorithm.load_snapshot(state)
         self._algorithm.mark(forests)
-        trained = [[forest for forest in each if forest.trained] for each in (forests, value_forests)]
-        shares, read = (self._division.shares(each) for each in trained)
-        beside = [(each,) if value_forests else () for each in read]
-        given = {id(share): (share, state, *more) for share, more in zip(shares, beside, strict=True)}
-        metrics: dict[str, float] = self.ranks.call_each("step", [given[id(share)] for share in shares])
+        trained, read = ([forest for forest in each if forest.trained] for each in (forests, value_forests))
+        metrics: dict[str, float] = self._call_each("step", trained, state, beside=read)
         self.version += 1
         return metrics | token_counts(forests)
 
@@ -59,9 +56,11 @@ class RankComputing:
         """The critic's values of the trained tokens; see `Critic.values`."""
         return per_token(forests, self._call_each("values", forests, start) if forests else [])
 
-    def _call_each(self, method: str, forests: Sequence[Forest], *more: Any) -> Any:
+    def _call_each(self, method: str, forests: Sequence[Forest], *more: Any, beside: Sequence[Forest] = ()) -> Any:
+        """Call each rank with its share of the forests, and of those that stand beside them, where there are any."""
         shares = self._division.shares(forests)
-        given = {id(share): (share, *more) for share in shares}
+        others = [(share,) for share in self._division.shares(beside)] if beside else [()] * len(shares)
+        given = {id(share): (share, *more, *other) for share, other in zip(shares, others, strict=True)}
         return self.ranks.call_each(method, [given[id(share)] for share in shares])
 
 

@@ -1,0 +1,52 @@
+"""Checks before a run that its critic is told what it is to read."""
+
+from __future__ import annotations
+
+from agentrl.config import MODEL, PAST, RunConfig
+from agentrl.envs.base import Env, has_critic_view
+from agentrl.envs.data.mixture import Mixture
+from agentrl.errors import ConfigError
+from agentrl.train.algorithms import Algorithm
+from agentrl.types import MAIN
+
+
+def check_view(algorithm: Algorithm, env: Env) -> None:
+    """Refuse a critic that is to see what no environment tells it.
+
+    Raises:
+        ConfigError: an environment has no `critic_view`.
+    """
+    if not algorithm.needs.critic or not (numbers := algorithm.critic_config.value_view):
+        return
+    parts = [part.env for part in env.parts.values()] if isinstance(env, Mixture) else [env]
+    for part in parts:
+        if not has_critic_view(part):
+            name = type(part.unwrapped).__name__
+            raise ConfigError(
+                f"algo.value_view={numbers} needs an environment with critic_view(agent); {name} has none"
+            )
+
+
+def check_joint_path(algorithm: Algorithm, config: RunConfig, env: Env) -> None:
+    """Refuse a critic that is to read what all agents said where there is one, or one whose turns have no tokens.
+
+    Raises:
+        ConfigError: there is no path of all agents' tokens.
+    """
+    if not algorithm.reads_joint_paths:
+        return
+    where, instead = "algo.value_path=joint", "use algo.value_path=agent"
+    if config.agent is not None:
+        raise ConfigError(f"{where} reads an environment's agents, and agent={config.agent!r} is a program: {instead}")
+    if (forks := config.rollout.branch.name) != "none":
+        raise ConfigError(f"{where} reads a session in order, and rollout.branch={forks} forks it: {instead}")
+    for part in [each.env for each in env.parts.values()] if isinstance(env, Mixture) else [env]:
+        if len(part.agents) < 2:
+            raise ConfigError(f"{where} reads several agents' paths, and {type(part.unwrapped).__name__} has one agent")
+    for agent, policy in config.agents.items():
+        for name in config.players(policy):
+            if name != MAIN and config.policies[name].name not in (MODEL, PAST):
+                raise ConfigError(
+                    f"{where} reads tokens, and policies.{name}={config.policies[name].name}, which plays {agent}, has "
+                    f"none: {instead}, with algo.value_view where the environment has critic_view(agent)"
+                )
