@@ -17,7 +17,7 @@ test: installed
 nightly: installed
 	$(PYTEST)
 
-# Linters and the tests that start no process, in under three minutes; they share the two cores.
+# Linters and the tests that start no process, in under two minutes; they share the two cores.
 check: .venv/installed
 	$(MAKE) --jobs 2 --output-sync lint quick
 
