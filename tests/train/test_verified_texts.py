@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.config import START, ModelConfig, PolicyConfig
 from agentrl.sessions.gateway.reading import Reading
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.renderers.base import Renderer, parse
 from agentrl.train.record.verify.report import Check
-from agentrl.train.record.verify.texts import ANOTHERS, NO_TOKENIZER, Texts
+from agentrl.train.record.verify.texts import ANOTHERS, NO_TOKENIZER, Texts, models_apart
 from agentrl.types import MAIN, FinishReason, FunctionCall, Message, Node, Sampling, Session, Task, ToolCall
 from tests.train.verified.clean import make_base
 
@@ -110,6 +111,19 @@ def test_a_demonstration_to_an_agent_of_another_model_is_not_compared_by_the_run
         said = Texts(model, check, frozenset({"rival"}), {"right": "rival"})
         said.add(Session("demo-0.0-0", Task(id="t"), phase="demo", nodes=[node]))
         assert (len(check.faults), dict(check.unknown)) == (not unknown, unknown)
+
+
+def test_what_a_policy_by_rules_is_told_has_no_tokens_and_is_no_fault(model: Path) -> None:
+    """A run with such a partner did not pass: its messages were looked for in tokens that it does not have."""
+    policies = {"rules": PolicyConfig(name="expert"), "old": PolicyConfig(name="past"), "same": PolicyConfig()}
+    same = policies["same"].model_copy(update={"model": ModelConfig(name=START)})
+    assert models_apart({**policies, "same": same}) == {"rules"}
+    for player, expected in {"rules": (0, {}), "main": (1, {})}.items():
+        check = Check("texts", "")
+        node = Node(0, None, Message(role="user", content="hello"), [], [], [], agent="left")
+        said = Texts(model, check, models_apart({"rules": policies["rules"]}), {"left": player})
+        said.add(Session("demo-0.0-0", Task(id="t"), phase="demo", nodes=[node]))
+        assert (len(check.faults), dict(check.unknown)) == expected
 
 
 def test_without_a_tokenizer_texts_are_unknown(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from types import MappingProxyType
 
-from agentrl.config import PAST, START, PolicyConfig
+from agentrl.config import MODEL, PAST, POPULATION, START, PolicyConfig
 from agentrl.errors import AgentRLError
 from agentrl.models.tokenizers import HFTokenizer, load_tokenizer
 from agentrl.train.record.verify.report import Check, Discrepancy
@@ -38,7 +38,7 @@ class Texts:
     Args:
         model: the folder of the run's model.
         check: gets what is wrong, and what is unknown.
-        apart: the policies with a model of their own, whose tokenizer may be another.
+        apart: the policies with a model of their own, whose tokenizer may be another, and those without a model.
         players: the policies that the run gave agents to; a demonstration is written for them, and says no policy.
     """
 
@@ -64,7 +64,7 @@ class Texts:
         for node in session.nodes:
             policy = spoke.get(node.agent) or self._players.get(node.agent.partition("/")[0], MAIN)
             if policy.partition("/")[0] in self._apart:
-                self._check.unknown.update({ANOTHERS: 1} if node.message.role == "user" else {})
+                self._check.unknown.update({ANOTHERS: 1} if node.message.role == "user" and node.token_ids else {})
                 continue
             own = node.sampled and node.policy == MAIN
             if own or (node.message.role == "user" and node.copy_of is None and self._is_written(node.message)):
@@ -81,9 +81,10 @@ class Texts:
 
 
 def models_apart(policies: Mapping[str, PolicyConfig]) -> frozenset[str]:
-    """The policies that are not of the model that the run began with."""
+    """The policies that are not of the model that the run began with; those that are no model have no tokens."""
     model_of = {name: own.past.of if own.name == PAST else name for name, own in policies.items()}
-    return frozenset(name for name, of in model_of.items() if of in policies and policies[of].model.name != START)
+    others = {name for name, of in model_of.items() if of in policies and policies[of].model.name != START}
+    return frozenset(others | {name for name, own in policies.items() if own.name not in (MODEL, PAST, POPULATION)})
 
 
 def _words(text: str) -> str:
