@@ -16,6 +16,8 @@ from agentrl.train.trainers.parameters import TrainedParameter
 
 AWAY = "cpu"
 """The device of moments that are offloaded, between updates."""
+ADDED = 1e-6
+"""What torch adds to a norm before it divides the largest one by it."""
 CERTAINLY_BELOW = 0.999
 """The share of the largest norm below which no rounding makes a factor other than 1 of it."""
 
@@ -112,7 +114,7 @@ class Optimizer:
             norms.append(norm.full_tensor() if is_sharded(norm) else norm)
         norm = norms[0] if len(norms) == 1 else torch.stack(norms).norm()
         length = float(norm)
-        if not length < CERTAINLY_BELOW * self.algo.max_grad_norm:  # else all would be multiplied by 1
+        if not length + ADDED < CERTAINLY_BELOW * self.algo.max_grad_norm:  # else all would be multiplied by 1
             for kind in kinds:
                 nn.utils.clip_grads_with_norm_(kind, self.algo.max_grad_norm, norm)
         return length
