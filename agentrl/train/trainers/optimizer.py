@@ -17,7 +17,7 @@ from agentrl.train.trainers.parameters import TrainedParameter
 AWAY = "cpu"
 """The device of moments that are offloaded, between updates."""
 ADDED = 1e-6
-"""What torch adds to a norm before it divides the largest one by it."""
+"""Torch adds this to a norm before it divides the largest one by it."""
 CERTAINLY_BELOW = 0.999
 """The share of the largest norm below which no rounding makes a factor other than 1 of it."""
 

@@ -17,6 +17,8 @@ from agentrl import faults
 from agentrl.errors import EngineError, InvalidInput
 from agentrl.rollout.engines.servers.connections import ConnectionPool, HttpConnection
 
+PROBE_SECONDS = 5.0
+"""Seconds for calls that are made again where no answer comes."""
 CONTROL_SECONDS = 300.0
 """Seconds for calls that may have to wait for a forward pass or for weights to be loaded."""
 _DONE = b"data: [DONE]"

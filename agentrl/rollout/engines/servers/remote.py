@@ -26,6 +26,7 @@ from agentrl.rollout.engines.checks import check_ids, check_sampling, check_temp
 from agentrl.rollout.engines.folder import ModelFacts
 from agentrl.rollout.engines.local.inbox import end_by
 from agentrl.rollout.engines.managed import ManagedEngine
+from agentrl.rollout.engines.servers.http import PROBE_SECONDS
 from agentrl.rollout.engines.servers.open_request import OpenRequest
 from agentrl.rollout.engines.servers.placed_server import PlacedServer
 from agentrl.rollout.engines.servers.server_settings import ServerConfig
@@ -36,6 +37,8 @@ ATTACH_SECONDS = 60.0
 """Seconds that a server that runs already may take to answer."""
 ABORT_SECONDS = 5.0
 """Seconds for aborted requests to come back by themselves."""
+HEALTH_SECONDS = 60.0
+"""Seconds that a server may take to answer as long as nobody who asks for its health has less patience."""
 _DEAD_SECONDS = 2.0  # between a broken connection and the process's end
 
 
@@ -93,8 +96,8 @@ class RemoteEngine(ManagedEngine, ABC):
         """Let the server go on."""
 
     @abstractmethod
-    async def _alive(self) -> bool:
-        """Return whether the server answers, without waiting on generation."""
+    async def _alive(self, timeout: float = PROBE_SECONDS) -> bool:
+        """Return whether the server answers within `timeout` seconds, without waiting on generation."""
 
     @abstractmethod
     async def _close_client(self) -> None:
@@ -361,8 +364,8 @@ class RemoteEngine(ManagedEngine, ABC):
             detail = str(self.server.exit_error())
         elif not self._started:
             detail = "starting"
-        elif not await self._alive():
-            detail = "the server does not answer"
+        elif not await self._alive(HEALTH_SECONDS):
+            detail = f"the server does not answer within {HEALTH_SECONDS:g} s"
         return Health(ok=not detail, running=len(self._open), waiting=self._waiting, detail=detail)
 
     async def close(self) -> None:

@@ -10,10 +10,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Literal
 
 from agentrl.errors import AgentRLError, EngineError, InvalidInput
-from agentrl.rollout.engines.servers.http import CONTROL_SECONDS, Http
+from agentrl.rollout.engines.servers.http import CONTROL_SECONDS, PROBE_SECONDS, Http
 from agentrl.rollout.weights.receiver import GROUP
-
-PROBE_SECONDS = 5.0
 
 
 class SGLangClient(Http):

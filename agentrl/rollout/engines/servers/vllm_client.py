@@ -11,9 +11,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Literal
 
 from agentrl.errors import EngineError, InvalidInput
-from agentrl.rollout.engines.servers.http import Http
+from agentrl.rollout.engines.servers.http import PROBE_SECONDS, Http
 
-PROBE_SECONDS = 5.0
 EMPTY = hashlib.sha256().hexdigest()
 """The digest of a parameter without elements."""
 

@@ -45,6 +45,7 @@ class DistributedTransport:
         self._weights: Iterable[Named] = ()
         self._receivers: dict[str, Receiver] = {}
         self._group: Any = None
+        self._store: Any = None  # where the group meets; no other reference is kept, so that letting it go ends it
 
     async def stage(self, weights: Iterable[Named], version: int) -> None:
         """Keep the weights: gathering begins with sending."""
@@ -111,19 +112,35 @@ class DistributedTransport:
             return
         await self._dissolve_group()
         world = 1 + self.ranks * len(receivers)
-        store, name = groups.meeting_at(self.host), f"{GROUP}-{secrets.token_hex(16)}"
+        self._store, name = groups.meeting_at(self.host), f"{GROUP}-{secrets.token_hex(16)}"
+        port = self._store.port
+        reached = groups.store_at(self.host, port)
+        join = asyncio.to_thread(groups.join, reached, 0, world, name, self.backend, self.timeout)
+        own = asyncio.create_task(join)
         joins = [
-            receiver.join(self.host, store.port, 1 + self.ranks * index, world, self.backend, name)
+            asyncio.create_task(receiver.join(self.host, port, 1 + self.ranks * index, world, self.backend, name))
             for index, receiver in enumerate(receivers.values())
         ]
-        own = asyncio.to_thread(groups.join, store, 0, world, name, self.backend, self.timeout)
-        results = await asyncio.gather(own, *joins, return_exceptions=True)
+        tasks = [own, *joins]
         self._receivers = dict(receivers)
-        self._group = None if isinstance(results[0], BaseException) else results[0]
-        wrong = [result for result in results if isinstance(result, BaseException)]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            wrong = [error for task in tasks if task.done() and (error := task.exception())]
+            if wrong or not all(task.done() for task in tasks):
+                await self._give_up_joining(own, joins)
         if wrong:
-            await self._dissolve_group()
             raise EngineError(f"the weights' process group could not be created: {wrong[0]}") from wrong[0]
+        self._group = own.result()
+
+    async def _give_up_joining(self, own: asyncio.Task[Any], joins: list[asyncio.Task[None]]) -> None:
+        """End the wait of all for a rank that will never come: without the store it fails at once."""
+        self._store = None
+        for task in joins:
+            task.cancel()
+        await asyncio.wait([own, *joins])
+        self._group = None if own.exception() else own.result()
+        await self._dissolve_group()
 
     async def _dissolve_group(self) -> None:
         if self._receivers:
@@ -132,7 +149,7 @@ class DistributedTransport:
             self._receivers = {}
 
     async def _leave_group(self) -> None:
-        group, self._group = self._group, None
+        group, self._group, self._store = self._group, None, None
         if group is not None:
             await asyncio.to_thread(groups.leave, group)
 
