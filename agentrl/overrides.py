@@ -41,7 +41,8 @@ def parse_words(words: Iterable[str]) -> Tree:
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not all(key.split(".")):
-            raise ConfigError(f"{word!r} is not a setting; settings look like key=value, for example env=calculator")
+            guess = "env=calculator" if equals or " " in word or word.startswith("-") else f"env={word}"
+            raise ConfigError(f"{word!r} is not a setting; settings look like key=value, for example {guess}")
         try:
             value = yaml_settings.read(text) if text else ""
         except (yaml.YAMLError, ValueError, OverflowError):
