@@ -13,7 +13,7 @@ from agentrl.tools.sandbox.local import create_subprocess
 from agentrl.tools.sandbox.runner.loop import blocking
 from tests.redteam.attack import Attack, ids
 from tests.redteam.escapes import ESCAPES
-from tests.tools.sandbox.attacks.conftest import PRELUDE
+from tests.tools.sandbox.attacks.conftest import PRELUDE, run_until_late
 from tests.tools.sandbox.attacks.conftest import Attack as Run
 from tests.tools.sandbox.conftest import SMALL
 
@@ -26,6 +26,7 @@ def hiding(case: Attack) -> str:
 place = os.path.abspath("alive")
 if os.fork() == 0:
     hide()
+    open(place, "w").write("begun")
     print("hidden", os.getpid(), flush=True)
     while True:
         open(place, "w").write(str(time.time())); time.sleep(0.02)
@@ -43,7 +44,8 @@ async def assert_ended(result: ExecResult, sandbox: Sandbox, case: Attack) -> No
 
 @pytest.mark.parametrize("case", ESCAPES, ids=ids(ESCAPES))
 async def test_a_timeout_ends(case: Attack, attack: Run, jail: DockerSandbox) -> None:
-    await assert_ended(await attack(hiding(case), timeout=1), jail, case)
+    ended = await run_until_late(lambda seconds: attack(hiding(case), timeout=seconds), b"hidden", 1)
+    await assert_ended(ended, jail, case)
 
 
 @pytest.fixture(scope="module")
@@ -56,4 +58,6 @@ def local() -> Iterator[Sandbox]:
 
 @pytest.mark.parametrize("case", ESCAPES, ids=ids(ESCAPES))
 async def test_a_timeout_ends_without_a_container(case: Attack, local: Sandbox) -> None:
-    await assert_ended(await local.exec(["python3", "-c", PRELUDE + hiding(case)], timeout=1), local, case)
+    command = ["python3", "-c", PRELUDE + hiding(case)]
+    ended = await run_until_late(lambda seconds: local.exec(command, timeout=seconds), b"hidden", 1)
+    await assert_ended(ended, local, case)

@@ -80,14 +80,28 @@ async def test_an_agent_that_raises_is_to_blame_unless_the_engine_let_it_down(se
 
 
 @pytest.mark.slow
-async def test_an_agent_that_takes_too_long_is_cut_off_and_its_generation_aborted(serve: Serve) -> None:  # noqa: F811
+async def test_an_agent_that_takes_too_long_is_cut_off_and_its_generation_aborted(
+    serve: Serve,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its time passes by the event loop's clock, once its turn is generated: a busy machine is no later."""
+    loop, passed = asyncio.get_running_loop(), 0.0
+    clock = loop.time
+    monkeypatch.setattr(loop, "time", lambda: clock() + passed)
+
     async def slow(task: Task, client: Any) -> None:
         await client.chat.completions.create(model="m", messages=HI)
 
+    async def pass_time(engine: ScriptedEngine) -> None:
+        nonlocal passed
+        while not engine.running:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        passed = 60.0
+
     async with serve(ScriptedEngine(in_turn(assistant("word " * 1000)), latency=0.05)) as served:
-        session = await played(served, slow, timeout=2)
+        session, _ = await asyncio.gather(played(served, slow, timeout=60), pass_time(served.engine))
         assert session.status is Status.TRUNCATED
-        assert "longer than 2 s" in session.error
+        assert "longer than 60 s" in session.error
         async with asyncio.timeout(60):
             while served.engine.running or not served.engine.aborted:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)

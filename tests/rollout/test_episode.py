@@ -106,17 +106,24 @@ async def test_an_environment_that_is_cut_off_is_truncated_and_not_completed() -
     assert session.status is Status.TRUNCATED
 
 
-@pytest.mark.slow
-async def test_the_session_deadline_truncates_even_a_world_that_never_ends() -> None:
+async def test_the_session_deadline_truncates_even_a_world_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The world's steps take time by the event loop's clock alone: a busy machine is no later than a quiet one."""
+    loop, passed = asyncio.get_running_loop(), 0.0
+    clock = loop.time
+    monkeypatch.setattr(loop, "time", lambda: clock() + passed)
+
     class Slow(Counting):
         async def step(self, message: Message) -> StepResult:
-            await asyncio.sleep(0.3)
+            nonlocal passed
+            passed += 300.0
+            await asyncio.sleep(0)
             return StepResult([Message(role="user", content="go on")])
 
-    limits = LIMITS.model_copy(update={"turn_timeout": 60.0, "timeout": 0.7})
+    limits = LIMITS.model_copy(update={"tool_timeout": 600.0, "turn_timeout": 600.0, "timeout": 700.0})
     (session,) = (await collect(Slow, limits=limits)).sessions
     assert session.status is Status.TRUNCATED
-    assert "0.7 s" in (session.error or "")
+    assert "700 s" in (session.error or "")
+    assert passed == 900.0
 
 
 @pytest.mark.slow

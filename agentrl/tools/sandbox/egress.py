@@ -41,7 +41,7 @@ async def serve(client: RunnerClient, allowed: tuple[str, ...]) -> None:
         task.add_done_callback(connections.discard)
 
     client.on_accept = accept
-    await asyncio.wait_for(client.listen(PORT), 10.0)
+    await client.listen(PORT)
 
 
 def is_permitted(host: str, port: int, allowed: tuple[str, ...]) -> bool:

@@ -452,7 +452,7 @@ async def test_a_fleet_that_sleeps_admits_nothing_until_new_weights_have_come(fl
     early = asyncio.create_task(turn(fleet, tokens=4))
     await fleet.sleep()  # for the step
     await fleet.wake()
-    await asyncio.sleep(0.2)
+    await until(lambda: bool(fleet._roster.changed._waiters))
     assert not early.done()
     await fleet.publish(read_snapshot(folder), 6)
     assert {span.version for span in (await early).versions} == {6}
@@ -483,7 +483,7 @@ async def test_a_colocated_engine_that_dies_while_it_sleeps_starts_once_the_trai
     colocate(fleet, first)
     await fleet.sleep()
     await fleet._roster.lose(fleet.engines[first], "it died")
-    await asyncio.sleep(0.5)
+    await until(lambda: bool(fleet._roster.gpus_free._waiters))  # as a restart without it would not
     assert fleet.engines[first].state is MemberState.LOST
     await fleet.sleep()  # the trainer died as well, and learns again
     await fleet.wake()

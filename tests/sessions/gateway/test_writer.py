@@ -58,7 +58,7 @@ async def test_a_request_whose_reply_was_sent_is_no_longer_in_progress_however_s
     """
     monkeypatch.setattr(writing, "MOST_UNWRITTEN", 4)
     with HeldStore(":memory:") as store:
-        async with serve(store=store, limits=Limits(in_flight=1, turn_timeout=0.5)) as served:
+        async with serve(store=store, limits=Limits(in_flight=1, turn_timeout=2)) as served:
             access = [await served.open() for _ in range(6)]
             store.free.clear()
             try:

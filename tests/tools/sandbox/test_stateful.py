@@ -11,6 +11,7 @@ from agentrl.errors import UnknownName
 from agentrl.tools.registry import ToolRegistry
 from agentrl.tools.sandbox.base import Outcome, Sandbox
 from agentrl.tools.sandbox.local import create_subprocess
+from agentrl.tools.sandbox.runner import interpreter
 from agentrl.tools.sandbox.runner.interpreter import Interpreter
 from agentrl.tools.sandbox.runner.resident import ResidentSandbox
 from agentrl.tools.sandbox.runner.shell import Shell
@@ -18,6 +19,7 @@ from agentrl.tools.sandbox.spec import SandboxSpec
 from agentrl.tools.sandbox.toolkit import Toolkit
 from agentrl.tools.tool import tool
 from agentrl.types import FunctionCall, ToolCall
+from tests.tools.sandbox.attacks.conftest import run_until_late
 from tests.tools.sandbox.conftest import TINY, Make
 
 
@@ -106,10 +108,14 @@ async def test_cells_neither_see_nor_break_the_program_that_runs_them(sandbox: R
 
 
 @pytest.mark.slow
-async def test_a_cell_that_takes_too_long_is_interrupted_and_variables_survive(sandbox: ResidentSandbox) -> None:
+async def test_a_cell_that_takes_too_long_is_interrupted_and_variables_survive(
+    sandbox: ResidentSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interpreter, "INTERRUPT_SECONDS", 60.0)  # a busy machine answers late
     python = Interpreter(sandbox)
     await python.run("x = 1")
-    late = await python.run("import time; print('began', flush=True); time.sleep(60)", timeout=0.5)
+    cell = "import time; print('began', flush=True); time.sleep(600)"
+    late = await run_until_late(lambda seconds: python.run(cell, timeout=seconds), b"began", 0.5)
     assert late.outcome is Outcome.TIMEOUT
     assert late.stdout == b"began\n"
     assert "variables are still there" in late.detail

@@ -70,7 +70,7 @@ class DockerSandbox(ResidentSandbox):
 
         for _ in range(5):  # the event may come a moment after the end
             try:
-                seen = await self.daemon.call(events, timeout=5.0)
+                seen = await self.daemon.call(events)
             except SandboxError:
                 return False
             if "oom" in seen or "kill" in seen:
@@ -142,7 +142,7 @@ async def _create(spec: SandboxSpec) -> Sandbox:
             client.close()
             raise
         sandbox = DockerSandbox(container, spec, client, daemon)
-        await _serve_egress(sandbox)
+        await asyncio.wait_for(_serve_egress(sandbox), max(1.0, deadline - time.monotonic()))
         await sandbox.ready()
         return sandbox
     except (TimeoutError, SandboxDied):

@@ -230,7 +230,7 @@ class PlainSandbox:
 
     async def healthy(self) -> bool:
         try:
-            state = await on_loop(self.daemon.call(self.daemon.api.inspect_container, self.id, timeout=1.0))
+            state = await on_loop(self.daemon.call(self.daemon.api.inspect_container, self.id))
         except SandboxError:
             return False
         return bool(state["State"]["Running"]) and not state["State"]["Paused"]

@@ -361,7 +361,7 @@ class ResidentSandbox:
         return channel.outputs[0].decode(errors="replace")
 
     async def healthy(self) -> bool:
-        return not self._given_back and await on_loop(self.client.ping(1.0))
+        return not self._given_back and await on_loop(self.client.ping(GRACE))
 
     async def close(self) -> None:
         if not self._given_back:

@@ -31,6 +31,15 @@ def attempt(what, action):
 """
 
 
+async def run_until_late(
+    run: Callable[[float], Awaitable[ExecResult]], sign: bytes, seconds: float, most: float = 60.0
+) -> ExecResult:
+    """The result of a command that never ends, once it has said `sign`: a busy machine gives it longer to begin."""
+    while sign not in (result := await run(seconds)).stdout + result.stderr and seconds < most:
+        seconds = min(4 * seconds, most)
+    return result
+
+
 @pytest.fixture
 def jail(shared: DockerSandbox) -> Iterator[DockerSandbox]:
     """The sandbox to attack; checked afterwards: the same container, alive, hardened, empty of processes."""

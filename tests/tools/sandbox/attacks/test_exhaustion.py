@@ -12,15 +12,14 @@ from agentrl.errors import Blame
 from agentrl.tools.sandbox.base import Outcome, SandboxMemory
 from agentrl.tools.sandbox.docker.backend import DockerSandbox
 from agentrl.tools.sandbox.runner.interpreter import Interpreter
-from tests.tools.sandbox.attacks.conftest import Attack
+from tests.tools.sandbox.attacks.conftest import Attack, run_until_late
 from tests.tools.sandbox.conftest import SMALL, Make
 
 pytestmark = pytest.mark.slow
 
 
 async def test_a_fork_bomb_runs_into_the_process_limit_and_dies_with_its_command(attack: Attack) -> None:
-    result = await attack(
-        """
+    bomb = """
 count = 0
 while True:
     try: pid = os.fork()
@@ -29,9 +28,8 @@ while True:
     if pid == 0: time.sleep(600)
     count += 1
 time.sleep(600)
-""",
-        timeout=4,
-    )
+"""
+    result = await run_until_late(lambda seconds: attack(bomb, timeout=seconds), b"forked", 1)
     word, count, code = result.stdout.split()
     assert word == b"forked"
     assert 20 < int(count) < 64
@@ -42,7 +40,7 @@ time.sleep(600)
 async def test_a_fork_bomb_of_sessions_that_ignore_signals_is_killed_to_the_last(jail: DockerSandbox) -> None:
     bomb = r'b() { (setsid bash -c "trap \"\" TERM INT HUP; b" & b) & b; }; export -f b'
     bomb = f'trap "" TERM INT HUP; echo lit; {bomb}; b; sleep 60'
-    result = await jail.exec(bomb, timeout=4)
+    result = await run_until_late(lambda seconds: jail.exec(bomb, timeout=seconds), b"temporarily unavailable", 4)
     assert result.stdout.startswith(b"lit")
     assert b"Resource temporarily unavailable" in result.stderr, "it never reached the limit"
     assert result.outcome in (Outcome.TIMEOUT, Outcome.EXITED, Outcome.SIGNALED)
@@ -325,17 +323,15 @@ except OSError as error: print(errno.errorcode[error.errno], filled)
 
 
 async def test_spinning_on_every_core_is_throttled_and_ended(attack: Attack) -> None:
-    result = await attack(
-        """
+    spinning = """
 for _ in range(8):
     if os.fork() == 0:
         while True: pass
 print("spinning", flush=True)
 before, begun = os.times(), time.monotonic()
 while time.monotonic() - begun < 600: pass
-""",
-        timeout=2,
-    )
+"""
+    result = await run_until_late(lambda seconds: attack(spinning, timeout=seconds), b"spinning", 1)
     assert result.stdout == b"spinning\n"
     assert result.outcome is Outcome.TIMEOUT
 

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.tools.sandbox.base import Outcome, PathError
 from agentrl.tools.sandbox.docker.backend import DockerSandbox
-from tests.tools.sandbox.attacks.conftest import Attack
+from tests.tools.sandbox.attacks.conftest import Attack, run_until_late
 
 pytestmark = pytest.mark.slow
 
@@ -36,8 +36,7 @@ async def test_a_child_that_holds_the_output_open_does_not_delay_the_end(jail: D
 
 
 async def test_a_chain_that_forks_ahead_of_its_killer_runs_out_of_slots(attack: Attack) -> None:
-    result = await attack(
-        """
+    chain = """
 print("running", flush=True)
 if os.fork() == 0:
     os.setsid()
@@ -46,9 +45,8 @@ if os.fork() == 0:
             if os.fork(): os._exit(0)
         except OSError: pass
 time.sleep(600)
-""",
-        timeout=1.5,
-    )
+"""
+    result = await run_until_late(lambda seconds: attack(chain, timeout=seconds), b"running", 1.5)
     assert result.outcome is Outcome.TIMEOUT
     assert result.stdout == b"running\n"
 
