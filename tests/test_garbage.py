@@ -48,6 +48,23 @@ def test_a_run_in_a_process_that_has_frozen_objects_freezes_no_others() -> None:
 
 
 @pytest.mark.slow
+def test_a_command_sets_the_collector_before_it_loads_anything_that_would_be_looked_through(tmp_path: Path) -> None:
+    code = (
+        "import gc, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'agentrl.cli':\n"
+        "            print(*gc.get_threshold())\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from agentrl.__main__ import main\n"
+        "sys.argv = ['agentrl', '--version']\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, check=True, text=True)
+    assert tuple(map(int, done.stdout.splitlines()[0].split())) == garbage.THRESHOLDS
+
+
+@pytest.mark.slow
 def test_calls_one_after_the_other_leave_no_tensors_in_the_process(tmp_path: Path) -> None:
     """Engine and trainer are in cycles, and the collector found them too seldom: the 21st call found no memory."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.calls_in_a_row", str(tmp_path)]
