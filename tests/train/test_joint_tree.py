@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from agentrl.sessions.store.store import Store
 from agentrl.train.record.verify import verify
 from agentrl.types import Session
 from agentrl.types.session import JOINT_PATH
-from tests.train.test_resume import end, start, words
+from tests.train.test_resume import copy_before
 from tests.train.test_several_learners import same, weights
 
 SIZE = 2
@@ -79,9 +78,7 @@ def test_two_policies_learn_from_a_tree_and_a_killed_run_goes_on_bit_for_bit(tmp
     for policy in ("main", "other"):
         assert not same(weights(straight, policy, 0), weights(straight, policy, 3)), f"{policy} learns"
     assert verify(straight).passed
-    process = start(*words(SETTINGS), f"run_dir={killed}")
-    written = killed / "metrics.jsonl"
-    end(process, signal.SIGKILL, lambda: written.exists() and written.read_bytes().count(b"\n") >= 2)
+    copy_before(straight, 3, killed)
     agentrl.train(resume=str(killed))
     report = verify(killed)
     assert report.passed, report

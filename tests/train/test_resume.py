@@ -51,6 +51,14 @@ def end(process: subprocess.Popen[bytes], number: signal.Signals, far_enough: Ca
     process.communicate(timeout=60)
 
 
+def copy_before(run: Path, step: int, killed: Path) -> None:
+    """Copy a run as a kill leaves it that comes after a step's rows and before its checkpoint, the newest."""
+    shutil.copytree(run, killed)
+    newest = killed / "checkpoints" / f"step-{step:06d}"
+    assert newest == max((killed / "checkpoints").glob("step-*"))
+    shutil.rmtree(newest)
+
+
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
     """The folder of a whole run by an algorithm and `engine.process`, made once, in this process."""

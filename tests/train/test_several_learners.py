@@ -33,7 +33,7 @@ from agentrl.train.record.verify.recorded import Recorded
 from agentrl.train.trainers import make_trainer
 from agentrl.train.trainers.teachers.teachers import Teachers
 from agentrl.types import Group, Session, Status, Task
-from tests.train.test_resume import end, start, words
+from tests.train.test_resume import copy_before, end, start, words
 from tests.train.trees import environment_node, sampled_node
 
 DEMAND = "examples/several_agents/demand.py:Demand"
@@ -63,9 +63,7 @@ def test_each_policy_learns_what_its_own_run_would_and_a_killed_run_goes_on_bit_
         assert not same(first, last), f"{policy} learns"
         assert same(alone(straight, policy, tmp_path / policy), last)
     assert same(weights(straight, "main", 0), weights(straight, "other", 0))
-    process = start(*words(BOTH), f"run_dir={killed}")
-    rows = killed / "metrics.jsonl"
-    end(process, signal.SIGKILL, lambda: rows.exists() and rows.read_bytes().count(b"\n") >= 2)
+    copy_before(straight, 3, killed)
     agentrl.train(resume=str(killed))
     assert verify(killed).passed
     assert all(same(weights(straight, policy, 3), weights(killed, policy, 3)) for policy in ("main", "other"))
