@@ -25,7 +25,7 @@ class DiskConfig(WeightsConfig):
     dir: str | None = None
     """The folder in which engines find the weights; None is a temporary directory on this machine."""
     replicas: tuple[str, ...] = ()
-    """The engine hosts' checkpoint folders, for weights.delta=true; none is one beside the trainer's own."""
+    """The engine hosts' checkpoint folders, for weights.delta=true; with none engines load the trainer's own."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> DiskConfig:

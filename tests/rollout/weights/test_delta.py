@@ -16,6 +16,7 @@ from agentrl.errors import EngineError
 from agentrl.rollout.weights import delta as delta_module
 from agentrl.rollout.weights.delta import BLOCK, REDO, Replica, TensorChange, compare, patch
 from agentrl.rollout.weights.snapshot import read_snapshot, write_snapshot
+from agentrl.rollout.weights.transports import DeltaTransport
 
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -131,6 +132,23 @@ def test_a_delta_whose_frame_names_exabytes_is_refused_before_memory_is_allocate
     (tmp_path / "d").write_bytes(data)
     with pytest.raises(EngineError, match="more bytes than it has"):
         replica.apply(tmp_path / "d")
+
+
+@pytest.mark.parametrize("hosts", [0, 2])
+async def test_a_delta_arrives_where_engines_load_it_and_no_more_copies_are_kept_than_hosts_need(
+    tmp_path: Path, hosts: int
+) -> None:
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text("{}")
+    named = [tmp_path / f"host{number}" for number in range(hosts)]
+    transport = DeltaTransport(tmp_path / "base", tmp_path / "weights", 1 << 20, named)
+    for weights in (model(1), nudged(model(1), 0.02), nudged(model(1), 0.02, seed=1)):
+        await transport.stage(weights.items(), 1)
+        for folder in named or [tmp_path / "weights" / "mirror"]:
+            assert holds(folder, weights)
+        assert transport.folder() == (named or [tmp_path / "weights" / "mirror"])[0]
+    assert [path.name for path in (tmp_path / "weights").iterdir()] == ["mirror"]
+    await transport.close()
 
 
 class Crash(BaseException):

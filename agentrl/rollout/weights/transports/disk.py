@@ -85,12 +85,12 @@ class DeltaTransport(DiskTransport):
 
     Args:
         base, directory, limit: as for whole snapshots.
-        replicas: the engine hosts' checkpoint folders; one beside the mirror by default.
+        replicas: the engine hosts' checkpoint folders; without any, engines load the mirror itself.
     """
 
     def __init__(self, base: Path, directory: Path | None, limit: int, replicas: Iterable[Path] = ()) -> None:
         super().__init__(base, directory, limit)
-        self.paths = [Path(path) for path in replicas] or [self.directory / "replica"]
+        self.paths = [Path(path) for path in replicas]
         self.mirror: Replica | None = None
         self.replicas: list[Replica] = []
 
@@ -120,8 +120,10 @@ class DeltaTransport(DiskTransport):
             shutil.rmtree(path, ignore_errors=True)
             shutil.copytree(mirror, path)
             self.replicas.append(Replica(path, identity))
-        self.mirror = Replica(mirror, identity)
+        elsewhere = self._scratch is None and not self.paths  # hosts that see a folder of ours may load the mirror
+        self.mirror = Replica(mirror, identity, synced=elsewhere)
         self.written = [mirror, *self.paths]
 
     def folder(self) -> Path | None:
-        return self.replicas[0].folder if self.replicas else None
+        held = next(iter(self.replicas), self.mirror)
+        return None if held is None else held.folder
