@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from pydantic import Field, PositiveInt, model_validator
@@ -11,7 +13,11 @@ from agentrl.config.policies import MODEL, POPULATION, PolicyConfig
 from agentrl.config.rollout import GroupRewardConfig
 from agentrl.config.sections import Section
 from agentrl.config.training import ALGORITHMS
+from agentrl.errors import ConfigError, InvalidInput, MissingExtra, UnknownName
 from agentrl.types import MAIN
+
+OWN = ("trainer", "algo", "lora", "weights")
+"""The sections that a policy that learns may have of its own; one that is not given is the main policy's."""
 
 
 class ScheduleConfig(Section):
@@ -116,6 +122,23 @@ def check_learners(config: _Run) -> None:
         }
     if found := next((what for what, is_there in lacking.items() if is_there), None):
         raise ValueError(f"policies.{config.learned[0]} learns beside {MAIN}: {found} is not there for several yet")
+
+
+@contextmanager
+def named_as_given(policies: Mapping[str, PolicyConfig], name: str) -> Iterator[None]:
+    """Have errors about a policy's settings name them as they are given: `policies.b.trainer.ranks`, say.
+
+    A setting that the policy has from the main one keeps its name, behind that of the policy.
+    """
+    try:
+        yield
+    except (ConfigError, InvalidInput, MissingExtra, UnknownName) as error:
+        if name == MAIN:
+            raise
+        where = f"policies.{name}"
+        given = "|".join(("model", "engine", *(each for each in OWN if getattr(policies[name], each) is not None)))
+        said = re.sub(rf"(?<![\w./])(?=(?:{given})[.=])", f"{where}.", str(error))
+        raise type(error)(said if where in said else f"{where}: {said}") from None
 
 
 def check_populations(policies: Mapping[str, PolicyConfig]) -> None:

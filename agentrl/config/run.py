@@ -12,7 +12,7 @@ from agentrl.config.cluster import ClusterConfig
 from agentrl.config.data import DataConfig
 from agentrl.config.engines import EngineSection, FleetConfig, ModelConfig, WeightsSection
 from agentrl.config.gateway import GatewayConfig
-from agentrl.config.learners import ScheduleConfig, check_algorithm, check_learners, check_populations
+from agentrl.config.learners import OWN, ScheduleConfig, check_algorithm, check_learners, check_populations
 from agentrl.config.lora import LoraConfig
 from agentrl.config.policies import MODEL, PAST, PolicyConfig, address_judge, check_names
 from agentrl.config.rollout import (
@@ -27,7 +27,7 @@ from agentrl.config.secrets import Command
 from agentrl.config.sections import LISTED, NAMED, Section
 from agentrl.config.tools import ToolSections
 from agentrl.config.training import ALGORITHMS, AlgoConfig, AlgoSection, TrainerSection, WarmStartConfig
-from agentrl.errors import UntrustedCode
+from agentrl.errors import UntrustedCode, nearest
 from agentrl.types import MAIN
 
 DATA = "data"
@@ -241,8 +241,9 @@ class RunConfig(Section):
         check_names(self.policies)
         for agent, policy in self.agents.items():
             if policy not in (MAIN, *self.policies):
-                known = ", ".join((MAIN, *self.policies))
-                raise ValueError(f"agents.{agent}={policy!r}: there is no such policy (policies: {known})")
+                known, guess = ", ".join((MAIN, *self.policies)), nearest(policy, (MAIN, *self.policies))
+                hint = f"; did you mean {guess!r}?" if guess else ""
+                raise ValueError(f"agents.{agent}={policy!r}: there is no such policy{hint} (policies: {known})")
         check_populations(self.policies)
         asked = self.asked_policies
         for name in sorted(asked):
@@ -278,8 +279,7 @@ class RunConfig(Section):
     def of_policy(self, name: str) -> RunConfig:
         """The configuration of a run that trains a policy of `learned` alone."""
         own = self.policies[name]
-        shared = ("trainer", "algo", "lora", "weights")
-        alone = {name: getattr(self, name) if (section := getattr(own, name)) is None else section for name in shared}
+        alone = {name: getattr(self, name) if (section := getattr(own, name)) is None else section for name in OWN}
         return self.model_copy(update={"engine": own.engine, **alone})
 
     def players(self, policy: str) -> tuple[str, ...]:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from agentrl.common.untrusted import read_json
 from agentrl.errors import InvalidInput
@@ -55,6 +58,19 @@ def refuse_adapter(folder: Path) -> None:
         f"train it further with model={base or 'BASE'} lora.adapter={folder}, or merge it: "
         f"agentrl models merge {base or 'BASE'} {folder} MERGED, and name model=MERGED"
     )
+
+
+def model_settings(folder: Path) -> Any:
+    """Return a folder's config.json as attributes, without importing transformers; of one that sees, its language's.
+
+    Raises:
+        InvalidInput: there is none, or it is not JSON.
+    """
+    try:
+        whole = json.loads((folder / "config.json").read_text())
+        return SimpleNamespace(**whole | whole.get("text_config", {}))
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{folder}: no model's config.json there: {error}") from None
 
 
 def is_weights(file: Path) -> bool:

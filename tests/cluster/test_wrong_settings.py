@@ -12,6 +12,7 @@ from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.overrides import parse_words, validate
 from agentrl.train.driver.setup import complete
+from agentrl.train.plan.memory import Split
 from agentrl.train.plan.placing import run_demand, split_of
 from agentrl.train.plan.shapes import KNOWN
 
@@ -97,6 +98,26 @@ def test_settings_that_no_cluster_of_these_nodes_can_have_are_refused_with_what_
         planned(nodes, words)
     if "can't be placed" in str(refused.value):
         assert re.search(r"Asked: .+\. There: .+\. Why: .+\. What would fit: (?!nothing)", str(refused.value))
+
+
+@pytest.mark.parametrize(
+    ("policy", "engines", "own"),
+    [
+        ("model=start policies.a.engine.process=own", 2, 0),
+        ("model=start", 1, 0),
+        ("name=past policies.a.past.size=2 policies.a.engine.process=own", 4, 0),
+        ("model=start policies.a.engine=sglang policies.a.engine.device=cuda", 1, 1),
+        ("model=start policies.a.engine=sglang policies.a.engine.url=http://127.0.0.1:9", 1, 0),
+    ],
+)
+def test_engines_of_policies_that_do_not_learn_have_places_unless_they_are_the_drivers(
+    policy: str, engines: int, own: int
+) -> None:
+    """`own`: engines that occupy something else than the main policy's, on demands of their own."""
+    words = f"env=kuhn_poker model=tiny cluster=ray agents.second=a policies.a.{policy}"
+    wanted = run_demand(complete(parse_words(words.split())), Split(), CPUS).wanted()
+    assert wanted.engines.count == engines
+    assert sum(each.count for each in wanted.others if each.role == "engine") == own
 
 
 @pytest.mark.parametrize(

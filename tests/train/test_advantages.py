@@ -306,3 +306,28 @@ def test_gigpo_compares_turns_that_were_shown_the_same_messages() -> None:
     assert shares["a", 3][0].advantage == pytest.approx(0.5 + 2 * 0.5)  # 1 at this `door`, 0 at the other one
     assert shares["b", 3][0].advantage == pytest.approx(-0.5)
     assert shares["b", 5][0].advantage == pytest.approx(-0.5 - 2 * 0.5)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.9])
+def test_gigpo_compares_turns_with_the_agents_others_in_its_session_where_it_is_told_to(gamma: float) -> None:
+    """Three groups of sessions of one to four turns with rewards of their own, against the formula of the paper."""
+    rng = random.Random(5)
+    config = {"name": "gigpo", "step_groups": "session", "step_gamma": gamma, "step_weight": 0.5}
+    for _ in range(3):
+        turns = {name: [rng.choice((0.0, 0.5, 1.0)) for _ in range(rng.randint(1, 4))] for name in "abc"}
+        sessions = [linear_session(name, [8], [[30]] * len(own), reward=rng.random()) for name, own in turns.items()]
+        for session in sessions:
+            for node, reward in zip((each for each in session.nodes if each.sampled), turns[session.id], strict=True):
+                node.reward = reward
+        plain, nested = (
+            make_algorithm(algorithm_settings(each)).credit([as_group(sessions)]).shares
+            for each in ({"name": "grpo"}, config)
+        )
+        for session in sessions:
+            rewarded = [*turns[session.id]]
+            rewarded[-1] += session.reward or 0.0
+            later = [rewarded[i:] for i in range(len(rewarded))]
+            returns = [sum(gamma**k * reward for k, reward in enumerate(each)) for each in later]
+            inner = standardised(returns) if len(returns) > 1 else [0.0]
+            for key, own in zip((key for key in plain if key[0] == session.id), inner, strict=True):
+                assert nested[key][0].advantage == pytest.approx(plain[key][0].advantage + 0.5 * own)

@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 
 import agentrl
 from agentrl.config import RunConfig
-from agentrl.errors import ConfigError
+from agentrl.errors import AgentRLError, ConfigError
+from agentrl.models import tiny
 from agentrl.overrides import spread, validate
 from agentrl.rollout.stream.batch_metrics import staleness
 from agentrl.rollout.stream.outcomes import TRAINED, GroupOutcome
@@ -26,6 +27,9 @@ from agentrl.sessions.store.store import Store
 from agentrl.sessions.tree.perspective import group_seen_by, view_by
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.driver.learning import Batch, Learning
+from agentrl.train.driver.resuming import changes, rate_jumps
+from agentrl.train.driver.setup import complete
+from agentrl.train.plan.preflight import check_training
 from agentrl.train.record import ledger
 from agentrl.train.record.state import TRAINER, part
 from agentrl.train.record.verify import verify
@@ -37,6 +41,7 @@ from tests.train.test_resume import copy_before, end, start, words
 from tests.train.trees import environment_node, sampled_node
 
 DEMAND = "examples/several_agents/demand.py:Demand"
+SIX = "a folder with a model of six heads"
 BOTH: dict[str, Any] = {
     **{"env": DEMAND, "agents.right": "other", "algo.lr": 1e-3, "warm_start.steps": 30, "warm_start.demos": 64},
     **{"policies.other.algo": "magrpo", "policies.other.algo.lr": 3e-3, "policies.other.algo.minibatches": 1},
@@ -240,6 +245,56 @@ def test_what_several_learners_lack_is_refused_by_name(settings: dict[str, Any],
     both = {"env": {"name": DEMAND}, "agents": {"right": "other"}, "policies": {"other": {"trainer": "torch"}}}
     with pytest.raises(ValidationError, match=rf"policies.other learns beside main: .*{named}"):
         RunConfig.model_validate(both | settings)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ({"policies.other.trainer": "megatron", "policies.other.trainer.tensor_parallel": 3},
+         "policies.other.trainer.tensor_parallel=3 does not divide the model's 4 attention heads"),
+        ({"trainer": "megatron", "trainer.tensor_parallel": 3, "policies.other.trainer": "torch"},
+         "trainer.tensor_parallel=3 does not divide the model's 4 attention heads"),
+        ({"trainer": "megatron", "trainer.tensor_parallel": 4,
+          "policies.other.model": SIX, "policies.other.algo": "grpo"},
+         "policies.other: trainer.tensor_parallel=4 does not divide the model's 6 attention heads"),
+        ({"policies.other.trainer": "fsdp", "policies.other.algo": "ppo", "policies.other.algo.value_trunk": "own"},
+         "policies.other.algo.value_trunk=own: policies.other.trainer=fsdp has one model"),
+        ({"policies.other.trainer": "torch", "policies.other.engine": "sglang", "policies.other.engine.url": "http://x"},
+         "policies.other learns beside main: engine=sglang (other) is not there"),
+        ({"policies.other.model": "tiny"}, "policies.other.model='tiny' has no folder"),
+        ({"policies.other.model": "/nowhere"}, "policies.other: unknown model '/nowhere'"),
+        ({"policies.othr.trainer": "torch"}, "no such policy; did you mean 'othr'?"),
+    ],
+)  # fmt: skip
+def test_what_a_policy_can_not_have_is_refused_by_its_setting_before_anything_starts(
+    words: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    if SIX in words.values():
+        tiny.build(tmp_path, ["numbers and words"] * 9, shape=tiny.TinyShape(vocab=400, layers=1, width=96, heads=6))
+    game = {"env": DEMAND, "agents.right": "other", "algo.minibatches": 1, "warm_start.steps": 0}
+    words = {name: str(tmp_path) if value == SIX else value for name, value in words.items()}
+    with pytest.raises(AgentRLError) as refused:
+        check_training(complete(spread(game | words)))
+    assert named in str(refused.value)
+
+
+def test_a_policys_own_numbers_may_change_where_a_run_is_resumed_as_the_main_ones_may(tmp_path: Path) -> None:
+    game = {"env": DEMAND, "agents.right": "other", "policies.other.algo.schedule": "linear"}
+    saved = complete(spread(game))
+    may = {"policies.other.algo.lr": 0.5, "policies.other.engine.max_batch": 7, "algo.lr": 0.25}
+    assert changes(tmp_path, saved, complete(spread(game | may))) == [
+        "algo.lr=0.001 -> 0.25",
+        "policies.other.engine.max_batch=64 -> 7",
+        "policies.other.algo.lr=1e-06 -> 0.5",
+    ]
+    longer = complete(spread(game | {"steps": 400}))
+    assert [line.partition(" jumps")[0] for line in rate_jumps(saved, longer, 30)] == [
+        "the learning rate", "other: the learning rate"
+    ]  # fmt: skip
+    for name, value in {"algo": "rloo", "trainer": "torch", "temperature": 0.5, "model": "elsewhere"}.items():
+        other = game | {f"policies.other.{name}{'.name' * (name == 'algo')}": value}
+        with pytest.raises(ConfigError, match=rf"policies.other.{name}={value} .*a run keeps its"):
+            changes(tmp_path, saved, complete(spread(other)))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from agentrl.common import cores
 from agentrl.config import START, RolloutConfig, TrainerConfig
+from agentrl.config.learners import named_as_given
 from agentrl.envs.base import Env
 from agentrl.envs.turns import Actor
 from agentrl.errors import ConfigError
@@ -125,10 +126,8 @@ def add_policies(loop: Loop, rollouts: Rollouts) -> None:
         assert policy.model is not None
         with display.part(f"starting the trainer of {name}"):
             more = {"total_steps": config.learning_steps(name), "seed": config.seed, "lora": own.lora, "prove": None}
-            try:
+            with named_as_given(config.policies, name):
                 trainer = place_trainer(own.cluster, policy.model, own.trainer, own.algo, **more)
-            except ConfigError as error:  # of its layout, say
-                raise type(error)(f"policies.{name}: {error}") from None
         learner = Learning(own, folder.path, policy.engine, display.part, Teachers(own, folder.path))
         bound = probe_bound(own.weights, own.trainer, own.engine, None)
         loop.others = {**loop.others, name: InTraining(own, policy, learner, bound)}

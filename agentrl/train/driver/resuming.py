@@ -8,7 +8,8 @@ its config.yaml has the new ones from then on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,17 +19,22 @@ import orjson
 from agentrl.common import formats
 from agentrl.config import RunConfig
 from agentrl.config.cluster import OF_RAY
+from agentrl.config.learners import OWN
 from agentrl.config.secrets import public
 from agentrl.errors import ConfigError
 from agentrl.overrides import read_yaml, validate
 from agentrl.train.record import kept_code, manifest
 from agentrl.train.record.files import remove
+from agentrl.types import MAIN
 
 FIXED = (
     *("env", "agent", "agents", "policies", "model", "lora", "seed", "warm_start", "algo.name", "algo.value_trunk"),
     *("algo.value_view", "algo.value_path", "trainer.name", "trainer.optimizer", "rollout.sampler.name", "run_dir"),
 )
-"""Settings, or whole sections, that a run keeps from its first step to its last."""
+"""Settings, or whole sections, that a run keeps from its first step to its last.
+
+Of a policy's own trainer, algorithm, engine and weights, what is kept is as of the main one's.
+"""
 ONCE = ("resume", "policy", "accept_changed_data")
 """Settings of a single resumption."""
 STATE = "run.json"
@@ -83,7 +89,7 @@ def changes(run: Path, saved: RunConfig, requested: RunConfig) -> list[str]:
         ConfigError: one of them can't; the message names them all.
     """
     old, new, changed = _list_changed(public(saved), public(requested))
-    fixed = [name for name in changed if any(name == part or name.startswith(f"{part}.") for part in FIXED)]
+    fixed = [name for name in changed if _is_fixed(name)]
     if fixed:
         wrong = ", ".join(f"{_word(name, new)} (the run has {_word(name, old)})" for name in fixed)
         raise ConfigError(
@@ -91,6 +97,12 @@ def changes(run: Path, saved: RunConfig, requested: RunConfig) -> list[str]:
             f"new run from a checkpoint, model={run}/checkpoints/step-…"
         )
     return [f"{_word(name, old)} -> {new.get(name)}" for name in changed]
+
+
+def _is_fixed(name: str) -> bool:
+    of_policy = re.fullmatch(rf"policies\.[^.]+\.((?:engine|{'|'.join(OWN)})\b.*)", name)
+    name = of_policy[1] if of_policy else name
+    return any(name == part or name.startswith(f"{part}.") for part in FIXED)
 
 
 def changed_settings(saved: Mapping[str, Any], requested: Mapping[str, Any]) -> list[str]:
@@ -107,8 +119,8 @@ def _list_changed(
     return old, new, [name for name in {**old, **new} if name not in ONCE and old.get(name) != new.get(name)]
 
 
-def rate_jump(saved: RunConfig, requested: RunConfig, done: int) -> str:
-    """A sentence where other settings than `algo.lr` change the learning rate of the next step; '' where none does.
+def rate_jumps(saved: RunConfig, requested: RunConfig, done: int) -> Iterator[str]:
+    """Yield a sentence for each policy whose learning rate jumps in the next step, by other settings than `algo.lr`.
 
     A schedule other than constant is over a run's steps, so more of them raise the rate again.
 
@@ -117,15 +129,27 @@ def rate_jump(saved: RunConfig, requested: RunConfig, done: int) -> str:
         requested: those that the run goes on with.
         done: the steps behind it.
     """
+    for name in (MAIN, *requested.learned):
+        if jump := _rate_jump(saved, requested, name, done):
+            yield jump if name == MAIN else f"{name}: {jump}"
+
+
+def _rate_jump(saved: RunConfig, requested: RunConfig, policy: str, done: int) -> str:
     from agentrl.train.trainers.optimizer import learning_rate
 
-    before, after = saved.algo, requested.algo
-    usual, rate = (learning_rate(c.algo, done, c.steps) for c in (saved, requested))
+    before, after = ((c if policy == MAIN else c.of_policy(policy)).algo for c in (saved, requested))
+    done = saved.learning_steps(policy, done)
+    steps = [c.learning_steps(policy) for c in (saved, requested)]
+    usual, rate = learning_rate(before, done, steps[0]), learning_rate(after, done, steps[1])
     if not done or before.lr != after.lr or usual == rate:
         return ""
-    last = learning_rate(before, done - 1, saved.steps)
-    names = {"steps": (saved.steps, requested.steps), "algo.schedule": (before.schedule, after.schedule)}
-    names["algo.warmup_steps"] = (before.warmup_steps, after.warmup_steps)
+    last = learning_rate(before, done - 1, steps[0])
+    names: dict[str, tuple[Any, Any]] = {
+        "steps": (saved.steps, requested.steps),
+        "schedule": (saved.schedule, requested.schedule),
+        "algo.schedule": (before.schedule, after.schedule),
+        "algo.warmup_steps": (before.warmup_steps, after.warmup_steps),
+    }
     causes = ", ".join(f"{name}={new} (was {old})" for name, (old, new) in names.items() if old != new)
     return (
         f"the learning rate jumps from {last:.3g} in step {done} to {rate:.3g} in step {done + 1}: {causes}, and "

@@ -26,6 +26,7 @@ from agentrl.config import (
     RunConfig,
     TrainerConfig,
 )
+from agentrl.config.learners import named_as_given
 from agentrl.envs.rewards import REWARDS, ModelMemory
 from agentrl.errors import ConfigError
 from agentrl.models.registry import cache_folder
@@ -36,7 +37,7 @@ from agentrl.train.driver.setup import TINY
 from agentrl.train.plan.adapter import FLOAT32, adapter_parameters, describe_adapter, with_adapter
 from agentrl.train.plan.devices import Devices, devices_of, size, too_full, with_models
 from agentrl.train.plan.memory import GIB, EngineMemory, Numbers, Split, TrainerMemory, engine_memory
-from agentrl.train.plan.placing import run_demand, split_of
+from agentrl.train.plan.placing import frozen_engines, run_demand, split_of
 from agentrl.train.plan.shapes import Shape, shape_of
 from agentrl.train.plan.step import (
     FOREST_BYTES,
@@ -85,7 +86,7 @@ def describe_run(
     assignment = places(config, split, nodes, trainer, others)
     if config.data is not None:  # it starts no engine
         assignment = Assignment(tuple(place for place in assignment.places if place.role != "engine"))
-    asked = asked_models(config, shape, others)
+    asked = asked_models(config, shape, {*others, *frozen_engines(config)})
     devices = with_models(devices_of(assignment, nodes, memory), asked.values(), memory)
     engine = engine_of(shape, ranks, width_of(config.engine), devices, trainer)
     budget, shown = config.trainer.token_budget, config.rollout.session_tokens
@@ -128,11 +129,11 @@ def _describe_model(config: RunConfig, shape: Shape) -> Iterator[str]:
 
 def _splits_of_others(config: RunConfig, shape: Shape, nodes: Sequence[ClusterNode]) -> dict[str, Split]:
     """The splits of policies that learn beside the main one on devices of their own, which a cluster has for them."""
-    return {
-        name: split_of(config.of_policy(name).trainer, played_shape(config.policies[name], shape), nodes)
-        for name in config.learned
-        if config.cluster.name == "ray"
-    }
+    found = {}
+    for name in config.learned if config.cluster.name == "ray" else ():
+        with named_as_given(config.policies, name):
+            found[name] = split_of(config.of_policy(name).trainer, played_shape(config.policies[name], shape), nodes)
+    return found
 
 
 def _processes(config: RunConfig, shape: Shape, nodes: Sequence[ClusterNode]) -> Iterator[str]:
@@ -142,7 +143,8 @@ def _processes(config: RunConfig, shape: Shape, nodes: Sequence[ClusterNode]) ->
         ranks = 0
         if TRAINERS.find(own.trainer.name).has_ranks:
             played = shape if name == MAIN else played_shape(config.policies[name], shape)
-            ranks = split_of(own.trainer, played, nodes).ranks
+            with named_as_given(config.policies, name):
+                ranks = split_of(own.trainer, played, nodes).ranks
         trains = (
             f"in {ranks} {'process' if ranks == 1 else 'processes'} of its own" if ranks else "in the loop's process"
         )

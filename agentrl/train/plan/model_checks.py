@@ -84,8 +84,9 @@ def require_one_tokenizer(config: RunConfig, base: Path) -> None:
     Raises:
         ConfigError: another policy's tokens mean something else than the main one's.
     """
-    algos = [config.algo, *(config.of_policy(name).algo for name in config.learned)]
-    if not any(make_algorithm(algo).reads_joint_paths for algo in algos):
+    algos = {"": config.algo} | {f"policies.{name}.": config.of_policy(name).algo for name in config.learned}
+    where = next((name for name, algo in algos.items() if make_algorithm(algo).reads_joint_paths), None)
+    if where is None:
         return
     mine = load_tokenizer(base).vocabulary
     for name, policy in config.policies.items():
@@ -93,9 +94,9 @@ def require_one_tokenizer(config: RunConfig, base: Path) -> None:
             continue
         if load_tokenizer(model_folder(policy.model)).vocabulary != mine:
             raise ConfigError(
-                f"algo.value_path=joint reads the tokens of all agents in one path, and policies.{name}.model="
-                f"{policy.model.name} has another tokenizer than model={config.model.name}: use algo.value_path=agent, "
-                "with algo.value_view where the environment has critic_view(agent)"
+                f"{where}algo.value_path=joint reads the tokens of all agents in one path, and policies.{name}.model="
+                f"{policy.model.name} has another tokenizer than model={config.model.name}: use {where}algo.value_path="
+                f"agent, with {where}algo.value_view where the environment has critic_view(agent)"
             )
 
 

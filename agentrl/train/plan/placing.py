@@ -12,8 +12,10 @@ from typing import Any
 from agentrl.cluster import Cluster, ClusterNode, Resources
 from agentrl.cluster.placement.inventory import on_gpus, override_resources
 from agentrl.cluster.placement.plan import Demand, Layout, Wanted, place
-from agentrl.config import FleetConfig, RunConfig, TrainerConfig
+from agentrl.config import MODEL, PAST, EvalConfig, FleetConfig, RunConfig, TrainerConfig
+from agentrl.config.learners import named_as_given
 from agentrl.errors import ConfigError
+from agentrl.models.folders import model_settings
 from agentrl.rollout.engines import ENGINES
 from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.rollout.episodes.judges import start_folder
@@ -36,6 +38,7 @@ class _Demand:
         layout: how trainer and engines share GPUs.
         colocated: with layout=mixed, how many engines are on the trainer's GPUs.
         others: trainers and engines of other policies that learn, where they occupy something else than the main ones.
+        frozen: engines of policies that don't learn, likewise, or beside engines on the trainer's GPUs.
     """
 
     roles: Mapping[str, Resources]
@@ -44,6 +47,7 @@ class _Demand:
     layout: Layout = "disaggregated"
     colocated: int | None = None
     others: tuple[Demand, ...] = ()
+    frozen: tuple[Demand, ...] = ()
 
     def wanted(self, memory: float = 0.0) -> Wanted:
         """Return the request for the placement; `memory` is what a trainer's rank needs on its GPU, in GiB.
@@ -62,7 +66,7 @@ class _Demand:
         trainer, engine, *others = (self.demand(role) for role in roles)
         if trainer.gpus:
             trainer = Demand(trainer.role, trainer.count, trainer.gpus, trainer.cpus, memory, trainer.custom)
-        return Wanted(trainer, engine, (*others, *self.others), self.layout, self.colocated)
+        return Wanted(trainer, engine, (*others, *self.others, *self.frozen), self.layout, self.colocated)
 
     def demand(self, role: str) -> Demand:
         """Return what all units of a role occupy."""
@@ -96,16 +100,38 @@ def run_demand(
         nodes: of the cluster.
         others: the splits of other policies' trainers, each of which has a place of its own, as its engine has.
     """
-    demand = _demand_alone(config, split, nodes)
+    demand, alone = _demand_alone(config, split, nodes), {"eval": EvalConfig(), "fleet": FleetConfig()}
     for name, each in others.items():
-        own = _demand_alone(config.of_policy(name).model_copy(update={"fleet": FleetConfig()}), each, nodes)
+        own = _demand_alone(config.of_policy(name).model_copy(update=alone), each, nodes)
         for role in ("trainer", "engine"):
-            if (own.roles[role], own.members[role]) == (demand.roles[role], demand.members[role]):
-                units = {**demand.units, role: demand.units[role] + own.units[role]}
-                demand = replace(demand, units=units)
-            else:
-                demand = replace(demand, others=(*demand.others, own.demand(role)))
+            same = _more_of(demand, own, role)
+            demand = same or replace(demand, others=(*demand.others, own.demand(role)))
+    for name, engines in frozen_engines(config).items():
+        own = _demand_alone(config.of_policy(name).model_copy(update=alone), Split(), nodes)
+        own = replace(own, units={**own.units, "engine": engines})
+        same = _more_of(demand, own, "engine") if demand.layout == "disaggregated" else None
+        demand = same or replace(demand, frozen=(*demand.frozen, own.demand("engine")))
     return demand
+
+
+def _more_of(demand: _Demand, own: _Demand, role: str) -> _Demand | None:
+    """The request with another policy's units of a role as more of the main one's; None: they occupy something else."""
+    if (own.roles[role], own.members[role]) != (demand.roles[role], demand.members[role]):
+        return None
+    return replace(demand, units={**demand.units, role: demand.units[role] + own.units[role]})
+
+
+def frozen_engines(config: RunConfig) -> dict[str, int]:
+    """The engines of policies that don't learn, by their names, where these have places on a cluster's nodes.
+
+    Those in the driver's process, and servers that run already, ask for none.
+    """
+    return {
+        name: own.past.size + 1 if own.name == PAST else 1
+        for name, own in config.policies.items()
+        if config.cluster.name == "ray" and own.name in (MODEL, PAST) and not own.learns
+        if not (ENGINES.find(own.engine.name).in_process(own.engine) or getattr(own.engine, "url", None))
+    }
 
 
 def _demand_alone(config: RunConfig, split: Split, nodes: Sequence[ClusterNode]) -> _Demand:
@@ -151,7 +177,8 @@ def reserve(cluster: Cluster, config: RunConfig, model: Path) -> None:
     it in Ray's queue, or where places are taken by a demand of their own. The Ray that is started for one run gets no
     more nodes.
 
-    Colocated engines need their places beside the trainer's, so that these are taken in any case.
+    Colocated engines need their places beside the trainer's, so that these are taken in any case. Frozen policies'
+    engines that occupy something else than the main policy's have no part in what is taken: Ray finds their nodes.
 
     Raises:
         ConfigError: it does not fit on the nodes, or is not free in time.
@@ -160,16 +187,14 @@ def reserve(cluster: Cluster, config: RunConfig, model: Path) -> None:
     if config.cluster.name != "ray":
         return
     from agentrl.cluster.ray.cluster import RayCluster
-    from agentrl.train.trainers.megatron.trainer import model_settings
 
     assert isinstance(cluster, RayCluster)
     nodes = [node for node in cluster.nodes() if node.alive]
-    others = {
-        name: split_of(
-            config.of_policy(name).trainer, model_settings(start_folder(name, config.policies[name], model)), nodes
-        )
-        for name in config.learned
-    }
+    others = {}
+    for name in config.learned:
+        with named_as_given(config.policies, name):
+            settings = model_settings(start_folder(name, config.policies[name], model))
+            others[name] = split_of(config.of_policy(name).trainer, settings, nodes)
     run = run_demand(config, split_of(config.trainer, model_settings(model), nodes), nodes, others)
     if timeout is not None and run.others:
         kinds = ", ".join(sorted({each.role for each in run.others}))
@@ -189,4 +214,7 @@ def reserve(cluster: Cluster, config: RunConfig, model: Path) -> None:
             return
         assignment = cluster.awaited(run.wanted(), timeout)
     if timeout is not None:
+        if run.frozen:
+            nodes = [node for node in cluster.nodes() if node.alive]
+            assignment = place(nodes, replace(run, frozen=()).wanted())
         cluster.reserve(assignment, run.roles, timeout, run.members)

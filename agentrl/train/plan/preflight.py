@@ -26,6 +26,7 @@ from agentrl.config import (
     RunConfig,
     TrainerConfig,
 )
+from agentrl.config.learners import named_as_given
 from agentrl.envs import calls
 from agentrl.envs.base import Env, reward_methods
 from agentrl.envs.data.hub import is_hub
@@ -53,9 +54,10 @@ from agentrl.train.algorithms import make_algorithm
 from agentrl.train.algorithms.base import Algorithm
 from agentrl.train.driver import base_model, resuming, setup
 from agentrl.train.plan.critic_checks import check_joint_path, check_view
+from agentrl.train.plan.trainer_checks import check_layouts, check_trainers
 from agentrl.train.record import chain
 from agentrl.train.trackers import TRACKERS
-from agentrl.train.trainers import TRAINERS, beyond_layers, check_trainer
+from agentrl.train.trainers import TRAINERS, beyond_layers
 from agentrl.types import MAIN
 
 WrittenLater = Literal["", "run", "file"]
@@ -81,33 +83,32 @@ def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> No
     if config.faults is not None:
         faults.load(config.faults)
     algorithm = make_algorithm(config.algo)
-    check_trainer(config.trainer, algorithm, config.lora)
+    check_trainers(config)
     _check_adapter(config.engine, config.lora)
     for name in config.metrics:
         TRACKERS.find(name)
     if config.data is not None:
         _check_reading(config, config.data, algorithm, written_later=written_later)
+        check_layouts(config)
         return
     if not algorithm.needs.engine:
         raise ConfigError(f"algo={config.algo.name} learns from what is read: data=FILE or data=runs/NAME names it")
-    _check_sampling(config.rollout, _with_address(config), config.trainer, refuse=not config.allow_no_signal)
     _check_resident(config.rewards, config.cluster)
     env = check_rollouts(config)
     _check_rewarded(config, env, algorithm)
-    others = {name: config.of_policy(name) for name in config.learned}
-    for name, own in others.items():
-        try:
-            check_trainer(own.trainer, make_algorithm(own.algo), own.lora)
-        except ConfigError as error:
-            raise type(error)(f"policies.{name}: {error}") from None
-    for each in (algorithm, *(make_algorithm(own.algo) for own in others.values())):
-        check_view(each, env)
-        check_joint_path(each, config, env)
-        if each.needs.counterfactuals:
-            check_counterfactuals(each.name, env)
-        if each.needs.combinations:
-            most: int = each.config.max_joint_actions  # type: ignore[attr-defined]
-            check_tree(env, config.rollout, config.combinations, most)
+    check_layouts(config)
+    for name in (MAIN, *config.learned):
+        own = config if name == MAIN else config.of_policy(name)
+        each, signal = make_algorithm(own.algo), not config.allow_no_signal
+        with named_as_given(config.policies, name):
+            _check_sampling(own.rollout, _with_address(own), own.trainer, refuse=signal)
+            check_view(each, env)
+            check_joint_path(each, config, env)
+            if each.needs.counterfactuals:
+                check_counterfactuals(each.name, env)
+            if each.needs.combinations:
+                most: int = each.config.max_joint_actions  # type: ignore[attr-defined]
+                check_tree(env, config.rollout, config.combinations, most)
     _check_tasks(env, held_out_split(config.eval, env))
     if config.warm_start.steps:
         _check_tasks(env, base_model.demonstration_split(env))
@@ -270,11 +271,12 @@ def _check_agents(config: RunConfig, env: Env, *, trains: bool) -> None:
             f"policies that are not trained play all agents of env={config.env.name}: there is nothing to train"
         )
     for name, policy in config.policies.items():
-        if policy.name in (MODEL, PAST):
-            check_engine(policy.engine, FleetConfig(), here=config.cluster.name == "local")
-            check_name(policy.model.renderer, f"policies.{name}.model.renderer")
-        if not (policy.remote and name in config.asked_policies):  # which plays nothing, and is asked before the run
-            check_partner(name, policy, env)
+        with named_as_given(config.policies, name):
+            if policy.name in (MODEL, PAST):
+                check_engine(policy.engine, FleetConfig(), here=config.cluster.name == "local")
+                check_name(policy.model.renderer, "model.renderer")
+            if not (policy.remote and name in config.asked_policies):  # which plays nothing, and is asked before
+                check_partner(name, policy, env)
 
 
 def _check_named(

@@ -163,7 +163,7 @@ class RunFolder:
             folder.resumed = None if checkpoint is None else ResumedFrom(checkpoint, saved)
             if changes:
                 say(f"settings changed: {', '.join(changes)}")
-            if jump := resuming.rate_jump(saved, config, step_of(checkpoint) if checkpoint else 0):
+            for jump in resuming.rate_jumps(saved, config, step_of(checkpoint) if checkpoint else 0):
                 say(f"warning: {jump}")
             for line in kept_code.changes(path, config.model_dump(mode="json")):
                 say(line)

@@ -1,8 +1,9 @@
-"""Group-in-group policy optimisation (Feng et al., arXiv:2505.10978): turns of a group that saw the same state.
+"""Group-in-group policy optimisation (Feng et al., arXiv:2505.10978): groups of turns within a group of sessions.
 
 A turn's advantage is GRPO's, plus what the turn did better than other turns of the group that began in the same state
 (anchor state). The state is what the environment said before the turn, text and all: an environment whose answers don't
-show where the agent is has to say so for this to mean anything.
+show where the agent is has to say so for this to mean anything. With `step_groups=session` the turns of the agent's own
+session are compared with each other instead, which needs no state to come back.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
 from pydantic import NonNegativeFloat
 
@@ -32,7 +34,10 @@ class GigpoConfig(GrpoConfig):
     step_gamma: Fraction = 0.95
     """Discount of a turn's rewards with every turn between."""
     step_weight: NonNegativeFloat = 1.0
-    """Weight of the advantage over turns in the same state."""
+    """Weight of the advantage over those turns."""
+    step_groups: Literal["state", "session"] = "state"
+    """The turns that a turn is compared with: those of the group that were shown the same, or the agent's in its own
+    session; there `step_gamma=0` compares what each turn was rewarded with, the last one with the session's reward."""
 
 
 class Gigpo(Grpo):
@@ -42,7 +47,8 @@ class Gigpo(Grpo):
     settings = GigpoConfig
     about = About(
         "GiGPO, arXiv:2505.10978",
-        "A of grpo + w (G - mean) / (std + 1e-4) over the group's turns in the same state, G: discounted return",
+        "A of grpo + w (G - mean) / (std + 1e-4) over the group's turns in the same state, or the session's own, G: "
+        "discounted return",
         "long episodes that often come back to the same states",
         "verl-agent: gigpo",
     )
@@ -66,7 +72,8 @@ class Gigpo(Grpo):
         states: dict[State, dict[NodeKey, list[tuple[float, float]]]] = {}
         for session in sessions:
             for node, state, value, weight in step_returns(session, self.config.step_gamma):
-                states.setdefault(state, {}).setdefault((session.id, node), []).append((value, weight))
+                shown = state if self.config.step_groups == "state" else (session.id,)
+                states.setdefault(shown, {}).setdefault((session.id, node), []).append((value, weight))
         found: dict[NodeKey, float] = {}
         for members in states.values():
             values = {key: _mean(each) for key, each in members.items()}

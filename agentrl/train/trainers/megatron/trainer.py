@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import functools
 import json
-import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from agentrl.config import AlgoConfig, LoraConfig
-from agentrl.errors import ConfigError, InvalidInput, missing_extra
-from agentrl.models.folders import export_folder, read_side_files, write_side_files
+from agentrl.errors import ConfigError, missing_extra
+from agentrl.models.folders import export_folder, model_settings, read_side_files, write_side_files
 from agentrl.models.scoring import score_settings
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.forest.forest import Forest
@@ -150,14 +148,6 @@ class MegatronTrainer(RankTrainer):
         if self.ranks.alive and self.config.async_save:
             self.ranks.call("finish_saving")
         super().close()
-
-
-def model_settings(folder: Path) -> Any:
-    """A folder's config.json as attributes, without importing transformers."""
-    try:
-        return types.SimpleNamespace(**json.loads((folder / "config.json").read_text()))
-    except (OSError, ValueError) as error:
-        raise InvalidInput(f"{folder}: no model's config.json there: {error}") from None
 
 
 def require_megatron() -> None:
