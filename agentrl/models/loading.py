@@ -110,6 +110,15 @@ def new_causal_lm(config: Any, dtype: Any, attention: str) -> Any:
         return model_class.from_config(config, dtype=dtype, attn_implementation=attention, trust_remote_code=False)
 
 
+def new_trunk(config: Any, dtype: Any, attention: str) -> Any:
+    """The model of a transformers configuration without its head; its weights are not set."""
+    from transformers import AutoModel
+    from transformers.initialization import no_init_weights
+
+    with _one_at_a_time, no_init_weights():
+        return AutoModel.from_config(config, dtype=dtype, attn_implementation=attention)
+
+
 def _model_class(folder: Path | None) -> Any:
     """The class of a folder's model: transformers' automatic one, or the folder's own where that may run.
 

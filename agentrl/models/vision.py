@@ -21,10 +21,16 @@ from agentrl.models.vision_families import FAMILIES, PROJECTORS, TOWERS, VisionF
 
 def sees(folder: Path) -> bool:
     """Return whether a folder's model is of a known vision-language family, by its config.json alone."""
+    return read_seeing_type(folder) is not None
+
+
+def read_seeing_type(folder: Path) -> str | None:
+    """Return the `model_type` of a folder whose model is of a known vision-language family; None for others."""
     try:
-        return read_json((folder / "config.json").read_text()).get("model_type") in FAMILIES
+        kind = read_json((folder / "config.json").read_text()).get("model_type")
     except (OSError, ValueError, AttributeError):
-        return False
+        return None
+    return kind if kind in FAMILIES else None
 
 
 def load_lm(folder: Path, dtype: Any, attention: str) -> Any:
@@ -108,9 +114,17 @@ def embed(trunk: Any, token_ids: Tensor, placed: PlacedFrames) -> dict[str, Tens
     Raises:
         InvalidInput: a frame has another number of tokens here than where it was processed.
     """
+    found = encode_placed(trunk, placed)
+    if found is None:
+        return {"inputs_embeds": trunk.get_input_embeddings()(token_ids)}
+    return insert(trunk, token_ids, *found)
+
+
+def encode_placed(trunk: Any, placed: PlacedFrames) -> tuple[Tensor, Tensor] | None:
+    """The tokens of a row that are images', [n], and their features, [n, levels * d]; None where there are none."""
     at = torch.nonzero(placed.start >= 0).flatten()
     if not len(at):
-        return {"inputs_embeds": trunk.get_input_embeddings()(token_ids)}
+        return None
     starts, frame = torch.unique(placed.start[at], return_inverse=True)
     first = at[torch.zeros_like(starts).scatter_reduce_(0, frame, torch.arange(len(at), device=at.device), "amax")]
     lengths, grids = placed.length[first], placed.grid[first]
@@ -119,7 +133,7 @@ def embed(trunk: Any, token_ids: Tensor, placed: PlacedFrames) -> dict[str, Tens
         values = torch.cat([values[a : a + n] for a, n in zip(starts.tolist(), lengths.tolist(), strict=True)])
     seen = features(trunk, values, [(rows, columns) for rows, columns in grids.tolist()])
     count = grids.prod(1)
-    return insert(trunk, token_ids, at, seen[(count.cumsum(0) - count)[frame] + placed.place[at]])
+    return at, seen[(count.cumsum(0) - count)[frame] + placed.place[at]]
 
 
 def insert(trunk: Any, token_ids: Tensor, at: Tensor, seen: Tensor) -> dict[str, Tensor | list[Tensor]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
 from dataclasses import replace
 from io import StringIO
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from agentrl.config import RunConfig
+from agentrl.config import AlgoConfig, RunConfig
 from agentrl.errors import ConfigError, InvalidInput
 from agentrl.models import tiny, tiny_vision, vision, vision_trials
 from agentrl.models.image_processor import ImageProcessor
@@ -22,7 +23,9 @@ from agentrl.sessions.renderers.registry import get_renderer
 from agentrl.train.display.console import Display
 from agentrl.train.plan.model_checks import prove_architecture
 from agentrl.train.trainers import proof
+from agentrl.train.trainers.megatron.settings import TOWERS, MegatronConfig
 from agentrl.train.trainers.megatron.table import deal, table
+from agentrl.train.trainers.megatron.trainer import MegatronTrainer
 from agentrl.train.trainers.proof import require
 from agentrl.train.trainers.proof.comparison import compare
 from agentrl.train.trainers.reference import random_forest
@@ -34,7 +37,8 @@ from tests.vision.models import FAMILIES
 @pytest.mark.parametrize("family", FAMILIES)
 def test_trees_with_images_are_computed_as_transformers_does_by_trainer_and_engine(family: str) -> None:
     config = FAMILIES[family].model().config
-    for subject in ("torch", "local"):
+    on_ranks = ("megatron",) if family in TOWERS and importlib.util.find_spec("megatron") else ()
+    for subject in ("torch", "local", *on_ranks):
         found = compare(config, subject=subject)
         assert found.passed, str(found)
         assert 0 < found.logp < 1e-5
@@ -55,13 +59,18 @@ def test_a_tower_that_computes_something_else_is_refused_with_the_numbers(
         require(tmp_path / "model", "mine", subject="local")
 
 
-def test_a_trainer_without_towers_is_refused_by_name_before_anything_starts(tmp_path: Path) -> None:
-    FAMILIES["smolvlm"].model().config.save_pretrained(tmp_path)
+def test_a_tower_without_a_place_is_refused_by_name_before_anything_starts(tmp_path: Path) -> None:
+    config = FAMILIES["gemma3"].model().config
+    config.save_pretrained(tmp_path)
     settings = {"env": {"name": "calculator"}, "model": str(tmp_path), "trainer": {"name": "megatron", "proof": False}}
-    with pytest.raises(ConfigError, match=r"sees images, and trainer=megatron .*: use trainer=fsdp or trainer=torch"):
+    with pytest.raises(
+        ConfigError, match=r"gemma3\) sees images, and trainer=megatron .* use trainer=fsdp or trainer=torch"
+    ):
         prove_architecture(validate(settings, RunConfig), tmp_path, Display(Console()), trains=True)
-    forest = random_forest(random.Random(0), 40, seen=vision_trials.RandomImages(FAMILIES["smolvlm"].model().config))
-    with pytest.raises(InvalidInput, match="trainer=megatron has no place for them"):
+    with pytest.raises(InvalidInput, match="place for the tower of idefics3 and smolvlm only: use trainer=torch or"):
+        MegatronTrainer(tmp_path, MegatronConfig(), AlgoConfig())
+    forest = random_forest(random.Random(0), 40, seen=vision_trials.RandomImages(config))
+    with pytest.raises(InvalidInput, match="trainer=megatron has no place for either"):
         table(forest, deal(forest, 1, 0, 1))
 
 

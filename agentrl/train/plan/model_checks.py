@@ -12,7 +12,7 @@ from agentrl.models import untrained
 from agentrl.models.devices import torch_device
 from agentrl.models.registry import model_folder
 from agentrl.models.tokenizers import load_tokenizer
-from agentrl.models.vision import sees
+from agentrl.models.vision import read_seeing_type, sees
 from agentrl.rollout.engines import ENGINES
 from agentrl.rollout.engines.managed import as_managed
 from agentrl.rollout.episodes.actors import sampling_of
@@ -35,8 +35,8 @@ def prove_architecture(config: RunConfig, base: Path, display: Display, *, train
     for policy in config.policies.values():
         if policy.name == MODEL and policy.model.name != START:
             _prove_engine(policy.engine, model_folder(policy.model), policy.model.name, display)
-    if trains and sees(base):
-        _require_tower(config)
+    if trains and (kind := read_seeing_type(base)) is not None:
+        _require_tower(config, kind)
     if config.model.name == setup.TINY:
         return
     if trains:
@@ -55,13 +55,13 @@ def prove_architecture(config: RunConfig, base: Path, display: Display, *, train
     _prove_engine(config.engine, base, config.model.name, display)
 
 
-def _require_tower(config: RunConfig) -> None:
+def _require_tower(config: RunConfig, kind: str) -> None:
     """Refuse a trainer that has no place for the tower of a model that sees."""
-    if not TRAINERS.find(config.trainer.name).trains_images:
-        able = " or ".join(f"trainer={name}" for name, one in TRAINERS.available().items() if one.trains_images)
+    if kind not in TRAINERS.find(config.trainer.name).trains_images:
+        able = " or ".join(f"trainer={name}" for name, one in TRAINERS.available().items() if kind in one.trains_images)
         raise ConfigError(
-            f"model={config.model.name!r} sees images, and trainer={config.trainer.name} has no place for its tower: "
-            f"use {able}"
+            f"model={config.model.name!r} ({kind}) sees images, and trainer={config.trainer.name} has no place for its "
+            f"tower: use {able}"
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, PositiveFloat
 
 from agentrl.config import Fraction, TrainerConfig
@@ -21,6 +23,10 @@ class ParameterConfig(TrainerConfig):
     """A moving average of the weights, for evaluation only: after each step it is this times itself plus the rest times
     the policy (float32, the memory of a second model). Each checkpoint has it in a folder `averaged`, a model of its
     own. None: there is none."""
+    vision: Literal["full", "projector", "frozen"] = "full"
+    """Of a vision-language model: all is trained, or all but its tower, or neither tower nor projector."""
+    vision_lr: PositiveFloat | None = None
+    """The learning rate of tower and projector, in place of `algo.lr` and `warm_start.lr`; None: theirs."""
     offload_optimizer: bool = False
     """The policy's optimizer state is kept in the CPU's memory between updates: AdamW's two moments, 8 bytes for each
     weight, leave the GPU to activations and to colocated engines, and are moved there and back for each update."""

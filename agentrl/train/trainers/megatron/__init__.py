@@ -12,7 +12,7 @@ moe.py         mixtures of experts: balance, drops, replay of routed experts
 adapter.py     an adapter on the layers of every layout, the same tensors as on other trainers
 update.py      the optimizer; checkpoint.py saves it with the weights
 cpu.py         redirects CUDA calls to the CPU without a GPU
-models/        load and export Hugging Face models, a table for each family
+models/        load and export Hugging Face models, a table for each family; towers of images
 """
 
 import warnings

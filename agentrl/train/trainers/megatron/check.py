@@ -79,11 +79,12 @@ def check(folder: str | Path, family: str | None = None, seed: int = 0) -> Megat
 
     cpu.install()
     from agentrl.train.trainers.megatron.models.family import family_of, read_config
+    from agentrl.train.trainers.megatron.models.images import with_images
 
     hf = read_config(folder, family)
     known = family_of(hf, family)
     known.refuse(hf)
-    names = _known_names(Path(folder), known, hf)
+    names = _known_names(Path(folder), with_images(known, folder), hf)
     with tempfile.TemporaryDirectory(prefix="check-") as scratch:
         want, tokens = _reference(shrink(hf, known), Path(scratch), seed)
         got, tensors, changed = _megatron(Path(scratch), known, tokens)

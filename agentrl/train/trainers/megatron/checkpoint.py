@@ -186,6 +186,7 @@ class Checkpoints:
     def _settings(self) -> dict[str, str]:
         config = self.rank.config
         frozen = {"trainer.freeze": ", ".join(config.freeze)} if config.freeze else {}
+        frozen |= {"trainer.vision": config.vision} if config.vision != "full" else {}
         adapter = {} if self.rank.adapter is None else {"lora.rank": str(self.rank.adapter.lora.shape.rank)}
         return {"trainer.dtype": config.dtype, "trainer.optimizer": config.optimizer, **frozen, **adapter}
 

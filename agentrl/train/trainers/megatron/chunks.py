@@ -15,6 +15,7 @@ from torch import Tensor
 
 from agentrl.train.trainers.megatron.layout import ParallelLayout, experts_of
 from agentrl.train.trainers.megatron.models import Family, build, load
+from agentrl.train.trainers.megatron.models.images import put_tower
 from agentrl.train.trainers.megatron.models.scores import put_heads
 from agentrl.train.trainers.megatron.moe import moe_settings
 from agentrl.train.trainers.megatron.settings import MegatronConfig
@@ -34,13 +35,15 @@ def chunks_of(
     Args:
         folder: the folder.
         hf: its configuration.
-        family: the model's; of a score model, what `prepare_scores` returns.
+        family: the model's; of one that sees, what `with_images` returns; of a score model, what `prepare_scores`
+            returns.
         config: the trainer's settings.
         layout: how the model is shared.
         drawn: a score model's head, by the names of files, for a folder without one; None: a language model.
     """
     settings = megatron_settings(hf, family, config, layout)
     models = build(family, hf, **settings)
+    put_tower(models, folder)
     if drawn is not None:
         put_heads(models, drawn)
     models = [model.to(device()) for model in models]

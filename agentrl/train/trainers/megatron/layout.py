@@ -62,6 +62,7 @@ def layout_of(config: MegatronConfig, hf: Any, gpus: int = 0) -> ParallelLayout:
     Raises:
         ConfigError: naming the rule that does not hold.
     """
+    hf = hf.get_text_config() if hasattr(hf, "get_text_config") else hf
     shared = config.tensor_parallel * config.pipeline_parallel * config.context_parallel
     least = math.lcm(shared, config.pipeline_parallel * config.expert_parallel)
     ranks = config.ranks or max(gpus, least)

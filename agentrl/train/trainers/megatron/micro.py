@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from agentrl.train.forest.forest import Rows
+from agentrl.models.vision import PlacedFrames
+from agentrl.train.forest import pictures
+from agentrl.train.forest.forest import Forest, Rows
 from agentrl.train.trainers.flex import FLEX_BLOCK
 from agentrl.train.trainers.megatron.layout import ParallelLayout
 from agentrl.train.trainers.megatron.table import TokenShard, block_size, deal, padded_tokens, table
@@ -32,6 +34,7 @@ class Micro:
         rows: the pairs whose predictor is held here; `predictor` counts the tokens held, `target` the forest's. Of a
             score model, `predictor` is the target among the tokens held.
         share: which tokens are held.
+        images: the frames of the tokens held, if any.
         routed_experts: by layer number, the experts [tokens, topk] that were chosen; see `moe`.
     """
 
@@ -41,6 +44,7 @@ class Micro:
     padding: Tensor | None
     rows: Rows
     share: TokenShard
+    images: PlacedFrames | None = None
     routed_experts: dict[int, Tensor] = field(default_factory=dict)
 
 
@@ -118,4 +122,13 @@ def micro_batch(
         padding.to(device) if bool(padding.any()) else None,
         rows.to(device),
         share,
+        _images(forest, share, device),
     )
+
+
+def _images(forest: Forest, share: TokenShard, device: torch.device) -> PlacedFrames | None:
+    found = pictures.images_of(forest.fields)
+    if found is None:
+        return None
+    held = (column[share.mine].to(device) for column in found[1:])
+    return PlacedFrames(found.values.to(device), *held)

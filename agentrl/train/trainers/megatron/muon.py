@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from agentrl.config import AlgoConfig
+from agentrl.models.vision import of_vision
 from agentrl.train.trainers.megatron import moments
 from agentrl.train.trainers.megatron.models import Family, export
 from agentrl.train.trainers.megatron.models.layouts import Piece
@@ -44,7 +45,10 @@ class Muon:
         self.parameters = [
             parameter
             for parameter, layer, names in named_parameters(models, family)
-            if parameter.requires_grad and parameter.ndim == 2 and 0 <= layer < layers and not any(map(_expert, names))
+            if parameter.requires_grad
+            and parameter.ndim == 2
+            and (0 <= layer < layers or of_vision(names[0]))
+            and not any(map(_expert, names))
         ]
         self._mains: dict[Parameter, Tensor] = {}
 

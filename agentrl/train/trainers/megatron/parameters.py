@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from agentrl.errors import ConfigError
+from agentrl.models.vision import is_fixed, of_vision
 from agentrl.train.trainers.megatron.models import Family
 from agentrl.train.trainers.megatron.models.weights import named_parameters
 from agentrl.train.trainers.parameter_settings import ParameterConfig
@@ -33,14 +34,17 @@ def rate_factors(models: Sequence[Any], family: Family, config: ParameterConfig)
         ConfigError: a pattern matches no weight of the model, or only some of those that are one parameter here; or
             nothing is left to train.
     """
-    if not (config.freeze or config.lr_factors or config.layer_decay != 1.0):
+    if config.vision == "full" and not (config.freeze or config.lr_factors or config.layer_decay != 1.0):
         return {}
     held = list(_list_parameters(models, family))
     names = dict.fromkeys(name for each in _everyones([n for _, _, n in held]) for group in each for name in group)
     require_matches(list(names), config)
     layers, found, problem = models[0].config.num_layers, dict[Parameter, float](), ""
     for parameter, layer, own in held:
-        factors = {name: rate_factor(name, layers - 1 - layer, config) for name in own}
+        factors = {
+            name: None if is_fixed(name, config.vision) else rate_factor(name, layers - 1 - layer, config)
+            for name in own
+        }
         factor, *others = dict.fromkeys(factors.values())
         if others:
             problem = problem or ", ".join(f"{name}: {_describe(value)}" for name, value in factors.items())
@@ -57,6 +61,17 @@ def rate_factors(models: Sequence[Any], family: Family, config: ParameterConfig)
         if model.pre_process:  # recomputed layers and a pipeline's stages have gradients only where their input has one
             model.embedding.register_forward_hook(_with_gradient)
     return {parameter: factor for parameter, factor in found.items() if factor}
+
+
+def with_vision_rate(
+    factors: Factors, models: Sequence[Any], family: Family, config: ParameterConfig, rate: float
+) -> Factors:
+    """The factors with those of tower and projector for `config.vision_lr`, where the others' learning rate is this."""
+    if config.vision_lr is None or not rate:
+        return factors
+    times = config.vision_lr / rate
+    seen = (p for p, _, own in named_parameters(models, family) if p.requires_grad and of_vision(own[0]))
+    return {**factors, **{parameter: factors.get(parameter, 1.0) * times for parameter in seen}}
 
 
 def _list_parameters(models: Sequence[Any], family: Family) -> Iterator[tuple[Parameter, int, tuple[str, ...]]]:

@@ -31,6 +31,7 @@ from agentrl.train.trainers.megatron.attention import PLANS
 from agentrl.train.trainers.megatron.copied import copy_to_ranks
 from agentrl.train.trainers.megatron.critic import own_rows
 from agentrl.train.trainers.megatron.micro import Micro
+from agentrl.train.trainers.megatron.models.images import place_images
 from agentrl.train.trainers.megatron.models.scores import head_of_scores
 from agentrl.train.trainers.teachers.divergence import VocabularyHead, row_divergences
 
@@ -104,7 +105,7 @@ def embed(model: Any, micro: Micro) -> Tensor | None:
     if not model.pre_process:
         return None
     out: Tensor = model.embedding(input_ids=micro.token_ids, position_ids=None)
-    return out
+    return out if micro.images is None else place_images(model, out, micro.images)
 
 
 def padding_of(model: Any, micro: Micro) -> Tensor | None:

@@ -11,7 +11,7 @@ from agentrl.train.algorithms.base import Algorithm
 from agentrl.train.plan.memory import Numbers, Split
 from agentrl.train.trainers.base import Trainer
 from agentrl.train.trainers.megatron.layout import layout_of
-from agentrl.train.trainers.megatron.settings import MegatronConfig
+from agentrl.train.trainers.megatron.settings import TOWERS, MegatronConfig
 from agentrl.train.trainers.plugin import TrainerFactory, TrainerPlugin
 
 
@@ -26,6 +26,7 @@ class MegatronPlugin(TrainerPlugin):
     has_ranks = True
     computes_supports = True
     trains_scores = True
+    trains_images = TOWERS
     own_critic = False
     joint_critic = True
     divergences: Literal["none", "top_k", "whole", "own"] = "whole"

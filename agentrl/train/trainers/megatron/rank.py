@@ -40,10 +40,11 @@ from agentrl.train.trainers.megatron.layout import ParallelLayout
 from agentrl.train.trainers.megatron.micro import Micro, lengths, micro_batch
 from agentrl.train.trainers.megatron.models import export, family_of, read_config
 from agentrl.train.trainers.megatron.models.folder import write_weights
+from agentrl.train.trainers.megatron.models.images import with_images
 from agentrl.train.trainers.megatron.models.scores import prepare_scores
 from agentrl.train.trainers.megatron.moe import Routers, metrics, recorded_experts
 from agentrl.train.trainers.megatron.muon import Muon
-from agentrl.train.trainers.megatron.parameters import rate_factors
+from agentrl.train.trainers.megatron.parameters import rate_factors, with_vision_rate
 from agentrl.train.trainers.megatron.settings import MegatronConfig
 from agentrl.train.trainers.megatron.update import Update, device
 from agentrl.train.trainers.optimizer import Optimizer
@@ -79,7 +80,7 @@ class Rank(StepLearner[Micro]):
         self.config, self.layout = config, layout
         algo = algo if isinstance(algo, AlgoConfig) else algorithm_settings(algo)
         hf = read_config(folder, config.family)
-        self.family, self.width, drawn = family_of(hf, config.family), int(hf.hidden_size), None
+        self.family, self.width, drawn = with_images(family_of(hf, config.family), folder), int(hf.hidden_size), None
         if (head := make_algorithm(algo).needs.head) is not None:
             self.family, drawn = prepare_scores(self.family, hf, head, seed)
         self.at_target = head is not None
@@ -136,8 +137,9 @@ class Rank(StepLearner[Micro]):
                 self.chunks = self.adapter.wrap(self.layout)
                 return self.adapter.optimizer(self.config, self.algo, total_steps)
             self._train_whole()
-        muon = Muon(self.models, self.family, self.factors) if self.config.optimizer == "muon" else None
-        update = Update(self.chunks, self.config, self.algo, total_steps, self.factors, muon)
+        factors = with_vision_rate(self.factors, self.models, self.family, self.config, self.algo.lr)
+        muon = Muon(self.models, self.family, factors) if self.config.optimizer == "muon" else None
+        update = Update(self.chunks, self.config, self.algo, total_steps, factors, muon)
         update.clear()
         return update
 

@@ -10,6 +10,9 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validat
 from agentrl.config import Section
 from agentrl.train.trainers.parameter_settings import ParameterConfig
 
+TOWERS = ("idefics3", "smolvlm")
+"""The `model_type`s of models that see whose tower has a place; their text model is of one of the families."""
+
 
 class MoeConfig(Section):
     """The settings of a mixture of experts' balance during training."""

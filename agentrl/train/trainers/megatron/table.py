@@ -28,7 +28,7 @@ from torch import Tensor
 
 from agentrl.errors import InvalidInput
 from agentrl.train.forest.forest import Forest
-from agentrl.train.forest.pictures import FRAMES
+from agentrl.train.forest.pictures import AXES, BLOCK
 
 POSITION, END, HELD = range(3)
 """The rows of the table."""
@@ -99,11 +99,12 @@ def table(forest: Forest, share: TokenShard) -> Tensor:
     """The table [3, T], int64, of a padded forest for a rank's shard.
 
     Raises:
-        InvalidInput: the forest has images.
+        InvalidInput: the forest's images have positions with three axes, or tokens that see each other.
     """
-    if FRAMES in forest.fields:
+    if AXES in forest.fields or BLOCK in forest.fields:
         raise InvalidInput(
-            "the sessions hold images, and trainer=megatron has no place for them: use trainer=torch or fsdp"
+            "the sessions' images have positions with three axes, or tokens that see each other, and trainer=megatron "
+            "has no place for either: use trainer=torch or trainer=fsdp"
         )
     rows = torch.zeros(3, len(forest), dtype=torch.int64)
     rows[POSITION, : share.length] = forest.position.cpu()[share.mine]

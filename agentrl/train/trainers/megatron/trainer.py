@@ -17,9 +17,11 @@ from agentrl.config import AlgoConfig, LoraConfig
 from agentrl.errors import ConfigError, missing_extra
 from agentrl.models.folders import export_folder, model_settings, read_side_files, write_side_files
 from agentrl.models.scoring import score_settings
+from agentrl.models.vision import sees
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.forest.forest import Forest
 from agentrl.train.trainers.megatron.layout import layout_of
+from agentrl.train.trainers.megatron.models.family import read_config
 from agentrl.train.trainers.megatron.settings import MegatronConfig
 from agentrl.train.trainers.ranks.trainer import RankTrainer, gpus_of
 
@@ -54,7 +56,10 @@ class MegatronTrainer(RankTrainer):
     ) -> None:
         self.config = config or MegatronConfig()
         algo = self.allowed(algo or AlgoConfig())
-        self.layout = layout_of(self.config, model_settings(Path(path)), gpus_of(self.config))
+        self._require_images(Path(path), algo, lora)
+        folder = Path(path)
+        settings = read_config(folder) if sees(folder) else model_settings(folder)
+        self.layout = layout_of(self.config, settings, gpus_of(self.config))
         require_megatron()
         self._side_files = read_side_files(Path(path))  # now: the folder may be gone by the time of an export
         head = make_algorithm(algo).needs.head
@@ -77,6 +82,15 @@ class MegatronTrainer(RankTrainer):
             lora=lora,
         )
 
+    def _require_images(self, path: Path, algo: AlgoConfig, lora: LoraConfig | None) -> None:
+        """Refuse adapters and score models of a model that sees."""
+        if not sees(path):
+            return
+        if lora is not None and lora.active:
+            raise ConfigError("model.lora: adapters of vision-language models are not trained yet; train them whole")
+        if make_algorithm(algo).needs.head is not None:
+            raise ConfigError(f"algo={algo.name}: trainer=megatron makes no score model of one that sees images")
+
     def attempt(self, folder: Path, config: MegatronConfig, forest: Forest) -> tuple[Tensor, float]:
         """Compute a forest on the ranks with another model, in the same layout; their previous model is freed.
 
@@ -88,7 +102,7 @@ class MegatronTrainer(RankTrainer):
         Returns:
             Its trained tokens' log-probabilities [T], and the norm of its gradient.
         """
-        config = config.model_copy(update={"freeze": (), "lr_factors": {}})  # names of the run's model
+        config = config.model_copy(update={"freeze": (), "lr_factors": {}, "vision": "full"})  # of the run's model
         self.build(folder, config, AlgoConfig(), 1)
         (logp,) = self.logprobs([forest])
         norm = self.step([forest])["grad_norm"]

@@ -29,6 +29,7 @@ from agentrl.errors import ConfigError, InvalidInput, UnknownName
 from agentrl.models.loading import loadable_config
 from agentrl.models.registry import cache_folder
 from agentrl.models.rope import too_long, with_short_row_angles
+from agentrl.models.vision import sees
 from agentrl.train.trainers.megatron.settings import MegatronConfig
 from agentrl.train.trainers.proof.comparison import compare
 from agentrl.train.trainers.proof.subjects import ALWAYS, PACKAGE, SUBJECTS, Proof, settings_on_ranks
@@ -143,7 +144,8 @@ def _config(path: Path, subject: str, family: str | None) -> Any:
         return loadable_config(path, seeing=True)
     from agentrl.train.trainers.megatron.models import family as families
 
-    return families.read_config(path, family)
+    config = families.read_config(path, family)
+    return loadable_config(path, seeing=True) if sees(path) else config
 
 
 def _key(settings: MegatronConfig | None) -> str:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from agentrl.models.vision_families import FAMILIES
 from agentrl.train.algorithms.base import Algorithm
 from agentrl.train.plan.memory import Numbers
 from agentrl.train.trainers.plugin import TrainerFactory, TrainerPlugin
@@ -24,7 +25,7 @@ class TorchPlugin(TrainerPlugin):
     computes_supports = True
     trains_scores = True
     joint_critic = True
-    trains_images = True
+    trains_images = FAMILIES.keys()
     untrained = "kept"
 
     def factory(self) -> TrainerFactory:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import PositiveFloat, model_validator
+from pydantic import model_validator
 
 from agentrl.train.trainers.parameter_settings import ParameterConfig
 
@@ -20,10 +20,6 @@ class TorchConfig(ParameterConfig):
     """AdamW; or Muon (momentum, orthogonalised by Newton-Schulz) for the matrices of hidden layers and AdamW for
     embeddings, heads, norms and experts' stacked matrices. Muon's updates are scaled to the size of AdamW's (Moonlight,
     arXiv:2502.16982), so one `algo.lr` and `algo.weight_decay` suit both."""
-    vision: Literal["full", "projector", "frozen"] = "full"
-    """Of a vision-language model: all is trained, or all but its tower, or neither tower nor projector."""
-    vision_lr: PositiveFloat | None = None
-    """The learning rate of tower and projector, in place of `algo.lr` and `warm_start.lr`; None: theirs."""
     proof: bool = True
     """Before training, test on a small model of the architecture that packed forests train like separate sequences."""
 

@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import InvalidInput, unknown_name
+from agentrl.models.loading import loadable_config
+from agentrl.models.vision_families import FAMILIES as SEEING
 from agentrl.registry import Registry
 from agentrl.train.trainers.megatron.models.layouts import ParameterLayout
 from agentrl.train.trainers.megatron.models.rotary import Rotary
+from agentrl.train.trainers.megatron.settings import TOWERS
 
 
 @dataclass(frozen=True)
@@ -120,12 +123,14 @@ def family_of(hf: Any, name: str | None = None) -> Family:
 def read_config(folder: str | Path, family: Family | str | None = None) -> Any:
     """A folder's configuration, by transformers' own class and never by code that the folder brings.
 
+    Of a model that sees it is its text model's.
+
     Args:
         folder: where config.json is.
         family: the family, its name or import path, where the `model_type` does not say it.
 
     Raises:
-        InvalidInput: no config.json, or one that cannot be read.
+        InvalidInput: no config.json, or one that cannot be read, or there is no place for its tower.
         UnknownName: no family serves its `model_type`.
     """
     from huggingface_hub.errors import StrictDataclassError
@@ -137,6 +142,8 @@ def read_config(folder: str | Path, family: Family | str | None = None) -> Any:
     except (OSError, ValueError) as error:
         raise InvalidInput(f"{path} cannot be read: {error}") from None
     kind = str(settings.get("model_type", ""))
+    if kind in SEEING:
+        return _text_config(Path(folder), kind)
     known = family if isinstance(family, Family) else family_of(None, family or kind)
     for foreign in ("auto_map", "model_type", "quantization_config"):
         settings.pop(foreign, None)
@@ -144,6 +151,28 @@ def read_config(folder: str | Path, family: Family | str | None = None) -> Any:
         return AutoConfig.for_model(known.model_types[0], **settings)
     except (ValueError, StrictDataclassError) as error:  # its message lists some hundred names
         raise InvalidInput(f"{path} is no configuration of {known.model_types[0]!r}: {str(error)[:200]}") from None
+
+
+def _text_config(folder: Path, kind: str) -> Any:
+    """The configuration of the text model of one that sees."""
+    require_tower(kind)
+    config = loadable_config(folder, seeing=True)
+    text = config.get_text_config()
+    text.tie_word_embeddings = config.tie_word_embeddings
+    return text
+
+
+def require_tower(kind: str) -> None:
+    """Refuse a `model_type` of models that see which has no place for its tower.
+
+    Raises:
+        InvalidInput: with those that have one.
+    """
+    if kind in SEEING and kind not in TOWERS:
+        raise InvalidInput(
+            f"model_type={kind!r} sees images, and trainer=megatron has a place for the tower of "
+            f"{' and '.join(TOWERS)} only: use trainer=torch or trainer=fsdp"
+        )
 
 
 def require(hf: Any, **allowed: Any) -> None:

@@ -21,7 +21,7 @@ from agentrl.models.tensors import is_dropped
 from agentrl.train.trainers.megatron.models.family import Family
 from agentrl.train.trainers.megatron.models.layouts import Piece, Shape
 
-_LAYER = re.compile(r"^model\.layers\.(\d+)\.")
+_LAYER = re.compile(r"^(model\.(?:\w+\.)?layers\.)(\d+)\.")  # of one that sees, model.text_model.layers
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 _SCALE = "_scale_inv"
 _MXFP4 = "_blocks"
@@ -132,8 +132,8 @@ class TensorReader:
         for name in self._where:
             layer = _LAYER.match(name)
             general = _EXPERT.sub(".experts.0.", name.removesuffix(_SCALE))
-            if layer and int(layer[1]) < config.num_hidden_layers:
-                general = general.replace(layer[0], "model.layers.{layer}.", 1)
+            if layer and int(layer[2]) < config.num_hidden_layers:
+                general = general.replace(layer[0], layer[1] + "{layer}.", 1)
             if general not in known and not is_dropped(name, config):
                 unknown.append(name)
         if unknown:
