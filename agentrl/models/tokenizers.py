@@ -40,6 +40,7 @@ class HFTokenizer:
     """A fast tokenizer whose text can't become special tokens.
 
     Attributes:
+        source: the text of its `tokenizer.json`.
         published: the tokenizer as its authors made it, for which markup in a text is markup.
         vocab_size: one more than the largest id.
         added: the published added tokens (special ones and other markup) and their ids.
@@ -63,7 +64,7 @@ class HFTokenizer:
     ) -> None:
         """Build from the text of a `tokenizer.json` and the mapping in its `tokenizer_config.json`."""
         spec = orjson.loads(source)
-        self._source = source
+        self.source = source
         self.published = _backend(source)
         self._text: Backend | None = None
         known = self.published.get_added_tokens_decoder()
@@ -94,7 +95,7 @@ class HFTokenizer:
         if self._markup.isdisjoint(ids):
             return ids
         if self._text is None:
-            spec = _without_markup(orjson.loads(self._source), set(self.added))
+            spec = _without_markup(orjson.loads(self.source), set(self.added))
             self._text = _backend(orjson.dumps(spec).decode())
         return _ids(self._text, text)
 

@@ -106,7 +106,6 @@ class _Call:
     def __init__(self, name: str, effects: Effects, outer: _Call | None) -> None:
         self.name, self._effects, self._outer = name, effects, outer
         self._over, self._threads = False, 0
-        self._token: Token[_Call | None] | None = None
 
     @property
     def is_live(self) -> bool:
@@ -114,13 +113,12 @@ class _Call:
         return not self._over and (self._outer is None or self._outer.is_live)
 
     def __enter__(self) -> _Call:
-        self._token = _current.set(self)
+        self._token: Token[_Call | None] = _current.set(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._token is not None
         _current.reset(self._token)
         effects = self._effects
         with effects._lock:

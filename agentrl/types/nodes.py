@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from agentrl.types.generation import Arrival, FinishReason, Sampling, VersionSpan
+from agentrl.errors import TreeError
+from agentrl.types.generation import Arrival, FinishReason, Sampling, Turn, VersionSpan
 from agentrl.types.messages import Message
 
 AGENT = "agent"
@@ -94,6 +95,41 @@ class Node:
     def sampled(self) -> bool:
         """True if an engine sampled this node's tokens."""
         return self.sampling is not None
+
+    @property
+    def drawn_with(self) -> Sampling:
+        """The parameters that the turn was sampled with.
+
+        Raises:
+            TreeError: the node is no sampled turn.
+        """
+        if self.sampling is None:
+            raise TreeError(f"node {self.id} was not sampled")
+        return self.sampling
+
+    @property
+    def above(self) -> int:
+        """The parent's id.
+
+        Raises:
+            TreeError: the node is a root.
+        """
+        if self.parent is None:
+            raise TreeError(f"node {self.id} is a root")
+        return self.parent
+
+    def turn(self) -> Turn:
+        """Return the sampled turn as its engine gave it, without the tokens that open it.
+
+        Raises:
+            TreeError: the node is no sampled turn.
+        """
+        if self.finish_reason is None:
+            raise TreeError(f"node {self.id} was not sampled")
+        start = self.versions[0].start
+        versions = tuple(replace(span, start=span.start - start, end=span.end - start) for span in self.versions)
+        ids, logprobs = tuple(self.token_ids[start:]), tuple(self.logprobs[start:])
+        return Turn(ids, logprobs, versions, self.finish_reason, self.stopped_by)
 
     @property
     def spawned(self) -> bool:

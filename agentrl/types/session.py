@@ -314,9 +314,8 @@ def siblings(session: Session) -> list[list[int]]:
 
 def conditions(node: Node) -> tuple[Any, ...]:
     """Return what siblings have in common: agent, policy, sampling without the seed, the generation prompt."""
-    assert node.sampling is not None
     opening = node.token_ids[: node.versions[0].start]
-    return node.agent, node.policy, replace(node.sampling, seed=None, max_new_tokens=0, record=()), tuple(opening)
+    return node.agent, node.policy, replace(node.drawn_with, seed=None, max_new_tokens=0, record=()), tuple(opening)
 
 
 def path_weights(session: Session) -> dict[int, float]:

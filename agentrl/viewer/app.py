@@ -223,17 +223,21 @@ class Viewer:
 
     # ------------------------------------------------------------------------------------ changes
 
+    @property
+    def _writing(self) -> Replays:
+        if self._replays is None:
+            raise InvalidInput("the viewer only reads")
+        return self._replays
+
     def start_replay(self, request: Request, given: dict[str, Any]) -> Any:
         """Start a replay of a session (`id`); what is given is a `ReplayRequest`."""
-        assert self._replays is not None
-        run, session = self._run(request), self._session(request).session
-        self._replays.start(run.path, session.id, validate(given, ReplayRequest))
-        return self._replays.of(run.path, session.id)
+        replays, run, session = self._writing, self._run(request), self._session(request).session
+        replays.start(run.path, session.id, validate(given, ReplayRequest))
+        return replays.of(run.path, session.id)
 
     def cancel_replay(self, request: Request, given: dict[str, Any]) -> Any:
         """End the replay of a session (`id`) that is under way."""
-        assert self._replays is not None
-        self._replays.cancel(self._run(request).path, request.query_params.get("id", ""))
+        self._writing.cancel(self._run(request).path, request.query_params.get("id", ""))
         return {}
 
     def note(self, request: Request, given: dict[str, Any]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 from statistics import fmean
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -49,33 +50,37 @@ def test_every_room_of_a_floor_can_be_reached_in_one_way_and_the_three_goals_are
         assert len(set(floor.rooms)) == len(floor.rooms)
 
 
+def put(env: TextAdventure, task: Task, **place: Any) -> None:
+    """Go on with the episode elsewhere."""
+    env.restore(task, {**env.state(), **place})
+
+
 async def test_a_guardian_wants_a_word_of_four_floors_below_and_the_key_of_his_own():
-    env = TextAdventure(3)
-    await calls.openings(env, Task(id="t", data={"number": 7}))
-    env._floor = 6
-    env._room = env._here.gate
-    assert "locked" in (await calls.step(env, env.call("answer", word=env._tower[2].word))).messages[0].text
-    env._has_key = True
-    wrong = await calls.step(env, env.call("answer", word=env._here.word))
+    env, task, floors = TextAdventure(3), Task(id="t", data={"number": 7}), tower(3, 7)
+    await calls.openings(env, task)
+    here, wanted = floors[6], floors[2].word
+    put(env, task, floor=6, room=here.gate)
+    assert "locked" in (await calls.step(env, env.call("answer", word=wanted))).messages[0].text
+    put(env, task, has_key=True)
+    wrong = await calls.step(env, env.call("answer", word=here.word))
     assert wrong.messages[0].text.startswith("Wrong.")
-    assert (wrong.reward, env._room, env._floor) == (0, 0, 6)
-    env._room = env._here.gate
-    right = await calls.step(env, env.call("answer", word=f" {env._tower[2].word.upper()} "))
+    assert (wrong.reward, env.state()["room"], env.state()["floor"]) == (0, 0, 6)
+    put(env, task, room=here.gate)
+    right = await calls.step(env, env.call("answer", word=f" {wanted.upper()} "))
     assert right.reward == pytest.approx(1 / 20)
-    assert (env._floor, env._has_key, env._has_read) == (7, False, False)
+    assert env.state() == {"floor": 7, "room": 0, "has_key": False, "has_read": False}
 
 
 async def test_a_scroll_shows_its_word_once_and_no_room_shows_it():
-    env = TextAdventure(1)
-    opening = await calls.openings(env, Task(id="t", data={"number": 3}))
-    word = env._here.word
+    env, task, floor = TextAdventure(1), Task(id="t", data={"number": 3}), tower(1, 3)[0]
+    opening = await calls.openings(env, task)
     seen = [opening["agent"][0].text]
-    for room in range(len(env._here.rooms)):
-        env._room = room
-        seen.append(env._look())
-    assert not any(word in text for text in seen)
-    env._room = env._here.scroll
-    assert word in (await calls.step(env, env.call("read"))).messages[0].text
+    for room, doors in enumerate(floor.doors):
+        put(env, task, room=doors[0])
+        seen.append((await calls.step(env, env.call("go", room=floor.rooms[room]))).messages[0].text)
+    assert not any(floor.word in text for text in seen)
+    put(env, task, room=floor.scroll)
+    assert floor.word in (await calls.step(env, env.call("read"))).messages[0].text
     assert "nothing to read" in (await calls.step(env, env.call("read"))).messages[0].text
 
 

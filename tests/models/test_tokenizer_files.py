@@ -29,7 +29,7 @@ USER = Message(role="user", content="u")
 
 
 def folder(path: Path, **files: object) -> Path:
-    (path / "tokenizer.json").write_text(PLAIN._source)
+    (path / "tokenizer.json").write_text(PLAIN.source)
     for name, content in files.items():
         (path / f"{name}.json").write_text(json.dumps(content))
     return path

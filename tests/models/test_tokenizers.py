@@ -149,9 +149,9 @@ def test_named_templates_are_read_from_every_form_that_they_are_kept_in(tmp_path
     both = {"default": "plain", "tool_use": "tools"}
     listed = [{"name": name, "template": template} for name, template in both.items()]
     for kept in (both, listed, listed[::-1]):
-        read = HFTokenizer(SMALL._source, {"chat_template": kept})
+        read = HFTokenizer(SMALL.source, {"chat_template": kept})
         assert (read.chat_template, read.tool_template) == ("plain", "tools")
-    (tmp_path / "tokenizer.json").write_text(SMALL._source)
+    (tmp_path / "tokenizer.json").write_text(SMALL.source)
     (tmp_path / "chat_template.jinja").write_text("plain")
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("tools")

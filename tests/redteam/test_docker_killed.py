@@ -102,5 +102,5 @@ async def test_sessions_are_generated_again_and_no_place_is_lost_where_docker_di
     places = supplier("docker")
     assert places.leased == set()
     await close_all()
-    assert (places.pool._alive, places.pool._removing, places.pool._owned) == (0, 0, {})
+    assert (places.pool.alive, places.pool.leased) == (0, 0)
     assert await asyncio.to_thread(own.containers) == []

@@ -177,13 +177,19 @@ async def test_the_end_of_turn_token_that_the_model_left_out_opens_the_next_node
     assert not any(answer.trainable)
 
 
+def left_of(conversation: Conversation) -> int:
+    """The tokens that the budgets still allow."""
+    assert conversation.budget is not None
+    return conversation.budget.left
+
+
 @pytest.mark.parametrize("budget", ["context_tokens", "session_tokens"])
 async def test_a_budget_clamps_the_turn_and_then_is_used_up(budget: str) -> None:
     conversation = begin(DiceEngine(end_weight=0.0001), **{budget: 14})
     conversation.add("hello")  # 7 tokens, and 1 of generation prompt: 6 left
     node = await generate_turn(conversation)
     assert (sum(node.trainable), node.finish_reason) == (6, FinishReason.LENGTH)
-    assert conversation.remaining_tokens == 0
+    assert left_of(conversation) == 0
     full = begin(DiceEngine(), **{budget: 8})
     full.add("hello")
     with pytest.raises(TokenBudgetExceeded):
@@ -198,15 +204,15 @@ async def test_the_session_budget_counts_other_branches_and_the_context_budget_d
     (root,) = trunk.add("root")
     branch = Conversation(session, generator, head=root.id)
     trunk.add("x" * 40)
-    assert trunk.remaining_tokens == branch.remaining_tokens == 100 - tree.size(session)
+    assert left_of(trunk) == left_of(branch) == 100 - tree.size(session)
     unbudgeted = Conversation(session, replace(generator, session_tokens=None), head=root.id)
-    assert unbudgeted.remaining_tokens == 100 - len(root.token_ids)
+    assert left_of(unbudgeted) == 100 - len(root.token_ids)
 
 
 async def test_the_engines_own_context_is_a_limit_too() -> None:
     conversation = begin(DiceEngine(max_context=9), context_tokens=1000)
     conversation.add("hello")
-    assert conversation.remaining_tokens == 2
+    assert left_of(conversation) == 2
 
 
 async def test_narrowed_sampling_is_stored_untrainable_and_warned_of() -> None:

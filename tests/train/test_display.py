@@ -59,7 +59,7 @@ def test_the_panel_is_as_wide_as_the_terminal_and_no_row_of_it_wraps(
         display.step(dict(zip(METRICS, values, strict=True)), values[step % len(values)])
     with display.part("evaluation before training", 128) as ended:
         ended(None)
-        display.console.print(display._panel())
+        display.console.print(display.draw_panel())
     lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in file.getvalue().splitlines()]
     assert {len(line) for line in lines} == {width}
     labels = [line[2:12].strip() for line in lines[3:-1]]
@@ -74,7 +74,7 @@ def test_the_panel_shows_what_a_step_took_how_fast_it_was_and_what_failed(width:
     display.phase("reinforcement learning", 1000, "reward")
     for step in range(30):
         display.step(METRICS, step / 30)
-    display.console.print(display._panel())
+    display.console.print(display.draw_panel())
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue())
     assert re.search(r"30/1000, 0:0\d, 0:\d\d left", text)
     assert re.search(r"reward +0\.000 ▁+.*█ 0\.967", text)
@@ -134,7 +134,7 @@ def test_what_a_part_waits_for_and_who_was_idle_stand_beside_the_numbers() -> No
     display.step({"time/idle_engine": 0.256, "time/idle_trainer": 0.5}, 0.5)
     assert display.seconds_left() > 0
     with display.part("rollout", 8, detail=lambda: "12 at work, 4 waiting, oldest 31 s"):
-        display.console.print(display._panel())
+        display.console.print(display.draw_panel())
     text = file.getvalue()
     assert "engine idle 26%" in text
     assert "trainer idle 50%" in text

@@ -101,8 +101,7 @@ def test_an_upload_that_fails_is_told_and_done_again_when_the_run_ends(
     with monkeypatch.context() as patch:
         patch.setattr(Storage, "commit", lambda *args: (_ for _ in ()).throw(OSError("no route")))
         uploads.add_newest()
-        with uploads._changed:
-            assert uploads._changed.wait_for(lambda: not uploads._busy and uploads._waiting is None, 60)
+        assert uploads.wait_until_idle(60)
     assert "step-000001 was not uploaded" in warnings[0]
     assert "no route" in warnings[0]
     uploads.close()

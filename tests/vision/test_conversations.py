@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -261,16 +263,16 @@ async def test_each_attempt_at_a_turn_is_shown_the_paths_images(tiny_folder: Pat
 
 async def _stored_once(session: Session, file: Path) -> None:
     """Several sessions with the same pictures hold each file and its pixels once, and are read as they were."""
-    with Store(str(file)) as store:
+    with Store(str(file)) as store, closing(sqlite3.connect(file)) as tables:
         for name in ("a", "b", "c"):
             session.id = name
             store.save(session)
         assert store.load("b").nodes == session.nodes
-        assert store._db.execute("SELECT count(*) FROM blobs").fetchone() == (4,)
-        assert b"base64" not in store._db.execute("SELECT group_concat(message) FROM nodes").fetchone()[0].encode()
+        assert tables.execute("SELECT count(*) FROM blobs").fetchone() == (4,)
+        assert b"base64" not in tables.execute("SELECT group_concat(message) FROM nodes").fetchone()[0].encode()
         for name in ("a", "b", "c"):
             store.delete(name)
-        assert store._db.execute("SELECT count(*) FROM blobs").fetchone() == (0,)
+        assert tables.execute("SELECT count(*) FROM blobs").fetchone() == (0,)
 
 
 @pytest.mark.parametrize("url", ["https://pictures.test/one.png", "data:image/png;base64,AAAA"])

@@ -121,12 +121,13 @@ class AsGymnasium(gymnasium.Env[str, str]):  # type: ignore[misc]
             InvalidInput: no episode has begun, or it is over.
             EnvError: the environment's code failed.
         """
-        if self._answer is None:
+        answer, playing = self._answer, self._playing
+        if answer is None or playing is None:
             raise InvalidInput("there is no episode: call reset first")
         message = message_of(action, len(self._transcript))
         self._transcript.append(message)
-        self._loop.run(self._go_on(message))
-        session = self._playing.result() if self._playing is not None and self._playing.done() else None
+        self._loop.run(self._go_on(playing, answer, message))
+        session = playing.result() if playing.done() else None
         info: dict[str, Any] = {}
         total, over = self._earned, session is not None
         if session is not None:
@@ -155,23 +156,22 @@ class AsGymnasium(gymnasium.Env[str, str]):  # type: ignore[misc]
         self._earned = self._given = 0.0
         self._new, self._transcript, self._asked = [], [], asyncio.Event()
         env = _Watched(self._make(), self._see)
-        self._playing = asyncio.create_task(play(env, task, self._act, seed=seed, max_turns=self.max_turns))
-        await self._until_asked()
+        playing = asyncio.create_task(play(env, task, self._act, seed=seed, max_turns=self.max_turns))
+        self._playing = playing
+        await self._until_asked(playing)
 
-    async def _go_on(self, message: Message) -> None:
-        assert self._answer is not None
+    async def _go_on(self, playing: asyncio.Task[Session], answer: asyncio.Future[Message], message: Message) -> None:
         self._asked.clear()
-        self._answer.set_result(message)
-        await self._until_asked()
+        answer.set_result(message)
+        await self._until_asked(playing)
 
-    async def _until_asked(self) -> None:
+    async def _until_asked(self, playing: asyncio.Task[Session]) -> None:
         """Wait until the agent is to write a message, or the episode has ended."""
-        assert self._playing is not None
         asked = asyncio.create_task(self._asked.wait())
-        await asyncio.wait({self._playing, asked}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({playing, asked}, return_when=asyncio.FIRST_COMPLETED)
         asked.cancel()
-        if self._playing.done():
-            self._playing.result()
+        if playing.done():
+            playing.result()
 
     async def _act(self, env: Env, messages: Sequence[Message]) -> Message:
         self._answer = asyncio.get_running_loop().create_future()

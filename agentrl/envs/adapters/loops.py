@@ -64,7 +64,8 @@ class EpisodeLoop(Generic[R]):
 
     async def answer(self, message: Message) -> StepResult | None:
         """Give the loop the turn that it waits for; what it asks next, None at its end. Raises as `begin`."""
-        assert self._current is not None, "the loop has asked nothing"
+        if self._current is None:
+            raise EnvError(f"{self._name} has asked its model nothing yet")
         self._known.append(message)
         if not self._current.answer.done():  # else the loop has given up waiting, by a deadline of its own
             self._current.answer.set_result(message)
@@ -73,8 +74,13 @@ class EpisodeLoop(Generic[R]):
     @property
     def result(self) -> R:
         """The loop's return value."""
-        assert self._task is not None, "the loop has not begun"
-        return self._task.result()
+        return self._running.result()
+
+    @property
+    def _running(self) -> asyncio.Task[R]:
+        if self._task is None:
+            raise EnvError(f"{self._name} has not begun")
+        return self._task
 
     async def end(self, error: Exception) -> R:
         """End the loop and return its value; a turn that it waits for is an error, now and whenever it asks again.
@@ -82,14 +88,14 @@ class EpisodeLoop(Generic[R]):
         Raises:
             EnvError: it does not end then.
         """
-        assert self._task is not None, "the loop has not begun"
-        if not self._task.done():
+        task = self._running
+        if not task.done():
             self._error = self._error or error
             for request in (*([self._current] if self._current else ()), *self._requests):
                 if not request.answer.done():
                     request.answer.set_exception(self._error)
-            await asyncio.wait({self._task}, timeout=CLOSE_SECONDS)
-        if not self._task.done():
+            await asyncio.wait({task}, timeout=CLOSE_SECONDS)
+        if not task.done():
             raise EnvError(f"{self._name} goes on for {CLOSE_SECONDS:g} s after its model has ended")
         return self.result
 
@@ -121,10 +127,9 @@ class EpisodeLoop(Generic[R]):
 
     async def _next(self) -> StepResult | None:
         """The next request that is still waited for, as an answer to the agent."""
-        assert self._task is not None
         while self._error is None:
             self._requests = [request for request in self._requests if not request.answer.done()]
-            if self._requests or self._task.done():
+            if self._requests or self._running.done():
                 break
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting

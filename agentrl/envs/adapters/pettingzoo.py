@@ -86,7 +86,7 @@ class PettingZoo(Env):
         if self._rendered:
             self._options["render_mode"] = self._about.text_mode
         self.agents, self.simultaneous, self.prompt = self._about.agents, self._about.at_once, prompt
-        self._game: ZooGame | None = None
+        self._made: ZooGame | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -102,6 +102,12 @@ class PettingZoo(Env):
 
     # ------------------------------------------------------------------ the episode
 
+    @property
+    def _game(self) -> ZooGame:
+        if self._made is None:
+            raise EnvError(f"{self.source}: no episode has begun")
+        return self._made
+
     def tasks(self, split: str = "train") -> list[dict[str, Any]]:
         seeds = range(EVAL_SEEDS, EVAL_SEEDS + EVAL_TASKS) if split == "eval" else range(self.episodes)
         return [{"id": f"seed-{seed}", "seed": seed} for seed in seeds]
@@ -109,8 +115,8 @@ class PettingZoo(Env):
     def reset(self, task: Task, *, seed: int | None = None) -> Any:
         """Begin a game by the task's seed; what each agent that plays is told, first those whose turn it is."""
         self._begin()
-        if self._game is None:
-            self._game = make(self.source, self._api, self._options)
+        if self._made is None:
+            self._made = make(self.source, self._api, self._options)
         self._game.start(task["seed"])
         self._awaited = list(self._game.awaited)
         if not self._awaited:
@@ -139,14 +145,14 @@ class PettingZoo(Env):
         return self._answer_refused(agent, refused) if refused else self._take(agent)
 
     def close(self) -> None:
-        game, self._game = self._game, None
+        game, self._made = self._made, None
         if game is not None:
             game.env.close()
 
     @reward(range=ANY)
     def beside_turns(self, session: Session) -> Mapping[str, float] | float | None:
         """Rewards of agents that had no turn, and the forfeit of one at whose turn a limit ended the game."""
-        if self._game is None:
+        if self._made is None:
             return None
         given = dict(self._early)
         if not self._over:
@@ -186,7 +192,6 @@ class PettingZoo(Env):
         return self._result(last, {agent: f"That is not allowed: {why}" for agent, why in refused.items()}, {})
 
     def _take(self, last: str) -> StepResult:
-        assert self._game is not None
         moves, self._moves = self._moves, {}
         try:
             earned = self._game.take(moves)
@@ -259,7 +264,6 @@ class PettingZoo(Env):
         return next(agent for agent in self.agents if any(self._name(agent) in text for text in texts))
 
     def _describe_observation(self, agent: str) -> list[str]:
-        assert self._game is not None
         seen, info = self._game.seen(agent)
         lines = [self._view(agent, seen), *self._masks.format_info(info, self._told, self.digits)]
         if (mask := self._mask(agent)) is not None:
@@ -268,7 +272,6 @@ class PettingZoo(Env):
         return lines
 
     def _view(self, agent: str, seen: Any) -> str:
-        assert self._game is not None
         if self._renderer is not None:
             text = self._renderer(seen, agent, self._game.env)
             if not isinstance(text, str):
@@ -311,7 +314,6 @@ class PettingZoo(Env):
 
     def _mask(self, agent: str) -> Any:
         """Return which actions are allowed now; None where the game does not say."""
-        assert self._game is not None
         space, (seen, info) = self._about.actions[agent], self._game.seen(agent)
         told = self._mask_name in info or (isinstance(seen, Mapping) and self._mask_name in seen)
         if not told or type(space).__name__ not in ("Discrete", "MultiDiscrete"):

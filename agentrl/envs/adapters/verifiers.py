@@ -50,7 +50,7 @@ class Verifiers(Env):
         self.max_turns = limit if limit > 0 else None
         for tool in self._env.tool_defs or ():
             self.tools.add(Tool(tool.name, tool.description, dict(tool.parameters), _never))
-        self._loop: EpisodeLoop[Any] | None = None
+        self._begun: EpisodeLoop[Any] | None = None
 
     def tasks(self, split: str = "train") -> list[Task]:
         """The rows of its data set; where it has none for evaluation, the rule of `splits` holds some out."""
@@ -65,13 +65,19 @@ class Verifiers(Env):
         noted = TaskList(found, [f"{where}: {len(found):,} rows of {', '.join(columns)}, which its own rubric scores"])
         return noted if all(own) else divide(noted, split, _prompt, where)
 
+    @property
+    def _loop(self) -> EpisodeLoop[Any]:
+        if self._begun is None:
+            raise EnvError(f"verifiers:{self.source}: no episode has begun")
+        return self._begun
+
     async def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:
         await self.close()
 
         async def rollout(ask: Ask) -> Any:
             return await self._env.rollout(task.data, _client()(ask), self.source, {})
 
-        self._loop = EpisodeLoop(rollout, self.tools.names, f"verifiers:{self.source}")
+        self._begun = EpisodeLoop(rollout, self.tools.names, f"verifiers:{self.source}")
         opening = await self._loop.begin()
         if opening is None:
             self._raise_infra(self._loop.result)
@@ -79,7 +85,6 @@ class Verifiers(Env):
         return opening
 
     async def step(self, message: Message) -> StepResult:
-        assert self._loop is not None
         following = await self._loop.answer(message)
         if following is None:
             self._raise_infra(self._loop.result)
@@ -89,7 +94,6 @@ class Verifiers(Env):
     @reward(range=EVERYTHING)
     async def rubric(self, session: Session) -> float:
         """The rubric's reward of the rollout's state."""
-        assert self._loop is not None
         state = await self._loop.end(library("verifiers.errors", EXTRA).OverlongPromptError())
         await self._env.rubric.score_rollout(state)
         await self._env.rubric.cleanup(state)
@@ -97,7 +101,7 @@ class Verifiers(Env):
         return state["reward"]  # type: ignore[no-any-return]
 
     async def close(self) -> None:
-        loop, self._loop = self._loop, None
+        loop, self._begun = self._begun, None
         if loop is not None:
             await loop.close()
 

@@ -267,7 +267,7 @@ class LoopClock:
     def __init__(self) -> None:
         try:
             self._file: int | None = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
-            self._measure_wait()
+            _measure_wait(self._file)
         except (OSError, ValueError, IndexError):
             self._file = None
 
@@ -280,16 +280,16 @@ class LoopClock:
         """A time stamp for `since`."""
         if self._file is None:
             return time.thread_time(), 0.0
-        return time.perf_counter(), self._measure_wait()
+        return time.perf_counter(), _measure_wait(self._file)
 
     def since(self, moment: tuple[float, float]) -> float:
         """Seconds since a time stamp."""
         clock, waited = self.now()
         return (clock - moment[0]) - (waited - moment[1])
 
-    def _measure_wait(self) -> float:
-        assert self._file is not None
-        return int(os.pread(self._file, 100, 0).split()[1]) / 1e9
+
+def _measure_wait(file: int) -> float:
+    return int(os.pread(file, 100, 0).split()[1]) / 1e9
 
 
 @dataclass

@@ -226,8 +226,7 @@ def _collect_known(
         for number, step in enumerate(steps):
             session = played[step]
             node = _turns(session)[agent][number]
-            assert node.parent is not None
-            known[agent].append((node, session.nodes[node.parent].message.text))
+            known[agent].append((node, session.nodes[node.above].message.text))
     return known
 
 

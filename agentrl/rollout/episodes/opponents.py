@@ -78,7 +78,7 @@ async def open_partners(config: RunConfig, start: Path | None, folder: Path) -> 
                 stack.push_async_callback(versions.close)
                 made[name] = versions
             else:
-                made[name] = await _open(name, own, config, start, lacking, stack)
+                made[name] = await _open(name, own, limits, config.weights, start, lacking, stack)
         yield {agent: made[name] for agent, name in config.agents.items() if name != MAIN}
 
 
@@ -106,15 +106,20 @@ def _sampling(own: PolicyConfig, limits: RolloutConfig) -> Sampling:
 
 
 async def _open(
-    name: str, own: PolicyConfig, config: RunConfig, start: Path | None, lacking: str, stack: AsyncExitStack
+    name: str,
+    own: PolicyConfig,
+    limits: RolloutConfig,
+    weights: WeightsConfig,
+    start: Path | None,
+    lacking: str,
+    stack: AsyncExitStack,
 ) -> Opponent:
-    limits = config.rollout
     if own.remote or own.name != MODEL:
         return await _open_rules(name, own, limits, stack)
     sampling = sampling_of(limits) if own.learns else _sampling(own, limits)
     model = start_folder(name, own, start, lacking)
-    weights = _weights_of(name, own.weights or config.weights) if own.learns else WeightsConfig()
-    engine = make_engines(own.engine, FleetConfig(), weights, model)
+    published = _weights_of(name, own.weights or weights) if own.learns else WeightsConfig()
+    engine = make_engines(own.engine, FleetConfig(), published, model)
     stack.push_async_callback(engine.close)
     return Fixed(_open_frozen(own, name, model, engine), ModelActor(sampling))
 

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from agentrl.config import EngineConfig, FleetConfig, RolloutConfig, WeightsConfig
 from agentrl.envs.turns import Actor
+from agentrl.errors import ConfigError
 from agentrl.rollout.fleet import make_engines
 from agentrl.rollout.stream.seeds import derive
 from agentrl.sessions.renderers.base import Renderer
@@ -47,6 +48,26 @@ class Policy:
     model: Path | None = None
     strip_reasoning: bool = False
     frozen: bool = False
+
+    def require_engine(self) -> Engine:
+        """Return the engine.
+
+        Raises:
+            ConfigError: it has none.
+        """
+        if self.engine is None:
+            raise ConfigError(f"the policy {self.name!r} has no engine: only scripts act")
+        return self.engine
+
+    def require_model(self) -> Path:
+        """Return the folder that its weights come from at first.
+
+        Raises:
+            ConfigError: it has none.
+        """
+        if self.model is None:
+            raise ConfigError(f"the policy {self.name!r} has no model: only scripts act")
+        return self.model
 
     @property
     def version(self) -> int:
@@ -138,8 +159,7 @@ async def averaged_policy(policy: Policy, engine: EngineConfig) -> AsyncIterator
         policy: with the model that it began with.
         engine: the settings of the engine, which is closed in the end.
     """
-    assert policy.model is not None
-    own = make_engines(engine, FleetConfig(), WeightsConfig(), policy.model)
+    own = make_engines(engine, FleetConfig(), WeightsConfig(), policy.require_model())
     try:
         yield replace(policy, engine=own, name=AVERAGED)
     finally:

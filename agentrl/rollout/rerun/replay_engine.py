@@ -78,15 +78,10 @@ class ReplayEngine(ManagedEngine):
             except Diverged as error:
                 self.differences[name].append(str(error))
             if place < self.turn - 1:
-                assert node.finish_reason is not None
-                at = node.versions[0].start
-                spans = tuple(replace(span, start=span.start - at, end=span.end - at) for span in node.versions)
-                tokens = tuple(node.token_ids[at:]), tuple(node.logprobs[at:]), spans
                 kept = {name: data for name, data in node.attachments.items() if name == support.NAME}
-                yield Turn(*tokens, node.finish_reason, node.stopped_by, attachments=kept)
+                yield replace(node.turn(), attachments=kept)
                 return
-            assert node.sampling is not None
-            sampling = replace(node.sampling, record=sampling.record, top_logprobs=sampling.top_logprobs)
+            sampling = replace(node.drawn_with, record=sampling.record, top_logprobs=sampling.top_logprobs)
         elif place < len(self._turns):  # those of a branch are not what follows from the session's seed alone
             recorded = self._turns[place].sampling
             sampling = replace(sampling, seed=recorded.seed if recorded else None)

@@ -45,7 +45,7 @@ class Conversations:
         columns: what columns are taken for, with how many rows.
         unread: columns and fields that are not read.
         tasks: of each split, one for each tree with trained tokens; once they were `weigh`ed.
-        writer: writes sessions; once there is a renderer.
+        writer: writes sessions; there is one once `prepare` was called.
         counts: of each split, what became of conversations.
     """
 
@@ -57,7 +57,7 @@ class Conversations:
     tasks: dict[str, list[Task]] = field(default_factory=dict)
     counts: dict[str, TreeCounts] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    writer: TreeWriter | None = None
+    writer: TreeWriter = field(init=False, repr=False, compare=False)
     _trees: dict[str, list[Example]] = field(default_factory=dict)
 
     def messages(self) -> Iterator[Example]:
@@ -112,7 +112,6 @@ class Conversations:
         They are one, a tree of the conversations that share its prefix, or one for each that is compared, with its
         reward.
         """
-        assert self.writer is not None
         examples = self._trees[f"{split}/{task.id}"]
         if self.compared is None:
             session = Session("", task, status=Status.COMPLETED)

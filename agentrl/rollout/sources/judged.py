@@ -165,7 +165,7 @@ class JudgedRows:
         groups: of each split, the rows.
         tasks: of each split, one for each group that has sessions; once they were written.
         counts: of each split, what became of conversations.
-        writer: writes sessions; once there is a renderer.
+        writer: writes sessions; there is one once `prepare` was called.
     """
 
     config: DataConfig
@@ -175,7 +175,7 @@ class JudgedRows:
     tasks: dict[str, list[Task]] = field(default_factory=dict)
     counts: dict[str, TreeCounts] = field(default_factory=dict)
     rows: Counter[str] = field(default_factory=Counter)
-    writer: TreeWriter | None = None
+    writer: TreeWriter = field(init=False, repr=False, compare=False)
     _by_task: dict[str, list[JudgedRow]] = field(default_factory=dict)
 
     def note(self, text: str) -> None:
@@ -216,7 +216,6 @@ class JudgedRows:
 
     def sessions(self, split: str, task: Task) -> list[Session]:
         """The sessions of a group."""
-        assert self.writer is not None
         found = []
         for number, row in enumerate(self._by_task[f"{split}/{task.id}"]):
             for session in row.write(number, self.writer, TreeCounts()):

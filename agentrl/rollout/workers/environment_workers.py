@@ -279,9 +279,7 @@ class InWorkers:
 
     async def _engine_policy(self, policy: Policy, actor: Actor) -> EnginePolicy:
         if policy.name not in self._engine_policies:
-            engine, model = policy.engine, policy.model
-            assert engine is not None
-            assert model is not None
+            engine, model = policy.require_engine(), policy.require_model()
             capabilities, folder = await asyncio.to_thread(lambda: (engine.capabilities, os.path.abspath(model)))
             self._engine_policies[policy.name] = EnginePolicy(policy.name, Path(folder), capabilities, actor)
         return self._engine_policies[policy.name]

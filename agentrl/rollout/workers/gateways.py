@@ -207,7 +207,6 @@ async def own_gateway(
     from agentrl.sessions.gateway import Limits, create_app, running
     from agentrl.sessions.gateway.http.image_urls import image_limits
 
-    assert policy.engine is not None
     bounds = Limits(
         sampling="run" if where.sampling == "run" else "mixed",
         turn_timeout=limits.turn_timeout,
@@ -217,7 +216,7 @@ async def own_gateway(
         images=image_limits(where.image_urls),
     )
     app = create_app(
-        policy.engine,
+        policy.require_engine(),
         policy.renderer,
         store,
         limits=bounds,

@@ -30,7 +30,7 @@ from agentrl.sessions.gateway.reading import Reading, forced_tokens
 from agentrl.sessions.gateway.retries import PendingRequest, RetryDetection
 from agentrl.sessions.gateway.session_state import SessionState
 from agentrl.sessions.gateway.sizes import LARGE, LARGE_HISTORY, characters, check_length, check_text, off_loop
-from agentrl.sessions.gateway.turn_parts import Event, cut_turn, deltas_of, merge_streams, turn_of
+from agentrl.sessions.gateway.turn_parts import Event, cut_turn, deltas_of, merge_streams
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.renderers.base import RenderedMessage, Renderer, Span, ToolSchema, parse
 from agentrl.sessions.renderers.call_grammar import before_arguments, call_grammar
@@ -111,18 +111,18 @@ class Exchange:
         attempts = Attempts(
             self.state, self.request, parent, opening, digest, self.sampling, budget.left, detection, mixed
         )
-        self.pending = PendingRequest(digest, attempts.samplings(0), 0, cancel)
-        retried = attempts.retried(self.pending)
+        self.pending = pending = PendingRequest(digest, attempts.samplings(0), 0, cancel)
+        retried = attempts.retried(pending)
         stored = None if retried is None else attempts.stored(retried)
         if stored and retried is not None:
-            self._resend(stored, retried)
+            self._resend(stored, pending, retried)
             return
         generator.clamp(budget, self.sampling)
-        self.pending.attempt = attempt = attempts.next(self.pending)
-        samplings = attempts.samplings(attempt) if attempt else self.pending.samplings
+        pending.attempt = attempt = attempts.next(pending)
+        samplings = attempts.samplings(attempt) if attempt else pending.samplings
         self.samplings = [generator.clamp(budget, sampling) for sampling in samplings]
         self.call_ids = hashlib.blake2b(b"%d" % attempt + digest, digest_size=5).hexdigest()
-        self.arrival = self.state.arrive(self.pending)
+        self.arrival = self.state.arrive(pending)
 
     def _with_calls(self, sampling: Sampling) -> Sampling:
         """Add the grammar of the tools' calls, where one is strict and what is drawn under it can be trained.
@@ -215,15 +215,13 @@ class Exchange:
         self.prompt, self.prompt_tokens = Prompt(self.match.parent, new, opening, ids), len(ids)
         return self.prompt
 
-    def _resend(self, stored: Sequence[Node], attempt: int) -> None:
+    def _resend(self, stored: Sequence[Node], pending: PendingRequest, attempt: int) -> None:
         """Send a stored reply again, which its client has lost."""
         for node in stored:
             start = node.versions[0].start
-            assert node.sampling is not None
-            turn = turn_of(node, start)
-            self.choices.append(GeneratedTurn(node.token_ids[:start], turn, node.sampling, node.message, node=node))
-        assert self.pending is not None
-        self.is_retry, self.pending.attempt = True, attempt
+            opening = node.token_ids[:start]
+            self.choices.append(GeneratedTurn(opening, node.turn(), node.drawn_with, node.message, node=node))
+        self.is_retry, pending.attempt = True, attempt
         self.reply_id = (stored[0].reply_id or self.reply_id).partition("#")[0]
 
     # ------------------------------------------------------------------------------------- generation
@@ -315,8 +313,7 @@ class Exchange:
         if self.is_retry:
             session.count("gateway/retries")
             nodes = [choice.node for choice in self.choices if choice.node is not None]
-            assert nodes[0].parent is not None
-            self.state.cache_history(self.request, self.known, nodes[0].parent)
+            self.state.cache_history(self.request, self.known, nodes[0].above)
             return nodes
         cause = match.branch_cause or self._concurrent_cause()
         if cause is not None:

@@ -148,8 +148,7 @@ class NodeIndex:
 
     def add_alias(self, node: Node, echo: Message) -> None:
         """Index this node by this message as well, which means the same."""
-        assert node.parent is not None
-        self._loose[node.parent, loose_key(echo)].append(node.id)
+        self._loose[node.above, loose_key(echo)].append(node.id)
 
     def _find_extended(self, candidates: list[tuple[ParentKey, int]], echo: Message) -> Node | None:
         """The turn to which a message appends text: the longest such, the newest of equal ones."""
@@ -226,9 +225,7 @@ class NodeIndex:
         found = []
         while newest != parent:
             found.append(newest)
-            above = nodes[newest].parent
-            assert above is not None
-            newest = above
+            newest = nodes[newest].above
         return found[::-1]
 
     def _dropped_tokens(self, parent_key: ParentKey) -> int:

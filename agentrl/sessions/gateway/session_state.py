@@ -349,11 +349,11 @@ def _prompt(node: Node) -> str | None:
 
 def _fits(node: Node, wanted: Sampling, remaining: int) -> bool:
     """True if a stored turn is what `wanted` would generate; a truncated one has to have the same limit."""
-    assert node.sampling is not None
-    if not _same_sampling(node.sampling, wanted):
+    drawn = node.drawn_with
+    if not _same_sampling(drawn, wanted):
         return False
     if node.finish_reason is FinishReason.LENGTH:
-        return node.sampling.max_new_tokens in (wanted.max_new_tokens, min(wanted.max_new_tokens, remaining))
+        return drawn.max_new_tokens in (wanted.max_new_tokens, min(wanted.max_new_tokens, remaining))
     return len(node.token_ids) - node.versions[0].start <= wanted.max_new_tokens
 
 

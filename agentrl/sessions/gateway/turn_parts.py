@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from agentrl.sessions.renderers.base import Delta
-from agentrl.types import Chunk, FinishReason, Message, Node, Turn, VersionSpan
+from agentrl.types import Chunk, FinishReason, Message, Turn, VersionSpan
 
 Event = tuple[int, Delta]
 """A part of a reply: the choice's index, and what is new in that choice."""
@@ -20,14 +20,6 @@ def deltas_of(message: Message) -> list[Delta]:
     for index, call in enumerate(message.tool_calls or ()):
         deltas.append(Delta(call=index, name=call.function.name, id=call.id, arguments=call.function.arguments))
     return deltas
-
-
-def turn_of(node: Node, start: int) -> Turn:
-    """A stored turn as the engine gave it; `start` is where the node's opening ends."""
-    versions = tuple(VersionSpan(v.version, v.start - start, v.end - start) for v in node.versions)
-    assert node.finish_reason is not None
-    ids, logprobs = tuple(node.token_ids[start:]), tuple(node.logprobs[start:])
-    return Turn(ids, logprobs, versions, node.finish_reason, node.stopped_by)
 
 
 def cut_turn(chunks: Sequence[Chunk], turn: Turn | None, length: int) -> Turn:

@@ -144,58 +144,42 @@ MISTRAL = Grammar(
 )
 
 
-def _deepseek(think: str) -> Grammar:
-    """Content, then a section of calls; `think` is inside the thinking tags next to them."""
+def _in_section(section: tuple[str, str], call: tuple[str, str, str], read: Reader, think: str = "") -> Grammar:
+    """Content, then a section of calls.
+
+    Args:
+        section: what opens and closes it.
+        call: what opens a call, parts it, and closes it.
+        read: reads a call.
+        think: is inside the thinking tags next to them.
+    """
+    (opens, closes), (begins, parts, ends) = section, call
+    after = "\n\n" if think else ""
     return Grammar(
         start="content",
         regions={
-            "content": Region(
-                CONTENT,
-                {"<think>": RegionExit("reasoning", after=think), "<｜tool▁calls▁begin｜>": RegionExit("section")},
-            ),
-            "reasoning": Region(
-                REASONING, {"</think>": RegionExit("content", before=think, after="\n\n" if think else "")}
-            ),
-            "section": Region(
-                CONTENT,
-                {"<｜tool▁call▁begin｜>": RegionExit("call"), "<｜tool▁calls▁end｜>": RegionExit("rest")},
-                blank_is_markup=True,
-            ),
-            "call": Region(
-                CALL,
-                {"<｜tool▁sep｜>": RegionExit("call"), "<｜tool▁call▁end｜>": RegionExit("section")},
-                closing="<｜tool▁call▁end｜>",
-            ),
-            "rest": Region(CONTENT, {"<｜tool▁calls▁begin｜>": RegionExit("section")}, blank_is_markup=True),
+            "content": Region(CONTENT, {"<think>": RegionExit("reasoning", after=think), opens: RegionExit("section")}),
+            "reasoning": Region(REASONING, {"</think>": RegionExit("content", before=think, after=after)}),
+            "section": Region(CONTENT, {begins: RegionExit("call"), closes: RegionExit("rest")}, blank_is_markup=True),
+            "call": Region(CALL, {parts: RegionExit("call"), ends: RegionExit("section")}, closing=ends),
+            "rest": Region(CONTENT, {opens: RegionExit("section")}, blank_is_markup=True),
         },
-        read=read_deepseek,
+        read=read,
     )
 
 
-DEEPSEEK = _deepseek("\n")
-DEEPSEEK_V31 = _deepseek("")
+_DEEPSEEK = (
+    ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    read_deepseek,
+)
+DEEPSEEK = _in_section(*_DEEPSEEK, think="\n")
+DEEPSEEK_V31 = _in_section(*_DEEPSEEK)
 
-KIMI = Grammar(
-    start="content",
-    regions={
-        "content": Region(
-            CONTENT,
-            {"<think>": RegionExit("reasoning"), "<|tool_calls_section_begin|>": RegionExit("section")},
-        ),
-        "reasoning": Region(REASONING, {"</think>": RegionExit("content")}),
-        "section": Region(
-            CONTENT,
-            {"<|tool_call_begin|>": RegionExit("call"), "<|tool_calls_section_end|>": RegionExit("rest")},
-            blank_is_markup=True,
-        ),
-        "call": Region(
-            CALL,
-            {"<|tool_call_argument_begin|>": RegionExit("call"), "<|tool_call_end|>": RegionExit("section")},
-            closing="<|tool_call_end|>",
-        ),
-        "rest": Region(CONTENT, {"<|tool_calls_section_begin|>": RegionExit("section")}, blank_is_markup=True),
-    },
-    read=read_kimi,
+KIMI = _in_section(
+    ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    read_kimi,
 )
 
 

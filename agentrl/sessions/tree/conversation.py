@@ -76,11 +76,6 @@ class Conversation:
         """The token budget that leaves least; None where there is no limit."""
         return self.generator.budget(len(self._ids), self._session_size())
 
-    @property
-    def remaining_tokens(self) -> int | None:
-        """The number of tokens that the budgets still allow; None where there is no limit."""
-        return None if (budget := self.budget) is None else budget.left
-
     def add(self, messages: str | Message | Mapping[str, Any] | Iterable[Any]) -> list[Node]:
         """Append messages of the environment or the user; an assistant message among them is never trained on.
 

@@ -60,6 +60,7 @@ class SandboxPool:
         recycle: whether to empty and reuse released ones, where the backend can.
 
     Attributes:
+        alive: how many sandboxes there are, those that are being created or removed included.
         counts: of events: created, failed, reused, unhealthy, removed.
     """
 
@@ -74,10 +75,20 @@ class SandboxPool:
         self._slots: asyncio.Semaphore | None = None
         self._pools: dict[str, _SpecPool] = {}
         self._owned: dict[str, tuple[Sandbox, _SpecPool]] = {}
-        self._alive = 0
+        self.alive = 0
         self._removing = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
+
+    @property
+    def waiting(self) -> int:
+        """The number of callers that wait for a sandbox."""
+        return sum(len(pool.waiting) for pool in self._pools.values())
+
+    @property
+    def leased(self) -> int:
+        """The number of sandboxes that callers have."""
+        return len(self._owned) - sum(len(pool.idle) for pool in self._pools.values())
 
     async def prepare(self, spec: SandboxSpec, count: int) -> None:
         """Keep `count` idle sandboxes from now on (0: none); returns at once.
@@ -203,7 +214,7 @@ class SandboxPool:
             elif not waiter.done():
                 pool.waiting.remove(waiter)
             if isinstance(error, TimeoutError) and not isinstance(error, AgentRLError):
-                what = f"no sandbox of {pool.spec.image} was free in time ({self._alive} alive)"
+                what = f"no sandbox of {pool.spec.image} was free in time ({self.alive} alive)"
                 raise DeadlineExceeded(what) from None
             raise
 
@@ -213,9 +224,9 @@ class SandboxPool:
             return
         for wanted in (lambda s: len(s.waiting), self._count_wanted):
             for pool in self._pools.values():
-                while pool.creating < wanted(pool) and (self._alive < self.total or self._evict(pool)):
+                while pool.creating < wanted(pool) and (self.alive < self.total or self._evict(pool)):
                     pool.creating += 1
-                    self._alive += 1
+                    self.alive += 1
                     self._spawn(self._create_one(pool))
 
     def _count_wanted(self, pool: _SpecPool) -> int:
@@ -240,13 +251,13 @@ class SandboxPool:
         sandbox: Sandbox | None = None
         failure: Exception = SandboxError("creating a sandbox was cancelled")
         try:
-            sandbox = await self._create_with_retries(pool.spec)
+            sandbox = await self._create_with_retries(pool.spec, self._slots)
         except Exception as error:
             failure = error
         finally:
             pool.creating -= 1
             if sandbox is None:
-                self._alive -= 1
+                self.alive -= 1
                 self.counts["failed"] += 1
                 self._fail(pool, failure)
                 self._balance()
@@ -255,10 +266,7 @@ class SandboxPool:
                 self._owned[sandbox.id] = sandbox, pool
                 self._offer(pool, sandbox)
 
-    async def _create_with_retries(self, spec: SandboxSpec) -> Sandbox:
-        slots = self._slots
-        assert slots is not None
-
+    async def _create_with_retries(self, spec: SandboxSpec, slots: asyncio.Semaphore) -> Sandbox:
         async def attempt() -> Sandbox:
             async with slots:
                 return await self._create(spec)
@@ -344,7 +352,7 @@ class SandboxPool:
         except Exception as error:
             logger.warning("a sandbox could not be removed: %s", error or type(error).__name__)
         finally:
-            self._alive -= 1
+            self.alive -= 1
             self._removing -= 1
             self._balance()
 

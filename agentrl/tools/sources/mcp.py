@@ -90,14 +90,13 @@ class _Connection:
 
     def __init__(self, config: McpConfig) -> None:
         self._config = config
-        self._task: asyncio.Task[None] | None = None
-        self._ready: asyncio.Future[Any] | None = None
+        self._begun: tuple[asyncio.Task[None], asyncio.Future[Any]] | None = None
         self._closing = asyncio.Event()
         self._log = ""
 
     @property
     def used(self) -> bool:
-        return self._task is not None
+        return self._begun is not None
 
     async def client(self) -> Any:
         """The library's client.
@@ -106,21 +105,19 @@ class _Connection:
             InfraError: the server can't be started or reached, or has ended.
             DeadlineExceeded: it did not answer in time.
         """
-        if self._task is None:
+        if self._begun is None:
             if self._closing.is_set():
                 raise InfraError(f"{self._where} was called after its episode's end")
-            self._ready = asyncio.get_running_loop().create_future()
-            self._task = asyncio.create_task(self._run())
-        assert self._ready is not None
-        done, _ = await asyncio.wait(
-            {self._ready, self._task}, timeout=self._config.start_timeout, return_when="FIRST_COMPLETED"
-        )
+            ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            self._begun = asyncio.create_task(self._run(ready)), ready
+        task, ready = self._begun
+        done, _ = await asyncio.wait({ready, task}, timeout=self._config.start_timeout, return_when="FIRST_COMPLETED")
         if not done:
             raise DeadlineExceeded(f"{self._where} did not answer within {self._config.start_timeout:g} s{self._log}")
-        if self._task.done():
-            error = self._task.exception()
+        if task.done():
+            error = task.exception()
             raise InfraError(f"{self._where} has ended: {_words(error) if error else 'closed'}{self._log}") from error
-        return self._ready.result()
+        return ready.result()
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
         """Call a tool; its answer as text.
@@ -149,21 +146,21 @@ class _Connection:
     async def close(self) -> None:
         """End the connection, and the server where it is a process."""
         self._closing.set()
-        if self._task is None:
+        if self._begun is None:
             return
-        await asyncio.wait({self._task}, timeout=END_SECONDS)
-        self._task.cancel()
-        await asyncio.wait({self._task}, timeout=END_SECONDS)
+        task, _ = self._begun
+        await asyncio.wait({task}, timeout=END_SECONDS)
+        task.cancel()
+        await asyncio.wait({task}, timeout=END_SECONDS)
 
     @property
     def _where(self) -> str:
         shown = command(self._config.command) or address(str(self._config.url))
         return f"the MCP server {shown!r}"
 
-    async def _run(self) -> None:
+    async def _run(self, ready: asyncio.Future[Any]) -> None:
         from mcp import Client
 
-        assert self._ready is not None
         session = uuid.uuid4().hex
         with (
             tempfile.TemporaryDirectory(prefix="agentrl-mcp-", ignore_cleanup_errors=True) as folder,
@@ -173,7 +170,7 @@ class _Connection:
                 async with AsyncExitStack() as stack:
                     transport = await self._transport(stack, log, folder, session)
                     client = await stack.enter_async_context(Client(transport))
-                    self._ready.set_result(client)
+                    ready.set_result(client)
                     await self._closing.wait()
             finally:
                 with contextlib.suppress(OSError):

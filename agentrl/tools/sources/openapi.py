@@ -82,10 +82,10 @@ class OpenApi(ToolSource):
         """
         document = await _read(self.config.document, self.config.headers)
         base = self._base(document)
-        self._client = httpx.AsyncClient(
+        client = self._client = httpx.AsyncClient(
             base_url=base, headers=self.config.headers, limits=httpx.Limits(max_connections=CONNECTIONS), timeout=None
         )
-        return [self._tool(*operation) for operation in operations(document)]
+        return [self._tool(client, *operation) for operation in operations(document)]
 
     async def close(self) -> None:
         if self._client is not None:
@@ -99,9 +99,11 @@ class OpenApi(ToolSource):
             raise ConfigError(f"{self.config.document}: its servers name no http(s) address; say it by `url`")
         return base
 
-    def _tool(self, name: str, description: str, parameters: dict[str, Any], operation: Operation) -> Tool:
+    def _tool(
+        self, client: httpx.AsyncClient, name: str, description: str, parameters: dict[str, Any], operation: Operation
+    ) -> Tool:
         async def invoke(arguments: dict[str, Any], _: Any) -> str:
-            return await self._request(operation, arguments)
+            return await self._request(client, operation, arguments)
 
         def check(arguments: dict[str, Any]) -> dict[str, Any]:
             if missing := operation.required - arguments.keys():
@@ -113,15 +115,14 @@ class OpenApi(ToolSource):
         of_model = (ConnectionError, TimeoutError)
         return Tool(name, description, parameters, invoke, check, model_errors=of_model)
 
-    async def _request(self, operation: Operation, arguments: Mapping[str, Any]) -> str:
-        assert self._client is not None
+    async def _request(self, client: httpx.AsyncClient, operation: Operation, arguments: Mapping[str, Any]) -> str:
         parts: dict[str, dict[str, Any]] = {"path": {}, "query": {}, "header": {}, "cookie": {}, "body": {}}
         for name, value in arguments.items():
             parts[operation.places[name]][name] = value
         path = re.sub(r"\{([^{}]+)\}", lambda found: _segment(parts["path"].get(found[1], "")), operation.path)
         body = parts["body"].get(BODY) if operation.whole_body else parts["body"] or None
         try:
-            async with self._client.stream(
+            async with client.stream(
                 operation.method,
                 path.lstrip("/"),
                 params={name: _as_text(value) for name, value in parts["query"].items()},

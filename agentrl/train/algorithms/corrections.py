@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from agentrl.config import CorrectionConfig
+from agentrl.errors import InvalidInput
 from agentrl.train.algorithms.sequences import Sequences
 from agentrl.train.algorithms.tokens import Tokens
 
@@ -107,7 +108,7 @@ class _Ratios:
         return -(sums[0, index] + sums[-1, index]) / pairs.length[index]
 
     def _of_sequences(self, level: Level) -> tuple[Sequences, Tensor, Tensor]:
-        assert self.pairs is not None
-        assert self.sums is not None
+        if self.pairs is None or self.sums is None:
+            raise InvalidInput("algo.correction is over turns or sessions, of which the batch has no sums")
         turn = self.pairs.sequence if self.pairs.turn is None else self.pairs.turn
         return self.pairs, self.sums, turn if level == "turn" else self.pairs.sequence

@@ -71,7 +71,8 @@ def _token_losses(algorithm: Algorithm, tokens: Tokens, rows: Rows, sums: Tensor
     if missing:
         raise InvalidInput(f"the forest was packed without {missing}: give `pack` the algorithm's `fields`")
     if algorithm.sequence is not None:
-        assert sums is not None
+        if sums is None:
+            raise InvalidInput("the loss is of whole sequences: give `objective` their sums")
         pairs = tokens.by_sequence(rows, sums, algorithm.summand)
         value = algorithm.loss(pairs)
         if correction.active:
@@ -103,8 +104,7 @@ def _token_losses(algorithm: Algorithm, tokens: Tokens, rows: Rows, sums: Tensor
 
 def _per_row(values: Tensor, pairs: Tokens, rows: Rows) -> Tensor:
     """The pairs' values by their part of their row's weight: [Q] -> [P]."""
-    assert rows.sequences is not None
-    row = rows.sequences.token
+    row = rows.require_sequences().token
     part = pairs.weight / rows.weight[row]
     return torch.zeros_like(rows.weight, dtype=values.dtype).index_add(0, row, values * part.to(values.dtype))
 
@@ -173,8 +173,7 @@ def add_sums(algorithm: Algorithm, sums: Tensor, logp: Tensor, rows: Rows, versi
     """
     if not len(rows):  # of a forest that only keeps a rank busy, which knows no sequences
         return
-    assert rows.sequences is not None
-    pairs, correction = rows.sequences, algorithm.config.correction
+    pairs, correction = rows.require_sequences(), algorithm.config.correction
     row, sequence = pairs.token.to(sums.device), pairs.sequence.to(sums.device)
     logp = logp.detach()
     old = old_policy(logp, rows, version, correction.proximal)

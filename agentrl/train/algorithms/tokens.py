@@ -209,9 +209,7 @@ class Tokens:
             sums: float64 [R, N], of the batch's sequences; see `agentrl.train.algorithms.objective.empty_sums`.
             summand: the terms that the second row is of; None: there is no such row.
         """
-        pairs = rows.sequences
-        if pairs is None:
-            raise InvalidInput("the forest was packed without sequences: give `pack` the algorithm's `sequence`")
+        pairs = rows.require_sequences()
         at = self._at(pairs.token)
         step = at.logp - at.logp.detach()  # 0, with a gradient
         total = (pairs.total[pairs.sequence] / pairs.weight) * step

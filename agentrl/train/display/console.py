@@ -49,7 +49,7 @@ class Display:
         self._warned: set[str] = set()
         self._live: Live | None = None
         if self.console.is_interactive and not os.environ.get("CI"):  # logs of CI may ask for colours
-            self._live = Live(console=self.console, refresh_per_second=4, get_renderable=self._panel)
+            self._live = Live(console=self.console, refresh_per_second=4, get_renderable=self.draw_panel)
 
     def __enter__(self) -> Display:
         if self._live:
@@ -139,7 +139,8 @@ class Display:
             over.set()
             self._part = None
 
-    def _panel(self) -> Panel:
+    def draw_panel(self) -> Panel:
+        """Return the panel as it is now."""
         over = self._phase is not None and self._phase.done >= self._phase.total
         bars = [bar for bar in (None if over and self._part else self._phase, self._part) if bar is not None]
         detail = self._part.detail() if self._part else ""

@@ -220,8 +220,10 @@ async def loaded(
             engine: Engine = make_engines(engine_settings(config), config.fleet, config.weights, base)
             try:
                 require_recording(config.trainer, config.engine, engine)
-                recorded = recording.load(config, engine) if config.rerun else None
-                if recorded is not None:
+                recorded = None
+                if config.rerun:
+                    answers = config.rerun_answers == "compare"
+                    recorded = recording.load(Path(config.rerun), engine, config.weights, answers=answers)
                     engine = RerunEngine(engine, recorded)
                 policy = Policy(renderer, engine, model=base, strip_reasoning=config.model.reasoning == "strip")
                 async with elastic(engine, engine_settings(config), config.fleet, base):

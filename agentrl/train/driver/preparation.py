@@ -202,7 +202,8 @@ async def prepare(
     await leave(loop.trainer, rollouts.engines[0])
     with display.part("starting the engine"):
         await asyncio.gather(*map(wait_until_started, rollouts.engines))
-    require_supports(config, rollouts.engines[0])
+    if not config.allow_no_signal:
+        require_supports(config.rollout, rollouts.engines[0])
     if resumed is not None:
         start = await recorded_steps.resume(loop, resumed)
         folder.restore(start)

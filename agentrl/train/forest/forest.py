@@ -119,6 +119,16 @@ class Rows(TokenColumns):
     def __len__(self) -> int:
         return int(self.target.numel())
 
+    def require_sequences(self) -> Sequences:
+        """Return what the rows belong to, for a sequence-level term.
+
+        Raises:
+            InvalidInput: the forest was packed without.
+        """
+        if self.sequences is None:
+            raise InvalidInput("the forest was packed without sequences: give `pack` the algorithm's `sequence`")
+        return self.sequences
+
     def take(self, index: Tensor) -> Rows:
         """Return some of the rows, in ascending order: their indices, or a mask."""
         place = torch.full((len(self),), -1, device=self.target.device)

@@ -73,8 +73,7 @@ class _Fields:
         session: Session,
     ) -> None:
         """Write a turn's `trained` tokens of those from the node's `start` on, which are at `at` in the forest."""
-        sampling, turn = node.sampling, (session.id, node.id)
-        assert sampling is not None
+        sampling, turn = node.drawn_with, (session.id, node.id)
         codes, opening = codes_of(node, found), len(node.token_ids) - len(found.codes)
         path = tree.path_ids(session, node.id) if sampling.penalised else []
         first = len(path) - len(node.token_ids) + opening if found.rule in support.OWN_TOKENS else 0

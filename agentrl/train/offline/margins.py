@@ -87,8 +87,7 @@ def add_groups(
         budget: tokens of one forest.
     """
     assert isinstance(algorithm, PolicyGradient)
-    kind = algorithm.policy_loss.sequence
-    assert kind is not None
+    kind = algorithm.policy_loss.require_sequence()
     views = [(place, view) for place, group in enumerate(groups, first) for view in group.by_agent()]
     scores = _scores(trainer, algorithm, [view for _, view in views], kind, budget)
     for place, view in views:

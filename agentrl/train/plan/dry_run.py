@@ -18,7 +18,9 @@ from agentrl.common import custom_code
 from agentrl.config import (
     AlgoConfig,
     ClusterConfig,
+    DataConfig,
     EngineConfig,
+    EnvConfig,
     FleetConfig,
     ModelConfig,
     RewardConfig,
@@ -94,7 +96,7 @@ def describe_run(
     if config.fleet.urls or getattr(config.engine, "url", None):  # their devices are not known: they have what is asked
         engine = replace(engine, cache=sessions * shown * engine.token)
     by_gpu = any(each.numbers for each in devices if each.trainers)
-    yield from _describe_model(config, shape)
+    yield from _describe_model(config.env, config.data, config.model, shape)
     yield from describe_adapter(numbers, config.warm_start)
     yield from _where(assignment, nodes, config.agent, config.cluster)
     yield from _processes(config, shape, nodes)
@@ -119,11 +121,11 @@ def describe_run(
     )
 
 
-def _describe_model(config: RunConfig, shape: Shape) -> Iterator[str]:
-    what = f"env={config.env.name}" if config.data is None else f"data={config.data.name}"
-    yield f"dry run of {what} model={config.model.name}: nothing is started"
+def _describe_model(env: EnvConfig, data: DataConfig | None, model: ModelConfig, shape: Shape) -> Iterator[str]:
+    what = f"env={env.name}" if data is None else f"data={data.name}"
+    yield f"dry run of {what} model={model.name}: nothing is started"
     yield f"model: {shape.parameters:,} parameters, {shape.num_hidden_layers} layers of {shape.hidden_size}"
-    if config.model.trust_remote_code and (code := custom_code.files(Path(config.model.name).expanduser())):
+    if model.trust_remote_code and (code := custom_code.files(Path(model.name).expanduser())):
         yield f"Python code of the model's folder runs (model.trust_remote_code=true): {', '.join(code)}"
 
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from agentrl.attachments import routed_experts
-from agentrl.config import MODEL, START, EngineConfig, RunConfig, TrainerConfig
+from agentrl.config import MODEL, START, EngineConfig, ModelConfig, RolloutConfig, RunConfig, TrainerConfig
 from agentrl.errors import ConfigError, InvalidInput
 from agentrl.models import untrained
 from agentrl.models.devices import torch_device
@@ -43,7 +43,7 @@ def prove_architecture(config: RunConfig, base: Path, display: Display, *, train
         _say_untrained(config.trainer, base, display)
     trainer = TRAINERS.find(config.trainer.name)
     if sees(base):
-        _prove_images(config, base, display)
+        _prove_images(config.model, base, display)
         if not ENGINES.find(config.engine.name).takes_images:
             display.warn(
                 f"engine={config.engine.name} takes no images with a prompt: sessions that show any end in an error; "
@@ -65,9 +65,8 @@ def _require_tower(config: RunConfig, kind: str) -> None:
         )
 
 
-def _prove_images(config: RunConfig, base: Path, display: Display) -> None:
+def _prove_images(model: ModelConfig, base: Path, display: Display) -> None:
     """Refuse a renderer whose tokens or pixels of images are not those of the model's own processor."""
-    model = config.model
     with display.part("comparing the renderer's images with the processor's"):
         proof = prove_images(get_renderer(base, model.renderer, model.stop))
     if proof.fault:
@@ -171,14 +170,14 @@ def require_recording(trainer: TrainerConfig, settings: EngineConfig, engine: En
         )
 
 
-def require_supports(config: RunConfig, engine: Engine) -> None:
-    """Refuse engines that have started and don't tell what the run's tokens will be drawn from.
+def require_supports(limits: RolloutConfig, engine: Engine) -> None:
+    """Refuse engines that have started and don't tell what a run's tokens will be drawn from.
 
     Raises:
         ConfigError: the message has the server's option.
     """
-    narrowed, why = config.rollout.narrowed, as_managed(engine).unrecorded(sampling_of(config.rollout))
-    if narrowed and why and not config.allow_no_signal:
+    narrowed, why = limits.narrowed, as_managed(engine).unrecorded(sampling_of(limits))
+    if narrowed and why:
         raise ConfigError(
             f"rollout.{narrowed}: no token could be trained: {why}, since it does not tell what is left of the "
             "vocabulary; allow_no_signal=true runs nevertheless"

@@ -66,9 +66,10 @@ class RunLock:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / NAME
-        self._descriptor: int | None = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._descriptor: int | None = descriptor
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._forget()
             raise self._make_error(_read(self._path)) from None
@@ -76,7 +77,7 @@ class RunLock:
             self._without_locks(error)
         holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": datetime.now().astimezone().isoformat()}
         try:
-            self._write(json.dumps(holder).encode())
+            _overwrite(descriptor, json.dumps(holder).encode())
         except OSError:  # the disk is full
             self._forget()
             raise
@@ -86,14 +87,9 @@ class RunLock:
         """Let others have it; idempotent."""
         if self._descriptor is not None:
             try:
-                self._write(b"")
+                _overwrite(self._descriptor, b"")
             finally:
                 self._forget()
-
-    def _write(self, data: bytes) -> None:
-        assert self._descriptor is not None
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, data, 0)
 
     def _forget(self) -> None:
         if self._descriptor is not None:
@@ -115,6 +111,11 @@ class RunLock:
         return ConfigError(
             f"{self._path.parent}: a run is going on there ({name}, holds {NAME}); wait for its end or end it{hint}"
         )
+
+
+def _overwrite(descriptor: int, data: bytes) -> None:
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, data, 0)
 
 
 _held: weakref.WeakSet[RunLock] = weakref.WeakSet()

@@ -21,7 +21,7 @@ import orjson
 
 from agentrl import __version__
 from agentrl.common import cores, native
-from agentrl.config import EngineConfig, FleetConfig, RunConfig
+from agentrl.config import EngineConfig, FleetConfig, WeightsConfig
 from agentrl.envs.data import identity
 from agentrl.errors import ConfigError, Diverged
 from agentrl.rollout.engines import ENGINES
@@ -73,20 +73,24 @@ def settings(run: Path) -> dict[str, Any]:
     }
 
 
-def load(config: RunConfig, engine: Engine) -> Recording:
-    """The recording of the run that `config.rerun` names.
+def load(run: Path, engine: Engine, weights: WeightsConfig, *, answers: bool) -> Recording:
+    """The recording of a run.
+
+    Args:
+        run: its folder.
+        engine: generates again.
+        weights: how its weights are published.
+        answers: the environment's are compared.
 
     Raises:
         ConfigError: the engine does not promise the same tokens again, or the ledger lacks what was trained; or it
             computes by another kernel than the recorded one, which gives other bits.
     """
-    assert config.rerun is not None
     if not engine.capabilities.deterministic:
         raise ConfigError(
-            f"rerun={config.rerun}: engine={config.engine.name} does not promise the same tokens for the same request "
+            f"rerun={run}: engine={engine.capabilities.name} does not promise the same tokens for the same request "
             "(capabilities.deterministic), so a rerun would prove nothing"
         )
-    run = Path(config.rerun)
     require_kernel(run, engine.capabilities.kernel)
     trained: dict[int, list[GroupOutcome]] = defaultdict(list)
     for entry in ledger.read(run):
@@ -98,8 +102,8 @@ def load(config: RunConfig, engine: Engine) -> Recording:
             for outcome in outcomes:
                 for session in last_attempts(store, outcome.group):
                     sessions[session.group, session.sample] = session
-    aborted = config.weights.mode == "abort" and isinstance(engine, SharedEngine)
-    return Recording(trained, sessions, aborted, config.rerun_answers == "compare")
+    aborted = weights.mode == "abort" and isinstance(engine, SharedEngine)
+    return Recording(trained, sessions, aborted, answers)
 
 
 def require_kernel(run: Path, own: str) -> None:

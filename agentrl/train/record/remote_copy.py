@@ -213,14 +213,18 @@ class Uploads:
             store.backup(copy)
         return staged
 
+    def wait_until_idle(self, timeout: float) -> bool:
+        """Wait until nothing is being uploaded, nor waits for it; False where that takes more seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._busy and self._waiting is None, timeout)
+
     def close(self) -> None:
         """Upload the newest checkpoint, unless that was done, and wait; a line says so where that takes too long."""
         self.add_newest()
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            through = self._changed.wait_for(lambda: not self._busy and self._waiting is None, self._timeout)
-        if through:
+        if self.wait_until_idle(self._timeout):
             shutil.rmtree(self._run / STAGED, ignore_errors=True)
         else:
             self._warn(

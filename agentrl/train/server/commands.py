@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.common import cores
+from agentrl.common.concurrency import cancel_on
 from agentrl.errors import ConfigError
 from agentrl.models.registry import model_folder
 from agentrl.overrides import merge, validate
@@ -98,10 +99,7 @@ def serve_training(tree: dict[str, Any]) -> None:
 
     async def serve() -> None:
         nonlocal served
-        task = asyncio.current_task()
-        assert task is not None
-        for ending in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(ending, task.cancel)
+        cancel_on(signal.SIGTERM, signal.SIGINT)
         async with running(config, folder) as (url, service):
             keys = {tenant.name: tenant.key for tenant in service.tenants.all}
             about = {"address": url, "key": next(iter(keys.values())), "keys": keys, "run_dir": str(folder)}

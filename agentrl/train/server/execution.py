@@ -156,29 +156,23 @@ class RunExecutor:
         run.rewind()
 
     def _restore(self, run: ServedRun) -> RunAdapter:
-        if run.adapter is None:
-            state = run.read_state()
-            if state is None:
-                raise InvalidInput(f"training run {run.info.model_id} was not created: its first request failed")
-            run.adapter = RunAdapter.restore(state, self.base.device)
+        if run.loaded is None:
+            run.loaded = RunAdapter.restore(run.read_state(), self.base.device)
             self._hold_moments(run)
-        return run.adapter
+        return run.loaded
 
     def _hold_moments(self, run: ServedRun) -> RunAdapter:
         """Return a run's adapter with its moments in memory; no other run's are there."""
         last, self._updated, adapter = self._updated, run, run.adapter
-        if last is not None and last is not run and last.adapter is not None:
-            last.adapter.rest()
-        assert adapter is not None
+        if last is not None and last is not run and last.loaded is not None:
+            last.loaded.rest()
         if adapter.resting:
-            state = run.read_state()
-            assert state is not None
-            adapter.wake(state)
+            adapter.wake(run.read_state())
         return adapter
 
     def _create(self, tenant: Tenant, run: ServedRun, number: int, body: bytes) -> Answer:
         info = run.info
-        run.adapter = self.base.new_adapter(
+        run.loaded = self.base.new_adapter(
             AdapterSpec(info.rank, info.seed, self.config.alpha, attention=info.attention, mlp=info.mlp)
         )
         return Answer.of({"model_id": info.model_id, "type": "create_model"})
@@ -192,15 +186,14 @@ class RunExecutor:
             if not (folder / STATE).exists():
                 raise InvalidInput(f"{request['path']} has no optimizer state; load it without")
             state = torch.load(folder / STATE, weights_only=True)
-            run.adapter = RunAdapter.restore({**state, "gradients": [None] * len(state["gradients"])}, self.base.device)
+            run.loaded = RunAdapter.restore({**state, "gradients": [None] * len(state["gradients"])}, self.base.device)
         else:
-            run.adapter = RunAdapter.of(read_adapter(folder), self.base.device)
+            run.loaded = RunAdapter.of(read_adapter(folder), self.base.device)
         self._hold_moments(run)
         run.write_info(replace(run.info, rank=about.rank, attention=about.attention, mlp=about.mlp))
         return Answer.of({"path": request["path"], "model_id": run.info.model_id, "type": "load_weights"})
 
     def _pass(self, tenant: Tenant, run: ServedRun, number: int, body: bytes) -> Answer:
-        assert run.adapter is not None
         result = self.base.run_pass(run.adapter, read_pass_request(body))
         return Answer(PROTOBUF, write_pass_result(result.logprobs, result.metrics))
 

@@ -118,7 +118,7 @@ class ServedRun:
     Attributes:
         computed: the number of the last request that was computed.
         waiting: requests by their numbers, accepted and not computed.
-        adapter: None while it is on the disk alone.
+        loaded: its adapter; None while that is on the disk alone.
         broken: why nothing more is computed; None: it goes on.
         answered: is set when a request has been answered, and replaced.
     """
@@ -127,7 +127,7 @@ class ServedRun:
         self.path, self.info = path, info
         self.computed = -1
         self.waiting: dict[int, Work] = {}
-        self.adapter: RunAdapter | None = None
+        self.loaded: RunAdapter | None = None
         self.broken: str | None = None
         self.answered = asyncio.Event()
         self._lock = threading.Lock()
@@ -156,7 +156,7 @@ class ServedRun:
     def rewind(self) -> None:
         """Go back to the state on the disk: all later requests are to be computed again."""
         with self._lock:
-            self.adapter = None
+            self.loaded = None
             self.computed = max(self._states(), default=-1)
             files = {int(file.stem): file for file in (self.path / "requests").glob("[0-9]*.request")}
             self.waiting = {n: Work.unpacked(f.read_bytes()) for n, f in sorted(files.items()) if n > self.computed}
@@ -214,7 +214,6 @@ class ServedRun:
         """Write the adapter as it is after a request, and forget what it makes needless."""
         import torch
 
-        assert self.adapter is not None
         beside = self.path / ".state.partial"
         torch.save(self.adapter.state(), beside)
         write_atomically(self.path / f"state-{number:08d}.pt", beside.read_bytes())
@@ -227,13 +226,28 @@ class ServedRun:
             if int(file.stem) < oldest.get(file.suffix, 0):
                 file.unlink()
 
-    def read_state(self) -> dict[str, Any] | None:
-        """Return the adapter's state on the disk, mapped and not read yet; None where there is none."""
+    @property
+    def adapter(self) -> RunAdapter:
+        """The adapter, which is in memory.
+
+        Raises:
+            InvalidInput: it is not.
+        """
+        if self.loaded is None:
+            raise InvalidInput(f"training run {self.info.model_id} has no adapter in memory")
+        return self.loaded
+
+    def read_state(self) -> dict[str, Any]:
+        """Return the adapter's state on the disk, mapped and not read yet.
+
+        Raises:
+            InvalidInput: there is none.
+        """
         import torch
 
         found = max(self._states(), default=None)
         if found is None:
-            return None
+            raise InvalidInput(f"training run {self.info.model_id} was not created: its first request failed")
         state: dict[str, Any] = torch.load(self.path / f"state-{found:08d}.pt", weights_only=True, mmap=True)
         return state
 

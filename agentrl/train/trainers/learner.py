@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -56,6 +57,18 @@ class HasRows(Protocol):
 
 
 B = TypeVar("B", bound=HasRows)
+
+
+class KeptWeights(Protocol):
+    """A copy of the policy's weights, such as the reference."""
+
+    def exchanged(self) -> AbstractContextManager[None]:
+        """Swap the policy's weights and these within the block."""
+        ...
+
+    def move_towards(self, decay: float) -> None:
+        """Make these `decay` times themselves plus the rest times the policy's."""
+        ...
 
 
 class Updates(Protocol):
@@ -146,6 +159,7 @@ class StepLearner(ABC, Generic[B]):
         algorithm: of the phase, with its settings.
         optimizer: of the policy.
         critic: where the algorithm needs one.
+        reference: the weights that the phase began with, where it `keeps_reference`.
         version: the policy version that the weights are.
         sums: of the batch's sequences, those of the minibatch under way among them, while they are needed; see
             `empty_sums`.
@@ -159,6 +173,7 @@ class StepLearner(ABC, Generic[B]):
     algorithm: Algorithm
     optimizer: Updates
     critic: ValueModel | None = None
+    reference: KeptWeights | None = None
     version: int = 0
     sums: Tensor | None = None
     sums_are_local: bool = False
@@ -203,6 +218,26 @@ class StepLearner(ABC, Generic[B]):
         """True where a step itself reads reference log-probabilities; a KL penalty in rewards is computed before it."""
         return self.algorithm.needs.reference or bool(self.algo.kl_coef and self.algo.kl_as == "loss")
 
+    def require_reference(self) -> KeptWeights:
+        """Return the reference.
+
+        Raises:
+            InvalidInput: the phase keeps none.
+        """
+        if self.reference is None:
+            raise InvalidInput(f"algo={self.algo.name} keeps no reference: it needs none, and algo.kl_coef is 0")
+        return self.reference
+
+    def require_critic(self) -> ValueModel:
+        """Return the critic.
+
+        Raises:
+            InvalidInput: the algorithm needs none.
+        """
+        if self.critic is None:
+            raise InvalidInput(f"algo={self.algo.name} has no critic: it needs none")
+        return self.critic
+
     @abstractmethod
     def score_reference(self, batches: Sequence[B]) -> None:
         """Set each batch's `rows.ref_logp`, where there is a reference."""
@@ -210,10 +245,6 @@ class StepLearner(ABC, Generic[B]):
     @abstractmethod
     def score_old(self, batches: Sequence[B], meter: Meter) -> None:
         """Call `keep_old` with each batch's log-probabilities; no gradient."""
-
-    @abstractmethod
-    def average_reference(self, decay: float) -> None:
-        """Make the reference `decay` times itself plus the rest times the policy."""
 
     @abstractmethod
     def accumulate(self, batches: Sequence[B], meter: Meter, *, first: bool) -> float:
@@ -254,7 +285,7 @@ class StepLearner(ABC, Generic[B]):
             learned.norm = max(norms, key=lambda norm: (math.isnan(norm), norm))
         self.sums, self.sums_are_local, self.scale = None, False, 1.0
         if epochs and self.keeps_reference and self.algo.reference_decay is not None:
-            self.average_reference(self.algo.reference_decay)
+            self.require_reference().move_towards(self.algo.reference_decay)
         if self.critic is not None and batches:
             joint = self.algorithm.reads_joint_paths
             if joint and not read:

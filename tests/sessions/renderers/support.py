@@ -227,7 +227,7 @@ def _from_ranks(text: bytes) -> dict[str, Any]:
 def renamed(family: str, tokens: Mapping[str, str]) -> HFTokenizer:
     """A real tokenizer with other special tokens in the place of some of its own."""
     plain = tokenizer(family)
-    spec = json.loads(plain._source)
+    spec = json.loads(plain.source)
     for entry in spec["added_tokens"]:
         entry["content"] = tokens.get(entry["content"], entry["content"])
     vocab = spec["model"]["vocab"]

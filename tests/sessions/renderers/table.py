@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.renderers.base import Renderer
 from agentrl.sessions.renderers.families.generic import NO_TOOLS, UNREADABLE, GenericRenderer, unproven
 from agentrl.sessions.renderers.proof.agreement import TrialVerdict, agreements
-from agentrl.sessions.renderers.proof.markers import in_short, read_back
+from agentrl.sessions.renderers.proof.markers import MarkerCheck, read_back
 from agentrl.sessions.renderers.proof.reading import misread
 from tests.sessions.renderers import minimal
 from tests.sessions.renderers.published import published
@@ -204,6 +204,16 @@ def row(model: Model) -> Row:
     notes = "; ".join(dict.fromkeys(reason for one in wanted for reason in one.detail.split("; ")[:-1]))
     exact = "no" if any(one.verdict is TrialVerdict.DIFFERS for one in found) else "but for" if wanted else "yes"
     return Row(model.name, f"`{renderer.name}`", exact, _tools(renderer), in_short(read_back(renderer)), notes, tokens)
+
+
+def in_short(found: Iterable[MarkerCheck]) -> str:
+    """Describe what comes out again, for a table's cell."""
+    each = list(found)
+    missing = {
+        "lost": [one.part for one in each if one.lost],
+        "no place": [one.part for one in each if not one.placed],
+    }
+    return "; ".join(f"{how}: {', '.join(parts)}" for how, parts in missing.items() if parts) or "all"
 
 
 def _markers_of_refused(plain: HFTokenizer) -> str:

@@ -347,7 +347,7 @@ def test_a_template_that_ends_every_conversation_with_the_same_token_is_served_w
 @pytest.mark.parametrize("content", ["<think> x", " a<think>\n", "\x1c<think>\u2003", "\n </think>"])
 def test_guarded_text_loses_the_white_space_that_added_tokens_take_along(side: str, content: str) -> None:
     """Phi-3's `<|user|>` took the line feed behind it along, but not where a user wrote `<think>`."""
-    spec = json.loads(trained(PHI_TOKENS)._source)
+    spec = json.loads(trained(PHI_TOKENS).source)
     for entry in spec["added_tokens"]:
         entry[side] = True
     phi = HFTokenizer(json.dumps(spec))

@@ -11,10 +11,11 @@ from agentrl.models.tokenizers import HFTokenizer
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.renderers.families.generic import unproven
 from agentrl.sessions.renderers.proof.check import check_renderer
-from agentrl.sessions.renderers.proof.markers import WARNED, MarkerCheck, MarkerPart, find_lost, in_short, read_back
+from agentrl.sessions.renderers.proof.markers import WARNED, MarkerCheck, MarkerPart, find_lost, read_back
 from agentrl.sessions.tree.turn_generator import TurnGenerator
 from agentrl.types import Message
 from tests.sessions.renderers.support import trained, with_template
+from tests.sessions.renderers.table import in_short
 
 WHOLE = """
 {%- if tools %}<|im_start|>system

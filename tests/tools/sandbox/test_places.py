@@ -103,7 +103,7 @@ async def assert_every_place_is_free(pool: SandboxPool, backend: MortalBackend) 
         for sandbox in held:
             await pool.release(sandbox)
     await pool.close()
-    assert (pool._alive, pool._removing, pool._owned) == (0, 0, {})
+    assert (pool.alive, pool.leased) == (0, 0)
 
 
 @pytest.mark.parametrize("recycle", [True, False])
@@ -186,7 +186,7 @@ async def test_an_acquire_that_is_cancelled_as_its_sandbox_comes_keeps_no_place(
 
 
 async def _leased(pool: SandboxPool) -> bool:
-    return len(pool._owned) > sum(len(one.idle) for one in pool._pools.values())
+    return pool.leased > 0
 
 
 async def test_what_a_background_task_did_not_expect_is_logged(

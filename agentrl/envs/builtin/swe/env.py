@@ -30,7 +30,7 @@ from agentrl.envs.builtin.swe.tools import Step, SweTools
 from agentrl.envs.builtin.swe.workspace import SPEC
 from agentrl.envs.data.rows import ENDINGS
 from agentrl.envs.sandboxes import Supplier, supplier
-from agentrl.errors import AgentError, ConfigError, StateUnsupported
+from agentrl.errors import AgentError, ConfigError, EnvError, StateUnsupported
 from agentrl.tools.sandbox.base import Sandbox, Snapshot
 from agentrl.types import Message, Session, StepResult, Task
 
@@ -108,9 +108,8 @@ class Swe(Env):
         for tool in offered.tools:
             self.tools.add(tool)
         self._meter = LimitMeter(self.limits)
-        self._problem: SweTask | None = None
+        self._begun: tuple[SweTask, RepositorySource] | None = None
         self._opening: asyncio.Task[Sandbox] | None = None
-        self._source: RepositorySource | None = None
         self._plan: list[Step] | None = None
         self.waited, self._used = 0.0, False
 
@@ -157,27 +156,40 @@ class Swe(Env):
 
     async def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:
         self._opening = asyncio.create_task(self._open(await self._begin(task)))
-        assert self._problem is not None
         said = [Message(role="user", content=opening(self._problem.instruction, self.limits, self.bash_only))]
         self._meter.count(said)
         return said
 
     async def _begin(self, task: Task) -> RepositorySource:
-        self._problem = SweTask.of(task)
+        problem = SweTask.of(task)
         if self.limits.command_seconds > self.tools.timeout:
             raise ConfigError(
                 f"env.command_seconds = {self.limits.command_seconds:g}: allowed are at most "
                 f"rollout.tool_timeout={self.tools.timeout:g}, which ends the call; give a larger one"
             )
         if self._seconds is None:
-            self.limits = replace(self.limits, seconds=self._problem.agent_timeout)
-        self._source = source = source_of(self._problem, self._fresh_tests)
-        await self._ensure_image(self._problem)
+            self.limits = replace(self.limits, seconds=problem.agent_timeout)
+        source = source_of(problem, self._fresh_tests)
+        self._begun = problem, source
+        await self._ensure_image(problem)
         await self._supplier.check(source.spec)
         await source.prove(self._supplier)
         await self._release_sandbox()
         self._meter, self._plan, self.waited, self._used = LimitMeter(self.limits), None, 0.0, False
         return source
+
+    def _require_begun(self) -> tuple[SweTask, RepositorySource]:
+        if self._begun is None:
+            raise EnvError("no episode has begun")
+        return self._begun
+
+    @property
+    def _problem(self) -> SweTask:
+        return self._require_begun()[0]
+
+    @property
+    def _source(self) -> RepositorySource:
+        return self._require_begun()[1]
 
     async def _ensure_image(self, problem: SweTask) -> None:
         """Have the image built that a task's Dockerfile makes, where that was asked for."""
@@ -186,7 +198,7 @@ class Swe(Env):
 
     async def state(self) -> dict[str, Any]:
         """The used part of the limits, and the sandbox's files once a tool has used it."""
-        if self._opening is None or self._source is None:
+        if self._opening is None:
             raise StateUnsupported("the episode is over: its sandbox has been released")
         state = {"limits": self._meter.state(), "waited": self.waited, "tools": self._toolkit.state()}
         if not self._used:
@@ -208,7 +220,6 @@ class Swe(Env):
 
     async def brief(self, task: Task) -> Task:
         """The instruction and the container to work in; neither the hidden tests nor the solution."""
-        assert self._problem is not None
         sandbox = await self._get_sandbox()
         known = {"instruction": self._problem.instruction, "container": sandbox.id, "workdir": sandbox.workdir}
         return Task(id=task.id, data={**known, "steps": self.limits.steps, "seconds": self.limits.seconds})
@@ -232,8 +243,6 @@ class Swe(Env):
     @reward
     async def solved(self, session: Session) -> float:
         """1 where all required tests pass (with `partial`, a part); unsubmitted work counts as it stands."""
-        assert self._problem is not None
-        assert self._source is not None
         try:
             changes, verdict = await self._run_tests()
         except AgentError as error:  # its tree can't be read, or its sandbox ran out of memory
@@ -255,7 +264,6 @@ class Swe(Env):
 
     def expert(self, messages: Sequence[Message]) -> Message:
         if self._plan is None:
-            assert self._source is not None
             self._plan = self._source.expert(self.bash_only)
         done = sum(message.role == "assistant" for message in messages)
         name, arguments = self._plan[min(done, len(self._plan) - 1)]
@@ -282,7 +290,8 @@ class Swe(Env):
         return supplier(self.backend)
 
     async def _get_sandbox(self) -> Sandbox:
-        assert self._opening is not None
+        if self._opening is None:
+            raise EnvError("the episode is over: its sandbox has been released")
         began, self._used = time.monotonic(), True
         with tracing.span("sandbox"):
             sandbox = await asyncio.shield(self._opening)
@@ -305,7 +314,7 @@ class Swe(Env):
     async def _run_tests(self) -> tuple[Changes, ScoringResult | None]:
         """Return what the agent changed, and the tests' verdict; None where it did nothing."""
         source = self._source
-        if source is None or not source.in_place:
+        if not source.in_place:
             changes = await self._take_changes()
             return changes, await self._judge(changes) if changes else None
         if not self._used:
@@ -320,7 +329,7 @@ class Swe(Env):
         return changes, verdict
 
     async def _take_changes(self) -> Changes:
-        if not self._used or self._source is None:
+        if not self._used:
             return {}
         changes = await self._source.changes(await self._get_sandbox())
         await self._release_sandbox()
@@ -328,7 +337,6 @@ class Swe(Env):
 
     async def _judge(self, changes: Changes) -> ScoringResult:
         source = self._source
-        assert source is not None
         verdict, waited = await self._supplier.run(source.spec, lambda sandbox: source.judge(changes, sandbox))
         self.waited += waited
         return verdict

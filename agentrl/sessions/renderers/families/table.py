@@ -141,6 +141,18 @@ _EOS = "<\uff5cend\u2581of\u2581sentence\uff5c>"
 _MISTRAL = ("[INST]", "[/INST]", "[TOOL_CALLS]", "[SYSTEM_PROMPT]")
 _GLM_STOPS = ("<|endoftext|>", "<|user|>", "<|observation|>")
 
+
+def _qwen35(name: str, renderer: str, *, thinks: bool) -> RendererFamily:
+    expresses, options = _STRIPPED if thinks else _ANSWERING, {"enable_thinking": thinks}
+    stops = ("<|im_end|>", "<|endoftext|>")
+    return RendererFamily(
+        library(name, renderer, grammars.QWEN_CODER, stops, expresses, options=options, correct=runs_merged),
+        expresses,
+        marks=("<|im_start|>", "<think>", "<|vision_start|>"),
+        template="<function=",
+    )
+
+
 FAMILIES: dict[str, RendererFamily] = {
     "chatml": RendererFamily(ChatML, marks=("<|im_start|>", "<|im_end|>")),
     "smollm2": RendererFamily(
@@ -236,48 +248,9 @@ FAMILIES: dict[str, RendererFamily] = {
         marks=("<|observation|>", "<arg_key>"),
         template="/nothink",
     ),
-    "qwen3.5": RendererFamily(
-        library(
-            "qwen3.5",
-            "Qwen35",
-            grammars.QWEN_CODER,
-            ("<|im_end|>", "<|endoftext|>"),
-            _STRIPPED,
-            options=_THINKING,
-            correct=runs_merged,
-        ),
-        _STRIPPED,
-        marks=("<|im_start|>", "<think>", "<|vision_start|>"),
-        template="<function=",
-    ),
-    "qwen3.5-instruct": RendererFamily(
-        library(
-            "qwen3.5-instruct",
-            "Qwen35",
-            grammars.QWEN_CODER,
-            ("<|im_end|>", "<|endoftext|>"),
-            _ANSWERING,
-            options={"enable_thinking": False},
-            correct=runs_merged,
-        ),
-        _ANSWERING,
-        marks=("<|im_start|>", "<think>", "<|vision_start|>"),
-        template="<function=",
-    ),
-    "qwen3.6": RendererFamily(
-        library(
-            "qwen3.6",
-            "Qwen36",
-            grammars.QWEN_CODER,
-            ("<|im_end|>", "<|endoftext|>"),
-            _STRIPPED,
-            options=_THINKING,
-            correct=runs_merged,
-        ),
-        _STRIPPED,
-        marks=("<|im_start|>", "<think>", "<|vision_start|>"),
-        template="<function=",
-    ),
+    "qwen3.5": _qwen35("qwen3.5", "Qwen35", thinks=True),
+    "qwen3.5-instruct": _qwen35("qwen3.5-instruct", "Qwen35", thinks=False),
+    "qwen3.6": _qwen35("qwen3.6", "Qwen36", thinks=True),
     "glm-5": RendererFamily(
         library("glm-5", "GLM5", grammars.GLM_5, _GLM_STOPS, _STRIPPED, ender=_glm_ender),
         _STRIPPED,

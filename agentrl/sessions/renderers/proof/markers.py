@@ -9,7 +9,7 @@ the table in docs/renderers.md show all of it, for any renderer.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -105,16 +105,6 @@ def find_lost(renderer: Renderer) -> str:
     """
     trials = (look_for(part, renderer) for part in MarkerPart if part not in WARNED and part is not MarkerPart.CALL)
     return next((found.lost for found in trials if found.lost), "")
-
-
-def in_short(found: Iterable[MarkerCheck]) -> str:
-    """Describe what comes out again, for a table's cell."""
-    each = list(found)
-    missing = {
-        "lost": [one.part for one in each if one.lost],
-        "no place": [one.part for one in each if not one.placed],
-    }
-    return "; ".join(f"{how}: {', '.join(parts)}" for how, parts in missing.items() if parts) or "all"
 
 
 # ------------------------------------------------------------------------------------------------ prompts

@@ -96,31 +96,30 @@ class Interpreter:
         Raises:
             SandboxError: the sandbox failed.
         """
-        if self._process is None or not self._process.running:
-            self._process = await self._sandbox.connect([self._program, "-u", "-c", DRIVER])
+        process = self._process
+        if process is None or not process.running:
+            process = self._process = await self._sandbox.connect([self._program, "-u", "-c", DRIVER])
         nonce = secrets.token_hex(8)
         request = json.dumps({"nonce": nonce, "code": code}).encode() + b"\n"
-        answer = await self._process.request(request, nonce.encode(), timeout)
-        if answer is None and self._process.running:
-            return await self._interrupt(nonce)
+        answer = await process.request(request, nonce.encode(), timeout)
+        if answer is None and process.running:
+            return await self._interrupt(process, nonce)
         if answer is None:
-            return await self._make_result()
+            return await self._make_result(process)
         report, shown = answer
         return _cell(shown, Outcome.EXITED, 0 if report == f"{nonce} 0\n".encode() else 1)
 
-    async def _interrupt(self, nonce: str) -> ExecResult:
-        assert self._process is not None
-        await self._process.signal(signal.SIGINT)
-        answer = await self._process.wait_for_report(nonce.encode(), INTERRUPT_SECONDS)
+    async def _interrupt(self, process: InteractiveProcess, nonce: str) -> ExecResult:
+        await process.signal(signal.SIGINT)
+        answer = await process.wait_for_report(nonce.encode(), INTERRUPT_SECONDS)
         if answer is not None:
             return _cell(answer[1], Outcome.TIMEOUT, 124, "interrupted; variables are still there")
-        process, self._process = self._process, None
+        self._process = None
         ended = await process.stop()
         return _cell(ended, Outcome.TIMEOUT, 124, "killed; the interpreter starts anew, without its variables")
 
-    async def _make_result(self) -> ExecResult:
-        assert self._process is not None
-        process, self._process = self._process, None
+    async def _make_result(self, process: InteractiveProcess) -> ExecResult:
+        self._process = None
         ended = await process.wait(5.0)
         detail = ended.detail or "the interpreter ended; it starts anew, without its variables"
         return _cell(ended, ended.outcome, ended.exit_code or 1, detail)

@@ -44,8 +44,7 @@ class Kto(PolicyGradient):
         from agentrl.train.algorithms.labels import label_credit
         from agentrl.train.algorithms.pairs import scored_sequences
 
-        kind = self.policy_loss.sequence
-        assert kind is not None
+        kind = self.policy_loss.require_sequence()
         scored = ids_by_group(groups)
         found = {
             group: [each for session in sessions for each in scored_sequences(session, kind)]

@@ -52,8 +52,7 @@ class Dpo(PolicyGradient):
         """A group's pairs by reward; each group counts in the denominator, those without a pair included."""
         from agentrl.train.algorithms.pairs import pair_credit, pairs_of_groups
 
-        kind = self.policy_loss.sequence
-        assert kind is not None
+        kind = self.policy_loss.require_sequence()
         scored = {group: sessions for group, sessions in ids_by_group(groups).items() if sessions}
         pairs = pairs_of_groups(scored, kind, self.config.pairing, self.config.min_gap)
         credit = pair_credit([session for sessions in scored.values() for session in sessions], pairs, kind)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, SerializeAsAny
 
 from agentrl.config import OfPlugin, Section
+from agentrl.errors import ConfigError
 from agentrl.train.algorithms.about import About
 from agentrl.train.algorithms.credit import SequenceKind
 
@@ -77,6 +78,16 @@ class PolicyLoss:
     def sequence(self) -> SequenceKind | None:
         """The sequence of the sums of log-ratios; None: single tokens are read. May depend on the settings."""
         return None
+
+    def require_sequence(self) -> SequenceKind:
+        """Return the sequence of the sums.
+
+        Raises:
+            ConfigError: single tokens are read.
+        """
+        if self.sequence is None:
+            raise ConfigError(f"algo.loss={self.name} reads single tokens: whole sequences are compared here")
+        return self.sequence
 
     @property
     def summand(self) -> Summand | None:

@@ -274,9 +274,9 @@ def _other_model(model: ModelConfig, algo: AlgoConfig, run: Path) -> tuple[Path,
 
 
 async def _wait_for_engine(rollouts: Rollouts) -> Engine:
-    assert rollouts.policy.engine is not None
-    await wait_until_started(rollouts.policy.engine)
-    return rollouts.policy.engine
+    engine = rollouts.policy.require_engine()
+    await wait_until_started(engine)
+    return engine
 
 
 async def _same_weights(recorded: Recorded, span: VersionSpan, engine: Engine) -> None:

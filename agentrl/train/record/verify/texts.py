@@ -58,7 +58,8 @@ class Texts:
 
     def add(self, session: Session) -> None:
         """Add a session to what is checked."""
-        if self._tokenizer is None:
+        tokenizer = self._tokenizer
+        if tokenizer is None:
             return
         spoke = {node.agent: node.policy for node in session.nodes if node.sampled and node.policy}
         for node in session.nodes:
@@ -66,16 +67,15 @@ class Texts:
             if policy.partition("/")[0] in self._apart:
                 self._check.unknown.update({ANOTHERS: 1} if node.message.role == "user" and node.token_ids else {})
                 continue
-            own = node.sampled and node.policy == MAIN
-            if own or (node.message.role == "user" and node.copy_of is None and self._is_written(node.message)):
+            own, asked = node.sampled and node.policy == MAIN, node.message.role == "user" and node.copy_of is None
+            if own or (asked and self._is_written(tokenizer, node.message)):
                 self._check.examined["texts"] += 1
-                for what in _differences(node, _words(self._tokenizer.decode(node.token_ids))):
+                for what in _differences(node, _words(tokenizer.decode(node.token_ids))):
                     self._check.faults.append(Discrepancy(f"session {session.id}, message {node.id}", what))
 
-    def _is_written(self, message: Message) -> bool:
+    def _is_written(self, tokenizer: HFTokenizer, message: Message) -> bool:
         """True where the tokenizer gives a message's text back."""
-        assert self._tokenizer is not None
-        same = _words(self._tokenizer.decode(self._tokenizer.encode(message.text))) == _words(message.text)
+        same = _words(tokenizer.decode(tokenizer.encode(message.text))) == _words(message.text)
         self._check.unknown.update({} if same else {OTHERWISE: 1})
         return same
 

@@ -179,8 +179,7 @@ class Rank(StepLearner[Micro]):
         return False
 
     def score_reference(self, batches: Sequence[Micro]) -> None:
-        assert self.reference is not None
-        with self.reference.exchanged():
+        with self.require_reference().exchanged():
             self._score(batches, "ref_logp")
 
     def score_old(self, batches: Sequence[Micro], meter: Meter) -> None:
@@ -190,10 +189,6 @@ class Rank(StepLearner[Micro]):
             return logp.sum()
 
         passes.run(self.chunks, batches, use, learn=False, before=self.routers.before)
-
-    def average_reference(self, decay: float) -> None:
-        assert self.reference is not None
-        self.reference.move_towards(decay)
 
     def sum_sequences(self, batches: Sequence[Micro], sums: Tensor) -> None:
         def use(micro: Micro, heads: passes.Heads) -> Tensor:
@@ -266,18 +261,15 @@ class Rank(StepLearner[Micro]):
 
     def logprobs(self, share: Share, reference: bool = False) -> list[Entry] | None:
         """Log-probabilities of the batch's trained tokens; see `Trainer.logprobs`."""
-        if reference and self.reference is None:
-            raise InvalidInput(f"algo={self.algo.name} keeps no reference: it needs none, and algo.kl_coef is 0")
+        weights = self.require_reference().exchanged() if reference else contextlib.nullcontext()
         micros = self.prepare(share)
-        with self.reference.exchanged() if reference and self.reference is not None else contextlib.nullcontext():
+        with weights:
             self._score(micros, "ref_logp")
         return self._entries(micros, "ref_logp")
 
     def values(self, share: Share, start: float = 0.0) -> list[Entry] | None:
         """The critic's values of the batch's trained tokens; see `Critic.values`."""
-        if self.critic is None:
-            raise InvalidInput(f"algo={self.algo.name} has no critic: it needs none")
-        self.critic.start(start)
+        self.require_critic().start(start)
         micros = self.prepare(share)
         self._score(micros, "value")
         return self._entries(micros, "value")
@@ -287,11 +279,7 @@ class Rank(StepLearner[Micro]):
 
     def _score(self, micros: Sequence[Micro], into: Literal["ref_logp", "value"]) -> None:
         def use(micro: Micro, heads: passes.Heads) -> Tensor:
-            if into == "value":
-                assert self.critic is not None
-                scores = heads.values(self.critic.head)
-            else:
-                scores = heads.logps()[0]
+            scores = heads.values(self.require_critic().head) if into == "value" else heads.logps()[0]
             setattr(micro.rows, into, scores.detach())
             return scores.sum()
 
@@ -322,14 +310,17 @@ class Rank(StepLearner[Micro]):
         """Yield the weights without an adapter's products, on rank 0."""
         return export(self.models, self.family, to=0)
 
+    def _require_adapter(self) -> RankAdapter:
+        if self.adapter is None:
+            raise InvalidInput("the trainer has no adapter: lora.rank is 0")
+        return self.adapter
+
     def set_base(self, folder: str) -> None:
-        assert self.adapter is not None
-        self.adapter.lora.set_source(Path(folder))
+        self._require_adapter().lora.set_source(Path(folder))
 
     def write_adapter(self, folder: str) -> bool:
         """Write an adapter's folder on rank 0; returns whether its base is another than the trainer's folder."""
-        assert self.adapter is not None
-        return self.adapter.write(Path(folder))
+        return self._require_adapter().write(Path(folder))
 
     def averaged_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the averaged weights; the policy has its weights back at the end."""
@@ -373,8 +364,7 @@ class Rank(StepLearner[Micro]):
         Under the distributed optimizer each rank has the sum of its own part only: turn that off.
         """
         if isinstance(self.optimizer, Optimizer):
-            assert self.adapter is not None
-            return self.adapter.gradients()
+            return self._require_adapter().gradients()
         self.optimizer.inner.prepare_grads()
         return dict(export(self.models, self.family, to=0, read=lambda p: getattr(p, "main_grad", None))) or None
 

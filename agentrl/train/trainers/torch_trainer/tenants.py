@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from agentrl import watchdog
 from agentrl.config import AlgoConfig
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, InvalidInput
 from agentrl.models import vision
 from agentrl.models.adapters import AdapterShape, SavedAdapter
 from agentrl.train.forest.forest import PAIRS, Forest
@@ -51,6 +51,16 @@ class BaseTenant:
     def begin(self, algo: AlgoConfig, total_steps: int, *, whole: bool = False) -> None:
         raise NotImplementedError
 
+    def require_lora(self) -> Lora:
+        """Return the adapter.
+
+        Raises:
+            InvalidInput: the trainer trains a whole model.
+        """
+        if self.lora is None:
+            raise InvalidInput("the trainer has no adapter: lora.rank is 0")
+        return self.lora
+
     @property
     def shared_base(self) -> bool:
         """True where the base is another trainer's."""
@@ -73,9 +83,9 @@ class BaseTenant:
 
     def held(self) -> SavedAdapter:
         """Return the adapter that it computes with."""
-        assert self.lora is not None
+        lora = self.require_lora()
         matrices = {name: (layer.lora_A, layer.lora_B) for name, layer in list_adapted(self.model)}
-        return SavedAdapter(self.lora.shape, cast(Any, matrices))
+        return SavedAdapter(lora.shape, cast(Any, matrices))
 
     @contextmanager
     def mixing(self, others: Sequence[object]) -> Iterator[None]:

@@ -177,8 +177,7 @@ class TorchTrainer(Distilling, BaseTenant, TorchCheckpoints):
 
     @torch.no_grad()
     def score_reference(self, batches: Sequence[TorchBatch]) -> None:
-        assert self.reference is not None
-        with self.reference.exchanged():
+        with self.require_reference().exchanged():
             for batch in batches:
                 batch.rows.ref_logp = self._score(batch)
 
@@ -186,10 +185,6 @@ class TorchTrainer(Distilling, BaseTenant, TorchCheckpoints):
     def score_old(self, batches: Sequence[TorchBatch], meter: Meter) -> None:
         for batch in batches:
             self.keep_old(self._score(batch), batch.rows, meter)
-
-    def average_reference(self, decay: float) -> None:
-        assert self.reference is not None
-        self.reference.move_towards(decay)
 
     @torch.no_grad()
     def sum_sequences(self, batches: Sequence[TorchBatch], sums: Tensor) -> None:
@@ -241,18 +236,14 @@ class TorchTrainer(Distilling, BaseTenant, TorchCheckpoints):
         """Log-probabilities of the trained tokens; see `Trainer.logprobs`."""
         if not reference:
             return self.per_token(forests, self._score)
-        if self.reference is None:
-            raise InvalidInput(f"algo={self.algo.name} keeps no reference: it needs none, and algo.kl_coef is 0")
-        with self.reference.exchanged():
+        with self.require_reference().exchanged():
             return self.per_token(forests, self._score)
 
     @computing
     @torch.no_grad()
     def values(self, forests: Sequence[Forest], start: float = 0.0) -> list[Tensor]:
         """The critic's values of the trained tokens; see `Critic.values`."""
-        critic = self.critic
-        if critic is None:
-            raise InvalidInput(f"algo={self.algo.name} has no critic: it needs none")
+        critic = self.require_critic()
         critic.start(start)
         trunk = trunk_of(self.model) if critic.trunk is None else critic.trunk
         return self.per_token(forests, lambda batch: critic.head(self._states(trunk, batch), batch.rows.critic_view))
@@ -352,8 +343,7 @@ class TorchTrainer(Distilling, BaseTenant, TorchCheckpoints):
         return {} if adapter is None else {ADAPTER: adapter}
 
     def set_base(self, folder: Path) -> None:
-        assert self.lora is not None
-        self.lora.set_source(Path(folder))
+        self.require_lora().set_source(Path(folder))
 
     def averaged_weights(self) -> Iterator[tuple[str, Tensor]]:
         if self.average is None:
