@@ -34,7 +34,6 @@ class TrainerPlugin:
         computes_supports: whether its log-probabilities are over the sets that tokens were drawn from
             (`forest.distribution`); else an engine records none, and only turns of full support are trained.
         trains_scores: whether it trains score models (`Needs.head`).
-        trains_images: the `model_type`s of models that see (`models.vision`) which it trains.
         own_critic: whether a critic may have a trunk of its own beside the policy (`algo.value_trunk=own`).
         joint_critic: whether its critic may read joint paths (`algo.value_path=joint`); see `JointCritic`.
         divergences: which divergences from a teacher it computes: none, those over the teacher's `top_k`, also over the
@@ -51,11 +50,15 @@ class TrainerPlugin:
     trains_experts: bool = False
     computes_supports: bool = False
     trains_scores: bool = False
-    trains_images: Collection[str] = ()
     own_critic: bool = True
     joint_critic: bool = False
     divergences: Literal["none", "top_k", "whole", "own"] = "none"
     untrained: Literal["kept", "dropped"] | None = None
+
+    @property
+    def trains_images(self) -> Collection[str]:
+        """The `model_type`s of models that see (`models.vision`) which it trains."""
+        return ()
 
     def factory(self) -> TrainerFactory:
         """The trainer's class, with its libraries imported.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -26,11 +27,14 @@ class MegatronPlugin(TrainerPlugin):
     has_ranks = True
     computes_supports = True
     trains_scores = True
-    trains_images = TOWERS
     own_critic = False
     joint_critic = True
     divergences: Literal["none", "top_k", "whole", "own"] = "whole"
     untrained = "dropped"
+
+    @property
+    def trains_images(self) -> Collection[str]:
+        return TOWERS
 
     def factory(self) -> TrainerFactory:
         from agentrl.train.trainers.megatron.trainer import MegatronTrainer

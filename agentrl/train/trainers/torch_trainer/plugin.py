@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from agentrl.models.vision_families import FAMILIES
 from agentrl.train.algorithms.base import Algorithm
 from agentrl.train.plan.memory import Numbers
 from agentrl.train.trainers.plugin import TrainerFactory, TrainerPlugin
@@ -25,8 +25,13 @@ class TorchPlugin(TrainerPlugin):
     computes_supports = True
     trains_scores = True
     joint_critic = True
-    trains_images = FAMILIES.keys()
     untrained = "kept"
+
+    @property
+    def trains_images(self) -> Collection[str]:
+        from agentrl.models.vision_families import FAMILIES
+
+        return FAMILIES.keys()
 
     def factory(self) -> TrainerFactory:
         from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
