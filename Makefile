@@ -45,7 +45,7 @@ coverage: installed
 	rm -rf .coverage && mkdir .coverage
 	-$(BIN)/coverage run $(COVERAGE) -m pytest --numprocesses 3
 	$(BIN)/coverage combine --quiet $(COVERAGE)
-	@for folder in agentrl/*/ agentrl/; do \
+	@for folder in agentrl/[a-z]*/ agentrl/; do \
 		printf '%6s  %s\n' "$$($(BIN)/coverage report $(COVERAGE) --include="$$folder*" --format=total)" "$$folder"; \
 	done
 

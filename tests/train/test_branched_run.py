@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from agentrl.rollout.episodes.groups import TRAIN
 from agentrl.sessions.store.store import Store
 from agentrl.train.display.console import Display
 from agentrl.train.record import ledger
-from tests.train.test_resume import end, rows, start, words
+from tests.train.test_resume import kill_amid, rows
 
 WORLD = """
 import random
@@ -86,9 +85,7 @@ def test_a_killed_run_with_forks_goes_on_to_the_same_trees_and_weights_and_is_ru
             before.append(sessions(killed))
         return bool(before) and before[-1] > before[0]
 
-    victim = start(*words(settings | {"run_dir": killed}))
-    end(victim, signal.SIGKILL, far_enough)
-    assert victim.returncode == -signal.SIGKILL
+    kill_amid(lambda: agentrl.train(**settings, run_dir=str(killed)), far_enough)
     assert not (killed / "checkpoints" / "step-000003").exists(), "killed too late to prove anything"
     agentrl.train(resume=str(killed))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import shutil
 import signal
 import subprocess
@@ -39,6 +40,31 @@ def words(settings: dict[str, Any]) -> list[str]:
 def start(*words: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "agentrl", "train", *words]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def exit_code_of(work: Callable[[], object]) -> int | None:
+    """The exit code of a process forked from this one, which has imported what it needs; -N: signal N ended it."""
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join(400)
+    process.kill()
+    process.join()
+    return process.exitcode
+
+
+def kill_amid(work: Callable[[], object], far_enough: Callable[[], bool]) -> None:
+    """Kill a process that does the work, forked from this one, once it has come far enough."""
+    process, deadline = multiprocessing.get_context("fork").Process(target=work), time.monotonic() + 400
+    process.start()
+    try:
+        while not far_enough():
+            assert process.is_alive(), "the run ended before it could be killed"
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+    finally:
+        process.kill()
+        process.join()
+    assert process.exitcode == -signal.SIGKILL
 
 
 def end(process: subprocess.Popen[bytes], number: signal.Signals, far_enough: Callable[[], bool]) -> None:
@@ -143,14 +169,13 @@ def test_four_steps_straight_equal_two_a_kill_and_two_more_to_the_last_bit(
 def test_along_the_history_of_a_killed_asynchronous_run_each_group_is_trained_once(tmp_path: Path) -> None:
     path = tmp_path / "run"
     settings = SETTINGS | {"warm_start.steps": 2, "steps": 7, "rollout.groups_per_step": 2, "checkpoint_every": 3}
-    settings |= {"rollout.staleness": 2, "rollout.order": "ready", "weights.mode": "abort", "run_dir": path}
+    settings |= {"rollout.staleness": 2, "rollout.order": "ready", "weights.mode": "abort", "run_dir": str(path)}
 
     def beyond_its_checkpoint() -> bool:
         lines = (path / "metrics.jsonl").read_bytes().count(b"\n") if (path / "metrics.jsonl").exists() else 0
         return lines >= 4 and lines % 3 > 0
 
-    victim = start(*words(settings))
-    end(victim, signal.SIGKILL, beyond_its_checkpoint)
+    kill_amid(lambda: agentrl.train(**settings), beyond_its_checkpoint)
     assert list(ledger.faults(path)) == []
     agentrl.train(resume=str(path))
     assert list(ledger.faults(path)) == []

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-import signal
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from agentrl.train.record.verify.recorded import Recorded
 from agentrl.train.trainers import make_trainer
 from agentrl.train.trainers.teachers.teachers import Teachers
 from agentrl.types import Group, Session, Status, Task
-from tests.train.test_resume import copy_before, end, start, words
+from tests.train.test_resume import copy_before, kill_amid
 from tests.train.trees import environment_node, sampled_node
 
 DEMAND = "examples/several_agents/demand.py:Demand"
@@ -102,9 +102,9 @@ def test_a_policy_stays_as_it_is_in_the_steps_in_which_another_learns(tmp_path: 
 def test_groups_begin_before_both_policies_have_learned_and_a_killed_run_goes_on(tmp_path: Path) -> None:
     """Each policy's tokens are of versions that its own engine was given, at most two behind its own trainer."""
     early = {"rollout.staleness": 2, "steps": 5, "checkpoint_every": 2, "warm_start.steps": 2, "warm_start.demos": 8}
-    process = start(*words(BOTH | early), f"run_dir={tmp_path}")
     rows = tmp_path / "metrics.jsonl"
-    end(process, signal.SIGKILL, lambda: rows.exists() and rows.read_bytes().count(b"\n") >= 3)
+    begin = partial(agentrl.train, run_dir=str(tmp_path), **BOTH | early)
+    kill_amid(begin, lambda: rows.exists() and rows.read_bytes().count(b"\n") >= 3)
     agentrl.train(resume=str(tmp_path))
     report = verify(tmp_path)
     assert report.passed, report

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from agentrl.errors import AgentRLError, ConfigError, NoSignal
 from agentrl.overrides import spread, validate
 from agentrl.train.chain.planning import plan_chain
 from agentrl.train.driver import api
+from agentrl.train.evaluation import rejection
 from agentrl.train.evaluation.rescore.rescoring import RescoreConfig
 from agentrl.train.evaluation.suite.results import read_results
 from agentrl.train.record import chain
@@ -24,6 +24,7 @@ from agentrl.train.record.verify import verify_chain
 from agentrl.viewer.attach import attach_all
 from agentrl.viewer.runs import Runs
 from tests.train.chain.test_chain import LETTERS, SMALL, rows
+from tests.train.test_resume import exit_code_of
 
 BEST: dict[str, Any] = {"reject": {"n": 1}, "env": "calculator", "policy": "expert", "eval.tasks": 6}
 IMITATE = {"data": "stage:best", "steps": 1}
@@ -34,7 +35,9 @@ def plan(tmp_path: Path, stages: dict[str, Any], **common: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_the_best_sessions_are_what_the_next_stage_imitates_and_a_kill_changes_nothing(tmp_path: Path) -> None:
+def test_the_best_sessions_are_what_the_next_stage_imitates_and_a_kill_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     stages = {"best": BEST, "imitate": IMITATE}
     result = api.train(stages=stages, run_dir=str(whole), **SMALL)
@@ -46,13 +49,9 @@ def test_the_best_sessions_are_what_the_next_stage_imitates_and_a_kill_changes_n
     assert record.stages[0].end.after == 1  # type: ignore[union-attr]
     assert verify_chain(whole).passed
 
-    settings = {**SMALL, "stages": stages, "run_dir": str(killed)}
-    code = (
-        "import agentrl, os\nfrom agentrl.train.evaluation import rejection\n"
-        f"rejection.write_atomically = lambda *rest: os._exit(9)\nagentrl.train(**{settings!r})"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
-    assert ended.returncode == 9, ended.stderr
+    with monkeypatch.context() as patch:
+        patch.setattr(rejection, "write_atomically", lambda *rest: os._exit(9))
+        assert exit_code_of(lambda: api.train(stages=stages, run_dir=str(killed), **SMALL)) == 9
     assert not (killed / "best" / "best.jsonl").exists()
     assert chain.read(killed).current.state is StageState.BEGUN
     with pytest.raises(ConfigError, match=r"stage best: .* has sessions of other settings"):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
+import signal
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from agentrl.train.record import chain, manifest
 from agentrl.train.record.verify import verify_chain
 from agentrl.viewer.attach import attach_all
 from agentrl.viewer.runs import Runs, run_at, stage_pairs
+from tests.train.test_resume import exit_code_of
 
 LETTERS = Path(__file__).with_name("letters.py")
 SMALL: dict[str, Any] = {
@@ -89,9 +89,7 @@ def test_a_chain_is_its_runs_and_the_same_after_kills_anywhere(tmp_path: Path) -
     killed, plan = tmp_path / "killed", tmp_path / "plan.yaml"
     plan.write_text("faults: [{action: kill, point: step.published, nth: 2}]")
     settings = {**SMALL, "stages": stages, "run_dir": str(killed), "stages.reinforce.faults": str(plan)}
-    code = f"import agentrl; agentrl.train(**{settings!r})"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
-    assert ended.returncode < 0, ended.stderr
+    assert exit_code_of(lambda: api.train(**settings)) == -signal.SIGKILL
     assert chain.read(killed).current.name == "reinforce"
     assert chain.resume_command(killed / "reinforce", "").endswith(f"resume={killed}")
     with pytest.raises(ConfigError, match=r"stage imitate: steps=2 -> 5: the stage is done"):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +29,7 @@ from agentrl.train.driver import api
 from agentrl.train.record.verify.run_checks import verify
 from agentrl.types import Session
 from benchmarks import supervised
+from tests.train.test_resume import exit_code_of
 
 ROWS = 60
 SMALL: dict[str, Any] = {
@@ -74,11 +74,8 @@ def test_supervised_learning_lowers_the_held_out_loss_and_is_the_same_after_a_ki
 
     plan = tmp_path / "plan.yaml"
     plan.write_text("faults: [{action: kill, point: step.published, nth: 4}]")
-    settings = [
-        f"{name}={value}" for name, value in (SMALL | {"data": data, "run_dir": killed, "faults": plan}).items()
-    ]
-    ended = subprocess.run([sys.executable, "-m", "agentrl", "train", *settings], capture_output=True, check=False)
-    assert ended.returncode < 0, ended.stderr
+    settings = SMALL | {"data": data, "run_dir": str(killed), "faults": str(plan)}
+    assert exit_code_of(lambda: api.train(**settings)) == -signal.SIGKILL
     again = api.train(resume=str(killed), faults=None)
     assert again.before is not None
     assert again.before.mean == result.before.mean

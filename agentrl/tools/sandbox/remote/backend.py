@@ -27,7 +27,7 @@ from agentrl.tools.sandbox.base import (
     Snapshot,
     body_of,
 )
-from agentrl.tools.sandbox.remote.client import CONNECT_SECONDS, LONG_SECONDS, SECONDS, SandboxServerClient
+from agentrl.tools.sandbox.remote.client import LONG_SECONDS, SECONDS, SandboxServerClient
 from agentrl.tools.sandbox.remote.wire import Report
 from agentrl.tools.sandbox.runner.loop import on_loop, sandbox_loop
 from agentrl.tools.sandbox.spec import SandboxSpec
@@ -148,7 +148,7 @@ class RemoteSandbox:
 
     async def healthy(self) -> bool:
         try:
-            return bool(await self.call("healthy", bool, CONNECT_SECONDS))
+            return bool(await self.call("healthy", bool, GRACE))
         except (SandboxError, ConfigError):
             return False
 
