@@ -291,7 +291,9 @@ async def _imitate(loop: Loop, rollouts: Rollouts, make_env: Callable[[], Env], 
                         trainer.set_base(saved.with_name("base"))
                 else:
                     await warmstart.warm_start(
-                        trainer, demos, warm, budget, config.seed, loop.display, place, every, whole=whole
+                        *(trainer, demos, warm, budget, config.seed, loop.display, place, every),
+                        whole=whole,
+                        policy=name,
                     )
                     if whole and hasattr(trainer, "set_base") and stays_here:
                         kept = place.with_name(f"base{place.name.removeprefix(saved.name)}")
