@@ -14,9 +14,10 @@ import agentrl
 from agentrl.config import RunConfig
 from agentrl.envs.builtin.questions.images import column_of_images
 from agentrl.envs.registry import make
-from agentrl.errors import ConfigError, EnvError, SandboxError
+from agentrl.errors import ConfigError, EngineError, EnvError, SandboxError
 from agentrl.models import devices
 from agentrl.overrides import merge_settings, validate
+from agentrl.rollout.engines.servers import remote
 from agentrl.sessions.renderers import get_renderer
 from agentrl.train.driver import base_model
 from agentrl.train.plan import preflight, room
@@ -271,3 +272,14 @@ def test_penalties_and_calls_under_a_grammar_are_refused_on_servers_that_are_not
     for engine in ({"name": "sglang", **url}, {"name": "vllm", **url}, {"name": "vllm", "server": other}):
         with pytest.raises(ConfigError, match=f"strict_calls=true: engine={engine['name']} has no grammars"):
             check(engine, strict_calls=True)
+
+
+@pytest.mark.slow
+def test_a_server_that_should_run_already_is_missed_before_anything_is_imitated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "ATTACH_SECONDS", 0.0)
+    engine = {"name": "vllm", "url": "http://127.0.0.1:9"}
+    with pytest.raises(EngineError, match="no server answers there"):
+        agentrl.train("calculator", engine=engine, run_dir=str(tmp_path / "run"))
+    assert not list((tmp_path / "run").rglob("warm*"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.rollout.weights import is_direct, make_publisher
 from agentrl.types import Engine
 
-__all__ = ["asleep", "divided", "elastic", "has_publisher", "make_engines", "wait_until_started"]
+__all__ = ["asleep", "divided", "elastic", "has_publisher", "make_engines", "require_attached", "wait_until_started"]
 
 
 def make_engines(engine: EngineConfig, fleet: FleetConfig, weights: WeightsConfig, base: Path) -> Engine:
@@ -92,6 +92,17 @@ async def wait_until_started(engine: Engine | None) -> None:
     """
     if engine is not None:
         await as_managed(engine).start()
+
+
+async def require_attached(engines: Iterable[Engine]) -> None:
+    """Wait for servers that should run already: one that is not there can't appear while a model is warmed up.
+
+    Raises:
+        EngineError: none of an engine's servers answers.
+    """
+    for engine in engines:
+        if as_managed(engine).attached:
+            await wait_until_started(engine)
 
 
 @asynccontextmanager

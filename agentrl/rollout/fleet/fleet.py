@@ -83,6 +83,11 @@ class Fleet(ManagedEngine):
         return dict(self._roster.members)
 
     @property
+    def attached(self) -> bool:  # type: ignore[override]
+        """True where some engine's server was running before."""
+        return any(member.managed.attached for member in self._roster.members.values())
+
+    @property
     def lost(self) -> int:
         """The number of engines lost so far."""
         return self._roster.lost

@@ -26,7 +26,7 @@ from agentrl.rollout.episodes.judges import serve_judges
 from agentrl.rollout.episodes.opponents import open_partners
 from agentrl.rollout.episodes.policies import Policy, averaged_policy
 from agentrl.rollout.episodes.programs import Program, serving
-from agentrl.rollout.fleet import elastic, make_engines, wait_until_started
+from agentrl.rollout.fleet import elastic, make_engines, require_attached, wait_until_started
 from agentrl.rollout.rerun.engine import Recording, RerunEngine
 from agentrl.rollout.rerun.rollouts import RerunRollouts
 from agentrl.rollout.stream.batch_metrics import Evaluation
@@ -91,6 +91,7 @@ async def _train(run: OpenRun, make_env: Callable[[], Env]) -> TrainResult:
         rollouts,
         act,
     ):
+        await require_attached(rollouts.engines)
         loop, loaded = make_generating_loop(run, base, make_env, rollouts, act)
         try:
             start = await prepare(loop, rollouts, make_env, base, loaded)
