@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 
 import agentrl
 from agentrl.config import RunConfig
-from agentrl.errors import AgentRLError, ConfigError
+from agentrl.config.learners import named_as_given
+from agentrl.errors import AgentRLError, ConfigError, EngineError
 from agentrl.models import tiny
 from agentrl.overrides import spread, validate
 from agentrl.rollout.stream.batch_metrics import staleness
@@ -338,3 +339,20 @@ def test_a_misspelt_setting_of_a_policys_algorithm_is_told_with_those_that_there
 def test_a_policy_without_weights_can_not_learn() -> None:
     with pytest.raises(ValidationError, match="a policy that is 'expert' has no weights to train"):
         RunConfig.model_validate({"env": {"name": DEMAND}, "policies": {"other": {"name": "expert", "algo": "grpo"}}})
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ("an engine: engine.max_context is 9", "an engine: policies.b.engine.max_context is 9"),
+        ("trainer.ranks=3, use trainer=torch", "policies.b.trainer.ranks=3, use policies.b.trainer=torch"),
+        ("algo.lr=0 and model.algo=1", "policies.b: algo.lr=0 and model.algo=1"),
+    ],
+)
+def test_what_is_wrong_with_a_policy_is_told_by_its_own_settings_where_it_has_them(said: str, named: str) -> None:
+    """`algo` is the main policy's here."""
+    config = complete(spread({"env": DEMAND, "agents.right": "b", "policies.b.trainer": "fsdp", "algo.minibatches": 1}))
+    with pytest.raises(EngineError, match=f"^{re.escape(named)}$"), named_as_given(config.policies, "b"):
+        raise EngineError(said)
+    with pytest.raises(EngineError, match=f"^{re.escape(said)}$"), named_as_given(config.policies, "main"):
+        raise EngineError(said)

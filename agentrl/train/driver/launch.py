@@ -12,6 +12,7 @@ from pathlib import Path
 from agentrl import cluster
 from agentrl.common import garbage
 from agentrl.config import ClusterConfig, RolloutConfig, RunConfig, WeightsConfig
+from agentrl.config.learners import named_as_given
 from agentrl.envs import sandboxes
 from agentrl.envs.added_tools import with_tools
 from agentrl.envs.base import Env
@@ -91,7 +92,9 @@ async def _train(run: OpenRun, make_env: Callable[[], Env]) -> TrainResult:
         rollouts,
         act,
     ):
-        await require_attached(rollouts.engines)
+        for name, policy in rollouts.policies.items():
+            with named_as_given(config.policies, name.partition("/")[0]):  # past/3 is a version of `past`
+                await require_attached(filter(None, [policy.engine]))
         loop, loaded = make_generating_loop(run, base, make_env, rollouts, act)
         try:
             start = await prepare(loop, rollouts, make_env, base, loaded)
