@@ -346,7 +346,7 @@ def test_a_policy_without_weights_can_not_learn() -> None:
     [
         ("an engine: engine.max_context is 9", "an engine: policies.b.engine.max_context is 9"),
         ("trainer.ranks=3, use trainer=torch", "policies.b.trainer.ranks=3, use policies.b.trainer=torch"),
-        ("algo.lr=0 and model.algo=1", "policies.b: algo.lr=0 and model.algo=1"),
+        ("algo.lr=0 and rollout.algo=1", "policies.b: algo.lr=0 and rollout.algo=1"),
     ],
 )
 def test_what_is_wrong_with_a_policy_is_told_by_its_own_settings_where_it_has_them(said: str, named: str) -> None:
