@@ -107,7 +107,7 @@ def read_yaml(path: str | Path) -> Tree:
     except OSError as error:
         raise ConfigError(f"can't read the configuration file {str(path)!r}: {error.strerror}") from None
     except yaml.MarkedYAMLError as error:
-        raise ConfigError(f"{str(path)!r} is not YAML: {_in_one_line(error)}") from None
+        raise ConfigError(f"{str(path)!r} is not YAML: {yaml_settings.in_one_line(error)}") from None
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{str(path)!r} is not YAML: {str(error).splitlines()[0]}") from None
     if tree is None:
@@ -115,12 +115,6 @@ def read_yaml(path: str | Path) -> Tree:
     if not isinstance(tree, dict):
         raise ConfigError(f"{str(path)!r} must hold a mapping of settings, not a {type(tree).__name__}")
     return spread({str(key): value for key, value in tree.items()})
-
-
-def _in_one_line(error: yaml.MarkedYAMLError) -> str:
-    mark = error.problem_mark or error.context_mark
-    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-    return where + ", ".join(filter(None, (error.context, error.problem)))
 
 
 def merge_settings(words: Sequence[str] = (), file: str | Path | None = None) -> Tree:
@@ -151,18 +145,20 @@ def applicable(low: Mapping[str, Any], high: Mapping[str, Any], model: type[Base
         given, requested = kept.get(section), high.get(section)
         if not isinstance(given, Mapping) or requested is None:
             continue
-        if mark := _marker(field):
-            kept[section] = _own_settings(mark, given, requested)
-        elif (mark := _marker_of_values(field)) and isinstance(requested, Mapping):
-            both = {name: _own_settings(mark, given[name], requested[name]) for name in given if name in requested}
-            kept[section] = {**given, **both}
-        elif (below := _section(field)) and get_origin(field.annotation) is not dict and isinstance(requested, Mapping):
-            kept[section] = applicable(given, requested, below)
+        mark, below = _marker(field) or _inner_marker(field), _section(field)
+        if get_origin(field.annotation) is not dict:
+            kept[section] = _own_settings(mark, below, given, requested)
+        elif isinstance(requested, Mapping):
+            shared = [name for name in given if name in requested]
+            kept[section] = {**given, **{n: _own_settings(mark, below, given[n], requested[n]) for n in shared}}
     return kept
 
 
-def _own_settings(mark: OfPlugin, given: Any, requested: Any) -> Any:
-    """A section without the settings of its plug-in, where another one is requested."""
+def _own_settings(mark: OfPlugin | None, below: type[BaseModel] | None, given: Any, requested: Any) -> Any:
+    """A section without the settings of its plug-ins, where others are requested."""
+    if mark is None:
+        deep = below if isinstance(given, Mapping) and isinstance(requested, Mapping) else None
+        return given if deep is None else applicable(given, requested, deep)
     chosen = mark.chosen(merge({"": given}, {"": requested})[""])
     if not isinstance(given, Mapping) or chosen == mark.chosen(given):
         return given
@@ -251,7 +247,12 @@ def _marker(field: FieldInfo) -> OfPlugin | None:
 
 def _marker_of_values(field: FieldInfo) -> OfPlugin | None:
     """The mark of a field that has sections by name, each of a plug-in: rewards.NAME."""
-    values = get_args(field.annotation)[1:] if get_origin(field.annotation) is dict else ()
+    return _inner_marker(field) if get_origin(field.annotation) is dict else None
+
+
+def _inner_marker(field: FieldInfo) -> OfPlugin | None:
+    """The mark of a field's values, or of a section that may be left out: policies.NAME.trainer."""
+    values = get_args(field.annotation)
     return next((mark for value in values for mark in get_args(value) if isinstance(mark, OfPlugin)), None)
 
 

@@ -108,6 +108,16 @@ def test_what_is_added_to_a_plug_ins_settings_keeps_the_others_of_the_same() -> 
     assert applicable(saved, {"engine": "local"}) == {"engine": {"name": "sglang"}}
 
 
+def test_a_policys_own_plug_in_is_replaced_without_its_settings_too() -> None:
+    """`resume=RUN policies.b.algo=grpo` listed the settings of the saved algorithm as unknown ones."""
+    saved = {
+        "policies": {"a": "expert", "b": {"temperature": 0.5, "algo": {"name": "magrpo", "tree": True, "lr": 0.1}}}
+    }
+    kept = applicable(saved, {"policies": {"a": {"temperature": 1.0}, "b": {"algo": "grpo"}}})
+    assert kept["policies"] == {"a": "expert", "b": {"temperature": 0.5, "algo": {"name": "magrpo", "lr": 0.1}}}
+    assert applicable(saved, {"policies": {"b": {"algo": {"gamma": 0.5}}}}) == saved
+
+
 def test_what_a_recipe_says_of_the_plug_in_that_it_expects_does_not_bind_another(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(
         "import agentrl\n"

@@ -13,7 +13,7 @@ from agentrl.config.policies import MODEL, POPULATION, PolicyConfig
 from agentrl.config.rollout import GroupRewardConfig
 from agentrl.config.sections import Section
 from agentrl.config.training import ALGORITHMS
-from agentrl.errors import ConfigError, InvalidInput, MissingExtra, UnknownName
+from agentrl.errors import ConfigError, EngineError, InvalidInput, MissingExtra, UnknownName
 from agentrl.types import MAIN
 
 OWN = ("trainer", "algo", "lora", "weights")
@@ -132,8 +132,8 @@ def named_as_given(policies: Mapping[str, PolicyConfig], name: str) -> Iterator[
     """
     try:
         yield
-    except (ConfigError, InvalidInput, MissingExtra, UnknownName) as error:
-        if name == MAIN:
+    except (ConfigError, EngineError, InvalidInput, MissingExtra, UnknownName) as error:
+        if name not in policies:
             raise
         where = f"policies.{name}"
         given = "|".join(("model", "engine", *(each for each in OWN if getattr(policies[name], each) is not None)))

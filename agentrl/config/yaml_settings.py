@@ -111,3 +111,10 @@ def to_plain_value(value: Any) -> Any:
         return os.fspath(value)
     scalar = getattr(value, "shape", None) == () or type(value).__name__ in ("Decimal", "Fraction")
     return plain(value) if scalar else value
+
+
+def in_one_line(error: yaml.MarkedYAMLError) -> str:
+    """Return what is wrong with a text that is not YAML, and where."""
+    mark = error.problem_mark or error.context_mark
+    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    return where + ", ".join(filter(None, (error.context, error.problem)))

@@ -172,6 +172,23 @@ def test_two_policies_learn_on_ray_nodes_what_they_learn_in_one_process(ray_node
     assert {"trainer-0.log", "trainer-1.log", "engine-0.log", "engine-1.log", "environments-0.log"} <= logs
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_policies_whose_trainers_have_ranks_learn_on_ray_nodes_what_they_learn_on_this_machine(
+    ray_nodes: Any, tmp_path: Path
+) -> None:
+    """Two ranks of FSDP for one, two tensor-parallel ones of Megatron for the other, an engine each."""
+    other = TEAM["policies"]["other"] | {"trainer": {"name": "megatron", "tensor_parallel": 2}}
+    team = TEAM | {"trainer": {"name": "fsdp", "ranks": 2}, "policies": {"other": other}}
+    here = tmp_path / "local", run(tmp_path / "local", **team)
+    there = run(tmp_path / "ray", cluster={"name": "ray", "address": ray_nodes.address}, **team)
+    require_same(tmp_path / "ray", there, here)
+    assert trained(tmp_path / "ray") == trained(here[0]) != []
+    assert {f"trainer-{number}.log" for number in range(4)} <= {
+        file.name for file in (tmp_path / "ray" / "logs").iterdir()
+    }
+
+
 class Drains(Display):
     """Has the trainer's node drained once the first step is done."""
 

@@ -100,6 +100,15 @@ def test_without_a_terminal_each_step_is_one_short_line_with_the_time_left() -> 
     assert long == "x" * 300
 
 
+def test_a_steps_line_has_the_rewards_of_the_other_policies_that_learn() -> None:
+    display, file = shown(120, terminal=False)
+    with display:
+        display.phase("reinforcement learning", 100, "reward")
+        display.step({"reward/mean": 0.5, "rival/reward/mean": 0.25, "rival/loss": 1.0, "eval/reward/mean": 0.1}, 0.5)
+    assert file.getvalue().splitlines()[1].startswith("    1/100  reward 0.5000  rival 0.2500")
+    assert "eval" not in file.getvalue()
+
+
 def test_in_ci_lines_are_plain_also_where_colours_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CI", "true")
     file = StringIO()

@@ -17,8 +17,9 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 
 import agentrl
-from agentrl.config import RunConfig
-from agentrl.errors import AgentRLError, ConfigError
+from agentrl.config import ClusterConfig, RunConfig
+from agentrl.config.learners import named_as_given
+from agentrl.errors import AgentRLError, ConfigError, EngineError
 from agentrl.models import tiny
 from agentrl.overrides import spread, validate
 from agentrl.rollout.stream.batch_metrics import staleness
@@ -26,6 +27,7 @@ from agentrl.rollout.stream.outcomes import TRAINED, GroupOutcome
 from agentrl.sessions.store.store import Store
 from agentrl.sessions.tree.perspective import group_seen_by, view_by
 from agentrl.train.algorithms import make_algorithm
+from agentrl.train.driver.launch import with_shared_weights
 from agentrl.train.driver.learning import Batch, Learning
 from agentrl.train.driver.resuming import changes, rate_jumps
 from agentrl.train.driver.setup import complete
@@ -336,3 +338,32 @@ def test_a_misspelt_setting_of_a_policys_algorithm_is_told_with_those_that_there
 def test_a_policy_without_weights_can_not_learn() -> None:
     with pytest.raises(ValidationError, match="a policy that is 'expert' has no weights to train"):
         RunConfig.model_validate({"env": {"name": DEMAND}, "policies": {"other": {"name": "expert", "algo": "grpo"}}})
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ("an engine: engine.max_context is 9", "an engine: policies.b.engine.max_context is 9"),
+        ("trainer.ranks=3, use trainer=torch", "policies.b.trainer.ranks=3, use policies.b.trainer=torch"),
+        ("algo.lr=0 and rollout.algo=1", "policies.b: algo.lr=0 and rollout.algo=1"),
+    ],
+)
+def test_what_is_wrong_with_a_policy_is_told_by_its_own_settings_where_it_has_them(said: str, named: str) -> None:
+    """`algo` is the main policy's here."""
+    config = complete(spread({"env": DEMAND, "agents.right": "b", "policies.b.trainer": "fsdp", "algo.minibatches": 1}))
+    with pytest.raises(EngineError, match=f"^{re.escape(named)}$"), named_as_given(config.policies, "b"):
+        raise EngineError(said)
+    with pytest.raises(EngineError, match=f"^{re.escape(said)}$"), named_as_given(config.policies, "main"):
+        raise EngineError(said)
+
+
+def test_every_policys_weights_go_through_the_runs_folder_where_engines_are_on_other_nodes(tmp_path: Path) -> None:
+    """A policy with a way of its own had a folder of the driver's machine, which other nodes don't see."""
+    own = {"policies.b.trainer": "torch", "policies.b.weights.verify": False, "algo.minibatches": 1}
+    config = complete(spread({"env": DEMAND, "agents.right": "b", "cluster.name": "ray"} | own))
+    found = with_shared_weights(config, tmp_path)
+    assert found.policies["b"].weights is not None
+    assert (found.weights.dir, found.policies["b"].weights.dir) == (str(tmp_path / "weights"),) * 2  # type: ignore[attr-defined]
+    assert not found.policies["b"].weights.verify
+    here = config.model_copy(update={"cluster": ClusterConfig()})
+    assert with_shared_weights(here, tmp_path).policies["b"].weights == config.policies["b"].weights

@@ -17,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from agentrl.config.policies import METRICS
 from agentrl.envs.results import INVALID_REWARDS, INVALID_VIEWS
 from agentrl.train.driver import lost_tokens
 
@@ -124,7 +125,8 @@ def step_line(progress: TimedProgress, label: str, value: float, row: Mapping[st
     left, found = progress.left(), cells(row)
     head = f"{progress.done:>5}/{progress.total}  {label} {value:.4f}"
     brief = chain(
-        found["lost"], found["failures"], found["time"][:1], found["speed"][:1], found["sessions"], found["policy"]
+        *(found["others"], found["lost"], found["failures"], found["time"][:1], found["speed"][:1]),
+        *(found["sessions"], found["policy"]),
     )
     line = "  ".join(filter(None, (head, fitting(brief, width - len(head) - len(left) - 4))))
     return f"{line}  {left}".rstrip()
@@ -142,6 +144,7 @@ def fitting(cells: Iterable[str], width: int) -> str:
 def cells(row: Mapping[str, float]) -> dict[str, list[str]]:
     """Return a step's metrics as texts, by row of the panel, the most important first."""
     return {
+        "others": list(_others(row)),
         "time": list(_time(row)),
         "speed": list(_speed(row)),
         "sessions": list(_sessions(row)),
@@ -149,6 +152,14 @@ def cells(row: Mapping[str, float]) -> dict[str, list[str]]:
         "lost": list(_list_lost(row)),
         "failures": [f"{label} {share(number)}" for label, number in failures(row).items() if number],
     }
+
+
+def _others(row: Mapping[str, float]) -> Iterator[str]:
+    """The mean rewards of the policies that learn beside the main one."""
+    for key, value in row.items():
+        name, _, metric = key.partition("/")
+        if metric == "reward/mean" and name not in METRICS:
+            yield f"{name} {value:.4f}"
 
 
 def failures(row: Mapping[str, float]) -> dict[str, float]:

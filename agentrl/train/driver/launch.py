@@ -12,6 +12,7 @@ from pathlib import Path
 from agentrl import cluster
 from agentrl.common import garbage
 from agentrl.config import ClusterConfig, RolloutConfig, RunConfig, WeightsConfig
+from agentrl.config.learners import named_as_given
 from agentrl.envs import sandboxes
 from agentrl.envs.added_tools import with_tools
 from agentrl.envs.base import Env
@@ -91,7 +92,9 @@ async def _train(run: OpenRun, make_env: Callable[[], Env]) -> TrainResult:
         rollouts,
         act,
     ):
-        await require_attached(rollouts.engines)
+        for name, policy in rollouts.policies.items():
+            with named_as_given(config.policies, name.partition("/")[0]):  # past/3 is a version of `past`
+                await require_attached(filter(None, [policy.engine]))
         loop, loaded = make_generating_loop(run, base, make_env, rollouts, act)
         try:
             start = await prepare(loop, rollouts, make_env, base, loaded)
@@ -171,8 +174,7 @@ async def player(
     `say`: tells lines about them.
     """
     folder = Path(store.path).parent
-    weights = _shared_weights(config.weights, config.cluster, folder)
-    config = config.model_copy(update={"weights": weights})
+    config = with_shared_weights(config, folder)
     async with (
         loaded(config, [(config, make_env)], base, folder, splits, say) as policy,
         playing(policy, config, make_env, store, trains=trains) as made,
@@ -262,6 +264,15 @@ async def playing(
             own = serving(config.agent, policy, store, config.rollout, config.gateway, config.agents, partners)
             program = await enter(own)
         yield placed, lambda limits: program or ModelActor(sampling_of(limits))
+
+
+def with_shared_weights(config: RunConfig, folder: Path) -> RunConfig:
+    """The configuration with the ways of all policies' weights through the run's folder, where others read them."""
+    ways = {name: own.weights for name, own in config.policies.items() if own.weights is not None}
+    shared = {name: _shared_weights(way, config.cluster, folder) for name, way in ways.items()}
+    policies = {name: config.policies[name].model_copy(update={"weights": way}) for name, way in shared.items()}
+    main = _shared_weights(config.weights, config.cluster, folder)
+    return config.model_copy(update={"weights": main, "policies": {**config.policies, **policies}})
 
 
 def _shared_weights(weights: WeightsConfig, machines: ClusterConfig, folder: Path) -> WeightsConfig:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from agentrl.common import cores
-from agentrl.config import START, RolloutConfig, TrainerConfig
+from agentrl.config import START, RolloutConfig, RunConfig, TrainerConfig
 from agentrl.config.learners import named_as_given
 from agentrl.envs.base import Env
 from agentrl.envs.turns import Actor
@@ -201,7 +201,7 @@ async def prepare(
         await _imitate(loop, rollouts, make_env, base)
     await leave(loop.trainer, rollouts.engines[0])
     with display.part("starting the engine"):
-        await asyncio.gather(*map(wait_until_started, rollouts.engines))
+        await asyncio.gather(*(_start_engine(config, name, each) for name, each in rollouts.policies.items()))
     if not config.allow_no_signal:
         require_supports(config.rollout, rollouts.engines[0])
     if resumed is not None:
@@ -221,6 +221,11 @@ async def prepare(
     for past in loop.past:
         await loop.recovering(start, partial(_begin_past, loop, past, start))
     return start
+
+
+async def _start_engine(config: RunConfig, name: str, policy: Policy) -> None:
+    with named_as_given(config.policies, name.partition("/")[0]):
+        await wait_until_started(policy.engine)
 
 
 async def _compare(loop: Loop, name: str, loaded: Loaded | None) -> None:
@@ -292,7 +297,9 @@ async def _imitate(loop: Loop, rollouts: Rollouts, make_env: Callable[[], Env], 
                         trainer.set_base(saved.with_name("base"))
                 else:
                     await warmstart.warm_start(
-                        trainer, demos, warm, budget, config.seed, loop.display, place, every, whole=whole
+                        *(trainer, demos, warm, budget, config.seed, loop.display, place, every),
+                        whole=whole,
+                        policy=name,
                     )
                     if whole and hasattr(trainer, "set_base") and stays_here:
                         kept = place.with_name(f"base{place.name.removeprefix(saved.name)}")

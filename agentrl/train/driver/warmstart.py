@@ -33,7 +33,7 @@ from agentrl.train.driver.resuming import saved_steps
 from agentrl.train.forest.packing import pack
 from agentrl.train.record.files import write_atomically
 from agentrl.train.trainers import AdapterTrainer, Trainer
-from agentrl.types import Group, Session, Status
+from agentrl.types import MAIN, Group, Session, Status
 
 TIMES = "warm_start.json"
 
@@ -126,6 +126,7 @@ async def warm_start(
     every: int,
     *,
     whole: bool = False,
+    policy: str = MAIN,
 ) -> None:
     """Imitate: `config.steps` optimizer steps on the demonstrations, but for those that were saved before.
 
@@ -141,6 +142,7 @@ async def warm_start(
         folder: where the trainer is saved; the caller removes it once the next phase has its checkpoint.
         every: steps between two such files.
         whole: the trainer is one of adapters, and trains the whole model meanwhile.
+        policy: whose trainer it is, for the display.
     """
     algo = settings(config)
     algorithm = make_algorithm(algo)
@@ -151,7 +153,8 @@ async def warm_start(
     if done := saved_steps(folder):
         await asyncio.to_thread(trainer.load, _folder_of(folder, done))
         display.say(f"the warm start goes on after its step {done}")
-    display.phase("warm start: imitating demonstrations", config.steps, "loss", done)
+    whose = "warm start" if policy == MAIN else f"warm start of {policy}"
+    display.phase(f"{whose}: imitating demonstrations", config.steps, "loss", done)
     order = random.Random(derive(seed, "warm start"))
     for step in range(config.steps):
         chosen = order.sample(demos, min(config.batch, len(demos)))
