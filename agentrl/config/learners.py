@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from pydantic import Field, PositiveInt, model_validator
 
-from agentrl.config.policies import MODEL, POPULATION, PolicyConfig
+from agentrl.config.policies import MODEL, POPULATION, START, PolicyConfig
 from agentrl.config.rollout import GroupRewardConfig
 from agentrl.config.sections import Section
 from agentrl.config.training import ALGORITHMS
@@ -61,6 +61,7 @@ class _Run(Protocol):
     data: Any
     rerun: Any
     lora: Any
+    policies: Any
     record_logprobs: bool
     eval: Any
     weights: Any
@@ -119,6 +120,7 @@ def check_learners(config: _Run) -> None:
             f"weights.prove_every ({name})": own.weights.prove_every,
             f"lora.tenants=mixed with lora.full or lora.experts ({name})": mixed and beyond,
             f"lora.tenants=mixed without an adapter ({name})": mixed and not own.lora.active,
+            f"lora.quantize={own.lora.quantize} on another base than {MAIN}'s ({name})": _has_other_base(config, name),
         }
     if found := next((what for what, is_there in lacking.items() if is_there), None):
         raise ValueError(f"policies.{config.learned[0]} learns beside {MAIN}: {found} is not there for several yet")
@@ -139,6 +141,13 @@ def named_as_given(policies: Mapping[str, PolicyConfig], name: str) -> Iterator[
         given = "|".join(("model", "engine", *(each for each in OWN if getattr(policies[name], each) is not None)))
         said = re.sub(rf"(?<![\w./])(?=(?:{given})[.=])", f"{where}.", str(error))
         raise type(error)(said if where in said else f"{where}: {said}") from None
+
+
+def _has_other_base(config: _Run, name: str) -> bool:
+    """Return whether a policy's base is to be quantised and is not the run's own, which alone is."""
+    if name == MAIN or (kind := config.of_policy(name).lora.quantize) == "none":
+        return False
+    return bool(kind != config.lora.quantize or config.policies[name].model.name != START)
 
 
 def check_populations(policies: Mapping[str, PolicyConfig]) -> None:

@@ -34,6 +34,9 @@ class LoraConfig(Section):
     tenants: Literal["separate", "mixed"] = "separate"
     """The passes of several policies that learn on one base: each in passes of its own, with the bits of a run of its
     own; or in passes over trees of several adapters, equal up to rounding."""
+    quantize: Literal["none", "nf4"] = "none"
+    """The frozen linear layers in four bits (`trainer=torch`, with bitsandbytes): their values become those that four
+    bits hold, for engines and exports as for the trainer."""
     adapter: str | None = None
     """A folder in PEFT's format that training begins with, on `model`; rank, scale and layers are the folder's."""
 
@@ -58,6 +61,8 @@ class LoraConfig(Section):
             )
         fields = type(self).model_fields
         given = [name for name in _OF_A_FOLDER if getattr(self, name) != fields[name].default]
+        if not self.active and self.quantize != "none":
+            raise ValueError(f"quantize={self.quantize} is of the base under an adapter: give lora.rank as well")
         if self.adapter is not None and given:
             raise ValueError(f"{given[0]} is the folder's (lora.adapter={self.adapter}): leave it out")
         if not self.active and given:

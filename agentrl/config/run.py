@@ -318,6 +318,11 @@ class RunConfig(Section):
                 f"lora.adapter={self.lora.adapter} belongs to the base as it is, and a warm start trains the whole "
                 "model: set warm_start.steps=0, or merge it first (agentrl models merge)"
             )
+        if self.lora.quantize != "none" and self.warm_start.steps:
+            raise ValueError(
+                f"lora.quantize={self.lora.quantize} holds the base in four bits, and a warm start trains the whole "
+                "model: set warm_start.steps=0, or start from a checkpoint of a run that imitated"
+            )
 
     def _gateways_can_be_used(self) -> None:
         """Raise a ValueError where gateway workers serve nothing, or programs on other nodes can't reach them."""

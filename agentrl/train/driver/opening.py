@@ -86,6 +86,10 @@ class OpenRun:
             policies = {name: policy for name, policy in config.policies.items() if policy.name == MODEL}
             if frozen := [name for name, policy in policies.items() if policy.model.name == START]:
                 raise ConfigError(f"policies.{frozen[0]}.model=start: {own} has been damaged or removed")
+            if config.lora.active and not config.warm_start.steps:
+                raise ConfigError(
+                    f"{own} has been damaged or removed: the adapter of {folder.checkpoint} is of this base"
+                )
             if fault:
                 self.display.warn(f"{own}: {fault}; replaced by a copy of {folder.checkpoint.name}")
             pin(folder.checkpoint, own)
@@ -95,10 +99,20 @@ class OpenRun:
             await build_tiny(own, config.seed)
         else:
             pin(model_folder(config.model, scores=self.algorithm.needs.head is not None), own)
+        if config.lora.quantize != "none":
+            await asyncio.to_thread(self._quantise, own)
         manifest.write(own)
         if folder.checkpoint:
             folder.seals.replace_model()
         return own
+
+    def _quantise(self, own: Path) -> None:
+        """Have the run's model, which engines load too, be the one that a base in four bits is."""
+        from agentrl.train.trainers.lora_quantised import quantise_folder
+
+        if self.config.model.trust_remote_code:
+            custom_code.allow(own)
+        quantise_folder(own, self.config.lora.full)
 
 
 @contextmanager

@@ -14,6 +14,9 @@ from agentrl.train.plan.shapes import Shape
 FLOAT32 = 4
 """Bytes of an adapter's number on every trainer, of its gradient, and of each of its two moments."""
 
+PACKED = 0.5 + 4 / 64
+"""Bytes of a number in four bits: 64 share a scale in float32."""
+
 EMBEDDING = "model.embed_tokens"
 
 
@@ -92,8 +95,20 @@ def adapter_parameters(shape: Shape, lora: LoraConfig) -> int:
     return lora.rank * (sum(chosen) + experts) + sum(full.values())
 
 
+def packed_parameters(shape: Shape, lora: LoraConfig) -> int:
+    """Return how many of the base's numbers are held in four bits."""
+    if lora.quantize == "none":
+        return 0
+    return sum(columns * rows for name, columns, rows in linear_sizes(shape) if not _matches((name,), lora.full))
+
+
 def _matches(names: tuple[str, ...], patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+
+def with_lora(numbers: Numbers, shape: Shape, lora: LoraConfig) -> Numbers:
+    """Return a trainer's numbers with those of the adapter that it trains, and of a base in four bits."""
+    return replace(numbers, adapter=adapter_parameters(shape, lora), packed=packed_parameters(shape, lora))
 
 
 def with_adapter(memory: TrainerMemory, numbers: Numbers) -> TrainerMemory:
@@ -103,10 +118,11 @@ def with_adapter(memory: TrainerMemory, numbers: Numbers) -> TrainerMemory:
         memory: where it trains the whole model.
         numbers: the trainer's, with the adapter's parameters.
     """
+    packed = (numbers.weight - PACKED) * numbers.packed
     own, moments = FLOAT32 * numbers.adapter, 2 * FLOAT32 * numbers.adapter
     return replace(
         memory,
-        weights=memory.weights + own,
+        weights=memory.weights - packed + own,
         gradients=own,
         optimizer=0.0 if numbers.offloaded else moments,
         updating=moments if numbers.offloaded else 0.0,
@@ -119,4 +135,5 @@ def describe_adapter(numbers: Numbers, warm: WarmStartConfig) -> Iterator[str]:
     """A line for the adapter that is trained, if one is."""
     if numbers.adapter:
         first = ", after a warm start of the whole model, whose memory is counted" if warm.steps else ""
-        yield f"trained: an adapter of {numbers.adapter:,} parameters{first}"
+        held = f", on {numbers.packed:,} in four bits" if numbers.packed else ""
+        yield f"trained: an adapter of {numbers.adapter:,} parameters{held}{first}"

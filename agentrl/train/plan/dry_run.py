@@ -36,7 +36,7 @@ from agentrl.models.tiny import TinyShape
 from agentrl.rollout.engines import ENGINES
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.driver.setup import TINY
-from agentrl.train.plan.adapter import FLOAT32, adapter_parameters, describe_adapter, with_adapter
+from agentrl.train.plan.adapter import FLOAT32, describe_adapter, with_adapter, with_lora
 from agentrl.train.plan.devices import Devices, devices_of, size, too_full, with_models
 from agentrl.train.plan.memory import GIB, EngineMemory, Numbers, Split, TrainerMemory, engine_memory
 from agentrl.train.plan.placing import frozen_engines, run_demand, split_of
@@ -81,7 +81,7 @@ def describe_run(
     memory = host_memory() if on is None else 0.0  # that of described nodes is not known
     split = split_of(config.trainer, shape, nodes)
     ranks = ENGINES.find(config.engine.name).ranks(config.engine)
-    numbers = replace(numbers_of(config.trainer, config.algo), adapter=adapter_parameters(shape, config.lora))
+    numbers = with_lora(numbers_of(config.trainer, config.algo), shape, config.lora)
     whole = plugin.memory(config.trainer, algorithm, shape, split)
     trainer = with_adapter(whole, numbers) if numbers.adapter and not config.warm_start.steps else whole
     others = _splits_of_others(config, shape, nodes)

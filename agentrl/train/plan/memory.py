@@ -53,6 +53,7 @@ class Numbers:
         distributed: whether data-parallel ranks share the optimizer's state.
         offloaded: whether AdamW's moments are in the CPU's memory but during updates.
         adapter: the numbers of an adapter that is trained in the whole model's place; 0: the whole model is.
+        packed: the base's numbers that are held in four bits.
     """
 
     trainer: Literal["torch", "fsdp", "megatron"] = "megatron"
@@ -65,6 +66,7 @@ class Numbers:
     distributed: bool = True
     offloaded: bool = False
     adapter: int = 0
+    packed: int = 0
 
     @property
     def weight(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 
 from agentrl.attachments import routed_experts
@@ -133,7 +134,8 @@ def compare_loaded(
         return None  # it begins as another model than the folder's
     with display.part("comparing the trainer's weights with the folder's"):
         device = torch_device(chosen.device, "trainer.device")
-        found = require_loaded(trainer, base, config.model.name, chosen, device, (config.engine.dtype,))
+        held = () if (kind := config.lora.quantize) == "none" else (kind, version("bitsandbytes"))
+        found = require_loaded(trainer, base, config.model.name, chosen, device, (config.engine.dtype,), held)
     if found.not_compared:
         display.warn(str(found))
     return found

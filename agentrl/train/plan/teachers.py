@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import replace
 
 from agentrl.config import MODEL, PAST, START, PolicyConfig, RunConfig
 from agentrl.models.registry import cache_folder
 from agentrl.rollout.engines import ENGINES
 from agentrl.train.algorithms import make_algorithm
-from agentrl.train.plan.adapter import adapter_parameters, with_adapter
+from agentrl.train.plan.adapter import FLOAT32, with_adapter, with_lora
 from agentrl.train.plan.memory import LOGITS
 from agentrl.train.plan.shapes import Shape, shape_of
 from agentrl.train.trainers import TRAINERS
@@ -48,11 +47,12 @@ def _trainers_bytes(config: RunConfig, own: PolicyConfig, shape: Shape) -> float
     training = own.trainer or config.trainer
     plugin, algorithm = TRAINERS.find(training.name), make_algorithm(own.algo or config.algo)
     memory = plugin.memory(training, algorithm, shape, plugin.split(training, shape, 0))
-    trained = adapter_parameters(shape, config.lora)
-    if not trained or config.warm_start.steps:
+    numbers = with_lora(plugin.numbers(training, algorithm), shape, config.lora)
+    if not numbers.adapter or config.warm_start.steps:
         return memory.total
-    shared = memory.weights if own.model.name in (START, config.model.name) else 0.0
-    return with_adapter(memory, replace(plugin.numbers(training, algorithm), adapter=trained)).total - shared
+    found = with_adapter(memory, numbers)
+    shared = found.weights - FLOAT32 * numbers.adapter if own.model.name in (START, config.model.name) else 0.0
+    return found.total - shared
 
 
 def played_shape(own: PolicyConfig, student: Shape) -> Shape:

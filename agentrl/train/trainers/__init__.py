@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from agentrl.config import AlgoConfig, LoraConfig, TrainerConfig
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, MissingExtra
 from agentrl.registry import Registry
 from agentrl.train.algorithms import Algorithm, make_algorithm
 from agentrl.train.trainers.base import (
@@ -135,9 +136,25 @@ def suitable(config: TrainerConfig, algorithm: Algorithm, lora: LoraConfig | Non
                 raise ConfigError(
                     f"{more}: trainer={config.name} trains linear layers alone; those that train more: {names}"
                 )
+        if lora.quantize != "none":
+            _require_packing(config, plugin, lora)
         if (optimizer := getattr(config, "optimizer", "adamw")) not in ("adamw", "adam"):
             raise ConfigError(f"lora: trainer.optimizer={optimizer}: an adapter is trained by AdamW alone")
     return plugin
+
+
+def _require_packing(config: TrainerConfig, plugin: TrainerPlugin, lora: LoraConfig) -> None:
+    if not plugin.packs_base:
+        names = ", ".join(name for name, one in TRAINERS.available().items() if one.packs_base)
+        why = ": its ranks divide weights, and four bits have a scale for each 64 values" if plugin.has_ranks else ""
+        raise ConfigError(
+            f"lora.quantize={lora.quantize}: trainer={config.name} holds no base in four bits{why}; use "
+            f"lora.quantize=none, or trainer={names}"
+        )
+    if find_spec("bitsandbytes") is None:
+        raise MissingExtra(
+            f"lora.quantize={lora.quantize} needs bitsandbytes, which is not installed: pip install bitsandbytes"
+        )
 
 
 def beyond_layers(lora: LoraConfig) -> tuple[str, str]:

@@ -136,7 +136,13 @@ class Loaded:
 
 
 def require_loaded(
-    trainer: Computes, folder: Path, what: str, config: TrainerConfig, device: str, precisions: Sequence[str] = ()
+    trainer: Computes,
+    folder: Path,
+    what: str,
+    config: TrainerConfig,
+    device: str,
+    precisions: Sequence[str] = (),
+    held: Sequence[str] = (),
 ) -> Loaded:
     """Refuse a trainer whose loaded weights compute something else than transformers' model.
 
@@ -147,12 +153,13 @@ def require_loaded(
         config: the trainer's settings.
         device: where transformers computes.
         precisions: in which transformers' own error is measured too, for `Loaded.own`.
+        held: the form in which the trainer holds the weights, where it is another than the folder's.
 
     Raises:
         ConfigError: with the numbers, and the first layer that differs.
     """
     settings = config.model_dump_json(exclude={"threads", "timeout", "async_save"})
-    depends = (config.name, device, settings, *sorted(precisions))
+    depends = (config.name, device, settings, *sorted(precisions), *held)
     found = compare_cached(lambda: compare(trainer, folder, config.dtype, device, precisions), folder, depends)
     if not found.passed and not found.not_compared:
         raise ConfigError(

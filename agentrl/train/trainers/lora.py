@@ -26,6 +26,7 @@ from agentrl.models.adapters import (
     AdapterShape,
     SavedAdapter,
     check_fits,
+    is_stacked,
     merged_product,
     read_adapter,
     with_products,
@@ -41,10 +42,12 @@ from agentrl.train.trainers.lora_experts import (
     add_to_experts,
     matrices_of,
     product_of,
+    refuse_columns,
     remove_from_experts,
     stacked_tensors,
 )
 from agentrl.train.trainers.lora_full import full_names, mark, matching_modules, names_of, remove_marks
+from agentrl.train.trainers.lora_quantised import describe_weight, device_of, unpack_layers
 
 
 def is_adapter(name: str) -> bool:
@@ -90,6 +93,8 @@ class Lora:
 
     def begin(self, model: nn.Module, *, whole: bool, device: torch.device | None = None) -> None:
         """Merge the adapter, for a phase that trains the whole model; or see to it that there is one."""
+        if whole and self.config.quantize != "none":
+            raise ConfigError(f"lora.quantize={self.config.quantize}: a base in four bits is not trained as a whole")
         if whole:
             merge(model)
             self.attached, self.changed = False, True
@@ -111,12 +116,14 @@ class Lora:
             InvalidWeights: the folder's adapter is on layers that the model lacks.
         """
         layers, experts = linear_layers(model), stacked_tensors(model)
-        weights = {name: layer.weight for name, layer in layers.items()}
+        weights: dict[str, Tensor] = {name: describe_weight(layer) for name, layer in layers.items()}
         weights |= {name: cast(nn.Parameter, module._parameters[own]) for name, (module, own) in experts.items()}
+        if self.config.experts or (self.start is not None and any(map(is_stacked, self.start.matrices))):
+            refuse_columns(model)
         matrices = self._new(layers, experts) if self.start is None else dict(self.start.matrices)
         for name, pair in matrices.items():
             check_fits(name, weights.get(name), *pair)
-            place = device or weights[name].device
+            place = device or (device_of(layers[name]) if name in layers else weights[name].device)
             a, b = (nn.Parameter(matrix.to(place, torch.float32, copy=True)) for matrix in pair)
             if name in experts:
                 add_to_experts(*experts[name], a, b, self.shape.scale)
@@ -142,10 +149,10 @@ class Lora:
         names = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in whole)]
         if not names:
             raise ConfigError(f"lora.full={list(whole)} leaves no linear layer for an adapter")
-        shapes = {name: layers[name].weight.shape for name in names}
+        shapes = {name: describe_weight(layers[name]).shape for name in names}
         if self.config.experts:
             if not experts:
-                raise ConfigError("lora.experts: no layer of the model has experts in one tensor, laid out as rows")
+                raise ConfigError("lora.experts: no layer of the model has experts in one tensor")
             shapes |= {name: cast(Tensor, module._parameters[own]).shape for name, (module, own) in experts.items()}
         generator = torch.Generator().manual_seed(self.seed)
         found = {}
@@ -317,7 +324,8 @@ def list_adapted(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
 
 @torch.no_grad()
 def merge(model: nn.Module) -> nn.Module:
-    """Add adapters to the weights of their layers, and remove them; a model without any stays as it is."""
+    """Add adapters to the weights of their layers, and remove them; layers in four bits get whole weights first."""
+    unpack_layers(model)
     for _, layer in list(list_adapted(model)):
         weight, product = layer.weight, merged_product(layer.lora_A, layer.lora_B, cast(float, layer.lora_scale))
         if not weight.is_meta:  # else it is a layer's description
@@ -383,12 +391,10 @@ def remove(layer: Any) -> None:
 
 
 def _add_product(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-    """Add scale · (x A') B' to a layer's output."""
+    """Add scale · (x A') B' to a layer's output, by one product: a sum of its own would need two more tensors."""
     a, b = layer.lora_A, layer.lora_B
     if output.dtype != a.dtype and not torch.is_autocast_enabled(output.device.type):
-        a, b = (
-            a.to(output.dtype),
-            b.to(output.dtype),
-        )  # what FSDP gathered has the precision of the pass
-    added: Tensor = output + functional.linear(functional.linear(inputs[0], a), b) * layer.lora_scale
-    return added
+        a, b = a.to(output.dtype), b.to(output.dtype)  # what FSDP gathered has the precision of the pass
+    low = functional.linear(inputs[0], a).flatten(0, -2)
+    added = torch.addmm(output.flatten(0, -2), low, b.t(), alpha=layer.lora_scale)
+    return added.view(output.shape)

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from agentrl.errors import ConfigError
 from agentrl.models.adapters import EXPERTS, merged_product
 
 A, B = "lora_A", "lora_B"
@@ -29,6 +30,16 @@ def stacked_tensors(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
                 if tensor is not None and tensor.ndim == 3:
                     found[f"{name}.{own}"] = (module, own)
     return found
+
+
+def refuse_columns(model: nn.Module) -> None:
+    """Raise ConfigError where a model's experts are laid out as no products are computed."""
+    experts = [module for name, module in model.named_modules() if name.endswith(".experts")]
+    if any(getattr(module, "is_transposed", False) for module in experts):
+        raise ConfigError(
+            "lora.experts: the model's experts are laid out in columns ([experts, in, out], as GPT-OSS has them), for "
+            "which no products are computed: leave it out, and the adapter is on the other layers"
+        )
 
 
 def adapted_experts(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:

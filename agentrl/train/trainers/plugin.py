@@ -31,6 +31,7 @@ class TrainerPlugin:
         trains_adapters: whether it trains an adapter in the model's place (`lora.rank`); see `AdapterTrainer`.
         trains_modules: whether modules may be trained in full beside an adapter (`lora.full`).
         trains_experts: whether an adapter may be on experts that are one tensor (`lora.experts`).
+        packs_base: whether it holds the base under an adapter in four bits (`lora.quantize`).
         computes_supports: whether its log-probabilities are over the sets that tokens were drawn from
             (`forest.distribution`); else an engine records none, and only turns of full support are trained.
         trains_scores: whether it trains score models (`Needs.head`).
@@ -48,6 +49,7 @@ class TrainerPlugin:
     trains_adapters: bool = False
     trains_modules: bool = False
     trains_experts: bool = False
+    packs_base: bool = False
     computes_supports: bool = False
     trains_scores: bool = False
     own_critic: bool = True

@@ -89,5 +89,7 @@ def test_experts_where_there_are_none_or_others_are_refused(moe: Path, tiny_llam
     trainer_on(moe, rank=2, experts=True).export(tmp_path / "model")
     with pytest.raises(InvalidWeights, match="belongs to another base"):
         trainer_on(tiny_llama, adapter=str(tmp_path / "model" / "adapter"))
+    with pytest.raises(ConfigError, match=r"lora\.experts: the model's experts are laid out in columns .*as GPT-OSS"):
+        trainer_on(zoo.write("gpt_oss", tmp_path / "columns"), experts=True)
     names = set(read_adapter(tmp_path / "model" / "adapter").matrices)
     assert {f"model.layers.{n}.mlp.experts.gate_up_proj" for n in range(zoo.LAYERS)} <= names

@@ -22,6 +22,7 @@ class FsdpPlugin(TorchPlugin):
     own_critic = False
     trains_modules = True
     trains_experts = True
+    packs_base = False
 
     def factory(self) -> TrainerFactory:
         from agentrl.train.trainers.fsdp.trainer import FsdpTrainer

@@ -22,6 +22,7 @@ class TorchPlugin(TrainerPlugin):
     trains_adapters = True
     trains_modules = True
     trains_experts = True
+    packs_base = True
     computes_supports = True
     trains_scores = True
     joint_critic = True

@@ -25,6 +25,7 @@ from agentrl.models.adapters import AdapterShape, SavedAdapter
 from agentrl.train.forest.forest import PAIRS, Forest
 from agentrl.train.trainers.lora import Lora, add, is_adapter, linear_layers, list_adapted, remove
 from agentrl.train.trainers.lora_full import full_names
+from agentrl.train.trainers.lora_quantised import PackedLinear
 from agentrl.train.trainers.segments import AdapterSegment, on_segments
 from agentrl.train.trainers.torch_trainer.batch import TorchBatch, prepare_batch, trunk_of
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
@@ -69,8 +70,12 @@ class BaseTenant:
     def share_base(self, other: object) -> bool:
         if not isinstance(other, BaseTenant) or self.lora is None or other.lora is None:
             return False
-        base = [(each.source, each.device, each.config.dtype, each.lora.changed) for each in (self, other) if each.lora]
-        if base[0] != base[1]:
+        kinds = [
+            (each.source, each.device, each.config.dtype, each.lora.changed, each.lora.config.quantize)
+            for each in (self, other)
+            if each.lora
+        ]
+        if kinds[0] != kinds[1]:
             return False
         share_frozen(self.model, other.model)
         self.lender = other
@@ -149,6 +154,8 @@ def share_frozen(model: nn.Module, lender: nn.Module) -> None:
         module._parameters.update(
             {n: theirs[w] for n, w in names.items() if w in theirs and not is_adapter(w) and w not in own}
         )
+        if isinstance(module, PackedLinear):
+            module._buffers.update(lender.get_submodule(path)._buffers)
 
 
 Loss = Callable[[TorchBatch, Tensor], Tensor]

@@ -44,6 +44,7 @@ from agentrl.train.trainers.critic import ValueModel
 from agentrl.train.trainers.head import Logits, read_scores, token_logps
 from agentrl.train.trainers.learner import RankStepResult
 from agentrl.train.trainers.lora import Lora, merge, merge_adapter
+from agentrl.train.trainers.lora_quantised import WholeState
 from agentrl.train.trainers.optimizer import Optimizer
 from agentrl.train.trainers.parameters import trained_parameters
 from agentrl.train.trainers.recompute import recompute_layers
@@ -110,7 +111,7 @@ class TorchTrainer(Distilling, BaseTenant, TorchCheckpoints):
         self.begin(algo or AlgoConfig(), total_steps)
 
     def load_model(self) -> nn.Module:
-        return load_network(self.lora.source if self.lora else self.source, self.head, self.seed)
+        return load_network(self.lora.source if self.lora else self.source, self.head, self.seed, self.lora)
 
     # ------------------------------------------------------------------------------------ learning
 
@@ -354,7 +355,7 @@ class TorchTrainer(Distilling, BaseTenant, TorchCheckpoints):
         """The weights, or other tensors of the same parameters."""
         tied = set(getattr(self.model, "all_tied_weights_keys", None) or {})
         scale = self.lora.shape.scale if self.lora else 1.0
-        for name, tensor in merge_adapter(self.model.state_dict() | dict(instead), scale):
+        for name, tensor in merge_adapter(WholeState(self.model, instead), scale):
             if name not in tied:
                 yield from single_experts(self.model, name, tensor).items() or [(name, tensor.detach())]
 
@@ -368,7 +369,7 @@ class TorchTrainer(Distilling, BaseTenant, TorchCheckpoints):
 
     def write(self, folder: Path) -> None:
         """Write the weights as transformers does, and what the source's files hold beside them."""
-        self.write_state(folder, self.model.state_dict())
+        self.write_state(folder, WholeState(self.model, device="cpu"))
 
     def write_state(self, folder: Path, state: Mapping[str, Tensor]) -> None:
         """Write a folder of the model's whole tensors."""
