@@ -1,4 +1,4 @@
-"""What a publication costs: against the disk, against a bare broadcast, against the engine's own reload.
+"""What a publication costs: by each transport, against the bare copy of as many bytes, and the engine's own reload.
 
 One real SGLang server, and this process as the trainer. The model is a random Llama of 0.4 B parameters made on the
 spot (`--shape` takes 135 M or 1 B, `--model` another): what costs the same for any model, calls over HTTP, weighs on it
@@ -9,12 +9,18 @@ is counted; they would fall on whoever comes next. A disk publication and a plai
 
 - disk: writing the same bytes to plain files and reading them back, over writing a snapshot and the engine's
   loading it. Nobody calls fsync: a publication need not survive the machine.
+- delta: the same writing and reading of all bytes, over a publication in which 1 % of all elements changed, anywhere;
+  and how many times fewer bytes it writes.
 - distributed: the same buckets broadcast over gloo to a process that does nothing with them, over a publication.
-- delta: bytes written after 1 % of all elements changed, anywhere, against the whole.
-- pause: the milliseconds of a disk publication's beyond the server's plain reload: at most 50.
+- ipc: the same bytes copied into new shared memory and out of it again, over a publication.
+- pause: the milliseconds of each publication's pause beyond the copy that it can't do without: for disk and delta the
+  server's plain reload, for the others, which send while they pause, the bare copy. At most 50.
 - reload: the server's own `/update_weights_from_disk` of a folder that transformers' `save_pretrained` has just
   written, under the time from the pause to the resume of a disk publication, which is what the engine loses; and both
   of them together, under the whole publication.
+
+Every transport publishes the same weights in a round, other ones in the next, to a server that has loaded the folder's
+again: it ends with an error where the server's checksums of what they left differ, or are those of the round before.
 
 Run as `python -m benchmarks.publication [--shape 400m] [--model MODEL] [--dtype bfloat16] [--rounds 5] [--python P]`.
 """
@@ -23,20 +29,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from agentrl.config import WEIGHTS, WeightsConfig
+from agentrl.config import WEIGHTS, FleetConfig
 from agentrl.models import resolve
 from agentrl.models.tiny import TinyShape, build
 from agentrl.rollout.engines import make_engine
@@ -55,17 +63,16 @@ SHAPES = {
     "1b": TinyShape(layers=22, width=2048, heads=16, kv_heads=4, mlp=5632),
 }
 """Random Llamas, by about how many parameters they have."""
-BUCKET_MB = 128
 HOST = "127.0.0.1"
 TIMEOUT = 600.0
 
 
-def plain_disk(payload: list[bytes], folder: Path) -> float:
+def plain_disk(payload: list[memoryview], folder: Path) -> float:
     """Seconds for writing and reading back the same bytes."""
     began = time.perf_counter()
     for number, piece in enumerate(payload):
         with (folder / str(number)).open("wb", buffering=0) as file:
-            view = memoryview(piece)
+            view = piece
             while view:
                 view = view[file.write(view) :]
     written = time.perf_counter() - began
@@ -80,6 +87,17 @@ def plain_disk(payload: list[bytes], folder: Path) -> float:
     return written + time.perf_counter() - began
 
 
+def shared_copy(payload: list[torch.Tensor], sink: torch.Tensor) -> float:
+    """Seconds for copying the same bytes into shared memory that is made for them, and out of it into memory in use."""
+    began = time.perf_counter()
+    for piece in payload:
+        shared = torch.UntypedStorage._new_shared(len(piece), device="cpu")
+        there = torch.empty(0, dtype=torch.uint8).set_(shared)
+        there.copy_(piece)
+        sink[: len(piece)].copy_(there)
+    return time.perf_counter() - began
+
+
 class BareReceiver:
     """A process that takes broadcasts and forgets them."""
 
@@ -87,8 +105,7 @@ class BareReceiver:
         store = group.meeting_at(HOST)
         arguments = [str(store.port), str(rounds), *map(str, sizes)]
         self.process = subprocess.Popen([sys.executable, "-m", "benchmarks.publication", "--receive", *arguments])
-        self.group = group.join(store, 0, 2, "bare", "gloo", TIMEOUT)
-        self.sizes = sizes
+        self.group = group.join(store, 0, 2, f"bare-{store.port}", "gloo", TIMEOUT)
 
     def send(self, payload: list[torch.Tensor]) -> float:
         """Seconds for broadcasting all pieces; the last is answered, so that it has arrived."""
@@ -98,10 +115,16 @@ class BareReceiver:
         torch.distributed.broadcast(torch.zeros(1), src=1, group=self.group)
         return time.perf_counter() - began
 
+    def close(self) -> None:
+        """End the process, which may still expect rounds, and leave its group."""
+        self.process.kill()
+        self.process.wait()
+        group.leave(self.group)
+
 
 def receive(port: int, rounds: int, sizes: list[int]) -> None:
     """The bare receiver's main."""
-    joined = group.join(group.store_at(HOST, port), 1, 2, "bare", "gloo", TIMEOUT)
+    joined = group.join(group.store_at(HOST, port), 1, 2, f"bare-{port}", "gloo", TIMEOUT)
     for _ in range(rounds):
         for size in sizes:
             torch.distributed.broadcast(torch.empty(size, dtype=torch.uint8), src=0, group=joined)
@@ -138,76 +161,151 @@ async def plain_reload(engine: Any, model: Any, folder: Path) -> tuple[float, fl
     return saved, await timed(lambda: engine.client.update_from_disk(str(folder), 0, flush=True))
 
 
+@dataclass(frozen=True)
+class Sides:
+    """What is compared: an engine with weights in two versions, a publisher for each transport, and bare copies.
+
+    Attributes:
+        member: the engine, as a publisher sees it.
+        versions: two sets of weights, of which 1 % of all elements differ.
+        flat: the first of them in buckets, uint8.
+        publishers: by the transport's name.
+        bare: a process that takes broadcasts.
+        sink: memory that a bare copy ends in.
+    """
+
+    member: Member
+    versions: tuple[list[Named], list[Named]]
+    flat: list[torch.Tensor]
+    publishers: dict[str, Publisher]
+    bare: BareReceiver
+    sink: torch.Tensor
+
+    @classmethod
+    def make(cls, folder: Path, engine: Any, args: argparse.Namespace) -> Sides:
+        """Read the weights, change some, and make a publisher for each transport."""
+        dtype, dice = getattr(torch, args.dtype), torch.Generator().manual_seed(0)
+        weights = [(name, tensor.to(dtype)) for name, tensor in read_snapshot(folder)]
+        changed = [
+            (name, torch.where(torch.rand(tensor.shape, generator=dice) < 0.01, tensor * 1.01 + 1e-3, tensor).to(dtype))
+            for name, tensor in weights
+        ]
+        flat = [bucket.flat() for bucket in buckets(weights, args.bucket_mb << 20)]
+        print(f"{sum(map(len, flat)) / 1e6:.0f} MB of weights in {len(flat)} buckets", flush=True)
+        common = {"dtype": args.dtype, "keep": False, "verify": False}
+        broadcasts = {"backend": "gloo", "bucket_mb": args.bucket_mb}
+        settings: dict[str, dict[str, Any]] = {
+            "disk": {"transport": "disk"},
+            "delta": {"transport": "disk", "delta": True},
+            "distributed": {"transport": "distributed", **broadcasts},
+            "ipc": {"transport": "ipc", "bucket_mb": args.bucket_mb},
+        }
+        publishers = {
+            name: make_publisher(WEIGHTS.build({**own, **common}), folder, engine.config)
+            for name, own in settings.items()
+        }
+        bare = BareReceiver([len(piece) for piece in flat], args.rounds + 1)
+        member = Member("engine", engine, FleetConfig())
+        return cls(
+            member, (weights, changed), flat, publishers, bare, torch.zeros(max(map(len, flat)), dtype=torch.uint8)
+        )
+
+
+async def one_round(
+    sides: Sides, number: int, where: Path, model: Any, versions: Iterator[int]
+) -> tuple[dict[str, float], str]:
+    """Measure everything once, and compare what the transports left in the engine.
+
+    Returns:
+        Seconds by name, and the engine's checksum.
+
+    Raises:
+        SystemExit: transports left different weights.
+    """
+    weights, saved = sides.versions[number % 2], where / "saved"
+    engine: Any = sides.member.engine
+    took: dict[str, float] = {}
+    left: dict[str, str] = {}
+
+    async def publish(name: str) -> None:
+        if saved.exists():  # what another transport brought would hide that this one brings nothing
+            await engine.client.update_from_disk(str(saved), 0, flush=True)
+        took[name], took[f"{name} pause"] = await publication(
+            sides.publishers[name], sides.member, weights, next(versions)
+        )
+        left[name] = await sides.member.receiver.checksum()
+
+    async def reload() -> None:
+        took["save"], took["reload"] = await plain_reload(engine, model, saved)
+
+    payload = [memoryview(piece.numpy()) for piece in sides.flat]  # type: ignore[arg-type]  # arrays are buffers
+    took["plain disk"] = await asyncio.to_thread(plain_disk, payload, where)
+    both = [partial(publish, "disk"), reload]
+    for work in reversed(both) if number % 2 else both:
+        await work()
+    await publish("delta")
+    took["bare broadcast"] = await asyncio.to_thread(sides.bare.send, sides.flat)
+    await publish("distributed")
+    took["shared copy"] = await asyncio.to_thread(shared_copy, sides.flat, sides.sink)
+    await publish("ipc")
+    if len(set(left.values())) > 1:
+        raise SystemExit(f"round {number}: the transports left different weights in the engine: {left}")
+    return took, left["disk"]
+
+
+COPIES = {"disk": "reload", "delta": "reload", "distributed": "bare broadcast", "ipc": "shared copy"}
+"""What of a publication the pause can't do without, by transport."""
+
+
+def ratios_of(took: dict[str, float]) -> dict[str, float]:
+    """The ratios of a round, and the pauses' milliseconds beyond the copy."""
+    whole, reload, least = took["disk"], took["reload"], "(aim: at least 0.8)"
+    return {
+        f"disk: plain write+read / publication {least}": took["plain disk"] / whole,
+        f"delta: plain write+read of all bytes / publication {least}": took["plain disk"] / took["delta"],
+        f"distributed: bare broadcast / publication {least}": took["bare broadcast"] / took["distributed"],
+        f"ipc: bare copy by shared memory / publication {least}": took["shared copy"] / took["ipc"],
+        **{
+            f"ms of a {name} publication's pause beyond {copy} (aim: at most 50)": 1e3
+            * (took[f"{name} pause"] - took[copy])
+            for name, copy in COPIES.items()
+        },
+        "pause of a disk publication / the engine's plain reload (aim: at most 1.2)": took["disk pause"]
+        / took["reload"],
+        "whole disk publication / save_pretrained + reload (aim: at most 1.2)": whole / (took["save"] + reload),
+    }
+
+
 async def measure(folder: Path, engine: Any, args: argparse.Namespace) -> dict[str, list[float]]:
-    """Every ratio, round by round."""
+    """Every ratio, round by round; the last one leaves the engine with the folder's weights.
+
+    Raises:
+        SystemExit: transports left different weights, or weights that did not change.
+    """
     from transformers import AutoModelForCausalLM
 
-    from agentrl.config import FleetConfig
-
-    member = Member("engine", engine, FleetConfig())
-    dtype = getattr(torch, args.dtype)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-    weights = [(name, tensor.to(dtype)) for name, tensor in read_snapshot(folder)]
-    total = sum(tensor.nbytes for _, tensor in weights)
-    flat = [bucket.flat() for bucket in buckets(weights, BUCKET_MB << 20)]
-    payload = [piece.numpy().tobytes() for piece in flat]
-    print(f"{total / 1e6:.0f} MB of weights in {len(flat)} buckets", flush=True)
-    bare = BareReceiver([len(piece) for piece in flat], args.rounds + 1)
-    common = {"dtype": args.dtype, "keep": False, "verify": False}
-    broadcasts = {"transport": "distributed", "backend": "gloo", "bucket_mb": BUCKET_MB}
-    disk = make_publisher(WeightsConfig(transport="disk", **common), folder, engine.config)
-    wire = make_publisher(WEIGHTS.build({**broadcasts, **common}), folder, engine.config)
+    sides = Sides.make(folder, engine, args)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, args.dtype))
     ratios: dict[str, list[float]] = {}
-    with tempfile.TemporaryDirectory() as scratch:
-        where = Path(scratch)
-        for number in range(args.rounds + 1):  # the first round warms up and is not counted
-            version = 2 * number + 1
-            raw = await asyncio.to_thread(plain_disk, payload, where)
-            sides = [
-                partial(publication, disk, member, weights, version),
-                partial(plain_reload, engine, model, where / "saved"),
-            ]
-            took = {side: await sides[side]() for side in ((1, 0) if number % 2 else (0, 1))}
-            (whole, paused), (saved, reload) = took[0], took[1]
-            sent = await asyncio.to_thread(bare.send, flat)
-            broadcast, _ = await publication(wire, member, weights, version + 1)
-            row = {
-                "disk: plain write+read / publication (aim: at least 0.8)": raw / whole,
-                "distributed: bare broadcast / publication (aim: at least 0.8)": sent / broadcast,
-                "ms of a disk publication's pause beyond the plain reload (aim: at most 50)": 1e3 * (paused - reload),
-                "pause of a disk publication / the engine's plain reload (aim: at most 1.2)": paused / reload,
-                "whole disk publication / save_pretrained + reload (aim: at most 1.2)": whole / (saved + reload),
-            }
-            seconds = {"plain disk": raw, "disk": whole, "pause": paused, "reload": reload, "save": saved}
-            seconds |= {"bare broadcast": sent, "distributed": broadcast}
-            print("  " + ", ".join(f"{name} {value:.3f} s" for name, value in seconds.items()), flush=True)
-            if number:
-                for name, value in row.items():
-                    ratios.setdefault(name, []).append(value)
-    await disk.close()
-    await wire.close()
-    bare.process.wait(60)
+    versions, before = itertools.count(engine.version() + 1), ""
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            for number in reversed(range(args.rounds + 1)):  # the first round warms up and is not counted
+                took, left = await one_round(sides, number, Path(scratch), model, versions)
+                if left == before:
+                    raise SystemExit(f"round {number}: the engine has the weights of the round before")
+                print("  " + ", ".join(f"{name} {value:.3f} s" for name, value in took.items()), flush=True)
+                if before:
+                    for name, value in ratios_of(took).items():
+                        ratios.setdefault(name, []).append(value)
+                before = left
+        written = sides.publishers["delta"].transport.staged_bytes  # type: ignore[attr-defined]
+        ratios["delta: times fewer bytes (aim: at least 10)"] = [sum(map(len, sides.flat)) / written]
+    finally:
+        for publisher in sides.publishers.values():
+            await publisher.close()
+        sides.bare.close()
     return ratios
-
-
-async def delta_traffic(folder: Path, dtype: torch.dtype) -> float:
-    """How many times less a change of 1 % writes than the whole."""
-    from agentrl.rollout.weights.transports import DeltaTransport
-
-    dice = torch.Generator().manual_seed(0)
-    weights = [(name, tensor.to(dtype)) for name, tensor in read_snapshot(folder)]
-    transport = DeltaTransport(folder, None, BUCKET_MB << 20)
-    await transport.stage(weights, 1)
-    whole = transport.staged_bytes
-    changed = [
-        (name, torch.where(torch.rand(tensor.shape, generator=dice) < 0.01, tensor * 1.01 + 1e-3, tensor).to(dtype))
-        for name, tensor in weights
-    ]
-    seconds = await timed(lambda: transport.stage(changed, 2))
-    print(f"delta of a 1 % change: {transport.staged_bytes / 1e6:.1f} of {whole / 1e6:.0f} MB, {seconds:.2f} s")
-    found = whole / transport.staged_bytes
-    await transport.close()
-    return found
 
 
 async def run(args: argparse.Namespace) -> None:
@@ -221,7 +319,6 @@ async def run(args: argparse.Namespace) -> None:
 
 async def compare(folder: Path, args: argparse.Namespace) -> None:
     """Measure with one model, and print medians."""
-    less = await delta_traffic(folder, getattr(torch, args.dtype))
     config = ServerConfig(
         name="sglang", device="cpu", dtype=args.dtype, python=args.python, server={"max_total_tokens": 20000}
     )
@@ -233,7 +330,6 @@ async def compare(folder: Path, args: argparse.Namespace) -> None:
         await engine.close()
     for name, values in ratios.items():
         print(f"{name}: median {statistics.median(values):.2f} of {', '.join(f'{value:.2f}' for value in values)}")
-    print(f"delta: {less:.1f} times less traffic (aim: at least 10)")
 
 
 def main() -> None:
@@ -246,6 +342,7 @@ def main() -> None:
     parser.add_argument("--model", help="a name or a folder, in place of a random Llama")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--bucket-mb", type=int, default=16, help="of broadcasts and shared memory")
     default = Path(__file__).resolve().parents[1] / ".venv-sglang" / "bin" / "python"
     parser.add_argument("--python", default=str(default) if default.exists() else None)
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")

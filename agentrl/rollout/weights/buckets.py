@@ -58,8 +58,9 @@ class Bucket:
         return [list(tensor.shape) for tensor in self.tensors]
 
     def flat(self) -> Tensor:
-        """Return all tensors' bytes, uint8 [nbytes], in order without gaps."""
-        return torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in self.tensors])
+        """Return all tensors' bytes, uint8 [nbytes], in order without gaps; a single tensor's where they lie."""
+        pieces = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in self.tensors]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 class Save(Protocol):

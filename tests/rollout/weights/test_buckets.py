@@ -34,12 +34,13 @@ def test_buckets_hold_everything_in_order_within_the_limit_and_aligned(
         flat, at = bucket.flat(), 0
         for tensor, dtype, shape in zip(bucket.tensors, bucket.dtypes, bucket.shapes, strict=True):
             assert at % tensor.element_size() == 0
-            piece = flat[at : at + tensor.nbytes].view(getattr(torch, dtype)).view(shape)
-            assert torch.equal(
-                piece.view(torch.uint8) if piece.ndim else piece, tensor.view(torch.uint8) if tensor.ndim else tensor
-            )
+            piece = flat[at : at + tensor.nbytes]
+            assert piece.view(getattr(torch, dtype)).view(shape).dtype == tensor.dtype
+            assert torch.equal(piece, tensor.contiguous().view(-1).view(torch.uint8))
             at += tensor.nbytes
         assert at == len(flat)
+        if len(bucket.tensors) == 1 and len(flat):
+            assert flat.data_ptr() == bucket.tensors[0].data_ptr(), "a single tensor is not copied"
 
 
 def test_gathering_is_one_thread_that_runs_ahead_no_further_than_its_limit() -> None:
