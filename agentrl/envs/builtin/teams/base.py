@@ -101,10 +101,15 @@ class ChoiceWorld(Env):
         self.luck = random.Random(f"{self.name}/{number}").random()
 
     def reset(self, task: Task, *, seed: int | None = None) -> Mapping[str, str]:
-        """Tell each agent its opening; of those who choose in turns, the first is told its news with it."""
+        """Tell each agent its opening; where they choose in turns, one after another, each together with its news.
+
+        Given two messages, a tiny model that imitates nearly any choice may attend to the one that says who it is
+        alone, and so firmly that no reward teaches it to read the other.
+        """
         self.begin(task["number"])
-        first = () if self.simultaneous else self.agents[:1]
-        return {agent: self._open(agent) if agent in first else self.opening(agent) for agent in self.agents}
+        if self.simultaneous:
+            return {agent: self.opening(agent) for agent in self.agents}
+        return {self.agents[0]: self._open(self.agents[0])}
 
     def _open(self, agent: str) -> str:
         return " ".join(filter(None, (self.opening(agent), self.news(agent))))
@@ -125,15 +130,13 @@ class ChoiceWorld(Env):
         return StepResult(told.pop(agent, []), others=told)
 
     def list_told(self, agent: str) -> dict[str, list[Message]]:
-        """Return the news of an agent as its messages; none where there is no news."""
-        news = self.news(agent)
+        """Return what an agent is told now as its messages; none where there is no news."""
+        news = self.news(agent) if self.simultaneous or self.said[agent] else self._open(agent)
         return {agent: [Message(role="user", content=news)]} if news else {}
 
     def seen(self, agent: str) -> tuple[str, ...]:
         """Return what an agent has been told when it chooses for the first time."""
-        if agent == self.agents[0] and not self.simultaneous:
-            return (self._open(agent),)
-        return tuple(text for text in (self.opening(agent), "" if self.simultaneous else self.news(agent)) if text)
+        return (self.opening(agent) if self.simultaneous else self._open(agent),)
 
     def demonstrate(self, messages: Sequence[Message], rng: random.Random) -> str:
         """Any option of the agent: imitation teaches what can be said, and not what pays."""
@@ -141,7 +144,7 @@ class ChoiceWorld(Env):
 
     def agent_of(self, messages: Sequence[Message]) -> str:
         """Return the agent that was sent these messages."""
-        return next(agent for agent in self.agents if self.opening(agent) == messages[0].text)
+        return next(agent for agent in self.agents if messages[0].text.startswith(self.opening(agent)))
 
     def state(self) -> dict[str, Any]:
         return {"said": self.said}

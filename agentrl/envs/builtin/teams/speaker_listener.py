@@ -16,8 +16,12 @@ from agentrl.types import Message, Session
 
 COLOURS = ("red", "blue", "green")
 WORDS = ("zap", "mol", "kip")
-HINT = 0.15
-"""The probability that the demonstrator keeps to the expert's code; otherwise it says anything."""
+HINT = 0.2
+"""The probability that the demonstrator keeps to the expert's code; otherwise it says anything.
+
+The best response to it is right in 0.47. It is as near to a half as the accidents of 512 demonstrations allow: the less
+of a code there is to begin with, the more often the two end with one word for two colours, or with no code at all.
+"""
 
 
 class SpeakerListener(ChoiceWorld):
@@ -28,6 +32,12 @@ class SpeakerListener(ChoiceWorld):
     teams: Mapping[str, tuple[str, ...]] = {"pair": ("speaker", "listener")}
     simultaneous = False
     chance = 0.65
+
+    @classmethod
+    def recipe(cls, model: str) -> dict[str, Any]:
+        """Those of every such world; a higher rate of imitation saturates the attention before the code is noticed."""
+        settings = super().recipe(model)
+        return settings | {"warm_start.lr": 1e-3} if settings else {}
 
     def situations(self) -> Sequence[Mapping[str, Any]]:
         return [{"colour": colour} for colour in COLOURS]
