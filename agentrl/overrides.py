@@ -41,8 +41,8 @@ def parse_words(words: Iterable[str]) -> Tree:
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not all(key.split(".")):
-            guess = "env=calculator" if equals or " " in word or word.startswith("-") else f"env={word}"
-            raise ConfigError(f"{word!r} is not a setting; settings look like key=value, for example {guess}")
+            example = f"env={word if word.isprintable() and not set('= -') & set(word) else 'calculator'}"
+            raise ConfigError(f"{word!r} is not a setting; settings look like key=value, for example {example}")
         try:
             value = yaml_settings.read(text) if text else ""
         except (yaml.YAMLError, ValueError, OverflowError):
@@ -387,8 +387,7 @@ def _below(section: str, model: type[BaseModel], tree: Mapping[str, Any]) -> lis
 def _optional_marker(field: FieldInfo, name: str) -> OfPlugin | None:
     """The mark of a section that may be left out, in sections by name."""
     within = get_args(field.annotation)[1].model_fields.get(name)
-    marks = (mark for one in get_args(within.annotation) for mark in get_args(one)) if within else ()
-    return next((mark for mark in marks if isinstance(mark, OfPlugin)), None)
+    return _inner_marker(within) if within else None
 
 
 def _fold(section: str, names: Iterable[str]) -> list[str]:

@@ -54,7 +54,7 @@ from agentrl.train.plan.step import (
     publish_seconds,
     train_seconds,
 )
-from agentrl.train.plan.teachers import played_shape, players_memory, teachers_memory
+from agentrl.train.plan.teachers import played_shape, players_memory, splits_of_others, teachers_memory
 from agentrl.train.trainers import TRAINERS, suitable
 from agentrl.types import MAIN
 
@@ -84,7 +84,7 @@ def describe_run(
     numbers = with_lora(numbers_of(config.trainer, config.algo), shape, config.lora)
     whole = plugin.memory(config.trainer, algorithm, shape, split)
     trainer = with_adapter(whole, numbers) if numbers.adapter and not config.warm_start.steps else whole
-    others = _splits_of_others(config, shape, nodes)
+    others = splits_of_others(config, shape, nodes)
     assignment = places(config, split, nodes, trainer, others)
     if config.data is not None:  # it starts no engine
         assignment = Assignment(tuple(place for place in assignment.places if place.role != "engine"))
@@ -127,15 +127,6 @@ def _describe_model(env: EnvConfig, data: DataConfig | None, model: ModelConfig,
     yield f"model: {shape.parameters:,} parameters, {shape.num_hidden_layers} layers of {shape.hidden_size}"
     if model.trust_remote_code and (code := custom_code.files(Path(model.name).expanduser())):
         yield f"Python code of the model's folder runs (model.trust_remote_code=true): {', '.join(code)}"
-
-
-def _splits_of_others(config: RunConfig, shape: Shape, nodes: Sequence[ClusterNode]) -> dict[str, Split]:
-    """The splits of policies that learn beside the main one on devices of their own, which a cluster has for them."""
-    found = {}
-    for name in config.learned if config.cluster.name == "ray" else ():
-        with named_as_given(config.policies, name):
-            found[name] = split_of(config.of_policy(name).trainer, played_shape(config.policies[name], shape), nodes)
-    return found
 
 
 def _processes(config: RunConfig, shape: Shape, nodes: Sequence[ClusterNode]) -> Iterator[str]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 
+from agentrl.cluster import ClusterNode
 from agentrl.config import MODEL, PAST, START, PolicyConfig, RunConfig
+from agentrl.config.learners import named_as_given
 from agentrl.models.registry import cache_folder
 from agentrl.rollout.engines import ENGINES
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.plan.adapter import FLOAT32, with_adapter, with_lora
-from agentrl.train.plan.memory import LOGITS
+from agentrl.train.plan.memory import LOGITS, Split
+from agentrl.train.plan.placing import split_of
 from agentrl.train.plan.shapes import Shape, shape_of
 from agentrl.train.trainers import TRAINERS
 from agentrl.types import MAIN
@@ -67,3 +70,12 @@ def _bytes(own: PolicyConfig, shape: Shape, token_budget: int) -> float:
         return float(shape.parameters) * (4 if own.engine.dtype == "float32" else 2)
     logits = min(LOGITS, 12 * token_budget * shape.vocab_size)
     return 4.0 * shape.parameters + 4.0 * token_budget * (shape.layer_activations + shape.hidden_size) + logits
+
+
+def splits_of_others(config: RunConfig, shape: Shape, nodes: Sequence[ClusterNode]) -> dict[str, Split]:
+    """The splits of policies that learn beside the main one on devices of their own, which a cluster has for them."""
+    found = {}
+    for name in config.learned if config.cluster.name == "ray" else ():
+        with named_as_given(config.policies, name):
+            found[name] = split_of(config.of_policy(name).trainer, played_shape(config.policies[name], shape), nodes)
+    return found
