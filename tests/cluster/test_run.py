@@ -174,9 +174,7 @@ def test_two_policies_learn_on_ray_nodes_what_they_learn_in_one_process(ray_node
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_policies_whose_trainers_have_ranks_learn_on_ray_nodes_what_they_learn_on_this_machine(
-    ray_nodes: Any, tmp_path: Path
-) -> None:
+def test_policies_whose_trainers_have_ranks_learn_on_ray_nodes_as_here(ray_nodes: Any, tmp_path: Path) -> None:
     """Two ranks of FSDP for one, two tensor-parallel ones of Megatron for the other, an engine each."""
     other = TEAM["policies"]["other"] | {"trainer": {"name": "megatron", "tensor_parallel": 2}}
     team = TEAM | {"trainer": {"name": "fsdp", "ranks": 2}, "policies": {"other": other}}

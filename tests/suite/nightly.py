@@ -64,7 +64,7 @@ NIGHTLY: dict[str, str] = {
         f"{CLUSTER}test_run.py"
         "::test_on_two_ray_nodes_it_samples_learns_and_ends_as_in_one_process_and_the_driver_reads_nothing_of_it"
     ),
-    f"{CLUSTER}test_run.py::test_policies_whose_trainers_have_ranks_learn_on_ray_nodes": (
+    f"{CLUSTER}test_run.py::test_policies_whose_trainers_have_ranks_learn_on_ray_nodes_as_here": (
         f"{CLUSTER}test_run.py::test_two_policies_learn_on_ray_nodes_what_they_learn_in_one_process"
     ),
     f"{ADAPTERS}[vllm": f"{ADAPTERS}[sglang",
