@@ -342,7 +342,7 @@ def main() -> None:
     parser.add_argument("--model", help="a name or a folder, in place of a random Llama")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--bucket-mb", type=int, default=16, help="of broadcasts and shared memory")
+    parser.add_argument("--bucket-mb", type=int, default=128, help="of broadcasts and shared memory")
     default = Path(__file__).resolve().parents[1] / ".venv-sglang" / "bin" / "python"
     parser.add_argument("--python", default=str(default) if default.exists() else None)
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")

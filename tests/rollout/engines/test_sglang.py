@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import time
@@ -19,9 +20,11 @@ from agentrl.models.tokenizers import load_tokenizer
 from agentrl.rollout.engines.contract import CHECKS, EngineSubject
 from agentrl.rollout.engines.local.sampler import RowSampling
 from agentrl.rollout.engines.servers.sglang import SGLangEngine
+from agentrl.rollout.weights.transports import ipc
 from agentrl.sessions.tree import trainability, tree
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import FinishReason, Node, PauseMode, Sampling, collect
+from benchmarks import publication
 from benchmarks.fidelity import agreement, random_sessions
 from benchmarks.supports import kept_by_definition
 from tests.rollout.engines import servers
@@ -185,6 +188,19 @@ def test_a_run_on_sglang_is_verified_by_sglangs_own_checksums_and_a_swapped_toke
     url: str, folder: Path, tmp_path: Path
 ) -> None:
     check_run("sglang", url, folder, tmp_path)
+
+
+async def test_every_transport_leaves_the_same_weights_in_it_and_the_benchmark_ends_where_one_does_not(
+    sglang: SGLangEngine, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = argparse.Namespace(dtype="float32", bucket_mb=1, rounds=1)
+    ratios = await publication.measure(folder, sglang, args)
+    assert {name.partition(":")[0] for name in ratios} >= {"disk", "delta", "distributed", "ipc"}
+    assert ratios["delta: times fewer bytes (aim: at least 10)"][0] > 10
+    one_less = ipc.buckets
+    monkeypatch.setattr(ipc, "buckets", lambda weights, limit: one_less(list(weights)[1:], limit))
+    with pytest.raises(SystemExit, match="left different weights"):
+        await publication.measure(folder, sglang, args)
 
 
 def test_a_publication_to_sglang_with_a_stale_tensor_is_found_by_a_server_that_loaded_the_weights(

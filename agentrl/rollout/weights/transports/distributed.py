@@ -24,16 +24,12 @@ from agentrl.rollout.weights.buckets import Bucket, Named, buckets, prefetch
 from agentrl.rollout.weights.receiver import GROUP, LoadCommit, Receiver
 from agentrl.rollout.weights.transports.base import Sent, each
 
-GLOO_LIMIT = 16 << 20
-"""The most bytes of a bucket on the CPU: of 32 MB and more, malloc maps new pages for each at both ends and gives them
-back, and touching those takes several times as long as the broadcast."""
-
 
 class DistributedTransport:
     """Broadcasts.
 
     Args:
-        limit: bytes of a bucket; over gloo at most `GLOO_LIMIT`.
+        limit: bytes of a bucket.
         backend: nccl (RCCL on AMD goes by the same name) or gloo.
         host: an address of this machine that engines can reach.
         timeout: seconds for one broadcast, and for all ranks to join.
@@ -45,8 +41,7 @@ class DistributedTransport:
     def __init__(
         self, limit: int, backend: str = "nccl", host: str = "127.0.0.1", timeout: float = 120.0, ranks: int = 1
     ) -> None:
-        self.limit = min(limit, GLOO_LIMIT) if backend == "gloo" else limit
-        self.backend, self.host, self.timeout, self.ranks = backend, host, timeout, ranks
+        self.limit, self.backend, self.host, self.timeout, self.ranks = limit, backend, host, timeout, ranks
         self._weights: Iterable[Named] = ()
         self._receivers: dict[str, Receiver] = {}
         self._group: Any = None
