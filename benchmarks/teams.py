@@ -1,8 +1,8 @@
 """What two tiny policies learn together: `python -m benchmarks.teams [NAME ...] [--seeds N] [--small]`.
 
 Each world of `agentrl.envs.builtin.teams` is trained by two policies with trainers of their own, from a warm start that
-imitates any choice. Printed is the mean reward by step against the world's optimum, and the step from which 0.9 of it
-is reached. Besides:
+imitates any choice. Printed is the mean reward by step against the world's optimum, the step from which 0.9 of it is
+reached, and how far the weights of both have moved. Besides:
 
 - `speaker_listener` is trained again with either policy frozen as it was after the warm start. The team must stay at or
   under the best response to the frozen one, which is computed from its weights by enumeration.
@@ -32,6 +32,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
+from safetensors.torch import load_file
 
 import agentrl
 from agentrl.envs.builtin.teams.base import ChoiceWorld
@@ -74,6 +75,7 @@ WORLDS: Mapping[str, World] = {
     "allocation": World(("worker_2",), {}),
     "debate": World(("bob", "cid"), {}),
     "planner_worker": World(("worker",), {}),
+    "grid_transport": World(("arm_0_1",), {}),
 }
 SMALL: dict[str, Any] = {
     "steps": 2,
@@ -162,6 +164,18 @@ def of_policies(name: str, checkpoint: Path) -> dict[str, Path]:
     return {agent: part(checkpoint, OTHER if agent in others else MAIN) for agent in make(name).agents}
 
 
+def moved(run: Path, small: bool) -> Iterator[tuple[bool, str]]:
+    """By how much the farthest of each policy's weights is from where the warm start left it."""
+    far = {}
+    for policy in (MAIN, OTHER):
+        first, last = (load_file(part(checkpoint(run, which), policy) / "model.safetensors") for which in (0, -1))
+        far[policy] = max(float((last[name] - tensor).abs().max()) for name, tensor in first.items())
+    yield (
+        small or min(far.values()) > 0,
+        "weights moved by " + ", ".join(f"{by:.2g} ({policy})" for policy, by in far.items()),
+    )
+
+
 def curve(rewards: list[float], optimum: float, small: bool) -> Iterator[tuple[bool, str]]:
     """How a team's reward rises to its optimum, as the mean of three steps."""
     best = [fmean(rewards[max(0, step - 2) : step + 1]) / optimum for step in range(len(rewards))]
@@ -210,6 +224,7 @@ def measured(name: str, seed: int, folder: Path, small: bool) -> Iterator[tuple[
     began = time.monotonic()
     run, rewards, rows = train(name, seed, folder / f"{name}-{seed}", {**more, **both})
     yield True, f"{len(rewards)} steps, {time.monotonic() - began:.0f} s"
+    yield from moved(run, small)
     if name == "hide_and_seek":
         yield from exploited(name, run, len(rewards), small)
     else:

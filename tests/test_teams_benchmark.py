@@ -16,7 +16,7 @@ from benchmarks.teams import SMALL, checkpoint, measured, of_policies, strategy_
 @pytest.mark.slow
 def test_the_teams_benchmark_measures_what_it_says_in_its_small_form(tmp_path: Path) -> None:
     lines = [text for _, text in measured("speaker_listener", 0, tmp_path, small=True)]
-    assert [line.split()[1] for line in lines[1:]] == ["of", "frozen:", "frozen:"]
+    assert [line.split()[1] for line in lines[1:]] == ["moved", "of", "frozen:", "frozen:"]
     run = tmp_path / "speaker_listener-0"
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
     for who in ("speaker", "listener"):
