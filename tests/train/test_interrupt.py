@@ -45,6 +45,7 @@ WITH_CONTAINERS = """
     from agentrl.train.driver import interrupt
 
     SPEC, pool = SandboxSpec(image="agentrl/tiny:latest"), sandboxes.supplier("docker").pool
+    interrupt.end_process.__kwdefaults__["cleanup"] = 60.0  # a busy machine's daemon takes more than ten seconds
 
     async def worker():
         await pool.warm(SPEC, 1)

@@ -12,6 +12,7 @@ A server needs a minute to load; constructing the engine only starts it, and wha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from abc import ABC, abstractmethod
@@ -37,8 +38,6 @@ ATTACH_SECONDS = 60.0
 """Seconds that a server that runs already may take to answer."""
 ABORT_SECONDS = 5.0
 """Seconds for aborted requests to come back by themselves."""
-HEALTH_SECONDS = 60.0
-"""Seconds that a server may take to answer as long as nobody who asks for its health has less patience."""
 _DEAD_SECONDS = 2.0  # between a broken connection and the process's end
 
 
@@ -96,8 +95,8 @@ class RemoteEngine(ManagedEngine, ABC):
         """Let the server go on."""
 
     @abstractmethod
-    async def _alive(self, timeout: float = PROBE_SECONDS) -> bool:
-        """Return whether the server answers within `timeout` seconds, without waiting on generation."""
+    async def _alive(self) -> bool:
+        """Return whether the server answers, without waiting on generation."""
 
     @abstractmethod
     async def _close_client(self) -> None:
@@ -272,7 +271,11 @@ class RemoteEngine(ManagedEngine, ABC):
         while self.server is not None and not self._closed and isinstance(error, EngineError):
             if self.server.exit_status is not None:
                 return self.server.exit_error()
-            if await self._alive() or time.monotonic() > end:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PROBE_SECONDS):
+                    if await self._alive():
+                        break
+            if time.monotonic() > end:
                 break
             await asyncio.sleep(0.1)
         return error
@@ -364,8 +367,8 @@ class RemoteEngine(ManagedEngine, ABC):
             detail = str(self.server.exit_error())
         elif not self._started:
             detail = "starting"
-        elif not await self._alive(HEALTH_SECONDS):
-            detail = f"the server does not answer within {HEALTH_SECONDS:g} s"
+        elif not await self._alive():
+            detail = "the server does not answer"
         return Health(ok=not detail, running=len(self._open), waiting=self._waiting, detail=detail)
 
     async def close(self) -> None:

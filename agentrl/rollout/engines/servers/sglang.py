@@ -30,7 +30,7 @@ from agentrl.attachments import support
 from agentrl.errors import AgentRLError, ConfigError, EngineError
 from agentrl.rollout.engines.plugin import ServerPlugin
 from agentrl.rollout.engines.servers.driver import driver_environment
-from agentrl.rollout.engines.servers.http import KEEP_ALIVE, PROBE_SECONDS
+from agentrl.rollout.engines.servers.http import HEALTH_SECONDS, KEEP_ALIVE
 from agentrl.rollout.engines.servers.open_request import OpenRequest, routing
 from agentrl.rollout.engines.servers.options import option
 from agentrl.rollout.engines.servers.server_engine import ServerEngine, ServerInfo
@@ -301,9 +301,9 @@ class SGLangEngine(ServerEngine):
 
     # ------------------------------------------------------------------------------------------ its state
 
-    async def _alive(self, timeout: float = PROBE_SECONDS) -> bool:
+    async def _alive(self) -> bool:
         try:
-            await self.client.model_info(timeout)
+            await self.client.model_info(HEALTH_SECONDS)
         except AgentRLError:
             return False
         return True

@@ -36,7 +36,7 @@ from agentrl.attachments import support
 from agentrl.common import cores
 from agentrl.errors import ConfigError, EngineError
 from agentrl.rollout.engines.plugin import ServerPlugin
-from agentrl.rollout.engines.servers.http import KEEP_ALIVE, PROBE_SECONDS
+from agentrl.rollout.engines.servers.http import HEALTH_SECONDS, KEEP_ALIVE
 from agentrl.rollout.engines.servers.open_request import OpenRequest, routing
 from agentrl.rollout.engines.servers.server_engine import ServerEngine, ServerInfo
 from agentrl.rollout.engines.servers.server_settings import OptionValue
@@ -307,8 +307,8 @@ class VLLMEngine(ServerEngine):
 
     # ------------------------------------------------------------------------------------------ its state
 
-    async def _alive(self, timeout: float = PROBE_SECONDS) -> bool:
-        return await self.client.healthy(timeout)
+    async def _alive(self) -> bool:
+        return await self.client.healthy(HEALTH_SECONDS)
 
     @property
     def receiver(self) -> Receiver:
