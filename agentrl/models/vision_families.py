@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ class VisionFamily:
         shape: of a frame with a grid, by the model's configuration.
         around: what a renderer writes before and behind an image's placeholders, where the processor does not.
         both: whether a frame's tokens see each other both ways.
+        files: beginnings of tensors' names in transformers, and in files where those are others.
     """
 
     text: str
@@ -35,6 +36,11 @@ class VisionFamily:
     shape: Callable[[Any, Grid], tuple[int, ...]]
     around: tuple[str, str] = ("", "")
     both: bool = False
+    files: tuple[tuple[str, str], ...] = ()
+
+    def names_in_files(self, name: str) -> list[str]:
+        """Return the names that files may have for a tensor that transformers calls `name`, besides that one."""
+        return [theirs + name.removeprefix(own) for own, theirs in self.files if name.startswith(own)]
 
 
 def _encode_idefics(trunk: Any, frames: Tensor, grids: list[Grid]) -> Tensor:
@@ -94,14 +100,22 @@ def _gemma_shape(config: Any, grid: Grid) -> tuple[int, ...]:
 
 
 _IDEFICS = VisionFamily("text_model", _encode_idefics, _idefics_shape)
+_QWEN25_FILES = (("model.visual.", "visual."), ("model.language_model.", "model."))
+_PARTED_FILES = (
+    ("model.vision_tower.", "vision_tower."),
+    ("model.vision_tower.", "vision_tower.vision_model."),
+    ("model.multi_modal_projector.", "multi_modal_projector."),
+    ("model.language_model.", "language_model.model."),
+    ("lm_head.", "language_model.lm_head."),
+)
 _QWEN = VisionFamily("language_model", _encode_qwen, _qwen_shape, around=("<|vision_start|>", "<|vision_end|>"))
-_LLAVA = VisionFamily("language_model", _encode_llava, _llava_shape)
-_GEMMA = VisionFamily("language_model", _encode_gemma, _gemma_shape, both=True)
+_LLAVA = VisionFamily("language_model", _encode_llava, _llava_shape, files=_PARTED_FILES)
+_GEMMA = VisionFamily("language_model", _encode_gemma, _gemma_shape, both=True, files=_PARTED_FILES)
 _GLM = VisionFamily("language_model", _encode_qwen, _qwen_shape, around=("<|begin_of_image|>", "<|end_of_image|>"))
 FAMILIES = {
     "idefics3": _IDEFICS,
     "smolvlm": _IDEFICS,
-    "qwen2_5_vl": _QWEN,
+    "qwen2_5_vl": replace(_QWEN, files=_QWEN25_FILES),
     "qwen3_vl": _QWEN,
     "llava": _LLAVA,
     "gemma3": _GEMMA,

@@ -58,6 +58,11 @@ ROTATES = f"{MEGATRON}test_families.py::test_models_check_finds_a_family_that_ro
 DYING = "tests/train/test_publication.py::test_a_run_whose_trainer_dies_at_every_call_is_proven_step_for_step"
 FLEET = "tests/rollout/fleet/test_contract.py::test_a_fleet_keeps_the_contract_of_an_engine"
 COOKBOOK = "tests/train/server/test_cookbook.py::test_the_cookbooks_"
+SERVED_IMAGES = "tests/vision/test_served_images.py::test_sglang_agrees_with_the_trainer_before_and_after_a_publication"
+PLACED_IMAGES = (
+    "tests/vision/test_served_images.py::test_a_prompts_images_are_placed_where_its_tokens_are"
+    "_and_its_positions_are_transformers_own"
+)
 KILLED = "tests/train/server/test_sdk.py::test_a_killed_server_goes_on_and_no_client_notices"
 NIGHTLY: dict[str, str] = {
     PUBLISHED: (
@@ -73,6 +78,7 @@ NIGHTLY: dict[str, str] = {
     f"{REAL}sglang_in_float32_agrees_with_the_trainer_on_a_real_model": SCORING,
     f"{REAL}a_real_model_is_trained_by_megatron_on_what_sglang_generates_with_its_newest_weights": SCORING,
     f"{ENGINES}test_sglang.py::test_a_turn_keeps_to_its_json_schema_and_ends_with_it": (DRAWN),
+    SERVED_IMAGES: PLACED_IMAGES,
     f"{RESUMED}[ppo": f"{RESUMED}[grpo",
     f"{MEGATRON}test_checkpoint.py::test_weights_and_moments_are_the_same_under_every_layout_that_continues": (
         f"{MEGATRON}test_checkpoint.py::test_what_was_saved_under_one_layout_resumes_under_another"

@@ -43,7 +43,7 @@ PATCHES = {
 def qwen25() -> Any:
     """Patches of 4 x 4 pixels, four of which are a token; two layers of the tower look within windows of two tokens."""
     text = {**TEXT, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 1, 1]}}
-    seen = {**PATCHES, "window_size": 16, "fullatt_block_indexes": [1]}
+    seen = {**PATCHES, "window_size": 4 * PATCHES["patch_size"], "fullatt_block_indexes": [1]}
     return transformers.Qwen2_5_VLForConditionalGeneration(
         transformers.Qwen2_5_VLConfig(text_config=text, vision_config=seen, **SHARED)
     )
@@ -51,8 +51,8 @@ def qwen25() -> Any:
 
 def qwen3() -> Any:
     """The same without windows; features of the tower's first layer are added behind the language model's."""
-    text = {**TEXT, "head_dim": 8}
-    text |= {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 1, 1]}}
+    rope = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+    text = {**TEXT, "head_dim": 8, "rope_parameters": rope}
     seen = {**PATCHES, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
     return transformers.Qwen3VLForConditionalGeneration(
         transformers.Qwen3VLConfig(text_config=text, vision_config=seen, **SHARED)

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from agentrl.config import EngineConfig
 from agentrl.errors import ConfigError
 from agentrl.rollout.engines.servers import options
+from agentrl.rollout.engines.servers.images import ServedVision
 from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.types import Engine, Tokenizer
 
@@ -23,13 +24,11 @@ class EnginePlugin:
     Attributes:
         settings: the class of its section of the configuration (`engine.*`).
         records_supports: whether its turns bring what their tokens were drawn from (`attachments.support`).
-        takes_images: whether prompts may have images (`Capabilities.inputs`), where the model sees.
         scheduler_cores: CPU cores that each engine keeps busy beside its `settings.threads`.
     """
 
     settings: type[EngineConfig] = EngineConfig
     records_supports: bool = False
-    takes_images: bool = False
     scheduler_cores: int = 0
 
     def make(self, path: Path, config: Any, tokenizer: Tokenizer | None = None) -> Engine:
@@ -59,6 +58,10 @@ class EnginePlugin:
 
     def records_penalties(self, config: Any) -> bool:
         """Return whether its turns bring what their tokens were drawn from with penalties on the tokens so far."""
+        return False
+
+    def takes_images(self, config: Any, folder: Path) -> bool:
+        """Return whether prompts of the folder's model, which sees, may have images (`Capabilities.inputs`)."""
         return False
 
     def keeps_to_calls(self, config: Any) -> bool:
@@ -133,6 +136,7 @@ class ServerPlugin(EngineFactoryPlugin):
         records_supports: bool = False,
         records_penalties: Callable[[ServerConfig], bool] = lambda _config: False,
         keeps_to_calls: Callable[[ServerConfig], bool] = lambda _config: False,
+        takes_images: Callable[[ServerConfig, ServedVision], bool] = lambda _config, _vision: False,
     ) -> None:
         """Build a plug-in.
 
@@ -146,9 +150,11 @@ class ServerPlugin(EngineFactoryPlugin):
             records_supports: see `EnginePlugin`.
             records_penalties: see `EnginePlugin`.
             keeps_to_calls: see `EnginePlugin`.
+            takes_images: see `EnginePlugin`; of models that `servers.images` knows.
         """
         super().__init__(factory)
         self._records_penalties, self._keeps_to_calls = records_penalties, keeps_to_calls
+        self._takes_images = takes_images
         self.records_supports = records_supports
         self.settings = getattr(factory, "settings", ServerConfig)
         self.packages, self.supported = packages, supported
@@ -166,6 +172,10 @@ class ServerPlugin(EngineFactoryPlugin):
     def records_penalties(self, config: ServerConfig) -> bool:
         """Return whether the server, started or attached to with these settings, counts as its rule says."""
         return self._records_penalties(config)
+
+    def takes_images(self, config: ServerConfig, folder: Path) -> bool:
+        vision = ServedVision.read(folder)
+        return vision is not None and self._takes_images(config, vision)
 
     def keeps_to_calls(self, config: ServerConfig) -> bool:
         """Return whether the server has grammars of llguidance with these settings."""

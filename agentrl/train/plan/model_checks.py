@@ -45,10 +45,10 @@ def prove_architecture(config: RunConfig, base: Path, display: Display, *, train
     trainer = TRAINERS.find(config.trainer.name)
     if sees(base):
         _prove_images(config.model, base, display)
-        if not ENGINES.find(config.engine.name).takes_images:
+        if not ENGINES.find(config.engine.name).takes_images(config.engine, base):
             display.warn(
-                f"engine={config.engine.name} takes no images with a prompt: sessions that show any end in an error; "
-                "engine=local takes them"
+                f"engine={config.engine.name} takes no images with a prompt of this model, with these settings: "
+                "sessions that show any end in an error; engine=local takes them"
             )
     if trains and trainer.proves(config.trainer):
         with display.part("proving the architecture for the trainer"):

@@ -36,10 +36,12 @@ class LocalPlugin(EnginePlugin):
 
     settings = LocalConfig
     records_supports = True
-    takes_images = True
 
     def records_penalties(self, config: EngineConfig) -> bool:
         """Return True: its sampler counts."""
+        return True
+
+    def takes_images(self, config: EngineConfig, folder: Path) -> bool:
         return True
 
     def keeps_to_calls(self, config: EngineConfig) -> bool:

@@ -7,12 +7,15 @@ layer's experts in two tensors. So those have places inside them by the files' n
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from agentrl.errors import EngineError, nearest
+from agentrl.models.vision_families import FAMILIES
+from agentrl.rollout.engines.folder import tensors
 
 
 def load_weights(model: Any, weights: Iterable[tuple[str, Any]]) -> None:
@@ -20,6 +23,7 @@ def load_weights(model: Any, weights: Iterable[tuple[str, Any]]) -> None:
 
     Names may come with or without those that are tied to another (`lm_head.weight`); experts may come one by one,
     as files have them, or together, as transformers has them; buffers that files hold may come or stay as they are.
+    Tensors of models that see may have the files' names, where transformers has others.
     Everything is checked before anything is copied.
 
     Raises:
@@ -31,7 +35,9 @@ def load_weights(model: Any, weights: Iterable[tuple[str, Any]]) -> None:
     for parts in inside.values():
         places |= parts
     given: dict[str, Any] = {}
+    theirs = {other: name for name in places for other in _other_names(model, name) if other not in places}
     for name, tensor in weights:
+        name = theirs.get(name, name)
         if name in given:
             raise EngineError(f"weights name {name!r} twice")
         if name not in places:
@@ -56,6 +62,18 @@ def load_weights(model: Any, weights: Iterable[tuple[str, Any]]) -> None:
     with torch.no_grad():
         for name, tensor in given.items():
             places[name].copy_(tensor)
+
+
+def names_in_files(model: Any, folder: Path) -> dict[str, str]:
+    """Return the names of the model's tensors in a folder's files, where transformers has others."""
+    others = {name: found for name in model.state_dict() if (found := _other_names(model, name))}
+    held = tensors(folder) if others else {}
+    return {name: other for name, found in others.items() if name not in held for other in found if other in held}
+
+
+def _other_names(model: Any, name: str) -> list[str]:
+    family = FAMILIES.get(model.config.model_type)
+    return [] if family is None else family.names_in_files(name)
 
 
 def single_experts(model: Any, name: str, parameter: Tensor) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from agentrl.errors import AgentRLError, EngineError
 from agentrl.rollout.engines.checks import most_probable
 from agentrl.rollout.engines.folder import Experts
 from agentrl.rollout.engines.servers.grammar_mask import GrammarMask
+from agentrl.rollout.engines.servers.images import PlacedImage
 from agentrl.tracing import round_seconds
 from agentrl.types import Chunk, FinishReason, Sampling, TopLogprobs, Turn, VersionSpan
 
@@ -33,6 +34,7 @@ class OpenRequest:
     limit: int
     version: int
     adapter: str | None = None
+    images: tuple[PlacedImage, ...] = ()
     inbox: asyncio.Queue[Item] = field(default_factory=asyncio.Queue)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)

@@ -28,6 +28,7 @@ from agentrl.rollout.engines.folder import ModelFacts
 from agentrl.rollout.engines.local.inbox import end_by
 from agentrl.rollout.engines.managed import ManagedEngine
 from agentrl.rollout.engines.servers.http import PROBE_SECONDS
+from agentrl.rollout.engines.servers.images import ServedVision, place_images
 from agentrl.rollout.engines.servers.open_request import OpenRequest
 from agentrl.rollout.engines.servers.placed_server import PlacedServer
 from agentrl.rollout.engines.servers.server_settings import ServerConfig
@@ -49,7 +50,7 @@ class RemoteEngine(ManagedEngine, ABC):
         config: the engine's section.
 
     Attributes:
-        facts: what the folder says about the model.
+        facts, vision: what the folder says about the model, and about its images where servers take them.
         server: the process, where it is ours.
         last_progress: when tokens last came, in seconds of `time.monotonic()`.
     """
@@ -58,6 +59,7 @@ class RemoteEngine(ManagedEngine, ABC):
         self.path, self.config, self.facts = Path(path), config, ModelFacts.read(Path(path))
         if config.routed_experts and self.facts.experts is None:
             raise ConfigError(f"engine.routed_experts=true: model={str(path)!r} has no experts to record")
+        self.vision = ServedVision.read(self.path)
         self.server: ServerProcess | PlacedServer | None = None
         self.last_progress = time.monotonic()
         self._capabilities: Capabilities
@@ -109,6 +111,10 @@ class RemoteEngine(ManagedEngine, ABC):
     @abstractmethod
     async def _score_tokens(self, ids: list[int], temperature: float) -> list[float]:
         """Log-probability of each token but the first; EngineError where one is not finite."""
+
+    def _no_images(self) -> str:
+        """Return why the server takes no images with a prompt, of no model; '' where it takes them."""
+        return ""
 
     async def load_folder(self, folder: Path, version: int) -> None:
         """Let the paused server load what a folder brings."""
@@ -179,16 +185,15 @@ class RemoteEngine(ManagedEngine, ABC):
     ) -> AsyncIterator[Chunk | Turn]:
         """Yield chunks, then one `Turn`; see `agentrl.types.Engine.generate`."""
         limits = self.capabilities
-        if attached:
-            raise InvalidInput(f"engine={limits.name} takes no images with a prompt; engine=local does")
         self._check(sampling)
         ids = check_ids(input_ids, limits.vocab_size, limits.max_context)
+        seen = place_images(self.vision, limits, ids, attached, self._no_images())
         if deadline is not None and deadline <= time.monotonic():
             raise DeadlineExceeded(f"request {request_id!r} came after its deadline")
         if not self._admits:
             await self._admit_before(deadline, request_id)
         limit = min(sampling.max_new_tokens, limits.max_context - len(ids))
-        request = OpenRequest(request_id, ids, sampling, limit, self._version, self._adapter())
+        request = OpenRequest(request_id, ids, sampling, limit, self._version, self._adapter(), seen)
         self._open.add(request)
         request.task = asyncio.create_task(self._run(request))
         ended = False
@@ -267,16 +272,13 @@ class RemoteEngine(ManagedEngine, ABC):
 
     async def _server_error(self, error: AgentRLError) -> AgentRLError:
         """The server's own error, where it died; else `error`."""
-        end = time.monotonic() + _DEAD_SECONDS
-        while self.server is not None and not self._closed and isinstance(error, EngineError):
+        end, lost = time.monotonic() + _DEAD_SECONDS, isinstance(error, EngineError)
+        while lost and self.server is not None and not self._closed and time.monotonic() < end:
             if self.server.exit_status is not None:
                 return self.server.exit_error()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(PROBE_SECONDS):
-                    if await self._alive():
-                        break
-            if time.monotonic() > end:
-                break
+                if await asyncio.wait_for(self._alive(), PROBE_SECONDS):
+                    break
             await asyncio.sleep(0.1)
         return error
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Protocol
 from urllib.parse import urlsplit
 
 from agentrl import cluster
-from agentrl.attachments import routed_experts, support
+from agentrl.attachments import images, routed_experts, support
 from agentrl.cluster.server import ServerProcess, free_port
 from agentrl.common.scratch import ScratchFolder
 from agentrl.config.gateway import is_loopback
@@ -52,6 +52,7 @@ class ServerInfo:
         listed: of how many of the tokens that one was drawn from it can tell; 0: it does not tell.
         counts: it counts the tokens so far for penalties as its rule says.
         lark: it has llguidance's grammars.
+        images: it takes images with a prompt, where the model's are taken.
     """
 
     max_context: int | None
@@ -60,6 +61,7 @@ class ServerInfo:
     listed: int = 0
     counts: bool = True
     lark: bool = True
+    images: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,7 @@ class ServerEngine(RemoteEngine):
                 + ([support.NAME] if self.config.support_bytes else [])
             ),
             cache_block=self._cache_block(),
+            inputs=self._inputs(not self._no_images()),
         )
         self._id, self._count = uuid.uuid4().hex[:12], 0
         self.adapters: ServedAdapters | None = None
@@ -184,7 +187,11 @@ class ServerEngine(RemoteEngine):
     def assume_ready(self, info: ServerInfo) -> None:
         """Generate by a server that another process has started or attached to, and asked for `info`."""
         self.info, self._started = info, True
-        self._capabilities = replace(self._capabilities, lark=info.lark)
+        inputs = self._inputs(info.images)
+        self._capabilities = replace(self._capabilities, lark=info.lark, inputs=inputs)
+
+    def _inputs(self, takes: bool) -> frozenset[str]:
+        return frozenset({images.NAME} if takes and self.vision is not None else ())
 
     # -------------------------------------------------------------------------------- what a server says
 

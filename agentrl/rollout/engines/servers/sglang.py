@@ -31,6 +31,7 @@ from agentrl.errors import AgentRLError, ConfigError, EngineError
 from agentrl.rollout.engines.plugin import ServerPlugin
 from agentrl.rollout.engines.servers.driver import driver_environment
 from agentrl.rollout.engines.servers.http import HEALTH_SECONDS, KEEP_ALIVE
+from agentrl.rollout.engines.servers.images import check_expansion, pack_for_sglang
 from agentrl.rollout.engines.servers.open_request import OpenRequest, routing
 from agentrl.rollout.engines.servers.options import option
 from agentrl.rollout.engines.servers.server_engine import ServerEngine, ServerInfo
@@ -43,6 +44,7 @@ from agentrl.rollout.engines.servers.sglang_options import (
     counts_exactly,
     keeps_to_lark,
     launch_options,
+    refuse_images,
     sampling_params,
 )
 from agentrl.rollout.engines.servers.sglang_receiver import SGLangReceiver
@@ -74,7 +76,8 @@ class SGLangEngine(ServerEngine):
     @property
     def _extended(self) -> bool:
         """True where the server is started with what `sglang_extension` changes."""
-        return counts_exactly(self.config) or (bool(self.config.adapter_rank) and self.platform == "cpu")
+        adapts = bool(self.config.adapter_rank) and self.platform == "cpu"
+        return adapts or counts_exactly(self.config) or bool(self._inputs(not self._no_images()))
 
     def _environment(self) -> dict[str, str]:
         env = {"SGLANG_USE_CPU_ENGINE": "1", **driver_environment()} if self.platform == "cpu" else {}
@@ -93,6 +96,10 @@ class SGLangEngine(ServerEngine):
 
     def _keeps_to_lark(self) -> bool:
         return keeps_to_lark(self.config)
+
+    def _no_images(self) -> str:
+        taken = self.info is not None and self.info.images
+        return "" if taken else refuse_images(self.config, self.vision)
 
     def _max_context(self) -> int:
         return self.facts.context - KEPT
@@ -121,8 +128,9 @@ class SGLangEngine(ServerEngine):
         incremental = bool(info.get("incremental_streaming_output"))
         listed = int(info.get("sampling_mask_max_tokens") or 0)
         counts = counts_exactly(self.config)
-        lark = self.capabilities.lark
-        return ServerInfo(None if longest is None else int(longest), version, incremental, listed, counts, lark)
+        longest = None if longest is None else int(longest)
+        lark, seen = self.capabilities.lark, bool(self.capabilities.inputs)
+        return ServerInfo(longest, version, incremental, listed, counts, lark, seen)
 
     def _lacks(self, sampling: Sampling, listed: int) -> str:
         left = sampling.top_k or self.facts.vocab_size
@@ -168,6 +176,7 @@ class SGLangEngine(ServerEngine):
                 self.progress()
                 meta = event["meta_info"]
                 if request.cached is None:
+                    check_expansion(request.images, len(request.ids) + before, meta.get("prompt_tokens"), self.name)
                     request.cached = int(meta.get("cached_tokens") or 0)
                 if "forward_entry_time" in meta:  # with engine.server.enable_metrics=true; else queue_time is 0
                     request.queued = float(meta["queue_time"])
@@ -232,6 +241,7 @@ class SGLangEngine(ServerEngine):
 
     def _body(self, request: OpenRequest) -> dict[str, Any]:
         limit, start = request.limit - len(request.token_ids), request.experts_from
+        seen = {"image_data": [pack_for_sglang(request.images, request.length)]} if request.images else {}
         routed = self.config.routed_experts and start is not None
         params = sampling_params(request.sampling, limit, self.config.stream_tokens)
         if masked := _lists(request):
@@ -244,6 +254,7 @@ class SGLangEngine(ServerEngine):
             "top_logprobs_num": request.sampling.top_logprobs,
             "extra_key": str(request.version),
             "lora_path": request.adapter,
+            **seen,
             **({"return_sampling_mask": True} if masked else {}),
             **({"return_routed_experts": True, "routed_experts_start_len": start} if routed else {}),
         }
@@ -327,4 +338,5 @@ ENGINE = ServerPlugin(
     records_supports=True,
     records_penalties=counts_exactly,
     keeps_to_calls=keeps_to_lark,
+    takes_images=lambda config, vision: not refuse_images(config, vision),
 )

@@ -8,6 +8,7 @@ from typing import Any
 from agentrl.common import custom_code
 from agentrl.rollout.engines.folder import ModelFacts
 from agentrl.rollout.engines.servers.adapters import TOGETHER, target_modules
+from agentrl.rollout.engines.servers.images import ServedVision
 from agentrl.rollout.engines.servers.options import Platform, option
 from agentrl.rollout.engines.servers.server_settings import OptionValue, ServerConfig
 from agentrl.types import Sampling
@@ -18,6 +19,8 @@ KEPT = 6
 """Places of the context that the server does not give to a prompt."""
 GRAMMARS = "llguidance"
 """The library of its grammars, as `engine.server.grammar_backend` names it: local engines have the same."""
+PATCH_VALUES = 1176
+"""The numbers of a Qwen2.5-VL's patch by which SGLang knows pixels."""
 _KV_BYTES = 2 << 30  # of a CPU's memory, at most; an eighth of it where that is less
 OWNED = {
     "enable_lora": "engine.adapter_rank",
@@ -51,6 +54,19 @@ def counts_exactly(config: ServerConfig) -> bool:
     does not overlap counts again (`sglang_extension`).
     """
     return config.url is None and option(config, "disable_overlap_schedule") is True
+
+
+def refuse_images(config: ServerConfig, vision: ServedVision | None) -> str:
+    """Return why a server takes no images of a model in our form (`sglang_extension`); '' where it does."""
+    if config.url is not None or option(config, "enable_multimodal") is False:
+        return "agentrl did not start the server, or engine.server.enable_multimodal=false"
+    if vision is None:
+        return ""
+    if vision.family == "qwen2_5_vl" and vision.values != PATCH_VALUES:
+        return f"SGLang takes patches of {vision.values} numbers for features; of a qwen2_5_vl they have {PATCH_VALUES}"
+    if vision.family == "qwen3_vl" and not vision.interleaved:
+        return "its config.json lacks rope_parameters.mrope_interleaved=true, without which SGLang has other positions"
+    return ""
 
 
 def sampling_params(sampling: Sampling, limit: int, interval: int) -> dict[str, Any]:
@@ -105,6 +121,7 @@ def _adapters(config: ServerConfig, facts: ModelFacts, platform: Platform) -> di
 
 def launch_options(config: ServerConfig, facts: ModelFacts, platform: Platform) -> dict[str, OptionValue]:
     """Return the options of a server of ours, by device; `engine.server.*` goes above them."""
+    seen = ServedVision.read(facts.path)
     found: dict[str, OptionValue] = {
         "model_path": str(facts.path),
         "dtype": config.dtype,
@@ -116,6 +133,7 @@ def launch_options(config: ServerConfig, facts: ModelFacts, platform: Platform) 
         "enable_return_routed_experts": config.routed_experts or None,
         "grammar_backend": GRAMMARS,
         "sampling_mask_max_tokens": facts.vocab_size if config.support_bytes else None,
+        "enable_multimodal": True if seen and not refuse_images(config, seen) else None,
         "trust_remote_code": custom_code.is_allowed(facts.path) or None,
         **_adapters(config, facts, platform),
     }

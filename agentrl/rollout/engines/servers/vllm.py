@@ -103,6 +103,9 @@ class VLLMEngine(ServerEngine):
     def _keeps_to_lark(self) -> bool:
         return keeps_to_lark(self.config)
 
+    def _no_images(self) -> str:
+        return "its build for CPUs lacks torchvision, which processors of models that see need; no other was tried"
+
     def _cache_block(self) -> int:
         return int(str((self.launched or self.config.server).get("block_size") or _BLOCK))
 

@@ -138,7 +138,7 @@ class FsdpRank(FsdpCheckpoints):
             found = with_products(found, adapter_in(state, self.lora.shape.scale))
         for name, tensor in found:
             if tensor is not None:
-                yield from single_experts(self.model, name, tensor).items() or [(name, tensor)]
+                yield from single_experts(self.model, name, tensor).items() or [(self.files.get(name, name), tensor)]
 
     def parts(self) -> dict[str, SavedAdapter]:
         found = super().parts()  # modules in full are gathered on all ranks together

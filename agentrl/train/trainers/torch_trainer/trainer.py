@@ -34,7 +34,7 @@ from agentrl.models.rope import fixed_angle_length
 from agentrl.models.scoring import HEAD
 from agentrl.models.untrained import Untrained
 from agentrl.models.vision import language_of
-from agentrl.rollout.engines.local.weights import single_experts
+from agentrl.rollout.engines.local.weights import names_in_files, single_experts
 from agentrl.rollout.weights.buckets import ADAPTER
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.algorithms.objective import Meter, add_sums
@@ -97,6 +97,7 @@ class TorchTrainer(Distilling, BaseTenant, TorchCheckpoints):
         torch.manual_seed(seed)
         self.seed, self.head = seed, make_algorithm(algo or AlgoConfig()).needs.head
         self.model = self.load_model().to(self.device).eval()
+        self.files = names_in_files(self.model, self.source)
         if self.config.recompute == "full":
             recompute_layers(self.model)
         on_cpu = self.device.type == "cpu"
@@ -357,7 +358,8 @@ class TorchTrainer(Distilling, BaseTenant, TorchCheckpoints):
         scale = self.lora.shape.scale if self.lora else 1.0
         for name, tensor in merge_adapter(WholeState(self.model, instead), scale):
             if name not in tied:
-                yield from single_experts(self.model, name, tensor).items() or [(name, tensor.detach())]
+                own = [(self.files.get(name, name), tensor.detach())]
+                yield from single_experts(self.model, name, tensor).items() or own
 
     def export(self, path: Path) -> None:
         """Write a Hugging Face folder, and in it another one, `averaged`, with `trainer.average_decay`."""

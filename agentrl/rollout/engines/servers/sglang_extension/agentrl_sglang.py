@@ -7,17 +7,19 @@ Its penalties count a request's tokens from the time on that it is in a batch: w
 memory or at a pause, they begin anew. Here they count again what it has. They are applied in the order of a set's
 elements, which is another in each process: here scaling ones come first.
 
-Processes that SGLang spawns import this module as well.
+What it does with images is in `agentrl_sglang_images`. Processes that SGLang spawns import this module as well.
 """
 
 from __future__ import annotations
 
 import functools
 import runpy
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 import torch
+from agentrl_sglang_images import forget_features, take_images
 
 CREATING = ("arange", "empty", "ones", "tensor", "zeros")
 
@@ -69,5 +71,8 @@ if not torch.cuda.is_available():
     leave_unpinned()
 if __name__ in ("__main__", "__mp_main__"):
     count_again()
+    if "--enable-multimodal" in sys.argv:
+        take_images()
+        forget_features()
 if __name__ == "__main__":
     runpy.run_module("sglang.launch_server", run_name="__main__")
