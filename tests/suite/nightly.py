@@ -73,6 +73,7 @@ NIGHTLY: dict[str, str] = {
         f"{CLUSTER}test_run.py::test_two_policies_learn_on_ray_nodes_what_they_learn_in_one_process"
     ),
     f"{ADAPTERS}[vllm": f"{ADAPTERS}[sglang",
+    f"{ENGINES}test_served_adapters.py::test_twenty_publications_leave_no_memory_behind": f"{ADAPTERS}[sglang",
     f"{SCHEDULER}[torch": f"{SCHEDULER}[auto",
     f"{CONTRACT}[whole": f"{CONTRACT}[two layers",
     f"{REAL}sglang_in_float32_agrees_with_the_trainer_on_a_real_model": SCORING,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from agentrl.config import AlgoConfig, EngineConfig, FleetConfig, LoraConfig, WeightsConfig
@@ -21,14 +22,16 @@ from tests.rollout.engines import servers
 from tests.train.lora.test_lora import learn
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+RANK = 64
+"""The server's, and that of adapters whose memory is to be seen."""
 IDS = [8, 9, 10, 12, 19, 26, 33, 40]
 
 
 @pytest.fixture(scope="module", params=["sglang", "vllm"])
 def settings(request: pytest.FixtureRequest, folder: Path) -> Iterator[Any]:
     """One server after another, and the settings that attach to it."""
-    for url in servers.served(request.param, folder, adapter_rank=4):
-        config = servers.config(request.param, adapter_rank=4)
+    for url in servers.served(request.param, folder, adapter_rank=RANK):
+        config = servers.config(request.param, adapter_rank=RANK)
         yield config.model_copy(update={"url": url, "python": None})
 
 
@@ -91,3 +94,28 @@ def test_turns_end_under_the_adapter_that_they_began_with_and_each_is_the_traine
         await local.close()
 
     asyncio.run(run())
+
+
+def test_twenty_publications_leave_no_memory_behind(settings: Any, folder: Path) -> None:
+    """The server's processes, after twenty versions, when vLLM's cache of 16 is full, and after twenty more."""
+    trainer = TorchTrainer(folder, TorchConfig(device="cpu"), AlgoConfig(lr=3e-3), lora=LoraConfig(rank=RANK))
+    sizes = []
+
+    async def run() -> None:
+        fleet = make_engines(settings, FleetConfig(), WeightsConfig(verify=True, mode="retract"), folder)
+        assert isinstance(fleet, Fleet)
+        await fleet.start()
+        (member,) = fleet.engines.values()
+        for version in range(1, 41):
+            learn(trainer, 1)
+            await fleet.publish(Weights.of(trainer), version)
+            await collect(fleet.generate(f"{version}/1", IDS, Sampling(max_new_tokens=8, seed=version)))
+            if version >= 20:
+                sizes.append(sum(one.memory_info().rss for one in psutil.Process().children(recursive=True)))
+        assert await resident(member.managed) == {"version-40"}
+        await fleet.close()
+
+    asyncio.run(run())
+    twenty = 20 * Weights.of(trainer).parts[ADAPTER].nbytes
+    print(f"{(sizes[-1] - sizes[0]) / 1e6:.2f} MB of {sizes[0] / 1e6:.0f} more, of {twenty / 1e6:.1f} MB published")
+    assert sizes[-1] - sizes[0] < twenty / 4
