@@ -70,11 +70,11 @@ HELD = {"algo.name": "rloo", "algo.kl_coef": 0.3, "algo.reference_decay": 0.93, 
 """Held by a mean of what it was, neither policy chases the other, and both come nearer to the equilibrium."""
 WORLDS: Mapping[str, World] = {
     "joint_length": World(("long",), {}),
-    "speaker_listener": World(("listener",), {}),
+    "speaker_listener": World(("listener",), {"algo.kl_coef": 0.03}),
     "hide_and_seek": World(("seeker",), HELD),
     "allocation": World(("worker_2",), {}),
     "debate": World(("bob", "cid"), {}),
-    "planner_worker": World(("worker",), {}),
+    "planner_worker": World(("worker",), {"steps": 120}),
     "grid_transport": World(("arm_0_1",), {}),
 }
 SMALL: dict[str, Any] = {
