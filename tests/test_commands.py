@@ -245,7 +245,9 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
     "agentrl train env=shapes": Run(SEEN),
     "agentrl train env=grid_camera": Run(SEEN),
     "agentrl check env=shapes": Run("scored=4 tasks=4"),
-    "agentrl train env=speaker_listener agents.listener=other policies.other.trainer=torch": Run(SEEN),
+    "agentrl train env=speaker_listener agents.listener=other policies.other.trainer=torch algo.kl_coef=0.03": Run(
+        SEEN
+    ),
     "agentrl train env=speaker_listener algo=maac algo.value_path=joint algo.value_trunk=own": Elsewhere(
         "tests/test_teams_benchmark.py::test_two_policies_learn_with_critics_of_joint_paths"
     ),
