@@ -81,7 +81,7 @@ class ServedVision:
         """Read a model's folder; None where it sees no images, or is of no family whose images servers take."""
         config: Mapping[str, Any] = json.loads((folder / "config.json").read_text())
         family = config.get("model_type")
-        if family not in FAMILIES:
+        if family not in FAMILIES or "image_token_id" not in config:
             return None
         seen = config.get("vision_config") or {}
         side = seen.get("patch_size", 16 if family == "qwen3_vl" else 14)
