@@ -7,6 +7,7 @@ never pays for torch. `agentrl.train` is a package and can be called: calling it
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from agentrl.types import Message, StepResult, Task, image
 
 __version__ = "0.1.0"
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+"""Read by OpenMP when torch is loaded: threads that wait awake take the core that the one they wait for needs."""
 
 _HOMES = {
     "Between": "agentrl.sessions.store.query",

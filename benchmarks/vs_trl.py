@@ -52,6 +52,10 @@ AIMS = {30: 1.5, 200: 2.2, 800: 5.8, 3000: 6.5}
 """Times as fast as TRL, by a prompt's tokens."""
 LINE, BARE = 64, 17
 """Digits of an example, and the tokens of a prompt without any."""
+LONG = 1000
+"""Digits of a prompt above which TRL's rows take several passes."""
+SPINS = {"GOMP_SPINCOUNT": "300000"}
+"""OpenMP's default, which TRL gets: agentrl's threads wait asleep."""
 GOAL = 0.9
 GENERATION = "<|im_start|>assistant\n"
 ALGO = {"lr": RATE, "betas": (0.9, 0.95), "normalize": "rollout"}
@@ -157,15 +161,19 @@ def differences(began: float, ends: list[float]) -> list[float]:
     return [b - a for a, b in zip([began, *ends], ends, strict=False)]
 
 
-def trl_settings(folder: str, steps: int, seed: int, **other: Any) -> Any:
-    """TRL's configuration: ours in its words, and fast on a CPU; with other settings in place of some."""
+def trl_settings(folder: str, steps: int, seed: int, passes: int = 1, **other: Any) -> Any:
+    """TRL's configuration: ours in its words, and fast on a CPU; with other settings in place of some.
+
+    `passes` forward passes take a step's samples: all at once is fastest, and 24 GB hold 64 rows of 800 tokens.
+    """
     from trl import GRPOConfig
 
     own: dict[str, Any] = {
+        "per_device_train_batch_size": GROUPS * SAMPLES // passes,
+        "gradient_accumulation_steps": passes,
         "output_dir": folder,
         "use_cpu": True,
         "bf16": False,
-        "per_device_train_batch_size": GROUPS * SAMPLES,
         "num_generations": SAMPLES,
         "max_completion_length": TOKENS,
         "max_steps": steps,
@@ -223,7 +231,7 @@ def theirs(model: str, steps: int, digits: int, seed: int) -> dict[str, Any]:
             model=AutoModelForCausalLM.from_pretrained(model),
             processing_class=tokenizer,
             reward_funcs=score,
-            args=trl_settings(folder, steps, seed),
+            args=trl_settings(folder, steps, seed, passes=4 if digits > LONG else 1),
             train_dataset=Dataset.from_dict({"prompt": prompts}),
             callbacks=[Clock()],
         )
@@ -280,6 +288,7 @@ def run(module: str, side: str, model: Path, *numbers: int) -> dict[str, Any]:
         SystemExit: it failed.
     """
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment |= SPINS if side == "trl" else {}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
         command = [sys.executable, "-m", module, side, str(model), *map(str, numbers), str(out)]

@@ -1,9 +1,9 @@
 """CPU cores: how many this process may use, and how many threads each of several processes gets.
 
-Matrix products wait for their slowest thread, and OpenMP's threads spin while they wait. With more of them than cores
-a step takes many times as long (docs/benchmarks.md), and by default every process starts as many as the machine has
-cores. So each process that computes on a CPU is given its share: the cores that affinity and control groups allow this
-process, divided among those that compute at the same time.
+Matrix products wait for their slowest thread, and OpenMP's threads spin while they wait, unless OMP_WAIT_POLICY says
+PASSIVE, as it does here. With more of them than cores a step takes many times as long (docs/benchmarks.md), and by
+default every process starts as many as the machine has cores. So each process that computes on a CPU is given its
+share: the cores that affinity and control groups allow this process, divided among those that compute at the same time.
 
 In order of precedence: the setting (`engine.threads`, `trainer.threads`), OMP_NUM_THREADS where the user has
 set it, the share. One variable is enough: torch, MKL, oneDNN and OpenBLAS all follow it.
@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 VARIABLE = "OMP_NUM_THREADS"
-SMALL_BYTES = 40 << 20
-"""Weights below this (ten million parameters in float32) are computed by one thread: more only wait for each other."""
+SMALL_BYTES = 20 << 20
+"""Weights below this (five million parameters in float32) are computed by one thread: more only wait for each other."""
 WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt")
 CGROUPS = Path("/sys/fs/cgroup")
 _TOPOLOGY = Path("/sys/devices/system/cpu")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from agentrl.common import cores
 from agentrl.config import EngineConfig
 from agentrl.errors import ConfigError
 from agentrl.rollout.engines.servers import options
@@ -55,6 +56,10 @@ class EnginePlugin:
             ConfigError: there is no such device, interpreter or address.
             MissingExtra: what it needs is not installed.
         """
+
+    def share_cores(self, processes: int, folder: Path) -> int:
+        """Return how many threads each of its processes has on CPUs by default, where so many compute this folder."""
+        return max(1, cores.share(processes, folder) - self.scheduler_cores)
 
     def records_penalties(self, config: Any) -> bool:
         """Return whether its turns bring what their tokens were drawn from with penalties on the tokens so far."""

@@ -57,8 +57,7 @@ def divide_cores(engine: EngineConfig, fleet: FleetConfig, base: Path) -> list[E
         return [engine] * fleet.engines
     plugin = ENGINES.find(engine.name)
     each = plugin.ranks(engine)
-    default = max(1, cores.share(fleet.engines * each, base) - plugin.scheduler_cores)
-    threads = cores.choose_threads(engine.threads, default)
+    threads = cores.choose_threads(engine.threads, plugin.share_cores(fleet.engines * each, base))
     if threads is None or fleet.engines == 1:
         return [engine.model_copy(update={"threads": threads})] * fleet.engines
     if server is None or cluster.current().name != "local":  # other nodes' cores are numbered on their own

@@ -87,13 +87,15 @@ def test_the_kernel_computes_what_torch_computes(family: str, changes: dict[str,
 def test_a_tokens_bits_do_not_depend_on_its_company(
     build: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Alone, in other pieces, in another row, in a busy batch, and reading its beginning from another's row."""
+    """In other pieces, another row and a busy batch, by several threads, its beginning read from another's row."""
     monkeypatch.setattr(kernels, "choose_build", lambda: build)
     model = runner(save_model("Qwen3", tmp_path))
     assert model.kernel is not None
     dice = random.Random(1)
     ids = dice.choices(range(77), k=160)
     want = path_logits(model, ids, (64, 64))
+    model.kernel.threads, model.kernel.least = 3, 1
+    assert torch.equal(path_logits(model, ids, (64, 64)), want)
     assert torch.equal(path_logits(model, ids, (7, 50, 1, 64), row=5), want)
     others = [RowSegment(row, 0, dice.choices(range(77), k=dice.randrange(1, 60))) for row in range(3, 11)]
     model.step(0, [], [RowSegment(0, 0, ids[:60]), *others, RowSegment(1, 0, ids[:60])], 64, [])

@@ -81,7 +81,7 @@ class LocalEngine(ManagedEngine):
             )
         if self._config.routed_experts and self._runner.recorder is None:
             raise ConfigError(f"engine.routed_experts=true: model={str(path)!r} has no experts to record")
-        threads = self._threads(device)
+        threads = self._choose_threads(device)
         self._max_context = self._runner.max_context
         self._scheduler = Scheduler(
             self._runner,
@@ -113,10 +113,14 @@ class LocalEngine(ManagedEngine):
         self._grammars: grammars.Grammars | None = None
         self._making = threading.Lock()
 
-    def _threads(self, device: str) -> int | None:
+    def _choose_threads(self, device: str) -> int | None:
+        """Torch's threads; the kernel's are set, which wait asleep and so are worth it for a small model too."""
+        threads = self._config.threads
         if device != "cpu":
-            return self._config.threads
-        return cores.choose_threads(self._config.threads, 1 if self._runner.parameters < _TINY else cores.share(1))
+            return threads
+        if self._runner.kernel is not None:
+            self._runner.kernel.threads = cores.choose_threads(threads, cores.share(1)) or torch.get_num_threads()
+        return 1 if self._runner.parameters < _TINY else cores.choose_threads(threads, cores.share(1))
 
     def _row_invariant(self, threads: int | None) -> bool:
         own = torch.get_num_threads()

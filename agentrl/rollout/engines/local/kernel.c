@@ -1,9 +1,11 @@
-/* One forward pass of a Llama-like model over tokens of many sequences, on one CPU core in float32.
+/* One forward pass of a Llama-like model over tokens of many sequences, on one or several CPU cores in float32.
 
    A token's numbers depend on nothing but itself and the keys and values before it: every sum runs over its inputs in
-   one order, whatever else is in the batch. `kernel.py` says what is computed here and what isn't. */
+   one order, whatever else is in the batch and whichever thread computes it. `kernel.py` says what is computed here and
+   what isn't. */
 
 #include <math.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -21,6 +23,7 @@
 #endif
 #define PANEL (2 * LANES) /* columns of a packed matrix that lie side by side */
 #define LINE 16 /* numbers of a line of the processor's caches */
+#define MOST 64 /* threads of a step */
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -38,9 +41,10 @@ typedef struct {
 } Model;
 
 /* Tokens are in the order in which they are computed. `from_row` is where a token's first `from_length` keys lie: in its
-   own row, or in that of another sequence that begins alike. */
+   own row, or in that of another sequence that begins alike. `least`: multiplications for which one of at most `threads`
+   threads is started. */
 typedef struct {
-    int64_t tokens, kept, row_stride, head_stride, values_offset, layer_stride;
+    int64_t tokens, kept, threads, least, score_stride, row_stride, head_stride, values_offset, layer_stride;
     const int64_t *token, *position, *row, *from_row, *from_length, *keep;
     float *kv, *logits, *scratch;
 } Step;
@@ -230,10 +234,10 @@ static void activate(const float *gate_up, int64_t rows, int64_t mlp, float *out
         }
 }
 
-/* Queries, keys and values of all tokens: keys and values go to their places, queries stay where they are. */
-static void place(const Model *m, const Layer *layer, const Step *s, float *kv, float *qkv) {
+/* Queries, keys and values of tokens [from, to): keys and values go to their places, queries stay where they are. */
+static void place(const Model *m, const Layer *layer, const Step *s, int64_t from, int64_t to, float *kv, float *qkv) {
     int64_t queries = m->heads * m->head, own = m->kv_heads * m->head, wide = queries + 2 * own;
-    for (int64_t t = 0; t < s->tokens; t++) {
+    for (int64_t t = from; t < to; t++) {
         float *q = qkv + t * wide, *k = q + queries, *v = k + own;
         const float *cosine = m->cosines + s->position[t] * m->head, *sine = m->sines + s->position[t] * m->head;
         if (layer->q_norm) {
@@ -251,51 +255,137 @@ static void place(const Model *m, const Layer *layer, const Step *s, float *kv, 
     }
 }
 
-/* Columns of a packed matrix that lie side by side. */
-int64_t agentrl_panel(void) { return PANEL; }
+/* Threads of a step, which wait for each other asleep: on a busy machine the other one may not even be running. */
+typedef struct {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int64_t parties, waiting, round;
+} Meeting;
 
-/* Floats that a step needs beside its results. */
-int64_t agentrl_scratch(const Model *m, int64_t tokens, int64_t longest) {
-    int64_t queries = m->heads * m->head;
-    return tokens * (2 * m->width + 2 * queries + 2 * m->kv_heads * m->head + 3 * m->mlp) + longest + 2 * LANES;
+static void meet(Meeting *all) {
+    pthread_mutex_lock(&all->lock);
+    int64_t round = all->round;
+    if (++all->waiting == all->parties) {
+        all->waiting = 0;
+        all->round++;
+        pthread_cond_broadcast(&all->changed);
+    }
+    while (round == all->round) pthread_cond_wait(&all->changed, &all->lock);
+    pthread_mutex_unlock(&all->lock);
 }
 
-void agentrl_step(const Model *m, const Step *s) {
+/* A thread's part of a step: every token's work is one thread's. */
+typedef struct {
+    const Model *model;
+    const Step *step;
+    Meeting *meeting;
+    int64_t number;
+} Part;
+
+/* Products of a token in a layer, counted as keys that it attends to: a key takes a head's width twice for each head. */
+static int64_t products(const Model *m) {
+    int64_t queries = m->heads * m->head;
+    return m->width * (2 * queries + 2 * m->kv_heads * m->head + 3 * m->mlp) / (2 * queries);
+}
+
+static int64_t work(const Model *m, const Step *s) {
+    int64_t sum = 0;
+    for (int64_t t = 0; t < s->tokens; t++) sum += s->position[t] + 1 + products(m);
+    return sum;
+}
+
+/* The first token of a thread's part, whose work begins at its share of the whole. */
+static int64_t begin(const Model *m, const Step *s, int64_t number, int64_t parties) {
+    int64_t before = 0, share = work(m, s) / parties * number, t = 0;
+    if (number == parties) return s->tokens;
+    for (; t < s->tokens && before < share; t++) before += s->position[t] + 1 + products(m);
+    return t;
+}
+
+static void compute(const Part *p) {
+    const Model *m = p->model;
+    const Step *s = p->step;
     int64_t queries = m->heads * m->head, wide = queries + 2 * m->kv_heads * m->head, n = s->tokens;
-    int64_t group = m->heads / m->kv_heads;
+    int64_t group = m->heads / m->kv_heads, parties = p->meeting->parties;
     float *hidden = s->scratch, *normed = hidden + n * m->width, *qkv = normed + n * m->width;
     float *attended = qkv + n * wide, *gate_up = attended + n * queries, *act = gate_up + n * 2 * m->mlp;
-    float *score = act + n * m->mlp;
-    for (int64_t t = 0; t < n; t++)
+    float *score = act + n * m->mlp + p->number * s->score_stride;
+    int64_t from = begin(m, s, p->number, parties), to = begin(m, s, p->number + 1, parties);
+    for (int64_t t = from; t < to; t++)
         memcpy(hidden + t * m->width, m->embedding + s->token[t] * m->width, m->width * sizeof(float));
     for (int64_t l = 0; l < m->layers; l++) {
         const Layer *layer = m->layer + l;
         float *kv = s->kv + l * s->layer_stride;
         int last = l == m->layers - 1; /* where only some tokens' logits are wanted, only they go on from here */
-        int64_t active = last ? s->kept : n;
-        normalise(hidden, n, m->width, layer->norm_in, m->eps, normed);
-        multiply(normed, n, m->width, layer->qkv, wide, layer->qkv_bias, qkv, 0);
-        place(m, layer, s, kv, qkv);
+        normalise(hidden + from * m->width, to - from, m->width, layer->norm_in, m->eps, normed + from * m->width);
+        multiply(normed + from * m->width, to - from, m->width, layer->qkv, wide, layer->qkv_bias, qkv + from * wide, 0);
+        place(m, layer, s, from, to, kv, qkv);
+        meet(p->meeting); /* all keys and values are in their places */
+        if (last) {
+            from = s->kept * p->number / parties, to = s->kept * (p->number + 1) / parties;
+            for (int64_t a = from; a < to; a++)
+                memcpy(normed + a * m->width, hidden + s->keep[a] * m->width, m->width * sizeof(float));
+            meet(p->meeting); /* nobody reads what the next line writes over */
+            memcpy(hidden + from * m->width, normed + from * m->width, (to - from) * m->width * sizeof(float));
+        }
         for (int64_t h = 0; h < m->kv_heads; h++)
-            for (int64_t a = 0; a < active; a++) {
+            for (int64_t a = from; a < to; a++) {
                 int64_t t = last ? s->keep[a] : a;
                 const float *own = kv + s->row[t] * s->row_stride + h * s->head_stride;
-                const float *from = kv + s->from_row[t] * s->row_stride + h * s->head_stride;
+                const float *first = kv + s->from_row[t] * s->row_stride + h * s->head_stride;
                 for (int64_t g = h * group; g < (h + 1) * group; g++)
-                    attend(qkv + t * wide + g * m->head, from, own, s->from_length[t], s->position[t] + 1, m->head,
+                    attend(qkv + t * wide + g * m->head, first, own, s->from_length[t], s->position[t] + 1, m->head,
                            s->values_offset, score, attended + a * queries + g * m->head);
             }
-        if (last) {
-            for (int64_t a = 0; a < active; a++)
-                memcpy(normed + a * m->width, hidden + s->keep[a] * m->width, m->width * sizeof(float));
-            memcpy(hidden, normed, active * m->width * sizeof(float));
-        }
-        multiply(attended, active, queries, layer->out, m->width, 0, hidden, 1);
-        normalise(hidden, active, m->width, layer->norm_mlp, m->eps, normed);
-        multiply(normed, active, m->width, layer->gate_up, 2 * m->mlp, 0, gate_up, 0);
-        activate(gate_up, active, m->mlp, act);
-        multiply(act, active, m->mlp, layer->down, m->width, 0, hidden, 1);
+        multiply(attended + from * queries, to - from, queries, layer->out, m->width, 0, hidden + from * m->width, 1);
+        normalise(hidden + from * m->width, to - from, m->width, layer->norm_mlp, m->eps, normed + from * m->width);
+        multiply(normed + from * m->width, to - from, m->width, layer->gate_up, 2 * m->mlp, 0,
+                 gate_up + from * 2 * m->mlp, 0);
+        activate(gate_up + from * 2 * m->mlp, to - from, m->mlp, act + from * m->mlp);
+        multiply(act + from * m->mlp, to - from, m->mlp, layer->down, m->width, 0, hidden + from * m->width, 1);
     }
-    normalise(hidden, s->kept, m->width, m->norm, m->eps, normed);
-    multiply(normed, s->kept, m->width, m->head_matrix, m->vocab, 0, s->logits, 0);
+    normalise(hidden + from * m->width, to - from, m->width, m->norm, m->eps, normed + from * m->width);
+    multiply(normed + from * m->width, to - from, m->width, m->head_matrix, m->vocab, 0, s->logits + from * m->vocab, 0);
+}
+
+/* A thread begins when it is known how many there are. */
+static void *enter(void *part) {
+    Part *p = part;
+    pthread_mutex_lock(&p->meeting->lock);
+    while (p->meeting->parties == 0) pthread_cond_wait(&p->meeting->changed, &p->meeting->lock);
+    pthread_mutex_unlock(&p->meeting->lock);
+    compute(p);
+    return 0;
+}
+
+/* Columns of a packed matrix that lie side by side. */
+int64_t agentrl_panel(void) { return PANEL; }
+
+/* Floats that a thread needs for the scores of a token's keys. */
+int64_t agentrl_scores(int64_t longest) { return (longest + 2 * LANES + LINE - 1) / LINE * LINE; }
+
+/* Floats that a step needs beside its results and the scores. */
+int64_t agentrl_scratch(const Model *m, int64_t tokens) {
+    int64_t queries = m->heads * m->head;
+    return tokens * (2 * m->width + 2 * queries + 2 * m->kv_heads * m->head + 3 * m->mlp);
+}
+
+void agentrl_step(const Model *m, const Step *s) {
+    int64_t wanted = work(m, s) * m->layers * 2 * m->heads * m->head / s->least, started = 1;
+    if (wanted > s->threads) wanted = s->threads;
+    if (wanted > MOST) wanted = MOST;
+    if (wanted > s->tokens) wanted = s->tokens;
+    Meeting meeting = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0};
+    Part parts[MOST] = {{m, s, &meeting, 0}};
+    pthread_t threads[MOST];
+    for (; started < wanted; started++) { /* with those that the system lets start */
+        parts[started] = (Part){m, s, &meeting, started};
+        if (pthread_create(threads + started, 0, enter, parts + started)) break;
+    }
+    pthread_mutex_lock(&meeting.lock);
+    meeting.parties = started;
+    pthread_cond_broadcast(&meeting.changed);
+    pthread_mutex_unlock(&meeting.lock);
+    compute(parts);
+    for (int64_t i = 1; i < started; i++) pthread_join(threads[i], 0);
 }

@@ -4,7 +4,7 @@ A tiny model's step through transformers is Python and dispatch around products 
 are computed without padding, and a token's bits can't depend on the batch, since no sum's order does. Keys and values
 are those of the arena, in its layout. Weights are copied, packed for products, whenever the model's own have changed.
 
-Given up: a large model's threads, other dtypes and devices, and whatever isn't Llama, Mistral, Qwen 2 or Qwen 3 with
+Given up: large models, other dtypes and devices, and whatever isn't Llama, Mistral, Qwen 2 or Qwen 3 with
 attention in full; those run through transformers (`runner`), whose sums have another order.
 """
 
@@ -28,13 +28,15 @@ from agentrl.rollout.engines.local.flat import PLAIN, LayerShape
 from agentrl.rollout.engines.local.parts import Shared
 
 LARGEST = 10_000_000
-"""Parameters of the largest model that is computed here: on one core, where threads would only wait for each other."""
-FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC")
+"""Parameters of the largest model that is computed here."""
+FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-pthread")
 BUILDS = {"avx512": ("avx512f",), "avx2": ("avx2", "fma"), "plain": ()}
 """The builds, fastest first, each with the processor's features that it uses beyond those that all have."""
 MODELS = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 LANES = 16
 """Widths are multiples of this: of the widest vector register's numbers."""
+LEAST = 2_000_000
+"""Multiplications that are worth a thread's start: some 0.1 ms."""
 FEWEST = 64
 """Positions that are computed at least: trials of the engine use so many."""
 
@@ -57,7 +59,8 @@ class _Model(Structure):
 
 
 class _Step(Structure):
-    SIZES = ("tokens", "kept", "row_stride", "head_stride", "values_offset", "layer_stride")
+    STRIDES = ("row_stride", "head_stride", "values_offset", "layer_stride")
+    SIZES = ("tokens", "kept", "threads", "least", "score_stride", *STRIDES)
     POINTERS = ("token", "position", "row", "from_row", "from_length", "keep", "kv", "logits", "scratch")
     _fields_ = [*((name, c_int64) for name in SIZES), *((name, c_void_p) for name in POINTERS)]
 
@@ -109,7 +112,7 @@ def _name(made: Path) -> str:
 def _library() -> tuple[Any, str]:
     made = compile_kernel(choose_build())
     library = ctypes.CDLL(str(made))
-    library.agentrl_scratch.restype = library.agentrl_panel.restype = c_int64
+    library.agentrl_scratch.restype = library.agentrl_scores.restype = library.agentrl_panel.restype = c_int64
     return library, _name(made)
 
 
@@ -119,6 +122,10 @@ class Kernel:
     Args:
         model: see `suits`.
         longest: tokens of the longest path.
+
+    Attributes:
+        threads: a step's threads at most. They change no bit.
+        least: multiplications for which a thread is started.
 
     Raises:
         MissingExtra: there is no compiler.
@@ -137,6 +144,7 @@ class Kernel:
         self._layers: Any = None
         self._c = _Model()
         self._scratch = torch.empty(0)
+        self.threads, self.least = 1, LEAST
 
     def step(
         self,
@@ -162,12 +170,14 @@ class Kernel:
         kept = torch.from_numpy(np.array(keep, dtype=np.int64))
         logits = torch.empty(len(keep), self._c.vocab)
         count = table.shape[1]
-        needed = self._library.agentrl_scratch(ctypes.byref(self._c), c_int64(count), c_int64(arena.length))
+        scores = self._library.agentrl_scores(c_int64(arena.length))
+        needed = self._library.agentrl_scratch(ctypes.byref(self._c), c_int64(count)) + self.threads * scores
         if self._scratch.numel() < needed:
             self._scratch = torch.empty(needed)
         kv = arena.kv
         step = _Step(
-            *(count, len(keep), kv.stride(2), kv.stride(3), kv.stride(1), kv.stride(0)),
+            *(count, len(keep), self.threads, self.least, scores),
+            *(kv.stride(2), kv.stride(3), kv.stride(1), kv.stride(0)),
             *(one.data_ptr() for one in (*table, kept, kv, logits, self._scratch)),
         )
         self._library.agentrl_step(ctypes.byref(self._c), ctypes.byref(step))

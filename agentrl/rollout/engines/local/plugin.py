@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from agentrl.common import cores
 from agentrl.config import EngineConfig
 from agentrl.errors import ConfigError, MissingExtra, missing_extra
 from agentrl.rollout.engines.plugin import EnginePlugin
@@ -36,6 +37,10 @@ class LocalPlugin(EnginePlugin):
 
     settings = LocalConfig
     records_supports = True
+
+    def share_cores(self, processes: int, folder: Path) -> int:
+        """Return its share, of a small model too: the kernel's threads wait asleep, and torch takes one for it."""
+        return cores.share(processes)
 
     def records_penalties(self, config: EngineConfig) -> bool:
         """Return True: its sampler counts."""
