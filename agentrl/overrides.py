@@ -23,7 +23,8 @@ from pydantic_core import ErrorDetails
 
 from agentrl.config import NAMED, OfPlugin, RunConfig, yaml_settings
 from agentrl.config.secrets import without_secrets
-from agentrl.errors import AgentRLError, ConfigError, nearest
+from agentrl.config.sections import name_section
+from agentrl.errors import AgentRLError, ConfigError, UnknownName, nearest
 from agentrl.registry import Registry
 
 Tree = dict[str, Any]
@@ -131,11 +132,14 @@ def spread(dotted: Mapping[str, Any]) -> Tree:
 
 
 def validate(tree: Mapping[str, Any], model: type[M]) -> M:
-    """A typed configuration, or a ConfigError for everything that is wrong with the tree."""
+    """A typed configuration, or a ConfigError (UnknownName) for everything that is wrong with the tree."""
     try:
         return model.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError("\n".join(_sentence(detail, model, tree) for detail in error.errors())) from None
+        found = error.errors()
+        unknown = all(isinstance(one.get("ctx", {}).get("error"), UnknownName) for one in found)
+        said = "\n".join(_sentence(one, model, tree) for one in found)
+        raise (UnknownName if unknown else ConfigError)(said) from None
 
 
 def applicable(low: Mapping[str, Any], high: Mapping[str, Any], model: type[BaseModel] = RunConfig) -> Tree:
@@ -162,7 +166,7 @@ def _own_settings(mark: OfPlugin | None, below: type[BaseModel] | None, given: A
     chosen = mark.chosen(merge({"": given}, {"": requested})[""])
     if not isinstance(given, Mapping) or chosen == mark.chosen(given):
         return given
-    own = mark.plugins().settings(chosen).model_fields
+    own = _settings(mark.plugins(), chosen).model_fields
     return {key: value for key, value in given.items() if key in own}
 
 
@@ -258,8 +262,7 @@ def _inner_marker(field: FieldInfo) -> OfPlugin | None:
 
 def _is_named(field: FieldInfo) -> bool:
     """Return whether giving the section a plain string sets its name."""
-    mark = _marker(field)
-    return NAMED in field.metadata or (mark is not None and mark.key == "name")
+    return NAMED in field.metadata or ((mark := _marker(field)) is not None and mark.key == "name")
 
 
 def _section(field: FieldInfo, given: Any = None) -> type[BaseModel] | None:
@@ -313,7 +316,7 @@ def _sentence(detail: ErrorDetails, model: type[BaseModel], tree: Mapping[str, A
         case "dict_type":
             return f"{key}={value!r}: this is a section; its settings have names, as in {key}.NAME"
         case "value_error" if isinstance(detail.get("ctx", {}).get("error"), AgentRLError):  # a plug-in's
-            return detail["msg"].removeprefix("Value error, ")
+            return name_section(key, detail["msg"].removeprefix("Value error, "))
         case "value_error":  # a rule of ours, between fields
             return (f"{key}: " if key else "") + detail["msg"].removeprefix("Value error, ")
         case "tuple_type":
@@ -358,10 +361,8 @@ def _of_another(key: str, value: Any, model: type[BaseModel], tree: Mapping[str,
         return ""
     others = (name for name in sorted(registry.known()) if name != chosen)
     owners = [name for name in others if first in _settings(registry, name).model_fields]
-    if not owners:
-        return ""
     named = " and ".join(f"{registry.setting}={name}" for name in owners)
-    return f"{key}={value!r} belongs to {named}, not {registry.setting}={chosen}"
+    return f"{key}={value!r} belongs to {named}, not {registry.setting}={chosen}" if owners else ""
 
 
 def _settings(registry: Registry[Any], name: str) -> type[BaseModel]:
@@ -393,8 +394,5 @@ def _optional_marker(field: FieldInfo, name: str) -> OfPlugin | None:
 def _fold(section: str, names: Iterable[str]) -> list[str]:
     """Settings of a section; those of sections within it are one entry, such as `algo.correction.*`."""
     depth = section.count(".") + 1 if section else 0
-    return list(dict.fromkeys(name if name.count(".") <= depth else _within(name, depth) for name in names))
-
-
-def _within(name: str, depth: int) -> str:
-    return ".".join([*name.split(".")[: depth + 1], "*"])
+    cut = ([name] if name.count(".") <= depth else [*name.split(".")[: depth + 1], "*"] for name in names)
+    return list(dict.fromkeys(".".join(parts) for parts in cut))

@@ -460,6 +460,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a user types: everything that the commands name is there."""
     from agentrl.common.native import cache_dir
+    from tests.rollout.fleet.token_server import interpreter
 
     monkeypatch.setenv("AGENTRL_CACHE", str(cache_dir()))
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
@@ -478,15 +479,7 @@ def folder(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
         "message = {'role': 'user', 'content': 'How many?'}\n"
         "openai.OpenAI().chat.completions.create(model='policy', messages=[message], max_tokens=4)\n"
     )
-    python = tmp_path / ".venv-sglang" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text(
-        "#!/bin/bash\n"
-        'case "$*" in *metadata*) echo 0.5.23; exit;; esac\n'
-        'while [ $# -gt 0 ]; do case "$1" in --model-path) model=$2;; --port) port=$2;; esac; shift; done\n'
-        f'exec {sys.executable} -m tests.rollout.fleet.token_server "$model" "$port"\n'
-    )
-    python.chmod(0o755)
+    interpreter(tmp_path / ".venv-sglang" / "bin" / "python")
     monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -115,7 +115,6 @@ def check_learners(config: _Run) -> None:
         needs = ALGORITHMS.plugins().find(own.algo.name)(own.algo).needs
         asks, beyond = needs.teacher or needs.greedy or not needs.engine, own.lora.full or own.lora.experts
         lacking |= {
-            f"engine={own.engine.name} ({name})": own.engine.name != "local",
             f"algo={own.algo.name} ({name})": asks,
             f"weights.prove_every ({name})": own.weights.prove_every,
             f"lora.tenants=mixed with lora.full or lora.experts ({name})": mixed and beyond,
@@ -138,7 +137,8 @@ def named_as_given(policies: Mapping[str, PolicyConfig], name: str) -> Iterator[
         if name not in policies:
             raise
         where = f"policies.{name}"
-        given = "|".join(("model", "engine", *(each for each in OWN if getattr(policies[name], each) is not None)))
+        own = [each for each in OWN if getattr(policies[name], each) is not None]
+        given = "|".join(("model", "engine", "fleet", *own))
         said = re.sub(rf"(?<![\w./])(?=(?:{given})[.=])", f"{where}.", str(error))
         raise type(error)(said if where in said else f"{where}: {said}") from None
 

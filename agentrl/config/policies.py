@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 
 from agentrl.config.api import URL, ApiConfig
-from agentrl.config.engines import EngineSection, ModelConfig, WeightsSection
+from agentrl.config.engines import EngineSection, FleetConfig, ModelConfig, WeightsSection
 from agentrl.config.lora import LoraConfig
 from agentrl.config.sections import LISTED, NAMED, Fraction, Section
 from agentrl.config.training import AlgoSection, TrainerSection
@@ -73,6 +73,8 @@ class PolicyConfig(Section):
     """The API of a URL."""
     engine: EngineSection = Field({}, validate_default=True)
     """The engine of `model`, and of each version of `past`."""
+    fleet: FleetConfig = FleetConfig()
+    """The engines of `model`: how many, or the addresses of servers that run already, and the handling of failures."""
     temperature: NonNegativeFloat = 1.0
     """Its sampling temperature, in training and evaluation."""
     trainer: TrainerSection | None = None
@@ -110,7 +112,9 @@ class PolicyConfig(Section):
             raise ValueError("weights.* is of no use to a policy that does not learn: its engine keeps its weights")
         if self.lora is not None and self.lora.tenants != LoraConfig().tenants:
             raise ValueError("lora.tenants is one for all policies of a run: set it under lora, not here")
-        used = {"model": self.name == MODEL, "past": self.name == PAST, "api": self.remote}
+        if self.fleet.colocated:
+            raise ValueError("fleet.colocated=true is for a run's main policy: others have GPUs of their own, or none")
+        used = {"model": self.name == MODEL, "fleet": self.name == MODEL, "past": self.name == PAST, "api": self.remote}
         used["members"] = self.name == POPULATION
         for field in used:
             if not used[field] and getattr(self, field) != type(self).model_fields[field].default:

@@ -10,7 +10,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 from agentrl.config.api import ApiConfig
 from agentrl.config.cluster import ClusterConfig
 from agentrl.config.data import DataConfig
-from agentrl.config.engines import EngineSection, FleetConfig, ModelConfig, WeightsSection
+from agentrl.config.engines import EngineConfig, EngineSection, FleetConfig, ModelConfig, WeightsSection
 from agentrl.config.gateway import GatewayConfig
 from agentrl.config.learners import OWN, ScheduleConfig, check_algorithm, check_learners, check_populations
 from agentrl.config.lora import LoraConfig
@@ -280,7 +280,13 @@ class RunConfig(Section):
         """The configuration of a run that trains a policy of `learned` alone."""
         own = self.policies[name]
         alone = {name: getattr(self, name) if (section := getattr(own, name)) is None else section for name in OWN}
-        return self.model_copy(update={"engine": own.engine, **alone})
+        return self.model_copy(update={"engine": own.engine, "fleet": own.fleet, **alone})
+
+    @property
+    def fleets(self) -> dict[str, tuple[EngineConfig, FleetConfig]]:
+        """The engines of each policy that generates with weights, and the fleet that they are."""
+        able = {name: own for name, own in self.policies.items() if own.name in (MODEL, PAST)}
+        return {MAIN: (self.engine, self.fleet)} | {name: (own.engine, own.fleet) for name, own in able.items()}
 
     def players(self, policy: str) -> tuple[str, ...]:
         """Return the policies that a policy is: a population's members, or itself."""

@@ -14,7 +14,7 @@ from pydantic_core import core_schema
 
 from agentrl.common.imports import load
 from agentrl.config.secrets import declared_values, know, own_values, public
-from agentrl.errors import UntrustedCode
+from agentrl.errors import UnknownName, UntrustedCode
 
 if TYPE_CHECKING:
     from agentrl.registry import Registry
@@ -109,9 +109,28 @@ LISTED = BeforeValidator(_as_list)
 """Of a tuple of texts: one text alone is a tuple of one."""
 
 
+def name_section(key: str, said: str) -> str:
+    """Return what is wrong with a plug-in with its section as it was given: `policies.b.trainer`, not `trainer`.
+
+    Args:
+        key: the section's dotted key.
+        said: names the plug-in's kind, or the setting by which the kind is usually chosen.
+    """
+    above, _, last = key.rpartition(".")
+    if not above or said.startswith(key):
+        return said
+    if said.startswith(f"{above}.NAME"):
+        return key + said.removeprefix(f"{above}.NAME")
+    return f"{above}.{said}" if said.startswith((f"{last}=", f"{last}.")) else f"{key}: {said}"
+
+
 @functools.cache
 def _by_name_only(base: type[BaseModel]) -> type[BaseModel]:
     return type(f"{base.__name__}ByName", (base,), {"model_config": ConfigDict(extra="allow"), "__module__": __name__})
+
+
+class _UnknownPlugin(UnknownName, ValueError):
+    """An UnknownName to which pydantic adds the place of its section."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +199,13 @@ class OfPlugin:
         if not self.chosen(section):
             registry = self.plugins()
             raise ValueError(f"no {registry.kind} is named; {registry.setting}=path/to/file.py:Class names one")
-        own = self.settings(section)
+        try:
+            own = self.settings(section)
+        except UnknownName as error:
+            setting = self.plugins().setting
+            said = str(error)  # a section that a plug-in's name is only a part of does not name it
+            by_key = self.key == "name" or said.startswith(f"{setting}=")
+            raise _UnknownPlugin(said if by_key else f"{setting}: {said}") from None
         if isinstance(section, own):
             return section
         if isinstance(section, BaseModel):  # of the base class: copy what was set

@@ -132,7 +132,7 @@ class Run:
             )
             rollouts = replace(rollouts, combinations=self.combinations)
             if resumed is not None:
-                rollouts.left.find(self.store, 0, resumed)
+                rollouts.left.find(self.store, 0, {"main": resumed})
             group = new_group(TRAIN, 0, self.task)
             model = ModelActor(Sampling(temperature=1.0, max_new_tokens=400))
             actor = EXPERT if has_expert(self.env(cut)) else model

@@ -7,6 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl.rollout.stream.unfinished import LeftSessions
 from agentrl.sessions.store.store import Store
 from agentrl.sessions.tree.incarnations import incarnation
 from agentrl.train.driver.recorded_steps import losses
@@ -54,7 +55,25 @@ def test_weights_are_lost_where_the_store_has_turns_of_a_version_that_is_not_com
         session = small()
         turn(session)  # under version 2
         store.save(session)
-        assert losses(tmp_path, store, 2, reproducible=False) == []
-        assert losses(tmp_path, store, 1, reproducible=True) == []
-        assert losses(tmp_path, store, 1, reproducible=False) == [1]
-        assert losses(tmp_path, store, 2, reproducible=False) == [1], "known to the next process, too"
+        assert losses(tmp_path, store, {"main": 2}, reproducible=False) == []
+        assert losses(tmp_path, store, {"main": 1}, reproducible=True) == []
+        assert losses(tmp_path, store, {"main": 1}, reproducible=False) == [1]
+        assert losses(tmp_path, store, {"main": 2}, reproducible=False) == [1], "known to the next process, too"
+
+
+def test_what_several_policies_lost_is_told_by_each_ones_versions(tmp_path: Path) -> None:
+    """A schedule gives them different numbers: here `main` had learned three times, and `other` once."""
+    survived = {"main": 3, "other": 1}
+    with Store(tmp_path / "s.db") as store:
+        store.losses = losses(tmp_path, store, survived, reproducible=False)
+        assert losses(tmp_path, store, survived, reproducible=True) == [survived]
+        for policy in survived:
+            session = small(policy, group="g", group_number=0, phase="train")
+            turn(session)  # under version 2
+            session.nodes[-1].policy = policy
+            store.save(session)
+        found = {name: store.load(name).nodes[-1].versions[0].incarnation for name in store.ids()}
+        assert found == {"main": 0, "other": 1}
+        LeftSessions().find(store, 0, survived)
+        assert list(store.ids()) == ["main"], "a session by weights that are lost is not gone on with"
+    assert [incarnation(2, [survived], policy) for policy in ("main", "other", "averaged")] == [0, 1, 0]

@@ -192,6 +192,9 @@ NIGHTLY: dict[str, str] = {
     f"{UNREWARDED}[1": f"{UNREWARDED}[0",
     f"{DYING}[False": f"{DYING}[True",
     f"{FLEET}[inproc": f"{FLEET}[disk",
+    "tests/train/test_several_fleets.py::test_two_policies_learn_on_sglang_and_go_on_after_a_kill": (
+        "tests/train/test_several_fleets.py::test_each_policy_learns_on_servers_of_its_own_that_get_its_weights_alone"
+    ),
     f"{VIEWED}on_any_page_of_the_viewer[with the": f"{VIEWED}on_any_page_of_the_viewer[without the",
     f"{VIEWED}in_a_report[with the": f"{VIEWED}in_a_report[without the",
     f"{PRINTED}[agentrl check env=oracle.py:Oracle]": (

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from agentrl import cluster
-from agentrl.config import START, FleetConfig, PolicyConfig, RewardConfig, WeightsConfig
+from agentrl.config import START, PolicyConfig, RewardConfig, WeightsConfig
 from agentrl.errors import AgentRLError, ConfigError, EngineError, InfraError
 from agentrl.models.registry import model_folder
 from agentrl.rollout.fleet import make_engines, wait_until_started
@@ -115,7 +115,7 @@ async def _serve(own: PolicyConfig, folder: Path, longest: float) -> AsyncIterat
 
     host = cluster.current().host
     with closing(listening(host, 0)) as listener:
-        engine = make_engines(own.engine, FleetConfig(), WeightsConfig(), folder)
+        engine = make_engines(own.engine, own.fleet, WeightsConfig(), folder)
         try:
             await wait_until_started(engine)
             renderer = get_renderer(folder, own.model.renderer, own.model.stop)

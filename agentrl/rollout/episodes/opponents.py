@@ -19,23 +19,23 @@ from agentrl.config import (
     PAST,
     POPULATION,
     START,
-    FleetConfig,
     PolicyConfig,
     RolloutConfig,
     RunConfig,
     WeightsConfig,
 )
+from agentrl.config.learners import named_as_given
 from agentrl.envs.base import Env, has_demonstrator, has_expert
 from agentrl.envs.episode import DEMONSTRATOR, EXPERT, NOOP, ScriptedActor
 from agentrl.envs.state import resolve
 from agentrl.envs.turns import Actor
-from agentrl.errors import AgentRLError, ConfigError, unknown_name
+from agentrl.errors import AgentRLError, ConfigError, UnknownName, unknown_name
 from agentrl.models.registry import model_folder
 from agentrl.rollout.episodes.actors import ModelActor, sampling_of
 from agentrl.rollout.episodes.judges import start_folder
 from agentrl.rollout.episodes.past import PastVersions
 from agentrl.rollout.episodes.policies import Fixed, Opponent, Partners, Policy, Population
-from agentrl.rollout.fleet import make_engines
+from agentrl.rollout.fleet import count_beside, elastic, make_engines
 from agentrl.rollout.remote import check_api, remote_actor
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.renderers.families.null import NullRenderer
@@ -77,8 +77,12 @@ async def open_partners(config: RunConfig, start: Path | None, folder: Path) -> 
                 )
                 stack.push_async_callback(versions.close)
                 made[name] = versions
+            elif own.remote or own.name != MODEL:
+                made[name] = await _open_rules(name, own, limits, stack)
             else:
-                made[name] = await _open(name, own, limits, config.weights, start, lacking, stack)
+                model, beside = start_folder(name, own, start, lacking), count_beside(name, config.fleets)
+                with named_as_given(config.policies, name):
+                    made[name] = await _open_model(name, own, limits, config.weights, model, beside, stack)
         yield {agent: made[name] for agent, name in config.agents.items() if name != MAIN}
 
 
@@ -105,36 +109,39 @@ def _sampling(own: PolicyConfig, limits: RolloutConfig) -> Sampling:
     return Sampling(temperature=own.temperature, max_new_tokens=limits.turn_tokens)
 
 
-async def _open(
+async def _open_model(
     name: str,
     own: PolicyConfig,
     limits: RolloutConfig,
     weights: WeightsConfig,
-    start: Path | None,
-    lacking: str,
+    model: Path,
+    beside: int,
     stack: AsyncExitStack,
 ) -> Opponent:
-    if own.remote or own.name != MODEL:
-        return await _open_rules(name, own, limits, stack)
-    sampling = sampling_of(limits) if own.learns else _sampling(own, limits)
-    model = start_folder(name, own, start, lacking)
+    """Open a policy with weights; `weights`: how the run's reach its engines; `beside`: see `divide_cores`."""
     published = _weights_of(name, own.weights or weights) if own.learns else WeightsConfig()
-    engine = make_engines(own.engine, FleetConfig(), published, model)
+    engine = make_engines(own.engine, own.fleet, published, model, beside)
     stack.push_async_callback(engine.close)
+    await stack.enter_async_context(elastic(engine, own.engine, own.fleet, model))
+    sampling = sampling_of(limits) if own.learns else _sampling(own, limits)
     return Fixed(_open_frozen(own, name, model, engine), ModelActor(sampling))
 
 
 def _weights_of(name: str, weights: WeightsConfig) -> WeightsConfig:
-    """The run's way of weights to engines, in a folder of the policy's own where they go through one."""
-    directory: str | None = getattr(weights, "dir", None)
-    return weights if directory is None else weights.model_copy(update={"dir": str(Path(directory) / name)})
+    """The run's way of weights to engines, in folders of the policy's own where they go through some."""
+    folders: dict[str, Any] = {}
+    if (directory := getattr(weights, "dir", None)) is not None:
+        folders["dir"] = str(Path(directory) / name)
+    if replicas := getattr(weights, "replicas", ()):
+        folders["replicas"] = tuple(str(Path(each) / name) for each in replicas)
+    return weights.model_copy(update=folders)
 
 
 def _open_frozen(own: PolicyConfig, name: str, model: Path, engine: Engine | None = None) -> Policy:
     """A policy of a model's folder, with an engine of its own unless one is given; frozen unless it learns."""
     return Policy(
         get_renderer(model, own.model.renderer, own.model.stop),
-        make_engines(own.engine, FleetConfig(), WeightsConfig(), model) if engine is None else engine,
+        make_engines(own.engine, own.fleet, WeightsConfig(), model) if engine is None else engine,
         name=name,
         model=model,
         strip_reasoning=own.model.reasoning == "strip",
@@ -209,4 +216,8 @@ def check_partner(name: str, own: PolicyConfig, env: Env) -> None:
     elif own.name not in (MODEL, *NEED_OTHERS):
         script(name, own.name)
     elif own.model.name != START:
-        get_renderer(model_folder(own.model), own.model.renderer, own.model.stop)
+        try:
+            folder = model_folder(own.model)
+        except UnknownName as error:
+            raise UnknownName(f"{where}.model: {error}") from None
+        get_renderer(folder, own.model.renderer, own.model.stop)

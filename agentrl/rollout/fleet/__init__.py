@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,13 +17,19 @@ from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.rollout.weights import is_direct, make_publisher
 from agentrl.types import Engine
 
-__all__ = ["asleep", "divided", "elastic", "has_publisher", "make_engines", "require_attached", "wait_until_started"]
+__all__ = [
+    *("asleep", "count_beside", "divide_cores", "elastic", "has_publisher", "make_engines", "require_attached"),
+    "wait_until_started",
+]
 
 
-def make_engines(engine: EngineConfig, fleet: FleetConfig, weights: WeightsConfig, base: Path) -> Engine:
-    """Return a run's engine: one engine in this process as it is, anything else as a fleet.
+def make_engines(
+    engine: EngineConfig, fleet: FleetConfig, weights: WeightsConfig, base: Path, beside: int = 0
+) -> Engine:
+    """Return a policy's engine: one engine in this process as it is, anything else as a fleet.
 
-    A server is put into a fleet even where it is alone: it is watched there, and started anew if it dies.
+    A server is put into a fleet even where it is alone: it is watched there, and started anew if it dies. For `beside`,
+    see `divide_cores`.
 
     Raises:
         ConfigError: engines are to give memory back that can't.
@@ -33,7 +39,7 @@ def make_engines(engine: EngineConfig, fleet: FleetConfig, weights: WeightsConfi
         engine = on_nodes(engine)
     configs = [
         plugin.sleeping(config) if number < fleet.shared else config
-        for number, config in enumerate(divide_cores(engine, fleet, base))
+        for number, config in enumerate(divide_cores(engine, fleet, base, beside))
     ]
     if not has_publisher(engine, fleet, weights):
         return make_engine(configs[0], base)
@@ -48,8 +54,28 @@ def has_publisher(engine: EngineConfig, fleet: FleetConfig, weights: WeightsConf
     return not (ENGINES.find(engine.name).in_process(engine) and fleet.engines == 1 and is_direct(weights, engine))
 
 
-def divide_cores(engine: EngineConfig, fleet: FleetConfig, base: Path) -> list[EngineConfig]:
-    """Return each engine's settings: its address, or its share of the CPU cores where it computes on them."""
+def count_served(engine: EngineConfig, fleet: FleetConfig) -> int:
+    """Return the number of processes that a policy's servers compute in on this machine's cores; see `divide_cores`."""
+    elsewhere = fleet.urls or not isinstance(engine, ServerConfig) or engine.url is not None
+    if elsewhere or cluster.current().name != "local" or platform(engine) != "cpu":
+        return 0
+    return fleet.engines * ENGINES.find(engine.name).ranks(engine)
+
+
+def count_beside(policy: str, fleets: Mapping[str, tuple[EngineConfig, FleetConfig]]) -> int:
+    """Return the processes of all other policies' servers here; `fleets` are `RunConfig.fleets`."""
+    return sum(count_served(*each) for name, each in fleets.items() if name != policy)
+
+
+def divide_cores(engine: EngineConfig, fleet: FleetConfig, base: Path, beside: int = 0) -> list[EngineConfig]:
+    """Return each engine's settings: its address, or its share of the CPU cores where it computes on them.
+
+    Args:
+        engine: the policy's.
+        fleet: the policy's.
+        base: the folder of its model.
+        beside: processes of other policies' servers that share the cores with those of this one.
+    """
     if fleet.urls:
         return [engine.model_copy(update={"url": url}) for url in fleet.urls]
     server = engine if isinstance(engine, ServerConfig) else None
@@ -57,10 +83,11 @@ def divide_cores(engine: EngineConfig, fleet: FleetConfig, base: Path) -> list[E
         return [engine] * fleet.engines
     plugin = ENGINES.find(engine.name)
     each = plugin.ranks(engine)
-    threads = cores.choose_threads(engine.threads, plugin.share_cores(fleet.engines * each, base))
+    threads = cores.choose_threads(engine.threads, plugin.share_cores(fleet.engines * each + beside, base))
     if threads is None or fleet.engines == 1:
         return [engine.model_copy(update={"threads": threads})] * fleet.engines
-    if server is None or cluster.current().name != "local":  # other nodes' cores are numbered on their own
+    # other nodes' cores are numbered on their own, and those of several policies are left to the kernel
+    if server is None or beside or cluster.current().name != "local":
         return [engine.model_copy(update={"threads": threads})] * fleet.engines
     lists = cores.blocks(fleet.engines * each, threads)
     own = [server.cores or "|".join(lists[i * each : (i + 1) * each]) for i in range(fleet.engines)]

@@ -371,11 +371,11 @@ class Stream:
                 self._past[number] = group
         self._discard_stale()
 
-    def carry_over(self, store: Store, version: int) -> None:
+    def carry_over(self, store: Store, versions: Mapping[str, int]) -> None:
         """Let groups that were in progress go on from what the store has of them, after `restore`.
 
         Args:
             store: the run's.
-            version: of the policy that the run continues with.
+            versions: with which the run continues, of each policy that learns.
         """
-        self.rollouts.left.find(store, min(self._again, default=self._next), version)
+        self.rollouts.left.find(store, min(self._again, default=self._next), versions)

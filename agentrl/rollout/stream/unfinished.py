@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -25,7 +25,7 @@ from agentrl.sessions.store.recorder import Records
 from agentrl.sessions.store.store import Store
 from agentrl.sessions.store.summary import Summary
 from agentrl.sessions.tree.codec import same_task
-from agentrl.types import GREEDY, Session, Status, Task
+from agentrl.types import GREEDY, MAIN, Session, Status, Task
 
 logger = logging.getLogger(__name__)
 
@@ -104,17 +104,18 @@ class LeftSessions:
     _store: Store | None = None
     _found: dict[tuple[str, int], Summary] = field(default_factory=dict)
 
-    def find(self, store: Store, first: int, version: int) -> None:
+    def find(self, store: Store, first: int, versions: Mapping[str, int]) -> None:
         """Find the sessions of training groups from number `first` on; those of lost weights are deleted.
 
         Args:
             store: the run's.
             first: the lowest number of a group in progress.
-            version: of the policy that the run continues with. A later one was learned in steps that the run takes
-                again, perhaps on other groups: what it generated is not of the policy whose version it has.
+            versions: of the policies that the run continues with, by name. A later one was learned in steps that the
+                run takes again, perhaps on other groups: what it generated is not of the policy whose version it has.
         """
         for row in self._rows(store, {"phase": ["train", GREEDY], "group_number": Between(first)}):
-            if row.version_max is not None and row.version_max > version:
+            late = row.version_max is not None and row.version_max > versions[MAIN]
+            if late or (len(versions) > 1 and _is_later(store.load(row.id), versions)):
                 store.delete(row.id)
                 self.counts["lost"] += 1
             else:
@@ -183,6 +184,16 @@ class LeftSessions:
         found = {f"resumed/{name}": float(count) for name, count in sorted(self.counts.items())}
         self.counts.clear()
         return found
+
+
+def _is_later(session: Session, versions: Mapping[str, int]) -> bool:
+    """Return whether a session has tokens of a later version of a policy than `versions` has."""
+    return any(
+        span.version > versions[policy]
+        for node in session.nodes
+        if (policy := node.policy) is not None and policy in versions
+        for span in node.versions
+    )
 
 
 def rewound(session: Session, state: EpisodeState) -> Session:

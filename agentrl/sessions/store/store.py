@@ -27,7 +27,7 @@ from agentrl.sessions.store.query import Filters, SessionPage
 from agentrl.sessions.store.schema import HEAD_COLUMNS, PUT_TASK, ROW_COLUMNS, head_row, read_session
 from agentrl.sessions.store.summary import Totals
 from agentrl.sessions.tree.codec import NODE_COLUMNS, digest, files, node_row, pack_ids, task_json
-from agentrl.sessions.tree.incarnations import mark
+from agentrl.sessions.tree.incarnations import Loss, mark
 from agentrl.types import Node, Session, Status
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Store:
         self._count = CountFile(self.path)
         self._read_only = read_only
         self._open_totals: dict[str, tuple[int, Totals]] = {}
-        self.losses: Sequence[int] = ()
+        self.losses: Sequence[Loss] = ()
         name = f"file:{quote(self.path)}?mode=ro" if read_only else self.path
         if not read_only and self.path != ":memory:":
             integrity.make_private(self.path)

@@ -27,7 +27,7 @@ from agentrl.rollout.episodes.judges import serve_judges
 from agentrl.rollout.episodes.opponents import open_partners
 from agentrl.rollout.episodes.policies import Policy, averaged_policy
 from agentrl.rollout.episodes.programs import Program, serving
-from agentrl.rollout.fleet import elastic, make_engines, require_attached, wait_until_started
+from agentrl.rollout.fleet import count_beside, elastic, make_engines, require_attached, wait_until_started
 from agentrl.rollout.rerun.engine import Recording, RerunEngine
 from agentrl.rollout.rerun.rollouts import RerunRollouts
 from agentrl.rollout.stream.batch_metrics import Evaluation
@@ -54,7 +54,7 @@ from agentrl.train.plan.room import check_room
 from agentrl.train.record import data_identity, recording
 from agentrl.train.record.best import describe_best
 from agentrl.train.trainers.teachers.teachers import check_teachers
-from agentrl.types import Engine
+from agentrl.types import MAIN, Engine
 
 SHOWN = 6
 """The most conversations of a transcript."""
@@ -219,7 +219,8 @@ async def loaded(
                 chosen = splits or (held_out_split(own.eval, make_env()),)
                 for line in await check_room(own, make_env, renderer, base, chosen):
                     say(line)
-            engine: Engine = make_engines(engine_settings(config), config.fleet, config.weights, base)
+            beside = count_beside(MAIN, config.fleets)
+            engine: Engine = make_engines(engine_settings(config), config.fleet, config.weights, base, beside)
             try:
                 require_recording(config.trainer, config.engine, engine)
                 recorded = None

@@ -24,7 +24,7 @@ from agentrl.rollout.episodes.groups import Rollouts
 from agentrl.rollout.episodes.past import PastVersions
 from agentrl.rollout.episodes.policies import Policy
 from agentrl.rollout.episodes.programs import Program
-from agentrl.rollout.fleet import divide_cores, wait_until_started
+from agentrl.rollout.fleet import count_beside, divide_cores, wait_until_started
 from agentrl.rollout.fleet.reference import ReferenceEngine
 from agentrl.rollout.rerun.rollouts import RerunRollouts, RerunStream
 from agentrl.rollout.stream.buffer import Gate
@@ -44,7 +44,7 @@ from agentrl.train.driver.probe import InTraining
 from agentrl.train.driver.recovery import Recovery
 from agentrl.train.driver.resuming import step_of
 from agentrl.train.driver.session_worker import DistantLearning
-from agentrl.train.plan.model_checks import compare_loaded, engine_settings, require_supports
+from agentrl.train.plan.model_checks import compare_loaded, engine_settings, require_recording, require_supports
 from agentrl.train.plan.room import context
 from agentrl.train.record import provenance, recording
 from agentrl.train.record.publication import NEVER
@@ -94,7 +94,7 @@ def make_generating_loop(
     config = run.config
     stream = make_stream(rollouts, make_env, act(config.rollout), run.algorithm, config.steps)
     loop, loaded = make_loop(run, base, rollouts.policy, stream, make_learner(run, rollouts))
-    engines = divide_cores(config.engine, config.fleet, base)
+    engines = divide_cores(config.engine, config.fleet, base, count_beside(MAIN, config.fleets))
     several = f" ({len(engines)} of them)" if len(engines) > 1 else ""
     threads = {
         f"engine={config.engine.name}{several}": engines[0].threads,
@@ -127,6 +127,7 @@ def add_policies(loop: Loop, rollouts: Rollouts) -> None:
         with display.part(f"starting the trainer of {name}"):
             more = {"total_steps": config.learning_steps(name), "seed": config.seed, "lora": own.lora, "prove": None}
             with named_as_given(config.policies, name):
+                require_recording(own.trainer, own.engine, policy.require_engine())
                 trainer = place_trainer(own.cluster, policy.model, own.trainer, own.algo, **more)
         learner = Learning(own, folder.path, policy.engine, display.part, Teachers(own, folder.path))
         bound = probe_bound(own.weights, own.trainer, own.engine, None)
@@ -202,8 +203,9 @@ async def prepare(
     await leave(loop.trainer, rollouts.engines[0])
     with display.part("starting the engine"):
         await asyncio.gather(*(_start_engine(config, name, each) for name, each in rollouts.policies.items()))
-    if not config.allow_no_signal:
-        require_supports(config.rollout, rollouts.engines[0])
+    for name, each in loop.in_training.items() if not config.allow_no_signal else ():
+        with named_as_given(config.policies, name):
+            require_supports(config.rollout, each.policy.require_engine())
     if resumed is not None:
         start = await recorded_steps.resume(loop, resumed)
         folder.restore(start)

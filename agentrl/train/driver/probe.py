@@ -17,6 +17,7 @@ from agentrl.errors import EngineError
 from agentrl.rollout.episodes.policies import Policy
 from agentrl.rollout.fleet.reference import ReferenceEngine
 from agentrl.rollout.weights.buckets import Weights
+from agentrl.sessions.tree.incarnations import Loss
 from agentrl.train.display.console import Display
 from agentrl.train.driver.clock import Clock
 from agentrl.train.driver.engine_check import probe_engine
@@ -51,7 +52,7 @@ def name_metrics(policy: str, metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 async def publish(
-    each: InTraining, learned: LearnedPolicy, losses: Sequence[int], clock: Clock, display: Display
+    each: InTraining, learned: LearnedPolicy, losses: Sequence[Loss], clock: Clock, display: Display
 ) -> dict[str, float]:
     """Send a policy's new weights to its engine, compare it with the trainer, and record what it has.
 
@@ -80,9 +81,10 @@ async def publish(
     probed = found.get("probe/abs_mean")
     bound = None if probed is None else each.probe_bound
     kind, weighing = each.config.engine.name, each.config.weights
-    had = await provenance.confirm_weights(engine, kind, weighing, losses, probed, bound, reference)
+    policy = learned.evidence.policy
+    had = await provenance.confirm_weights(engine, kind, weighing, losses, probed, bound, reference, policy)
     if wrong := had.undelivered:
         raise EngineError(f"{wrong} (weights.prove_every)")
-    learned.evidence.add(replace(had, parts=parts, policy=learned.evidence.policy))
+    learned.evidence.add(replace(had, parts=parts))
     published.recorded = version
     return found

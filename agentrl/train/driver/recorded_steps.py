@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from agentrl.rollout.episodes.groups import Rollouts
 from agentrl.rollout.stream.outcomes import REPLAYED, TRAINED, GroupOutcome
 from agentrl.rollout.workers.held import has_content
 from agentrl.sessions.store.query import Between
 from agentrl.sessions.store.store import Store
+from agentrl.sessions.tree.incarnations import Loss
 from agentrl.train.driver.resuming import ResumedFrom, step_of
 from agentrl.train.record import ledger
 from agentrl.train.record.files import write_atomically
@@ -29,7 +31,7 @@ from agentrl.train.record.recording import BY_TIME
 from agentrl.train.record.run_folder import RunFolder
 from agentrl.train.record.seals import LOSSES, STREAM, digest
 from agentrl.train.record.state import last_attempts, read_saved
-from agentrl.types import Group
+from agentrl.types import MAIN, Group
 
 if TYPE_CHECKING:
     from agentrl.train.driver.loop import Loop
@@ -106,14 +108,15 @@ async def resume(loop: Loop, resumed: ResumedFrom) -> int:
         state.restore_algorithms(recorded.state)
     else:
         state.restore_stream(read_saved(resumed.checkpoint)["stream"])
-    survived, reproducible = loop.trainer.version, _reproducible(loop, resumed)
+    survived = {name: policy.trainer.version for name, policy in state.learned.items()}
+    reproducible = _reproducible(loop, resumed)
 
     def seal(content: bytes) -> None:
         folder.seals.add(last, files={LOSSES: digest(content)})
 
     state.store.losses = losses(folder.path, state.store, survived, seal, reproducible=reproducible)
     if resumed.saved.rewards == config.rewards:
-        state.stream.carry_over(state.store, loop.trainer.version)
+        state.stream.carry_over(state.store, survived)
     if last > start:
         await loop.recovering(last, partial(loop.save, last))
     return last
@@ -122,30 +125,36 @@ async def resume(loop: Loop, resumed: ResumedFrom) -> int:
 def losses(
     run: Path,
     store: Store,
-    survived: int,
+    survived: Mapping[str, int],
     seal: Callable[[bytes], object] = lambda content: None,
     *,
     reproducible: bool,
-) -> list[int]:
+) -> list[Loss]:
     """The last version that survived each loss of weights of a run, one that is found now included.
 
-    Weights are lost where the store has turns of a later version than `survived`, with which the run continues, unless
-    later versions are `reproducible`, bit for bit. `seal` is given the content of `losses.json` before it is written.
+    Weights are lost where the store has turns of a later version than the policy's in `survived`, with which the run
+    continues, unless later versions are `reproducible`, bit for bit. Of several policies that learn the store can't
+    tell, and one that lost nothing is none the worse: the weights that follow have another name. `seal` is given the
+    content of `losses.json` before it is written.
     """
     file = run / LOSSES
-    found: list[int] = orjson.loads(file.read_bytes()) if file.exists() else []
-    if not reproducible and store.find({"version_max": Between(survived + 1)}, limit=1).rows:
-        found.append(survived)
+    found: list[Loss] = orjson.loads(file.read_bytes()) if file.exists() else []
+    alone = len(survived) == 1
+    lost = not alone or store.find({"version_max": Between(survived[MAIN] + 1)}, limit=1).rows
+    if not reproducible and lost:
+        found.append(survived[MAIN] if alone else dict(survived))
         seal(orjson.dumps(found))
         write_atomically(file, orjson.dumps(found))
     return found
 
 
 def _reproducible(loop: Loop, resumed: ResumedFrom) -> bool:
-    """True where steps that are taken again have the same groups, tokens and weights."""
-    same = not _describe_changes(loop, resumed) and loop.config.rollout == resumed.saved.rollout
-    exact = all(policy.trainer.deterministic for policy in loop.state.learned.values()) and (
-        loop.engine is None or loop.engine.capabilities.deterministic
+    """True where steps that are taken again have the same groups, tokens and weights, whichever policy plays."""
+    same, source = not _describe_changes(loop, resumed), loop.stream.rollouts
+    same = same and loop.config.rollout == resumed.saved.rollout
+    engines = source.engines if isinstance(source, Rollouts) else []
+    exact = all(policy.trainer.deterministic for policy in loop.state.learned.values()) and all(
+        engine.capabilities.deterministic for engine in engines
     )
     return same and exact and not loop.config.rollout.staleness
 

@@ -100,7 +100,7 @@ def changes(run: Path, saved: RunConfig, requested: RunConfig) -> list[str]:
 
 
 def _is_fixed(name: str) -> bool:
-    of_policy = re.fullmatch(rf"policies\.[^.]+\.((?:engine|{'|'.join(OWN)})\b.*)", name)
+    of_policy = re.fullmatch(rf"policies\.[^.]+\.((?:engine|fleet|{'|'.join(OWN)})\b.*)", name)
     name = of_policy[1] if of_policy else name
     return any(name == part or name.startswith(f"{part}.") for part in FIXED)
 

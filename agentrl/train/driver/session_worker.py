@@ -33,6 +33,7 @@ from agentrl.rollout.workers.environment_workers import Holding
 from agentrl.rollout.workers.held import digest_of
 from agentrl.sessions.store.recorder import Recorder
 from agentrl.sessions.store.store import Store
+from agentrl.sessions.tree.incarnations import Loss
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.driver.colocated import computing
 from agentrl.train.driver.learning import Batch, Learning, Part, digests
@@ -113,10 +114,10 @@ class SessionRole:
         await self._recorder.end(session)
         self._kept.add(session)
 
-    def _losses(self) -> list[int]:
+    def _losses(self) -> list[Loss]:
         """The store's losses; the run's process has written them before the first session begins."""
         with suppress(FileNotFoundError):
-            found: list[int] = orjson.loads((self._folder / LOSSES).read_bytes())
+            found: list[Loss] = orjson.loads((self._folder / LOSSES).read_bytes())
             return found
         return []
 

@@ -28,7 +28,6 @@ from agentrl.config import (
     RunConfig,
     TrainerConfig,
 )
-from agentrl.config.learners import named_as_given
 from agentrl.envs.rewards import REWARDS, ModelMemory
 from agentrl.errors import ConfigError
 from agentrl.models.registry import cache_folder
@@ -37,9 +36,10 @@ from agentrl.rollout.engines import ENGINES
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.driver.setup import TINY
 from agentrl.train.plan.adapter import FLOAT32, describe_adapter, with_adapter, with_lora
+from agentrl.train.plan.agent_checks import check_players
 from agentrl.train.plan.devices import Devices, devices_of, size, too_full, with_models
 from agentrl.train.plan.memory import GIB, EngineMemory, Numbers, Split, TrainerMemory, engine_memory
-from agentrl.train.plan.placing import frozen_engines, run_demand, split_of
+from agentrl.train.plan.placing import frozen_engines, is_attached, run_demand, split_of
 from agentrl.train.plan.shapes import Shape, shape_of
 from agentrl.train.plan.step import (
     FOREST_BYTES,
@@ -54,9 +54,8 @@ from agentrl.train.plan.step import (
     publish_seconds,
     train_seconds,
 )
-from agentrl.train.plan.teachers import played_shape, players_memory, splits_of_others, teachers_memory
+from agentrl.train.plan.teachers import describe_processes, players_memory, splits_of_others, teachers_memory
 from agentrl.train.trainers import TRAINERS, suitable
-from agentrl.types import MAIN
 
 USED = 0.5
 """The part of `rollout.session_tokens` that a session is expected to have, half of it sampled; an assumption."""
@@ -75,6 +74,7 @@ def describe_run(
     Raises:
         ConfigError, InvalidInput: the model can't be planned, or the parts don't fit on the nodes.
     """
+    check_players(config)
     algorithm = make_algorithm(config.algo)
     plugin = suitable(config.trainer, algorithm, config.lora)
     shape, nodes = model_shape(config.model), nodes_of(config.cluster) if on is None else on
@@ -93,13 +93,13 @@ def describe_run(
     engine = engine_of(shape, ranks, width_of(config.engine), devices, trainer)
     budget, shown = config.trainer.token_budget, config.rollout.session_tokens
     sessions = _at_once(config.rollout, config.engine, config.fleet)
-    if config.fleet.urls or getattr(config.engine, "url", None):  # their devices are not known: they have what is asked
+    if is_attached(config.engine, config.fleet):  # their devices are not known: they have what is asked
         engine = replace(engine, cache=sessions * shown * engine.token)
     by_gpu = any(each.numbers for each in devices if each.trainers)
     yield from _describe_model(config.env, config.data, config.model, shape)
     yield from describe_adapter(numbers, config.warm_start)
     yield from _where(assignment, nodes, config.agent, config.cluster)
-    yield from _processes(config, shape, nodes)
+    yield from describe_processes(config, shape, nodes)
     yield from _memory(trainer, engine, budget, sessions if config.data is None else 0, shown)
     yield from asked
     yield from (f"memory of {each.name}: {_on_device(each, trainer, engine)}" for each in devices)
@@ -127,23 +127,6 @@ def _describe_model(env: EnvConfig, data: DataConfig | None, model: ModelConfig,
     yield f"model: {shape.parameters:,} parameters, {shape.num_hidden_layers} layers of {shape.hidden_size}"
     if model.trust_remote_code and (code := custom_code.files(Path(model.name).expanduser())):
         yield f"Python code of the model's folder runs (model.trust_remote_code=true): {', '.join(code)}"
-
-
-def _processes(config: RunConfig, shape: Shape, nodes: Sequence[ClusterNode]) -> Iterator[str]:
-    """A line for each of several policies that learn on one machine: where it computes, in which processes."""
-    for name in (MAIN, *config.learned) if config.learned and config.cluster.name == "local" else ():
-        own = config if name == MAIN else config.of_policy(name)
-        ranks = 0
-        if TRAINERS.find(own.trainer.name).has_ranks:
-            played = shape if name == MAIN else played_shape(config.policies[name], shape)
-            with named_as_given(config.policies, name):
-                ranks = split_of(own.trainer, played, nodes).ranks
-        trains = (
-            f"in {ranks} {'process' if ranks == 1 else 'processes'} of its own" if ranks else "in the loop's process"
-        )
-        apart = not ENGINES.find(own.engine.name).in_process(own.engine)
-        generates = "one of its own" if apart else "the loop's"
-        yield f"{name} learns: trainer={own.trainer.name} {trains}, engine={own.engine.name} in {generates}"
 
 
 def _describe_traffic(limits: ClusterConfig, tokens: int) -> Iterator[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from agentrl.attachments import routed_experts
 from agentrl.config import MODEL, START, EngineConfig, ModelConfig, RolloutConfig, RunConfig, TrainerConfig
+from agentrl.config.learners import named_as_given
 from agentrl.errors import ConfigError, InvalidInput
 from agentrl.models import untrained
 from agentrl.models.devices import torch_device
@@ -33,16 +34,16 @@ def prove_architecture(config: RunConfig, base: Path, display: Display, *, train
     Raises:
         ConfigError: with the numbers.
     """
-    for policy in config.policies.values():
-        if policy.name == MODEL and policy.model.name != START:
-            _prove_engine(policy.engine, model_folder(policy.model), policy.model.name, display)
+    for name, policy in config.policies.items():
+        if policy.name == MODEL:
+            with named_as_given(config.policies, name):
+                _prove_other(config, name, base, display, trains=trains and policy.learns)
     if trains and (kind := read_seeing_type(base)) is not None:
         _require_tower(config, kind)
     if config.model.name == setup.TINY:
         return
     if trains:
         _say_untrained(config.trainer, base, display)
-    trainer = TRAINERS.find(config.trainer.name)
     if sees(base):
         _prove_images(config.model, base, display)
         if not ENGINES.find(config.engine.name).takes_images(config.engine, base):
@@ -50,10 +51,29 @@ def prove_architecture(config: RunConfig, base: Path, display: Display, *, train
                 f"engine={config.engine.name} takes no images with a prompt of this model, with these settings: "
                 "sessions that show any end in an error; engine=local takes them"
             )
-    if trains and trainer.proves(config.trainer):
-        with display.part("proving the architecture for the trainer"):
-            trainer.prove(config.trainer, base, config.model.name, config.engine.max_context)
+    if trains:
+        _prove_trainer(config.trainer, base, config.model.name, config.engine.max_context, display)
     _prove_engine(config.engine, base, config.model.name, display)
+
+
+def _prove_other(config: RunConfig, name: str, base: Path, display: Display, *, trains: bool) -> None:
+    """Do the same for a policy beside the main one, which begins with `base` or with a model of its own."""
+    own = config.policies[name]
+    model = config.model if own.model.name == START else own.model
+    if model.name == setup.TINY:
+        return
+    folder = base if own.model.name == START else model_folder(own.model)
+    if trains:
+        trainer = config.of_policy(name).trainer
+        _prove_trainer(trainer, folder, model.name, own.engine.max_context, display)
+    _prove_engine(own.engine, folder, model.name, display)
+
+
+def _prove_trainer(trainer: TrainerConfig, base: Path, name: str, context: int | None, display: Display) -> None:
+    plugin = TRAINERS.find(trainer.name)
+    if plugin.proves(trainer):
+        with display.part("proving the architecture for the trainer"):
+            plugin.prove(trainer, base, name, context)
 
 
 def _require_tower(config: RunConfig, kind: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from agentrl.cluster import Cluster, ClusterNode, Resources
 from agentrl.cluster.placement.inventory import on_gpus, override_resources
 from agentrl.cluster.placement.plan import Demand, Layout, Wanted, place
-from agentrl.config import MODEL, PAST, EvalConfig, FleetConfig, RunConfig, TrainerConfig
+from agentrl.config import MODEL, PAST, EngineConfig, EvalConfig, FleetConfig, RunConfig, TrainerConfig
 from agentrl.config.learners import named_as_given
 from agentrl.errors import ConfigError
 from agentrl.models.folders import model_settings
@@ -100,7 +100,7 @@ def run_demand(
         nodes: of the cluster.
         others: the splits of other policies' trainers, each of which has a place of its own, as its engine has.
     """
-    demand, alone = _demand_alone(config, split, nodes), {"eval": EvalConfig(), "fleet": FleetConfig()}
+    demand, alone = _demand_alone(config, split, nodes), {"eval": EvalConfig()}
     for name, each in others.items():
         own = _demand_alone(config.of_policy(name).model_copy(update=alone), each, nodes)
         for role in ("trainer", "engine"):
@@ -127,16 +127,20 @@ def frozen_engines(config: RunConfig) -> dict[str, int]:
     Those in the driver's process, and servers that run already, ask for none.
     """
     return {
-        name: own.past.size + 1 if own.name == PAST else 1
+        name: own.past.size + 1 if own.name == PAST else own.fleet.engines
         for name, own in config.policies.items()
         if config.cluster.name == "ray" and own.name in (MODEL, PAST) and not own.learns
-        if not (ENGINES.find(own.engine.name).in_process(own.engine) or getattr(own.engine, "url", None))
+        if not (ENGINES.find(own.engine.name).in_process(own.engine) or is_attached(own.engine, own.fleet))
     }
 
 
+def is_attached(engine: EngineConfig, fleet: FleetConfig) -> bool:
+    """Return whether a policy's engines are servers that run already."""
+    return bool(fleet.urls or getattr(engine, "url", None))
+
+
 def _demand_alone(config: RunConfig, split: Split, nodes: Sequence[ClusterNode]) -> _Demand:
-    engine, trainer = config.engine, config.trainer
-    attached = config.fleet.urls or getattr(engine, "url", None)
+    engine, trainer, attached = config.engine, config.trainer, is_attached(config.engine, config.fleet)
     by_nodes = isinstance(engine, ServerConfig)  # the others are told their device
     serving = on_gpus(engine.device, nodes) if by_nodes else engine.device == "cuda"
     ranked = TRAINERS.find(trainer.name).has_ranks

@@ -17,10 +17,7 @@ from agentrl.config import (
     ClusterConfig,
     DataConfig,
     EngineConfig,
-    FleetConfig,
-    GatewayConfig,
     LoraConfig,
-    PolicyConfig,
     RewardConfig,
     RolloutConfig,
     RunConfig,
@@ -33,7 +30,7 @@ from agentrl.envs.data.hub import is_hub
 from agentrl.envs.data.mixture import Mixture
 from agentrl.envs.registry import make
 from agentrl.envs.rewards import REWARDS
-from agentrl.errors import ConfigError, EnvError, missing_extra, nearest, unknown_name
+from agentrl.errors import ConfigError, EnvError, missing_extra, unknown_name
 from agentrl.models import KNOWN, resolve
 from agentrl.models.registry import TINY
 from agentrl.rollout.engines import ENGINES, check_engine, check_reference, grammars
@@ -53,6 +50,7 @@ from agentrl.sessions.renderers.registry import check_name
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.algorithms.base import Algorithm
 from agentrl.train.driver import base_model, resuming, setup
+from agentrl.train.plan.agent_checks import check_addresses, check_agents
 from agentrl.train.plan.critic_checks import check_joint_path, check_view
 from agentrl.train.plan.trainer_checks import check_layouts, check_trainers
 from agentrl.train.record import chain
@@ -84,7 +82,7 @@ def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> No
         faults.load(config.faults)
     algorithm = make_algorithm(config.algo)
     check_trainers(config)
-    _check_adapter(config.engine, config.lora)
+    check_addresses(config)
     for name in config.metrics:
         TRACKERS.find(name)
     if config.data is not None:
@@ -101,6 +99,7 @@ def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> No
         own = config if name == MAIN else config.of_policy(name)
         each, signal = make_algorithm(own.algo), not config.allow_no_signal
         with named_as_given(config.policies, name):
+            _check_adapter(own.engine, own.lora)
             _check_sampling(own.rollout, _with_address(own), own.trainer, refuse=signal)
             check_view(each, env)
             check_joint_path(each, config, env)
@@ -201,7 +200,8 @@ def check_rollouts(config: RunConfig) -> Env:
     make_measure(PRIORITIES, config.rollout.priority)
     env = make(config.env.name, **config.env.kwargs)
     check_branching(config.rollout.branch, env, config.agent)
-    _check_agents(config, env, trains=True)
+    check_agents(config, env, trains=True)
+    _check_policies(config, env)
     _check_tasks(env, "train")
     return env
 
@@ -229,7 +229,8 @@ def check_evaluation(config: RunConfig) -> None:
                 f"policies.{name}={PAST} is for training; of a run that has ended, "
                 f"policies.{name}.model=RUN/past/step-… is one of the versions"
             )
-    _check_agents(config, env, trains=False)
+    check_agents(config, env, trains=False)
+    _check_policies(config, env)
     _check_tasks(env, held_out_split(config.eval, env))
 
 
@@ -251,60 +252,15 @@ def _check_resident(rewards: Mapping[str, RewardConfig], cluster: ClusterConfig)
         )
 
 
-def _check_agents(config: RunConfig, env: Env, *, trains: bool) -> None:
-    """Check which policies play which agents, and that frozen policies can be loaded here."""
-    for agent in config.agents if config.agent is None else ():
-        if agent not in env.agents:
-            guess = nearest(agent, env.agents)
-            hint = f"; did you mean {guess!r}?" if guess else ""
-            known = ", ".join(env.agents)
-            raise ConfigError(f"agents.{agent}: env={config.env.name} has no such agent{hint} (agents: {known})")
-    if config.agent is not None and len(env.agents) > 1:
-        raise ConfigError(f"agent={config.agent!r} is for one agent; env={config.env.name} has {', '.join(env.agents)}")
-    if config.agent is not None and config.agents:
-        _check_named(config.agent, config.agents, config.policies, config.gateway, config.cluster)
-    if trains and all(
-        MAIN not in config.players(config.agents.get(agent, MAIN))
-        for agent in (*env.agents, *(config.agents if config.agent else ()))
-    ):
-        raise ConfigError(
-            f"policies that are not trained play all agents of env={config.env.name}: there is nothing to train"
-        )
+def _check_policies(config: RunConfig, env: Env) -> None:
+    """Check that frozen policies can be loaded here, and engines of all be made."""
     for name, policy in config.policies.items():
         with named_as_given(config.policies, name):
             if policy.name in (MODEL, PAST):
-                check_engine(policy.engine, FleetConfig(), here=config.cluster.name == "local")
+                check_engine(policy.engine, policy.fleet, here=config.cluster.name == "local")
                 check_name(policy.model.renderer, "model.renderer")
             if not (policy.remote and name in config.asked_policies):  # which plays nothing, and is asked before
                 check_partner(name, policy, env)
-
-
-def _check_named(
-    program: str,
-    agents: Mapping[str, str],
-    policies: Mapping[str, PolicyConfig],
-    gateway: GatewayConfig,
-    cluster: ClusterConfig,
-) -> None:
-    """Refuse policies by which no request of a program can be answered, and gateways that have one policy."""
-    forwarded = {*agents, *agents.values()} & set(gateway.forward.models)
-    if odd := sorted({agent for agent in agents if "/" in agent} | forwarded):
-        raise ConfigError(
-            f"agents.{odd[0]}: a program's agents are named without a slash, and not as models of gateway.forward are"
-        )
-    for agent, name in agents.items():
-        kind = MODEL if name == MAIN else policies[name].name
-        if kind not in (MODEL, PAST):
-            raise ConfigError(
-                f"policies.{name}={kind} plays agents.{agent}, and requests of agent={program!r} are answered by "
-                "models that are loaded here: set its model; another server's are asked by gateway.forward"
-            )
-    elsewhere = {"environments": cluster.environments, "gateways": cluster.gateways}
-    if found := next((name for name, count in elsewhere.items() if count), None):
-        raise ConfigError(
-            f"cluster.{found}={elsewhere[found]}: the gateways of other processes answer by one policy, and "
-            f"agent={program!r} has several (agents: {', '.join(agents)}): set cluster.{found}=0"
-        )
 
 
 def _check_sampling(limits: RolloutConfig, engine: EngineConfig, trainer: TrainerConfig, *, refuse: bool) -> None:

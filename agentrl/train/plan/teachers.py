@@ -1,18 +1,18 @@
-"""Memory of policies beside the main one in a dry run: those that an algorithm asks, that play, and that learn."""
+"""Policies beside the main one in a dry run, those that an algorithm asks, that play, that learn: memory and places."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 from agentrl.cluster import ClusterNode
-from agentrl.config import MODEL, PAST, START, PolicyConfig, RunConfig
+from agentrl.config import MODEL, PAST, START, EngineConfig, FleetConfig, PolicyConfig, RunConfig
 from agentrl.config.learners import named_as_given
 from agentrl.models.registry import cache_folder
 from agentrl.rollout.engines import ENGINES
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.plan.adapter import FLOAT32, with_adapter, with_lora
 from agentrl.train.plan.memory import LOGITS, Split
-from agentrl.train.plan.placing import split_of
+from agentrl.train.plan.placing import is_attached, split_of
 from agentrl.train.plan.shapes import Shape, shape_of
 from agentrl.train.trainers import TRAINERS
 from agentrl.types import MAIN
@@ -38,8 +38,10 @@ def players_memory(config: RunConfig, asked: Container[str], main: Shape) -> dic
         if own.name not in (MODEL, PAST) or name in asked:
             continue
         whose = policies.get(own.past.of, own) if own.name == PAST else own
-        shape = main if own.name == PAST and own.past.of == MAIN else played_shape(whose, main)
-        engines = own.past.size + 1 if own.name == PAST else 1
+        with named_as_given(policies, name):
+            shape = main if own.name == PAST and own.past.of == MAIN else played_shape(whose, main)
+        engines = own.past.size + 1 if own.name == PAST else own.fleet.engines
+        engines = 0 if is_attached(own.engine, own.fleet) else engines
         found[name] = engines * shape.parameters * (4.0 if own.engine.dtype == "float32" else 2.0)
         if own.learns:
             found[name] += _trainers_bytes(config, own, shape)
@@ -79,3 +81,29 @@ def splits_of_others(config: RunConfig, shape: Shape, nodes: Sequence[ClusterNod
         with named_as_given(config.policies, name):
             found[name] = split_of(config.of_policy(name).trainer, played_shape(config.policies[name], shape), nodes)
     return found
+
+
+def describe_processes(config: RunConfig, shape: Shape, nodes: Sequence[ClusterNode]) -> Iterator[str]:
+    """A line for each of several policies that learn on one machine: where it computes, in which processes."""
+    for name in (MAIN, *config.learned) if config.learned and config.cluster.name == "local" else ():
+        own = config if name == MAIN else config.of_policy(name)
+        ranks = 0
+        if TRAINERS.find(own.trainer.name).has_ranks:
+            played = shape if name == MAIN else played_shape(config.policies[name], shape)
+            with named_as_given(config.policies, name):
+                ranks = split_of(own.trainer, played, nodes).ranks
+        trains = (
+            f"in {ranks} {'process' if ranks == 1 else 'processes'} of its own" if ranks else "in the loop's process"
+        )
+        generates = _describe_engines(own.engine, own.fleet)
+        yield f"{name} learns: trainer={own.trainer.name} {trains}, engine={own.engine.name} {generates}"
+
+
+def _describe_engines(engine: EngineConfig, fleet: FleetConfig) -> str:
+    """Say where a policy's engines generate."""
+    at = fleet.urls or ([url] if (url := getattr(engine, "url", None)) else [])
+    if at:
+        return f"at {', '.join(at)}"
+    if ENGINES.find(engine.name).in_process(engine):
+        return "in the loop's"
+    return f"in {fleet.engines} of its own" if fleet.engines > 1 else "in one of its own"

@@ -28,7 +28,7 @@ from agentrl.config import WeightsConfig
 from agentrl.errors import ConfigError, Unproven
 from agentrl.rollout.engines.managed import as_managed
 from agentrl.sessions.tree.codec import pack_floats
-from agentrl.sessions.tree.incarnations import incarnation
+from agentrl.sessions.tree.incarnations import Loss, incarnation
 from agentrl.train.record.files import append, keep_lines
 from agentrl.types import MAIN, Engine, Group, Node, Session, Status
 
@@ -245,10 +245,11 @@ async def confirm_weights(
     engine: Engine,
     kind: str,
     weights: WeightsConfig,
-    losses: Sequence[int],
+    losses: Sequence[Loss],
     probed: float | None = None,
     bound: float | None = None,
     reference: str = "",
+    policy: str = MAIN,
 ) -> Published:
     """The weights that an engine has, by its own account.
 
@@ -260,12 +261,13 @@ async def confirm_weights(
         probed: see `Published.probe`.
         bound: see `Published.probe_bound`.
         reference: see `Published.reference`.
+        policy: whose weights they are.
     """
     version = engine.version()
     checksums = await as_managed(engine).checksums() if weights.verify else {}
     caches: Caches = "kept" if weights.mode == "in_place" else "dropped"
-    number = incarnation(version, losses)
-    return Published(version, number, kind, caches, checksums, probed, bound, reference)
+    number = incarnation(version, losses, policy)
+    return Published(version, number, kind, caches, checksums, probed, bound, reference, policy=policy)
 
 
 # ------------------------------------------------------------------------------------------- the file

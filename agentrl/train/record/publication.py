@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agentrl.rollout.engines.managed import as_managed
 from agentrl.types import Engine
 
 NEVER = -1
@@ -28,8 +29,12 @@ class Publication:
     recorded: int | None = None
 
     def begin(self, engine: Engine, version: int) -> bool:
-        """Begin to send a version where it is to be sent; False where the engine was started with it, or has it."""
-        if self.recorded == version or (self.sent is None and engine.version() == version):
+        """Begin to send a version where it is to be sent; False where the engine was started with it, or has it.
+
+        A server that ran before may have a version of the same number from elsewhere: another run, another policy.
+        """
+        started_with = self.sent is None and not as_managed(engine).attached and engine.version() == version
+        if self.recorded == version or started_with:
             return False
         self.sent = version
         return True

@@ -25,7 +25,7 @@ from agentrl.config import EngineConfig, FleetConfig, WeightsConfig
 from agentrl.envs.data import identity
 from agentrl.errors import ConfigError, Diverged
 from agentrl.rollout.engines import ENGINES
-from agentrl.rollout.fleet import divide_cores
+from agentrl.rollout.fleet import count_beside, divide_cores
 from agentrl.rollout.fleet.admission import SharedEngine
 from agentrl.rollout.rerun.engine import Recording
 from agentrl.rollout.stream.outcomes import TRAINED, GroupOutcome
@@ -37,7 +37,7 @@ from agentrl.train.record.data_identity import STARTS
 from agentrl.train.record.run_folder import RunFolder
 from agentrl.train.record.state import last_attempts
 from agentrl.train.trainers import Trainer
-from agentrl.types import Engine, Session
+from agentrl.types import MAIN, Engine, Session
 
 BY_TIME = ("time/", "idle/", "throughput/", "stream/", "groups/", "resumed/", "signal/")
 """Metrics that depend on speed, on groups that were discarded or left out, or on interruptions: not compared."""
@@ -127,7 +127,7 @@ def write_start(folder: RunFolder, trainer: Trainer, display: Display, start: in
     """Record where and with what a process trains after the step `start`; a rerun names what differs."""
     config = folder.config
     own = {
-        **machine(config.engine, config.fleet, folder.path / "model", trainer),
+        **machine(config.engine, config.fleet, folder.path / "model", trainer, count_beside(MAIN, config.fleets)),
         "settings": folder.settings(),
         "code": kept_code.digests(folder.path),
         identity.KEY: identity.json(folder.data),
@@ -139,9 +139,9 @@ def write_start(folder: RunFolder, trainer: Trainer, display: Display, start: in
         folder.check_row = _row_check(Path(config.rerun))
 
 
-def machine(engine: EngineConfig, fleet: FleetConfig, model: Path, trainer: Trainer) -> dict[str, Any]:
-    """Return what numbers may depend on besides seeds and settings."""
-    engines = divide_cores(engine, fleet, model)
+def machine(engine: EngineConfig, fleet: FleetConfig, model: Path, trainer: Trainer, beside: int = 0) -> dict[str, Any]:
+    """Return what numbers may depend on besides seeds and settings; for `beside`, see `divide_cores`."""
+    engines = divide_cores(engine, fleet, model, beside)
     users = os.environ[cores.VARIABLE] if cores.set_by_user() else None
     return {
         "python": platform.python_version(),

@@ -48,6 +48,7 @@ from agentrl.config.secrets import public
 from agentrl.envs.data.identity import Identities
 from agentrl.errors import AgentRLError, Blame, ConfigError, StoreError
 from agentrl.rollout.stream.outcomes import GroupOutcome
+from agentrl.sessions.tree.incarnations import Loss
 from agentrl.train.driver import resuming
 from agentrl.train.driver.resuming import ResumedFrom, saved_steps, step_of
 from agentrl.train.record import kept_code, ledger, manifest, provenance, ratings, records, trainer_logprobs
@@ -196,7 +197,7 @@ class RunFolder:
         """
         line = orjson.dumps({"step": start, **about, "sealed": True}) + b"\n"
         file = self.path / LOSSES
-        lost: list[int] = orjson.loads(file.read_bytes()) if file.exists() else []
+        lost: list[Loss] = orjson.loads(file.read_bytes()) if file.exists() else []
         self.seals.start(start, self._yaml(), line, losses=lost, anew=self.checkpoint is None)
         self.write_settings()
         append(self.path / STARTS, line)

@@ -29,6 +29,7 @@ from typing import Any, Literal
 import orjson
 
 from agentrl.errors import ConfigError
+from agentrl.sessions.tree.incarnations import Loss
 from agentrl.train.record import ledger, manifest, provenance, ratings
 from agentrl.train.record.data_identity import STARTS
 from agentrl.train.record.files import append, keep_lines, write_atomically
@@ -58,7 +59,7 @@ class _Start:
 
     settings: str
     model: str
-    losses: list[int]
+    losses: list[Loss]
     anew: bool = False
     replaced: bool = False
     late: Mapping[str, str] = field(default_factory=dict)
@@ -165,7 +166,7 @@ class Seals:
         with self._lock:
             return self._load().last
 
-    def start(self, step: int, settings: bytes, line: bytes, *, losses: list[int], anew: bool) -> None:
+    def start(self, step: int, settings: bytes, line: bytes, *, losses: list[Loss], anew: bool) -> None:
         """A process begins to train after `step` steps; its settings and its line of `starts.jsonl` follow."""
         with self._lock:
             known, (model, _) = self._load(), manifest.digests(self.run / "model")

@@ -47,19 +47,24 @@ def application(engine: LocalEngine) -> FastAPI:
         return {}
 
     @app.post("/generate")
-    async def generate(request: Request) -> StreamingResponse:
-        return StreamingResponse(stream(await request.json()), media_type="text/event-stream")
+    async def generate(request: Request) -> Any:
+        body = await request.json()
+        if not body["sampling_params"]["max_new_tokens"]:  # it is asked for log-probabilities
+            scored = await engine.score(body["input_ids"])
+            return {"meta_info": {"input_token_logprobs": [[logp] for logp in scored]}}
+        return StreamingResponse(stream(body), media_type="text/event-stream")
 
     async def stream(body: dict[str, Any]) -> AsyncIterator[bytes]:
         if body["input_ids"][0] == DEADLY:
             os._exit(1)
         params = body["sampling_params"]
-        sampling = Sampling(temperature=params["temperature"], max_new_tokens=params["max_new_tokens"])
+        ends = tuple(params.get("stop_token_ids") or ())
+        sampling = Sampling(params["temperature"], max_new_tokens=params["max_new_tokens"], stop_token_ids=ends)
         async for item in engine.generate(f"{body['rid']}/0", body["input_ids"], sampling):
             meta: dict[str, Any] = {"cached_tokens": 0, "weight_version": str(engine.version()), "finish_reason": None}
             new: Chunk | Turn = item
             if isinstance(item, Turn):
-                meta["finish_reason"] = {"type": item.finish_reason.value}
+                meta["finish_reason"] = {"type": item.finish_reason.value, "matched": item.stopped_by}
                 meta["weight_versions"] = [
                     {"version": str(span.version), "start": span.start, "end": span.end} for span in item.versions
                 ]
@@ -110,6 +115,19 @@ class TokenServer:
 
     def __init__(self, folder: Path, port: int) -> None:
         threading.Thread(target=serve, args=(folder, port), daemon=True).start()
+
+
+def interpreter(file: Path) -> Path:
+    """Write the interpreter of an SGLang that is this server, for `engine.python`."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(
+        "#!/bin/bash\n"
+        'case "$*" in *metadata*) echo 0.5.23; exit;; esac\n'
+        'while [ $# -gt 0 ]; do case "$1" in --model-path) model=$2;; --port) port=$2;; esac; shift; done\n'
+        f'exec {sys.executable} -m tests.rollout.fleet.token_server "$model" "$port"\n'
+    )
+    file.chmod(0o755)
+    return file
 
 
 if __name__ == "__main__":

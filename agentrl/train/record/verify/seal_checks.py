@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from agentrl.common import formats
 from agentrl.config.policies import PAST
 from agentrl.errors import ConfigError, StoreError
 from agentrl.sessions.store import digests
+from agentrl.sessions.tree.incarnations import Loss
 from agentrl.train.driver.resuming import step_of
 from agentrl.train.record import manifest, seals, trainer_logprobs
 from agentrl.train.record.data_identity import STARTS
@@ -175,7 +176,7 @@ def _small(sealed: Sealed, name: str) -> Iterator[Discrepancy]:
         yield Discrepancy(name, "is not what the run's last process wrote" if _is(file) else "missing")
 
 
-def _of_losses(found: list[int]) -> str:
+def _of_losses(found: Sequence[Loss]) -> str:
     return digest(orjson.dumps(found)) if found else ""
 
 

@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from agentrl.config import START, FleetConfig, PolicyConfig, RolloutConfig, RunConfig, WeightsConfig
+from agentrl.config import START, PolicyConfig, RolloutConfig, RunConfig, WeightsConfig
 from agentrl.errors import ConfigError
 from agentrl.models.registry import model_folder
 from agentrl.models.tokenizers import load_tokenizer
@@ -120,7 +120,7 @@ class Teachers:
         path = teacher_folder(own, start)
         if _reads_forests(own):
             return await asyncio.to_thread(ForestScorer, path, own, wanted)
-        engine = make_engines(own.engine, FleetConfig(), WeightsConfig(), path)
+        engine = make_engines(own.engine, own.fleet, WeightsConfig(), path)
         self._open.push_async_callback(engine.close)
         await wait_until_started(engine)
         return EngineScorer(engine)
