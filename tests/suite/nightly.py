@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import pytest
 
-ENGINES, MEGATRON, CLUSTER = "tests/rollout/engines/", "tests/train/backends/megatron/", "tests/cluster/"
+from tests.suite.by_day import BY_DAY, CLUSTER, LEASES, MEGATRON
+
+ENGINES = "tests/rollout/engines/"
 SCHEDULER = f"{ENGINES}test_scheduler.py::test_a_turn_is_its_own_whatever_happens_beside_it_in_hundreds_of_turns"
-ADAPTERS = (
-    f"{ENGINES}test_served_adapters.py::test_turns_end_under_the_adapter_that_they_began_with"
-    "_and_each_is_the_trainers_own"
-)
 CONTRACT = f"{ENGINES}test_contract.py::test_smollm2_keeps_the_numbers_and_the_text_of_the_contract"
 REAL = f"{ENGINES}test_real_model.py::test_"
 RESUMED = "tests/train/test_resume.py::test_four_steps_straight_equal_two_a_kill_and_two_more_to_the_last_bit"
@@ -28,17 +26,28 @@ PROGRAMS = (
     "tests/sessions/gateway/test_clients.py::test_a_runs_own_gateway_plays_a_program"
     "_and_all_of_its_turns_can_be_trained"
 )
-UPDATES = (
-    f"{MEGATRON}test_sequences.py::test_two_updates_with_pairs_or_verdicts_over_ranks_are_those_of_the_torch_trainer"
+TWO_NODES = (
+    f"{CLUSTER}test_ranks.py::test_ranks_on_two_nodes_learn_as_on_one_and_another_trainer_goes_on_where_one_is_killed"
 )
-ON_NODES = f"{CLUSTER}test_sessions.py::test_what_it_does_for_the_driver_is_what_the_driver_does"
+ONE_RUN = (
+    f"{CLUSTER}test_run.py"
+    "::test_on_two_ray_nodes_it_samples_learns_and_ends_as_in_one_process_and_the_driver_reads_nothing_of_it"
+)
+GATEWAYS = f"{CLUSTER}test_gateway_runs.py::test_a_run_with_gateway_workers_learns_the_same_also_where_one_stops"
+TWO_POLICIES = (
+    "tests/train/test_several_learners.py"
+    "::test_each_policy_learns_what_its_own_run_would_and_a_killed_run_goes_on_bit_for_bit"
+)
+REPLACED = (
+    "tests/rollout/fleet/test_processes.py"
+    "::test_a_server_that_is_killed_or_stopped_is_replaced_by_one_of_the_same_version"
+)
 PRINTED = "tests/test_commands.py::test_a_command_runs_as_printed"
 VIEWED = "tests/viewer/test_scripts.py::test_no_text_is_more_than_text_"
 UNREWARDED = (
     "tests/train/test_lost_tokens.py::test_a_run_without_rewards_ends_after_its_first_step_and_keeps_what_it_did"
 )
 SCORING = f"{ENGINES}test_sglang.py::test_sglang_keeps_the_contract[logprobs_are_those_of_scoring"
-SERVERS = "tests/rollout/fleet/test_servers.py::test_"
 CLIENTS = "tests/sessions/gateway/test_clients.py::test_a_"
 FRAMEWORK = f"{CLIENTS}framework_makes_one_clean_path_or_branches_of_the_stated_causes"
 TOOLS = f"{CLIENTS}program_with_tools_makes_one_clean_path"
@@ -48,6 +57,9 @@ STOPS = (
     f"{CLUSTER}test_trainer_access.py"
     "::test_a_process_that_stops_while_another_calls_it_is_the_trainers_death_and_a_new_trainer_goes_on"
 )
+ONE_TASK = "tests/envs/swe/test_env.py::test_the_expert_solves_a_task_through_the_tools_and_saying_nothing_does_not"
+BESIDE = "tests/envs/adapters/test_adapters.py::test_the_tests_of_adapters_pass_beside_their_libraries"
+PUBLICATION = f"{LEASES}turns_go_through_a_publication_and_each_token_knows_its_policy[in_place-process"
 SITES = "tests/envs/web/test_sites.py::test_it_keeps_the_contract"
 NAMED_AGENTS = "tests/rollout/test_named_agents.py::test_"
 UNCHANGED = "tests/train/test_verify_kinds.py::test_a_run_of_which_nothing_was_changed_passes"
@@ -55,6 +67,8 @@ DRAWN = (
     f"{ENGINES}test_sglang.py::test_narrowed_turns_and_those_under_a_grammar_bring_the_set_that_the_server_drew_from"
 )
 ROTATES = f"{MEGATRON}test_families.py::test_models_check_finds_a_family_that_rotates_otherwise"
+SAMPLERS = "tests/test_supports_benchmark.py::test_"
+DRAWS = f"{ENGINES}test_support.py::test_draws_from_a_recorded_set_follow_its_log_probabilities"
 DYING = "tests/train/test_publication.py::test_a_run_whose_trainer_dies_at_every_call_is_proven_step_for_step"
 FLEET = "tests/rollout/fleet/test_contract.py::test_a_fleet_keeps_the_contract_of_an_engine"
 COOKBOOK = "tests/train/server/test_cookbook.py::test_the_cookbooks_"
@@ -65,15 +79,31 @@ PLACED_IMAGES = (
 )
 KILLED = "tests/train/server/test_sdk.py::test_a_killed_server_goes_on_and_no_client_notices"
 NIGHTLY: dict[str, str] = {
-    PUBLISHED: (
-        f"{CLUSTER}test_run.py"
-        "::test_on_two_ray_nodes_it_samples_learns_and_ends_as_in_one_process_and_the_driver_reads_nothing_of_it"
+    PUBLISHED: ONE_RUN,
+    f"{CLUSTER}test_run.py::test_policies_whose_trainers_have_ranks_learn_on_ray_nodes_as_here": ONE_RUN,
+    f"{CLUSTER}test_run.py::test_two_policies_learn_on_ray_nodes_what_they_learn_in_one_process": ONE_RUN,
+    f"{ENGINES}test_served_adapters.py": (
+        "tests/train/lora/test_parts.py::test_turns_that_are_under_way_go_on_under_a_published_adapter"
     ),
-    f"{CLUSTER}test_run.py::test_policies_whose_trainers_have_ranks_learn_on_ray_nodes_as_here": (
-        f"{CLUSTER}test_run.py::test_two_policies_learn_on_ray_nodes_what_they_learn_in_one_process"
+    f"{ENGINES}test_sglang_experts.py::test_a_turn": (
+        f"{ENGINES}test_experts.py::test_a_turns_experts_are_those_of_one_forward_pass_over_the_whole_path"
     ),
-    f"{ADAPTERS}[vllm": f"{ADAPTERS}[sglang",
-    f"{ENGINES}test_served_adapters.py::test_twenty_publications_leave_no_memory_behind": f"{ADAPTERS}[sglang",
+    f"{ENGINES}test_sglang_experts.py::test_a_mixture_keeps_the_contract_on_routed_experts": (
+        f"{ENGINES}test_experts.py::test_a_mixture_keeps_the_contract_on_routed_experts"
+    ),
+    f"{ENGINES}test_sglang_experts.py::test_a_server_that_does_not_record_is_refused": (
+        f"{ENGINES}test_sglang_experts.py::test_a_server_of_ours_on_a_cpu_is_refused_with_the_reason"
+    ),
+    f"{ENGINES}test_sglang.py::test_a_publication_to_sglang_with_a_stale_tensor": (
+        "tests/rollout/fleet/test_reference.py"
+        "::test_a_stale_tensor_that_the_probe_does_not_see_ends_a_run_on_the_local_engine"
+    ),
+    f"{ENGINES}test_process_engine.py::test_it_ends_with_a_process_that_is_killed": (
+        f"{CLUSTER}test_server.py::test_nothing_outlives_an_owner_that_is_killed[9"
+    ),
+    "tests/rollout/fleet/test_servers.py": PUBLICATION,
+    f"{SAMPLERS}sglangs_own_sampler_keeps_the_sets_of_the_rule_that_is_written_for_it": DRAWS,
+    f"{SAMPLERS}vllms_own_sampler_keeps_the_sets_of_its_rule_and_draws_by_its_log_probabilities": DRAWS,
     f"{SCHEDULER}[torch": f"{SCHEDULER}[auto",
     f"{CONTRACT}[whole": f"{CONTRACT}[two layers",
     f"{REAL}sglang_in_float32_agrees_with_the_trainer_on_a_real_model": SCORING,
@@ -98,18 +128,42 @@ NIGHTLY: dict[str, str] = {
     "tests/test_faults.py::test_a_run_ends_the_same_bit_for_bit_whatever_happens_to_it": (
         "tests/train/test_recovery.py::test_a_run_whose_trainer_and_engine_die_ends_like_one_whose_parts_live"
     ),
-    f"{ON_NODES}[ranks": f"{ON_NODES}[critic",
-    f"{CLUSTER}test_ranks.py::test_tensor_parallel_ranks_are_on_one_node_and_learn_as_without_a_cluster": (
-        f"{CLUSTER}test_ranks.py::test_ranks_on_two_nodes_learn_as_on_one_and_another_trainer_goes_on_where_one_is_killed"
+    f"{CLUSTER}test_sessions.py::test_what_it_does_for_the_driver_is_what_the_driver_does": (
+        f"{CLUSTER}test_sessions.py::test_another_process_takes_its_place_where_it_is_killed_or_stopped[kill"
     ),
+    f"{CLUSTER}test_ranks.py::test_tensor_parallel_ranks_are_on_one_node_and_learn_as_without_a_cluster": TWO_NODES,
+    f"{CLUSTER}test_ranks.py::test_a_run_goes_on_from_its_last_checkpoint_where_a_rank_dies": TWO_NODES,
     f"{CLUSTER}test_rewards.py::test_environment_workers_on_ray_nodes_have_rewards_computed"
     "_on_the_nodes_that_the_settings_name": (
         f"{CLUSTER}test_rewards.py::test_a_run_with_reward_workers_learns_the_same_also_where_one_stops"
     ),
     f"{CLUSTER}test_gateway_runs.py::test_programs_of_environment_workers_reach_gateways"
-    "_on_the_node_that_the_settings_name_by_https": (
-        f"{CLUSTER}test_programs.py::test_programs_on_another_node_reach_its_gateway_by_https"
-        "_and_change_nothing_where_a_worker_stops"
+    "_on_the_node_that_the_settings_name_by_https": GATEWAYS,
+    f"{CLUSTER}test_programs.py::test_programs_on_another_node_reach_its_gateway_by_https"
+    "_and_change_nothing_where_a_worker_stops": GATEWAYS,
+    f"{CLUSTER}test_gateway_runs.py::test_a_recorded_run_of_a_program_is_run_again_by_gateway_workers": (
+        f"{CLUSTER}test_programs.py::test_a_recorded_run_of_a_program_is_run_again_by_workers"
+    ),
+    f"{CLUSTER}test_gateways.py::test_a_worker_that_stops_amid_a_session_is_ended_when_the_programs_time_is_over": (
+        f"{CLUSTER}test_gateways.py::test_a_worker_that_opens_no_session_is_ended_at_the_deadline_of_a_call"
+        "[environment worker"
+    ),
+    f"{CLUSTER}test_foreign_trainer.py": "tests/train/test_foreign_plans.py::test_its_ranks_get_places_of_their_own",
+    f"{CLUSTER}test_partition.py::test_requests_to_an_engine_that_no_packet_reaches_move": f"{REPLACED}[19",
+    f"{CLUSTER}test_servers.py::test_where_the_driver_is_killed_the_server_on_another_node_ends": (
+        f"{CLUSTER}test_workers.py::test_where_the_driver_is_killed_its_workers_and_what_they_started_end"
+    ),
+    f"{CLUSTER}test_contract.py::test_a_roles_process_collects_garbage_as_seldom_as_a_run[ray": (
+        f"{CLUSTER}test_contract.py::test_a_roles_process_collects_garbage_as_seldom_as_a_run[local"
+    ),
+    "tests/train/backends/ranks/test_several_learners.py": TWO_POLICIES,
+    "tests/test_faults.py::test_a_run_of_two_policies_that_dies_at_six_points_ends_the_same_bit_for_bit": TWO_POLICIES,
+    "tests/train/test_several_learners.py::test_groups_begin_before_both_policies_have_learned": TWO_POLICIES,
+    "tests/train/test_joint_tree.py::test_two_policies_learn_from_a_tree_and_a_killed_run_goes_on": TWO_POLICIES,
+    "tests/rollout/test_named_agents.py::test_a_killed_run_of_a_program_with_several_policies": TWO_POLICIES,
+    "tests/train/lora/test_tenants.py::test_policies_with_adapters_share_the_base": (
+        "tests/train/lora/test_tenants.py"
+        "::test_adapters_on_one_base_learn_the_bits_that_each_would_learn_alone_and_hold_it_once"
     ),
     f"{MEGATRON}test_adapters.py::test_ranks_train_save_and_export_an_adapter_as_one_process_does"
     "_also_after_a_warm_start": (
@@ -118,9 +172,7 @@ NIGHTLY: dict[str, str] = {
     "tests/train/backends/test_loaded.py::test_megatron_names_the_layer_that_it_loaded_wrong_whichever_rank_holds_it": (
         ROTATES
     ),
-    f"{CLUSTER}test_run.py::test_a_trainer_goes_on_elsewhere_when_its_node_is_drained_and_learns_the_same": (
-        f"{CLUSTER}test_ranks.py::test_a_run_goes_on_from_its_last_checkpoint_where_a_rank_dies"
-    ),
+    f"{CLUSTER}test_run.py::test_a_trainer_goes_on_elsewhere_when_its_node_is_drained_and_learns_the_same": TWO_NODES,
     "tests/test_supports_benchmark.py::test_its_small_form_trains_with_calls_under_a_grammar"
     "_and_as_if_no_set_was_recorded": (
         "tests/train/test_grammar_run.py::test_a_run_under_a_json_schema_learns_within_it_and_is_run_again_bit_for_bit"
@@ -139,9 +191,7 @@ NIGHTLY: dict[str, str] = {
     ),
     f"{COOKBOOK}supervised_loop_learns_and_a_killed_server_has_every_step": KILLED,
     f"{COOKBOOK}loop_of_rewards_learns_and_a_killed_server_has_every_step": KILLED,
-    f"{CLUSTER}test_run.py::test_nodes_that_are_killed_under_a_run_change_nothing_of_what_it_learns": (
-        f"{CLUSTER}test_ranks.py::test_ranks_on_two_nodes_learn_as_on_one_and_another_trainer_goes_on_where_one_is_killed"
-    ),
+    f"{CLUSTER}test_run.py::test_nodes_that_are_killed_under_a_run_change_nothing_of_what_it_learns": TWO_NODES,
     f"{STOPS}[plain-fsdp": f"{STOPS}[plain-torch",
     f"{MEGATRON}test_replay.py::test_a_run_records_publishes_and_replays": (
         f"{MEGATRON}test_run.py::test_a_run_imitates_reinforces_publishes_and_resumes_under_another_layout"
@@ -149,13 +199,42 @@ NIGHTLY: dict[str, str] = {
     f"{ENGINES}test_vllm.py::test_vllm_keeps_the_contract[pausing_works_in_every_mode": (
         f"{ENGINES}test_sglang.py::test_sglang_keeps_the_contract[pausing_works_in_every_mode"
     ),
-    "tests/sessions/gateway/test_load_benchmark.py::test_the_parts_of_a_turn_add_up_to_its_cpu_time": (
-        "tests/sessions/gateway/test_load_benchmark.py"
-        "::test_the_load_benchmark_compares_turns_of_a_served_fleet_with_an_echo_and_with_its_bare_parts"
+    "tests/sessions/gateway/test_load_benchmark.py": (
+        "tests/sessions/gateway/test_load.py::test_two_hundred_sessions_stream_side_by_side_without_an_error"
     ),
-    "tests/envs/swe/test_builtin.py::test_the_expert_solves_every_task_through_the_tools": (
-        "tests/envs/swe/test_env.py::test_the_expert_solves_a_task_through_the_tools_and_saying_nothing_does_not"
+    "tests/test_gpu_benchmark.py::test_every_part_that_needs_no_gpu_runs_on_a_cpu_in_a_small_form": (
+        "tests/test_gpu_benchmark.py::test_a_part_that_fails_or_hangs_keeps_the_figures_it_had"
     ),
+    "tests/test_teams_benchmark.py::test_the_teams_benchmark_measures_what_it_says_in_its_small_form": (
+        "tests/test_teams_benchmark.py::test_two_policies_learn_with_critics_of_joint_paths"
+    ),
+    "tests/rollout/remote/test_evaluation_benchmark.py::test_a_suite_that_is_killed_and_given_again": (
+        "tests/rollout/remote/test_remote.py::test_a_model_behind_either_protocol_plays_with_tools"
+    ),
+    "tests/docs/test_site.py::test_the_site_builds_with_warnings_as_errors_and_loads_nothing_from_elsewhere": (
+        "tests/docs/test_decisions.py::test_every_link_of_a_page_leads_to_a_file_and_a_heading"
+    ),
+    "tests/launch/test_slurm.py::test_sigterm_reaches_the_run_which_saves_and_then_ray_ends": (
+        f"{CLUSTER}test_joining.py::test_sigterm_still_reaches_a_process_that_has_joined_a_cluster"
+    ),
+    "tests/models/test_custom_code.py::test_an_engine_in_a_process_of_its_own_loads_allowed_code": (
+        "tests/models/test_custom_code.py::test_workers_are_allowed_what_their_starter_is"
+    ),
+    "tests/train/test_branched_run.py": f"{RESUMED}[grpo",
+    "tests/vision/test_run.py::test_a_run_that_sees_is_resumed_to_the_last_bit": f"{RESUMED}[grpo",
+    "tests/train/lora/test_ranks.py::test_every_loss_has_the_gradient_of_one_process_on_ranks_with_an_adapter": (
+        "tests/train/lora/test_ranks.py::test_two_ranks_train_an_adapter_as_one_process_does_also_after_a_warm_start"
+    ),
+    "tests/train/backends/fsdp/test_trainer.py::test_muon_moves_sharded_matrices_as_whole_ones": (
+        f"{MEGATRON}test_parameters.py::test_frozen_weights_stay_and_the_others_learn_as_in_the_torch_trainer"
+        "[Muon, PP2 DP2"
+    ),
+    "tests/envs/swe/test_builtin.py::test_the_expert_solves_every_task_through_the_tools": ONE_TASK,
+    "tests/envs/swe/test_builtin.py::test_who_says_nothing_solves_none": ONE_TASK,
+    "tests/test_public.py::test_a_type_checker_knows_the_public_names_and_finds_a_wrong_one": (
+        "tests/test_public.py::test_the_public_names_are_those_of_the_list"
+    ),
+    f"{BESIDE}[.venv-adapters-verifiers": f"{BESIDE}[.venv-adapters]",
     f"{SITES}[web_forms": f"{SITES}[web_shop",
     f"{TRAINED}[all clients": f"{TRAINED}[a client of each protocol",
     NAMED_AGENTS + "a_hand_off_of_openais_agents_trains_both_of_its_policies": (
@@ -215,62 +294,10 @@ NIGHTLY: dict[str, str] = {
         "::test_the_best_sessions_are_what_the_next_stage_imitates_and_a_kill_changes_nothing"
     ),
 }
-"""The beginning of a test's address, and of the address of what stands in for it.
+"""The beginning of an address (of a file, a test or a case), and of the address of the test that stands in for it.
 
 Faults planted in environments mark themselves: `make test` has the first of each rule.
 """
-BY_DAY: dict[str, tuple[str, ...]] = {
-    f"{MEGATRON}test_checkpoint.py::test_what_was_saved_under_one_layout_resumes_under_another": (
-        *("with its critic", "written beside training", "experts"),
-    ),
-    f"{MEGATRON}test_adapters.py::test_an_adapters_loss_gradients_and_merged_weights_are_those_of_the_torch_trainer": (
-        *("smollm2-TP2 PP2", "qwen3-TP2 SP CP2 recomputed", "moonlight-CP2", "glm4_moe-TP2 SP EP2 DP2"),
-    ),
-    UPDATES: (
-        *("{'ranks': 2}-dpo", "{'tensor_parallel': 2}-orpo", "{'context_parallel': 2}-dpo"),
-        "{'context_parallel': 2}-kto",
-    ),
-    f"{MEGATRON}test_sequences.py::test_two_updates_with_sums_over_ranks_are_those_of_the_torch_trainer": (
-        *("{'ranks': 2}", "{'pipeline_parallel': 2}", "{'context_parallel': 2}"),
-    ),
-    f"{MEGATRON}test_critic.py::test_values_loss_and_every_gradient_are_those_of_the_torch_trainer": (
-        *("DP2", "PP2 interleaved", "TP2 PP2", "EP2", "TP2 SP CP2 recomputed"),
-    ),
-    f"{MEGATRON}test_steps.py::test_two_steps_end_where_one_process_does": ("TP2 SP", "PP2", "DP2", "EP2"),
-    f"{MEGATRON}test_steps.py::test_a_reference_that_is_kept_says_what_one_that_is_switched_in_says": ("DP2",),
-    f"{MEGATRON}test_scores.py::test_loss_and_every_gradient_of_scores_are_those_of_the_torch_trainer": (
-        *("pairs-CP2", "label-PP2 interleaved", "score-EP2", "steps-TP2 SP CP2 recomputed"),
-    ),
-    f"{MEGATRON}test_parameters.py::test_frozen_weights_stay_and_the_others_learn_as_in_the_torch_trainer": (
-        *("TP2", "PP2, a stage frozen", "PP2, a tied head slower", "Muon, PP2 DP2"),
-    ),
-    f"{MEGATRON}test_distillation.py::test_a_divergence_from_a_teacher_is_that_of_one_process": (
-        *("forward-TP2 SP", "reverse-TP2 SP", "jsd-PP2", "jsd-TP2 SP CP2 recomputed"),
-    ),
-    f"{CLUSTER}test_trainer_access.py"
-    "::test_another_process_computes_the_same_bits_and_what_it_has_learned_is_this_ones_trainer": (
-        *("fsdp-encrypted", "torch-plain"),
-    ),
-    f"{CLUSTER}test_sessions.py::test_another_process_takes_its_place_where_it_is_killed_or_stopped": ("kill",),
-    f"{CLUSTER}test_foreign_trainer.py"
-    "::test_it_learns_on_a_cluster_as_in_one_process_and_with_ranks_of_its_own_the_driver_does": ("ROWS",),
-    f"{CLUSTER}test_gateways.py::test_a_worker_that_stops_amid_a_session_is_ended_when_the_programs_time_is_over": (
-        "driver",
-    ),
-    f"{CLUSTER}test_gateways.py::test_a_worker_that_opens_no_session_is_ended_at_the_deadline_of_a_call": (
-        "environment worker",
-    ),
-    f"{SERVERS}every_engine_moves_at_once_and_each_token_knows_its_version": ("retract", "in_place"),
-    f"{SERVERS}turns_end_whole_though_the_way_to_an_engine_fails": ("drop", "garble"),
-    "tests/envs/check/test_check.py::test_nothing_is_found_in_unusual_environments_that_keep_the_contract": (
-        *("SlowToBegin", "Pooled", "PayingAtTheEnd", "OnDisk", "Async", "Surviving", "Talking", "Running"),
-    ),
-    "tests/envs/check/test_planted.py::test_nothing_is_found_in_a_game_a_quiz_and_a_world_with_chance": (
-        *("Parity", "Duel"),
-    ),
-}
-"""Of a matrix's cases those that `make test` plays, by the beginning of their names: each layout, mode and kind is in
-one of them, or in another test of the same file. The others are `make nightly`'s."""
 
 
 def named_cases() -> list[str]:

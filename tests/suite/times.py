@@ -31,6 +31,8 @@ MARK = "AGENTRL_TIMES_OF"
 """A variable of the environment, with the number of the process that is measured."""
 PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 1e6
 LOOK_SECONDS = 1.0
+MOMENT = 0.02
+"""Seconds for which a reading of CPU seconds serves as a phase ends: what a shorter one spends is the next one's."""
 WAITED_SECONDS = 0.1
 """A phase that took so much longer than what it computed has waited, for a core or for something else."""
 OPENS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "socket.bind"})
@@ -174,6 +176,8 @@ class Times:
         self._peak = 0.0
         self._tree = Tree(os.getpid())
         self._memory = Memory(self._tree)
+        self._held = 0.0
+        self._cpu, self._read = 0.0, float("-inf")
         self._opened = 0
         sys.addaudithook(self._audit)
         self._ended = threading.Event()
@@ -185,17 +189,26 @@ class Times:
 
     def _look(self) -> None:
         while not self._ended.wait(LOOK_SECONDS):
-            self._peak = max(self._peak, self._memory.look())
+            self._held = self._memory.look()
+            self._peak = max(self._peak, self._held)
             self._tree.look()
+            self._tree.cpu_seconds()  # else one that is killed amid a phase, its parent with it, would count nothing
+
+    def _cpu_seconds(self, within: float) -> float:
+        """The tree's, at most so long ago: three phases of a short test would read all of /proc six times."""
+        if time.monotonic() - self._read > within:
+            self._cpu = self._tree.cpu_seconds()
+            self._read = time.monotonic()
+        return self._cpu
 
     @contextlib.contextmanager
     def _measured(self, name: str, phase: str) -> Iterator[None]:
-        began, cpu = time.monotonic(), self._tree.cpu_seconds()
-        outer, self._peak, opened = self._peak, self._memory.now(), self._opened
+        began, cpu = time.monotonic(), self._cpu_seconds(LOOK_SECONDS)
+        outer, self._peak, opened = self._peak, self._held, self._opened
         try:
             yield
         finally:
-            seconds, used = time.monotonic() - began, self._tree.cpu_seconds() - cpu
+            seconds, used = time.monotonic() - began, self._cpu_seconds(MOMENT) - cpu
             waits = self._opened > opened or seconds - used > WAITED_SECONDS
             line = Spent(name, phase, round(seconds, 3), round(used, 3), round(self._peak, 3), waits)
             self._peak = max(self._peak, outer)
