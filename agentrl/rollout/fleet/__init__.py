@@ -63,7 +63,7 @@ def count_served(engine: EngineConfig, fleet: FleetConfig) -> int:
 
 
 def count_beside(policy: str, fleets: Mapping[str, tuple[EngineConfig, FleetConfig]]) -> int:
-    """Return the processes of all other policies' servers here; `fleets` are `RunConfig.fleets`."""
+    """Return the processes of all other policies' servers here; `fleets`: see `list_fleets`."""
     return sum(count_served(*each) for name, each in fleets.items() if name != policy)
 
 

@@ -31,6 +31,7 @@ from agentrl.train.record import manifest
 from agentrl.train.record.files import disk_error, run_path
 from agentrl.train.record.remote_copy import Uploads
 from agentrl.train.record.run_folder import RunFolder
+from agentrl.types import MAIN
 
 DISK_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 ENDING = 10.0
@@ -66,8 +67,9 @@ class OpenRun:
             base = await self._own_model(build_tiny)
         if self.config.model.trust_remote_code:
             custom_code.allow(base)
-        require_one_tokenizer(self.config, base)
-        prove_architecture(self.config, base, self.display, trains=True)
+        learners, policies = self.config.learners, self.config.policies
+        require_one_tokenizer(learners, policies, base)
+        prove_architecture(learners[MAIN], policies, base, self.display, trains=True)
         return base
 
     async def _own_model(self, build_tiny: Callable[[Path, int], Awaitable[Path]]) -> Path:

@@ -42,7 +42,7 @@ from agentrl.train.display.console import Display
 from agentrl.train.driver.api import configure
 from agentrl.train.plan.preflight import check_rollouts
 from agentrl.train.record.run_folder import RunFolder
-from agentrl.types import Engine, Group
+from agentrl.types import MAIN, Engine, Group
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -132,7 +132,7 @@ class RolloutRun:
         make_env = await stack.enter_async_context(with_tools(plain, config.tools))
         folder = Path(stack.enter_context(TemporaryDirectory()))
         self.model = await base_model.find_or_build(config.model, config.algo, config.seed, make_env, folder)
-        model_checks.prove_architecture(config, self.model, display, trains=False)
+        model_checks.prove_architecture(config.learners[MAIN], config.policies, self.model, display, trains=False)
         if config.run_dir is not None:
             kept = RunFolder.create(Path(config.run_dir), config)
             stack.callback(kept.close)
