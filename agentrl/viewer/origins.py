@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from agentrl.types import Node, Session
+from agentrl.types import MAIN, Node, Session
 
 
 def find_credited(session: Session, node: Node) -> tuple[str, int]:
@@ -41,7 +41,7 @@ class Origins:
     _inode: int = 0
     _read: int = 0
     _places: dict[str, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
-    _weights: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
+    _weights: dict[tuple[str, int, int], dict[str, Any]] = field(default_factory=dict)
 
     def of(self, session: Session, node: Node) -> dict[str, Any]:
         """A turn's engines, the weights of its spans, its sampling settings, and the steps that trained it.
@@ -51,7 +51,8 @@ class Origins:
         name, number = find_credited(session, node)
         with self._lock:
             lines = self._lines(name)
-            weights = [self._weights.get((span.version, span.incarnation)) for span in node.versions]
+            policy = node.policy or MAIN
+            weights = [self._weights.get((policy, span.version, span.incarnation)) for span in node.versions]
         trained = []
         for row in lines:
             step, used = row["step"], row["trained"]
@@ -100,7 +101,7 @@ class Origins:
             row = orjson.loads(line)
             if "published" in row:
                 weights = row["published"]
-                self._weights[weights["version"], weights["incarnation"]] = weights
+                self._weights[weights.get("policy", MAIN), weights["version"], weights["incarnation"]] = weights
             else:
                 for session in {*row["trained"]["credit"], *row["trained"]["scores"]}:
                     self._places[session].append((self._read, len(line)))

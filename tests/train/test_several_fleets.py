@@ -19,10 +19,13 @@ from agentrl.train.plan.dry_run import describe_run
 from agentrl.train.record import provenance
 from agentrl.train.record.provenance import Published
 from agentrl.train.record.verify import verify
+from agentrl.types import Session, Task
+from agentrl.viewer.origins import Origins
 from tests.rollout.engines import servers
 from tests.rollout.fleet.token_server import interpreter
 from tests.train.test_resume import kill_amid
 from tests.train.test_several_learners import BOTH, DEMAND, alone, same, weights
+from tests.train.trees import environment_node, sampled_node
 
 SHORT: dict[str, Any] = {
     **{"steps": 2, "checkpoint_every": 2, "algo.warmup_steps": 0, "algo.minibatches": 1, "rollout.turn_tokens": 16},
@@ -126,3 +129,16 @@ def test_a_dry_run_says_which_servers_each_policy_has() -> None:
         "engine=sglang at http://a:1",
         "engine=vllm in one of its own",
     ]
+
+
+def test_the_viewer_shows_the_weights_of_a_turns_own_policy(tmp_path: Path) -> None:
+    """Both have a version 1."""
+    sums = {"main": "one", "other": "two"}
+    sent = [Published(1, 0, "sglang", "dropped", {"engine-0": own}, policy=policy) for policy, own in sums.items()]
+    provenance.write(tmp_path, 1, sent)
+    session = Session("s", Task(id="t"), group="g")
+    for policy, own in sums.items():
+        node = sampled_node(session, environment_node(session, None, [8]).id, [30, 31], version=1)
+        node.policy = policy
+        (weights,) = Origins(tmp_path / provenance.NAME).of(session, node)["weights"]
+        assert weights["checksums"] == {"engine-0": own}
