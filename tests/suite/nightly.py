@@ -72,7 +72,7 @@ DRAWS = f"{ENGINES}test_support.py::test_draws_from_a_recorded_set_follow_its_lo
 DYING = "tests/train/test_publication.py::test_a_run_whose_trainer_dies_at_every_call_is_proven_step_for_step"
 FLEET = "tests/rollout/fleet/test_contract.py::test_a_fleet_keeps_the_contract_of_an_engine"
 COOKBOOK = "tests/train/server/test_cookbook.py::test_the_cookbooks_"
-SERVED_IMAGES = "tests/vision/test_served_images.py::test_sglang_agrees_with_the_trainer_before_and_after_a_publication"
+SERVED_IMAGES = "tests/vision/test_served_images.py::test_servers_agree_with_the_trainer_before_and_after_a_publication"
 PLACED_IMAGES = (
     "tests/vision/test_served_images.py::test_a_prompts_images_are_placed_where_its_tokens_are"
     "_and_its_positions_are_transformers_own"

@@ -14,7 +14,7 @@ import transformers
 
 from agentrl.attachments.images import ImageInputs
 
-IMAGE, SIDE, PER_FRAME, VOCABULARY = 47, 16, 4, 48
+IMAGE, SIDE, PER_FRAME, VOCABULARY, HEAD = 47, 16, 4, 48, 8
 TEXT = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
@@ -42,7 +42,8 @@ PATCHES = {
 
 def qwen25() -> Any:
     """Patches of 4 x 4 pixels, four of which are a token; two layers of the tower look within windows of two tokens."""
-    text = {**TEXT, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 1, 1]}}
+    section = [HEAD // 4, HEAD // 8, HEAD // 8]
+    text = {**TEXT, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": section}}
     seen = {**PATCHES, "window_size": 4 * PATCHES["patch_size"], "fullatt_block_indexes": [1]}
     return transformers.Qwen2_5_VLForConditionalGeneration(
         transformers.Qwen2_5_VLConfig(text_config=text, vision_config=seen, **SHARED)
@@ -51,8 +52,9 @@ def qwen25() -> Any:
 
 def qwen3() -> Any:
     """The same without windows; features of the tower's first layer are added behind the language model's."""
-    rope = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
-    text = {**TEXT, "head_dim": 8, "rope_parameters": rope}
+    section = [HEAD // 4, HEAD // 8, HEAD // 8]
+    rope = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": section, "mrope_interleaved": True}
+    text = {**TEXT, "head_dim": HEAD, "rope_parameters": rope}
     seen = {**PATCHES, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
     return transformers.Qwen3VLForConditionalGeneration(
         transformers.Qwen3VLConfig(text_config=text, vision_config=seen, **SHARED)

@@ -1,8 +1,8 @@
 """Images of a server's prompts: what nodes carry (`attachments.images`), checked by the model's facts, and placed.
 
 Servers get the numbers that the model's processor made once, never pictures: nothing is resized a second time, and the
-prompt keeps our token ids, of which a server only learns which ones stand for an image. Given up: they get the numbers
-with each turn, as they get its whole prompt.
+prompt keeps our token ids, of which a server only learns which ones stand for an image. SGLang takes them by an
+extension of ours, vLLM by the `features` of its token route, where an item is its own msgpack.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,11 @@ FAMILIES = ("qwen2_5_vl", "qwen3_vl")
 """Models, by model_type, whose images servers take."""
 PREFIX = "agentrl-images:"
 """The beginning of an SGLang request's `image_data` that `sglang_extension` reads."""
+FORGOTTEN = "agentrl-images: forgotten"
+"""The beginning of SGLang's error for images whose numbers were left out and are not held any more."""
+_REMEMBERED = 1 << 14  # digests
+_RAW = 3
+"""The code of msgpack's extension type by which vLLM 0.32 sends a tensor's bytes (its `CUSTOM_TYPE_RAW_VIEW`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,13 @@ class ServedVision:
     merged: int
     values: int
     interleaved: bool = False
+
+    @property
+    def refusal(self) -> str:
+        """Why servers place this model's tokens otherwise than transformers; '' where they do not."""
+        if self.family == "qwen3_vl" and not self.interleaved:
+            return "its config.json lacks rope_parameters.mrope_interleaved=true, without which other angles are turned"
+        return ""
 
     @classmethod
     def read(cls, folder: Path) -> ServedVision | None:
@@ -155,21 +168,74 @@ def find_axes(seen: Sequence[PlacedImage], length: int) -> NDArray[np.int64]:
     return images.axes_of(np.arange(length), np.cumsum(shift) - shift, place, grid)
 
 
-def pack_for_sglang(seen: Sequence[PlacedImage], length: int) -> str:
-    """The `image_data` of a request whose path has `length` tokens: a header in JSON, then numbers in base64."""
+class HeldImages:
+    """Digests of the images that a server keeps the numbers of, which are sent once."""
+
+    def __init__(self) -> None:
+        self._digests: set[bytes] = set()
+
+    def __contains__(self, digest: object) -> bool:
+        return digest in self._digests
+
+    def note(self, seen: Sequence[PlacedImage]) -> None:
+        """Note that the server has had these."""
+        if len(self._digests) > _REMEMBERED:
+            self._digests.clear()
+        self._digests.update(one.digest for one in seen)
+
+    def forget(self, seen: Sequence[PlacedImage]) -> bool:
+        """Take a request with these to have failed since the server has forgotten some; False where none was held."""
+        some = any(one.digest in self._digests for one in seen)
+        self._digests.clear()
+        return some
+
+
+def pack_for_sglang(seen: Sequence[PlacedImage], length: int, held: Container[bytes] = ()) -> str:
+    """The `image_data` of a request whose path has `length` tokens: a header in JSON, then numbers in base64.
+
+    Images that the server holds have no numbers there, and a width of 0.
+    """
+    sent = [one for one in seen if one.digest not in held]
     told = [
         {
             "offset": one.offset,
             "count": one.count,
             "sides": one.sides,
-            "width": one.patches.shape[1],
+            "width": 0 if one.digest in held else one.patches.shape[1],
             "digest": one.digest.hex(),
         }
         for one in seen
     ]
     numbers = [find_axes(seen, length).T.astype("<i4").tobytes()]
-    numbers += [one.patches.astype("<f4").tobytes() for one in seen]
+    numbers += [one.patches.astype("<f4").tobytes() for one in sent]
     return f"{PREFIX}{json.dumps(told)}\n{base64.b64encode(b''.join(numbers)).decode()}"
+
+
+def pack_for_vllm(seen: Sequence[PlacedImage], held: Container[bytes] = ()) -> dict[str, Any]:
+    """The `features` of a request: where each image's tokens are, its digest, and its numbers unless they are held."""
+    return {
+        "mm_hashes": {"image": [one.digest.hex() for one in seen]},
+        "mm_placeholders": {"image": [{"offset": one.offset, "length": one.count} for one in seen]},
+        "kwargs_data": {"image": [None if one.digest in held else _pack_item(one) for one in seen]},
+    }
+
+
+def _pack_item(image: PlacedImage) -> str:
+    """An image as vLLM's own processors would give it: two tensors, and how those of several images are joined.
+
+    But its numbers are "kept on the CPU", from which towers of these models take them. Others vLLM 0.32 leaves out of a
+    request whose prefix is cached, and then it dies when it has to compute that request again.
+    """
+    from msgspec import msgpack
+
+    shape = image.patches.shape
+    numbers, sides = image.patches.astype("<f4").tobytes(), struct.pack("<3q", *image.sides)
+    rows, stacked = {"slices": [(0, shape[0], None)], "dim": 0, "keep_on_cpu": True}, {"keep_on_cpu": True}
+    item = {
+        "pixel_values": {"data": ("float32", shape, msgpack.Ext(_RAW, numbers)), "field": ("flat", rows)},
+        "image_grid_thw": {"data": ("int64", (3,), msgpack.Ext(_RAW, sides)), "field": ("batched", stacked)},
+    }
+    return base64.b64encode(msgpack.encode(item)).decode()
 
 
 def check_expansion(seen: Sequence[PlacedImage], length: int, found: int | None, server: str) -> None:

@@ -30,6 +30,7 @@ from agentrl.rollout.engines.reach import EngineAddress, EngineClient
 from agentrl.rollout.engines.servers import options
 from agentrl.rollout.engines.servers.adapters import ServedAdapters
 from agentrl.rollout.engines.servers.grammar_mask import ServerGrammars
+from agentrl.rollout.engines.servers.images import HeldImages
 from agentrl.rollout.engines.servers.open_request import OpenRequest
 from agentrl.rollout.engines.servers.placed_server import PlacedServer, on_nodes
 from agentrl.rollout.engines.servers.remote import ABORT_SECONDS, RemoteEngine, logger
@@ -117,6 +118,7 @@ class ServerEngine(RemoteEngine):
         client: its HTTP calls.
         launched: its options, where it is ours.
         info: what its server says about itself; None before it is ready.
+        held: images whose numbers it has had.
 
     Raises:
         MissingExtra: the server is not installed for `engine.python`.
@@ -143,6 +145,7 @@ class ServerEngine(RemoteEngine):
             )
         self.launched: dict[str, OptionValue] = {}
         self.info: ServerInfo | None = None
+        self.held = HeldImages()
         self.client = self._place() if placed else self._connect(self.config.url or self._launch(), self.config.api_key)
         most = self._max_context()
         self._capabilities = Capabilities(

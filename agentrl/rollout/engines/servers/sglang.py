@@ -27,11 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.attachments import support
-from agentrl.errors import AgentRLError, ConfigError, EngineError
+from agentrl.errors import AgentRLError, ConfigError, EngineError, InvalidInput
 from agentrl.rollout.engines.plugin import ServerPlugin
 from agentrl.rollout.engines.servers.driver import driver_environment
 from agentrl.rollout.engines.servers.http import HEALTH_SECONDS, KEEP_ALIVE
-from agentrl.rollout.engines.servers.images import check_expansion, pack_for_sglang
+from agentrl.rollout.engines.servers.images import FORGOTTEN, check_expansion, pack_for_sglang
 from agentrl.rollout.engines.servers.open_request import OpenRequest, routing
 from agentrl.rollout.engines.servers.options import option
 from agentrl.rollout.engines.servers.server_engine import ServerEngine, ServerInfo
@@ -144,7 +144,12 @@ class SGLangEngine(ServerEngine):
         if _lists(request) and self._lacks(request.sampling, 0 if self.info is None else self.info.listed):
             request.support = None
         while True:
-            ended = await self._stream(request)
+            try:
+                ended = await self._stream(request)
+            except InvalidInput as error:
+                if FORGOTTEN not in str(error) or not self.held.forget(request.images):
+                    raise
+                continue
             reason = str(ended.get("type"))
             if reason == "length":
                 return request.turn(FinishReason.LENGTH)
@@ -178,6 +183,7 @@ class SGLangEngine(ServerEngine):
                 if request.cached is None:
                     check_expansion(request.images, len(request.ids) + before, meta.get("prompt_tokens"), self.name)
                     request.cached = int(meta.get("cached_tokens") or 0)
+                    self.held.note(request.images)
                 if "forward_entry_time" in meta:  # with engine.server.enable_metrics=true; else queue_time is 0
                     request.queued = float(meta["queue_time"])
                 new = event.get("output_ids") or []
@@ -241,7 +247,7 @@ class SGLangEngine(ServerEngine):
 
     def _body(self, request: OpenRequest) -> dict[str, Any]:
         limit, start = request.limit - len(request.token_ids), request.experts_from
-        seen = {"image_data": [pack_for_sglang(request.images, request.length)]} if request.images else {}
+        seen = {"image_data": [pack_for_sglang(request.images, request.length, self.held)]} if request.images else {}
         routed = self.config.routed_experts and start is not None
         params = sampling_params(request.sampling, limit, self.config.stream_tokens)
         if masked := _lists(request):

@@ -64,9 +64,7 @@ def refuse_images(config: ServerConfig, vision: ServedVision | None) -> str:
         return ""
     if vision.family == "qwen2_5_vl" and vision.values != PATCH_VALUES:
         return f"SGLang takes patches of {vision.values} numbers for features; of a qwen2_5_vl they have {PATCH_VALUES}"
-    if vision.family == "qwen3_vl" and not vision.interleaved:
-        return "its config.json lacks rope_parameters.mrope_interleaved=true, without which SGLang has other positions"
-    return ""
+    return vision.refusal
 
 
 def sampling_params(sampling: Sampling, limit: int, interval: int) -> dict[str, Any]:

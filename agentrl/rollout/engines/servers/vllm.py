@@ -14,6 +14,7 @@ What its answers mean, read in 0.32.0 and held by the contract suite against a r
 - Prefixes are cached in whole blocks (`engine.server.block_size`): up to a block at the end of each path is
   computed again, which for short turns is much.
 - On a CPU a reload leaves out the output layer of models with tied embeddings: `vllm_extension` packs it again.
+- A reload makes its workers forget what their tower made of images, but not its scheduler, which would die of it.
 
 Given up: broadcasts into its workers where there is no GPU (its transfer has no gloo), so that on a CPU weights
 come from disk.
@@ -37,6 +38,7 @@ from agentrl.common import cores
 from agentrl.errors import ConfigError, EngineError
 from agentrl.rollout.engines.plugin import ServerPlugin
 from agentrl.rollout.engines.servers.http import HEALTH_SECONDS, KEEP_ALIVE
+from agentrl.rollout.engines.servers.images import PlacedImage, check_expansion, pack_for_vllm
 from agentrl.rollout.engines.servers.open_request import OpenRequest, routing
 from agentrl.rollout.engines.servers.server_engine import ServerEngine, ServerInfo
 from agentrl.rollout.engines.servers.server_settings import OptionValue
@@ -46,12 +48,15 @@ from agentrl.rollout.engines.servers.vllm_options import (
     OWNED,
     SUPPORTED,
     count_listed,
+    keeps_images,
     keeps_to_lark,
     launch_options,
+    refuse_images,
     sampling_params,
 )
-from agentrl.rollout.weights.receiver import EngineReceiver, LoadCommit, Receiver
-from agentrl.types import Engine, FinishReason, PauseMode, Sampling, Turn, VersionSpan
+from agentrl.rollout.engines.servers.vllm_receiver import VLLMReceiver
+from agentrl.rollout.weights.receiver import Receiver
+from agentrl.types import FinishReason, PauseMode, Sampling, Turn, VersionSpan
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -77,7 +82,8 @@ class VLLMEngine(ServerEngine):
         return VLLMClient(url, api_key)
 
     def _command(self) -> list[str]:
-        return ["vllm.entrypoints.cli.main", "serve", str(self.facts.path)]
+        extended = self.platform == "cpu" and self.vision is not None
+        return ["agentrl_vllm" if extended else "vllm.entrypoints.cli.main", "serve", str(self.facts.path)]
 
     def _environment(self) -> dict[str, str]:
         env = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
@@ -104,7 +110,7 @@ class VLLMEngine(ServerEngine):
         return keeps_to_lark(self.config)
 
     def _no_images(self) -> str:
-        return "its build for CPUs lacks torchvision, which processors of models that see need; no other was tried"
+        return refuse_images(self.config, self.vision)
 
     def _cache_block(self) -> int:
         return int(str((self.launched or self.config.server).get("block_size") or _BLOCK))
@@ -121,7 +127,8 @@ class VLLMEngine(ServerEngine):
         longest = None if longest is None else int(longest)
         most = int(str({**self.config.server, **self.launched}.get("max_logprobs", 0 if self.config.url else LISTED)))
         listed = self.facts.vocab_size if most < 0 else most
-        return ServerInfo(longest, version, listed=listed, lark=self.capabilities.lark)
+        lark, seen = self.capabilities.lark, bool(self.capabilities.inputs)
+        return ServerInfo(longest, version, listed=listed, lark=lark, images=seen)
 
     def _lacks(self, sampling: Sampling, listed: int) -> str:
         needed = count_listed(sampling, self.facts.vocab_size)
@@ -132,6 +139,15 @@ class VLLMEngine(ServerEngine):
     # -------------------------------------------------------------------------------------- generating
 
     async def _pump(self, request: OpenRequest) -> Turn:
+        try:
+            return await self._stream(request)
+        except EngineError:  # it may have forgotten images, of which it says nothing else
+            if request.token_ids or not self.held.forget(request.images):
+                raise
+            return await self._stream(request)
+
+    async def _stream(self, request: OpenRequest) -> Turn:
+        """One call of the token route: yield what comes, and return the turn."""
         request.rid = self._next_id()
         most = 0 if self.info is None else self.info.listed
         request.support = self._recorder(request, support.VLLM) if most else None
@@ -146,8 +162,12 @@ class VLLMEngine(ServerEngine):
                 if "error" in event:
                     raise EngineError(f"vllm: {event['error']}")
                 self.progress()
-                details = (event.get("usage") or {}).get("prompt_tokens_details") or {}
-                request.cached = int(details.get("cached_tokens") or request.cached or 0)
+                if keeps_images(self.config):
+                    self.held.note(request.images)
+                if usage := event.get("usage"):
+                    check_expansion(request.images, len(request.ids), usage.get("prompt_tokens"), self.name)
+                    details = usage.get("prompt_tokens_details") or {}
+                    request.cached = int(details.get("cached_tokens") or request.cached or 0)
                 for choice in event.get("choices") or []:
                     ids, places = choice.get("token_ids") or [], (choice.get("logprobs") or {}).get("content") or []
                     logprobs = [float(place["logprob"]) for place in places]
@@ -182,7 +202,7 @@ class VLLMEngine(ServerEngine):
         if sampled:
             temperature = request.sampling.temperature or 1.0
             path, start = [*request.ids, *sampled], len(request.ids)
-            under = self._under(request.version, request.adapter)
+            under = self._under(request.version, request.adapter, request.images)
             found = await self._score_tokens(path, temperature, start, under)
             count, best = request.sampling.top_logprobs, list[list[tuple[int, float]]]()
             if count:
@@ -226,13 +246,14 @@ class VLLMEngine(ServerEngine):
             "request_id": request.rid,
             "token_ids": request.ids,
             "sampling_params": params,
-            **self._under(request.version, request.adapter),
+            **self._under(request.version, request.adapter, request.images),
         }
 
-    @staticmethod
-    def _under(version: int, adapter: str | None) -> dict[str, Any]:
-        """The fields by which a request is computed by a version, and by cached prefixes of that one alone."""
-        return {"cache_salt": f"version-{version}"} | ({} if adapter is None else {"model": adapter})
+    def _under(self, version: int, adapter: str | None, seen: Sequence[PlacedImage] = ()) -> dict[str, Any]:
+        """The fields by which a request sees images, and is computed by a version and cached prefixes of it alone."""
+        found: dict[str, Any] = {"cache_salt": f"version-{version}"}
+        found |= {} if adapter is None else {"model": adapter}
+        return found | ({"features": pack_for_vllm(seen, self.held)} if seen else {})
 
     async def _abort(self, request: OpenRequest) -> None:
         if request.rid:
@@ -305,6 +326,8 @@ class VLLMEngine(ServerEngine):
                 await self.client.pack_again()
             except EngineError as error:
                 logger.warning("the vLLM server may keep its old output layer (%s): docs/engines.md#vllm", error)
+        if self.vision is not None:
+            await self.client.forget_images()
         await self.client.set_version(version)
         self._version = version
 
@@ -316,35 +339,6 @@ class VLLMEngine(ServerEngine):
     @property
     def receiver(self) -> Receiver:
         return VLLMReceiver(self, self.client, load=None if self.adapters is None else self.load_folder)
-
-
-class VLLMReceiver(EngineReceiver):
-    """`Receiver` by vLLM's own reload and checksums, and its sleep mode for the memory.
-
-    Args:
-        engine: a vLLM server.
-        client: its routes.
-        load: loads what a folder brings, where that may be an adapter; None: it is whole weights.
-    """
-
-    def __init__(
-        self, engine: Engine, client: VLLMClient, load: Callable[[Path, int], Awaitable[None]] | None = None
-    ) -> None:
-        super().__init__(engine, client.weights_checksum, atomic=False)
-        self.client, self.load = client, load
-
-    async def load_folder(self, folder: Path, commit: LoadCommit) -> None:
-        if self.load is None:
-            await super().load_folder(folder, commit)
-        else:
-            await self.load(folder, commit.version)
-
-    async def sleep(self, tags: Sequence[str]) -> None:
-        """`/sleep`: caches go either way; weights go for good (level 2), or to the host's memory (level 1)."""
-        await self.client.release_memory(2 if "weights" in tags else 1)
-
-    async def wake(self, tags: Sequence[str]) -> None:
-        await self.client.resume_memory()
 
 
 def _candidates(place: dict[str, Any]) -> list[tuple[int, float]]:
@@ -381,5 +375,6 @@ ENGINE = ServerPlugin(
     records_supports=True,
     records_penalties=lambda _config: True,
     keeps_to_calls=keeps_to_lark,
+    takes_images=lambda config, vision: not refuse_images(config, vision),
     scheduler_cores=1,  # vLLM sets one aside as well
 )

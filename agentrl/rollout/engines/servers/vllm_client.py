@@ -76,6 +76,10 @@ class VLLMClient(Http):
         """Forget all cached prefixes; with `running`, also those of requests, which are then computed anew."""
         await self.do(f"/reset_prefix_cache?reset_running_requests={str(running).lower()}")
 
+    async def forget_images(self) -> None:
+        """Forget what the tower made of images; those of requests in progress are made anew where they are needed."""
+        await self.do("/reset_encoder_cache")
+
     # ------------------------------------------------------------------------------------------- weights
 
     async def reload(self, path: str) -> None:

@@ -8,6 +8,7 @@ from agentrl.common import custom_code
 from agentrl.errors import ConfigError
 from agentrl.rollout.engines.folder import ModelFacts
 from agentrl.rollout.engines.servers.adapters import TOGETHER, target_modules
+from agentrl.rollout.engines.servers.images import ServedVision
 from agentrl.rollout.engines.servers.options import Platform, option
 from agentrl.rollout.engines.servers.server_settings import OptionValue, ServerConfig
 from agentrl.types import MOST_PROBABLE, Sampling
@@ -38,6 +39,8 @@ OWNED = {
 
 GRAMMARS: dict[str, Any] = {"backend": "guidance"}
 """`engine.server.structured_outputs_config` of servers whose grammars are llguidance's, as those of local engines."""
+PIXELS_AS_THEY_ARE = "no_mm_device_do_normalize"
+"""The option without which its towers normalise pixels, which ours are already."""
 LISTED = 512
 """Tokens that a server of ours gives log-probabilities of, at most: what a token was drawn from is read off them."""
 
@@ -53,6 +56,23 @@ def count_listed(sampling: Sampling, most: int) -> int:
 def keeps_to_lark(config: ServerConfig) -> bool:
     """Return whether a server has llguidance's grammars: one of ours unless told otherwise, others where told so."""
     return option(config, "structured_outputs_config", None if config.url else GRAMMARS) == GRAMMARS
+
+
+def refuse_images(config: ServerConfig, vision: ServedVision | None) -> str:
+    """Return why a server takes no images of a model; '' where it does."""
+    limits = option(config, "limit_mm_per_prompt")
+    if option(config, "language_model_only") is True or (isinstance(limits, dict) and limits.get("image") == 0):
+        return "engine.server.language_model_only=true, or engine.server.limit_mm_per_prompt allows none"
+    if option(config, PIXELS_AS_THEY_ARE, config.url is None) is not True:
+        said = f"engine.server.{PIXELS_AS_THEY_ARE}=true has to say so"
+        return f"it normalises pixels again unless started with --no-mm-device-do-normalize, and {said}"
+    return "" if vision is None else vision.refusal
+
+
+def keeps_images(config: ServerConfig) -> bool:
+    """Return whether a server keeps images' numbers under their digests, as one of ours with its own settings does."""
+    others = ("mm_processor_cache", "data_parallel", "api_server_count")
+    return config.url is None and not any(name.replace("-", "_").startswith(others) for name in config.server)
 
 
 def sampling_params(sampling: Sampling, limit: int, interval: int) -> dict[str, Any]:
@@ -106,6 +126,7 @@ def launch_options(config: ServerConfig, facts: ModelFacts, platform: Platform) 
         "enable_return_routed_experts": config.routed_experts or None,
         "trust_remote_code": custom_code.is_allowed(facts.path) or None,
         "enforce_eager": True if platform == "cpu" else None,
+        **({"limit_mm_per_prompt": {"video": 0}, PIXELS_AS_THEY_ARE: True} if ServedVision.read(facts.path) else {}),
         "worker_extension_cls": "agentrl_vllm.WorkerExtension" if platform == "cpu" else None,
         **_adapters(config.adapter_rank, facts),
     }

@@ -12,12 +12,17 @@ import base64
 import functools
 import json
 import math
+from collections import OrderedDict
 from typing import Any
 
 import torch
 
 PREFIX = "agentrl-images:"
 """The beginning of a request's `image_data`."""
+FORGOTTEN = "agentrl-images: forgotten"
+"""The beginning of the error for images whose numbers were left out and are not held any more."""
+HELD_BYTES = 1 << 30
+"""Numbers of images that are held, so that a session's next turns need not bring them again."""
 ABSENT = (
     "fused_sigmoid_mul_cpu",
     "fused_qk_gemma_rmsnorm_cpu",
@@ -25,6 +30,9 @@ ABSENT = (
     "fused_qkvzba_split_reshape_cat_contiguous_cpu",
 )
 """Kernels of Qwen 3.5 that SGLang 0.5.23's wheel lacks on a CPU, and that its processor of all Qwen-VL models names."""
+
+
+held: OrderedDict[str, torch.Tensor] = OrderedDict()
 
 
 def take_images() -> None:
@@ -90,11 +98,15 @@ def read_images(processor: Any, text: str, ids: list[int]) -> Any:
                 f"an image of {patches} patches is {count} tokens from place {first} on; for this model it is "
                 f"{patches // merged**2} tokens of the id {token}, and there stand {ids[first : first + count]}"
             )
-        feature, values = values[: patches * one["width"]].view(patches, -1), values[patches * one["width"] :]
+        if one["width"]:
+            hold(one["digest"], values[: patches * one["width"]].view(patches, -1).clone())
+            values = values[patches * one["width"] :]
+        elif one["digest"] not in held:
+            raise ValueError(f"{FORGOTTEN} {one['digest']}")
+        held.move_to_end(one["digest"])
         sides = torch.tensor([one["sides"]])
-        item = MultimodalDataItem(
-            modality=Modality.IMAGE, feature=feature.clone(), offsets=[(first, first + count - 1)]
-        )
+        feature, offsets = held[one["digest"]], [(first, first + count - 1)]
+        item = MultimodalDataItem(modality=Modality.IMAGE, feature=feature, offsets=offsets)
         item.set("image_grid_thw", sides)
         item.set_identity(bytes.fromhex(one["digest"]))
         items.append(item)
@@ -108,6 +120,13 @@ def read_images(processor: Any, text: str, ids: list[int]) -> Any:
         mrope_positions=axes,
         mrope_position_delta=(axes.max() + 1 - len(ids)).reshape(1, 1),
     )
+
+
+def hold(digest: str, feature: torch.Tensor) -> None:
+    """Hold an image's numbers; those that were used last stay."""
+    held[digest] = feature
+    while len(held) > 1 and sum(each.nbytes for each in held.values()) > HELD_BYTES:
+        held.popitem(last=False)
 
 
 def forget_features() -> None:
