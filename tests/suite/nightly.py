@@ -60,6 +60,12 @@ STOPS = (
 ONE_TASK = "tests/envs/swe/test_env.py::test_the_expert_solves_a_task_through_the_tools_and_saying_nothing_does_not"
 BESIDE = "tests/envs/adapters/test_adapters.py::test_the_tests_of_adapters_pass_beside_their_libraries"
 PUBLICATION = f"{LEASES}turns_go_through_a_publication_and_each_token_knows_its_policy[in_place-process"
+TOOLS_KEPT = "tests/envs/test_function_calls.py::test_the_environment_keeps_its_contract"
+RETAIL = "tests/envs/test_retail.py::test_it_keeps_the_contract_also_with_tau2_benchs_data"
+LEARNS = (
+    "tests/train/test_learning.py"
+    "::test_the_calculator_agent_rises_from_below_half_to_eight_in_ten_on_tasks_it_never_saw"
+)
 SITES = "tests/envs/web/test_sites.py::test_it_keeps_the_contract"
 NAMED_AGENTS = "tests/rollout/test_named_agents.py::test_"
 UNCHANGED = "tests/train/test_verify_kinds.py::test_a_run_of_which_nothing_was_changed_passes"
@@ -180,10 +186,7 @@ NIGHTLY: dict[str, str] = {
     "tests/test_chain_benchmark.py::test_its_small_form_gives_each_part_the_chains_tokens_and_finds_the_base_flat": (
         "tests/train/chain/test_chain.py::test_a_chain_is_its_runs_and_the_same_after_kills_anywhere"
     ),
-    "tests/test_learning_benchmark.py::test_its_small_form_measures_a_policy_before_and_after_its_steps": (
-        "tests/train/test_learning.py"
-        "::test_the_calculator_agent_rises_from_below_half_to_eight_in_ten_on_tasks_it_never_saw"
-    ),
+    "tests/test_learning_benchmark.py::test_its_small_form_measures_a_policy_before_and_after_its_steps": LEARNS,
     "tests/train/lora/test_benchmark.py::test_an_adapters_run_begins_with_the_policy_of_the_whole_models"
     "_and_a_finished_one_is_read_again": (
         "tests/train/lora/test_benchmark.py"
@@ -231,6 +234,21 @@ NIGHTLY: dict[str, str] = {
     ),
     "tests/envs/swe/test_builtin.py::test_the_expert_solves_every_task_through_the_tools": ONE_TASK,
     "tests/envs/swe/test_builtin.py::test_who_says_nothing_solves_none": ONE_TASK,
+    "tests/test_extras.py::test_a_run_needs_no_package_that_the_extra_train_does_not_bring": (
+        "tests/test_wheel.py::test_the_wheel_alone_installs_in_an_empty_environment_and_is_of_use"
+    ),
+    "tests/train/test_distill.py::test_a_students_divergence_from_its_teacher_falls": (
+        "tests/train/test_distill.py::test_each_kind_of_divergence_falls_in_a_run"
+    ),
+    "tests/train/test_every_algorithm.py::test_a_few_of_the_matrix_raise_the_reward_in_six_steps": LEARNS,
+    "tests/train/test_critic_learning.py::test_where_the_prompt_says_what_can_be_earned": (
+        "tests/train/backends/test_critic.py::test_the_critic_learns_to_distinguish_good_sessions_from_bad_ones"
+    ),
+    "tests/train/offline/test_score_runs.py::test_a_policy_that_is_trained_against_a_learned_reward": LEARNS,
+    f"{PRINTED}[agentrl check env=shapes": "tests/envs/test_gsm8k.py::test_it_passes_the_check",
+    "tests/envs/test_document_search.py::test_it_keeps_the_contract": TOOLS_KEPT,
+    "tests/envs/test_data_analysis.py::test_it_keeps_the_contract": TOOLS_KEPT,
+    "tests/envs/test_math_tools.py::test_it_keeps_the_contract": TOOLS_KEPT,
     "tests/test_public.py::test_a_type_checker_knows_the_public_names_and_finds_a_wrong_one": (
         "tests/test_public.py::test_the_public_names_are_those_of_the_list"
     ),
@@ -280,9 +298,7 @@ NIGHTLY: dict[str, str] = {
     f"{PRINTED}[agentrl train env=swe model=\\u2026 engine=sglang fleet.engines=4": (
         f"{PRINTED}[agentrl train env=swe model=\\u2026 engine=sglang 'fleet.urls"
     ),
-    f"{PRINTED}[agentrl check env=retail hostile=1000": (
-        "tests/envs/test_retail.py::test_it_keeps_the_contract_also_with_tau2_benchs_data"
-    ),
+    f"{PRINTED}[agentrl check env=retail hostile=1000": RETAIL,
     f"{PRINTED}[agentrl train env=gsm8k env.path=problems.jsonl model=smollm2-135m engine=sglang": (
         f"{PRINTED}[agentrl train env=swe model=\\u2026 engine=sglang 'fleet.urls"
     ),
