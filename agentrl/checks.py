@@ -44,10 +44,13 @@ def check_environment(name: str, options: dict[str, Any], out: Console, **settin
         fraction = key in ("limit", "seconds")
         if isinstance(value, bool) or not isinstance(value, (int, float) if fraction else int):
             raise ConfigError(f"{key} = {value!r}: must be a {'number' if fraction else 'whole number'}")
-    with out.status("starting") as status:
+    status = out.status("starting")
+    try:
         findings = check_env(
             name, options=options, rewards=rewards, report=_Shown(out, status), **{**numbers, **settings}
         )
+    finally:
+        status.stop()
     if findings:
         number = f"{len(findings)} finding{'s' if len(findings) > 1 else ''}"
         out.print(
@@ -70,6 +73,7 @@ class _Shown:
     def __call__(self, event: Finding | Measured | Note | CheckProgress | Scores) -> None:
         from agentrl.envs.check import Finding, Measured, Note, Scores
 
+        self.status.start()  # its thread begins only now: a process that has threads forks locks that nobody releases
         if isinstance(event, Finding):
             self._faults += 1
             self.out.print(f"[red]✗[/] {escape(event.rule)}: {escape(event.message)}", highlight=False, soft_wrap=True)

@@ -17,6 +17,9 @@ from tests.suite.schedule import kept
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
+os.environ.setdefault("RAY_health_check_period_ms", "500")  # a node counts as dead after five checks, 15 s by default
+for unused in ("prestart_worker_first_driver", "enable_worker_prestart", "enable_metrics_collection", "event_stats"):
+    os.environ.setdefault(f"RAY_{unused}", "0")  # Python processes that only the first of many drivers would take
 STORE = 80 << 20
 """Bytes of a node's object store, which nothing of ours uses."""
 
@@ -34,7 +37,7 @@ def _nodes() -> Iterator[Any]:
 
     small = {"num_cpus": 8, "include_dashboard": False}
     cluster = Cluster()
-    add_node(cluster, **small)
+    add_node(cluster, **small, include_log_monitor=False, no_monitor=True)
     add_node(cluster, **small, resources={"far": 8})
     yield cluster
     cluster.shutdown()

@@ -92,5 +92,5 @@ def test_an_unknown_level_is_refused():
 
 @pytest.mark.slow
 def test_it_keeps_the_contract():
-    assert check_env("text_adventure", tasks=2, scored=8) == []
-    assert check_env("text_adventure", level=3, tasks=1, scored=8) == []
+    assert check_env("text_adventure", tasks=1, scored=4) == []
+    assert check_env("text_adventure", level=3, tasks=1, scored=2) == []

@@ -211,7 +211,7 @@ async def test_a_server_that_answers_nonsense_or_nothing_is_the_infrastructures_
 @pytest.mark.slow
 async def test_a_server_that_is_down_is_the_infrastructures_fault() -> None:
     with pytest.raises(RetrievalError, match="ConnectError"):
-        await RetrievalClient("http://127.0.0.1:9/retrieve", timeout=20).search(["a"], 3)
+        await RetrievalClient("http://127.0.0.1:9/retrieve", timeout=3).search(["a"], 3)
 
 
 async def test_no_more_searches_run_at_the_same_time_than_may_and_none_is_forgotten() -> None:

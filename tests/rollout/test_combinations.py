@@ -164,6 +164,7 @@ async def test_the_papers_figures_come_out_of_a_groups_sessions() -> None:
             assert share.advantage == expected[whole_path(session)[0][number]]
 
 
+@pytest.mark.slow
 async def test_continuations_of_a_trees_turns_draw_anew_what_its_sessions_repeat() -> None:
     """Another policy may learn by `coma`: of each of the agent's turns, repeated ones too, other draws are compared."""
     plain, continued = await played("cross"), await played("cross", counterfactuals=20)

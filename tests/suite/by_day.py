@@ -63,6 +63,9 @@ BY_DAY: dict[str, tuple[str, ...]] = {
     f"{LEASES}sessions_of_many_turns_go_through_one_publication_after_another": ("drain-process", "in_place-server"),
     f"{LEASES}while_a_colocated_engine_sleeps_the_others_take_its_requests": ("abort",),
     f"{LEASES}sessions_between_two_turns_hold_up_neither_sleep_nor_removal": ("drain",),
+    "tests/redteam/test_docker_killed.py::test_sessions_are_generated_again_and_no_place_is_lost_where_docker_dies": (
+        *("the daemon with all", "the shim of a container", "every container"),
+    ),
     "tests/envs/test_teams.py::test_the_worlds_keep_the_contract": ("hide_and_seek", "planner_worker"),
     "tests/envs/test_critics.py::test_worlds_with_critics_keep_the_contract": ("allocation",),
     "tests/envs/test_games.py::test_games_keep_the_contract": ("kuhn_poker",),

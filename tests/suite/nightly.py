@@ -60,9 +60,25 @@ STOPS = (
 ONE_TASK = "tests/envs/swe/test_env.py::test_the_expert_solves_a_task_through_the_tools_and_saying_nothing_does_not"
 BESIDE = "tests/envs/adapters/test_adapters.py::test_the_tests_of_adapters_pass_beside_their_libraries"
 PUBLICATION = f"{LEASES}turns_go_through_a_publication_and_each_token_knows_its_policy[in_place-process"
+TOOLS_KEPT = "tests/envs/test_function_calls.py::test_the_environment_keeps_its_contract"
+RETAIL = "tests/envs/test_retail.py::test_it_keeps_the_contract_also_with_tau2_benchs_data"
+LEARNS = (
+    "tests/train/test_learning.py"
+    "::test_the_calculator_agent_rises_from_below_half_to_eight_in_ten_on_tasks_it_never_saw"
+)
 SITES = "tests/envs/web/test_sites.py::test_it_keeps_the_contract"
 NAMED_AGENTS = "tests/rollout/test_named_agents.py::test_"
 UNCHANGED = "tests/train/test_verify_kinds.py::test_a_run_of_which_nothing_was_changed_passes"
+ALSO_UNCHANGED = (
+    *("asynchronous", "run again", "stopped and resumed", "given another trainer amid", "got its model replaced"),
+    *("lost a checkpoint", "averaged weights", "resumed with other settings", "forks", "a mixture"),
+)
+CRITICS = "examples/several_agents/critics.yaml]"
+ALSO_PRINTED = (
+    *("env=grid_camera]", "env=shapes]", "env=kuhn_poker algo=ppo algo.value_view=1]"),
+    *("-c examples/several_agents/relay.yaml]", "-c examples/several_agents/demand.yaml]"),
+    "env=speaker_listener agents.listener=other",
+)
 DRAWN = (
     f"{ENGINES}test_sglang.py::test_narrowed_turns_and_those_under_a_grammar_bring_the_set_that_the_server_drew_from"
 )
@@ -165,6 +181,10 @@ NIGHTLY: dict[str, str] = {
         "tests/train/lora/test_tenants.py"
         "::test_adapters_on_one_base_learn_the_bits_that_each_would_learn_alone_and_hold_it_once"
     ),
+    f"{MEGATRON}test_families.py::test_the_gate_goes_through_the_function_that_the_model_names": ROTATES,
+    "tests/envs/check/test_check.py::test_a_built_in_environment_has_no_findings": (
+        "tests/envs/test_text_adventure.py::test_it_keeps_the_contract"
+    ),
     f"{MEGATRON}test_adapters.py::test_ranks_train_save_and_export_an_adapter_as_one_process_does"
     "_also_after_a_warm_start": (
         "tests/train/lora/test_ranks.py::test_two_ranks_train_an_adapter_as_one_process_does_also_after_a_warm_start"
@@ -180,10 +200,7 @@ NIGHTLY: dict[str, str] = {
     "tests/test_chain_benchmark.py::test_its_small_form_gives_each_part_the_chains_tokens_and_finds_the_base_flat": (
         "tests/train/chain/test_chain.py::test_a_chain_is_its_runs_and_the_same_after_kills_anywhere"
     ),
-    "tests/test_learning_benchmark.py::test_its_small_form_measures_a_policy_before_and_after_its_steps": (
-        "tests/train/test_learning.py"
-        "::test_the_calculator_agent_rises_from_below_half_to_eight_in_ten_on_tasks_it_never_saw"
-    ),
+    "tests/test_learning_benchmark.py::test_its_small_form_measures_a_policy_before_and_after_its_steps": LEARNS,
     "tests/train/lora/test_benchmark.py::test_an_adapters_run_begins_with_the_policy_of_the_whole_models"
     "_and_a_finished_one_is_read_again": (
         "tests/train/lora/test_benchmark.py"
@@ -196,9 +213,7 @@ NIGHTLY: dict[str, str] = {
     f"{MEGATRON}test_replay.py::test_a_run_records_publishes_and_replays": (
         f"{MEGATRON}test_run.py::test_a_run_imitates_reinforces_publishes_and_resumes_under_another_layout"
     ),
-    f"{ENGINES}test_vllm.py::test_vllm_keeps_the_contract[pausing_works_in_every_mode": (
-        f"{ENGINES}test_sglang.py::test_sglang_keeps_the_contract[pausing_works_in_every_mode"
-    ),
+    f"{ENGINES}test_vllm.py": f"{ENGINES}test_sglang.py::test_sglang_keeps_the_contract",
     "tests/sessions/gateway/test_load_benchmark.py": (
         "tests/sessions/gateway/test_load.py::test_two_hundred_sessions_stream_side_by_side_without_an_error"
     ),
@@ -231,6 +246,21 @@ NIGHTLY: dict[str, str] = {
     ),
     "tests/envs/swe/test_builtin.py::test_the_expert_solves_every_task_through_the_tools": ONE_TASK,
     "tests/envs/swe/test_builtin.py::test_who_says_nothing_solves_none": ONE_TASK,
+    "tests/test_extras.py::test_a_run_needs_no_package_that_the_extra_train_does_not_bring": (
+        "tests/test_wheel.py::test_the_wheel_alone_installs_in_an_empty_environment_and_is_of_use"
+    ),
+    "tests/train/test_distill.py::test_a_students_divergence_from_its_teacher_falls": (
+        "tests/train/test_distill.py::test_each_kind_of_divergence_falls_in_a_run"
+    ),
+    "tests/train/test_every_algorithm.py::test_a_few_of_the_matrix_raise_the_reward_in_six_steps": LEARNS,
+    "tests/train/test_critic_learning.py::test_where_the_prompt_says_what_can_be_earned": (
+        "tests/train/backends/test_critic.py::test_the_critic_learns_to_distinguish_good_sessions_from_bad_ones"
+    ),
+    "tests/train/offline/test_score_runs.py::test_a_policy_that_is_trained_against_a_learned_reward": LEARNS,
+    f"{PRINTED}[agentrl check env=shapes": "tests/envs/test_gsm8k.py::test_it_passes_the_check",
+    "tests/envs/test_document_search.py::test_it_keeps_the_contract": TOOLS_KEPT,
+    "tests/envs/test_data_analysis.py::test_it_keeps_the_contract": TOOLS_KEPT,
+    "tests/envs/test_math_tools.py::test_it_keeps_the_contract": TOOLS_KEPT,
     "tests/test_public.py::test_a_type_checker_knows_the_public_names_and_finds_a_wrong_one": (
         "tests/test_public.py::test_the_public_names_are_those_of_the_list"
     ),
@@ -265,7 +295,8 @@ NIGHTLY: dict[str, str] = {
     f"{TOOLS}[langchain_client.py-chat": f"{TOOLS}[langchain_client.py-responses",
     f"{RANDOM}[litellm_client.py-chat": f"{RANDOM}[agents_sdk.py-responses",
     f"{RANDOM}[langchain_client.py-chat": f"{RANDOM}[langchain_client.py-ids",
-    f"{UNCHANGED}[asynchronous": f"{UNCHANGED}[caches kept",
+    **{f"{UNCHANGED}[{kind}": f"{UNCHANGED}[caches kept" for kind in ALSO_UNCHANGED},
+    **{f"{PRINTED}[agentrl train {words}": f"{PRINTED}[agentrl train -c {CRITICS}" for words in ALSO_PRINTED},
     f"{UNCHANGED}[resumed from a copy elsewhere": f"{UNCHANGED}[copied",
     f"{UNCHANGED}[killed as it resumed and resumed": f"{UNCHANGED}[killed before a row and resumed",
     f"{UNREWARDED}[1": f"{UNREWARDED}[0",
@@ -283,9 +314,7 @@ NIGHTLY: dict[str, str] = {
     f"{PRINTED}[agentrl train env=swe model=\\u2026 engine=sglang fleet.engines=4": (
         f"{PRINTED}[agentrl train env=swe model=\\u2026 engine=sglang 'fleet.urls"
     ),
-    f"{PRINTED}[agentrl check env=retail hostile=1000": (
-        "tests/envs/test_retail.py::test_it_keeps_the_contract_also_with_tau2_benchs_data"
-    ),
+    f"{PRINTED}[agentrl check env=retail hostile=1000": RETAIL,
     f"{PRINTED}[agentrl train env=gsm8k env.path=problems.jsonl model=smollm2-135m engine=sglang": (
         f"{PRINTED}[agentrl train env=swe model=\\u2026 engine=sglang 'fleet.urls"
     ),

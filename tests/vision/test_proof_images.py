@@ -106,6 +106,7 @@ def test_models_check_compares_renderer_trainer_and_the_folders_weights(
     assert "✓ trainer=torch: with the folder's weights log-probabilities differ by up to" in printed
 
 
+@pytest.mark.slow
 def test_a_renderer_that_shows_images_otherwise_than_the_processor_is_found_out(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

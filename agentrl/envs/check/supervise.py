@@ -29,7 +29,7 @@ from agentrl.envs.check.table import RULES
 GRACE = 1.0
 """Seconds in which the process itself may report an overdue call, before this one does."""
 TOTAL = 10
-"""The whole check may take this many times as long as one call."""
+"""The whole check may take this many times as long as one call, without the time that it waits for a core."""
 DUMP_SECONDS = 2.0
 """For faulthandler to write the stacks."""
 EXIT_SECONDS = 10.0
@@ -113,13 +113,20 @@ def _events(
             place = places.of_dump(_dump(process, stacks))
             yield _report_stop(hang(label, job.limit, place), tried)
             return
-        elif time.monotonic() - began > TOTAL * job.limit:
+        elif time.monotonic() - began - _waited_for_a_core(process) > TOTAL * job.limit:
             words = f"the check has taken {TOTAL * job.limit:g} s and is not finished"
             fix = "fewer tasks (tasks=1) take less time; limit=SECONDS allows more"
             yield _report_stop(Finding("time", words, fix), tried)
             return
         else:
             yield CheckProgress(rule.rule, rule.proves, label if since else "", taken)
+
+
+def _waited_for_a_core(process: BaseProcess) -> float:
+    """Seconds for which a process could have run and others did; 0 where the kernel does not say."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{process.pid}/schedstat").read_text().split()[1]) / 1e9
+    return 0.0
 
 
 def _report_stop(finding: Finding, tried: int) -> Finding:

@@ -29,7 +29,7 @@ from agentrl.tools.sandbox.base import DEFAULT_IMAGE
 from agentrl.tools.sandbox.docker.delivery import ImageHost
 from agentrl.tools.sandbox.spec import SandboxSpec
 
-CALL_SECONDS = 10.0
+CALL_SECONDS = 30.0
 """Seconds that a gateway may take to answer."""
 _PEM = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 _FROM_SHELL = "exec 3<>/dev/tcp/{name}/{port} && printf 'GET / HTTP/1.0\\r\\n\\r\\n' >&3 && head -c 4096 <&3"

@@ -7,16 +7,20 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from enum import Enum
+from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import BaseModel, Field
+from rich.console import Console
 
 import agentrl
+from agentrl.checks import check_environment
 from agentrl.envs.base import Env
 from agentrl.envs.check import CheckProgress, Finding, Measured, Note, Scores, check_env
 from agentrl.envs.check.monitor import LoopClock
@@ -49,6 +53,20 @@ async def test_it_can_be_called_from_a_running_event_loop():
     assert check_env(Till, **QUICK) == []
     with pytest.raises(UnknownName):
         check_env("no such")
+
+
+def test_the_command_forks_before_its_display_has_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork copies locks that a thread holds, and nobody releases them there: a check hung."""
+    before, while_forked = threading.active_count(), list[int]()
+
+    def check(*_: Any, report: Callable[[object], None], **__: Any) -> list[Finding]:
+        while_forked.append(threading.active_count())
+        report(CheckProgress("make", "an instance can be made"))
+        return []
+
+    monkeypatch.setattr("agentrl.envs.check.check_env", check)
+    assert check_environment("castle", {}, Console(file=StringIO()))
+    assert while_forked == [before]
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ def test_it_keeps_the_environment_contract_with_and_without_tools(docker: None, 
     def env() -> Code:
         return Code(tools=tools, timeout=PATIENCE)
 
-    assert check_env(env, tasks=2, limit=3 * PATIENCE, scored=2) == []
+    assert check_env(env, tasks=1, limit=3 * PATIENCE, scored=2) == []
 
 
 async def test_a_program_is_given_neither_the_tests_nor_the_reference() -> None:

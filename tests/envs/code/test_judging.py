@@ -13,7 +13,7 @@ from agentrl.errors import EnvError, InvalidInput
 from tests.envs.code.conftest import PATIENCE, Judge, Kept
 
 TESTS = "assert f(2) == 41\nassert f(3) == [1, 'two']\nassert f(4) is True and f(5) > 17\nassert abs(f(6) - 0.5) < 1e-9"
-QUICK = 5.0
+QUICK = 2.0
 """Seconds for code that never ends by itself."""
 
 CHEATS = {

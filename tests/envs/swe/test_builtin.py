@@ -48,4 +48,4 @@ def test_every_task_is_in_one_split() -> None:
 
 def test_both_forms_keep_the_environments_contract() -> None:
     assert check_env("swe", tasks=1, limit=300, scored=2) == []
-    assert check_env("swe", tasks=2, limit=300, form="repair", scored=2) == []
+    assert check_env("swe", tasks=1, limit=300, form="repair", scored=2) == []

@@ -83,6 +83,7 @@ def test_the_kernel_computes_what_torch_computes(family: str, changes: dict[str,
     assert (ours - theirs).abs().max() <= 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", RUNNABLE)
 def test_a_tokens_bits_do_not_depend_on_its_company(
     build: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -81,7 +81,7 @@ def test_a_fuzzer_finds_no_answer_that_is_not_described(tmp_path: Path) -> None:
         for result in schema.get_all_operations():
             operation = result.ok()
 
-            @settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+            @settings(max_examples=15, deadline=None, database=None, suppress_health_check=list(HealthCheck))
             @_given(operation)
             def fuzz(case: Any) -> None:
                 headers = {"authorization": f"Bearer {access['api_key']}"}

@@ -290,4 +290,4 @@ async def converse(serve: Serve, number: int) -> None:
 
 @pytest.mark.slow
 async def test_hundreds_of_conversations_of_every_habit_are_stored_as_the_engine_saw_them(serve: Serve) -> None:
-    await converse(serve, 400)
+    await converse(serve, 200)

@@ -25,7 +25,7 @@ from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn, ren
 from tests.sessions.gateway.inside import exchange, turn_request
 from tests.sessions.gateway.test_drift import put_together
 
-SESSIONS, TURNS = 200, 3
+SESSIONS, TURNS = 200, 2
 
 
 @pytest.mark.slow

@@ -148,8 +148,8 @@ import asyncio
 from agentrl.tools.sandbox.docker.backend import create_docker
 from tests.tools.sandbox.conftest import TINY
 async def main():
-    s = await create_docker(TINY.model_copy(update={"lease": 2.0}))
-    await asyncio.sleep(3)  # longer than the lease: the heartbeat keeps it
+    s = await create_docker(TINY.model_copy(update={"lease": 5.0}))
+    await asyncio.sleep(6)  # longer than the lease: the heartbeat keeps it
     assert await s.healthy()
     print(s.id, flush=True)
     await asyncio.sleep(600)
@@ -164,12 +164,9 @@ async def test_a_sandbox_whose_controller_falls_silent_ends_by_itself(docker: No
         id = said(controller)
         os.kill(controller.pid, signal.SIGSTOP)
         api = daemon().api
-        for _ in range(200):
-            state = (await on_loop(daemon().call(api.inspect_container, id)))["State"]
-            if state["Status"] == "exited":
-                break
-            await asyncio.sleep(0.05)
-        assert state["Status"] == "exited"
+        async with asyncio.timeout(120):
+            while (await on_loop(daemon().call(api.inspect_container, id)))["State"]["Status"] != "exited":  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
     finally:
         controller.kill()
         controller.wait()
