@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentrl.config import MODEL, PAST, RunConfig
 from agentrl.envs.base import Env, has_critic_view
-from agentrl.envs.data.mixture import Mixture
+from agentrl.envs.data.mixture import list_mixed
 from agentrl.errors import ConfigError
 from agentrl.train.algorithms import Algorithm
 from agentrl.types import MAIN
@@ -18,8 +18,7 @@ def check_view(algorithm: Algorithm, env: Env) -> None:
     """
     if not algorithm.needs.critic or not (numbers := algorithm.critic_config.value_view):
         return
-    parts = [part.env for part in env.parts.values()] if isinstance(env, Mixture) else [env]
-    for part in parts:
+    for part in list_mixed(env).values():
         if not has_critic_view(part):
             name = type(part.unwrapped).__name__
             raise ConfigError(
@@ -40,7 +39,7 @@ def check_joint_path(algorithm: Algorithm, config: RunConfig, env: Env) -> None:
         raise ConfigError(f"{where} reads an environment's agents, and agent={config.agent!r} is a program: {instead}")
     if (forks := config.rollout.branch.name) != "none":
         raise ConfigError(f"{where} reads a session in order, and rollout.branch={forks} forks it: {instead}")
-    for part in [each.env for each in env.parts.values()] if isinstance(env, Mixture) else [env]:
+    for part in list_mixed(env).values():
         if len(part.agents) < 2:
             raise ConfigError(f"{where} reads several agents' paths, and {type(part.unwrapped).__name__} has one agent")
     for agent, policy in config.agents.items():
