@@ -23,6 +23,7 @@ from collections.abc import Callable
 
 GRACE = 5.0
 """Seconds between asking the group to end and killing it."""
+ENDING = (signal.SIGTERM, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1
 
 
@@ -38,10 +39,12 @@ def main(argv: list[str]) -> int:
 def follower() -> Callable[[], None]:
     """Return what a child of this process calls first, so that the child does not outlive this process."""
     parent = os.getpid()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the group gets SIGTERM: the server ends, and then this process
+    for number in ENDING:  # the group gets one: the server ends, and then this process
+        signal.signal(number, signal.SIG_IGN)
 
     def follow() -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in ENDING:
+            signal.signal(number, signal.SIG_DFL)
         if sys.platform == "linux":
             ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:

@@ -29,6 +29,8 @@ from agentrl.errors import EngineError
 
 TAIL_LINES = 30
 """The number of the log's last lines that an error shows."""
+OURS = Path(os.devnull)
+"""The log of a server that writes to this process's output and errors: there is none to read."""
 _TAIL_BYTES = 1 << 16
 _POLL_SECONDS = 0.2
 _CAUSE = re.compile(r"\b[A-Z]\w*(Error|Exception): \S")
@@ -62,7 +64,7 @@ class ServerProcess:
         command: its command line.
         env: added to this process's environment.
         threads: CPU threads of each of its processes; None leaves them to it, or to the user's OMP_NUM_THREADS.
-        log: where its output goes; None is a temporary file that goes with it.
+        log: where its output goes; None is a temporary file that goes with it, `OURS` where this process's goes.
         descriptors: open files that it gets under the same numbers.
         kind: what it is, for `agentrl.common.processes`.
         folder: its working directory; None is this process's.
@@ -101,6 +103,7 @@ class ServerProcess:
         self._process: subprocess.Popen[bytes] | prefork.Forked
         try:
             with open(log, "ab") as sink:
+                streams = (None, None) if log is OURS else (sink, subprocess.STDOUT)
                 forked = None
                 if modules is not None:
                     start = forking.ForkRequest(f"agentrl {kind}", list(modules), whole, folder or os.getcwd(), apart)
@@ -109,8 +112,8 @@ class ServerProcess:
                 self._process = forked or subprocess.Popen(
                     [sys.executable, guard.__file__, *command],
                     stdin=subprocess.PIPE,
-                    stdout=sink,
-                    stderr=subprocess.STDOUT,
+                    stdout=streams[0],
+                    stderr=streams[1],
                     env=whole,
                     start_new_session=True,
                     pass_fds=descriptors,

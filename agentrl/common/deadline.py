@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+HEALTH_SECONDS = 60.0
+"""Seconds that a server or worker may take to answer as long as nobody who asks for its health has less patience."""
+
 
 @dataclass(frozen=True)
 class Deadline:

@@ -8,6 +8,9 @@ from pydantic import Field, PositiveFloat, field_validator, model_validator
 
 from agentrl.config.sections import Section
 
+INSTALL_QUANTISER = "pip install bitsandbytes"
+"""The command that installs what `quantize` computes with."""
+
 
 class LoraConfig(Section):
     """A low-rank adapter (LoRA, arXiv:2106.09685): each chosen linear layer computes x W' + scale · (x A') B'."""

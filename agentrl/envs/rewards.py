@@ -340,6 +340,11 @@ class RewardedEnvs:
         return env
 
 
+def list_group_rewards(make_env: Callable[[], Env]) -> tuple[NamedGroupReward, ...]:
+    """The rewards of a group that environments from there are made with."""
+    return make_env.of_groups if isinstance(make_env, RewardedEnvs) else ()
+
+
 def adding(make_env: Callable[[], Env], rewards: Sequence[AddedReward | NamedGroupReward]) -> RewardedEnvs:
     """Makes the same environments, with these rewards added; one of the same name replaces the environment's own."""
     added = tuple((each.mark, each) for each in rewards if not isinstance(each, NamedGroupReward))

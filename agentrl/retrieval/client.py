@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 import httpx
 import orjson
 
+from agentrl.common.retries import before, doubling, retry
 from agentrl.errors import RetrievalError, brief
 from agentrl.retrieval.batches import Batches, Search
 from agentrl.retrieval.corpus import Passage
@@ -55,28 +56,28 @@ class RetrievalClient:
         Raises:
             RetrievalError: the server did not answer properly within the time.
         """
-        deadline, pause = time.monotonic() + self.timeout, FIRST_PAUSE
-        asked = [
-            query[:MAX_QUERY].encode(errors="replace").decode() for query in queries
-        ]  # half a surrogate pair is no text
+        deadline, asked = time.monotonic() + self.timeout, [_as_text(query[:MAX_QUERY]) for query in queries]
         shared, alone = self._own()
         send = shared if self.shared else alone
-        while True:
-            try:
-                async with asyncio.timeout(deadline - time.monotonic()):
-                    return await send(asked, topk)
-            except httpx.HTTPStatusError as error:
-                status = error.response.status_code
-                problem = f"it answered {status}: {brief(error.response.text)}"
-                if send is alone and 400 <= status < 500 and status != 429:
-                    break
-            except FAULTS as error:
-                problem = brief(f"{type(error).__name__}: {error}")
-            if time.monotonic() + pause >= deadline:
-                break
-            await asyncio.sleep(pause)
-            send, pause = alone, min(2 * pause, LONGEST_PAUSE)
-        raise RetrievalError(f"the retrieval server {self.url} failed within {self.timeout:g} s; {problem}")
+
+        async def attempt() -> list[list[Passage]]:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                return await send(asked, topk)
+
+        def check(error: Exception) -> None:
+            nonlocal send
+            if send is alone and 400 <= (status := _status(error)) < 500 and status != 429:
+                raise error
+            send = alone
+
+        try:
+            return await retry(attempt, FAULTS, before(deadline, doubling(FIRST_PAUSE, None, LONGEST_PAUSE)), check)
+        except FAULTS as error:
+            words = f"{type(error).__name__}: {error}"
+            if isinstance(error, httpx.HTTPStatusError):
+                words = f"it answered {_status(error)}: {brief(error.response.text)}"
+            where = f"the retrieval server {self.url} failed within {self.timeout:g} s"
+            raise RetrievalError(f"{where}; {brief(words)}") from None
 
     def _own(self) -> tuple[Search, Search]:
         """The event loop's ways to send queries over its own connections: in shared requests, or each in its own."""
@@ -87,6 +88,11 @@ class RetrievalClient:
             alone = partial(_post, http, self.url)
             self._senders[loop] = Batches(alone, at_once=SHARED).search, alone
         return self._senders[loop]
+
+
+def _status(error: Exception) -> int:
+    """The status of a refusal; 0 of another error."""
+    return error.response.status_code if isinstance(error, httpx.HTTPStatusError) else 0
 
 
 def _as_text(query: str) -> str:

@@ -11,20 +11,19 @@ import atexit
 import logging
 import sys
 import threading
-import time
 from pathlib import Path
 
+from agentrl.cluster.restarted_server import RestartedServer
 from agentrl.cluster.server import ServerProcess
-from agentrl.errors import RetrievalError, brief
+from agentrl.errors import RetrievalError
 from agentrl.retrieval.index import read_manifest
 from agentrl.retrieval.server import CACHED, REFUSED, TIMEOUT, listen
 from agentrl.tools.threads import in_forked_child
 
 logger = logging.getLogger(__name__)
 
-RESTARTS = 5
-"""Times in a row that a server may end within `SOON` seconds before it is given up."""
-SOON = 30.0
+MOST_ENDS, WITHIN = 6, 180.0
+"""A server that ends so often within so many seconds is given up."""
 PAUSE = 0.5
 """Seconds before a server is started again."""
 ROLE = "retriever"
@@ -62,18 +61,27 @@ class Service:
         self.index = index
         self._bound = listen("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._bound.getsockname()[1]}"
-        self.restarts = 0
         self._options = ["--cached", str(cached), "--timeout", str(timeout)]
-        self._failed: str | None = None
-        self._closing = threading.Event()
-        self._process = self._start()
-        self._watcher = threading.Thread(target=self._watch, name="agentrl-retriever", daemon=True)
-        self._watcher.start()
+        self._server = RestartedServer(
+            f"the retrieval server of {index}",
+            self._start,
+            lambda end: logger.warning("%s; it is started again", end),
+            most=MOST_ENDS,
+            within=WITHIN,
+            pause=PAUSE,
+            hopeless=REFUSED,
+        )
+        self._server.given_up.add_done_callback(lambda given_up: logger.error(given_up.result()))
 
     @property
     def pid(self) -> int:
         """The server's process id."""
-        return self._process.pid
+        return self._server.process.pid
+
+    @property
+    def restarts(self) -> int:
+        """How often it was started again."""
+        return self._server.restarts
 
     def check(self) -> None:
         """Do nothing, unless the server was given up.
@@ -81,43 +89,18 @@ class Service:
         Raises:
             RetrievalError: it was; the message has the end of its output.
         """
-        if self._failed is not None:
-            raise RetrievalError(self._failed)
+        if self._server.given_up.done():
+            raise RetrievalError(self._server.given_up.result())
 
     def close(self) -> None:
         """End the server; harmless the second time."""
-        if self._closing.is_set():
-            return
-        self._closing.set()
-        self._process.kill()
-        self._watcher.join()
+        self._server.close(0.0)
         self._bound.close()
 
     def _start(self) -> ServerProcess:
         shared = self._bound.fileno()
         command = [sys.executable, "-m", "agentrl.retrieval", "--index", str(self.index), "--fd", str(shared)]
         return ServerProcess(ROLE, [*command, *self._options], descriptors=[shared], kind=ROLE)
-
-    def _watch(self) -> None:
-        early = 0
-        while True:
-            began = time.monotonic()
-            code = self._process.wait()
-            written = brief(self._process.tail()) or "it wrote nothing"
-            self._process.end()
-            if self._closing.is_set():
-                return
-            early = early + 1 if time.monotonic() - began < SOON else 0
-            what = f"the retrieval server of {self.index} ended with {code}: {written}"
-            if early > RESTARTS or code == REFUSED:
-                self._failed = f"{what} (it was started {early} times in a row)" if early > 1 else what
-                logger.error(self._failed)
-                return
-            logger.warning("%s; it is started again", what)
-            if self._closing.wait(PAUSE):
-                return
-            self._process = self._start()
-            self.restarts += 1  # afterwards: then `pid` is the new server's
 
 
 def service(index: Path, cached: int = CACHED, timeout: float = TIMEOUT) -> Service:

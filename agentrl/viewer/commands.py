@@ -18,6 +18,8 @@ from agentrl.errors import ConfigError
 app = typer.Typer()
 PLAIN_WIDTH = 200
 """Columns of a table that is written into a file or a pipe."""
+MOST = 10**9
+"""Sessions that a store may have."""
 RunFolder = Annotated[Path, typer.Argument(help="A run's folder.")]
 
 
@@ -71,8 +73,9 @@ def sessions(
     best: Annotated[int | None, typer.Option(min=1, help="Those with the highest scores.")] = None,
     grep: Annotated[str, typer.Option(help="Those with this text in a message or a tool call.")] = "",
     sort: Annotated[str | None, typer.Option(help="Largest first by a column, or by reward/NAME.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="How many, at most.")] = 20,
+    limit: Annotated[int | None, typer.Option(min=1, max=MOST, help="How many: 20, or all with --export.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON object for each, one a line.")] = False,
+    export: Annotated[Path | None, typer.Option(help="Write them whole into this file: .jsonl or .parquet.")] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Print messages of sessions under way until the run ends.")
     ] = False,
@@ -83,6 +86,7 @@ def sessions(
 ) -> None:
     """A session store's sessions, also under way (--follow); checks for damage (--check, --salvage)."""
     from agentrl.viewer.listing import Order, filters, json_lines, list_phases, matching, table
+    from agentrl.viewer.listing import export as write
     from agentrl.viewer.runs import stage_at
 
     path = stage_at(path)
@@ -96,14 +100,18 @@ def sessions(
     if sum(chosen is not None for chosen in (worst, best, sort)) > 1:
         raise ConfigError("--worst, --best and --sort are three orders; give one of them")
     wanted = filters(file, words or ())
-    if not (words or worst or best or sort or grep or as_json):
+    if not (words or worst or best or sort or grep or as_json or export):
         return print_lines([_count(file)])
     column = "score" if worst or best else sort
     if (worst or best) and "phase" not in wanted:
         wanted = {**wanted, "phase": list_phases(file)}
-    order = Order(column, worst is None and column is not None, worst or best or limit)
+    most = worst or best or limit or (20 if export is None else MOST)
+    order = Order(column, worst is None and column is not None, most)
     with err.status("searching") as status:
         rows = matching(file, wanted, order, grep, lambda done: status.update(f"searching: {done:,} sessions"))
+    if export is not None:
+        write(file, rows, export)
+        return print_lines([f"{len(rows)} sessions are in {export}"])
     if as_json:
         return print_lines(json_lines(rows))
     _show(table(rows) if rows else "no session fits")

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from agentrl.common.untrusted import visible_text
 from agentrl.errors import ConfigError
+from agentrl.sessions.store.export import to_jsonl, to_parquet
 from agentrl.sessions.store.query import Filters, Without
 from agentrl.sessions.store.search import search
 from agentrl.sessions.store.store import Store
@@ -21,6 +22,9 @@ from agentrl.viewer.runs import Run
 from agentrl.viewer.series import MetricsFile
 
 FORMS = "COLUMN=VALUE, COLUMN=LOW..HIGH, COLUMN~=TEXT, trained=STEP, tag=NAME or where=CONDITION"
+
+PAGE = 100_000
+"""Rows that a store finds at once, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +78,14 @@ def matching(
         UnknownName: a filter or the order names no column.
         StoreError: reading failed.
     """
-    if not text:
-        with Store(file, read_only=True) as store:
-            return store.find(wanted, sort=order.sort, descending=order.descending, limit=order.limit).rows
     rows, after, done = list[Summary](), None, 0
+    with Store(file, read_only=True) as store:
+        while not text:
+            most = min(order.limit - len(rows), PAGE)
+            page = store.find(wanted, sort=order.sort, descending=order.descending, limit=most, after=after)
+            rows, after = rows + page.rows, page.next
+            if after is None or len(rows) >= order.limit:
+                return rows
     while True:
         found = search(
             file, text, wanted, sort=order.sort, descending=order.descending, limit=order.limit - len(rows), after=after
@@ -111,3 +119,17 @@ def table(rows: Sequence[Summary]) -> Table:
 def json_lines(rows: Iterable[Summary]) -> Iterator[str]:
     """The sessions' summaries as JSON in ASCII, one a line."""
     return (json.dumps(asdict(row)) for row in rows)
+
+
+def export(file: Path, rows: Iterable[Summary], to: Path) -> None:
+    """Write sessions of a store, whole, into a file (`sessions.store.export`).
+
+    Raises:
+        ConfigError: the file's name has no ending that says what it is to be.
+        MissingExtra: Parquet's library is not installed.
+    """
+    kinds = {".jsonl": to_jsonl, ".parquet": to_parquet}
+    if to.suffix not in kinds:
+        raise ConfigError(f"--export {to}: the file's name must end in {' or '.join(kinds)}")
+    with Store(file, read_only=True) as store:
+        kinds[to.suffix]((store.load(row.id) for row in rows), to)

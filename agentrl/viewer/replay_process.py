@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -21,7 +20,8 @@ from typing import Any
 import orjson
 from pydantic import Field, PositiveInt
 
-from agentrl.common import processes
+from agentrl.cluster.server import ServerProcess
+from agentrl.common.processes import signal_group
 from agentrl.common.untrusted import visible_text
 from agentrl.config.sections import Section
 from agentrl.errors import ConfigError
@@ -31,8 +31,6 @@ LINE = 2000
 """Characters of a line of output that are kept."""
 GRACE = 15.0
 """Seconds that an interrupted replay may take to close its engine and sandboxes."""
-READ = 2.0
-"""Seconds that are waited for the last lines of a process that has ended."""
 
 
 class ReplayRequest(Section):
@@ -64,24 +62,25 @@ class _Job:
         request: what was asked for.
         process: the command's.
         began: by the monotonic clock.
-        lines: the last ones that it printed.
         ended: how it ended; '' while it is under way.
+        seconds: how long it took, once it has ended.
+        printed: the last lines that it printed, once it has ended.
     """
 
     place: tuple[Path, str]
     request: ReplayRequest
-    process: subprocess.Popen[str]
+    process: ServerProcess
     began: float = field(default_factory=time.monotonic)
-    lines: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_LINES))
     ended: str = ""
     seconds: float = 0.0
+    printed: list[str] = field(default_factory=list)
     cancelled: threading.Event = field(default_factory=threading.Event)
 
     def state(self) -> dict[str, Any]:
         """Return the replay's state for the page."""
         return {
             "request": self.request.model_dump(),
-            "lines": list(self.lines),
+            "lines": self.printed or _read_lines(self.process.log),
             "seconds": self.seconds if self.ended else time.monotonic() - self.began,
             "ended": self.ended,
         }
@@ -113,17 +112,8 @@ class Replays:
                 raise ConfigError(
                     f"a replay of session {self._job.place[1]!r} is under way; cancel it, or wait for its end"
                 )
-            process = subprocess.Popen(
-                [sys.executable, "-m", "agentrl", "replay", str(run / session), *request.words()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                encoding="utf-8",
-                errors="replace",
-                env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"},
-                start_new_session=True,  # Ctrl-C in the viewer's terminal is the viewer's, which ends the replay itself
-            )
+            command = [sys.executable, "-m", "agentrl", "replay", str(run / session), *request.words()]
+            process = ServerProcess("replay", command, env={"PYTHONUTF8": "1"}, kind="replay")
             self._job = job = _Job((run, session), request, process)
             self._watcher = threading.Thread(target=_watch, args=(job,), daemon=True)
             self._watcher.start()
@@ -146,36 +136,31 @@ class Replays:
             self._watcher.join(GRACE + 10)
 
 
-def _read(job: _Job) -> None:
-    assert job.process.stdout is not None
-    with job.process.stdout as output:
-        for line in iter(lambda: output.readline(LINE), ""):
-            job.lines.append(visible_text(line.rstrip(), keep=""))
+def _read_lines(log: Path) -> list[str]:
+    """The last lines of a log, without what could steer a terminal; none once it is gone."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - MOST_LINES * LINE))
+            lines = deque(iter(lambda: file.readline(LINE), b""), MOST_LINES)
+    except FileNotFoundError:
+        return []
+    return [visible_text(line.decode(errors="replace").rstrip(), keep="") for line in lines]
 
 
 def _watch(job: _Job) -> None:
     """Wait for the replay's end, its deadline or its cancellation."""
     until, process = job.began + 60 * job.request.minutes, job.process
-    reader = threading.Thread(target=_read, args=(job,), daemon=True)
-    reader.start()
     reason = ""
-    while process.poll() is None and not reason:
+    while process.exit_status is None and not reason:
         if job.cancelled.wait(0.1):
             reason = "cancelled"
         elif time.monotonic() > until:
             reason = f"ended after {job.request.minutes:g} minutes"
     if reason:
-        _end(process)
-    code = process.wait()
-    reader.join(READ)  # a descendant that is left may hold the pipe open
+        signal_group(process.pid, signal.SIGINT)
+        process.wait(GRACE)
+    process.kill()
+    code, job.printed = process.exit_status, _read_lines(process.log)
+    process.end()
     job.seconds = time.monotonic() - job.began
     job.ended = reason or ("done" if code == 0 else f"failed with exit code {code}")
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """Interrupt a process, and kill it with its descendants if it is still there after `GRACE` seconds."""
-    process.send_signal(signal.SIGINT)
-    try:
-        process.wait(GRACE)
-    except subprocess.TimeoutExpired:
-        processes.kill((process.pid, *processes.descendants(process.pid)))

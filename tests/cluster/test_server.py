@@ -10,10 +10,12 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from agentrl.cluster.restarted_server import RestartedServer
 from agentrl.cluster.segments import FOLDER
 from agentrl.cluster.server import ServerProcess, free_port
 from agentrl.errors import EngineError
@@ -190,3 +192,20 @@ def test_shared_memory_of_a_server_that_is_killed_is_removed_and_nobody_elses(tm
         server.end()
         for each in (own, shared, renewed, strange):
             each.unlink(missing_ok=True)
+
+
+def test_a_server_is_started_again_until_it_ends_too_often_and_never_after_it_was_closed() -> None:
+    said: list[str] = []
+
+    def start(code: str) -> RestartedServer:
+        make = partial(ServerProcess, "thing", [sys.executable, "-c", code])
+        return RestartedServer("the thing", make, said.append, most=3, within=3600.0)
+
+    short = start("raise SystemExit('no luck')")
+    assert short.given_up.result(60) == "the thing ended with 1: no luck (it has ended 3 times within 3600 s)"
+    assert (said, short.restarts, short.running) == (["the thing ended with 1: no luck"] * 2, 2, False)
+    short.close()
+    long = start("import time; time.sleep(600)")
+    assert long.running
+    long.close()
+    assert (len(said), long.running, long.given_up.done()) == (2, False, False)

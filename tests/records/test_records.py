@@ -29,6 +29,7 @@ from agentrl.train.record.verify import verify
 from agentrl.viewer.app import create_app
 from agentrl.viewer.notes import NoteChange, Notes
 from tests.records import digits  # noqa: F401  (registers the environment of the recorded runs)
+from tests.sessions.exported import from_jsonl
 
 HERE = Path(__file__).parent
 RECORDS = [
@@ -119,7 +120,7 @@ def test_the_sessions_of_a_recorded_run_are_whole_and_are_exported_and_read_back
     with Store(run / "sessions.db", read_only=True) as store:
         sessions = list(store.sessions())
     assert export.to_jsonl(sessions, tmp_path / "sessions.jsonl") == len(sessions)
-    assert list(export.from_jsonl(tmp_path / "sessions.jsonl")) == sessions
+    assert list(from_jsonl(tmp_path / "sessions.jsonl")) == sessions
     assert all(session.environment == "digits" for session in sessions)
 
 

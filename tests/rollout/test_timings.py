@@ -14,11 +14,12 @@ from agentrl.envs.base import Env
 from agentrl.rollout.episodes.actors import ModelActor
 from agentrl.rollout.episodes.groups import Rollouts
 from agentrl.rollout.episodes.policies import Policy
-from agentrl.sessions.store.export import from_jsonl, to_jsonl
+from agentrl.sessions.store.export import to_jsonl
 from agentrl.sessions.store.recorder import Recorder
 from agentrl.sessions.store.store import Store
 from agentrl.sessions.tree.codec import node_row
 from agentrl.types import Chunk, Message, Sampling, Session, StepResult, Task, Turn
+from tests.sessions.exported import from_jsonl
 from tests.sessions.fakes import DiceEngine, LetterRenderer
 
 

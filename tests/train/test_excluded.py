@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.config import AlgoConfig
 from agentrl.rollout.workers.held import digest_of, sizes_of
-from agentrl.sessions.store.export import from_jsonl, to_jsonl
+from agentrl.sessions.store.export import to_jsonl
 from agentrl.sessions.store.store import Store
 from agentrl.train.algorithms import ALGORITHMS, algorithm_settings, make_algorithm
 from agentrl.train.algorithms.adaptive import Adaptive
@@ -22,6 +22,7 @@ from agentrl.train.forest.packing import pack_credited
 from agentrl.types import GREEDY, Group, Message, Session
 from agentrl.types.branches import alone, branch_nodes
 from agentrl.types.session import COUNTERFACTUALS
+from tests.sessions.exported import from_jsonl
 from tests.train.forked import random_segment, session_of
 from tests.train.trees import (
     as_group,

@@ -15,6 +15,7 @@ from agentrl.cli import app
 from agentrl.errors import ConfigError
 from agentrl.sessions.tree import tree
 from agentrl.train.record import ratings
+from agentrl.train.record.files import keep_lines
 from agentrl.train.record.ratings import Matches
 from agentrl.types import FinishReason, Group, Message, Sampling, Session, Status, Task, Turn
 from agentrl.types import VersionSpan as Span
@@ -107,7 +108,7 @@ def test_a_resumed_run_drops_the_games_of_later_steps_and_a_torn_line_is_left_ou
     with (tmp_path / ratings.NAME).open("ab") as file:
         file.write(b'{"step": 5, "ga')
     assert [each.step for each in ratings.read(tmp_path)] == [1, 2, 3, 4]
-    ratings.drop_after(tmp_path, 2)
+    keep_lines(tmp_path / ratings.NAME, 2)
     assert ratings.read(tmp_path) == [Matches(step, {0: 4, 2: 1}, {0: 2.5, 2: 1.0}) for step in (1, 2)]
     (tmp_path / ratings.NAME).write_text('{"step": 1}\n')
     with pytest.raises(ConfigError, match=r"matches\.jsonl is damaged"):

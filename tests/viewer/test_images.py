@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from agentrl.sessions.store.export import from_jsonl, to_jsonl, to_parquet
+from agentrl.sessions.store.export import to_jsonl, to_parquet
 from agentrl.sessions.store.store import Store
 from agentrl.sessions.tree import tree
 from agentrl.train.display.pictures import transcripts
 from agentrl.types import Message, Session, Status, Task
+from tests.sessions.exported import from_jsonl
 from tests.viewer.recorded import write_run
 from tests.viewer.test_app import asked, client
 

@@ -26,6 +26,7 @@ from agentrl.viewer.difference import differences, metrics, settings, tasks
 from agentrl.viewer.listing import Order, matching, table
 from agentrl.viewer.report import report
 from agentrl.viewer.runs import run_at
+from tests.sessions.exported import from_jsonl
 from tests.viewer.recorded import HOSTILE, write_run
 
 SECRET = "sk-planted-secret"
@@ -72,6 +73,19 @@ def test_sessions_are_the_worst_and_the_best_of_those_that_fit_the_filters(runs:
     assert [row["score"] for row in worst] == scores[:5]
     assert [row["score"] for row in best] == scores[::-1][:5]
     assert {row["step"] for row in worst + best} <= {10, 11, 12}
+
+
+def test_sessions_that_fit_are_exported_whole_into_a_file_of_a_known_kind(
+    runs: Path, command: Any, tmp_path: Path
+) -> None:
+    code, text = command("sessions", runs / "first", "step=10..12", "--export", tmp_path / "some.jsonl")
+    with Store(runs / "first" / "sessions.db", read_only=True) as store:
+        expected = [store.load(row.id) for row in store.find({"step": [10, 11, 12]}, limit=1000).rows]
+    assert (code, len(expected) > 20) == (0, True), text
+    assert list(from_jsonl(tmp_path / "some.jsonl")) == expected
+    code, text = command("sessions", runs / "first", "--export", tmp_path / "some.csv")
+    assert code
+    assert "must end in .jsonl or .parquet" in text
 
 
 @pytest.mark.slow

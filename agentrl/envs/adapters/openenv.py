@@ -20,11 +20,13 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
+from itertools import repeat
 from typing import Any, Literal
 
 import httpx
 
 from agentrl.common.imports import load
+from agentrl.common.retries import before, retry
 from agentrl.common.untrusted import read_json, safe_json
 from agentrl.envs.adapters import library
 from agentrl.envs.base import Env, reward_value
@@ -174,18 +176,21 @@ class _Session:
 
     async def reset(self, data: Json) -> Json:
         """Open the connection and begin an episode; where the server has no room, wait for it."""
-        deadline = time.monotonic() + self.timeout
-        while True:
+
+        async def attempt() -> Json:
             await self._open()
             try:
                 return await self.request("reset", data)
-            except _NoRoom as error:
+            except _NoRoom:
                 await self.close()
-                if time.monotonic() > deadline:
-                    raise InfraError(f"{error}: set rollout.concurrency to what it takes") from None
-                await asyncio.sleep(POLL_SECONDS)
-            except ToolError as error:
-                raise InfraError(f"the OpenEnv server {self.url} can't reset its environment: {error}") from None
+                raise
+
+        try:
+            return await retry(attempt, _NoRoom, before(time.monotonic() + self.timeout, repeat(POLL_SECONDS)))
+        except _NoRoom as error:
+            raise InfraError(f"{error}: set rollout.concurrency to what it takes") from None
+        except ToolError as error:
+            raise InfraError(f"the OpenEnv server {self.url} can't reset its environment: {error}") from None
 
     async def request(self, kind: str, data: Json) -> Json:
         """Send a message; what the answer holds.

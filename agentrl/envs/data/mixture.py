@@ -121,3 +121,8 @@ def _parts(given: bytes, targets: tuple[object, ...]) -> dict[str, _Part]:
             raise ConfigError(f"env.{name}: {error}") from None
         parts[name] = _Part(name, float(settings["weight"]), make, make())
     return parts
+
+
+def list_mixed(env: Env) -> dict[str, Env]:
+    """The environments that an environment has tasks of, by name; itself, under '', where it is no mixture."""
+    return {name: part.env for name, part in env.parts.items()} if isinstance(env, Mixture) else {"": env}

@@ -8,7 +8,7 @@ from statistics import fmean
 from agentrl import tracing
 from agentrl.envs.base import Env, RewardMark, reward_methods
 from agentrl.envs.results import record_failure
-from agentrl.envs.rewards import RewardedEnvs
+from agentrl.envs.rewards import list_group_rewards
 from agentrl.envs.scoring.gates import close_gates
 from agentrl.errors import AgentRLError, Blame
 from agentrl.types import GREEDY, Session, Status
@@ -30,7 +30,7 @@ async def give_group_rewards(make_env: Callable[[], Env], sessions: Sequence[Ses
     Raises:
         AgentRLError: the user has to mend something.
     """
-    rewards = make_env.of_groups if isinstance(make_env, RewardedEnvs) else ()
+    rewards = list_group_rewards(make_env)
     gates, given = _gates(make_env()) if rewards else (), False
     for reward in rewards:
         shared = [each for each in sessions if _counts(each)]

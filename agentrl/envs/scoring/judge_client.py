@@ -26,6 +26,7 @@ import httpx
 import orjson
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, PrivateAttr, model_validator
 
+from agentrl.common.retries import doubling, retry
 from agentrl.common.untrusted import visible_text
 from agentrl.config import RewardConfig
 from agentrl.config.api import URL
@@ -174,24 +175,23 @@ class JudgeClient:
 
     async def _reply(self, key: bytes, body: dict[str, Any], read: Callable[[str], Any]) -> str:
         """A reply that has a verdict."""
-        config, problem, pause = self._config, "", 0.0
-        for attempt in range(config.attempts):
-            await asyncio.sleep(max(pause, config.pause * 2 ** (attempt - 1)) if attempt else 0.0)
-            try:
-                pause = 0.0
-                text = await self._request(body)
-            except _Again as error:
-                problem, pause = str(error), error.pause
-                continue
+
+        async def attempt() -> str:
+            nonlocal body
+            text = await self._request(body)
             try:
                 read(text)
             except ValueError as error:
-                problem = f"its reply has no verdict: {error}"
                 body = {**body, "messages": [*body["messages"][:-1], _remind(body["messages"][-1])]}
-            else:
-                self._keep(key, text)
-                return text
-        raise InfraError(f"{self._where} failed {config.attempts} times: {problem}")
+                raise _Again(f"its reply has no verdict: {error}") from None
+            self._keep(key, text)
+            return text
+
+        pauses = doubling(self._config.pause, self._config.attempts - 1)
+        try:
+            return await retry(attempt, _Again, pauses, lambda error: getattr(error, "pause", None))
+        except _Again as error:
+            raise InfraError(f"{self._where} failed {self._config.attempts} times: {error}") from None
 
     async def _request(self, body: Mapping[str, Any]) -> str:
         """The text of one reply.

@@ -23,7 +23,7 @@ from typing import Any
 from agentrl.config import BranchConfig, RolloutConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env, has_state
-from agentrl.envs.data.mixture import Mixture
+from agentrl.envs.data.mixture import list_mixed
 from agentrl.envs.episode import ResumePoint, run_episode
 from agentrl.envs.results import TOOL_FAULTS
 from agentrl.envs.state import EnvState
@@ -48,8 +48,7 @@ def check_branching(config: BranchConfig, env: Env, agent: str | None) -> None:
     setting = f"rollout.branch={config.name}"
     if agent is not None:
         raise ConfigError(f"{setting} forks episodes that agentrl plays; agent={agent!r} runs a loop of its own")
-    parts = [part.env for part in env.parts.values()] if isinstance(env, Mixture) else [env]
-    for part in parts:
+    for part in list_mixed(env).values():
         name = type(part.unwrapped).__name__
         if not has_state(part):
             raise ConfigError(f"{setting} needs an environment whose episodes can be saved; {name} has no state()")

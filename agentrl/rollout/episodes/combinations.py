@@ -21,7 +21,7 @@ from typing import Any
 from agentrl.common.concurrency import concurrently
 from agentrl.config import RolloutConfig
 from agentrl.envs.base import Env
-from agentrl.envs.data.mixture import Mixture
+from agentrl.envs.data.mixture import list_mixed
 from agentrl.envs.turns import Actor
 from agentrl.errors import ConfigError, EnvError
 from agentrl.sessions.tree.conversation import Conversation
@@ -41,7 +41,7 @@ def check_tree(env: Env, limits: RolloutConfig, pairing: str, most: int) -> None
         ConfigError: its agents take turns, its episodes have no last turn, a state has more joint actions than `most`,
             or there are more paths than can be numbered.
     """
-    for part in [each.env for each in env.parts.values()] if isinstance(env, Mixture) else [env]:
+    for part in list_mixed(env).values():
         name, agents = type(part.unwrapped).__name__, len(part.agents)
         if agents < 2 or not part.simultaneous:
             raise ConfigError(

@@ -21,7 +21,7 @@ from typing import Any
 from agentrl.config import RolloutConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env, has_state
-from agentrl.envs.data.mixture import Mixture
+from agentrl.envs.data.mixture import list_mixed
 from agentrl.envs.episode import BeforeTurn, ResumePoint, run_episode
 from agentrl.envs.state import EnvState
 from agentrl.envs.turns import Actor, Player
@@ -41,7 +41,7 @@ def check_counterfactuals(algorithm: str, env: Env) -> None:
     Raises:
         ConfigError: its agents take turns, there is one agent, or its episodes can't be saved.
     """
-    for part in [each.env for each in env.parts.values()] if isinstance(env, Mixture) else [env]:
+    for part in list_mixed(env).values():
         name = type(part.unwrapped).__name__
         if len(part.agents) < 2 or not part.simultaneous:
             what = "needs agents that move at once (simultaneous = True)"

@@ -100,11 +100,10 @@ async def elastic(engine: Engine, config: EngineConfig, fleet: FleetConfig, base
     from agentrl.rollout.fleet.fleet import Fleet
     from agentrl.rollout.fleet.nodes import following_nodes
 
-    on_nodes = isinstance(engine, Fleet) and any(member.managed.node for member in engine.engines.values())
-    if not on_nodes or cluster.current().name == "local":
+    elsewhere = cluster.current().name != "local"
+    if not (elsewhere and isinstance(engine, Fleet) and any(each.managed.node for each in engine.engines.values())):
         yield
         return
-    assert isinstance(engine, Fleet)
     settings = divide_cores(config, fleet, base)[0]
     async with following_nodes(engine, lambda: make_engine(settings, base), fleet.max_engines):
         yield

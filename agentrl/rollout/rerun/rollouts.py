@@ -111,10 +111,11 @@ class RerunRollouts(Rollouts):
 class RerunStream(Stream):
     """The groups of a recording: each is begun and trained in its recorded step; discarded ones are not generated."""
 
+    rollouts: RerunRollouts
+
     @property
     def recording(self) -> Recording:
         """The recording that is run again."""
-        assert isinstance(self.rollouts, RerunRollouts)
         return self.rollouts.recording
 
     def _choose(self) -> list[Group]:

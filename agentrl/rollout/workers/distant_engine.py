@@ -13,12 +13,11 @@ from contextlib import aclosing
 from typing import Any
 
 from agentrl.cluster import Address, Connection, connect
+from agentrl.common.deadline import HEALTH_SECONDS
 from agentrl.errors import DeadlineExceeded, EngineError
 from agentrl.rollout.workers.leases import Leases, NotReachable
 from agentrl.rollout.workers.prompts import ForgottenPrompt, PromptSender, session_of
 from agentrl.types import MAIN, Capabilities, Chunk, Health, PauseMode, Placed, Sampling, Turn
-
-HEALTH_SECONDS = 60.0
 
 
 class EngineCalls:

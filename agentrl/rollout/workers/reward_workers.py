@@ -28,7 +28,7 @@ from agentrl.common.foreign_errors import words
 from agentrl.config import ClusterConfig, GroupRewardConfig, RewardConfig, SandboxConfig
 from agentrl.envs import sandboxes
 from agentrl.envs.base import Env, RewardMark
-from agentrl.envs.rewards import NamedReward, RewardedEnvs, Value, adding, make_rewards, open_rewards
+from agentrl.envs.rewards import NamedReward, Value, adding, list_group_rewards, make_rewards, open_rewards
 from agentrl.errors import AgentRLError, Blame, DeadlineExceeded, EnvError, InfraError, WorkerLost, WorkerTimeout
 from agentrl.sessions.tree.codec import odd_place
 from agentrl.types import Session
@@ -246,5 +246,4 @@ async def _distant(
     of_groups = {name: each for name, each in configs.items() if isinstance(each, GroupRewardConfig)}
     async with open_rewards(make_env, of_groups) as inner:
         distant = [DistantReward(mark, configs[mark.name], workers) for mark in marks]
-        groups = inner.of_groups if isinstance(inner, RewardedEnvs) else ()
-        yield adding(make_env, [*distant, *groups])
+        yield adding(make_env, [*distant, *list_group_rewards(inner)])

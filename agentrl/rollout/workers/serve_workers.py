@@ -2,26 +2,28 @@
 
 With several, this process binds every port before it starts a worker and keeps the sockets open. So a worker that ends
 is restarted on the same port, and requests wait for it meanwhile; its sessions are in the store, from which the new
-process continues them. Workers end with this process, however it ends: their standard input is a pipe from it.
+process continues them. Workers end with this process, however it ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 import sys
-import time
+import tempfile
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import orjson
 from rich.console import Console
 
+from agentrl.cluster.restarted_server import RestartedServer
+from agentrl.cluster.server import OURS, ServerProcess
 from agentrl.common import cores
-from agentrl.common.concurrency import cancel_on, current_task
+from agentrl.common.concurrency import cancel_on
 from agentrl.errors import InfraError
 from agentrl.models.registry import model_folder
 from agentrl.overrides import validate
@@ -70,6 +72,9 @@ async def serve_workers(tree: dict[str, Any], config: ServeConfig, announce: Cal
     from agentrl.sessions.gateway.limits import Limits
     from agentrl.sessions.gateway.workers import Front
 
+    def report(end: str) -> None:
+        announce(f"{end}; it is restarted, and its sessions continue from the store")
+
     cancel_on(signal.SIGTERM, signal.SIGINT)
     with contextlib.ExitStack() as sockets:
         entrance = sockets.enter_context(listening(config.host, config.port))
@@ -77,106 +82,45 @@ async def serve_workers(tree: dict[str, Any], config: ServeConfig, announce: Cal
         ports = [one.getsockname()[1] for one in bound]
         key = config.admin_key or made_up_key(config.host, announce)
         settings = {"tree": tree, "ports": ports, "admin_key": key}
-        workers = [ServingProcess(number, one, settings, announce) for number, one in enumerate(bound)]
-        tls = tls_of(config)
+        tls, workers = tls_of(config), list[RestartedServer]()
         front = Front(config.host, ports, lambda number: workers[number].running, Limits().body_bytes, tls)
-        kept = [asyncio.ensure_future(worker.keep()) for worker in workers]
         try:
+            for number, one in enumerate(bound):
+                start = partial(_start, number, one, settings)
+                workers.append(RestartedServer(f"worker {number}", start, report, most=MAX_ENDS, within=ENDS_WITHIN))
             async with serve_app(OwnHost(front, Hosts(config.hosts)), entrance, Limits(), tls):
                 url = address(entrance, config.host, tls)
                 announce(f"the gateway listens on {url} (POST {url}/sessions opens a session); workers: {ports}")
-                done, _ = await asyncio.wait(kept, return_when=asyncio.FIRST_COMPLETED)
-                for ended in done:
-                    ended.result()
+                given_up = [asyncio.wrap_future(worker.given_up) for worker in workers]
+                done, _ = await asyncio.wait(given_up, return_when=asyncio.FIRST_COMPLETED)
+                raise InfraError("; ".join(end.result() for end in done))
         finally:
-            for keeping in kept:
-                keeping.cancel()
-            await asyncio.gather(*kept, return_exceptions=True)
+            for worker in workers:
+                worker.stop()
+            await asyncio.gather(*(asyncio.to_thread(worker.close, STOP_SECONDS) for worker in workers))
             await front.aclose()
 
 
-class ServingProcess:
-    """One process that serves its share of the sessions.
-
-    Args:
-        number: which one it is, from 0.
-        bound: the socket that it listens on.
-        settings: what it is started with.
-        announce: is called when it ends.
-    """
-
-    def __init__(
-        self, number: int, bound: socket.socket, settings: dict[str, Any], announce: Callable[[str], object]
-    ) -> None:
-        self._number, self._bound, self._announce = number, bound, announce
-        self._settings = orjson.dumps({**settings, "number": number, "socket": bound.fileno()}, default=str)
-        self._process: asyncio.subprocess.Process | None = None
-        self._ends: list[float] = []
-
-    @property
-    def running(self) -> bool:
-        """True while the worker's process is running."""
-        return self._process is not None and self._process.returncode is None
-
-    async def keep(self) -> None:
-        """Run the worker, and restart it when it ends, until cancelled.
-
-        Raises:
-            InfraError: it ends repeatedly.
-        """
-        while True:
-            code = await self._run()
-            now = time.monotonic()
-            self._ends = [at for at in self._ends if now - at < ENDS_WITHIN] + [now]
-            if len(self._ends) >= MAX_ENDS:
-                raise InfraError(
-                    f"worker {self._number} has ended {MAX_ENDS} times within {ENDS_WITHIN:g} s, the last time with "
-                    f"code {code}; see what it printed"
-                )
-            self._announce(
-                f"worker {self._number} has ended with code {code} and is restarted; "
-                "its sessions continue from the store"
-            )
-
-    async def _run(self) -> int:
-        """Run the worker to its end; cancelling this ends the worker."""
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", __name__),
-            stdin=asyncio.subprocess.PIPE,
-            pass_fds=(self._bound.fileno(),),
-            start_new_session=True,  # an interrupt at the terminal is for the process that watches it
+def _start(number: int, bound: socket.socket, settings: dict[str, Any]) -> ServerProcess:
+    """Start a worker, which serves its share of the sessions at a socket that listens already."""
+    with tempfile.TemporaryFile() as file:  # which has no name: there are keys in it
+        file.write(orjson.dumps({**settings, "number": number, "socket": bound.fileno()}, default=str))
+        file.seek(0)
+        return ServerProcess(
+            f"worker {number}",
+            [sys.executable, "-m", __name__, str(file.fileno())],
+            log=OURS,
+            threads=cores.choose_threads(None, 1),
+            descriptors=(bound.fileno(), file.fileno()),
+            kind="gateway",
         )
-        self._process = process
-        assert process.stdin is not None
-        try:
-            with contextlib.suppress(ConnectionError):
-                process.stdin.write(self._settings + b"\n")
-                await process.stdin.drain()
-            return await process.wait()
-        finally:
-            if process.returncode is None:
-                process.stdin.close()
-                try:
-                    async with asyncio.timeout(STOP_SECONDS):
-                        await process.wait()
-                except TimeoutError:
-                    process.kill()
-                    await process.wait()
 
 
 async def _serve_share(given: dict[str, Any]) -> None:
-    """A worker: serve until the process that started this one ends or closes the pipe."""
+    """A worker: serve until the process that started this one ends it, or has ended."""
     from agentrl.sessions.gateway.workers import SessionShard
 
     config = validate(given["tree"], ServeConfig)
-    loop, end = asyncio.get_running_loop(), current_task().cancel
-
-    def watch() -> None:
-        if not os.read(0, 1024):
-            loop.remove_reader(0)
-            end()
-
-    loop.add_reader(0, watch)
     await serve_config(
         config,
         model_folder(config.model),
@@ -188,8 +132,9 @@ async def _serve_share(given: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run as a worker; the settings are the first line of the standard input."""
-    given = orjson.loads(sys.stdin.buffer.readline())
+    """Run as a worker; the argument is the descriptor of a file with its settings."""
+    with open(int(sys.argv[1]), "rb") as file:
+        given = orjson.loads(file.read())
     try:
         with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
             asyncio.run(_serve_share(given))

@@ -24,14 +24,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from agentrl.common.deadline import HEALTH_SECONDS
 from agentrl.sessions.gateway.http.api_error import ApiError, Style
 from agentrl.sessions.gateway.http.tls import Tls
 
 OPEN_SECONDS = 60.0
 """Seconds for a worker to open a session; one that is starting answers once it has started. After a time-out another
 worker opens the session, and the first one's, if it opens one after all, stays unused."""
-HEALTH_SECONDS = 60.0
-"""Seconds that a worker may take to answer as long as nobody who asks for its health has less patience."""
 KEY_FIELD = "api_key"
 """The query field that holds the session's key after a redirect."""
 FORWARDED = ("authorization", "x-api-key", "content-type", "content-encoding")

@@ -1,6 +1,6 @@
 """Exporting sessions: JSON lines, with one session per line, and Parquet, with one node per row.
 
-JSON lines are read back into the same sessions. Parquet is for data frames: tokens, mask and log-probabilities are
+JSON lines hold all of a session. Parquet is for data frames: tokens, mask and log-probabilities are
 list columns, and each row has the session's own fields too. Both are written to a temporary file and renamed.
 """
 
@@ -14,9 +14,9 @@ from typing import Any
 
 import orjson
 
-from agentrl.errors import InvalidInput, missing_extra
-from agentrl.sessions.tree.codec import head_json, session_from, task_json
-from agentrl.types import Arrival, FinishReason, Message, Node, Sampling, Session, VersionSpan
+from agentrl.errors import missing_extra
+from agentrl.sessions.tree.codec import head_json, task_json
+from agentrl.types import Node, Session
 
 ROWS = 4096
 """Nodes in one Parquet row group: a few megabytes at a time, however long the run was."""
@@ -36,24 +36,6 @@ def to_jsonl(sessions: Iterable[Session], path: str | Path) -> int:
             count += 1
     os.replace(part, path)
     return count
-
-
-def from_jsonl(path: str | Path) -> Iterator[Session]:
-    """The sessions of a file that `to_jsonl` wrote.
-
-    Raises:
-        InvalidInput: a line is not a session; it names the line.
-    """
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                data = orjson.loads(line)
-                nodes = [_node(node) for node in data.pop("nodes")]
-                id_, group, status = (data.pop(name) for name in ("id", "group", "status"))
-                task = orjson.dumps(data.pop("task")).decode()
-                yield session_from(id_, group, status, task, orjson.dumps(data).decode(), nodes)
-            except (ValueError, KeyError, TypeError, OSError) as error:
-                raise InvalidInput(f"{path}, line {number}: not a session ({error!r})") from None
 
 
 def session_dict(session: Session) -> dict[str, Any]:
@@ -90,27 +72,6 @@ def node_dict(node: Node) -> dict[str, Any]:
         "copied_tokens": node.copied_tokens,
         "timings": node.timings,
     }
-
-
-def _node(data: dict[str, Any]) -> Node:
-    sampling = data["sampling"]
-    if sampling is not None:
-        for name in ("stop", "stop_token_ids"):
-            sampling[name] = tuple(sampling[name])
-        for name in ("logit_bias", "record"):
-            sampling[name] = tuple((first, second) for first, second in sampling[name])
-    return Node(
-        **{
-            **data,
-            "message": Message.model_validate(data["message"]),
-            "versions": [VersionSpan(*span) for span in data["versions"]],
-            "sampling": Sampling(**sampling) if sampling is not None else None,
-            "finish_reason": FinishReason(data["finish_reason"]) if data["finish_reason"] else None,
-            "engines": tuple(data.get("engines", ())),
-            "arrival": Arrival(*data["arrival"]) if data.get("arrival") else None,
-            "attachments": {kind: bytes.fromhex(text) for kind, text in data["attachments"].items()},
-        }
-    )
 
 
 def to_parquet(sessions: Iterable[Session], path: str | Path) -> int:

@@ -8,8 +8,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import orjson
-
 from agentrl.config import RunConfig, yaml_settings
 from agentrl.errors import ConfigError
 from agentrl.train.chain.planning import (
@@ -28,7 +26,8 @@ from agentrl.train.evaluation.rejection import RejectConfig, reject
 from agentrl.train.plan.preflight import check_evaluation, check_training
 from agentrl.train.record import chain, lock, manifest
 from agentrl.train.record.chain import ChainRecord, StageStart, StageState
-from agentrl.train.record.files import write_atomically
+from agentrl.train.record.files import read_rows, write_atomically
+from agentrl.train.record.seals import METRICS
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +149,4 @@ def _open(plan: Chain) -> Iterator[ChainRecord]:
 def _read_result(record: ChainRecord, name: str) -> TrainResult:
     """The result of a stage that another process trained."""
     folder = record.folder(name)
-    file = folder / "metrics.jsonl"
-    rows = [orjson.loads(line) for line in file.read_bytes().splitlines()] if file.exists() else []
-    return TrainResult(folder, None, None, rows)
+    return TrainResult(folder, None, None, read_rows(folder / METRICS))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.common.pictures import picture
+from agentrl.common.retries import retry
 from agentrl.config import AlgoConfig, EvalConfig, ModelConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env, has_demonstrator, has_expert
@@ -67,12 +68,7 @@ async def _retry(
     attempt: Callable[[Env, Task], Awaitable[Session]], make_env: Callable[[], Env], task: Task
 ) -> Session:
     """Retry an episode after an infrastructure error, as rollouts do; a bug in the environment stops the run."""
-    for _ in range(TOKENIZER_RETRIES):
-        try:
-            return await attempt(make_env().for_task(task), task)
-        except InfraError:
-            continue
-    return await attempt(make_env().for_task(task), task)
+    return await retry(lambda: attempt(make_env().for_task(task), task), InfraError, [0.0] * TOKENIZER_RETRIES)
 
 
 async def _opening(env: Env, task: Task, seed: int) -> Session:

@@ -18,7 +18,7 @@ from enum import StrEnum
 
 from agentrl.config import AlgoConfig
 from agentrl.envs.base import Env, reward_methods
-from agentrl.envs.data.mixture import Mixture
+from agentrl.envs.data.mixture import list_mixed
 from agentrl.envs.results import invalid
 from agentrl.rollout.workers.held import sampled_tokens
 from agentrl.sessions.tree import trainability
@@ -247,8 +247,8 @@ def top_scores(env: Env) -> frozenset[float]:
 
     There are none for a mixture whose parts have other tops.
     """
-    if isinstance(env, Mixture):
-        tops = {top_scores(part.env) for part in env.parts.values()}
+    if "" not in (parts := list_mixed(env)):
+        tops = {top_scores(part) for part in parts.values()}
         return tops.pop() if len(tops) == 1 else frozenset()
     most = [max(mark.weight * end for end in mark.range) for mark, _ in reward_methods(env)]
     by_steps = env.return_range[1]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from agentrl.config import MODEL, PAST, Policies
 from agentrl.config.policies import list_players
 from agentrl.envs.base import Env, has_critic_view
-from agentrl.envs.data.mixture import Mixture
+from agentrl.envs.data.mixture import list_mixed
 from agentrl.errors import ConfigError
 from agentrl.train.algorithms import Algorithm
 from agentrl.types import MAIN
@@ -21,8 +21,7 @@ def check_view(algorithm: Algorithm, env: Env) -> None:
     """
     if not algorithm.needs.critic or not (numbers := algorithm.critic_config.value_view):
         return
-    parts = [part.env for part in env.parts.values()] if isinstance(env, Mixture) else [env]
-    for part in parts:
+    for part in list_mixed(env).values():
         if not has_critic_view(part):
             name = type(part.unwrapped).__name__
             raise ConfigError(
@@ -47,7 +46,7 @@ def check_joint_path(
         raise ConfigError(f"{where} reads an environment's agents, and agent={program!r} is a program: {instead}")
     if forks != "none":
         raise ConfigError(f"{where} reads a session in order, and rollout.branch={forks} forks it: {instead}")
-    for part in [each.env for each in env.parts.values()] if isinstance(env, Mixture) else [env]:
+    for part in list_mixed(env).values():
         if len(part.agents) < 2:
             raise ConfigError(f"{where} reads several agents' paths, and {type(part.unwrapped).__name__} has one agent")
     for agent, policy in agents.items():

@@ -30,7 +30,7 @@ from agentrl.config.secrets import public
 from agentrl.envs import calls
 from agentrl.envs.base import Env, reward_methods
 from agentrl.envs.data.hub import is_hub
-from agentrl.envs.data.mixture import Mixture
+from agentrl.envs.data.mixture import list_mixed
 from agentrl.envs.registry import make
 from agentrl.envs.rewards import REWARDS
 from agentrl.errors import ConfigError, EnvError, missing_extra, unknown_name
@@ -126,7 +126,7 @@ def _check_rewarded(name: str, env: Env, algorithm: Algorithm) -> None:
     """
     if algorithm.config.shaping.active or algorithm.needs.teacher:
         return
-    for part in [each.env for each in env.parts.values()] if isinstance(env, Mixture) else [env]:
+    for part in list_mixed(env).values():
         wrapped = part is not part.unwrapped
         if not (wrapped or reward_methods(part) or type(part).step is not Env.step or part.tools.schemas()):
             where = name if part is env else f"{name}, {type(part).__name__} in it"

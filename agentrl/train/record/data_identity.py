@@ -12,15 +12,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from agentrl.envs.base import Env
 from agentrl.envs.data import identity
 from agentrl.envs.data.identity import Identities
-from agentrl.envs.data.mixture import Mixture
+from agentrl.envs.data.mixture import list_mixed
 from agentrl.errors import ConfigError
 from agentrl.rollout.stream.tasks import TaskStream
 from agentrl.train.record import ledger
+from agentrl.train.record.files import read_rows
 from agentrl.train.record.ledger import Entry
 
 STARTS = "starts.jsonl"
@@ -34,13 +33,8 @@ def read_identities(run: Path) -> Identities:
     Raises:
         ConfigError: the record is damaged.
     """
-    file = run / STARTS
-    lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
-    try:
-        rows = [orjson.loads(line) for line in lines if line.endswith(b"\n")]
-        return next((identity.read(row[identity.KEY]) for row in reversed(rows) if row.get(identity.KEY)), {})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{file} is damaged: {error}") from None
+    found = read_rows(run / STARTS, lambda row: identity.read(row[identity.KEY]) if row.get(identity.KEY) else {})
+    return next(filter(None, reversed(found)), {})
 
 
 def check_same(
@@ -80,8 +74,7 @@ def check_same(
 
 def _other_tasks(run: Path, env: Env) -> Iterator[str]:
     """The first group of a ledger whose index is another task's now, in words."""
-    parts = {name: part.env for name, part in env.parts.items()} if isinstance(env, Mixture) else {"": env}
-    sources = {name: TaskStream(part, "train", 0) for name, part in parts.items()}
+    sources = {name: TaskStream(part, "train", 0) for name, part in list_mixed(env).items()}
     for entry in ledger.read(run)[-COMPARED:]:
         name, index = _place(entry)
         stream = sources.get(name)

@@ -7,13 +7,17 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import compress
 from pathlib import Path
+from typing import Any, TypeVar, overload
 
 import orjson
 
 from agentrl import faults
 from agentrl.errors import ConfigError
+
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -58,19 +62,37 @@ def append(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def whole_lines(path: Path) -> list[bytes]:
+    """The lines of a file, without a torn last one; none where it is gone."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    return [line for line in lines if line.endswith(b"\n")]
+
+
+@overload
+def read_rows(path: Path) -> list[Any]: ...
+@overload
+def read_rows(path: Path, read: Callable[[Any], T]) -> list[T]: ...
+def read_rows(path: Path, read: Callable[[Any], Any] = lambda row: row) -> list[Any]:
+    """Return what `read` makes of each line of a file of JSON lines, as `whole_lines` has them.
+
+    Raises:
+        ConfigError: a line is damaged.
+    """
+    try:
+        return [read(orjson.loads(line)) for line in whole_lines(path)]
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise ConfigError(f"{path} is damaged: {error}") from None
+
+
 def keep_lines(path: Path, step: int) -> None:
     """Keep of a file of JSON lines those up to a step (their field `step`), byte for byte; nothing where it is gone.
 
     Raises:
         ConfigError: a line is damaged.
     """
-    if not path.exists():
-        return
-    try:
-        lines = [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-        write_atomically(path, b"".join(line for line in lines if orjson.loads(line)["step"] <= step))
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is damaged: {error}") from None
+    if path.exists():
+        steps = read_rows(path, lambda row: row["step"] <= step)
+        write_atomically(path, b"".join(compress(whole_lines(path), steps)))
 
 
 def sync(folder: Path) -> None:

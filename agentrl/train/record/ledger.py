@@ -19,12 +19,12 @@ from pathlib import Path
 
 import orjson
 
-from agentrl.errors import AgentRLError, ConfigError
+from agentrl.errors import AgentRLError
 from agentrl.rollout.stream.outcomes import GENERATED_AGAIN, REPLAYED, TRAINED, GroupOutcome
 from agentrl.rollout.workers.held import has_content
 from agentrl.sessions.store.store import Store
 from agentrl.train.driver.resuming import step_of, whole_checkpoints
-from agentrl.train.record.files import append, keep_lines
+from agentrl.train.record.files import append, read_rows
 from agentrl.train.record.state import last_attempts, read_saved
 
 NAME = "groups.jsonl"
@@ -53,18 +53,7 @@ def read(run: Path) -> list[Entry]:
     Raises:
         ConfigError: a line is damaged.
     """
-    file = run / NAME
-    lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
-    try:
-        rows = [orjson.loads(line) for line in lines if line.endswith(b"\n")]
-        return [Entry(row["step"], GroupOutcome.read(row)) for row in rows]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{file} is damaged: {error}") from None
-
-
-def drop_after(run: Path, step: int) -> None:
-    """Remove the lines of steps after `step`, which a resumed run will write again."""
-    keep_lines(run / NAME, step)
+    return read_rows(run / NAME, lambda row: Entry(row["step"], GroupOutcome.read(row)))
 
 
 def faults(run: Path) -> Iterator[str]:

@@ -29,7 +29,7 @@ from agentrl.errors import ConfigError, Unproven
 from agentrl.rollout.engines.managed import as_managed
 from agentrl.sessions.tree.codec import pack_floats
 from agentrl.sessions.tree.incarnations import Loss, incarnation
-from agentrl.train.record.files import append, keep_lines
+from agentrl.train.record.files import append
 from agentrl.types import MAIN, Engine, Group, Node, Session, Status
 
 if TYPE_CHECKING:
@@ -319,8 +319,3 @@ def read_published(run: Path, policy: str = MAIN) -> dict[tuple[int, int], Publi
     """The weights that a policy's engines had so far in a run, by version and incarnation."""
     found = (each for _, each in read(run) if isinstance(each, Published))
     return {(each.version, each.incarnation): each for each in found if each.policy == policy}
-
-
-def drop_after(run: Path, step: int) -> None:
-    """Remove the lines of steps after `step`, which a resumed run will write again."""
-    keep_lines(run / NAME, step)

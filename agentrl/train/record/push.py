@@ -14,14 +14,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from agentrl import __version__
 from agentrl.errors import ConfigError, InvalidInput
 from agentrl.train.driver.resuming import read_settings, step_of, whole_checkpoints
 from agentrl.train.record import manifest
 from agentrl.train.record.best import BEST
-from agentrl.train.record.files import write_atomically
+from agentrl.train.record.files import read_rows, write_atomically
+from agentrl.train.record.seals import METRICS
 
 CARD = "README.md"
 STATE = ("run.json", manifest.NAME, manifest.TRAINER)
@@ -120,13 +119,9 @@ def _choose(run: Path, step: int | None) -> Path:
 
 def _read_metrics(run: Path, step: int) -> dict[str, float]:
     """The metrics of the last evaluation up to a step."""
-    found: dict[str, float] = {}
-    for line in (run / "metrics.jsonl").read_bytes().splitlines():
-        row = orjson.loads(line)
-        own = {name: value for name, value in row.items() if name.startswith("eval/")}
-        if row["step"] <= step and own:
-            found = own
-    return found
+    rows = [row for row in read_rows(run / METRICS) if row["step"] <= step]
+    own = ({name: value for name, value in row.items() if name.startswith("eval/")} for row in reversed(rows))
+    return next(filter(None, own), {})
 
 
 def _value(settings: Mapping[str, Any], name: str) -> Any:

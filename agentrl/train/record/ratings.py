@@ -24,7 +24,7 @@ import numpy as np
 import orjson
 
 from agentrl.errors import ConfigError
-from agentrl.train.record.files import append, keep_lines
+from agentrl.train.record.files import append, read_rows
 from agentrl.types import Group, Session
 
 NAME = "matches.jsonl"
@@ -108,15 +108,9 @@ def read(run: Path) -> list[Matches]:
         ConfigError: a line is damaged, or there is more than any run has.
     """
     file = run / NAME
-    if not file.exists():
-        return []
-    if file.stat().st_size > MOST_BYTES:
+    if file.exists() and file.stat().st_size > MOST_BYTES:
         raise ConfigError(f"{file} has more than {MOST_BYTES:,} bytes: no games of a run take as many")
-    lines = file.read_bytes().splitlines(keepends=True)
-    try:
-        found = [_matches(orjson.loads(line)) for line in lines if line.endswith(b"\n")]
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise ConfigError(f"{file} is damaged: {error}") from None
+    found = read_rows(file, _matches)
     if (pairs := sum(len(each.games) for each in found)) > MOST_PAIRS:
         raise ConfigError(f"{file} has {pairs:,} pairs of steps and versions; ratings are fitted to {MOST_PAIRS:,}")
     return found
@@ -132,11 +126,6 @@ def _matches(row: Mapping[str, Any]) -> Matches:
     if points.keys() != games.keys() or not all(0 <= points[version] <= games[version] for version in games):
         raise ValueError(f"step {step} has points that are not between 0 and the games")
     return Matches(step, games, points)
-
-
-def drop_after(run: Path, step: int) -> None:
-    """Remove the lines of steps after `step`, which a resumed run will write again."""
-    keep_lines(run / NAME, step)
 
 
 def _line(matches: Matches) -> bytes:

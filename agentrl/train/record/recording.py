@@ -17,8 +17,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from agentrl import __version__
 from agentrl.common import cores, native
 from agentrl.config import EngineConfig, FleetConfig, WeightsConfig
@@ -34,7 +32,9 @@ from agentrl.train.display.console import Display
 from agentrl.train.driver import resuming
 from agentrl.train.record import kept_code, ledger, manifest
 from agentrl.train.record.data_identity import STARTS
+from agentrl.train.record.files import read_rows
 from agentrl.train.record.run_folder import RunFolder
+from agentrl.train.record.seals import METRICS
 from agentrl.train.record.state import last_attempts
 from agentrl.train.trainers import Trainer
 from agentrl.types import MAIN, Engine, Session
@@ -112,8 +112,7 @@ def require_kernel(run: Path, own: str) -> None:
     Raises:
         ConfigError: it is another.
     """
-    file = run / STARTS
-    starts = [orjson.loads(line) for line in file.read_bytes().splitlines()] if file.exists() else []
+    starts = read_rows(run / STARTS)
     others = sorted({start.get("engine_kernel") or "torch" for start in starts} - {own})
     if own and others:
         raise ConfigError(
@@ -158,9 +157,7 @@ def machine(engine: EngineConfig, fleet: FleetConfig, model: Path, trainer: Trai
 
 def differences(run: Path, own: Mapping[str, Any]) -> list[str]:
     """List what differs on this machine from where a run was recorded, and what changed during the run."""
-    file = run / STARTS
-    starts = [orjson.loads(line) for line in file.read_bytes().splitlines()] if file.exists() else []
-    found = []
+    starts, found = read_rows(run / STARTS), []
     for name in ("python", "torch", "agentrl", "cpu", "engines", "engine_threads", "trainer_threads"):
         recorded = sorted({str(start[name]) for start in starts} - {str(own[name])})
         if recorded:
@@ -195,8 +192,9 @@ def compare_weights(run: Path, rerun: Path) -> str:
 
 
 def _row_check(run: Path) -> Any:
-    lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-    rows = {row["step"]: row for row in (orjson.loads(line) for line in lines if line.endswith(b"\n"))}
+    rows = {row["step"]: row for row in read_rows(run / METRICS)}
+    if not rows:
+        raise ConfigError(f"rerun={str(run)!r} has no {METRICS}, or an empty one: its steps can't be compared")
 
     def check(row: Mapping[str, float]) -> None:
         recorded = rows.get(row["step"])

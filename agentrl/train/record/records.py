@@ -11,8 +11,6 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-import orjson
-
 from agentrl import faults, logs
 from agentrl.config import PAST
 from agentrl.errors import ConfigError
@@ -20,10 +18,10 @@ from agentrl.rollout.stream.outcomes import REPLAYED, TRAINED
 from agentrl.sessions.store.store import Store
 from agentrl.train.record import kept_code, ledger, provenance, ratings, seals, trainer_logprobs
 from agentrl.train.record.data_identity import STARTS
+from agentrl.train.record.files import read_rows
 from agentrl.train.record.provenance import Trained
-from agentrl.train.record.seals import HELD_OUT, LOSSES, STREAM
+from agentrl.train.record.seals import HELD_OUT, LOSSES, METRICS, STREAM
 
-METRICS = "metrics.jsonl"
 SESSIONS = "sessions.db"
 HELD = {
     SESSIONS: "every session",
@@ -98,8 +96,6 @@ def _steps(run: Path) -> dict[str, int]:
     """The last step that each file has, 0 where it has none or is gone."""
     outcomes = [entry.step for entry in ledger.read(run)]
     evidence = [step for step, found in provenance.read(run) if isinstance(found, Trained)]
-    file = run / METRICS
-    lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
-    rows = [orjson.loads(line)["step"] for line in lines if line.endswith(b"\n")]
+    rows = read_rows(run / METRICS, lambda row: row["step"])
     found = {ledger.NAME: outcomes, provenance.NAME: evidence, METRICS: rows}
     return {name: max(map(int, steps), default=0) for name, steps in found.items()}

@@ -55,7 +55,7 @@ from agentrl.train.record import kept_code, ledger, manifest, provenance, rating
 from agentrl.train.record.best import remove_superseded
 from agentrl.train.record.chain import resume_command
 from agentrl.train.record.data_identity import STARTS
-from agentrl.train.record.files import append, keep_lines, remove, write_atomically
+from agentrl.train.record.files import append, keep_lines, read_rows, remove, write_atomically
 from agentrl.train.record.lock import RunLock
 from agentrl.train.record.seals import HELD_OUT, LOSSES, METRICS, SETTINGS, STREAM, Seals, digest
 from agentrl.train.trackers import TRACKERS, Trackers
@@ -275,21 +275,13 @@ class RunFolder:
 
     def metrics(self) -> list[Metrics]:
         """Return all rows so far; a torn last line is left out."""
-        file = self.path / "metrics.jsonl"
-        lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
-        try:
-            return [orjson.loads(line) for line in lines if line.endswith(b"\n")]
-        except ValueError as error:
-            raise ConfigError(f"{file} is damaged: {error}") from None
+        return read_rows(self.path / METRICS)
 
     def drop_after(self, step: int) -> None:
         """Remove rows, lines of ledger and provenance, and seals after `step`, which a resumed run will write again."""
         self.trackers.close()
-        keep_lines(self.path / METRICS, step)  # first: what has no row is left out of account
-        ledger.drop_after(self.path, step)
-        provenance.drop_after(self.path, step)
-        ratings.drop_after(self.path, step)
-        keep_lines(self.path / HELD_OUT, step)
+        for name in (METRICS, ledger.NAME, provenance.NAME, ratings.NAME, HELD_OUT):
+            keep_lines(self.path / name, step)  # metrics first: what has no row is left out of account
         trainer_logprobs.drop_after(self.path, step)
         self.seals.drop_after(step)
         shutil.rmtree(self.path / "tensorboard", ignore_errors=True)  # event files can't be truncated: write them again

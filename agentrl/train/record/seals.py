@@ -32,7 +32,7 @@ from agentrl.errors import ConfigError
 from agentrl.sessions.tree.incarnations import Loss
 from agentrl.train.record import ledger, manifest, provenance, ratings
 from agentrl.train.record.data_identity import STARTS
-from agentrl.train.record.files import append, keep_lines, write_atomically
+from agentrl.train.record.files import append, keep_lines, whole_lines, write_atomically
 
 NAME = "seals.jsonl"
 LOSSES, STREAM = "losses.json", "stream.json"
@@ -124,13 +124,13 @@ def read(run: Path) -> list[tuple[Seal, str]]:
     Raises:
         ConfigError: a line is damaged.
     """
-    return [(_parse(run, number, line), digest(line)) for number, line in enumerate(_whole_lines(run / NAME), 1)]
+    return [(_parse(run, number, line), digest(line)) for number, line in enumerate(whole_lines(run / NAME), 1)]
 
 
 def has_promised(run: Path) -> bool:
     """Return whether a process that trained in a run's folder recorded that it seals what it writes."""
     try:
-        return any(orjson.loads(line).get("sealed") for line in _whole_lines(run / STARTS))
+        return any(orjson.loads(line).get("sealed") for line in whole_lines(run / STARTS))
     except (OSError, ValueError, AttributeError):
         return False
 
@@ -140,11 +140,6 @@ def _parse(run: Path, number: int, line: bytes) -> Seal:
         return Seal.of(orjson.loads(line))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{run / NAME}, line {number} is damaged: {error}") from None
-
-
-def _whole_lines(file: Path) -> list[bytes]:
-    lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
-    return [line for line in lines if line.endswith(b"\n")]
 
 
 class Seals:
@@ -248,9 +243,9 @@ class Seals:
 
     def _load(self) -> _Known:
         if self._known is None:
-            whole = _whole_lines(self.run / NAME)
+            whole = whole_lines(self.run / NAME)
             seals = [_parse(self.run, number, line) for number, line in enumerate(whole, 1)]
-            counts = [len(_whole_lines(self.run / name)) for name in FILES]
+            counts = [len(whole_lines(self.run / name)) for name in FILES]
             if seals and _is_ahead(seals, dict(zip(FILES, counts, strict=True))):
                 whole.pop()
                 seals.pop()
@@ -260,7 +255,7 @@ class Seals:
             for seal, line in zip(seals, whole, strict=True):
                 self._known.add(seal, digest(line))
             for name in FILES:
-                lines = _whole_lines(self.run / name)[: self._known.lines[name]]
+                lines = whole_lines(self.run / name)[: self._known.lines[name]]
                 self._known.lines[name], self._known.sizes[name] = len(lines), sum(map(len, lines))
         return self._known
 

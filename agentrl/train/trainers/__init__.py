@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config import AlgoConfig, LoraConfig, TrainerConfig
+from agentrl.config.lora import INSTALL_QUANTISER
 from agentrl.errors import ConfigError, MissingExtra
 from agentrl.registry import Registry
 from agentrl.train.algorithms import Algorithm, make_algorithm
@@ -153,7 +154,7 @@ def _require_packing(config: TrainerConfig, plugin: TrainerPlugin, lora: LoraCon
         )
     if find_spec("bitsandbytes") is None:
         raise MissingExtra(
-            f"lora.quantize={lora.quantize} needs bitsandbytes, which is not installed: pip install bitsandbytes"
+            f"lora.quantize={lora.quantize} needs bitsandbytes, which is not installed: {INSTALL_QUANTISER}"
         )
 
 

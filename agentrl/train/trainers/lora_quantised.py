@@ -17,12 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from agentrl.config.lora import INSTALL_QUANTISER
 from agentrl.errors import ConfigError, InvalidWeights, MissingExtra
 from agentrl.models.folders import export_folder, read_side_files
 from agentrl.train.trainers.lora_full import matching_modules
 
-INSTALL = "pip install bitsandbytes"
-"""The command that installs what four bits are computed with."""
 BLOCK = 64
 """Weights that share a scale."""
 
@@ -37,7 +36,7 @@ def load_library() -> Any:
         from bitsandbytes import functional as library  # type: ignore[import-not-found]
     except ImportError as error:
         raise MissingExtra(
-            f"lora.quantize=nf4 computes with bitsandbytes, which can't be imported ({error}): {INSTALL}"
+            f"lora.quantize=nf4 computes with bitsandbytes, which can't be imported ({error}): {INSTALL_QUANTISER}"
         ) from error
     return library
 

@@ -17,7 +17,7 @@ import pytest
 
 from agentrl.attachments import support
 from agentrl.rollout.engines.local.engine import LocalEngine
-from agentrl.sessions.store.export import from_jsonl, to_jsonl, to_parquet
+from agentrl.sessions.store.export import to_jsonl, to_parquet
 from agentrl.sessions.store.store import Store
 from agentrl.sessions.tree import tree
 from agentrl.sessions.tree.generation import generate_turn
@@ -26,6 +26,7 @@ from agentrl.types import Chunk, FinishReason, Message, Sampling, Session, Task,
 from benchmarks import support_engines
 from benchmarks.fidelity import agreement, random_sessions
 from benchmarks.supports import chi_square, differing
+from tests.sessions.exported import from_jsonl
 
 BOUND = 1e-5
 NARROWINGS = (

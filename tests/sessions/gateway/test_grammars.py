@@ -13,8 +13,9 @@ import pytest
 
 from agentrl.attachments import support
 from agentrl.sessions.gateway.limits import Limits
-from agentrl.sessions.store.export import from_jsonl, to_jsonl
+from agentrl.sessions.store.export import to_jsonl
 from tests.conftest import need
+from tests.sessions.exported import from_jsonl
 from tests.sessions.gateway.conftest import Serve
 from tests.sessions.gateway.test_chat import HI, client
 

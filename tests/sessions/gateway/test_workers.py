@@ -16,7 +16,6 @@ from typing import Any
 
 import httpx
 import openai
-import orjson
 import psutil
 import pytest
 
@@ -162,25 +161,15 @@ def test_sessions_stay_with_their_worker_through_wrong_ports_and_its_death_and_n
 
 
 @pytest.mark.slow
-def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path, model: Path) -> None:
-    """Whatever ends that one: its end of the pipe is closed."""
-    (tmp_path / "engine.py").write_text(ENGINE)
-    tree = {"model": str(model), "workers": 2, "engine": {"name": "engine.py:engine", "url": "http://127.0.0.1:9"}}
-    with listening("127.0.0.1", 0) as bound:
-        settings = {"tree": tree, "number": 0, "ports": [1, 2], "socket": bound.fileno(), "admin_key": None}
-        with subprocess.Popen(
-            [sys.executable, "-m", "agentrl.rollout.workers.serve_workers"],
-            cwd=tmp_path,
-            stdin=subprocess.PIPE,
-            pass_fds=(bound.fileno(),),
-            env={**os.environ, "PYTHONPATH": PATH},
-        ) as worker:
-            assert worker.stdin is not None
-            worker.stdin.write(orjson.dumps(settings) + b"\n")
-            worker.stdin.flush()
-            assert httpx.get(f"http://127.0.0.1:{bound.getsockname()[1]}/health", timeout=90).status_code == 200
-            worker.stdin.close()
-            assert worker.wait(90) == 0
+def test_the_workers_end_with_the_process_that_started_them_however_it_ends(server: subprocess.Popen[str]) -> None:
+    assert server.stdout is not None
+    url = re.findall(r"http://\S+?:\d+", server.stdout.readline())[0]
+    assert httpx.get(f"{url}/health", timeout=90).json()["ok"]
+    workers = psutil.Process(server.pid).children(recursive=True)
+    assert len(workers) >= 2
+    server.kill()
+    _, left = psutil.wait_procs(workers, timeout=90)
+    assert left == []
 
 
 async def test_a_client_with_an_empty_key_gets_a_session_from_the_front_too() -> None:

@@ -19,8 +19,6 @@ from agentrl.rollout.engines.servers.connections import ConnectionPool, HttpConn
 
 PROBE_SECONDS = 5.0
 """Seconds for calls that are made again where no answer comes."""
-HEALTH_SECONDS = 60.0
-"""Seconds that a server may take to answer as long as nobody who asks for its health has less patience."""
 CONTROL_SECONDS = 300.0
 """Seconds for calls that may have to wait for a forward pass or for weights to be loaded."""
 _DONE = b"data: [DONE]"

@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.cluster.server import ServerProcess
+from agentrl.cluster.server import ServerProcess, probe_until
 from agentrl.common import custom_code
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, EngineError, InvalidInput
 from agentrl.rollout.engines.checks import check_ids, check_sampling, check_temperature, readable
@@ -167,11 +167,8 @@ class RemoteEngine(ManagedEngine, ABC):
 
     async def _attach(self) -> None:
         """Wait until a server that was running before is ready; it may just be very busy."""
-        end = time.monotonic() + ATTACH_SECONDS
-        while not await self._probe():
-            if time.monotonic() > end:
-                raise EngineError(f"engine.url={self.config.url!r}: no server answers there, or it is not ready")
-            await asyncio.sleep(0.2)
+        if not await probe_until(self._probe, lambda: None, time.monotonic() + ATTACH_SECONDS):
+            raise EngineError(f"engine.url={self.config.url!r}: no server answers there, or it is not ready")
 
     # -------------------------------------------------------------------------------------- generating
 

@@ -27,10 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.attachments import support
+from agentrl.common.deadline import HEALTH_SECONDS
 from agentrl.errors import AgentRLError, ConfigError, EngineError, InvalidInput
 from agentrl.rollout.engines.plugin import ServerPlugin
 from agentrl.rollout.engines.servers.driver import driver_environment
-from agentrl.rollout.engines.servers.http import HEALTH_SECONDS, KEEP_ALIVE
+from agentrl.rollout.engines.servers.http import KEEP_ALIVE
 from agentrl.rollout.engines.servers.images import FORGOTTEN, check_expansion, pack_for_sglang
 from agentrl.rollout.engines.servers.open_request import OpenRequest, routing
 from agentrl.rollout.engines.servers.options import option

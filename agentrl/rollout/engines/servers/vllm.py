@@ -35,9 +35,10 @@ from typing import Any, TypeVar
 
 from agentrl.attachments import support
 from agentrl.common import cores
+from agentrl.common.deadline import HEALTH_SECONDS
 from agentrl.errors import ConfigError, EngineError
 from agentrl.rollout.engines.plugin import ServerPlugin
-from agentrl.rollout.engines.servers.http import HEALTH_SECONDS, KEEP_ALIVE
+from agentrl.rollout.engines.servers.http import KEEP_ALIVE
 from agentrl.rollout.engines.servers.images import PlacedImage, check_expansion, pack_for_vllm
 from agentrl.rollout.engines.servers.open_request import OpenRequest, routing
 from agentrl.rollout.engines.servers.server_engine import ServerEngine, ServerInfo

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from agentrl.common import processes
+from agentrl.common.retries import doubling, retry
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.tools.sandbox.base import DaemonError
 from agentrl.tools.sandbox.docker.daemon import WORKERS, Daemon
@@ -67,19 +68,22 @@ def in_background(work: Coroutine[Any, Any, None]) -> None:
 
 async def remove(daemon: Daemon, container: str) -> None:
     """Remove a container in any state; one that is gone is no error, and a failing daemon is logged."""
-    for attempt in range(3):
+
+    async def attempt() -> None:
         try:
             await daemon.call(daemon.api.remove_container, container, v=True, force=True)
-            return
         except SandboxError as error:
-            text = str(error).lower()
-            if "no such container" in text:
-                return
-            if "already in progress" not in text and attempt == 2:
-                if daemon.address not in _left:  # else it has been said
-                    logger.warning("containers can't be removed until the daemon creates others: %s", error)
-                _left.setdefault(daemon.address, set()).add(container)
-            await asyncio.sleep(0.2 * 2**attempt)
+            if "no such container" not in str(error).lower():
+                raise
+
+    try:
+        await retry(attempt, SandboxError, doubling(0.2, 2))
+    except SandboxError as error:
+        if "already in progress" in str(error).lower():
+            return
+        if daemon.address not in _left:  # else it has been said
+            logger.warning("containers can't be removed until the daemon creates others: %s", error)
+        _left.setdefault(daemon.address, set()).add(container)
 
 
 def remove_left(daemon: Daemon) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import orjson
@@ -19,6 +19,7 @@ from agentrl.train.driver.resuming import ONCE, flat, step_of
 from agentrl.train.evaluation.evaluated import groups_of
 from agentrl.train.record import kept_code, state
 from agentrl.train.record.data_identity import STARTS
+from agentrl.train.record.files import read_rows
 from agentrl.train.record.seals import METRICS
 from agentrl.train.record.verify.recorded import Recorded, Step
 from agentrl.train.record.verify.report import Check, Discrepancy
@@ -30,9 +31,7 @@ FREE = (*ONCE, *(f"trainer.{name}" for name in CHANGEABLE))
 
 def check_settings(recorded: Recorded, check: Check) -> None:
     """Compare config.yaml with what the last process recorded."""
-    lines = (recorded.run / STARTS).read_bytes().splitlines(keepends=True)
-    rows = [orjson.loads(line) for line in lines if line.endswith(b"\n")]
-    kept = read_yaml(recorded.run / "config.yaml")
+    rows, kept = read_rows(recorded.run / STARTS), read_yaml(recorded.run / "config.yaml")
     now, then = (flat(orjson.loads(orjson.dumps(tree))) for tree in (kept, rows[-1]["settings"]))
     secret = {*list_hidden(kept), *recorded.secrets}
     for name in {**then, **now}:
@@ -43,7 +42,9 @@ def check_settings(recorded: Recorded, check: Check) -> None:
 
 def check_checkpoints(recorded: Recorded, folders: Sequence[Path], check: Check) -> None:
     """Compare the step that a checkpoint's state has with its folder's, and that with the steps that were taken."""
-    taken = max(_steps(recorded.run), default=0)  # now: the run may train meanwhile
+    taken = max(
+        read_rows(recorded.run / METRICS, lambda row: int(row["step"])), default=0
+    )  # now: the run may train meanwhile
     for folder in folders:
         if step_of(folder) > taken:
             what = f"the run has taken {taken} steps, and did not come to it"
@@ -55,11 +56,6 @@ def check_checkpoints(recorded: Recorded, folders: Sequence[Path], check: Check)
             continue
         if step != step_of(folder):
             check.faults.append(Discrepancy(f"checkpoints/{folder.name}", f"run.json is the state after step {step}"))
-
-
-def _steps(run: Path) -> Iterator[int]:
-    lines = (run / METRICS).read_bytes().splitlines(keepends=True) if (run / METRICS).exists() else []
-    yield from (int(orjson.loads(line)["step"]) for line in lines if line.endswith(b"\n"))
 
 
 def check_code(recorded: Recorded, check: Check) -> None:

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from agentrl.config import RunConfig
 from agentrl.config.secrets import list_hidden
 from agentrl.envs.data import identity
@@ -22,8 +20,10 @@ from agentrl.sessions.tree.perspective import group_seen_by
 from agentrl.train.driver.resuming import as_read_today, check_formats
 from agentrl.train.record import kept_code, ledger, provenance
 from agentrl.train.record.data_identity import STARTS
+from agentrl.train.record.files import read_rows
 from agentrl.train.record.ledger import Entry
 from agentrl.train.record.provenance import Published, Trained
+from agentrl.train.record.seals import METRICS
 from agentrl.train.record.state import last_attempts
 from agentrl.types import MAIN, Group, Task
 
@@ -78,7 +78,7 @@ class Recorded:
             if not (run / needed).is_file():
                 raise ConfigError(f"{str(run)!r}: no run there that was trained ({needed} is missing)")
         check_formats(run)
-        rows = _lines(run / "metrics.jsonl")
+        rows = read_rows(run / METRICS)
         last = max((int(row["step"]) for row in rows), default=0)
         entries = [entry for entry in ledger.read(run) if entry.step <= last]
         published: list[tuple[int, Published]] = []
@@ -88,7 +88,7 @@ class Recorded:
                 published.append((step, found))
             elif step <= last:
                 trained.append((step, found))
-        lines = _lines(run / STARTS)
+        lines = read_rows(run / STARTS)
         settings = [(int(line["step"]), line["settings"]) for line in lines]
         data = [identity.read(line.get(identity.KEY, {})) for line in lines]
         code = [line.get("code", {}) for line in lines]
@@ -220,12 +220,3 @@ def _validate(tree: dict[str, Any]) -> RunConfig:
             section = section[part]
         del section[key]
     return validate(as_read_today(tree), RunConfig)
-
-
-def _lines(file: Path) -> list[Row]:
-    """A file's JSON objects; a torn last line is left out."""
-    lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
-    try:
-        return [orjson.loads(line) for line in lines if line.endswith(b"\n")]
-    except ValueError as error:
-        raise ConfigError(f"{file} is damaged: {error}") from None

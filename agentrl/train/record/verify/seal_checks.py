@@ -16,6 +16,7 @@ from agentrl.sessions.tree.incarnations import Loss
 from agentrl.train.driver.resuming import step_of
 from agentrl.train.record import manifest, seals, trainer_logprobs
 from agentrl.train.record.data_identity import STARTS
+from agentrl.train.record.files import whole_lines
 from agentrl.train.record.seals import FILES, LOSSES, NAME, SETTINGS, STREAM, Checkpoint, Seal, digest
 from agentrl.train.record.verify.report import Check, Discrepancy
 
@@ -130,9 +131,7 @@ def check_files(sealed: Sealed, folders: list[Path], check: Check) -> None:
 
 def _lines(sealed: Sealed, name: str) -> Iterator[Discrepancy]:
     """Faults of a file that grows by lines."""
-    file = sealed.run / name
-    whole = [line for line in file.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")] if _is(file) else []
-    at = 0
+    whole, at = whole_lines(sealed.run / name) if _is(sealed.run / name) else [], 0
     for number, seal in enumerate(sealed.seals, 1):
         if name not in seal.lines:
             continue
