@@ -134,11 +134,6 @@ def check_names(policies: Mapping[str, PolicyConfig]) -> None:
 def address_judge(reward: str, asking: Any, policies: Mapping[str, PolicyConfig]) -> Any:
     """Return a reward's settings with the address of the policy that judges for it, where that is an API.
 
-    Args:
-        reward: its name.
-        asking: its settings; `policy` names the judge.
-        policies: of the run.
-
     Raises:
         ValueError: that policy can't judge.
     """

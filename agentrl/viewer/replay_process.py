@@ -57,16 +57,7 @@ class ReplayRequest(Section):
 
 @dataclass
 class _Job:
-    """A replay under way, or the last one.
-
-    Attributes:
-        place: the run's folder and the session's id.
-        request: what was asked for.
-        process: the command's.
-        began: by the monotonic clock.
-        lines: the last ones that it printed.
-        ended: how it ended; '' while it is under way.
-    """
+    """A replay under way, or the last one."""
 
     place: tuple[Path, str]
     request: ReplayRequest
@@ -97,11 +88,6 @@ class Replays:
 
     def start(self, run: Path, session: str, request: ReplayRequest) -> None:
         """Start a replay.
-
-        Args:
-            run: the run's folder.
-            session: the id of one of its sessions.
-            request: what to replay.
 
         Raises:
             ConfigError: one is under way, or the command can't name the session.

@@ -342,12 +342,7 @@ class Stream:
         }
 
     def restore(self, state: Mapping[str, Any], sessions: Callable[[str], list[Session]]) -> None:
-        """Continue from another stream's state.
-
-        Args:
-            state: what `state` returned.
-            sessions: the stored sessions of a group by its id.
-        """
+        """Continue from another stream's state."""
         self.gate.restore(state["step"], state["ahead"])
         self._next = state["next"]
         self.tasks.restore(state["sampler"])
@@ -372,10 +367,5 @@ class Stream:
         self._discard_stale()
 
     def carry_over(self, store: Store, version: int) -> None:
-        """Let groups that were in progress go on from what the store has of them, after `restore`.
-
-        Args:
-            store: the run's.
-            version: of the policy that the run continues with.
-        """
+        """Let groups that were in progress go on from what the store has of them, after `restore`."""
         self.rollouts.left.find(store, min(self._again, default=self._next), version)

@@ -96,14 +96,7 @@ async def serve_workers(tree: dict[str, Any], config: ServeConfig, announce: Cal
 
 
 class ServingProcess:
-    """One process that serves its share of the sessions.
-
-    Args:
-        number: which one it is, from 0.
-        bound: the socket that it listens on.
-        settings: what it is started with.
-        announce: is called when it ends.
-    """
+    """One process that serves its share of the sessions."""
 
     def __init__(
         self, number: int, bound: socket.socket, settings: dict[str, Any], announce: Callable[[str], object]

@@ -147,11 +147,7 @@ def _whole_lines(file: Path) -> list[bytes]:
 
 
 class Seals:
-    """Writes a run's seals; safe for several threads.
-
-    Args:
-        run: its folder.
-    """
+    """Writes a run's seals; safe for several threads."""
 
     def __init__(self, run: Path) -> None:
         self.run = run

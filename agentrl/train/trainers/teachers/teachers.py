@@ -43,12 +43,7 @@ Computing = Callable[[], AbstractAsyncContextManager[None]]
 
 
 class Teachers:
-    """The policies that a run's algorithm asks.
-
-    Args:
-        config: the run's.
-        folder: the run's.
-    """
+    """The policies that a run's algorithm asks."""
 
     def __init__(self, config: RunConfig, folder: Path) -> None:
         self._config, self._folder = config, folder
