@@ -56,9 +56,7 @@ class RetrievalClient:
             RetrievalError: the server did not answer properly within the time.
         """
         deadline, pause = time.monotonic() + self.timeout, FIRST_PAUSE
-        asked = [
-            query[:MAX_QUERY].encode(errors="replace").decode() for query in queries
-        ]  # half a surrogate pair is no text
+        asked = [_as_text(query[:MAX_QUERY]) for query in queries]
         shared, alone = self._own()
         send = shared if self.shared else alone
         while True:
