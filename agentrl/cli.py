@@ -371,13 +371,13 @@ def bench(name: Annotated[str | None, typer.Argument(help="A benchmark's name; n
     run_benchmark(name, out)
 
 
-def main() -> None:
-    """Run the command line."""
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the command line; with the process's own words where none are given."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal whose encoding lacks a character must not end a run
     try:
-        app()
+        app(words, prog_name=words and "agentrl")
     except AgentRLError as error:
         from agentrl.config.secrets import scrub  # which loads all settings
 

@@ -101,10 +101,10 @@ PARTS = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, known: Sequence[Part] = PARTS) -> int:
     """Run the parts; returns 1 if a figure misses its bound or a part failed, 2 if there was nothing to run on."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--parts", default=",".join(part.name for part in PARTS), help="which, separated by commas")
+    parser.add_argument("--parts", default=",".join(part.name for part in known), help="which, separated by commas")
     parser.add_argument("--seconds", type=float, default=520.0, help="for everything")
     parser.add_argument("--out", type=Path, default=ROOT / "gpu-results", help="a folder for results.json and table.md")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -118,9 +118,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.part:
         return run_part(given.part, given.device, given.small, given.out)
     names = given.parts.split(",")
-    unknown = [name for name in names if name not in {part.name for part in PARTS}]
+    unknown = [name for name in names if name not in {part.name for part in known}]
     if unknown:
-        parser.error(f"--parts={unknown[0]}: there is no such part; the parts are {', '.join(p.name for p in PARTS)}")
+        parser.error(f"--parts={unknown[0]}: there is no such part; the parts are {', '.join(p.name for p in known)}")
     rehearsed = given.mode is not None
     with tempfile.TemporaryDirectory(prefix="agentrl-gpu-") as scratch:
         if rehearsed:
@@ -133,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if given.device == "cuda" and not cuda(environment):
             print("no GPU here (torch.cuda.is_available() is False): nothing was measured; --device cpu tries the rest")
             return 2
-        chosen = [part for part in PARTS if part.name in names]
+        chosen = [part for part in known if part.name in names]
         return rehearse(chosen, given, environment) if rehearsed else run_all(chosen, given, environment)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
@@ -29,6 +30,40 @@ SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 def forget_names(monkeypatch: pytest.MonkeyPatch) -> Callable[[Registry[Any]], None]:
     """Has a registry forget, after the test, what is registered in it from now on."""
     return lambda registry: monkeypatch.setattr(registry, "_targets", dict(registry._targets))
+
+
+@pytest.fixture
+def loaded_sessions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ids of sessions that this process reads from stores, in their order."""
+    from agentrl.sessions.store.store import Store
+
+    loaded, load = list[str](), Store.load
+
+    def note(self: Store, session_id: str) -> Any:
+        loaded.append(session_id)
+        return load(self, session_id)
+
+    monkeypatch.setattr(Store, "load", note)
+    return loaded
+
+
+@pytest.fixture
+def in_tmp_path(tmp_path: Path) -> Iterator[None]:
+    """The test runs in its temporary folder."""
+    with contextlib.chdir(tmp_path):
+        yield
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What agentrl keeps in the user's cache goes to a folder of the test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions that the infrastructure failed are played again at once."""
+    monkeypatch.setattr("agentrl.rollout.stream.health.RETRY_SECONDS", 0.0)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

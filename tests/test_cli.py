@@ -15,13 +15,13 @@ import pytest
 from pydantic import BaseModel
 from setuptools.config.pyprojecttoml import read_configuration  # type: ignore[import-untyped]
 
-from agentrl.cli import main
 from agentrl.config import RunConfig
 from agentrl.models.tiny import build, render
 from agentrl.overrides import fields
 from agentrl.rollout.workers.serve_process import ServeConfig
 from agentrl.sessions.store.store import Store
 from benchmarks import startup
+from tests.command_line import run_agentrl
 
 ENDS = {"completed": 40}
 
@@ -31,6 +31,7 @@ def agentrl(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, check=False)
 
 
+@pytest.mark.usefixtures("in_tmp_path")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "says"),
@@ -66,29 +67,21 @@ def test_a_mistake_ends_with_code_2_and_a_sentence(
     words: list[str],
     says: list[str],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["agentrl", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
+    code = run_agentrl(*words)
     said = capsys.readouterr().err
-    assert ended.value.code == 2, said
+    assert code == 2, said
     assert all(part in said for part in says), said
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_version_is_the_packages_and_the_changelogs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["agentrl", "--version"])
-    with pytest.raises(SystemExit) as ended:
-        main()
+def test_the_version_is_the_packages_and_the_changelogs(capsys: pytest.CaptureFixture[str]) -> None:
+    code = run_agentrl("--version")
     root = Path(__file__).parents[1]
     project = read_configuration(root / "pyproject.toml")["project"]
     _, _, newest = (root / "CHANGELOG.md").read_text().partition("\n## ")
-    assert ended.value.code == 0
+    assert code == 0
     first, machine, packages = capsys.readouterr().out.splitlines()
     assert first == f"agentrl {project['version']}" == f"agentrl {newest.split()[0]}"
     assert platform.python_version() in machine

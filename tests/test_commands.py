@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli import app, main
+from agentrl.cli import app
 from agentrl.cluster.server import free_port
 from agentrl.overrides import merge, merge_settings, read_yaml, validate
 from agentrl.rollout.workers.serve_process import ServeConfig
@@ -31,6 +31,7 @@ from agentrl.train.chain.planning import plan_chain
 from agentrl.train.driver.setup import complete
 from agentrl.train.evaluation.suite.baseline import CompareConfig
 from agentrl.train.record.chain import describes_chain
+from tests.command_line import run_agentrl
 
 ROOT = Path(__file__).resolve().parents[1]
 SKILLS = sorted((ROOT / "skills").glob("*/SKILL.md"))
@@ -457,7 +458,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(cache: Path, tmp_path: Path, in_tmp_path: None, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a user types: everything that the commands name is there."""
     from agentrl.common.native import cache_dir
     from tests.rollout.fleet.token_server import interpreter
@@ -481,7 +482,6 @@ def folder(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     )
     interpreter(tmp_path / ".venv-sglang" / "bin" / "python")
     monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
-    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
@@ -517,7 +517,7 @@ def test_a_block_of_commands_says_that_it_is_one(page: Path) -> None:
 @pytest.mark.parametrize(("command", "how"), RUNS)
 @pytest.mark.usefixtures("folder")
 @pytest.mark.slow
-def test_a_command_runs_as_printed(command: str, how: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_runs_as_printed(command: str, how: Run) -> None:
     with contextlib.ExitStack() as stack:
         words = small(command, how)
         for address in how.servers:
@@ -526,10 +526,7 @@ def test_a_command_runs_as_printed(command: str, how: Run, monkeypatch: pytest.M
         if words[1] == "serve":
             served(words)
             return
-        monkeypatch.setattr(sys, "argv", words)
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code in (0, None)
+        assert run_agentrl(*words[1:]) == 0
 
 
 @contextlib.contextmanager
@@ -632,10 +629,8 @@ def snippet(page: str, word: str) -> str:
     return next(block for language, block in blocks if language == "python" and word in block)
 
 
-def test_a_task_is_written_as_a_folder_and_read_back_as_the_page_does_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("in_tmp_path")
+def test_a_task_is_written_as_a_folder_and_read_back_as_the_page_does_it(tmp_path: Path) -> None:
     names: dict[str, object] = {}
     exec(snippet("swe-tasks.md", "harbor.write"), names)
     assert names["tasks"] == [names["task"]]

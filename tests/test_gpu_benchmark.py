@@ -45,17 +45,15 @@ def test_a_rehearsal_prints_rows_with_baseline_and_bound_and_no_value_and_writes
     (folder / "bounded.py").write_text("def run(report):\n    report.above('w', 17.0, 2, judged=False)\n")
     (folder / "unbounded.py").write_text("def run(report):\n    report.add('x', 17.0)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(gpu, "PARTS", (gpu.Part("bounded", "", "rows", 1, rivals="theirs: 3"),))
     out = ["--out", str(tmp_path / "out")]
-    assert gpu.main(["rehearse", *out]) == 0
+    assert gpu.main(["rehearse", *out], [gpu.Part("bounded", "", "rows", 1, rivals="theirs: 3")]) == 0
     told = capsys.readouterr().out
     assert "bounded (), against rows: done" in told
     assert "w: not measured: GPU   (wanted: at least 2)" in told
     assert "published by others: theirs: 3" in told
     assert "17" not in told
     assert not (tmp_path / "out").exists()
-    monkeypatch.setattr(gpu, "PARTS", (gpu.Part("unbounded", "", "rows", 1),))
-    assert gpu.main(["rehearse", *out]) == 1
+    assert gpu.main(["rehearse", *out], [gpu.Part("unbounded", "", "rows", 1)]) == 1
     assert "not ready: unbounded" in capsys.readouterr().out
 
 
@@ -95,10 +93,9 @@ def test_a_part_that_fails_or_hangs_keeps_the_figures_it_had(
     folder.mkdir(parents=True)
     (folder / "planted.py").write_text(f"import time\ndef run(report):\n    report.add('w', 1.0)\n    {ending}\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(gpu, "PARTS", (gpu.Part("planted", "", "", 1),))
     seconds = "600" if "raise" in ending else "10"
     given = ["--device", "cpu", "--parts", "planted", "--seconds", seconds, "--out", str(tmp_path / "out")]
-    assert gpu.main(given) == 1
+    assert gpu.main(given, [gpu.Part("planted", "", "", 1)]) == 1
     (result,) = json.loads((tmp_path / "out" / "results.json").read_text())
     assert result["ended"].startswith(ended)
     assert [figure["what"] for figure in result["figures"]] == ["w"]

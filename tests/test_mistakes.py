@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli import main
 from agentrl.train.driver import interrupt
+from tests.command_line import run_agentrl
 
 ENV = """
 import agentrl
@@ -232,14 +232,12 @@ def test_a_mistake_ends_with_code_2_and_one_sentence(
     line: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(place)
-    monkeypatch.setattr(sys, "argv", ["agentrl", *shlex.split(line)])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.setattr(interrupt, "run", lambda work, *_, **__: pytest.fail(f"it started {work}"))
     before = sorted(os.listdir())
-    with pytest.raises(SystemExit) as ended:
-        main()
+    code = run_agentrl(*shlex.split(line))
     said = capsys.readouterr().err
-    assert ended.value.code == 2, said
+    assert code == 2, said
     assert [part for part in MISTAKES[line] if part not in said] == [], said
     assert len(said) < 1000
     assert said.count("\n") == 1 or "Usage:" in said

@@ -51,10 +51,6 @@ def current() -> Cluster:
 def open_cluster(config: ClusterConfig, logs: Path | None) -> Iterator[Cluster]:
     """Start roles on a run's cluster within the block; all of them have ended after it.
 
-    Args:
-        config: the run's section.
-        logs: the folder of the workers' logs.
-
     Raises:
         MissingExtra: it needs Ray, which is not installed.
         ConfigError: no cluster answers at its address.

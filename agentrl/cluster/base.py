@@ -206,10 +206,6 @@ class RoleProcess(ABC):
 class Worker(Calling):
     """A role that runs in a process of its own.
 
-    Args:
-        role: what it runs.
-        process: where.
-
     Attributes:
         ended: the error with which it died.
         closed: whether it was closed, and holds nothing any more.

@@ -40,9 +40,6 @@ class LocalProcess(RoleProcess):
         silence: seconds without a sign of life after which it is ended.
         prefork_name: the process that it is forked from, as `prefork.start` takes it.
 
-    Attributes:
-        server: the process.
-
     Raises:
         EngineError: it could not be started at all.
     """

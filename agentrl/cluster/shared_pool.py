@@ -22,11 +22,7 @@ _TOLD_SECONDS = 20.0
 
 
 class PoolAccess:
-    """A pool for other processes, in the pool's own; the target of a `Listener`.
-
-    Args:
-        pool: their pool.
-    """
+    """A pool for other processes, in the pool's own; the target of a `Listener`."""
 
     def __init__(self, pool: WorkerPool) -> None:
         self._pool = pool

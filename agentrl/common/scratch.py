@@ -18,11 +18,7 @@ LOCK = ".lock"
 
 
 class ScratchFolder:
-    """A new, empty folder, which is removed by `close`, or by a later process where this one is killed.
-
-    Attributes:
-        path: the folder.
-    """
+    """A new, empty folder, which is removed by `close`, or by a later process where this one is killed."""
 
     def __init__(self) -> None:
         remove_abandoned()

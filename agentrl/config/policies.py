@@ -147,11 +147,6 @@ def list_players(policies: Policies, policy: str) -> tuple[str, ...]:
 def address_judge(reward: str, asking: Any, policies: Policies) -> Any:
     """Return a reward's settings with the address of the policy that judges for it, where that is an API.
 
-    Args:
-        reward: its name.
-        asking: its settings; `policy` names the judge.
-        policies: of the run.
-
     Raises:
         ValueError: that policy can't judge.
     """

@@ -302,13 +302,7 @@ def _of_command(line: Any) -> Iterator[str]:
 
 
 def declare(name: str, types: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Note which arguments of an environment's constructor declare that they are secret, and their values.
-
-    Args:
-        name: of the environment, as the configuration has it.
-        types: of the constructor's arguments.
-        given: the arguments.
-    """
+    """Note which arguments of an environment's constructor declare that they are secret, and their values."""
     names = frozenset(argument for argument, kind in types.items() if declaration(kind))
     _constructors[name] = names
     texts = [value for argument in names if isinstance(value := given.get(argument), str | SecretStr)]

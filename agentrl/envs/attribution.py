@@ -26,10 +26,6 @@ watch: ContextVar[Callable[[Env, str], AbstractContextManager[None]] | None] = C
 class blamed(AbstractContextManager[None]):
     """The block is a call of an environment's method: what it raises gets a name that says whose fault it is.
 
-    Args:
-        env: the environment, perhaps wrapped.
-        method: what is called of it.
-
     Raises:
         EnvError: in place of everything that is no `AgentRLError`.
         InfraError: in place of what says by its kind that the infrastructure failed.

@@ -90,12 +90,6 @@ async def call_method(env: Env, method: Callable[..., Any], /, *args: Any, **kwa
 
     Cancelling stops the wait, not the thread, whose effects no longer count then. Under `attribution.watch` all of
     them run on the event loop, where what they do is measured.
-
-    Args:
-        env: the environment, perhaps wrapped.
-        method: of the environment; what it gives may be awaitable.
-        args: the method's.
-        kwargs: the method's.
     """
     if not _may_block(method) or watch.get() is not None:
         return await resolve(method(*args, **kwargs))

@@ -51,6 +51,14 @@ class PlayerLeft(TokenBudgetExceeded):
     """The player has ended the session, which is then truncated as at any other limit."""
 
 
+def read_line(prompt: str) -> str:
+    """A line of the input; on a terminal Ctrl-C is noticed also just before it blocks."""
+    print(prompt, end="", flush=True)
+    while sys.stdin.isatty() and not select.select([sys.stdin], [], [], POLL)[0]:
+        pass
+    return input()
+
+
 @dataclass
 class Person:
     """A person at a terminal or behind a pipe, as a policy.
@@ -58,12 +66,14 @@ class Person:
     Attributes:
         agent: the agent that the person plays.
         show: prints lines.
+        read: reads a line behind a prompt; EOFError where there is none.
         seen: the conversation as the person has seen it, without what the person answered.
         record: the turns of a session that is played again.
     """
 
     agent: str
     show: Show
+    read: Callable[[str], str] = read_line
     seen: list[Message] = field(default_factory=list)
     record: RecordedTurns | None = None
     _rest: bool = field(default=False, repr=False)
@@ -135,7 +145,7 @@ class Person:
         lines = list[str]()
         try:
             while True:
-                line = _read("… " if lines else "> ")
+                line = self.read("… " if lines else "> ")
                 if not sys.stdin.isatty():
                     self.show([line])  # a pipe's input is part of the transcript as well
                 lines.append(line.removesuffix("\\"))
@@ -144,14 +154,6 @@ class Person:
         except (EOFError, KeyboardInterrupt):
             self.show([""])
             raise PlayerLeft("the player has left") from None
-
-
-def _read(prompt: str) -> str:
-    """A line of the input; on a terminal Ctrl-C is noticed also just before it blocks."""
-    print(prompt, end="", flush=True)
-    while sys.stdin.isatty() and not select.select([sys.stdin], [], [], POLL)[0]:
-        pass
-    return input()
 
 
 @dataclass(frozen=True)
@@ -235,7 +237,7 @@ def task_of(env: Env, wanted: str | int, split: str) -> Task:
     raise unknown_name("task", wanted, ids)
 
 
-def play_in_terminal(game: _Game, show: Show) -> Session:
+def play_in_terminal(game: _Game, show: Show, read: Callable[[str], str] = read_line) -> Session:
     """Let a person play one episode, and store its session after every turn.
 
     Others than the person's agent are played by the environment's expert, or at random where it has none.
@@ -256,7 +258,7 @@ def play_in_terminal(game: _Game, show: Show) -> Session:
         session.started = time.time()
         show([*HELP, *(signature(tool) for tool in env.tools)])
         try:
-            _interruptible(_play(env, session, Person(player, show, record=record), store))
+            _interruptible(_play(env, session, Person(player, show, read, record=record), store))
         except KeyboardInterrupt:  # in the midst of a step
             session.status, session.error = Status.TRUNCATED, "the player has left"
         finally:

@@ -15,9 +15,6 @@ STORE = "sessions.db"
 class RecordedTurns:
     """The turns of a stored session, for as long as an episode goes on as it did there.
 
-    Args:
-        session: the session.
-
     Attributes:
         session: the session.
         over: whether the episode has left it: somebody wrote something else.

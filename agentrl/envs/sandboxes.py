@@ -68,10 +68,6 @@ class Supplier:
         name: the backend's.
         reuse: whether released sandboxes are emptied and used again, where they can be.
         total: sandboxes alive at once; an idle one holds a megabyte or two.
-
-    Attributes:
-        pool: the pool of them.
-        leased: the ids of those that episodes use now.
     """
 
     def __init__(self, name: str, reuse: bool = True, total: int = SandboxConfig().total) -> None:
@@ -163,12 +159,7 @@ class Supplier:
 
 
 class SandboxLease:
-    """One episode's sandbox: acquired at its first use, and released at the episode's end.
-
-    Args:
-        name: the backend's.
-        spec: of the sandbox.
-    """
+    """One episode's sandbox: acquired at its first use, and released at the episode's end."""
 
     def __init__(self, name: str, spec: SandboxSpec) -> None:
         self._name, self._spec = name, spec

@@ -9,10 +9,6 @@ from agentrl.errors import ConfigError
 def torch_device(device: Device, setting: str) -> str:
     """The device's own name: `auto` is the GPU where there is one.
 
-    Args:
-        device: what was requested.
-        setting: the setting that asks, for the message.
-
     Raises:
         ConfigError: a GPU is requested, and torch finds none.
     """

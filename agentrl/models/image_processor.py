@@ -75,9 +75,6 @@ class ImageProcessor:
     def processed_image(self, url: str) -> ProcessedImage:
         """An image, processed once.
 
-        Args:
-            url: a data URL.
-
         Raises:
             RenderError: it is no image that can be read.
         """

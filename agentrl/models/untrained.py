@@ -26,11 +26,7 @@ _INDEX, _SINGLE, _FIRST = "model.safetensors.index.json", "model.safetensors", "
 
 
 class Untrained:
-    """The tensors in a folder's files of weights that are not trained. The files stay readable when they are deleted.
-
-    Attributes:
-        names: of the tensors, by file.
-    """
+    """The tensors in a folder's files of weights that are not trained; deleted files stay readable."""
 
     def __init__(self, folder: Path) -> None:
         """Look for them in a folder's safetensors files, or in PyTorch's."""

@@ -136,14 +136,7 @@ TRIALS = {
 
 
 class RandomImages:
-    """Random images that a configuration's model can see.
-
-    Args:
-        config: transformers', of a known family.
-
-    Attributes:
-        token: the placeholder's id.
-    """
+    """Random images that a configuration's model can see."""
 
     def __init__(self, config: Any) -> None:
         self.config, self.token = config, int(config.image_token_id)

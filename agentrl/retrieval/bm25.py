@@ -104,12 +104,7 @@ def build_shard(folder: Path, texts: Iterable[str], statistics: Statistics) -> N
 
 
 class BM25Shard:
-    """The memory-mapped index of one shard.
-
-    Args:
-        folder: what `build_shard` wrote.
-        count: its passages.
-    """
+    """The memory-mapped index of one shard."""
 
     def __init__(self, folder: Path, count: int) -> None:
         _, self._np = _libraries()

@@ -120,12 +120,7 @@ def _empty(faiss: Any, dimension: int, count: int, kind: Kind) -> Any:
 
 
 class DenseShard:
-    """The memory-mapped index of one shard.
-
-    Args:
-        folder: what `build_shard` wrote.
-        count: its passages.
-    """
+    """The memory-mapped index of one shard."""
 
     def __init__(self, folder: Path, count: int) -> None:
         faiss = _faiss()

@@ -131,12 +131,7 @@ def _count(texts: Iterable[str], stage: str, done: int, total: int, progress: Pr
 
 
 class Index:
-    """An open index; `search` may be called from several threads.
-
-    Attributes:
-        manifest: what `build` wrote about it.
-        retriever: `bm25` or `dense`.
-    """
+    """An open index; `search` may be called from several threads."""
 
     def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
         import numpy as np

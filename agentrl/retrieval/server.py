@@ -38,13 +38,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 class App:
-    """The ASGI application.
-
-    Args:
-        index: what is searched.
-        cached: results that are kept.
-        timeout: seconds that a request may wait.
-    """
+    """The ASGI application."""
 
     def __init__(self, index: Index, cached: int = CACHED, timeout: float = TIMEOUT) -> None:
         self.index, self.timeout = index, timeout

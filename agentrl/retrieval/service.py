@@ -43,11 +43,6 @@ def _forget_services() -> None:
 class Service:
     """One server, in a process of its own, that is started again whenever it ends.
 
-    Args:
-        index: the index's folder.
-        cached: results that it keeps.
-        timeout: seconds that a request may wait there.
-
     Attributes:
         url: its address, the same after every restart.
         restarts: how often it was started again.

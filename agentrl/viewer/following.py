@@ -24,13 +24,7 @@ TEXT = 300
 
 
 def follow(run: Run, wanted: Filters, interval: float = INTERVAL) -> Iterator[str]:
-    """Yield what happens in the run's sessions from now on, a line each, until the run ends.
-
-    Args:
-        run: the run.
-        wanted: which sessions; of any status.
-        interval: seconds between two looks.
-    """
+    """Yield what happens in the run's sessions from now on, a line each, until the run ends."""
     follower = Follower(run, wanted)
     yield f"{run.name}: {follower.begin()} sessions under way"
     while True:
@@ -43,12 +37,7 @@ def follow(run: Run, wanted: Filters, interval: float = INTERVAL) -> Iterator[st
 
 
 class Follower:
-    """Knows which messages it has shown.
-
-    Args:
-        run: whose sessions.
-        wanted: which of them.
-    """
+    """Knows which messages it has shown."""
 
     def __init__(self, run: Run, wanted: Filters) -> None:
         self._run, self._wanted = run, {name: value for name, value in wanted.items() if name != "status"}

@@ -29,16 +29,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Something to look at.
-
-    Attributes:
-        level: how bad it is.
-        title: what it is.
-        reason: the numbers.
-        advice: what to do.
-        metric: the curve that shows it.
-        sessions: filters, and the order, of the sessions that show it, as `viewer.filters` reads them.
-    """
+    """Something to look at."""
 
     level: Level
     title: str

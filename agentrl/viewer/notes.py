@@ -58,11 +58,7 @@ class TaggedNote:
 
 
 class Notes:
-    """The notes of a run and its sessions; safe for several threads and processes.
-
-    Args:
-        run: the run's folder.
-    """
+    """The notes of a run and its sessions; safe for several threads and processes."""
 
     def __init__(self, run: Path) -> None:
         self.path = run / STORE

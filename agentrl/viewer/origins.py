@@ -31,9 +31,6 @@ class Origins:
     """A provenance file that another process may be writing; safe for several threads.
 
     A run only appends, and a resumed one replaces the file.
-
-    Attributes:
-        path: the file.
     """
 
     path: Path

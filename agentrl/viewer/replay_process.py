@@ -97,11 +97,6 @@ class Replays:
     def start(self, run: Path, session: str, request: ReplayRequest) -> None:
         """Start a replay.
 
-        Args:
-            run: the run's folder.
-            session: the id of one of its sessions.
-            request: what to replay.
-
         Raises:
             ConfigError: one is under way, or the command can't name the session.
         """

@@ -52,13 +52,7 @@ def stamp(run: Run, session: str) -> list[tuple[Any, ...]]:
 
 
 def with_replays(run: Run, session: Session, names: Sequence[str]) -> Replayed:
-    """A session with some of its replays.
-
-    Args:
-        run: whose.
-        session: of the run.
-        names: the ids of the replays.
-    """
+    """A session with some of its replays."""
     if not names:
         return Replayed(session, session)
     nodes, known, first = list(session.nodes), dict[bytes, int](), dict[int | None, int | None]({None: None})

@@ -59,13 +59,7 @@ class FolderKind(StrEnum):
 
 @dataclass
 class Run:
-    """A run's folder.
-
-    Attributes:
-        name: its path below the folder that is shown.
-        path: the folder.
-        metrics: its rows.
-    """
+    """A run's folder."""
 
     name: str
     path: Path
@@ -232,9 +226,6 @@ class Run:
 
 class Runs:
     """The runs below a folder, or the one that it is.
-
-    Args:
-        root: the folder.
 
     Raises:
         ConfigError: there is no such folder.

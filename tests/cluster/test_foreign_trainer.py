@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from agentrl.plugins.trainer import Split, TrainerConfig
-from agentrl.sessions.store.store import Store
 from agentrl.train.record import provenance
 from examples.plugins.row_trainer import RowPlugin
 from tests.cluster.test_run import require_same, run
@@ -63,21 +62,13 @@ def test_it_learns_on_a_cluster_as_in_one_process_and_with_ranks_of_its_own_the_
     ray_nodes: Any,
     here: tuple[Path, Any],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    loaded_sessions: list[str],
 ) -> None:
     """A trainer with ranks that was no `Leasable` ended its run's first step with an AssertionError."""
-    read, load = list[str](), Store.load
-
-    def noted(self: Store, session_id: str) -> Any:
-        read.append(session_id)
-        return load(self, session_id)
-
-    monkeypatch.setattr(Store, "load", noted)
     cluster = {"name": "ray", "address": ray_nodes.address, "environments": 1}
     chosen = {"name": f"{__file__}:{trainer}", "device": "cpu"}
     there = run(tmp_path / "ray", **SETTINGS, trainer=chosen, cluster=cluster, fleet={"engines": 2})
-    monkeypatch.undo()
-    assert any(name.startswith("train") for name in read) == driver_reads
+    assert any(name.startswith("train") for name in loaded_sessions) == driver_reads
     require_same(tmp_path / "ray", there, here)
     assert trained(tmp_path / "ray") == trained(here[0]) != []
     assert any(row["grad_norm"] > 0 for row in there.metrics)

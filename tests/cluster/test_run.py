@@ -96,21 +96,18 @@ def through_this_process(*_: Any, **__: Any) -> Any:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_on_two_ray_nodes_it_samples_learns_and_ends_as_in_one_process_and_the_driver_reads_nothing_of_it(
-    ray_nodes: Any, here: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ray_nodes: Any,
+    here: tuple[Path, Any],
+    tmp_path: Path,
+    loaded_sessions: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(WorkerTrainer, "weights", through_this_process)  # they go from the trainer to engines
     monkeypatch.setattr(EngineAccess, "generate", through_this_process)  # prompts and tokens: from workers to engines
     monkeypatch.setattr(Learning, "learn", through_this_process)  # here nothing is credited, packed or trained
-    read, load = list[str](), Store.load
-
-    def noted(self: Store, session_id: str) -> Any:
-        read.append(session_id)
-        return load(self, session_id)
-
-    monkeypatch.setattr(Store, "load", noted)
     cluster = {"name": "ray", "address": ray_nodes.address, "environments": 2, "place_timeout": 60.0}
     there = run(tmp_path / "ray", cluster=cluster, fleet={"engines": 2}, rollout=NARROWED)
-    assert not [name for name in read if name.startswith("train")]
+    assert not [name for name in loaded_sessions if name.startswith("train")]
     monkeypatch.undo()
     require_same(tmp_path / "ray", there, here)
     assert list(ledger.faults(tmp_path / "ray")) == []

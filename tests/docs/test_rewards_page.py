@@ -44,10 +44,10 @@ def test_every_kind_has_a_row_and_every_row_a_kind() -> None:
     assert sorted(rows) == sorted(BUILT_IN)
 
 
+@pytest.mark.usefixtures("in_tmp_path")
 @pytest.mark.slow
-def test_commands_that_are_printed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_that_are_printed_run(tmp_path: Path) -> None:
     """A command of training plays as `agentrl eval` by the environment's expert: its rewards are what it shows."""
-    monkeypatch.chdir(tmp_path)
     for name, rows in (("train", ROWS), ("test", ROWS), ("mixed", MIXED * 8)):
         Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with serving(lambda question: "Score: 5\nBetter: A") as server:

@@ -6,10 +6,10 @@ import csv
 import gzip
 import io
 import json
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.cli import main
 from agentrl.envs.data.dataset import Dataset
 from agentrl.envs.data.overlap import Overlap
 from agentrl.envs.data.rows import parse_rows, read_rows
 from agentrl.errors import ConfigError, EnvError
+from tests.command_line import run_agentrl
 
 CELL = st.text(st.characters(codec="utf-8", exclude_characters="\x00\r"), max_size=12)
 
@@ -247,23 +247,17 @@ def test_texts_overlap_where_they_share_a_run_of_words_or_are_the_same_short_tex
     assert Overlap([", ".join(words).upper() for words in known], run).shared(" ".join(text)) == expected
 
 
+@pytest.mark.usefixtures("in_tmp_path")
 @pytest.mark.slow
 def test_the_command_counts_the_rows_that_overlap_and_writes_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     write(
         tmp_path,
         train_jsonl=[{"question": f"number {n} of many questions here"} for n in range(4)],
         test_jsonl=[{"question": "Number 2 of many questions, here?"}],
     )
-
-    def ended(*words: str) -> Any:
-        monkeypatch.setattr(sys, "argv", ["agentrl", "decontaminate", "train.jsonl", *words])
-        with pytest.raises(SystemExit) as exit:
-            main()
-        return exit.value.code or 0
-
+    ended = partial(run_agentrl, "decontaminate", "train.jsonl")
     assert ended("--against", "test.jsonl", "--words", "5") == 1
     assert "1 of 4 rows share a run of 5 words" in capsys.readouterr().out
     assert ended("--against", "test.jsonl", "--words", "5", "--out", "clean.jsonl") == 0

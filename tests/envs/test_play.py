@@ -41,11 +41,10 @@ def stored(folder: Path) -> Session:
         return store.load(store.ids()[-1])
 
 
-async def test_a_path_that_begins_anew_is_shown_whole(monkeypatch: pytest.MonkeyPatch):
+async def test_a_path_that_begins_anew_is_shown_whole():
     """After a compaction (`StepResult.fresh`) a person saw nothing of what the agent was told."""
     lines: list[str] = []
-    monkeypatch.setattr("agentrl.envs.play._read", lambda prompt: "said")
-    person, env = Person("agent", lines.extend), make("calculator")
+    person, env = Person("agent", lines.extend, lambda prompt: "said"), make("calculator")
     path = [Message(role="user", content="opening")]
     path.append(await person(env, path))
     path.append(Message(role="user", content="more"))

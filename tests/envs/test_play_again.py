@@ -30,42 +30,37 @@ def kept(folder: Path, name: str, answer: str = "") -> Session:
     return session
 
 
-def again(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, session: Session, lines: list[str]
-) -> tuple[Session, list[str]]:
+def again(folder: Path, name: str, session: Session, lines: list[str]) -> tuple[Session, list[str]]:
     """What comes of it when a person writes these lines, and what was shown."""
     shown: list[str] = []
     typed = iter(lines)
-    monkeypatch.setattr("agentrl.envs.play._read", lambda prompt: next(typed))
     game = game_of({"env": name, "from": str(folder), "session": session.id, "run_dir": str(folder.parent / "again")})
-    return play_in_terminal(game, shown.extend), shown
+    return play_in_terminal(game, shown.extend, lambda prompt: next(typed)), shown
 
 
 @pytest.mark.parametrize("name", ["castle", "kuhn_poker"])
 @pytest.mark.parametrize("rest", [False, True])
-def test_a_session_is_played_again_turn_by_turn_to_the_same_end(
-    name: str, rest: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_is_played_again_turn_by_turn_to_the_same_end(name: str, rest: bool, tmp_path: Path) -> None:
     """Also of several agents: the others' turns are the recorded ones."""
     first = kept(tmp_path / "first", name)
     lines = ["", ":rest"] if rest and name == "castle" else [""] * first.turns
-    second, shown = again(monkeypatch, tmp_path / "first", name, first, lines)
+    second, shown = again(tmp_path / "first", name, first, lines)
     assert record(second) == record(first)
     assert (second.task, second.seed) == (first.task, first.seed)
     assert not [line for line in shown if "recorded was" in line]
 
 
-def test_a_message_of_ones_own_leaves_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_of_ones_own_leaves_the_record(tmp_path: Path) -> None:
     first = kept(tmp_path / "first", "calculator")
-    second, _ = again(monkeypatch, tmp_path / "first", "calculator", first, ["", "no idea"])
+    second, _ = again(tmp_path / "first", "calculator", first, ["", "no idea"])
     assert [m.text for m in second.messages if m.role == "assistant"][-1] == "no idea"
     assert second.messages[:2] == first.messages[:2]
     assert second.reward == 0.0
 
 
-def test_what_the_environment_answers_otherwise_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_environment_answers_otherwise_is_shown(tmp_path: Path) -> None:
     first = kept(tmp_path / "first", "calculator", answer="41")
-    _, shown = again(monkeypatch, tmp_path / "first", "calculator", first, [":rest"])
+    _, shown = again(tmp_path / "first", "calculator", first, [":rest"])
     assert "    recorded was: [tool] 41" in shown
 
 
@@ -91,6 +86,7 @@ def test_a_path_that_began_anew_is_followed() -> None:
     assert turns.turn("agent", [said[2]]) is None
 
 
+@pytest.mark.usefixtures("in_tmp_path")
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -100,10 +96,7 @@ def test_a_path_that_began_anew_is_followed() -> None:
         ({"from": "first", "session": "x", "seed": 3}, "seed=3: a session that is played again has its own"),
     ],
 )
-def test_what_can_not_be_played_again_is_named(
-    settings: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_what_can_not_be_played_again_is_named(settings: dict[str, Any], words: str, tmp_path: Path) -> None:
     kept(tmp_path / "first", "calculator")
     with pytest.raises(AgentRLError) as caught:
         game_of({"env": "calculator", **settings})

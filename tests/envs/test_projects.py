@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli import main
 from agentrl.config import RunConfig
 from agentrl.envs.init.project import Project, ProjectKind, write_project
 from agentrl.errors import ConfigError
 from agentrl.overrides import merge_settings, parse_words
 from agentrl.train.driver.setup import complete
 from agentrl.train.plan.preflight import check_training
+from tests.command_line import run_agentrl
 from tests.envs.test_init import TRAIN
 
 SETTINGS = [kind for kind in ProjectKind if kind is not ProjectKind.ENVIRONMENT]
@@ -49,17 +49,14 @@ def test_a_file_of_ones_own_and_further_settings_are_in_the_settings(tmp_path: P
         write_project(Project("third", ProjectKind.ENVIRONMENT, str(file)), tmp_path)
 
 
+@pytest.mark.usefixtures("in_tmp_path")
 @pytest.mark.slow
-def test_the_project_of_an_agent_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_project_of_an_agent_trains(tmp_path: Path) -> None:
     for words in (
         ["init", "first", "--kind", "agent"],
         ["train", "-c", "first/run.yaml", "run_dir=run", *TRAIN.split()],
     ):
-        monkeypatch.setattr(sys, "argv", ["agentrl", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code in (0, None)
+        assert run_agentrl(*words) == 0
     assert (tmp_path / "run" / "checkpoints" / "step-000001").is_dir()
 
 

@@ -80,7 +80,7 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_allowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def nothing_allowed(own_cache: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A process that has allowed nothing yet, and in which nobody answers questions."""
 
     def ask(*_: object) -> str:
@@ -88,7 +88,6 @@ def nothing_allowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     monkeypatch.setattr(custom_code, "_allowed", set())
     monkeypatch.setattr(builtins, "input", ask)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def odd(path: Path, model: str = MODEL, **fields: Any) -> Path:

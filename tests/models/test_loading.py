@@ -118,10 +118,10 @@ def test_no_trainer_or_engine_takes_weights_of_another_model(tmp_path: Path) -> 
         LocalEngine(path, EngineConfig(device="cpu"))
 
 
+@pytest.mark.usefixtures("own_cache")
 @pytest.mark.slow
-def test_models_check_finds_weights_of_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_check_finds_weights_of_another_model(tmp_path: Path) -> None:
     """It printed ✓, since what it compared with had lost the same weights."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = qwen(tmp_path / "model", model_type="llama", architectures=["LlamaForCausalLM"])
     printed = CliRunner().invoke(cli.app, ["models", "check", str(path), "--engine", "local"], env={"COLUMNS": "400"})
     assert "✗ engine=local: model=" in printed.stdout

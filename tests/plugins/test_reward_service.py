@@ -12,7 +12,6 @@ import pytest
 
 import agentrl
 from agentrl.errors import InfraError
-from agentrl.rollout.stream import health
 from agentrl.sessions.store.store import Store
 from agentrl.types import Status
 
@@ -70,11 +69,11 @@ def test_its_score_counts_beside_the_environments_own_and_a_failed_call_is_repea
     assert {"task", "messages"} == set(service.calls[-1])
 
 
+@pytest.mark.usefixtures("without_pauses")
 @pytest.mark.slow
 def test_a_service_that_is_down_ends_the_session_as_an_infra_error_that_is_retried(
-    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    service: Service, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(health, "RETRY_SECONDS", 0.0)
     service.failures = 100
     with pytest.raises(InfraError, match="reward service"):
         agentrl.evaluate("calculator", **settings(service, tmp_path / "run", attempts=1), **{"rollout.retries": 1})

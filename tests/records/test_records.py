@@ -54,12 +54,12 @@ def faults(run: Path) -> list[str]:
     return [f"{check.name}: {fault}" for check in verify(run).checks for fault in check.faults]
 
 
+@pytest.mark.usefixtures("in_tmp_path")
 @pytest.mark.slow
 @pytest.mark.parametrize(("commit", "name"), TRAININGS)
 def test_a_recorded_run_is_resumed_for_further_steps_and_verifies_before_and_after(
-    commit: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    commit: str, name: str, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     run = unpacked(commit, name, tmp_path)
     before = dict(enumerate(metrics(run), 1))
     assert not faults(run)
@@ -211,12 +211,10 @@ READERS: dict[str, tuple[Callable[[Path], None], Callable[[Path], object]]] = {
 }
 
 
+@pytest.mark.usefixtures("in_tmp_path")
 @pytest.mark.slow
 @pytest.mark.parametrize("case", READERS)
-def test_a_newer_format_is_refused_by_the_version_that_is_needed_and_nothing_changes(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_newer_format_is_refused_by_the_version_that_is_needed_and_nothing_changes(case: str, tmp_path: Path) -> None:
     folder = unpacked("63b9345", "sync", tmp_path)
     (folder / "run.lock").touch()
     change, read = READERS[case]

@@ -57,10 +57,10 @@ def test_no_data_is_unpacked_beyond_its_bounds(case: Attack, tmp_path: Path, mon
         list(read_rows(tmp_path / name))
 
 
+@pytest.mark.usefixtures("in_tmp_path")
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SETTINGS, ids=ids(SETTINGS))
-def test_no_settings_run_or_multiply(case: Attack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_no_settings_run_or_multiply(case: Attack, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(eval(case.payload))
     with pytest.raises(ConfigError, match=r"config\.yaml"):
         read_yaml(tmp_path / "config.yaml")
@@ -110,11 +110,11 @@ def pickled(protocol: int, module: str, name: str, argument: str) -> bytes:
     return b"\x80" + bytes([protocol]) + place + b"X" + len(text).to_bytes(4, "little") + text + b"\x85R."
 
 
+@pytest.mark.usefixtures("in_tmp_path")
 @pytest.mark.parametrize("case", PICKLES, ids=ids(PICKLES))
-def test_no_checkpoint_calls_what_it_names(case: Attack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_checkpoint_calls_what_it_names(case: Attack, tmp_path: Path) -> None:
     from agentrl.train.trainers.ranks import restricted
 
-    monkeypatch.chdir(tmp_path)
     module, name = case.payload.split()
     for protocol, place in ((4, restricted.METADATA), (2, restricted.METADATA), (2, "numbers.pt")):
         folder = tmp_path / f"{protocol}{place}"

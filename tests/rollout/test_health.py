@@ -56,10 +56,8 @@ def test_single_failures_are_counted_with_the_first_error() -> None:
     assert failures([FINE]) == ""
 
 
-async def test_a_batch_that_failed_by_infrastructure_is_generated_again_a_bounded_number_of_times(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(health, "RETRY_SECONDS", 0.0)
+@pytest.mark.usefixtures("without_pauses")
+async def test_a_batch_that_failed_by_infrastructure_is_generated_again_a_bounded_number_of_times() -> None:
     told: list[str] = []
     results = [group(LOST), group(LOST), group(FINE)]
 

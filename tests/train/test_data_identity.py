@@ -215,11 +215,11 @@ def test_results_of_changed_data_are_not_compared_unless_that_is_accepted(tmp_pa
         compare(one, edited)
 
 
+@pytest.mark.usefixtures("in_tmp_path")
 def test_a_suite_goes_on_with_changed_data_only_where_that_is_accepted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It measured the changed tasks, and put the result in the place of the one before, without a word."""
-    monkeypatch.chdir(tmp_path)
     data = write(tmp_path / "rows.json")
     (tmp_path / "suite.yaml").write_text(f"parts: {{a: {{env: {{name: listed, path: {str(data)!r}}}}}}}")
 

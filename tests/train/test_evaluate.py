@@ -16,7 +16,6 @@ from agentrl.errors import AgentError, ConfigError, InfraError, SandboxError
 from agentrl.overrides import spread
 from agentrl.rollout.episodes.groups import Rollouts
 from agentrl.rollout.episodes.policies import Policy
-from agentrl.rollout.stream import health
 from agentrl.sessions.renderers.families.null import NullRenderer
 from agentrl.train.display.console import Display
 from agentrl.train.display.pictures import learning_curve
@@ -81,10 +80,8 @@ def test_an_evaluation_lets_go_of_its_folder_and_leaves_none_where_no_session_en
         evaluated(tmp_path / "run")
 
 
-def test_sessions_that_do_not_count_are_reported_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(health, "RETRY_SECONDS", 0.0)
+@pytest.mark.usefixtures("without_pauses")
+def test_sessions_that_do_not_count_are_reported_with_the_reason(tmp_path: Path) -> None:
 
     class Flaky(Three):
         def reset(self, task: Any, *, seed: int | None = None) -> str:
@@ -98,10 +95,8 @@ def test_sessions_that_do_not_count_are_reported_with_the_reason(
     assert "1 of 3" in json.loads((tmp_path / "run" / "result.json").read_text())["finding"]
 
 
-def test_an_evaluation_in_which_every_session_failed_did_not_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(health, "RETRY_SECONDS", 0.0)
+@pytest.mark.usefixtures("without_pauses")
+def test_an_evaluation_in_which_every_session_failed_did_not_work(tmp_path: Path) -> None:
 
     class Refusing(Three):
         failure = AgentError("you said nothing")

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from agentrl.cli import main
 from agentrl.cluster import ClusterNode
 from agentrl.config import AlgoConfig, FleetConfig
 from agentrl.errors import ConfigError, InvalidInput
@@ -19,7 +18,6 @@ from agentrl.models import tiny
 from agentrl.models.registry import cache_folder
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.driver.setup import complete
-from agentrl.train.plan import dry_run
 from agentrl.train.plan.devices import size
 from agentrl.train.plan.dry_run import describe_run
 from agentrl.train.plan.layouts import ALIKE, PlanConfig, rank_layouts
@@ -29,6 +27,7 @@ from agentrl.train.plan.shapes import KNOWN, LATENT, Shape, read_shape, shape_of
 from agentrl.train.plan.step import Rates, StepTime, in_words
 from agentrl.train.trainers import TRAINERS
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
+from tests.command_line import run_agentrl
 
 PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
 PLUGIN = "tests/cluster/scores.py:Sine"
@@ -253,17 +252,13 @@ def test_the_tables_of_the_documentation_are_what_plan_prints() -> None:
         assert "\n".join(describe_plan(PlanConfig.model_validate(words))) in text
 
 
+@pytest.mark.usefixtures("in_tmp_path")
 @pytest.mark.slow
-def test_a_dry_run_says_who_is_where_and_starts_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_dry_run_says_who_is_where_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "env=calculator", "dry_run=true", "cluster.environments=1", "rollout.staleness=1"]
-    monkeypatch.setattr("sys.argv", ["agentrl", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
+    code = run_agentrl(*words)
     said = capsys.readouterr().out
-    assert not ended.value.code
+    assert code == 0
     for part in ("trainer 0", "engine 0", "environments 0", "weights 2.19 MiB", "activations", "key-value cache"):
         assert part in said
     for part in ("of sessions and forests", "of weights for each", "a step: about"):
@@ -304,13 +299,12 @@ def test_a_critic_with_a_trunk_of_its_own_takes_as_much_as_the_policy_that_learn
         list(describe_run(sharded, Rates()))
 
 
-def test_a_dry_run_places_reward_workers_on_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_places_reward_workers_on_gpus_of_their_own() -> None:
     nodes = [ClusterNode("a", 8.0, 1), ClusterNode("b", 8.0, 3)]
-    monkeypatch.setattr(dry_run, "nodes_of", lambda config: nodes)
     cluster = {"name": "ray", "rewards": 2, "resources": {"rewards": {"gpus": 1}}}
     run = {"env": "calculator", "dry_run": True, "rewards": {"service": PLUGIN}, "cluster": cluster}
     run |= {"engine": {"device": "cuda"}, "trainer": {"device": "cuda"}}
-    said = "\n".join(describe_run(complete(run), Rates()))
+    said = "\n".join(describe_run(complete(run), Rates(), nodes))
     placed = re.findall(r"(\w): (trainer|engine|rewards) \d on GPUs (\d)$", said, re.MULTILINE)
     assert sorted(role for _, role, _ in placed) == ["engine", "rewards", "rewards", "trainer"]
     assert len({(node, gpu) for node, _, gpu in placed}) == 4
@@ -318,10 +312,9 @@ def test_a_dry_run_places_reward_workers_on_gpus_of_their_own(monkeypatch: pytes
     assert "are idle" not in said
 
 
-def test_a_dry_run_places_trainer_and_engine_of_each_policy_that_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_places_trainer_and_engine_of_each_policy_that_learns() -> None:
     """Another trainer on CPUs has a place too, of its own kind."""
     nodes = [ClusterNode("a", 8.0, 2), ClusterNode("b", 8.0, 2)]
-    monkeypatch.setattr(dry_run, "nodes_of", lambda config: nodes)
     run = {"env": "examples/several_agents/demand.py:Demand", "agents": {"right": "other"}, "dry_run": True}
     run |= {"engine": {"device": "cuda"}, "trainer": {"device": "cuda"}, "cluster": {"name": "ray"}}
     for trainer, gpus in (
@@ -329,7 +322,7 @@ def test_a_dry_run_places_trainer_and_engine_of_each_policy_that_learns(monkeypa
         ("cpu", ["engine", "engine", "trainer"]),
     ):
         other = {"trainer": {"name": "torch", "device": trainer}, "engine": {"device": "cuda"}}
-        said = "\n".join(describe_run(complete(run | {"policies": {"other": other}}), Rates()))
+        said = "\n".join(describe_run(complete(run | {"policies": {"other": other}}), Rates(), nodes))
         placed = re.findall(r"(\w): (trainer|engine) (\d)(?: on GPUs (\d))?$", said, re.MULTILINE)
         assert sorted((role, number) for _, role, number, _ in placed) == [
             *(("engine", "0"), ("engine", "1"), ("trainer", "0"), ("trainer", "1")),
@@ -352,17 +345,16 @@ def test_a_dry_run_on_one_machine_says_which_processes_each_policy_that_learns_h
     assert not [line for line in one if " learns: " in line]
 
 
-def test_a_dry_run_says_where_gateways_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_says_where_gateways_are() -> None:
     nodes = [ClusterNode("a", 8.0, 0, {"sandbox": 8.0}), ClusterNode("b", 8.0, 0, {"front": 2.0})]
-    monkeypatch.setattr(dry_run, "nodes_of", lambda config: nodes)
     resources = {"gateway": {"custom": {"front": 1}}, "environments": {"custom": {"sandbox": 1}}}
     cluster = {"name": "ray", "environments": 1, "resources": resources}
     run = {"env": "calculator", "dry_run": True, "agent": "solve"}
-    apart = "\n".join(describe_run(complete(run | {"cluster": cluster | {"gateways": 2}}), Rates()))
+    apart = "\n".join(describe_run(complete(run | {"cluster": cluster | {"gateways": 2}}), Rates(), nodes))
     placed = re.findall(r"^(\w): (environments|gateway) (\d)$", apart, re.MULTILINE)
     assert sorted(placed) == [("a", "environments", "0"), ("b", "gateway", "0"), ("b", "gateway", "1")]
     assert "gateway workers -> environments: " in apart
-    beside = "\n".join(describe_run(complete(run | {"cluster": cluster}), Rates()))
+    beside = "\n".join(describe_run(complete(run | {"cluster": cluster}), Rates(), nodes))
     assert "a: environments 0, gateway\n" in beside
 
 

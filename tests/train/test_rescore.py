@@ -143,6 +143,7 @@ async def test_scores_of_other_rewards_are_never_taken_for_these_and_no_run_is_w
     assert {folder: digests(folder) for folder in before} == before
 
 
+@pytest.mark.usefixtures("in_tmp_path")
 @pytest.mark.parametrize(
     ("more", "why"),
     [
@@ -152,10 +153,7 @@ async def test_scores_of_other_rewards_are_never_taken_for_these_and_no_run_is_w
         ({"run_dir": "run"}, "is the run itself"),
     ],
 )
-async def test_what_can_not_be_meant_is_refused(
-    more: dict[str, Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+async def test_what_can_not_be_meant_is_refused(more: dict[str, Any], why: str, tmp_path: Path) -> None:
     run = await recorded(Path("run"), tasks=1)
     before = digests(run)
     tree = {"rewards": {"short": {"name": "length", "most": 3}}, **more}

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentrl.cli import main
 from agentrl.cluster.server import ServerProcess
 from agentrl.config import RunConfig
 from agentrl.config.secrets import HIDDEN, is_secret, list_hidden, without_secrets
@@ -18,6 +17,7 @@ from agentrl.errors import ConfigError, EngineError
 from agentrl.overrides import merge_settings, validate
 from agentrl.train.driver.setup import complete
 from agentrl.train.record.run_folder import RunFolder
+from tests.command_line import run_agentrl
 
 PLANTED = "sk-planted-4711"
 WORDS = (
@@ -51,22 +51,19 @@ class Printed(Tracker):
 """
 
 
+@pytest.mark.usefixtures("in_tmp_path")
 @pytest.mark.slow
 def test_a_run_uses_its_secrets_and_leaves_them_nowhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """config.yaml had engine.api_key as it was given."""
     pytest.importorskip("torch")
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PLANTED_API_KEY", PLANTED)
     (tmp_path / "planted.py").write_text(PROGRAM)
 
     def agentrl(*words: str) -> tuple[Any, str]:
-        monkeypatch.setattr(sys, "argv", ["agentrl", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capfd.readouterr()
-        return ended.value.code or 0, said.out + said.err
+        code, said = run_agentrl(*words), capfd.readouterr()
+        return code, said.out + said.err
 
     told = [agentrl("train", *WORDS, *SMALL), agentrl("report", "run"), agentrl("top", "run")]
     assert [code for code, _ in told] == [0, 0, 0], told

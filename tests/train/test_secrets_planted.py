@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import stat
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,19 +15,18 @@ import httpx
 import pytest
 
 from agentrl import tracing
-from agentrl.cli import main
 from agentrl.config import RunConfig
 from agentrl.config.secrets import HIDDEN, address, command, know, list_hidden, public, scrub, secret_values
 from agentrl.envs.registry import factory
 from agentrl.errors import ConfigError
 from agentrl.overrides import merge_settings, validate
-from agentrl.rollout.stream import health
 from agentrl.sessions.store.store import Store
 from agentrl.train.driver.setup import complete
 from agentrl.train.record.run_folder import RunFolder
 from agentrl.types import Session, Task
 from agentrl.viewer.app import create_app
 from tests.collector import Collector, collecting
+from tests.command_line import run_agentrl
 
 ADDRESSES = [
     "env.database=postgres://shop:{}@db.internal:5432/shop",
@@ -166,9 +164,7 @@ def of_env(places: Sequence[str]) -> list[str]:
 
 
 @pytest.fixture
-def leaky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(health, "RETRY_SECONDS", 0.0)
+def leaky(tmp_path: Path, in_tmp_path: None, without_pauses: None) -> Path:
     (tmp_path / "leaky.py").write_text(PROGRAM)
     return tmp_path
 
@@ -250,9 +246,7 @@ def test_a_run_that_fails_in_every_part_says_none(
     """A tool refuses with all of them, a reward and a connection fail with them, and the log repeats them."""
 
     def agentrl(*words: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["agentrl", *words])
-        with pytest.raises(SystemExit):
-            main()
+        run_agentrl(*words)
         said = capfd.readouterr()
         return said.out + said.err
 

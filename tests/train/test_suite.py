@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import sys
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from agentrl.cli import main
 from agentrl.envs.episode import record
 from agentrl.errors import ConfigError, EnvError
 from agentrl.overrides import spread
@@ -26,6 +24,7 @@ from agentrl.train.evaluation.suite.compare import compare
 from agentrl.train.evaluation.suite.parts import read_suite
 from agentrl.train.evaluation.suite.play import run_suite
 from agentrl.train.evaluation.suite.results import Results, read_results
+from tests.command_line import run_agentrl
 
 pytestmark = pytest.mark.slow
 
@@ -59,8 +58,7 @@ class Sums(agentrl.Env):
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def here(tmp_path: Path, in_tmp_path: None) -> Path:
     (tmp_path / "sums.py").write_text(ENVIRONMENT)
     return tmp_path
 
@@ -278,24 +276,17 @@ def test_over_many_parts_a_single_chance_finding_is_not_called_worse() -> None:
 
 
 def test_the_command_ends_with_3_where_a_policy_is_worse_than_its_baseline(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("two.yaml").write_text("parts: {a: {env: {name: 'sums.py:Sums', tasks: 12}}}")
-
-    def ended(*words: str) -> Any:
-        monkeypatch.setattr(sys, "argv", ["agentrl", *words])
-        with pytest.raises(SystemExit) as exit:
-            main()
-        return exit.value.code or 0
-
-    assert ended("eval", "suite=two.yaml", "policy=expert", "run_dir=good") == 0
-    assert ended("eval", "suite=two.yaml", "policy=noop", "run_dir=bad", "compare=good/result.json") == 3
+    assert run_agentrl("eval", "suite=two.yaml", "policy=expert", "run_dir=good") == 0
+    assert run_agentrl("eval", "suite=two.yaml", "policy=noop", "run_dir=bad", "compare=good/result.json") == 3
     assert "worse than the baseline: a" in capsys.readouterr().err
-    assert ended("eval", "suite=two.yaml", "policy=expert", "run_dir=good", "compare=bad") == 0
-    assert ended("compare", "good", "bad", "--markdown") == 3
+    assert run_agentrl("eval", "suite=two.yaml", "policy=expert", "run_dir=good", "compare=bad") == 0
+    assert run_agentrl("compare", "good", "bad", "--markdown") == 3
     assert "| a | 1.000 | 0.000 | -1.000 |" in capsys.readouterr().out
-    assert ended("compare", "good", "nowhere") == 2
-    assert ended("eval", "suite=two.yaml", "policy=noop", "compare=missing.json") == 2
+    assert run_agentrl("compare", "good", "nowhere") == 2
+    assert run_agentrl("eval", "suite=two.yaml", "policy=noop", "compare=missing.json") == 2
     Path("broken.json").write_text(json.dumps({"mean": 1}))
-    assert ended("compare", "good", "broken.json") == 2
+    assert run_agentrl("compare", "good", "broken.json") == 2
     assert "is no result of agentrl eval" in capsys.readouterr().err

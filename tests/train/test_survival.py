@@ -37,9 +37,8 @@ SMALL: dict[str, Any] = {
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path: Path, in_tmp_path: None) -> Path:
     """A working directory with a small model and an environment in a file."""
-    monkeypatch.chdir(tmp_path)
     shutil.copytree(unpacked("63b9345", "sync", tmp_path / "recorded") / "model", tmp_path / "base")
     code = Path(digits.__file__).read_text().replace('agentrl.register("digits", Digits)\n', "")
     (tmp_path / "own.py").write_text(code)

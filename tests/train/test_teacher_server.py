@@ -93,14 +93,13 @@ def echoing(folder: Path, failing: int = 0, *, echoes: bool = True) -> Iterator[
 
 def teacher(url: str, folder: Path, top_k: int | None = None, retries: int = 4) -> TeacherServer:
     own = PolicyConfig.model_validate({"name": url, "api": {"retries": retries}})
-    return TeacherServer("teacher", own, load_tokenizer(folder), top_k)
+    return TeacherServer("teacher", own, load_tokenizer(folder), top_k, pause=0.01)
 
 
 @pytest.mark.slow
 async def test_a_server_that_fails_is_asked_again_and_its_numbers_are_at_the_tokens_that_an_engine_would_give_them(
-    folder: Path, group: Group, monkeypatch: pytest.MonkeyPatch
+    folder: Path, group: Group
 ) -> None:
-    monkeypatch.setattr(server, "PAUSE", 0.01)
     engine = LocalEngine(folder, EngineConfig(device="cpu"))
     with echoing(folder, failing=3) as url:
         asked = teacher(url, folder)
@@ -120,9 +119,8 @@ async def test_a_server_that_fails_is_asked_again_and_its_numbers_are_at_the_tok
 
 
 async def test_a_server_that_goes_on_failing_is_infrastructure_and_so_is_one_that_is_not_there(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path,
 ) -> None:
-    monkeypatch.setattr(server, "PAUSE", 0.01)
     with echoing(folder, failing=99) as url:
         asked = teacher(url, folder, retries=2)
         await asked.start()

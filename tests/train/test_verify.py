@@ -12,7 +12,7 @@ import orjson
 import pytest
 from typer.testing import CliRunner
 
-from agentrl.cli import app, main
+from agentrl.cli import app
 from agentrl.config.secrets import HIDDEN
 from agentrl.errors import ConfigError, Unproven
 from agentrl.train.algorithms.credit import Credit, NodeAdvantage
@@ -20,6 +20,7 @@ from agentrl.train.record.provenance import Evidence, Published
 from agentrl.train.record.verify import step_checks, verify
 from agentrl.train.record.verify.recorded import Recorded
 from agentrl.types import MAIN, Group
+from tests.command_line import run_agentrl
 from tests.train.trees import linear_session
 from tests.train.verified.planted_steps import edited_advantage, sampled_turn
 
@@ -37,7 +38,7 @@ def test_what_a_clean_run_can_not_tell_is_what_needs_the_weights_of_then(origin:
 
 
 @pytest.mark.slow
-def test_the_command_ends_with_0_1_or_2(origin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_ends_with_0_1_or_2(origin: Path, tmp_path: Path) -> None:
     run, copied = CliRunner().invoke, tmp_path / "run"
     shutil.copytree(origin / "run", copied)
     passed = run(app, ["verify", str(copied), "--weights", "--json"])
@@ -46,10 +47,7 @@ def test_the_command_ends_with_0_1_or_2(origin: Path, tmp_path: Path, monkeypatc
     edited_advantage(copied)
     failed = run(app, ["verify", str(copied)])
     assert failed.exit_code == 1
-    monkeypatch.setattr("sys.argv", ["agentrl", "verify", str(tmp_path / "none")])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
+    assert run_agentrl("verify", tmp_path / "none") == 2
     with pytest.raises(ConfigError, match="no run there"):
         verify(tmp_path / "none")
 

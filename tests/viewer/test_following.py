@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from agentrl.cli import main
 from agentrl.sessions.store.store import Store
 from agentrl.types import Message, Node, Session, Status, Task
 from agentrl.viewer.following import TEXT, Follower
 from agentrl.viewer.runs import run_at
+from tests.command_line import run_agentrl
 from tests.viewer.recorded import HOSTILE
 
 
@@ -67,11 +66,6 @@ def test_only_sessions_that_fit_are_followed_and_no_message_commands_a_terminal_
     assert len(line) < 2 * TEXT
 
 
-def test_the_command_ends_where_no_run_is_under_way(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.setattr(sys, "argv", ["agentrl", "sessions", str(folder), "--follow", "task=t"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert not ended.value.code
+def test_the_command_ends_where_no_run_is_under_way(folder: Path, capsys: pytest.CaptureFixture[str]):
+    assert run_agentrl("sessions", folder, "--follow", "task=t") == 0
     assert capsys.readouterr().out.splitlines() == [f"{folder.name}: 0 sessions under way", f"{folder.name}: stopped"]

@@ -29,7 +29,7 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def replays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Replays]:
+def replays(in_tmp_path: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Replays]:
     """A command in the place of `agentrl`: it prints its words and lives until it is interrupted, or for `n` tenths."""
     (tmp_path / "agentrl.py").write_text(
         "import sys, time\nprint(' '.join(sys.argv[1:]))\nprint('\\x1b[31m' + 'x' * 5000)\n"
@@ -37,7 +37,6 @@ def replays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Replays
         "for _ in range(n): time.sleep(0.1 if n < 5 else 100)\nsys.exit(n == 3)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(replay_process, "GRACE", 5.0)
     made = Replays()
     yield made

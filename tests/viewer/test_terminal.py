@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 import time
 from html.parser import HTMLParser
 from io import StringIO
@@ -15,7 +14,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from agentrl.cli import main
 from agentrl.common.untrusted import visible_text
 from agentrl.sessions.store.store import Store
 from agentrl.train.record.lock import RunLock
@@ -26,6 +24,7 @@ from agentrl.viewer.difference import differences, metrics, settings, tasks
 from agentrl.viewer.listing import Order, matching, table
 from agentrl.viewer.report import report
 from agentrl.viewer.runs import run_at
+from tests.command_line import run_agentrl
 from tests.sessions.exported import from_jsonl
 from tests.viewer.recorded import HOSTILE, write_run
 
@@ -35,15 +34,12 @@ OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u206
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+def command(capsys: pytest.CaptureFixture[str]) -> Any:
     """Runs a command: its exit code, and what it printed."""
 
     def run(*words: object) -> tuple[Any, str]:
-        monkeypatch.setattr(sys, "argv", ["agentrl", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        return ended.value.code or 0, said.out + said.err
+        code, said = run_agentrl(*words), capsys.readouterr()
+        return code, said.out + said.err
 
     return run
 

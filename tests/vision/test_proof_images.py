@@ -45,11 +45,11 @@ def test_trees_with_images_are_computed_as_transformers_does_by_trainer_and_engi
         assert 0 < found.logp < 1e-5
 
 
+@pytest.mark.usefixtures("own_cache")
 @pytest.mark.slow
 def test_a_tower_that_computes_something_else_is_refused_with_the_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     FAMILIES["llava"].model().config.save_pretrained(tmp_path / "model")
 
     def mirrored(trunk: Any, frames: Any, grids: Any) -> Any:
@@ -94,11 +94,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_vision.build(tmp_path_factory.mktemp("seen") / "tiny", texts, 32)
 
 
+@pytest.mark.usefixtures("own_cache")
 @pytest.mark.slow
-def test_models_check_compares_renderer_trainer_and_the_folders_weights(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_models_check_compares_renderer_trainer_and_the_folders_weights(folder: Path, tmp_path: Path) -> None:
     code, printed = checked(folder, "--trainer", "torch")
     assert code == 0, printed
     assert "✓ renderer: images: tokens at 2 turn boundaries, and pixels, are the processor's own" in printed

@@ -8,11 +8,7 @@ from agentrl.cluster.wire.connection import Address, Connection, connect
 
 
 class Link:
-    """A connection to a worker, made when it is needed; for coroutines of one event loop.
-
-    Args:
-        address: the worker's.
-    """
+    """A connection to a worker, made when it is needed; for coroutines of one event loop."""
 
     def __init__(self, address: Address) -> None:
         self._address, self._making = address, asyncio.Lock()

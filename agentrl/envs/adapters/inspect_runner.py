@@ -43,13 +43,7 @@ _episodes: dict[int, _Episode] = {}
 
 @dataclass(frozen=True, eq=False)
 class _Request:
-    """A request for a turn.
-
-    Attributes:
-        messages: the whole conversation.
-        tools: those on offer.
-        answer: gets the turn.
-    """
+    """A request for a turn."""
 
     messages: list[ChatMessage]
     tools: list[ToolInfo]
@@ -115,13 +109,7 @@ class _Episode:
 
 
 class InspectEvaluation(SampleSource):  # type: ignore[misc]  # the library may not be there
-    """The evaluation of one task, which ends with the process.
-
-    Args:
-        task: the library's.
-        name: what errors call it.
-        roles: models by role, as the library takes them.
-    """
+    """The evaluation of one task, which ends with the process."""
 
     def __init__(self, task: Task, name: str, roles: Mapping[str, str]) -> None:
         self.samples = list(task.dataset)

@@ -20,12 +20,7 @@ _planned: WeakKeyDictionary[Any, Mapping[int, int]] = WeakKeyDictionary()
 
 
 def planned_action(env: Any, rng: random.Random) -> int | None:
-    """An action of an environment with a table of transitions, in half of the cases the best one; None without a table.
-
-    Args:
-        env: Gymnasium's, unwrapped: `P` is its table, `s` the state it is in.
-        rng: draws.
-    """
+    """An action of an environment with a table of transitions, half of the time the best one; None without a table."""
     table: Table | None = getattr(env, "P", None)
     state = getattr(env, "s", None)
     if table is None or state is None:

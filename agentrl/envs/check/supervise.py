@@ -38,15 +38,7 @@ EXIT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class CheckProgress:
-    """A check's progress.
-
-    Attributes:
-        rule: the rule that is being checked.
-        proves: what it proves.
-        doing: the running call, or "".
-        seconds: how long that has taken.
-        done: whether the rule has been checked.
-    """
+    """A check's progress."""
 
     rule: str
     proves: str

@@ -56,12 +56,7 @@ class _Client:
 
 
 class SandboxServer:
-    """The ASGI application.
-
-    Args:
-        config: the settings.
-        key: what a request must have.
-    """
+    """The ASGI application."""
 
     def __init__(self, config: SandboxServerConfig, key: str) -> None:
         self.config, self._authorization = config, f"Bearer {key}".encode()

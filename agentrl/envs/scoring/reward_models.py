@@ -72,7 +72,11 @@ class ScoredText:
 
 
 class ScoreModelReward(Reward):
-    """The score that a model gives a session."""
+    """The score that a model gives a session.
+
+    Attributes:
+        server: computes with the model, for all rewards of this process that share it; None once it is closed.
+    """
 
     settings = ScoreRewardConfig
     range = (-math.inf, math.inf)
@@ -83,10 +87,10 @@ class ScoreModelReward(Reward):
         self.folder = _folder(config.model)
         self.per_token = scoring.is_per_token(self.folder)
         device, dtype = _place(config)
-        self._server: score_server.ScoreServer | None = score_server.acquire(
+        self.server: score_server.ScoreServer | None = score_server.acquire(
             self.folder, device, dtype, config.batch_tokens, per_token=self.per_token
         )
-        settings = self._server.model.config
+        settings = self.server.model.config
         own = getattr(settings, scoring.SETTINGS, None)
         self._limit = config.max_tokens or longest_path(settings.get_text_config())
         self._labels = [str(name) for _, name in sorted(settings.id2label.items())]
@@ -121,14 +125,14 @@ class ScoreModelReward(Reward):
 
     async def compute(self, session: Session) -> float | None:
         messages = session.messages if self.config.sees == "conversation" else session.messages[-1:]
-        if not messages or self._server is None:
+        if not messages or self.server is None:
             raise InfraError("the session has no message, or the score model is closed")
         tools = () if self.config.sees == "answer" else session.nodes[0].tools
         write = self._format.steps if self.per_token else self._format.whole
         text = self._within(await asyncio.to_thread(write, messages, tools), session)
         if text is None or not text.places:
             return None
-        outputs = await asyncio.wrap_future(self._server.ask(text.ids, text.places))
+        outputs = await asyncio.wrap_future(self.server.ask(text.ids, text.places))
         return self._reward(outputs)
 
     def _within(self, text: ScoredText, session: Session) -> ScoredText | None:
@@ -164,8 +168,8 @@ class ScoreModelReward(Reward):
                 return found[-1]
 
     async def close(self) -> None:
-        if self._server is not None:
-            server, self._server = self._server, None
+        if self.server is not None:
+            server, self.server = self.server, None
             await asyncio.to_thread(score_server.release, server)
 
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from agentrl.errors import ConfigError
-from agentrl.plugins.suites.findings import expect, find_problems, sampled_groups
+from agentrl.plugins.suites.findings import configure, expect, find_problems, sampled_groups
 from agentrl.rollout.engines.contract import ContractFinding
 from agentrl.train.algorithms import ALGORITHMS, Algorithm, Choice
 from agentrl.train.algorithms.credit import Credit, NodeKey, trainable_nodes
@@ -175,10 +174,5 @@ def check_algorithm(algorithm: str | type[Algorithm], **settings: Any) -> list[C
         UnknownName: there is none of that name.
         ConfigError: it does not have these settings.
     """
-    kind = ALGORITHMS.find(algorithm) if isinstance(algorithm, str) else algorithm
-    name = algorithm if isinstance(algorithm, str) else kind.name
-    try:
-        config = kind.settings.model_validate({"name": name, **settings})
-    except ValueError as error:
-        raise ConfigError(f"algo={name!r}: {error}") from error
+    kind, config = configure(ALGORITHMS, algorithm, settings)
     return find_problems(CHECKS, _Subject(kind, config))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
+from agentrl.errors import ConfigError
+from agentrl.registry import Registry
 from agentrl.rollout.engines.contract import ContractFinding
 from agentrl.types import FinishReason, Group, Message, Node, Sampling, Session, Status, Task, VersionSpan
 
@@ -38,6 +40,22 @@ async def find_problems_async(
         except Exception as error:
             findings.append(finding_of(check, error))
     return findings
+
+
+def configure(registry: Registry[Any], given: Any, settings: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return a plug-in by its name, or as it is given, and its section of the configuration.
+
+    Raises:
+        UnknownName: there is none of that name.
+        ConfigError: it does not have these settings.
+    """
+    kind = registry.find(given) if isinstance(given, str) else given
+    own = getattr(given, "name", "") or getattr(given, "__name__", "checked")
+    name = given if isinstance(given, str) else own
+    try:
+        return kind, kind.settings.model_validate({"name": name, **settings})
+    except ValueError as error:
+        raise ConfigError(f"{registry.setting}={name!r}: {error}") from error
 
 
 def finding_of(check: Callable[..., object], error: Exception) -> ContractFinding:

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentrl.errors import ConfigError
-from agentrl.plugins.suites.findings import expect, find_problems, sampled_groups
+from agentrl.plugins.suites.findings import configure, expect, find_problems, sampled_groups
 from agentrl.rollout.engines.contract import ContractFinding
 from agentrl.train.algorithms.advantages.kto import Kto
 from agentrl.train.algorithms.advantages.preference import Dpo
@@ -145,12 +144,7 @@ def check_loss(loss: str | type[PolicyLoss], **settings: Any) -> list[ContractFi
         UnknownName: there is none of that name.
         ConfigError: it does not have these settings.
     """
-    kind = LOSSES.find(loss) if isinstance(loss, str) else loss
-    name = loss if isinstance(loss, str) else kind.name
-    try:
-        config = kind.settings.model_validate({"name": name, **settings})
-    except ValueError as error:
-        raise ConfigError(f"algo.loss={name!r}: {error}") from error
+    kind, config = configure(LOSSES, loss, settings)
     algorithm = ALGORITHMS_BY_COMPARED[kind.compares]()
     algorithm.policy_loss = made = kind(config)
     _, [forest] = pack_credited(algorithm, sampled_groups(), None, 1 << 16, 0)

@@ -9,10 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentrl.config import RewardConfig
 from agentrl.envs.rewards import REWARDS, GroupReward, NamedGroupReward, NamedReward, Reward
-from agentrl.errors import ConfigError
-from agentrl.plugins.suites.findings import expect, find_problems_async, sampled_groups
+from agentrl.plugins.suites.findings import configure, expect, find_problems_async, sampled_groups
 from agentrl.rollout.engines.contract import ContractFinding
 from agentrl.types import Session, Status
 
@@ -98,12 +96,7 @@ async def check_reward(
         UnknownName: there is none of that name.
         ConfigError: it does not have these settings.
     """
-    kind = REWARDS.find(reward) if isinstance(reward, str) else reward
-    name = reward if isinstance(reward, str) else kind.__name__
-    try:
-        config: RewardConfig = kind.settings.model_validate({"name": name, **settings})
-    except ValueError as error:
-        raise ConfigError(f"rewards.NAME={name!r}: {error}") from error
+    kind, config = configure(REWARDS, reward, settings)
     if sessions is None:
         first, *others = [session for group in sampled_groups(groups=2) for session in group.sessions]
         sessions = [replace(first, status=Status.TRUNCATED, nodes=first.nodes[:1]), *others]

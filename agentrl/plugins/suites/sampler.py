@@ -10,7 +10,7 @@ from typing import Any
 
 from agentrl.config import SamplerConfig
 from agentrl.errors import ConfigError
-from agentrl.plugins.suites.findings import expect, find_problems, sampled_groups
+from agentrl.plugins.suites.findings import configure, expect, find_problems, sampled_groups
 from agentrl.rollout.engines.contract import ContractFinding
 from agentrl.rollout.stream.samplers import SAMPLERS, Sampler
 
@@ -91,10 +91,5 @@ def check_sampler(sampler: str | type[Sampler], **settings: Any) -> list[Contrac
         UnknownName: there is none of that name.
         ConfigError: it does not have these settings.
     """
-    kind = SAMPLERS.find(sampler) if isinstance(sampler, str) else sampler
-    name = sampler if isinstance(sampler, str) else kind.__name__
-    try:
-        config = kind.settings.model_validate({"name": name, **settings})
-    except ValueError as error:
-        raise ConfigError(f"rollout.sampler={name!r}: {error}") from error
+    kind, config = configure(SAMPLERS, sampler, settings)
     return find_problems(CHECKS, _Subject(kind, config))

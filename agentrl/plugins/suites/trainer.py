@@ -16,7 +16,7 @@ from torch import Tensor
 from agentrl.config import AlgoConfig, TrainerConfig
 from agentrl.errors import ConfigError
 from agentrl.models.loading import load_causal_lm
-from agentrl.plugins.suites.findings import VOCABULARY, expect, find_problems, sampled_groups
+from agentrl.plugins.suites.findings import VOCABULARY, configure, expect, find_problems, sampled_groups
 from agentrl.rollout.engines.contract import ContractFinding
 from agentrl.train.algorithms import algorithm_settings, make_algorithm
 from agentrl.train.forest.forest import Forest
@@ -195,12 +195,7 @@ def check_trainer(
         UnknownName: there is none of that name.
         ConfigError: it does not have these settings, or the model's vocabulary is too small.
     """
-    plugin = TRAINERS.find(trainer) if isinstance(trainer, str) else trainer
-    name = trainer if isinstance(trainer, str) else "checked"
-    try:
-        config = plugin.settings.model_validate({"name": name, **settings})
-    except ValueError as error:
-        raise ConfigError(f"trainer={name!r}: {error}") from error
+    plugin, config = configure(TRAINERS, trainer, settings)
     chosen = algo or algorithm_settings({"name": "reinforce", "lr": 1e-3, "kl_coef": 0.0})
     vocabulary = load_causal_lm(Path(path), torch.float32, "eager").config.vocab_size
     if vocabulary < VOCABULARY:

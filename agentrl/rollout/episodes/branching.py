@@ -88,10 +88,6 @@ async def save(env: Env, conversation: Conversation, turn: int) -> SavedEpisode:
 class Forks:
     """The forks of one session while it is played.
 
-    Args:
-        rule: says where.
-        session: the session.
-
     Attributes:
         saved: the episodes to continue, in order.
     """

@@ -80,14 +80,7 @@ class JointTurnStart:
 
 @dataclass(frozen=True, slots=True)
 class PlayedTurn:
-    """An actor that repeats a turn that was played, and then goes on as another one.
-
-    Attributes:
-        turn: the number of the joint turn's first turn.
-        count: how many turns it has.
-        node: what was played.
-        then: acts in all later turns.
-    """
+    """An actor that repeats a turn that was played, and then goes on as another one."""
 
     turn: int
     count: int

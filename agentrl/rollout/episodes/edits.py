@@ -142,11 +142,6 @@ def apply_edits(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
 def edit_result(result: Mapping[str, Any], edits: Sequence[Edit], solved_at: float = 1.0) -> dict[str, Any]:
     """A result with edits on it: tasks' scores, mean, bounds, pass@k and pass^k; and the edits, as objects.
 
-    Args:
-        result: what `result.json` has of an evaluation.
-        edits: its edits.
-        solved_at: the evaluation's `eval.solved_at`.
-
     Raises:
         StoreError: an edit is of a score that the result does not have.
     """

@@ -90,10 +90,6 @@ class PastVersions:
     async def begin(self, step: int, export: Callable[[Path], None]) -> None:
         """Play from `step` steps on; versions of later steps, which a resumed run takes again, are removed.
 
-        Args:
-            step: how many are done.
-            export: writes the weights as they are.
-
         Raises:
             ConfigError: a version is missing that groups are to meet.
         """

@@ -119,13 +119,7 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Population:
-    """Partners of which each group meets one, by the run's seed and the group's number; evaluations meet the first.
-
-    Attributes:
-        name: the population's.
-        members: the partners; None is the policy that is trained.
-        seed: the run's.
-    """
+    """Partners of which each group meets one, by the run's seed and the group's number; evaluations meet the first."""
 
     name: str
     members: Sequence[Opponent | None]

@@ -68,13 +68,7 @@ class RemoteSessionRunner(Protocol[_Rollouts]):
 
 @dataclass(frozen=True, kw_only=True)
 class ServedProgram(Program):
-    """An agent program and the gateway that it uses.
-
-    Attributes:
-        gateway: it.
-        user_agent: the program.
-        learners: the policies that are not frozen, where requests name their agents; empty where one answers all.
-    """
+    """An agent program and the gateway that it uses."""
 
     gateway: agents.SessionGateway
     user_agent: agents.UserAgent

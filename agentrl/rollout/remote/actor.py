@@ -65,12 +65,6 @@ def is_remote(policy: str) -> bool:
 def check_api(url: str, config: ApiConfig, env: Env, setting: str = "policy") -> None:
     """Refuse settings that no request can be made from, and environments that an API can't play.
 
-    Args:
-        url: the API's address.
-        config: its other settings.
-        env: what it is to play.
-        setting: the one that has the address, for messages.
-
     Raises:
         ConfigError: the model or the key is missing, or turns are to end at strings and be continued.
     """

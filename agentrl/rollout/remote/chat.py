@@ -15,15 +15,7 @@ from agentrl.types import FinishReason, FunctionCall, Message, Sampling, ToolCal
 
 
 class Chat:
-    """A client of an OpenAI-compatible server.
-
-    Args:
-        url: its base URL.
-        model: the model's name there.
-        key: the API key.
-        retries: how often a failed request is sent again.
-        extra: further fields of each request.
-    """
+    """A client of an OpenAI-compatible server."""
 
     def __init__(self, url: str, model: str, key: str, retries: int, extra: Mapping[str, Any]) -> None:
         self._url, self._model, self._extra = url, model, dict(extra)

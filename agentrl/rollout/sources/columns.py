@@ -54,11 +54,6 @@ class ColumnChoice:
 def choose_columns(row: Mapping[str, Any], config: DataConfig, place: str) -> ColumnChoice:
     """Choose the columns of a row.
 
-    Args:
-        row: one that has all columns of its own and those of `data.columns`.
-        config: the settings.
-        place: of the row, for messages.
-
     Raises:
         ConfigError: none fits, or several do.
     """

@@ -151,10 +151,6 @@ class Conversations:
 def read_conversations(config: DataConfig, compared: Compared | None = None) -> Conversations:
     """Read the conversations of a data set.
 
-    Args:
-        config: the settings.
-        compared: how conversations are compared; None: they are imitated.
-
     Raises:
         ConfigError: there is none, a row can't be read, or it can be read in several ways.
         EnvError: the hub can't be reached.

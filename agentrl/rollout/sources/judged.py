@@ -54,13 +54,7 @@ class JudgedRow(Protocol):
         ...
 
     def write(self, number: int, writer: TreeWriter, counts: TreeCounts) -> list[Session]:
-        """Its sessions; none where it is left out, which is counted.
-
-        Args:
-            number: its place in its group.
-            writer: writes conversations.
-            counts: of a split.
-        """
+        """Its sessions; none where it is left out, which is counted."""
         ...
 
 

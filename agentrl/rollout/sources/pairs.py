@@ -44,12 +44,6 @@ VERDICTS = {
 def choose_compared(row: Mapping[str, Any], config: DataConfig, place: str, compared: Compared) -> ColumnChoice:
     """Choose the columns of a row that compares replies.
 
-    Args:
-        row: see `choose_columns`.
-        config: the settings.
-        place: of the row, for messages.
-        compared: what the algorithm learns from.
-
     Raises:
         ConfigError: none fits, or several do.
     """

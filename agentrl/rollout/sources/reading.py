@@ -18,11 +18,7 @@ from agentrl.types import Group, Session, Task
 
 
 class SessionData(Protocol):
-    """Sessions to read, by task.
-
-    Attributes:
-        tasks: of each split, in order.
-    """
+    """Sessions to read, by task."""
 
     tasks: dict[str, list[Task]]
 

@@ -96,12 +96,6 @@ def is_run(name: str) -> bool:
 def read_run(config: DataConfig, *, demonstrated: bool, ends: bool = False, pairs: bool = False) -> RecordedRun:
     """The sessions of a run that fit the settings.
 
-    Args:
-        config: the settings.
-        demonstrated: see `RecordedRun`.
-        ends: likewise.
-        pairs: take only groups whose sessions differ in their rewards.
-
     Raises:
         ConfigError: none does, or a status is none.
     """

@@ -113,11 +113,6 @@ class StepRow:
 def read_steps(config: DataConfig, classes: Sequence[str], separator: str) -> JudgedRows:
     """Read solutions with labelled steps.
 
-    Args:
-        config: the settings.
-        classes: the names of the labels.
-        separator: what follows each step.
-
     Raises:
         ConfigError: a row is in none of the formats, or a label is none of the classes.
     """

@@ -121,11 +121,6 @@ class TreeWriter:
     def write(self, session: Session, examples: Sequence[Example], counts: TreeCounts | None = None) -> None:
         """Write the conversations of one tree into a session.
 
-        Args:
-            session: gets their nodes; none of a conversation without trained tokens.
-            examples: the conversations.
-            counts: is told what became of them.
-
         Raises:
             ConfigError: one is too long, and data.overlong=refuse.
         """
@@ -234,10 +229,6 @@ def span_mask(pieces: Sequence[bytes], spans: Sequence[Span]) -> list[bool] | No
 
     A token that has bytes of a part which is not trained is not trained. What the format writes before the first part,
     between two and after the last goes with the part before it, or the first.
-
-    Args:
-        pieces: the bytes of each token.
-        spans: the parts, in order.
 
     Returns:
         None where a part's text is not in the tokens.

@@ -165,10 +165,6 @@ class HealthMonitor:
     def check(self, groups: Sequence[Group], *, signal: bool) -> list[str]:
         """Warnings about a step. A lasting condition is reported again after 2, 5, 10, 20, 50 … steps.
 
-        Args:
-            groups: the step's.
-            signal: whether some advantage was not 0.
-
         Raises:
             AgentError: sessions had no turns for `STEPS_WITHOUT_TURNS` steps.
         """

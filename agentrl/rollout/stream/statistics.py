@@ -19,8 +19,8 @@ Array: TypeAlias = NDArray[np.float64]
 
 Z = NormalDist().inv_cdf(0.975)
 MOST_EXACT = 2**13
-"""Ways to deal samples that the permutation test goes through; where there are more it draws `PERMUTATIONS` of them."""
-PERMUTATIONS = 10_000
+"""Ways to deal samples that the permutation test goes through; where there are more it draws `DRAWN` of them."""
+DRAWN = 10_000
 MOST_LISTED = 500
 """Ways to deal one task's samples that are listed, to draw from the list; otherwise the samples are shuffled."""
 ROUNDING = 1e-9
@@ -101,10 +101,6 @@ def caution(values: Sequence[float], *, bounded: bool | None = None) -> str:
     An interval is as good as the values that carry it. Their effective number is the sample's size by its kurtosis: n
     for a fair coin, n/3 for normal values, k where k of n differ from all the others. Where large rewards are rare,
     most small samples have none of them, and no method covers the mean.
-
-    Args:
-        values: what the interval is of.
-        bounded: as `interval` has it.
     """
     if len(values) < 2:
         return ""
@@ -160,7 +156,7 @@ def pass_hat_k(n: int, correct: int, k: int) -> float:
     return math.comb(correct, k) / math.comb(n, k)
 
 
-def permutation_p(tasks: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float:
+def permutation_p(tasks: Sequence[tuple[Sequence[float], Sequence[float]]], drawn: int = DRAWN) -> float:
     """The two-sided p-value of a permutation test of two policies on the same tasks, stratified by task.
 
     Between equal policies a task's samples could have been either's: they are dealt anew within each task, as many to
@@ -175,6 +171,7 @@ def permutation_p(tasks: Sequence[tuple[Sequence[float], Sequence[float]]]) -> f
 
     Args:
         tasks: for each task the scores of the first and of the second policy; neither is empty.
+        drawn: how many ways to deal are drawn, where there are too many to try them all.
 
     Source: Chung and Romano, "Exact and asymptotically robust permutation tests" (2013).
     """
@@ -192,12 +189,12 @@ def permutation_p(tasks: Sequence[tuple[Sequence[float], Sequence[float]]]) -> f
             squares = np.add.outer(squares, every**2).ravel()
         return min(1.0, 2 * min(_tails(_statistic(total, squares), statistic)) / len(total))
     rng = np.random.default_rng(0)
-    total, squares = np.zeros(PERMUTATIONS), np.zeros(PERMUTATIONS)
+    total, squares = np.zeros(drawn), np.zeros(drawn)
     for (a, b), size in zip(mixed, sizes, strict=True):
-        drawn = _drawn_deals((*a, *b), len(a), size, rng)
-        total += drawn
-        squares += drawn**2
-    return min(1.0, 2 * (1 + min(_tails(_statistic(total, squares), statistic))) / (PERMUTATIONS + 1))
+        dealt = _draw_deals((*a, *b), len(a), size, rng, drawn)
+        total += dealt
+        squares += dealt**2
+    return min(1.0, 2 * (1 + min(_tails(_statistic(total, squares), statistic))) / (drawn + 1))
 
 
 def _tails(statistics: Array, observed: float) -> tuple[int, int]:
@@ -212,12 +209,12 @@ def _deals(scores: tuple[float, ...], first: int) -> Array:
     return _differences(taken, scores, first)
 
 
-def _drawn_deals(scores: tuple[float, ...], first: int, ways: int, rng: np.random.Generator) -> Array:
-    """The difference for each of `PERMUTATIONS` random ways."""
+def _draw_deals(scores: tuple[float, ...], first: int, ways: int, rng: np.random.Generator, drawn: int) -> Array:
+    """The difference for each of `drawn` random ways."""
     if ways <= MOST_LISTED:
         every = _deals(scores, first)
-        return every[rng.integers(len(every), size=PERMUTATIONS)]
-    dealt = rng.permuted(np.tile(np.array(scores), (PERMUTATIONS, 1)), axis=1)
+        return every[rng.integers(len(every), size=drawn)]
+    dealt = rng.permuted(np.tile(np.array(scores), (drawn, 1)), axis=1)
     return _differences(dealt[:, :first].sum(axis=1), scores, first)
 
 

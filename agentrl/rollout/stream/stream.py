@@ -342,12 +342,7 @@ class Stream:
         }
 
     def restore(self, state: Mapping[str, Any], sessions: Callable[[str], list[Session]]) -> None:
-        """Continue from another stream's state.
-
-        Args:
-            state: what `state` returned.
-            sessions: the stored sessions of a group by its id.
-        """
+        """Continue from another stream's state."""
         self.gate.restore(state["step"], state["ahead"])
         self._next = state["next"]
         self.tasks.restore(state["sampler"])

@@ -28,12 +28,6 @@ class TaskStream:
     Tasks are read one at a time, and none is kept: of a sequence by their index, so it may be larger than memory
     (a file that is read lazily, a database). Anything else is read in its own order (a generator may be endless) and
     begun anew where it ends.
-
-    Args:
-        env: has the tasks.
-        split: which of them.
-        seed: the run's.
-        sampler: chooses; by default each pass over a sequence is shuffled.
     """
 
     def __init__(self, env: Env, split: str, seed: int, sampler: Sampler | None = None) -> None:

@@ -21,15 +21,7 @@ from agentrl.types import MAIN, Capabilities, Chunk, Health, PauseMode, Placed, 
 
 
 class EngineCalls:
-    """A process's connection to an `EngineAccess`, shared by its engines.
-
-    Args:
-        address: of the other process.
-
-    Attributes:
-        leases: turns by engines that can be reached.
-        not_reachable: policies whose engines can't.
-    """
+    """A process's connection to an `EngineAccess`, shared by its engines."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -52,13 +44,7 @@ class EngineCalls:
 
 
 class DistantEngine:
-    """`agentrl.types.Engine` in another process; it only generates and scores.
-
-    Args:
-        calls: the connection.
-        capabilities: the engine's.
-        policy: whose engine it is.
-    """
+    """`agentrl.types.Engine` in another process; it only generates and scores."""
 
     def __init__(self, calls: EngineCalls, capabilities: Capabilities, policy: str = MAIN) -> None:
         self._calls, self.capabilities, self._policy = calls, capabilities, policy

@@ -69,14 +69,7 @@ def model_played(
 
 @dataclass(frozen=True)
 class EnginePolicy:
-    """A policy that plays an agent by an engine of the run's process.
-
-    Attributes:
-        policy: the policy's name.
-        model: its folder, for the tokenizer.
-        capabilities: its engine's.
-        actor: acts by it.
-    """
+    """A policy that plays an agent by an engine of the run's process."""
 
     policy: str
     model: Path
@@ -90,12 +83,7 @@ ByEngine = Mapping[str, EnginePolicy]
 
 @dataclass(frozen=True)
 class OtherWeights:
-    """The policy that is evaluated where it is the trained one with other weights, such as their average.
-
-    Attributes:
-        policy: its name.
-        capabilities: its engine's.
-    """
+    """The policy that is evaluated where it is the trained one with other weights, such as their average."""
 
     policy: str
     capabilities: Capabilities

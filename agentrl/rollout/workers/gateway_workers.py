@@ -128,11 +128,7 @@ class GatewayRole:
 
 
 class DistantGateway:
-    """`agents.SessionGateway` over gateway workers.
-
-    Args:
-        workers: they.
-    """
+    """`agents.SessionGateway` over gateway workers."""
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers

@@ -124,12 +124,7 @@ class SessionRef(Session):
 
 @dataclass(frozen=True, slots=True)
 class SessionHead:
-    """The part of a finished session that is sent to the run's process.
-
-    Attributes:
-        values: its fields, without the task and what is `DEFERRED`.
-        facts: numbers of its nodes.
-    """
+    """The part of a finished session that is sent to the run's process."""
 
     values: dict[str, Any]
     facts: SessionFacts

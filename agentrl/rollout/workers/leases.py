@@ -233,10 +233,6 @@ class Leases:
 class HeldLease:
     """A lease, from the question for it until it is given back.
 
-    Args:
-        connection: to the run's process.
-        policy: whose engine is asked for.
-
     Attributes:
         following: the task that asks for it (`follow`), and ends it when cancelled.
         ticket: the request under way.

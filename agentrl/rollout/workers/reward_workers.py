@@ -100,13 +100,7 @@ def _portable(error: AgentRLError) -> AgentRLError:
 
 @dataclass(frozen=True)
 class DistantReward:
-    """A reward that workers compute; called as a `NamedReward` is.
-
-    Attributes:
-        mark: its name, weight and range.
-        config: its settings.
-        workers: what computes it.
-    """
+    """A reward that workers compute; called as a `NamedReward` is."""
 
     mark: RewardMark
     config: RewardConfig
@@ -146,12 +140,7 @@ class DistantReward:
 
 @dataclass(frozen=True)
 class SharedRewards:
-    """A run's reward workers, for other processes.
-
-    Attributes:
-        address: where their pool is called.
-        marks: the rewards.
-    """
+    """A run's reward workers, for other processes."""
 
     address: Address
     marks: tuple[RewardMark, ...]
@@ -159,12 +148,7 @@ class SharedRewards:
 
 @dataclass(frozen=True)
 class RewardWorkers:
-    """A run's reward workers, in the run's process.
-
-    Attributes:
-        pool: they.
-        marks: the rewards.
-    """
+    """A run's reward workers, in the run's process."""
 
     pool: WorkerPool
     marks: tuple[RewardMark, ...]

@@ -40,13 +40,6 @@ async def match_extended(
 ) -> tuple[HistoryMatch, RenderedMessage | None]:
     """Continue a match after echoes with appended text, where the format allows it.
 
-    Args:
-        state: the session.
-        renderer: the format.
-        match: of the history.
-        limit: how many tokens the whole prompt may have.
-        tools: what turns may call.
-
     Returns:
         The match after them, and the echo that is to be stored first; None where there is none.
 

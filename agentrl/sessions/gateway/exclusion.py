@@ -20,11 +20,7 @@ HEADER = "header."
 
 
 class Exclusion:
-    """The rules of `gateway.exclude`; each excludes what it names.
-
-    Args:
-        rules: as `config.gateway.ExclusionRule` allows them.
-    """
+    """The rules of `gateway.exclude`; each excludes what it names."""
 
     def __init__(self, rules: tuple[str, ...] = (ONE_TURN,)) -> None:
         parts = (rule.partition("=") for rule in rules)

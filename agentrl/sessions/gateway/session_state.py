@@ -253,16 +253,7 @@ class SessionState:
         prompt: Prompt,
         choices: Sequence[GeneratedTurn],
     ) -> list[Node]:
-        """Add a request's new messages and its turns; returns the turns' nodes.
-
-        Args:
-            generator: generated the turns.
-            request: the request.
-            match: how much of its history is stored.
-            known: the history that it continued.
-            prompt: what the turns were generated from.
-            choices: the turns.
-        """
+        """Add a request's new messages and its turns; returns the turns' nodes."""
         key: ParentKey = match.parent_key
         for message in prompt.new:
             node = self.index.same_child(key, message.message, message.token_ids)

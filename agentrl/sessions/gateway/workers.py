@@ -39,12 +39,7 @@ FORWARDED = ("authorization", "x-api-key", "content-type", "content-encoding")
 
 @dataclass(frozen=True)
 class SessionShard:
-    """One worker's share of the sessions.
-
-    Attributes:
-        number: which worker this is, from 0.
-        ports: every worker's port.
-    """
+    """One worker's share of the sessions."""
 
     number: int
     ports: Sequence[int]

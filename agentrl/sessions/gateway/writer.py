@@ -36,11 +36,7 @@ class _Addition:
 
 
 class StoreWriter:
-    """Writes for a gateway, on whose event loop it is called; a caller that is cancelled doesn't stop a write.
-
-    Args:
-        store: where to.
-    """
+    """Writes for a gateway, on whose event loop it is called; a caller that is cancelled doesn't stop a write."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -145,14 +145,7 @@ MISTRAL = Grammar(
 
 
 def _in_section(section: tuple[str, str], call: tuple[str, str, str], read: Reader, think: str = "") -> Grammar:
-    """Content, then a section of calls.
-
-    Args:
-        section: what opens and closes it.
-        call: what opens a call, parts it, and closes it.
-        read: reads a call.
-        think: is inside the thinking tags next to them.
-    """
+    """Content, then a section of calls."""
     (opens, closes), (begins, parts, ends) = section, call
     after = "\n\n" if think else ""
     return Grammar(

@@ -33,12 +33,7 @@ class RendersPastTurns(Protocol):
     """A renderer whose past turns are not a generation prompt and the turn without its reasoning."""
 
     def past(self, message: Message, before: Node | None) -> list[int]:
-        """The tokens of an earlier assistant turn, its opening and its end included.
-
-        Args:
-            message: the turn, without reasoning.
-            before: the node that it follows.
-        """
+        """The tokens of an earlier assistant turn, its opening and its end included."""
         ...
 
 
@@ -64,10 +59,6 @@ def strip_earlier_reasoning(renderer: Renderer, path: Sequence[Node]) -> Strippe
 
     Turns that lose nothing keep the very tokens that were sampled. Tool results after a copied turn are rendered again
     too, since they open with what the turn left out.
-
-    Args:
-        renderer: the path's.
-        path: nodes from the root on.
 
     Returns:
         None where there is no reasoning, or where the path can't be continued (its last turn was cut by a length

@@ -12,14 +12,7 @@ ENOUGH = 50
 
 @dataclass(slots=True)
 class CallWatch:
-    """Counts what became of the tool calls of a run.
-
-    Attributes:
-        renderer: the renderer's name, for the warning.
-        turns: turns that had tools on offer.
-        good: calls that could be read.
-        malformed: calls that could not.
-    """
+    """Counts what became of the tool calls of a run."""
 
     renderer: str
     turns: int = 0

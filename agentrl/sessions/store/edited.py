@@ -30,10 +30,6 @@ _VIEW = f"CREATE TEMP VIEW IF NOT EXISTS summaries AS SELECT session, {_COLUMNS}
 def show(db: sqlite3.Connection, path: str | Path) -> None:
     """Have a connection that only reads find edited scores, as they are now.
 
-    Args:
-        db: the connection, to the store at `path`.
-        path: the store's file.
-
     Raises:
         StoreError: the edits can't be read.
     """

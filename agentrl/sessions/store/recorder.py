@@ -72,11 +72,7 @@ _Queued = tuple[_Addition | _Work, Future[None] | None]
 
 
 class Recorder:
-    """Writes a run's sessions; use it as a context manager, which exits when everything is written.
-
-    Args:
-        store: where to.
-    """
+    """Writes a run's sessions; use it as a context manager, which exits when everything is written."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

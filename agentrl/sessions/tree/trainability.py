@@ -49,12 +49,6 @@ Reasons = list[Untrainable | None]
 def reasons(sampling: Sampling, attached: Mapping[str, bytes], sampled: int, *, trained: bool = True) -> Reasons:
     """Return, for each of a turn's sampled tokens, why it can't be trained.
 
-    Args:
-        sampling: how the turn was drawn.
-        attached: its attachments.
-        sampled: how many tokens were sampled.
-        trained: whether its policy is trained.
-
     Raises:
         InvalidInput: its supports are malformed.
     """

@@ -162,15 +162,7 @@ def hold_sequences(rows: Rows) -> bool:
 
 
 def add_sums(algorithm: Algorithm, sums: Tensor, logp: Tensor, rows: Rows, version: int) -> None:
-    """Add a forest's part to the sums of the sequences that its rows belong to; nothing, where it has no rows.
-
-    Args:
-        algorithm: the algorithm.
-        sums: of `empty_sums`.
-        logp: [P].
-        rows: the forest's.
-        version: the policy version that is being trained.
-    """
+    """Add a forest's part to the sums of the sequences that its rows belong to; nothing, where it has no rows."""
     if not len(rows):  # of a forest that only keeps a rank busy, which knows no sequences
         return
     pairs, correction = rows.require_sequences(), algorithm.config.correction
@@ -257,11 +249,6 @@ class Meter:
 
         They are `mismatch` of tokens of the trainer's own version, whose difference is numerical alone, and `staleness`
         of older ones, whose difference is the policy's change besides.
-
-        Args:
-            logp: of the rows, [P].
-            rows: a forest's.
-            version: the policy version that is being trained.
         """
         stale = is_stale(rows.version, version)
         self._compare("mismatch", logp, rows, ~stale & (rows.version >= 0))

@@ -43,11 +43,6 @@ def pair_credit(sessions: Iterable[Session], pairs: Sequence[Pair], kind: Sequen
     A token's advantage is 1 in a chosen sequence and -1 in a rejected one, and a pair's weight is spread evenly over
     the tokens of each of its sequences.
 
-    Args:
-        sessions: those that the pairs name.
-        pairs: in any order.
-        kind: what a sequence is.
-
     Raises:
         InvalidInput: a pair names what is no sequence with trainable tokens.
     """

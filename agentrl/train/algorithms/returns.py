@@ -70,13 +70,7 @@ def relative(sessions: Sequence[Session], config: AlgoConfig, baseline: Baseline
 
 
 def relative_to(sessions: Sequence[Session], config: AlgoConfig, baselines: Sequence[float]) -> Found:
-    """One group's advantages: returns, below forks by the outcome of the turn's own branches, less numbers.
-
-    Args:
-        sessions: a group's.
-        config: see `group_relative`.
-        baselines: for each session what its turns are compared with.
-    """
+    """One group's advantages: returns, below forks by the outcome of the turn's own branches, less numbers."""
     expected = {session.id: number for session, number in zip(sessions, baselines, strict=True)}
     returns = relative(sessions, config, "none")
     found: Found = {}
@@ -207,12 +201,7 @@ def _each(judged: Sequence[tuple[float, bool]], copied: int | None, length: int)
 
 
 def by_session(sessions: Sequence[Session], advantages: Sequence[float]) -> Found:
-    """One advantage for all turns of a session.
-
-    Args:
-        sessions: a group's.
-        advantages: of each.
-    """
+    """One advantage for all turns of a session."""
     return {
         (session.id, node.id): [advantage]
         for session, advantage in zip(sessions, advantages, strict=True)

@@ -99,11 +99,6 @@ def sequences_of(
 ) -> dict[int, list[tuple[int, int | None]]]:
     """A session's sequences by their last node.
 
-    Args:
-        session: whose.
-        kind: what a sequence is.
-        trained: ids of the nodes that are trained.
-
     Returns:
         For each its trained nodes, and how many of a node's first tokens belong to it (None: all). A node that is on no
         path is a sequence by itself.

@@ -45,14 +45,6 @@ def compute_values(
     """Compute the critic's value before each trainable token of the scored sessions, 0 at other tokens.
 
     That is its value, or with `normalize_returns` the normalised one.
-
-    Args:
-        critic: the trainer.
-        groups: the batch.
-        config: the discount, and the weights of sessions.
-        token_budget: tokens of one forest.
-        seed: of packing.
-        paths: the batch's joint paths, where the critic reads those.
     """
     start = 0.0 if config.normalize_returns else mean_return(groups, config)
     read = groups if paths is None else paths.groups

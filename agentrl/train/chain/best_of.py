@@ -34,10 +34,6 @@ def list_unused(tree: Tree) -> list[str]:
 def read_settings(tree: Tree, folder: Path) -> tuple[RunConfig, RejectConfig]:
     """The evaluation that such a stage is, and what it keeps.
 
-    Args:
-        tree: its settings.
-        folder: its folder.
-
     Raises:
         ConfigError: a setting is unknown, for training only, or given another way.
     """

@@ -29,9 +29,6 @@ REPORT_INTERVALS = (10.0, 20.0, 30.0, 60.0)
 class Display:
     """The progress of a run, phase by phase; use it as a context manager.
 
-    Args:
-        console: standard output by default.
-
     Attributes:
         resume_hint: returns the line that an interrupted run prints; set by the run.
         request_stop: asks the run to save and end; returns how many seconds that may take; set by the run.

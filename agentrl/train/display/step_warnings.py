@@ -41,13 +41,7 @@ class StepWarnings:
     health: HealthMonitor
 
     def find(self, step: int, groups: Sequence[Group], row: Mapping[str, float]) -> Iterator[str]:
-        """Yield the warnings of a step; those that are said once are said here.
-
-        Args:
-            step: from 1.
-            groups: that were generated for it.
-            row: its metrics.
-        """
+        """Yield the warnings of a step; those that are said once are said here."""
         if note := minibatches.describe_updates(row, self.config.algo):
             self.display.warn_once(note)
         if self.reads:

@@ -104,13 +104,7 @@ ADVICE: Mapping[Cause, str] = {
 
 
 def account(groups: Iterable[Group], credit: Credit, config: AlgoConfig) -> dict[str, float]:
-    """A batch's sampled tokens: how many there are, how many are trained, and how many each cause took.
-
-    Args:
-        groups: the batch, as it was generated.
-        credit: by the sessions and nodes of single agents (`Session.by_agent`).
-        config: the algorithm's.
-    """
+    """A batch's sampled tokens: how many there are, how many are trained, and how many each cause took."""
     found: Counter[Cause | None] = Counter()
     for group in groups:
         members = [session for session in group.sessions if session.phase != GREEDY]

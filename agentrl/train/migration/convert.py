@@ -87,11 +87,6 @@ class Converted:
 def convert_file(path: str, out: Path, reader: RowReader) -> Converted:
     """Write the rows that can be carried into a new JSONL file, and why others can't into one beside it.
 
-    Args:
-        path: a file, a folder of files, or hf://OWNER/NAME.
-        out: the file to write.
-        reader: reads the rows.
-
     Raises:
         ConfigError: a file is there already, or the rows can't be read.
     """

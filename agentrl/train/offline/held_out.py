@@ -35,15 +35,7 @@ CHUNK = 64
 async def measure(
     trainer: Computing, algorithm: Algorithm, data: SessionData, tasks: Sequence[Task], token_budget: int
 ) -> Evaluation:
-    """Measure the loss, or the margin, on tasks of the split `eval`.
-
-    Args:
-        trainer: has the weights.
-        algorithm: decides what is measured.
-        data: the sessions.
-        tasks: which of them.
-        token_budget: tokens of one forest.
-    """
+    """Measure the loss, or the margin, on tasks of the split `eval`."""
     if compares(algorithm):
         found = Margins()
         for start in range(0, len(tasks), CHUNK):

@@ -76,16 +76,7 @@ class Margins:
 def add_groups(
     found: Margins, trainer: Computing, algorithm: Algorithm, groups: Sequence[Group], first: int, budget: int
 ) -> None:
-    """Measure groups.
-
-    Args:
-        found: gets their margins.
-        trainer: has the weights, and the reference where the loss has one.
-        algorithm: over pairs or labels.
-        groups: with rewards, of one agent each.
-        first: the place of the first of them.
-        budget: tokens of one forest.
-    """
+    """Measure groups."""
     assert isinstance(algorithm, PolicyGradient)
     kind = algorithm.policy_loss.require_sequence()
     views = [(place, view) for place, group in enumerate(groups, first) for view in group.by_agent()]

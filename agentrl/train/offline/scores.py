@@ -45,15 +45,7 @@ class Judged:
 async def measure_scores(
     trainer: Computing, algorithm: Algorithm, data: SessionData, tasks: Sequence[Task], token_budget: int
 ) -> Evaluation:
-    """Measure loss and accuracy on tasks of the split `eval`.
-
-    Args:
-        trainer: has the weights.
-        algorithm: one with a head of scores.
-        data: the sessions.
-        tasks: which of them.
-        token_budget: tokens of one forest.
-    """
+    """Measure loss and accuracy on tasks of the split `eval`."""
     sums: list[tuple[float, int]] = []
     whole = Judged([])
     for start in range(0, len(tasks), held_out.CHUNK):

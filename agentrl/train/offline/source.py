@@ -41,13 +41,6 @@ def read_data(data: DataConfig, algorithm: Algorithm) -> ReadData:
 def prepare_data(config: DataConfig, data: ReadData, renderer: Renderer, base: Path, model: str) -> None:
     """Render conversations, or see that recorded tokens are the model's.
 
-    Args:
-        config: the run's `data`.
-        data: from `read_data`.
-        renderer: the model's.
-        base: the model's folder.
-        model: its name in the settings.
-
     Raises:
         ConfigError: nothing is left to train on, or the tokens are of another tokenizer.
     """

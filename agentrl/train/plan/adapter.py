@@ -112,12 +112,7 @@ def with_lora(numbers: Numbers, shape: Shape, lora: LoraConfig) -> Numbers:
 
 
 def with_adapter(memory: TrainerMemory, numbers: Numbers) -> TrainerMemory:
-    """Return the memory of a trainer's device where it trains an adapter, which every rank has whole.
-
-    Args:
-        memory: where it trains the whole model.
-        numbers: the trainer's, with the adapter's parameters.
-    """
+    """Return the memory of a trainer's device where it trains an adapter, which every rank has whole."""
     packed = (numbers.weight - PACKED) * numbers.packed
     own, moments = FLOAT32 * numbers.adapter, 2 * FLOAT32 * numbers.adapter
     return replace(

@@ -109,12 +109,7 @@ class StageRecord:
 
 @dataclass(frozen=True, slots=True)
 class ChainRecord:
-    """A chain's manifest.
-
-    Attributes:
-        path: the chain's folder.
-        stages: in their order.
-    """
+    """A chain's manifest."""
 
     path: Path
     stages: tuple[StageRecord, ...]

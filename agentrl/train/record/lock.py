@@ -57,9 +57,6 @@ def holder(folder: Path) -> Holder | None:
 class RunLock:
     """The lock of a run folder, held from now on.
 
-    Args:
-        folder: the run's.
-
     Raises:
         ConfigError: somebody else has it; the message names the host, the process and since when.
     """

@@ -45,13 +45,7 @@ ELO = 400 / math.log(10)
 
 @dataclass
 class Matches:
-    """The games of a step, by the version that was met.
-
-    Attributes:
-        step: from 1.
-        games: how many.
-        points: those of the learner.
-    """
+    """The games of a step, by the version that was met."""
 
     step: int
     games: dict[int, int] = field(default_factory=dict)
@@ -142,10 +136,6 @@ def ratings(matches: Sequence[Matches], every: int) -> dict[int, float]:
     """The rating of each version, the first one's 0, in points of Elo's scale: 400 are odds of 10 to 1.
 
     Each version is given one more drawn game against the first, without which one that never lost had no finite rating.
-
-    Args:
-        matches: a run's games.
-        every: steps between two versions (`PastConfig.every`).
     """
     points: dict[tuple[int, int], float] = defaultdict(float)
     for each in matches:

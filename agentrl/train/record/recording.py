@@ -76,12 +76,6 @@ def settings(run: Path) -> dict[str, Any]:
 def load(run: Path, engine: Engine, weights: WeightsConfig, *, answers: bool) -> Recording:
     """The recording of a run.
 
-    Args:
-        run: its folder.
-        engine: generates again.
-        weights: how its weights are published.
-        answers: the environment's are compared.
-
     Raises:
         ConfigError: the engine does not promise the same tokens again, or the ledger lacks what was trained; or it
             computes by another kernel than the recorded one, which gives other bits.

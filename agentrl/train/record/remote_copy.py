@@ -49,10 +49,6 @@ STEP = re.compile(r"step-(\d+)(?:\.json)?")
 class Storage:
     """Files under a URL.
 
-    Args:
-        url: of a folder.
-        field: the setting that it is, for errors.
-
     Raises:
         ConfigError: it is no URL, its protocol is unknown, or the protocol's package isn't installed.
     """
@@ -286,11 +282,6 @@ def download_resumed(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def fetch(url: str, run: Path, say: Callable[[str], None]) -> Path:
     """Download the newest complete copy as a run's folder.
-
-    Args:
-        url: a run's `checkpoint_url`.
-        run: the folder to make.
-        say: displays a line.
 
     Returns:
         `run`.

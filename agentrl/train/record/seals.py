@@ -143,11 +143,7 @@ def _parse(run: Path, number: int, line: bytes) -> Seal:
 
 
 class Seals:
-    """Writes a run's seals; safe for several threads.
-
-    Args:
-        run: its folder.
-    """
+    """Writes a run's seals; safe for several threads."""
 
     def __init__(self, run: Path) -> None:
         self.run = run

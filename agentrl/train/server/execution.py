@@ -44,10 +44,6 @@ class RunExecutor:
 
     Of all runs that are in memory, one has its optimizer's moments there: whose turn an update was last. Those of the
     others are in their states on the disk.
-
-    Args:
-        base: what all adapters are on.
-        config: the server's.
     """
 
     def __init__(self, base: SharedBase, config: ServeTrainingConfig) -> None:
@@ -240,12 +236,7 @@ class RunExecutor:
 
 
 class TrainingQueue:
-    """The order in which requests of all runs are computed: tenants take turns, and so do a tenant's runs.
-
-    Args:
-        executor: computes.
-        tenants: all of them.
-    """
+    """The order in which requests of all runs are computed: tenants take turns, and so do a tenant's runs."""
 
     def __init__(self, executor: RunExecutor, tenants: list[Tenant]) -> None:
         self.executor = executor

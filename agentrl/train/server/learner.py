@@ -49,12 +49,7 @@ class AdapterSpec:
 
 
 class SharedBase(TorchTrainer):
-    """The base, and the passes of whichever run's adapter is on it.
-
-    Args:
-        path: a Hugging Face folder.
-        config: device, precision, and the token budget of a forest.
-    """
+    """The base, and the passes of whichever run's adapter is on it."""
 
     def __init__(self, path: Path, config: TorchConfig) -> None:
         super().__init__(path, config)

@@ -98,12 +98,7 @@ def stop_tokens(folder: Path) -> tuple[int, ...]:
 
 
 class WeightsInTurn:
-    """An engine that holds the weights of one folder at a time.
-
-    Args:
-        engine: holds the base's.
-        base: the base's folder.
-    """
+    """An engine that holds the weights of one folder at a time."""
 
     def __init__(self, engine: Engine, base: Path) -> None:
         self.engine, self._base = engine, base
@@ -183,13 +178,7 @@ class WeightsInTurn:
 
 
 class SampleAnswers:
-    """Answers requests for samples.
-
-    Args:
-        weights: the engine.
-        folder: the base's.
-        config: the server's.
-    """
+    """Answers requests for samples."""
 
     def __init__(self, weights: WeightsInTurn, folder: Path, config: ServeTrainingConfig) -> None:
         self.weights, self.config = weights, config

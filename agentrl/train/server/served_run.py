@@ -111,10 +111,6 @@ class RunInfo:
 class ServedRun:
     """A run: its requests, and its adapter while it is in memory.
 
-    Args:
-        path: its folder.
-        info: what it is.
-
     Attributes:
         computed: the number of the last request that was computed.
         waiting: requests by their numbers, accepted and not computed.

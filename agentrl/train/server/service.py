@@ -27,13 +27,7 @@ KEPT_SAMPLES = 4096
 
 
 class TrainingService:
-    """The server without its wire.
-
-    Args:
-        config: the settings.
-        model: the base's folder.
-        folder: of the server.
-    """
+    """The server without its wire."""
 
     def __init__(self, config: ServeTrainingConfig, model: Path, folder: Path) -> None:
         self.config, self.model = config, model

@@ -42,12 +42,7 @@ class SamplerInfo:
 
 
 class Tenant:
-    """A tenant, with what an earlier server has left of it.
-
-    Args:
-        name: its folder's.
-        path: the folder.
-    """
+    """A tenant, with what an earlier server has left of it."""
 
     def __init__(self, name: str, path: Path) -> None:
         self.name, self.path = name, path
@@ -174,12 +169,7 @@ class Tenant:
 
 
 class Tenants:
-    """All tenants of a server, by their keys.
-
-    Args:
-        folder: holds a folder for each.
-        names: theirs.
-    """
+    """All tenants of a server, by their keys."""
 
     def __init__(self, folder: Path, names: Iterable[str]) -> None:
         self.all = [Tenant(name, folder / name) for name in names]

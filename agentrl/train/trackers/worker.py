@@ -29,11 +29,6 @@ class Trackers:
 
     Each gives one warning, at the first thing that goes wrong: its package is missing, opening it or writing failed, or
     it is too slow. metrics.jsonl has every row in any case.
-
-    Args:
-        about: the run.
-        kinds: the back ends by name.
-        warn: displays a warning; is called from any thread.
     """
 
     def __init__(

@@ -18,11 +18,7 @@ from agentrl.train.trainers.lora_full import full_names
 
 
 class WeightCopy:
-    """A copy of a model's parameters as they are now, tied ones once; with an adapter, of what is trained alone.
-
-    Args:
-        model: the model.
-    """
+    """A copy of a model's parameters as they are now, tied ones once; with an adapter, of what is trained alone."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model

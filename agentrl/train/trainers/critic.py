@@ -101,11 +101,7 @@ class ValueModel:
             self.started = True
 
     def fit(self, updates: ValueUpdates) -> Meter:
-        """Take the updates of one batch. Metrics are those before each update.
-
-        Args:
-            updates: of each epoch.
-        """
+        """Take the updates of one batch. Metrics are those before each update."""
         meter = Meter()
         for minibatch in (each for epoch in range(self.epochs) for each in updates(epoch)):
             for states, rows in minibatch:

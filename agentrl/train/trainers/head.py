@@ -240,7 +240,7 @@ class _Head(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         logp, entropy, normaliser = (states.new_zeros(len(targets), dtype=torch.float32) for _ in range(3))
         kept, matrix = None, weight.to(states.dtype)
-        for at in _chunks(len(targets), rows):
+        for at in list_chunks(len(targets), rows):
             if drawn is not None:
                 own = drawn[at]
                 part = own.part(first, weight.shape[0])
@@ -264,7 +264,7 @@ class _Head(torch.autograd.Function):
         first, real, rows, shape, drawn = ctx.place
         states_grad, matrix = torch.zeros_like(states), weight.to(states.dtype)
         weight_grad = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
-        for at in _chunks(len(targets), rows):
+        for at in list_chunks(len(targets), rows):
             part, used, slopes = VocabularyPart(first, weight.shape[0]), matrix, None
             if drawn is not None:
                 own = drawn[at]
@@ -298,14 +298,15 @@ class _Head(torch.autograd.Function):
         return states_grad, weight_grad, *[None] * 8
 
 
-def _chunks(length: int, rows: int) -> list[slice]:
+def list_chunks(length: int, rows: int) -> list[slice]:
+    """Return the parts of so many rows, of at most `rows` each."""
     return [slice(start, start + rows) for start in range(0, length, rows)]
 
 
 def _blocks(logits: Tensor, group: dist.ProcessGroup | None = None) -> list[slice]:
     """Rows that are computed together: few on a CPU, all where a block would be a collective or a kernel of its own."""
     few = logits.device.type == "cpu" and group is None
-    return _chunks(len(logits), max(1, BLOCK_ELEMENTS // max(1, logits.shape[1])) if few else len(logits))
+    return list_chunks(len(logits), max(1, BLOCK_ELEMENTS // max(1, logits.shape[1])) if few else len(logits))
 
 
 def _differentiate(

@@ -326,13 +326,7 @@ class StepLearner(ABC, Generic[B]):
         return lambda epoch: map(weighed, minibatches(batches, epoch))
 
     def keep_old(self, logp: Tensor, rows: Rows, meter: Meter) -> None:
-        """Set `rows.old_logp` before the step's first update, and compare with the engine, as `loss` does then.
-
-        Args:
-            logp: of the rows, [P].
-            rows: a forest's.
-            meter: accumulates the comparison.
-        """
+        """Set `rows.old_logp` before the step's first update, and compare with the engine, as `loss` does then."""
         rows.old_logp = old_policy(logp, rows, self.version, self.algo.correction.proximal)
         meter.compare(logp, rows, self.version)
 

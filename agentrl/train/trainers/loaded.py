@@ -19,15 +19,13 @@ with the engine.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import random
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -39,7 +37,6 @@ from agentrl.common import custom_code
 from agentrl.config import AlgoConfig, TrainerConfig
 from agentrl.errors import ConfigError, InvalidWeights
 from agentrl.models.loading import load_causal_lm, new_causal_lm, read_config
-from agentrl.models.registry import cache_folder
 from agentrl.models.rope import fixed_angle_length
 from agentrl.models.small import error_text
 from agentrl.models.vision import load_lm, sees
@@ -49,7 +46,7 @@ from agentrl.train.forest.forest import Forest
 from agentrl.train.record import manifest
 from agentrl.train.trainers import make_trainer
 from agentrl.train.trainers.megatron.settings import MegatronConfig
-from agentrl.train.trainers.proof import TRIES, TRIES_IN_LOW_PRECISION
+from agentrl.train.trainers.proof import TRIES, TRIES_IN_LOW_PRECISION, compute_once
 from agentrl.train.trainers.proof.subjects import (
     ERROR_FACTOR,
     LOGP_BOUND,
@@ -170,32 +167,13 @@ def require_loaded(
 
 
 def compare_cached(compute: Callable[[], Loaded], folder: Path, depends: Sequence[str]) -> Loaded:
-    """Compare, or read from the cache that it passed.
-
-    Args:
-        compute: compares.
-        folder: a Hugging Face folder.
-        depends: the subject (a name in `SUBJECTS`) and the settings that the result depends on.
-    """
+    """Compare, or read from the cache that it passed."""
     weights = weight_files(folder)
     if not weights:
         return Loaded(not_compared="there are no weights in the folder (*.safetensors, pytorch_model*.bin)")
     if (size := sum(part.stat().st_size for part in weights)) > LARGEST:
         return Loaded(not_compared=f"{size >> 30} GiB are over the limit of {LARGEST >> 30} GiB")
-    file = cache_folder().parent / "proofs" / f"{_digest(folder, weights, depends)}.json"
-    try:
-        return replace(Loaded(**json.loads(file.read_text())), cached=True)
-    except (OSError, ValueError, TypeError):
-        pass
-    began = time.monotonic()
-    found = replace(compute(), seconds=time.monotonic() - began)
-    if found.passed:
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(asdict(found)))
-        except OSError:  # a cache is no reason to fail
-            pass
-    return found
+    return compute_once(_digest(folder, weights, depends), Loaded, compute, lambda found: found.passed)
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -352,12 +352,7 @@ def detach(model: nn.Module) -> None:
 
 
 def merge_adapter(state: Mapping[str, Tensor], scale: float) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a model without its adapter's, and with their products added.
-
-    Args:
-        state: the model's tensors by name; they stay as they are.
-        scale: the adapter's.
-    """
+    """Yield the tensors of a model without its adapter's, and with their products added."""
     base = ((name, tensor) for name, tensor in state.items() if not is_adapter(name))
     yield from with_products(base, adapter_in(state, scale))
 

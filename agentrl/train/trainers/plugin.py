@@ -139,10 +139,6 @@ class TrainerPlugin:
 
         By default as `trainer=torch` does: weights, gradients and AdamW's two moments in float32 on each device.
 
-        Args:
-            config: an instance of `settings`.
-            algorithm: what is trained with.
-
         Raises:
             ConfigError: the algorithm needs a model that this trainer has no place for.
         """

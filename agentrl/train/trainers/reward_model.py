@@ -27,13 +27,7 @@ from agentrl.train.trainers.optimizer import Optimizer, to_cpu
 
 
 class RewardModel:
-    """The model with its optimizer, for one phase.
-
-    Args:
-        policy: the model that it begins as.
-        algo: the phase's settings.
-        total_steps: the phase's length, for the schedule.
-    """
+    """The model with its optimizer, for one phase."""
 
     def __init__(self, policy: nn.Module, algo: RewardModelConfig, total_steps: int) -> None:
         self.beta = algo.reward_beta

@@ -78,16 +78,16 @@ async def test_batches_give_the_scores_of_single_rows_from_one_copy(model: Path)
     alone, one = made(model)
     batched, other = made(model, batch_tokens=500)
     again, third = made(model, batch_tokens=500)
-    assert other._server is third._server
-    assert one._server is not None
-    assert other._server is not None
+    assert other.server is third.server
+    assert one.server is not None
+    assert other.server is not None
     apart = [await alone(session(*chat)) for chat in CHATS]
-    before = other._server.batches
+    before = other.server.batches
     together = await asyncio.gather(*(each(session(*chat)) for each in (batched, again) for chat in CHATS * 4))
-    assert other._server.batches - before < len(together)
+    assert other.server.batches - before < len(together)
     assert together == pytest.approx(apart * 8, abs=1e-5)
     assert [await alone(session(*chat)) for chat in CHATS] == apart
-    server = other._server
+    server = other.server
     await batched.close()
     assert server.model is not None
     await again.close()
@@ -102,8 +102,8 @@ async def test_a_models_failure_is_an_infrastructure_error_and_never_a_score(
 ) -> None:
     """Every one of many, whether it raises or gives no number; what follows is scored again."""
     named, inner = reward
-    assert inner._server is not None
-    working, fails = inner._server.model, 0
+    assert inner.server is not None
+    working, fails = inner.server.model, 0
 
     class Broken:
         base_model, config = working.base_model, working.config
@@ -116,10 +116,10 @@ async def test_a_models_failure_is_an_infrastructure_error_and_never_a_score(
                 raise RuntimeError("out of memory")
             return torch.full((len(hidden), 1), math.nan)
 
-    inner._server.model = Broken()
+    inner.server.model = Broken()
     found = await asyncio.gather(*(named(session(*CHATS[0])) for _ in range(FAILURES)), return_exceptions=True)
     assert {type(each) for each in found} == {InfraError}
-    inner._server.model = working
+    inner.server.model = working
     assert isinstance(await named(session(*CHATS[0])), float)
 
 
@@ -143,10 +143,10 @@ async def test_a_model_of_others_is_read_at_the_end_of_its_own_template(base: Pa
     tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}: {{ m.content }}]{% endfor %}~"
     tokenizer.save_pretrained(foreign)
     named, inner = made(foreign)
-    assert inner._server is not None
+    assert inner.server is not None
     ids = tokenizer("[user: Hello?][assistant: Hi.]~", return_tensors="pt", add_special_tokens=False).input_ids
     with torch.no_grad():
-        want = inner._server.model(ids).logits.softmax(-1)[0]
+        want = inner.server.model(ids).logits.softmax(-1)[0]
     assert await named(session(*CHATS[0])) == pytest.approx(float(want[1]), abs=1e-5)
     await named.close()
     named, _ = made(foreign, label="bad")

@@ -142,12 +142,10 @@ def test_a_model_behind_either_protocol_plays_with_tools_and_its_tokens_are_coun
     assert roles[:3] == ["system", "user", "assistant"]
 
 
-def test_a_wrong_key_stops_the_evaluation_and_a_failing_server_is_no_zero(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("without_pauses")
+def test_a_wrong_key_stops_the_evaluation_and_a_failing_server_is_no_zero(tmp_path: Path) -> None:
     with served(401) as (url, _), pytest.raises(ConfigError, match=r"refuses the key \(HTTP 401\)"):
         evaluated(tmp_path / "key", f"{url}/v1")
-    monkeypatch.setattr("agentrl.rollout.stream.health.RETRY_SECONDS", 0.0)
     with served(500) as (url, _), pytest.raises(InfraError, match=r"attempt 3 of 3: all 4 .*HTTP 500"):
         evaluated(tmp_path / "down", f"{url}/v1")
 

@@ -91,7 +91,7 @@ class ScriptedEngine:
             ids = _rest(renderer().turn(words), call.input_ids)
         else:
             ids = [*tokenizer.encode(words), end]
-        ids, reason, stopped_by = self._limited(ids, sampling)
+        ids, reason, stopped_by = self.limited(ids, sampling)
         logprobs = [-(1 + (place * 31 + token) % 97) / 97 for place, token in enumerate(ids)]
         best = [most_probable_by(token, logp, sampling.top_logprobs) for token, logp in zip(ids, logprobs, strict=True)]
         best = best if sampling.top_logprobs else []
@@ -117,7 +117,7 @@ class ScriptedEngine:
         )
         yield call.turn
 
-    def _limited(self, ids: list[int], sampling: Sampling) -> tuple[list[int], FinishReason, int | str | None]:
+    def limited(self, ids: list[int], sampling: Sampling) -> tuple[list[int], FinishReason, int | str | None]:
         tokenizer = renderer().tokenizer
         for count in range(1, len(ids) + 1):
             text = tokenizer.decode(ids[:count]) if sampling.stop else ""

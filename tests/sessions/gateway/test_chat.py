@@ -209,7 +209,7 @@ async def test_a_call_that_cannot_be_parsed_is_returned_as_text(serve: Serve) ->
         if marked is not None:  # the markup has tokens of its own: write them
             ids = [marked, *tokenizer.encode("\n{nonsense\n"), tokenizer.added[close]]
             served.engine.script = in_turn(tokenizer.decode(ids), assistant("ok"))
-            served.engine._limited = _as_ids(served.engine, ids)
+            served.engine.limited = _as_ids(served.engine, ids)
         access = await served.open()
         chat = client(access).chat.completions
         choice = (await chat.create(model="m", messages=HI, tools=[ADD])).choices[0]
@@ -221,7 +221,7 @@ async def test_a_call_that_cannot_be_parsed_is_returned_as_text(serve: Serve) ->
 
 def _as_ids(engine: ScriptedEngine, ids: list[int]) -> Any:
     waiting = [[*ids, *renderer().stop_token_ids]]
-    real = engine._limited
+    real = engine.limited
 
     def limited(spoken: list[int], sampling: Any) -> Any:
         return real(waiting.pop() if waiting else spoken, sampling)
@@ -240,7 +240,7 @@ async def test_a_forced_call_begins_in_tokens_that_are_not_trained_on(serve: Ser
             return renderer().tokenizer.decode(spoken)[len(written) :].removesuffix("<|im_end|>")
 
         served.engine.script = lambda prompt: rest(prompt)
-        served.engine._limited = _spoken_rest(served.engine, spoken)
+        served.engine.limited = _spoken_rest(served.engine, spoken)
         access = await served.open()
         reply = await client(access).chat.completions.create(
             model="m", messages=HI, tools=[ADD, SUB], tool_choice=choice
@@ -257,7 +257,7 @@ async def test_a_forced_call_begins_in_tokens_that_are_not_trained_on(serve: Ser
 
 def _spoken_rest(engine: ScriptedEngine, spoken: list[int]) -> Any:
     """The tokens of the canonical call that the prompt's own end has not written yet."""
-    real = engine._limited
+    real = engine.limited
 
     def limited(ids: list[int], sampling: Any) -> Any:
         prompt = engine.calls[-1].input_ids

@@ -10,7 +10,6 @@ import pytest
 
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.session_state import SessionState
-from agentrl.sessions.store.store import Store
 from tests.sessions.gateway.conftest import Serve
 from tests.sessions.gateway.fakes import ScriptedEngine
 
@@ -75,19 +74,11 @@ async def test_parameters_that_nest_deeply_are_the_clients_mistake(serve: Serve,
 
 
 @pytest.mark.slow
-async def test_a_wrong_key_costs_no_reading_of_the_store(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded: list[str] = []
-    load = Store.load
-
-    def noted(self: Store, session_id: str) -> Any:
-        loaded.append(session_id)
-        return load(self, session_id)
-
-    monkeypatch.setattr(Store, "load", noted)
+async def test_a_wrong_key_costs_no_reading_of_the_store(serve: Serve, loaded_sessions: list[str]) -> None:
     async with serve(ScriptedEngine()) as served:
         access, other = await served.open(), await served.open()
         for key in ("sk-", "sk-a-b", other["api_key"], access["api_key"] + "0", access["api_key"].upper()):
             wrong = {**access, "base_url": access["base_url"].replace(access["id"], "elsewhere"), "api_key": key}
             assert (await post(wrong, {"messages": said(1)})).status_code == 401
             assert (await post({**access, "api_key": key}, {"messages": said(1)})).status_code == 401
-        assert loaded == []
+        assert loaded_sessions == []

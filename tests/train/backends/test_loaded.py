@@ -35,9 +35,8 @@ def folder_of(path: Path, change: Callable[[Any], None] = lambda model: None, ki
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, own_cache: None) -> Path:
     """A small model's folder, and a cache of its own."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return folder_of(tmp_path / "model")
 
 

@@ -276,9 +276,8 @@ def test_an_architecture_that_can_not_be_tried_does_not_pass() -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, own_cache: None) -> Path:
     """A folder of dynamic RoPE, and a cache of its own."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     config_of(*WRONG["biases by place (ALiBi)"]).save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
@@ -313,11 +312,9 @@ def test_a_copy_of_a_folder_needs_no_proof_of_its_own(folder: Path, tmp_path: Pa
     assert len(list((tmp_path / "cache" / "agentrl" / "proofs").iterdir())) == 2
 
 
+@pytest.mark.usefixtures("own_cache")
 @pytest.mark.slow
-def test_a_run_is_refused_before_its_engine_starts_and_leaves_no_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_a_run_is_refused_before_its_engine_starts_and_leaves_no_folder(tmp_path: Path) -> None:
     model = tiny.build(tmp_path / "model", ["<|im_start|>user\nWhat is 1 + 1?<|im_end|>\n"])
     settings = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(
@@ -366,11 +363,11 @@ def test_models_check_prints_a_line_for_the_trainer_and_one_for_the_engine(folde
     assert code == 1
 
 
+@pytest.mark.usefixtures("own_cache")
 @pytest.mark.slow
 def test_models_check_ends_well_for_a_model_that_megatron_alone_refuses_unless_megatron_was_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     config_of(*EXACT["gpt2, with learned positions"]).save_pretrained(tmp_path / "model")
     code, printed = checked(tmp_path / "model")
     assert code == 0, printed

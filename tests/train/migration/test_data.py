@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentrl.cli import main
 from agentrl.config.data import DataConfig
 from agentrl.envs.builtin.questions.formats import Grading
 from agentrl.envs.builtin.swe.formats.datasets import read_tasks
@@ -19,6 +18,7 @@ from agentrl.overrides import parse_words
 from agentrl.rollout.sources.files import read_conversations
 from agentrl.train.migration.convert import convert_file, runs_as_it_is
 from agentrl.train.migration.rows import Kind, RowReader
+from tests.command_line import run_agentrl
 
 Rows = list[dict[str, Any]]
 
@@ -167,14 +167,9 @@ def test_the_command_that_is_printed_asks_what_the_rows_asked(tmp_path: Path) ->
 
 
 def test_the_command_says_what_it_left_out_and_ends_with_1_where_nothing_is_carried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def ended(*words: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["agentrl", "convert", "data", *words])
-        with pytest.raises(SystemExit) as end:
-            main()
-        return int(end.value.code or 0)
-
+    ended = partial(run_agentrl, "convert", "data")
     file, out = written(tmp_path, [verl("7?", "7", "mine")]), str(tmp_path / "out.jsonl")
     assert ended(file, out) == 1
     assert "left out: rows.jsonl, row 1: its answer '7' is a number in text" in capsys.readouterr().out

@@ -146,12 +146,6 @@ def convert(items: Sequence[Any], start: int, ignored: dict[str, str], strict: b
 
     Clients keep the parts of a stream apart: the model's contents in a row are one message.
 
-    Args:
-        items: the contents.
-        start: the first one's place.
-        ignored: takes the names of fields that were ignored.
-        strict: whether fields that nothing reads are refused.
-
     Raises:
         ApiError: one can't be read; it names the item.
     """

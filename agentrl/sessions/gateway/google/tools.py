@@ -20,11 +20,6 @@ _NOT_SHOWN = frozenset({"behavior", "response", "responseJsonSchema"})
 def read_tools(tools: Any, ignored: dict[str, str], strict: bool) -> list[ToolSchema]:
     """The tools on offer.
 
-    Args:
-        tools: what the request has.
-        ignored: takes what is left out.
-        strict: whether unknown fields are refused.
-
     Raises:
         ApiError: one is no function, and no web search.
     """

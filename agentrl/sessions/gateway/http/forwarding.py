@@ -28,11 +28,7 @@ _ANTHROPIC = "2023-06-01"
 
 
 class Forwarding:
-    """Sends requests on.
-
-    Args:
-        config: where to, and which.
-    """
+    """Sends requests on."""
 
     def __init__(self, config: ForwardConfig) -> None:
         self._config, self._client = config, None if config.url is None else httpx2.AsyncClient(follow_redirects=False)

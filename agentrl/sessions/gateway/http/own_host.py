@@ -49,12 +49,7 @@ def is_own_origin(request: Request) -> bool:
 
 
 class OwnHost:
-    """Middleware: refuses requests whose Host is not this server, or that a page of another site sends.
-
-    Args:
-        app: what is guarded.
-        hosts: the server's names.
-    """
+    """Middleware: refuses requests whose Host is not this server, or that a page of another site sends."""
 
     def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
         self._app, self._hosts = app, hosts

@@ -30,11 +30,6 @@ class Tls:
     def of(cls, certificate: str | None, key: str | None, section: str = "") -> Tls | None:
         """Load the files of the settings `tls_certificate` and `tls_key`; None where these are not set: HTTP.
 
-        Args:
-            certificate: the one.
-            key: the other.
-            section: what stands before their names.
-
         Raises:
             ConfigError: the files can't be read, or are no certificate and its key.
         """

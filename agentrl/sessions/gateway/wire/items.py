@@ -16,14 +16,7 @@ Logprobs = list[dict[str, Any]]
 def output_items(
     reply_id: str, message: Message, customs: Set[str] = frozenset(), logprobs: Logprobs | None = None
 ) -> list[dict[str, Any]]:
-    """A turn's items, numbered in their order.
-
-    Args:
-        reply_id: what their ids begin with.
-        message: the turn.
-        customs: the custom tools' names.
-        logprobs: of the text's tokens, where they are wanted.
-    """
+    """A turn's items, numbered in their order."""
     items: list[dict[str, Any]] = []
     if message.reasoning_content:
         items.append(_reasoning(reply_id, 0, message.reasoning_content))
@@ -67,10 +60,6 @@ def _call(reply_id: str, place: int, call: ToolCall, status: str = "completed") 
 
 class Items:
     """Writes a turn's items as events while they come in: one item is open at a time.
-
-    Args:
-        reply_id: what the items' ids begin with.
-        customs: the custom tools' names.
 
     Attributes:
         logprobs: of the text's tokens, where they are wanted; known at the turn's end.

@@ -71,13 +71,7 @@ def reference_of(renderer: Renderer, tokenizer: HFTokenizer) -> Whole | None:
 
 
 def agreements(renderer: Renderer, tokenizer: HFTokenizer, count: int) -> Iterator[_Agreement]:
-    """Compare a renderer with the tokenizer's template, or with its own whole rendering where there is none.
-
-    Args:
-        renderer: what is tried.
-        tokenizer: has the template.
-        count: conversations of each kind.
-    """
+    """Compare a renderer with the tokenizer's template, or with its own whole rendering where there is none."""
     family = FAMILIES.get(renderer.name)
     able = renderer.able if isinstance(renderer, GenericRenderer) else family.expresses if family else Expresses()
     reference = reference_of(renderer, tokenizer)
@@ -104,13 +98,7 @@ def agreements(renderer: Renderer, tokenizer: HFTokenizer, count: int) -> Iterat
 
 
 def disagreement(renderer: Renderer, tokenizer: HFTokenizer, count: int) -> str | None:
-    """Return why a renderer does not fit: the first kind that differs, or that nothing was compared; None if it fits.
-
-    Args:
-        renderer: what is tried.
-        tokenizer: has the template.
-        count: conversations of each kind.
-    """
+    """Return why a renderer does not fit: the first kind that differs, or that nothing was compared; else None."""
     compared = 0
     for one in agreements(renderer, tokenizer, count):
         if one.verdict is TrialVerdict.DIFFERS:

@@ -243,12 +243,7 @@ class PlainSandbox:
 
 
 async def create_plain(spec: SandboxSpec, why: str) -> Sandbox:
-    """Start a container without a runner.
-
-    Args:
-        spec: the specification; `runner` counts as "none".
-        why: the reason, for the log.
-    """
+    """Start a container without a runner."""
     logger.warning("sandbox without its runner (%s): plain docker exec is used, with its limits", why)
     return await on_loop(_create(spec.model_copy(update={"runner": "none"})))
 

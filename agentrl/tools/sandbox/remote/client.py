@@ -93,13 +93,6 @@ class SandboxServerClient:
     async def call(self, id: str, method: str, answer: Any, seconds: float, arguments: Mapping[str, Any]) -> Any:
         """Make one call.
 
-        Args:
-            id: the sandbox's.
-            method: what to do.
-            answer: the type of the result.
-            seconds: within which the answer has to begin.
-            arguments: the method's.
-
         Raises:
             SandboxDied: no answer came.
             AgentRLError: what the server says.

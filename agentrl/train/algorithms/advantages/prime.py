@@ -59,10 +59,6 @@ class Prime(PolicyGradient):
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
         """Compute the credit.
 
-        Args:
-            groups: those that were selected, in any order.
-            values: the process reward of each token.
-
         Raises:
             InvalidInput: there are no process rewards, or a session's reward is not from 0 to 1.
         """

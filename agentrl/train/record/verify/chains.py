@@ -46,11 +46,6 @@ class ChainReport:
 def verify_chain(path: Path, *, weights: bool = False, trust: bool = False) -> ChainReport:
     """Check each stage that has begun, and the chain's manifest against them.
 
-    Args:
-        path: the chain's folder.
-        weights: see `verify`.
-        trust: see `verify`.
-
     Raises:
         ConfigError: the manifest is missing or damaged, or a file of a stage is so that nothing can be checked.
         StoreError: a stage's session store can't be read.

@@ -78,13 +78,7 @@ class Sealed:
 
 
 def read(run: Path, last: int, check: Check) -> Sealed | None:
-    """The seals of a run, and whether each follows from the one before; None where there are none.
-
-    Args:
-        run: its folder.
-        last: the last step that is recorded to the end.
-        check: gets what is wrong, and what is unknown.
-    """
+    """The seals of a run, and whether each follows from the one before; None where there are none."""
     file = run / NAME
     if not file.exists():
         named = next((path.name for path in sorted((run / "checkpoints").glob("step-*")) if manifest.seal(path)), None)

@@ -21,13 +21,7 @@ SEALED, UNSEALED = f"{NEEDS_WEIGHTS}; they are sealed", f"{NEEDS_WEIGHTS}; they 
 
 
 def check_sessions(step: Step, check: Check, first: dict[str, int]) -> None:
-    """Each session is trained in one step, is of the step's groups, and none failed by infrastructure.
-
-    Args:
-        step: what was trained.
-        check: gets the faults.
-        first: the step that trained each session first; grows.
-    """
+    """Each session is trained in one step, is of the step's groups, and none failed by infrastructure."""
     size = step.config.rollout.group_size + make_algorithm(step.config.algo).needs.greedy
     for outcome, group in zip(step.outcomes, step.groups, strict=False) if not step.damaged else ():
         check.examined["sessions"] += len(group.sessions)

@@ -19,14 +19,6 @@ from agentrl.train.trainers.ranks.trainer import RankTrainer, gpus_of
 class FsdpTrainer(RankTrainer):
     """The trainer of `trainer=fsdp`, with a critic and averaged weights.
 
-    Args:
-        path: a Hugging Face folder.
-        config: how many ranks, precision, token budget.
-        algo: the first phase's algorithm.
-        total_steps: the first phase's length, for the schedule.
-        seed: of the ranks' generators.
-        lora: the adapter that is trained in the model's place; None: there is none.
-
     Raises:
         ConfigError: a setting can't be had with sharded weights, or there are too few GPUs; the message names it.
     """

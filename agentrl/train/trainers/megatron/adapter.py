@@ -238,12 +238,7 @@ class RankAdapter:
         return self.lora.changed
 
     def state(self, optimizer: object, copies: Mapping[str, object]) -> dict[str, Any]:
-        """Return what a checkpoint holds of it, beside a base that no folder holds.
-
-        Args:
-            optimizer: of the phase.
-            copies: the reference and the average, where they are kept.
-        """
+        """Return what a checkpoint holds of it, beside a base that no folder holds."""
         own = {n: tensor for n, tensor in self.skeleton.state_dict().items() if is_adapter(n) or n in self._full}
         return {
             "adapter": self.attached,

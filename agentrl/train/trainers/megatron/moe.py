@@ -30,10 +30,6 @@ from agentrl.train.trainers.megatron.settings import MoeConfig
 def moe_settings(moe: MoeConfig, known: dict[str, Any]) -> dict[str, Any]:
     """Fields of Megatron's configuration.
 
-    Args:
-        moe: the trainer's settings.
-        known: the family's own.
-
     Raises:
         ConfigError: `bias_rate` is set for routers without a bias.
     """
@@ -54,13 +50,7 @@ def moe_settings(moe: MoeConfig, known: dict[str, Any]) -> dict[str, Any]:
 
 
 class Routers:
-    """A rank's routers.
-
-    Args:
-        models: its chunks.
-        moe: the trainer's settings.
-        recompute: whether layers are computed twice.
-    """
+    """A rank's routers."""
 
     def __init__(self, models: Sequence[Any], moe: MoeConfig, *, recompute: bool = False) -> None:
         self.moe = moe

@@ -17,9 +17,10 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import transformers
@@ -37,6 +38,7 @@ from agentrl.train.trainers.proof.subjects import ALWAYS, PACKAGE, SUBJECTS, Pro
 if TYPE_CHECKING:
     from agentrl.train.trainers.megatron.trainer import MegatronTrainer
 
+R = TypeVar("R", bound=Any)
 TRIES, TRIES_IN_LOW_PRECISION = 2, 3
 """Random models until one passes: where experts have equal scores, rounding decides, but rarely twice."""
 
@@ -120,23 +122,35 @@ def prove(
         config = with_short_row_angles(config)
     settings = settings_on_ranks(ranks, dtype)
     key = _digest(config, device, subject, family or "", dtype, _key(settings))
+
+    def compare_until_passed() -> Proof:
+        for number in range(TRIES if dtype == "float32" else TRIES_IN_LOW_PRECISION):
+            proof = compare(config, device, seed + number, subject, family, dtype, ranks)
+            if proof.passed or proof.fault:
+                break
+        return proof
+
+    return compute_once(key, Proof, compare_until_passed)
+
+
+def compute_once(
+    key: str, kind: type[R], compute: Callable[[], R], keep: Callable[[R], bool] = lambda found: True
+) -> R:
+    """Return a result from the user's cache, or compute it, and keep it there under its key where `keep` says so.
+
+    A result is a dataclass of JSON values with fields `seconds` and `cached`.
+    """
     file = cache_folder().parent / "proofs" / f"{key}.json"
-    try:
-        return replace(Proof(**json.loads(file.read_text())), cached=True)
-    except (OSError, ValueError, TypeError):
-        pass
+    with suppress(OSError, ValueError, TypeError):
+        found: R = replace(kind(**json.loads(file.read_text())), cached=True)
+        return found
     began = time.monotonic()
-    for number in range(TRIES if dtype == "float32" else TRIES_IN_LOW_PRECISION):
-        proof = compare(config, device, seed + number, subject, family, dtype, ranks)
-        if proof.passed or proof.fault:
-            break
-    proof = replace(proof, seconds=time.monotonic() - began)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(asdict(proof)))
-    except OSError:  # a cache is no reason to fail
-        pass
-    return proof
+    found = replace(compute(), seconds=time.monotonic() - began)
+    if keep(found):
+        with suppress(OSError):  # a cache is no reason to fail
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(asdict(found)))
+    return found
 
 
 def _config(path: Path, subject: str, family: str | None) -> Any:

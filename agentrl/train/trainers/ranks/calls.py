@@ -135,10 +135,6 @@ class RankCalls(ABC):
 class ConnectedRanks(RankCalls):
     """Ranks that another process has started.
 
-    Args:
-        addresses: of each rank.
-        timeout: seconds that a call may take.
-
     Raises:
         TrainerError: a rank can't be reached.
     """

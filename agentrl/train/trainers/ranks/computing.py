@@ -21,12 +21,7 @@ from agentrl.train.trainers.ranks.joined import per_token
 
 
 class RankComputing:
-    """Computation on ranks, with a critic.
-
-    Attributes:
-        ranks: what is called.
-        version: the weights' policy version.
-    """
+    """Computation on ranks, with a critic."""
 
     ranks: RankCalls
     version: int

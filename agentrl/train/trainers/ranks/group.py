@@ -38,9 +38,6 @@ class Ranks(RankCalls):
         loads: modules that they will need, for where they are forked.
         apart: of `Role`.
 
-    Attributes:
-        workers: each rank's process.
-
     Raises:
         ConfigError: the cluster has no room for them.
         TrainerError, TrainerTimeout: a rank could not be started.

@@ -23,7 +23,7 @@ from agentrl.errors import ConfigError
 from agentrl.train.algorithms.divergences import IDS, LOGPS, STATES, Divergence, outcomes, tail_of
 from agentrl.train.forest.distribution import NEVER
 from agentrl.train.forest.forest import Rows
-from agentrl.train.trainers.head import IDENTITY, Logits, chunk_on
+from agentrl.train.trainers.head import IDENTITY, Logits, chunk_on, list_chunks
 
 LEAST = -69.0
 """The smallest log of a student's tail, which is computed exactly: that of 1e-30."""
@@ -165,7 +165,7 @@ class _Divergence(torch.autograd.Function):
         found, slope, normaliser, tail = (temperature.new_zeros(len(states), dtype=_wide(states)) for _ in range(4))
         ctx.of = divergence, head, teacher, size
         head, teacher = head.to(states.dtype), None if teacher is None else teacher.to(states.dtype)
-        for at in _chunks(len(states), size):
+        for at in list_chunks(len(states), size):
             logits = head.logits(states[at], temperature[at], _common(head, teacher))
             normaliser[at] = log_sum(logits, head.group)
             logps = logits.sub_(normaliser[at, None])
@@ -192,7 +192,7 @@ class _Divergence(torch.autograd.Function):
         states_grad = torch.zeros_like(states)
         weight_grad = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         bias_grad = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
-        for at in _chunks(len(states), size):
+        for at in list_chunks(len(states), size):
             logits = head.logits(states[at], temperature[at], _common(head, teacher))
             steep = head.shape.slope(logits, temperature[at, None])
             logps = logits - normaliser[at, None]
@@ -265,7 +265,3 @@ def _local(ids: Tensor, head: VocabularyHead) -> tuple[Tensor, Tensor]:
 
 def _wide(states: Tensor) -> torch.dtype:
     return torch.float64 if states.dtype == torch.float64 else torch.float32
-
-
-def _chunks(length: int, size: int) -> list[slice]:
-    return [slice(start, start + size) for start in range(0, length, size)]

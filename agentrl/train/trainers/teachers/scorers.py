@@ -201,11 +201,7 @@ class PathScorer:
 
 
 class EngineScorer(PathScorer):
-    """Asks an engine.
-
-    Args:
-        engine: has started.
-    """
+    """Asks an engine."""
 
     def __init__(self, engine: Engine) -> None:
         async def read(ids: list[int], temperature: float, first: int) -> PromptScores:

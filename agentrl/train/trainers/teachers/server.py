@@ -48,9 +48,12 @@ class TeacherServer:
         own: its settings: `name` is the address, `api` the model's name there, its key and retries.
         tokenizer: the student's.
         top_k: how many of the most probable tokens to ask for in each place; None: none.
+        pause: seconds before a failed request is sent again; they double.
     """
 
-    def __init__(self, name: str, own: PolicyConfig, tokenizer: Tokenizer, top_k: int | None) -> None:
+    def __init__(
+        self, name: str, own: PolicyConfig, tokenizer: Tokenizer, top_k: int | None, pause: float = PAUSE
+    ) -> None:
         self._where, self._api, self._tokenizer, self._top_k = f"policies.{name}={own.name}", own.api, tokenizer, top_k
         parts = urlsplit(own.name)
         self._prefix, key = parts.path.rstrip("/"), os.environ.get(own.api.key_env or "OPENAI_API_KEY")
@@ -58,6 +61,7 @@ class TeacherServer:
             raise ConfigError(f"policies.{name}.api.key_env={own.api.key_env}: there is no such environment variable")
         self._http = Http(f"{parts.scheme}://{parts.netloc}", key)
         self._model = own.api.model
+        self._pause = pause
         self.way: str | None = None
 
     async def start(self) -> None:
@@ -102,7 +106,7 @@ class TeacherServer:
             raise InvalidInput(f"{self._where} answers at temperature 1, and tokens were sampled at {temperature:g}")
         if self.way is None:
             await self.start()
-        pauses = doubling(PAUSE, self._api.retries, LONGEST_PAUSE)
+        pauses = doubling(self._pause, self._api.retries, LONGEST_PAUSE)
         try:
             return (await retry(lambda: self._ask(ids, max(first, 1)), EngineError, pauses))[0]
         except (EngineError, InvalidInput) as error:  # the latter of a prompt of ours: a longer context than it has

@@ -204,11 +204,11 @@ def test_a_family_that_is_not_there_is_refused_by_its_name(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("own_cache")
 def test_a_family_that_computes_something_else_is_refused_at_start_with_the_numbers(
-    tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Callable[[str], Path], tmp_path: Path
 ) -> None:
     need(_has_megatron(), "megatron-core is not installed")
-    monkeypatch.setattr(proof, "cache_folder", lambda: tmp_path / "cache" / "models")
     (tmp_path / "plugin.py").write_text(PLUGIN)
     with pytest.raises(
         ConfigError, match=r"'mine' \(llama\) can't be trained by trainer=megatron.*differ by up to .* nats"
@@ -255,12 +255,12 @@ def test_models_check_prints_the_difference_and_agrees(tiny: Callable[[str], Pat
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("own_cache")
 def test_models_check_finds_a_family_that_rotates_otherwise(
     tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command in this process, but for what changes torch for good."""
     need(_has_megatron(), "megatron-core is not installed")
-    monkeypatch.setattr(proof, "cache_folder", lambda: tmp_path / "cache" / "models")
     (tmp_path / "plugin.py").write_text(PLUGIN)
     wrong = f"{tmp_path}/plugin.py:WRONG"
     with open_world() as world:

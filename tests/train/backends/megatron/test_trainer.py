@@ -100,11 +100,11 @@ WRONG = dataclasses.replace(LLAMA, name="wrong", rotary=lambda hf: Rotary.of(hf,
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("own_cache")
 def test_a_runs_ranks_try_the_architecture_in_their_layout_before_they_build_the_model(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("megatron.core")
-    monkeypatch.setattr(proof, "cache_folder", lambda: tmp_path / "cache" / "models")
     (tmp_path / "plugin.py").write_text(PLUGIN)
     tried: list[MegatronTrainer] = []
 

@@ -203,12 +203,7 @@ def _find_stack(path: str) -> str | None:
 
 
 def find_experts(layers: Sequence[CutLayer], skeleton: nn.Module) -> dict[str, ExpertRows]:
-    """Return by their names in files where experts' layers are in the tensors that transformers has them in.
-
-    Args:
-        layers: the rank's.
-        skeleton: transformers' model, which needs no weights.
-    """
+    """Return by their names in files where experts' layers are in the tensors that transformers has them in."""
     stacks = {
         (int(match[1]), own): (name, cast(Tensor, module._parameters[own]).shape)
         for name, (module, own) in stacked_tensors(skeleton).items()

@@ -29,12 +29,7 @@ _BLOCK = (128, 128)
 
 
 class TensorReader:
-    """A folder's tensors; files are opened on first use, and closed together.
-
-    Args:
-        folder: the folder.
-        drawn: tensors by name that stand for those that the folder lacks.
-    """
+    """A folder's tensors; files are opened on first use, and closed together."""
 
     def __init__(self, folder: Path, drawn: Mapping[str, Tensor] | None = None) -> None:
         self.folder, self.drawn = folder, drawn or {}
@@ -118,10 +113,6 @@ class TensorReader:
 
     def check_known(self, family: Family, config: Any) -> None:
         """Refuse a folder with tensors that no row of the family's table reads: the model would differ.
-
-        Args:
-            family: the model's.
-            config: the folder's configuration.
 
         Raises:
             InvalidWeights: naming up to five of them.
