@@ -74,7 +74,7 @@ def test_every_block_of_the_page_runs_and_its_environments_keep_the_contract(pag
     assert page["result"].checkpoint.name == "step-000001"
     for name, cls in found.items():
         options = {"sandbox": "subprocess"} if name.endswith("Shell") else {}
-        assert agentrl.check_env(factory(cls, **options), tasks=1, scored=3) == [], name
+        assert agentrl.check_env(factory(cls, **options), tasks=1, scored=8) == [], name
         assert disjoint(cls(**options)), name
 
 
