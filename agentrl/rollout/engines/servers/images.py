@@ -84,7 +84,7 @@ class ServedVision:
 
     @property
     def refusal(self) -> str:
-        """The reason for which servers place this model's tokens otherwise than transformers; '' where they do not."""
+        """The reason for which servers place this model's tokens otherwise than its trainer; '' where there is none."""
         if self.family == "qwen3_vl" and not self.interleaved:
             return "its config.json lacks rope_parameters.mrope_interleaved=true, without which other angles are turned"
         return ""
