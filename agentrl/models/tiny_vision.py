@@ -59,31 +59,34 @@ def build(path: Path, texts: Iterable[str], side: int, *, seed: int = 0, shape: 
     Returns:
         `path`.
     """
-    from transformers import Idefics3ImageProcessorPil
-
     beside = path.with_name(f".{path.name}.partial")
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
     shape = shape or tiny.TinyShape()
     tokenizer = tiny.build_tokenizer(texts, shape.vocab, shape.context, IMAGE_TOKENS, CHAT_TEMPLATE)
     tokenizer.save_pretrained(beside)
-    model = build_model(tokenizer, side, seed=seed, shape=shape)
-    model.save_pretrained(beside)
-    size = {"longest_edge": side}
-    Idefics3ImageProcessorPil(size=size, max_image_size=size, do_image_splitting=False).save_pretrained(beside)
-    settings = {"processor_class": "Idefics3Processor", "image_seq_len": (side // PATCH) ** 2}
-    (beside / "processor_config.json").write_text(json.dumps(settings, indent=2))
+    build_model(tiny.language_config(tokenizer, shape), tokenizer, side, seed=seed).save_pretrained(beside)
+    save_processor(beside, side)
     shutil.rmtree(path, ignore_errors=True)
     beside.rename(path)
     return path
 
 
-def build_model(tokenizer: Any, side: int, *, seed: int, shape: tiny.TinyShape) -> Any:
-    """An `Idefics3ForConditionalGeneration` with random weights that fits the tokenizer."""
+def save_processor(folder: Path, side: int) -> None:
+    """Write the settings of the processor whose images are one frame of this side."""
+    from transformers import Idefics3ImageProcessorPil
+
+    size = {"longest_edge": side}
+    Idefics3ImageProcessorPil(size=size, max_image_size=size, do_image_splitting=False).save_pretrained(folder)
+    settings = {"processor_class": "Idefics3Processor", "image_seq_len": (side // PATCH) ** 2}
+    (folder / "processor_config.json").write_text(json.dumps(settings, indent=2))
+
+
+def build_model(text: Any, tokenizer: Any, side: int, *, seed: int) -> Any:
+    """An `Idefics3ForConditionalGeneration` with random weights, its language model of the configuration `text`."""
     import torch
     from transformers import Idefics3Config, Idefics3ForConditionalGeneration
 
-    text = tiny.language_config(tokenizer, shape)
     config = Idefics3Config(
         text_config=text,
         vision_config={**TOWER, "image_size": side, "patch_size": PATCH},

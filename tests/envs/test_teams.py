@@ -194,6 +194,20 @@ async def test_debaters_hear_the_others_first_answers_and_two_of_three_decide():
     assert env.payoffs() == {"ann": 0.5, "bob": 1.0, "cid": 1.0}
 
 
+def test_amounts_of_one_digit_meet_every_operation_in_demonstrations_and_in_no_longer_problems_of_training() -> None:
+    """A planner that has seen them only made smaller repeats the digit before a plus, whatever it is rewarded for."""
+    env = make("planner_worker")
+    met = set[str]()
+    for task in islice(env.tasks("demo"), 500):
+        amount = task["start"]
+        for number, (sign, by) in enumerate(task["steps"]):
+            if number and amount < 10:
+                met.add(sign)
+            amount = {"+": amount + by, "-": amount - by, "*": amount * by, "/": amount // by}[sign]
+    assert met == set("+-*/")
+    assert max(len(task["steps"]) for task in islice(env.tasks("train"), 100)) == 2
+
+
 async def test_a_worker_sees_nothing_of_the_story_and_computes_what_it_is_told():
     env = make("planner_worker", min_steps=2, max_steps=2)
     session = await play(env, next(iter(env.tasks("eval"))))

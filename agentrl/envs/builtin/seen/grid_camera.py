@@ -5,11 +5,12 @@ On a grid stand a blue robot, a green goal and some walls. The words never say w
     user       Bring the robot to the green square.
     assistant  camera()
     tool       [picture]
-    assistant  move("left")
+    assistant  robot 21 goal 03, move("left")
     tool       [picture]
     …
 
-The demonstrator (`demonstrate`) moves at random half of the time.
+The demonstrator (`demonstrate`) says in which column and row robot and goal are, then moves, at random half of the
+time: what it says teaches a small model to see, and where to move is left to reinforcement learning.
 """
 
 from __future__ import annotations
@@ -61,16 +62,16 @@ class GridCamera(Env):
         if model != "tiny":
             return {}
         return {
-            "steps": 60,
-            "warm_start.steps": 300,
-            "warm_start.batch": 64,
-            "warm_start.demos": 4096,
-            "warm_start.lr": 2e-3,
-            "algo.lr": 1e-3,
+            "steps": 40,
+            "warm_start.steps": 250,
+            "warm_start.batch": 32,
+            "warm_start.demos": 2048,
+            "warm_start.lr": 3e-3,
+            "algo.lr": 5e-4,
             "algo.minibatches": 1,
             "algo.warmup_steps": 0,
             "algo.kl_coef": 0.0,
-            "rollout.turn_tokens": 24,
+            "rollout.turn_tokens": 32,
             "rollout.session_tokens": 1024,
         }
 
@@ -116,12 +117,17 @@ class GridCamera(Env):
     def expert(self, messages: Sequence[Message]) -> Message:
         if not any(message.role == "tool" for message in messages):
             return self.call("camera")
-        return self.call("move", direction=way(self._task.data, self._robot))
+        return self._say_and_move(way(self._task.data, self._robot))
 
     def demonstrate(self, messages: Sequence[Message], rng: random.Random) -> Message:
         if rng.random() < 0.5 and any(message.role == "tool" for message in messages):
-            return self.call("move", direction=rng.choice(list(MOVES)))
+            return self._say_and_move(rng.choice(list(MOVES)))
         return self.expert(messages)
+
+    def _say_and_move(self, direction: str) -> Message:
+        (x, y), (goal_x, goal_y) = self._robot, _place(self._task["goal"])
+        said = f"robot {x}{y} goal {goal_x}{goal_y}"
+        return self.call("move", direction=direction).model_copy(update={"content": said})
 
     def fixtures(self) -> Iterator[Fixture]:
         data = {"size": 3, "robot": [0, 0], "goal": [1, 0], "walls": [[0, 1]]}

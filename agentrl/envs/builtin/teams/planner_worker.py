@@ -7,13 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agentrl.envs.base import reward
-from agentrl.envs.builtin.calculator import EVENTS, HURRY, SPARE_TURNS, Calculator
+from agentrl.envs.builtin.calculator import EVENTS, HURRY, STEP_LIMIT, Calculator
 from agentrl.envs.fixtures import Fixture
 from agentrl.types import Message, Session, StepResult, Task
 
 TOLD = "Compute what you are told."
 SLIPS = 4
 """The demonstrator's worker takes another operation one time in this many."""
+MORE_STEPS = 2
+"""Results that demonstrated problems may need beyond `max_steps`."""
 
 
 class PlannerWorker(Calculator):
@@ -31,8 +33,26 @@ class PlannerWorker(Calculator):
 
     def __init__(self, min_steps: int = 1, max_steps: int = 2, seed: int = 0) -> None:
         super().__init__(min_steps, max_steps, seed)
-        self.max_turns = 2 * (max_steps + 1 + SPARE_TURNS)
+        self.max_turns = 2 * (max_steps + MORE_STEPS + 1)
         self.said = ""
+
+    @classmethod
+    def recipe(cls, model: str) -> dict[str, Any]:
+        """Those of `calculator`, with longer sessions, and lower rates for two policies that learn from one reward."""
+        if model != "tiny":
+            return {}
+        own = {"steps": 120, "warm_start.steps": 240, "warm_start.batch": 32, "warm_start.lr": 3e-3, "algo.lr": 3e-4}
+        return {**super().recipe(model), **own, "rollout.session_tokens": 600}
+
+    def tasks(self, split: str = "train") -> Iterator[Task]:
+        """Problems of `calculator`; those of `demo` may be longer.
+
+        In the short ones of `demo` an amount of one digit is only ever made smaller. A planner that has imitated no
+        others repeats the digit before a plus, in all sessions of a group alike, and no reward teaches it otherwise.
+        """
+        if split != "demo":
+            return super().tasks(split)
+        return Calculator(self.min_steps, min(self.max_steps + MORE_STEPS, STEP_LIMIT), self.seed).tasks(split)
 
     def reset(self, task: Task, *, seed: int | None = None) -> Mapping[str, str]:  # type: ignore[override]
         self.said = ""
