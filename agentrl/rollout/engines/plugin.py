@@ -56,6 +56,9 @@ class EnginePlugin:
             MissingExtra: what it needs is not installed.
         """
 
+    def begin(self, config: Any) -> None:
+        """Begin, in the background, what its engines will wait for and what needs no model; `check` has passed."""
+
     def records_penalties(self, config: Any) -> bool:
         """Return whether its turns bring what their tokens were drawn from with penalties on the tokens so far."""
         return False

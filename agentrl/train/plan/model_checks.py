@@ -30,6 +30,8 @@ from agentrl.types import Engine
 def prove_architecture(config: RunConfig, base: Path, display: Display, *, trains: bool) -> None:
     """Refuse a model that the trainer or the local engine computes differently than transformers.
 
+    The trainer of a run that `loads_meanwhile` is proved by `prove_trainer`, once its servers load.
+
     Raises:
         ConfigError: with the numbers.
     """
@@ -42,7 +44,6 @@ def prove_architecture(config: RunConfig, base: Path, display: Display, *, train
         return
     if trains:
         _say_untrained(config.trainer, base, display)
-    trainer = TRAINERS.find(config.trainer.name)
     if sees(base):
         _prove_images(config.model, base, display)
         if not ENGINES.find(config.engine.name).takes_images(config.engine, base):
@@ -50,10 +51,27 @@ def prove_architecture(config: RunConfig, base: Path, display: Display, *, train
                 f"engine={config.engine.name} takes no images with a prompt of this model, with these settings: "
                 "sessions that show any end in an error; engine=local takes them"
             )
-    if trains and trainer.proves(config.trainer):
-        with display.part("proving the architecture for the trainer"):
-            trainer.prove(config.trainer, base, config.model.name, config.engine.max_context)
+    if trains and not loads_meanwhile(config):
+        prove_trainer(config, base, display)
     _prove_engine(config.engine, base, config.model.name, display)
+
+
+def loads_meanwhile(config: RunConfig) -> bool:
+    """Return whether the run's engines are servers, which load while this process proves the trainer."""
+    return config.data is None and not ENGINES.find(config.engine.name).in_process(config.engine)
+
+
+def prove_trainer(config: RunConfig, base: Path, display: Display) -> None:
+    """Refuse a model that the trainer computes differently than transformers.
+
+    Raises:
+        ConfigError: with the numbers.
+    """
+    trainer = TRAINERS.find(config.trainer.name)
+    if config.model.name == setup.TINY or not trainer.proves(config.trainer):
+        return
+    with display.part("proving the architecture for the trainer"):
+        trainer.prove(config.trainer, base, config.model.name, config.engine.max_context)
 
 
 def _require_tower(config: RunConfig, kind: str) -> None:
