@@ -11,8 +11,10 @@ is counted; they would fall on whoever comes next. A disk publication and a plai
   loading it. Nobody calls fsync: a publication need not survive the machine.
 - delta: the same writing and reading of all bytes, over a publication in which 1 % of all elements changed, anywhere;
   and how many times fewer bytes it writes.
-- distributed: the same buckets broadcast over gloo to a process that does nothing with them, over a publication.
-- ipc: the same bytes copied into new shared memory and out of it again, over a publication.
+- distributed: the same buckets broadcast over gloo to a process that does nothing with them, over a publication; beside
+  it all bytes broadcast in one call, which is slower: memory of that size is new each time at both ends.
+- ipc: the same bytes copied into shared memory that is kept, as the transport's is, and out of it again, over a
+  publication; beside it into new shared memory, of which each page costs more than its copy.
 - pause: the milliseconds of each publication's pause beyond the copy that it can't do without: for disk and delta the
   server's plain reload, for the others, which send while they pause, the bare copy. At most 50.
 - reload: the server's own `/update_weights_from_disk` of a folder that transformers' `save_pretrained` has just
@@ -87,15 +89,25 @@ def plain_disk(payload: list[memoryview], folder: Path) -> float:
     return written + time.perf_counter() - began
 
 
-def shared_copy(payload: list[torch.Tensor], sink: torch.Tensor) -> float:
-    """Seconds for copying the same bytes into shared memory that is made for them, and out of it into memory in use."""
+def shared_copy(payload: list[torch.Tensor], sink: torch.Tensor, kept: torch.Tensor | None = None) -> float:
+    """Seconds for copying the same bytes into shared memory, and out of it into memory in use.
+
+    Args:
+        payload: the bytes, in pieces.
+        sink: as large as the largest.
+        kept: likewise, the shared memory; None makes some for each piece.
+    """
     began = time.perf_counter()
     for piece in payload:
-        shared = torch.UntypedStorage._new_shared(len(piece), device="cpu")
-        there = torch.empty(0, dtype=torch.uint8).set_(shared)
+        there = new_shared(len(piece)) if kept is None else kept[: len(piece)]
         there.copy_(piece)
         sink[: len(piece)].copy_(there)
     return time.perf_counter() - began
+
+
+def new_shared(size: int) -> torch.Tensor:
+    """Return so many bytes of shared memory."""
+    return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(size, device="cpu"))
 
 
 class BareReceiver:
@@ -168,10 +180,12 @@ class Sides:
     Attributes:
         member: the engine, as a publisher sees it.
         versions: two sets of weights, of which 1 % of all elements differ.
-        flat: the first of them in buckets, uint8.
+        flat: the first of them in buckets, uint8, which lie behind each other.
         publishers: by the transport's name.
-        bare: a process that takes broadcasts.
+        bare: a process that takes broadcasts of these buckets.
+        whole: one that takes a broadcast of all of them at once.
         sink: memory that a bare copy ends in.
+        kept: shared memory that it goes through.
     """
 
     member: Member
@@ -179,7 +193,9 @@ class Sides:
     flat: list[torch.Tensor]
     publishers: dict[str, Publisher]
     bare: BareReceiver
+    whole: BareReceiver
     sink: torch.Tensor
+    kept: torch.Tensor
 
     @classmethod
     def make(cls, folder: Path, engine: Any, args: argparse.Namespace) -> Sides:
@@ -190,8 +206,9 @@ class Sides:
             (name, torch.where(torch.rand(tensor.shape, generator=dice) < 0.01, tensor * 1.01 + 1e-3, tensor).to(dtype))
             for name, tensor in weights
         ]
-        flat = [bucket.flat() for bucket in buckets(weights, args.bucket_mb << 20)]
-        print(f"{sum(map(len, flat)) / 1e6:.0f} MB of weights in {len(flat)} buckets", flush=True)
+        sizes = [bucket.nbytes for bucket in buckets(weights, args.bucket_mb << 20)]
+        flat = [*torch.cat([tensor.view(-1).view(torch.uint8) for _, tensor in weights]).split(sizes)]
+        print(f"{sum(sizes) / 1e6:.0f} MB of weights in {len(flat)} buckets", flush=True)
         common = {"dtype": args.dtype, "keep": False, "verify": False}
         broadcasts = {"backend": "gloo", "bucket_mb": args.bucket_mb}
         settings: dict[str, dict[str, Any]] = {
@@ -204,11 +221,15 @@ class Sides:
             name: make_publisher(WEIGHTS.build({**own, **common}), folder, engine.config)
             for name, own in settings.items()
         }
-        bare = BareReceiver([len(piece) for piece in flat], args.rounds + 1)
+        bare, whole = BareReceiver(sizes, args.rounds + 1), BareReceiver([sum(sizes)], args.rounds + 1)
+        sink, kept = torch.zeros(max(sizes), dtype=torch.uint8), new_shared(max(sizes))
         member = Member("engine", engine, FleetConfig())
-        return cls(
-            member, (weights, changed), flat, publishers, bare, torch.zeros(max(map(len, flat)), dtype=torch.uint8)
-        )
+        return cls(member, (weights, changed), flat, publishers, bare, whole, sink, kept)
+
+    @property
+    def at_once(self) -> torch.Tensor:
+        """All bytes as one tensor."""
+        return self.flat[0].as_strided((sum(map(len, self.flat)),), (1,), 0)
 
 
 async def one_round(
@@ -244,9 +265,11 @@ async def one_round(
     for work in reversed(both) if number % 2 else both:
         await work()
     await publish("delta")
+    took["broadcast at once"] = await asyncio.to_thread(sides.whole.send, [sides.at_once])
     took["bare broadcast"] = await asyncio.to_thread(sides.bare.send, sides.flat)
     await publish("distributed")
-    took["shared copy"] = await asyncio.to_thread(shared_copy, sides.flat, sides.sink)
+    took["copy by new memory"] = await asyncio.to_thread(shared_copy, sides.flat, sides.sink)
+    took["shared copy"] = await asyncio.to_thread(shared_copy, sides.flat, sides.sink, sides.kept)
     await publish("ipc")
     if len(set(left.values())) > 1:
         raise SystemExit(f"round {number}: the transports left different weights in the engine: {left}")
@@ -264,7 +287,9 @@ def ratios_of(took: dict[str, float]) -> dict[str, float]:
         f"disk: plain write+read / publication {least}": took["plain disk"] / whole,
         f"delta: plain write+read of all bytes / publication {least}": took["plain disk"] / took["delta"],
         f"distributed: bare broadcast / publication {least}": took["bare broadcast"] / took["distributed"],
+        "distributed: bare broadcast in one call / publication": took["broadcast at once"] / took["distributed"],
         f"ipc: bare copy by shared memory / publication {least}": took["shared copy"] / took["ipc"],
+        "ipc: bare copy by new shared memory / publication": took["copy by new memory"] / took["ipc"],
         **{
             f"ms of a {name} publication's pause beyond {copy} (aim: at most 50)": 1e3
             * (took[f"{name} pause"] - took[copy])
@@ -305,6 +330,7 @@ async def measure(folder: Path, engine: Any, args: argparse.Namespace) -> dict[s
         for publisher in sides.publishers.values():
             await publisher.close()
         sides.bare.close()
+        sides.whole.close()
     return ratios
 
 
@@ -342,7 +368,7 @@ def main() -> None:
     parser.add_argument("--model", help="a name or a folder, in place of a random Llama")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--bucket-mb", type=int, default=128, help="of broadcasts and shared memory")
+    parser.add_argument("--bucket-mb", type=int, default=31, help="of broadcasts and shared memory")
     default = Path(__file__).resolve().parents[1] / ".venv-sglang" / "bin" / "python"
     parser.add_argument("--python", default=str(default) if default.exists() else None)
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")

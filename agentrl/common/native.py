@@ -1,6 +1,6 @@
 """Small C programs and libraries of ours, compiled once on the machine that needs them and kept in the user's cache.
 
-Two processes may compile at once: the result is written to a temporary file and renamed.
+Two processes may compile at once: the result is written to a temporary file and renamed. A process compiles once.
 """
 
 from __future__ import annotations
@@ -11,12 +11,24 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl.errors import MissingExtra
 
 COMPILE_SECONDS = 120.0
+_compiling = threading.Lock()
+
+
+def _forget_lock() -> None:
+    """Begin a forked child with a lock that no thread of its parent holds."""
+    global _compiling
+    _compiling = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_lock)
 
 
 def cache_dir() -> Path:
@@ -61,8 +73,9 @@ def compile_library(sources: Sequence[Path], output: str, flags: Sequence[str], 
     for source in sorted(sources):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     made = cache_dir() / f"{label}-{digest.hexdigest()[:16]}" / output
-    if not made.is_file():
-        _compile([str(source) for source in sorted(sources) if source.suffix == ".c"], made, flags, purpose)
+    with _compiling:
+        if not made.is_file():
+            _compile([str(source) for source in sorted(sources) if source.suffix == ".c"], made, flags, purpose)
     return made
 
 

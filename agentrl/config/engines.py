@@ -109,8 +109,8 @@ class WeightsConfig(Section):
     """The transport's name or import path; `agentrl plugins` lists the names, and docs/fleet.md says what each does."""
     mode: Literal["drain", "abort", "retract", "in_place"] = "drain"
     """The treatment of running requests: finished first, cut and continued, queued anew, or kept with their caches."""
-    bucket_mb: PositiveInt = 512
-    """Megabytes that travel together."""
+    bucket_mb: PositiveInt | None = None
+    """Megabytes that travel together; None is 512, and 31 where weights go through a CPU's memory (gloo, ipc)."""
     dtype: Dtype | None = None
     """The precision that weights are sent in; None is the engine's."""
     verify: bool = True
@@ -134,8 +134,8 @@ class WeightsConfig(Section):
 
     @property
     def bucket_bytes(self) -> int:
-        """`bucket_mb` in bytes."""
-        return self.bucket_mb << 20
+        """`bucket_mb` in bytes, where weights go to a disk or from one GPU to another."""
+        return (self.bucket_mb or 512) << 20
 
 
 EngineSection = Annotated[SerializeAsAny[EngineConfig], OfPlugin("agentrl.rollout.engines:ENGINES")]

@@ -14,7 +14,7 @@ import torch
 import torch.multiprocessing as mp
 
 from agentrl.rollout.weights.buckets import buckets
-from agentrl.rollout.weights.transports.ipc import serialise
+from agentrl.rollout.weights.transports.ipc import SharedBuffer, serialise
 from benchmarks.gpu_parts.report import Report
 
 TENSORS, SIZE = 64, 1 << 21
@@ -44,12 +44,12 @@ def run(report: Report) -> None:
     ours, theirs = context.Pipe()
     process = context.Process(target=receive, args=(theirs,), daemon=True)
     process.start()
-    wrong = 0
+    wrong, buffer = 0, SharedBuffer()
 
     def send() -> None:
         nonlocal wrong
         for bucket in buckets(weights, 128 << 20):
-            text, held = serialise(bucket)
+            text, held = serialise(bucket, buffer)
             ours.send(text)
             if not ours.poll(60):
                 raise TimeoutError("the other process did not answer in 60 s")

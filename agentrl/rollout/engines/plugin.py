@@ -57,6 +57,9 @@ class EnginePlugin:
             MissingExtra: what it needs is not installed.
         """
 
+    def begin(self, config: Any) -> None:
+        """Begin, in the background, what its engines will wait for and what needs no model; `check` has passed."""
+
     def share_cores(self, processes: int, folder: Path) -> int:
         """Return how many threads each of its processes has on CPUs by default, where so many compute this folder."""
         return max(1, cores.share(processes, folder) - self.scheduler_cores)

@@ -80,16 +80,20 @@ class DistributedPlugin(TransportPlugin):
         automatic = "nccl" if torch.cuda.is_available() else "gloo"
         backend = automatic if config.backend == "auto" else config.backend
         host = config.host or cluster.current().host
-        return DistributedTransport(config.bucket_bytes, backend, host, config.timeout, ranks)
+        limit = _in_memory(config) if backend == "gloo" else config.bucket_bytes
+        return DistributedTransport(limit, backend, host, config.timeout, ranks)
 
 
 class IpcPlugin(TransportPlugin):
     """Handles of memory that trainer and engines share."""
 
     def make(self, config: WeightsConfig, base: Path, engine: EngineConfig, ranks: int) -> Transport:
+        import torch
+
         from agentrl.rollout.weights.transports import IpcTransport
 
-        return IpcTransport(config.bucket_bytes, ranks)
+        limit = config.bucket_bytes if torch.cuda.is_available() else _in_memory(config)
+        return IpcTransport(limit, ranks)
 
 
 class InprocPlugin(TransportPlugin):
@@ -119,6 +123,11 @@ class AutoPlugin(TransportPlugin):
 
     def _find_preferred(self, config: AutoConfig, engine: EngineConfig) -> TransportPlugin:
         return TRANSPORTS.find("disk" if config.delta else ENGINES.find(engine.name).transport(engine))
+
+
+def _in_memory(config: WeightsConfig) -> int:
+    """Bytes of a bucket in a CPU's memory: from 32 MB on malloc asks for new pages each time, which cost more."""
+    return (config.bucket_mb or 31) << 20
 
 
 def _settings(config: WeightsConfig, own: type[WeightsConfig]) -> Any:

@@ -79,11 +79,14 @@ def evaluate(env: str | type[Env] | None = None, /, *, display: Display | None =
 @cores.one_each()
 def run_train(config: RunConfig, display: Display | None = None, *, owns_process: bool = False) -> TrainResult:
     """Train as a finished configuration says; `owns_process`: see `interrupt.run`."""
+    from agentrl.rollout.engines import ENGINES
     from agentrl.train.plan.preflight import check_training
 
     if config.dry_run:
         raise ConfigError("dry_run=true is for the command line; scripts call agentrl.train.plan.dry_run.describe_run")
     check_training(config)  # before anything heavy is imported, and before anything is written
+    if config.data is None:
+        ENGINES.find(config.engine.name).begin(config.engine)
     try:
         from agentrl.train.driver.launch import train_run
     except ModuleNotFoundError as error:

@@ -48,7 +48,13 @@ from agentrl.train.driver.session_worker import holding
 from agentrl.train.evaluation.evaluated import before_training
 from agentrl.train.evaluation.probe import HeldOutProbe
 from agentrl.train.offline.run import train_on_data
-from agentrl.train.plan.model_checks import engine_settings, require_recording, suit_engines
+from agentrl.train.plan.model_checks import (
+    engine_settings,
+    loads_meanwhile,
+    prove_trainer,
+    require_recording,
+    suit_engines,
+)
 from agentrl.train.plan.placing import reserve
 from agentrl.train.plan.room import check_room
 from agentrl.train.record import data_identity, recording
@@ -95,6 +101,8 @@ async def _train(run: OpenRun, make_env: Callable[[], Env]) -> TrainResult:
         for name, policy in rollouts.policies.items():
             with named_as_given(config.policies, name.partition("/")[0]):  # past/3 is a version of `past`
                 await require_attached(filter(None, [policy.engine]))
+        if loads_meanwhile(config.data, config.engine):
+            prove_trainer(config.trainer, base, config.model.name, config.engine.max_context, display)
         loop, loaded = make_generating_loop(run, base, make_env, rollouts, act)
         try:
             start = await prepare(loop, rollouts, make_env, base, loaded)
@@ -215,16 +223,17 @@ async def loaded(
     with cluster.open_cluster(config.cluster, folder / "logs") as opened:
         await asyncio.to_thread(reserve, opened, config, base)
         async with cluster.while_not_lost(opened.lost):
-            renderer = get_renderer(base, config.model.renderer, config.model.stop)
-            for own, make_env in played:
-                chosen = splits or (held_out_split(own.eval, make_env()),)
-                for line in await check_room(own, make_env, renderer, base, chosen):
-                    say(line)
+            # first, since a server loads while the renderer is proved
             settings = engine_settings(config.learners[MAIN], config.rollout, config.cluster)
             engine: Engine = make_engines(
                 settings, config.fleet, config.weights, base, count_beside(MAIN, config.fleets)
             )
             try:
+                renderer = get_renderer(base, config.model.renderer, config.model.stop)
+                for own, make_env in played:
+                    chosen = splits or (held_out_split(own.eval, make_env()),)
+                    for line in await check_room(own, make_env, renderer, base, chosen):
+                        say(line)
                 require_recording(config.trainer, config.engine, engine)
                 recorded = None
                 if config.rerun:

@@ -26,7 +26,7 @@ from agentrl.train.algorithms import Algorithm, make_algorithm
 from agentrl.train.display.console import Display
 from agentrl.train.driver import base_model, interrupt, setup
 from agentrl.train.driver.loop import Loop
-from agentrl.train.plan.model_checks import prove_architecture, require_one_tokenizer
+from agentrl.train.plan.model_checks import loads_meanwhile, prove_architecture, require_one_tokenizer
 from agentrl.train.record import manifest
 from agentrl.train.record.files import disk_error, run_path
 from agentrl.train.record.remote_copy import Uploads
@@ -69,7 +69,8 @@ class OpenRun:
             custom_code.allow(base)
         learners, policies = self.config.learners, self.config.policies
         require_one_tokenizer(learners, policies, base)
-        prove_architecture(learners[MAIN], policies, base, self.display, trains=True)
+        later = loads_meanwhile(self.config.data, self.config.engine)
+        prove_architecture(learners[MAIN], policies, base, self.display, trains=True, later=later)
         return base
 
     async def _own_model(self, build_tiny: Callable[[Path, int], Awaitable[Path]]) -> Path:

@@ -11,6 +11,7 @@ from agentrl.config import (
     MODEL,
     START,
     ClusterConfig,
+    DataConfig,
     EngineConfig,
     ModelConfig,
     Policies,
@@ -38,8 +39,12 @@ from agentrl.train.trainers.loaded import Loaded, require_loaded
 from agentrl.types import MAIN, Engine
 
 
-def prove_architecture(own: LearnerConfig, policies: Policies, base: Path, display: Display, *, trains: bool) -> None:
+def prove_architecture(
+    own: LearnerConfig, policies: Policies, base: Path, display: Display, *, trains: bool, later: bool = False
+) -> None:
     """Refuse a model that the trainer or the local engine computes differently than transformers.
+
+    `later`: the main policy's trainer is proved by `prove_trainer`, once its servers load.
 
     Raises:
         ConfigError: with the numbers.
@@ -62,8 +67,8 @@ def prove_architecture(own: LearnerConfig, policies: Policies, base: Path, displ
                 f"engine={engine.name} takes no images with a prompt of this model, with these settings: "
                 "sessions that show any end in an error; engine=local takes them"
             )
-    if trains:
-        _prove_trainer(trainer, base, model.name, engine.max_context, display)
+    if trains and not later:
+        prove_trainer(trainer, base, model.name, engine.max_context, display)
     _prove_engine(engine, base, model.name, display)
 
 
@@ -74,13 +79,23 @@ def _prove_other(main: LearnerConfig, policy: PolicyConfig, base: Path, display:
         return
     folder = base if policy.model.name == START else model_folder(policy.model)
     if trains:
-        _prove_trainer(main.beside(policy).trainer, folder, model.name, policy.engine.max_context, display)
+        prove_trainer(main.beside(policy).trainer, folder, model.name, policy.engine.max_context, display)
     _prove_engine(policy.engine, folder, model.name, display)
 
 
-def _prove_trainer(trainer: TrainerConfig, base: Path, name: str, context: int | None, display: Display) -> None:
+def loads_meanwhile(data: DataConfig | None, engine: EngineConfig) -> bool:
+    """Return whether a run's engines are servers, which load while this process proves the trainer."""
+    return data is None and not ENGINES.find(engine.name).in_process(engine)
+
+
+def prove_trainer(trainer: TrainerConfig, base: Path, name: str, context: int | None, display: Display) -> None:
+    """Refuse a model that the trainer computes differently than transformers.
+
+    Raises:
+        ConfigError: with the numbers.
+    """
     plugin = TRAINERS.find(trainer.name)
-    if plugin.proves(trainer):
+    if name != setup.TINY and plugin.proves(trainer):
         with display.part("proving the architecture for the trainer"):
             plugin.prove(trainer, base, name, context)
 

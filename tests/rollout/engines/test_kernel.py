@@ -18,7 +18,8 @@ from agentrl.config import EngineConfig
 from agentrl.errors import ConfigError
 from agentrl.rollout.engines.local import kernel as kernels
 from agentrl.rollout.engines.local.engine import LocalEngine
-from agentrl.rollout.engines.local.kernel import BUILDS, compile_kernel, suits
+from agentrl.rollout.engines.local.kernel import suits
+from agentrl.rollout.engines.local.kernel_build import BUILDS, compile_kernel
 from agentrl.rollout.engines.local.parts import Shared
 from agentrl.rollout.engines.local.plugin import ENGINE, LocalConfig
 from agentrl.rollout.engines.local.runner import ModelRunner, RowSegment

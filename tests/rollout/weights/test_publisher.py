@@ -7,6 +7,10 @@ in the middle, refuse calls that come at the wrong time, and notice when they wo
 from __future__ import annotations
 
 import asyncio
+import base64
+import gc
+import os
+import pickle
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,6 +20,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.multiprocessing import reductions
 
 from agentrl.errors import EngineError
 from agentrl.models import tiny
@@ -24,8 +29,10 @@ from agentrl.rollout.weights.publisher import Publisher, PublishOutcome
 from agentrl.rollout.weights.quantize import convert_weights
 from agentrl.rollout.weights.receiver import LoadCommit
 from agentrl.rollout.weights.snapshot import read_snapshot, save_snapshot
-from agentrl.rollout.weights.transports import DiskTransport
+from agentrl.rollout.weights.transports import DiskTransport, IpcTransport
 from agentrl.types import PauseMode
+
+DTYPES = (torch.float32, torch.bfloat16, torch.int64)
 
 
 class FakeEngine:
@@ -283,3 +290,46 @@ async def test_a_trainer_elsewhere_writes_what_engines_load_and_its_tensors_are_
     with pytest.raises(EngineError, match="weights lack"):
         await publisher.stage(Weights(here, save), 2)
     await publisher.transport.close()
+
+
+class HandleReader:
+    """An engine that opens what it is sent by handle, as another process does: not by what this one has open."""
+
+    atomic = False
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.handles: set[bytes] = set()
+
+    async def begin(self) -> None:
+        self.tensors.clear()
+
+    async def end(self) -> None: ...
+
+    async def load_bucket(self, payloads: Sequence[str], commit: LoadCommit | None) -> None:
+        for text in payloads:
+            reductions.shared_cache.clear()
+            for name, tensor in pickle.loads(base64.b64decode(text)):
+                self.tensors[name] = tensor.clone()
+            self.handles |= set(reductions.shared_cache)
+
+
+async def test_shared_memory_is_kept_from_one_publication_to_the_next_however_many_read_it() -> None:
+    """Whoever closes torch's shared memory last removes it: four readers of each bucket would have been the last."""
+    transport, engines = IpcTransport(limit=4000, ranks=2), {name: HandleReader() for name in "ab"}
+    for version in range(4):
+        sent = [(f"w{i}", torch.full((30, i + 1), version + i / 8).to(DTYPES[i % 3])) for i in range(20)]
+        await transport.stage(sent, version)
+        assert await transport.send(engines, LoadCommit(version, flush=True)) == dict.fromkeys("ab")  # type: ignore[arg-type]
+        for engine in engines.values():
+            assert [*engine.tensors] == [name for name, _ in sent]
+            assert all(torch.equal(engine.tensors[name], tensor) for name, tensor in sent)
+        if version == 0:
+            for engine in engines.values():
+                engine.handles.clear()  # buffers grow in the first publication
+    assert engines["a"].handles == engines["b"].handles
+    assert len(engines["a"].handles) == 2
+    await transport.close()
+    reductions.shared_cache.clear()
+    gc.collect()
+    assert not any(os.path.exists(f"/dev/shm{handle.decode()}") for handle in engines["a"].handles)  # noqa: ASYNC240

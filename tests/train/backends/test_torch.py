@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from agentrl.common import cores
 from agentrl.config import AlgoConfig, RunConfig, TrainerConfig
 from agentrl.errors import ConfigError, InvalidInput, UnknownName
 from agentrl.overrides import validate
@@ -339,6 +340,24 @@ def test_recomputed_layers_give_the_same_update_bit_for_bit_and_hold_fewer_activ
         saved[name] = sum(sizes)
     assert same(parameters(kept), parameters(recomputing))
     assert saved["recomputing"] < saved["kept"] / 2
+
+
+@pytest.mark.parametrize("name", ["grpo", "sft"])
+def test_forests_side_by_side_change_no_bit_of_a_step_or_its_metrics(
+    name: str, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(cores, "list_allowed", lambda: [0, 1, 2])
+    algo = AlgoConfig(name=name, lr=1e-2)
+    together, apart = trainer_on(tiny_llama, algo), trainer_on(tiny_llama, algo)
+    assert together._together is not None
+    assert together.threads == 1
+    apart._together = None
+    for step in range(3):
+        forests = forests_for(algo, step)
+        assert len(forests) > 1
+        assert together.step(forests) == apart.step(forests_for(algo, step))
+        assert same(parameters(together), parameters(apart))
 
 
 def test_settings_of_the_torch_trainer_are_taken_and_those_of_megatron_refused() -> None:

@@ -11,27 +11,22 @@ attention in full; those run through transformers (`runner`), whose sums have an
 from __future__ import annotations
 
 import ctypes
-import hashlib
 from collections.abc import Mapping, Sequence
 from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.common.native import compile_library, list_features
 from agentrl.errors import MissingExtra
 from agentrl.rollout.engines.local.arena import Arena
 from agentrl.rollout.engines.local.flat import PLAIN, LayerShape
+from agentrl.rollout.engines.local.kernel_build import choose_build, compile_kernel, name_of
 from agentrl.rollout.engines.local.parts import Shared
 
 LARGEST = 10_000_000
 """Parameters of the largest model that is computed here."""
-FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-pthread")
-BUILDS = {"avx512": ("avx512f",), "avx2": ("avx2", "fma"), "plain": ()}
-"""The builds, fastest first, each with the processor's features that it uses beyond those that all have."""
 MODELS = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 LANES = 16
 """Widths are multiples of this: of the widest vector register's numbers."""
@@ -84,36 +79,11 @@ def suits(model: Any, shapes: Mapping[int, LayerShape], parameters: int) -> bool
     )
 
 
-def name() -> str:
-    """Return the compiled kernel's name: its build and a digest of its code, of which the same computes the same bits.
-
-    Raises:
-        MissingExtra: there is no compiler.
-    """
-    return _name(compile_kernel(choose_build()))
-
-
-def choose_build() -> str:
-    """Return the fastest build that this machine's processor runs."""
-    features = list_features()
-    return next(build for build, used in BUILDS.items() if features.issuperset(used))
-
-
-def compile_kernel(build: str) -> Path:
-    """Return the file of a build, compiled where the user's cache lacks it; errors as of `name`."""
-    source, flags = Path(__file__).with_name("kernel.c"), [f"-m{feature}" for feature in BUILDS[build]]
-    return compile_library([source], "kernel.so", (*FLAGS, *flags), f"kernel-{build}", "the kernel")
-
-
-def _name(made: Path) -> str:
-    return f"kernel-{choose_build()}-{hashlib.sha256(made.read_bytes()).hexdigest()[:16]}"
-
-
 def _library() -> tuple[Any, str]:
     made = compile_kernel(choose_build())
     library = ctypes.CDLL(str(made))
     library.agentrl_scratch.restype = library.agentrl_scores.restype = library.agentrl_panel.restype = c_int64
-    return library, _name(made)
+    return library, name_of(made)
 
 
 class Kernel:

@@ -86,9 +86,16 @@ class LocalPlugin(EnginePlugin):
 
             torch_device(config.device, "engine.device")
 
+    def begin(self, config: EngineConfig) -> None:
+        """Compile the kernel while libraries and the model load."""
+        from agentrl.rollout.engines.local.kernel_build import begin_compiling
+
+        if isinstance(config, LocalConfig) and config.kernel == "auto" and config.device != "cuda":
+            begin_compiling()
+
     def kernel(self, config: LocalConfig) -> str:
         """Return the compiled kernel's name, or torch where that is chosen or there is no compiler."""
-        from agentrl.rollout.engines.local.kernel import name
+        from agentrl.rollout.engines.local.kernel_build import name
 
         try:
             return name() if config.kernel == "auto" else "torch"
