@@ -80,7 +80,7 @@ class Service:
 
     @property
     def restarts(self) -> int:
-        """How often it was started again."""
+        """The number of times that it was started again."""
         return self._server.restarts
 
     def check(self) -> None:
