@@ -257,21 +257,20 @@ class Gateway:
         session = entry.state.session
         counts = session.status not in (Status.ABORTED, Status.INFRA_ERROR)
         if self._score is not None and counts and session.reward is None:
-            self._schedule(entry, 0.0, self._score_soon)
+            self._schedule(entry, 0.0, partial(self._score_soon, self._score))
         else:
             self._schedule(entry, seconds, self._seal_soon)
 
-    def _score_soon(self, entry: SessionEntry) -> None:
-        task = asyncio.ensure_future(self._score_entry(entry))
+    def _score_soon(self, score: Callable[[Session], Awaitable[None]], entry: SessionEntry) -> None:
+        task = asyncio.ensure_future(self._score_entry(score, entry))
         self._scoring.add(task)
         task.add_done_callback(self._scoring.discard)
 
-    async def _score_entry(self, entry: SessionEntry) -> None:
+    async def _score_entry(self, score: Callable[[Session], Awaitable[None]], entry: SessionEntry) -> None:
         """Compute a closed session's rewards, and seal it; what its client gives meanwhile goes first."""
-        assert self._score is not None
         session = entry.state.session
         scored = replace(session)
-        await self._score(scored)
+        await score(scored)
         if entry.sealed.is_set():
             return
         if session.reward is None:

@@ -233,8 +233,7 @@ class Mcp(ToolSource):
 
     def open(self, tools: Sequence[Tool]) -> OpenTools:
         """Tools that call a connection of their own, or the shared one."""
-        if self.config.shared:
-            assert self._first is not None
+        if self.config.shared and self._first is not None:
             return OpenTools([_bind(tool, self._first) for tool in tools])
         own = _Connection(self.config)
         return OpenTools([_bind(tool, own) for tool in tools], own.close, lambda: own.used)

@@ -364,9 +364,10 @@ def _with_axes(positions_N: Tensor, axes: Sequence[tuple[int, NDArray[np.int64]]
 
 def _with_last(positions_N: Tensor, ahead: Sequence[tuple[int, NDArray[np.int64]]]) -> Tensor | None:
     """The last places that a step's tokens see; None where each sees no further than itself."""
-    found = positions_N.clone() if ahead else None
+    if not ahead:
+        return None
+    found = positions_N.clone()
     for place, known in ahead:
-        assert found is not None
         found[place : place + len(known)] = torch.from_numpy(known.copy()).to(found)
     return found
 

@@ -96,11 +96,11 @@ def _verify(run: Path, weights: bool, trust: bool) -> Report:
 
 def _check_read(recorded: Recorded, store: Store) -> list[Check]:
     """The checks of a run that reads its sessions; none of another."""
-    if recorded.starts[-1][1].data is None:
+    if (data := recorded.starts[-1][1].data) is None:
         return []
     source = Check("source", "read again, the data gives the sessions that were trained")
     measured = Check("held out", "what was measured is in the metrics, and a margin is its groups'")
-    source_checks.check_source(recorded, store, source)
+    source_checks.check_source(recorded, data, store, source)
     source_checks.check_held_out(recorded, measured)
     return [source, measured]
 

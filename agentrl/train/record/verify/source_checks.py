@@ -24,18 +24,17 @@ CLOSE = 1e-9
 """The relative distance at which a sum of the same numbers is the same."""
 
 
-def check_source(recorded: Recorded, store: Store, check: Check) -> None:
+def check_source(recorded: Recorded, source: DataConfig, store: Store, check: Check) -> None:
     """Read the source again, and compare each trained session with it; a source that changed is told as unknown."""
     config = recorded.starts[-1][1]
-    assert config.data is not None
-    if is_hub(config.data.name):
+    if is_hub(source.name):
         check.unknown["sources on the hub, which are not fetched"] += 1
         return
-    if not Path(config.data.name).expanduser().exists():
+    if not Path(source.name).expanduser().exists():
         check.unknown["sources that are not there any more"] += 1
         return
     try:
-        data = _read(config.data, config.algo, config.model, recorded.run / "model")
+        data = _read(source, config.algo, config.model, recorded.run / "model")
     except AgentRLError as error:
         check.unknown[f"sources that can't be read: {brief(str(error))}"] += 1
         return
@@ -49,7 +48,7 @@ def check_source(recorded: Recorded, store: Store, check: Check) -> None:
         for group in step.groups:
             where = f"{step.where}, group {group.id}"
             if group.task.id not in tasks:
-                check.faults.append(Discrepancy(where, f"its task {group.task.id!r} is not in {config.data.name}"))
+                check.faults.append(Discrepancy(where, f"its task {group.task.id!r} is not in {source.name}"))
                 continue
             check.faults += _compare(where, group.sessions, data.sessions("train", tasks[group.task.id]))
             check.examined["sessions"] += len(group.sessions)
