@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config import EvalConfig, RunConfig
+from agentrl.config import EvalConfig, RolloutConfig, RunConfig
 from agentrl.overrides import parse_words, validate
 from agentrl.rollout.stream.batch_metrics import Evaluation, evaluate_groups
 from agentrl.train.display.next_try import next_try
 from agentrl.train.driver.lost_tokens import SAMPLED, Cause
 from agentrl.types import Group, Session, Status, Task
 
-CONFIG = validate({"env": {"name": "calculator"}, "steps": 30, "warm_start": {"steps": 150}}, RunConfig)
+SETTINGS = (30, 150, RolloutConfig().group_size)
 TOPS = frozenset({1.0})
 
 
@@ -32,7 +32,7 @@ def proposal(
     before: list[float], after: list[float], mean: float, flat: float = 0.0, tops: frozenset[float] = TOPS
 ) -> str:
     rows = [{"step": step, "reward/mean": mean, SAMPLED: 100.0, Cause.FLAT.metric: 100 * flat} for step in range(1, 31)]
-    return next_try(CONFIG, Path("runs/my run"), evaluation(before), evaluation(after), rows, tops)
+    return next_try(Path("runs/my run"), SETTINGS, evaluation(before), evaluation(after), rows, tops)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from agentrl.config import RunConfig
 from agentrl.rollout.stream.batch_metrics import Evaluation
 from agentrl.train.driver.lost_tokens import SAMPLED, Cause
 from agentrl.train.record import chain
@@ -23,8 +22,8 @@ SELDOM = 0.25
 
 
 def next_try(
-    config: RunConfig,
     run: Path,
+    settings: tuple[int, int, int],
     before: Evaluation,
     after: Evaluation,
     rows: Sequence[Metrics],
@@ -33,8 +32,8 @@ def next_try(
     """Say why the held-out reward did not rise, as far as the run shows, and the command of a run that may.
 
     Args:
-        config: the run's.
         run: its folder.
+        settings: its `steps`, `warm_start.steps` and `rollout.group_size`.
         before: the evaluation before training.
         after: that after it.
         rows: each step's metrics.
@@ -50,7 +49,7 @@ def next_try(
     if top - before.mean <= NEAR_TOP * abs(top):
         return ""
     found = f"the held-out reward did not rise: {change:+.3f} [{low:+.3f}, {high:+.3f}], paired by task"
-    words, why = _proposal(config.steps, config.warm_start.steps, config.rollout.group_size, rows, top)
+    words, why = _proposal(*settings, rows, top)
     begin = [f"resume={run}"]
     if "warm_start.steps" in words:  # which are those before step 1
         begin = ["--config", str(run / "config.yaml"), f"run_dir={run}-again"]

@@ -51,11 +51,7 @@ class TrainResult:
 def show(config: RunConfig, result: TrainResult, tops: Collection[float], display: Display) -> None:
     """Show and draw what a run came to, and what to try next where its held-out reward did not rise.
 
-    Args:
-        config: the run's.
-        result: what it came to.
-        tops: mean rewards that can't be surpassed (`lost_tokens.top_scores`).
-        display: where.
+    `tops`: mean rewards that can't be surpassed (`lost_tokens.top_scores`).
     """
     before, after, rows = result.before, result.after, result.metrics
     if config.rerun:
@@ -69,6 +65,7 @@ def show(config: RunConfig, result: TrainResult, tops: Collection[float], displa
     learning_curve(result.path / "learning_curve.png", rows, title, marks, evaluated=config.eval.label)
     if before is None or after is None:
         return
-    if advice := next_try(config, result.path, before, after, rows, tops):
+    settings = (config.steps, config.warm_start.steps, config.rollout.group_size)
+    if advice := next_try(result.path, settings, before, after, rows, tops):
         display.say(advice)
     display.say(f"reward{config.eval.label} {before.summary} before training, {after.summary} after it")

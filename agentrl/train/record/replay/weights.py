@@ -6,7 +6,7 @@ from pathlib import Path
 
 import orjson
 
-from agentrl.config import ClusterConfig, RunConfig
+from agentrl.config import AlgoConfig, ClusterConfig, TrainerConfig
 from agentrl.errors import ConfigError
 from agentrl.sessions.store.store import Store
 from agentrl.train.driver.resuming import step_of, whole_checkpoints
@@ -67,20 +67,20 @@ def _train_again(recorded: Recorded, store: Store, start: int, base: Path, last:
             trainer.load(base / "trainer")
         for step in recorded.steps(store):
             if start < step.number <= last:
-                _take(trainer, step, config)
+                _take(trainer, step, config.algo, config.trainer, config.steps)
         trainer.export(out)
     finally:
         trainer.close()
 
 
-def _take(trainer: Trainer, step: Step, before: RunConfig) -> None:
+def _take(trainer: Trainer, step: Step, algo: AlgoConfig, settings: TrainerConfig, steps: int) -> None:
     """Take a recorded step again.
 
     Raises:
         ConfigError: it comes out otherwise.
     """
-    scheduled = before.algo.schedule != "constant" and step.config.steps != before.steps
-    if scheduled or (step.config.algo, step.config.trainer) != (before.algo, before.trainer):
+    scheduled = algo.schedule != "constant" and step.config.steps != steps
+    if scheduled or (step.config.algo, step.config.trainer) != (algo, settings):
         what = "steps, which the learning rate follows," if scheduled else "settings of algo or trainer"
         raise ConfigError(f"{what} changed before {step.where}, which can't be taken again then")
     found = repack(step, step.trained) if step.trained is not None and not step.damaged else "its record is missing"
