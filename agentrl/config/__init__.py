@@ -21,7 +21,7 @@ from agentrl.config.engines import (
 )
 from agentrl.config.gateway import GatewayConfig
 from agentrl.config.lora import LoraConfig
-from agentrl.config.policies import MODEL, PAST, POPULATION, START, PastConfig, PolicyConfig
+from agentrl.config.policies import MODEL, PAST, POPULATION, START, PastConfig, Policies, PolicyConfig
 from agentrl.config.rollout import (
     BranchConfig,
     BranchSection,
@@ -82,6 +82,7 @@ __all__ = [
     "NAMED",
     "OfPlugin",
     "PastConfig",
+    "Policies",
     "PolicyConfig",
     "ProbeConfig",
     "RewardConfig",

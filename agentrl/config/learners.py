@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from pydantic import Field, PositiveInt, model_validator
 
-from agentrl.config.policies import MODEL, POPULATION, START, PolicyConfig
-from agentrl.config.rollout import GroupRewardConfig
+from agentrl.config.engines import EngineConfig, FleetConfig, ModelConfig, WeightsConfig
+from agentrl.config.lora import LoraConfig
+from agentrl.config.policies import MODEL, PAST, POPULATION, START, Policies, PolicyConfig
+from agentrl.config.rollout import GroupRewardConfig, RolloutConfig
 from agentrl.config.sections import Section
-from agentrl.config.training import ALGORITHMS
+from agentrl.config.training import ALGORITHMS, AlgoConfig, TrainerConfig
 from agentrl.errors import ConfigError, EngineError, InvalidInput, MissingExtra, UnknownName
 from agentrl.types import MAIN
 
@@ -48,11 +51,39 @@ class ScheduleConfig(Section):
         return self.alternate is None or learners[step // self.alternate % len(learners)] == name
 
 
+@dataclass(frozen=True)
+class LearnerConfig:
+    """The sections of a run's configuration by which one policy is trained."""
+
+    model: ModelConfig
+    engine: EngineConfig
+    fleet: FleetConfig
+    trainer: TrainerConfig
+    algo: AlgoConfig
+    lora: LoraConfig
+    weights: WeightsConfig
+
+    def beside(self, policy: PolicyConfig) -> LearnerConfig:
+        """Return the sections of a policy that learns beside this one, which has those that it lacks from here."""
+        own = {name: section for name in OWN if (section := getattr(policy, name)) is not None}
+        return replace(self, model=policy.model, engine=policy.engine, fleet=policy.fleet, **own)
+
+
+Learners = Mapping[str, LearnerConfig]
+"""The policies that are trained, by name, the main one first."""
+Fleets = Mapping[str, tuple[EngineConfig, FleetConfig]]
+"""The engines of policies that generate with weights, by name, and the fleet that they are."""
+
+
+def list_fleets(main: LearnerConfig, policies: Policies) -> Fleets:
+    """Return the fleets of the main policy and of others."""
+    able = {name: own for name, own in policies.items() if own.name in (MODEL, PAST)}
+    return {MAIN: (main.engine, main.fleet)} | {name: (own.engine, own.fleet) for name, own in able.items()}
+
+
 class _Run(Protocol):
     """The parts of a run's configuration that are checked here."""
 
-    algo: Any
-    trainer: Any
     cluster: Any
     rewards: Any
     rollout: Any
@@ -77,7 +108,8 @@ class _Run(Protocol):
     @property
     def learned(self) -> tuple[str, ...]: ...
 
-    def of_policy(self, name: str) -> Any: ...
+    @property
+    def learners(self) -> Learners: ...
 
     def learns(self, name: str, step: int) -> bool: ...
 
@@ -110,8 +142,7 @@ def check_learners(config: _Run) -> None:
         "record_logprobs=true": config.record_logprobs,
         "eval.weights=averaged": config.eval.weights == "averaged",
     }
-    for name in (MAIN, *config.learned):
-        own: Any = config if name == MAIN else config.of_policy(name)
+    for name, own in config.learners.items():
         needs = ALGORITHMS.plugins().find(own.algo.name)(own.algo).needs
         asks, beyond = needs.teacher or needs.greedy or not needs.engine, own.lora.full or own.lora.experts
         lacking |= {
@@ -126,7 +157,7 @@ def check_learners(config: _Run) -> None:
 
 
 @contextmanager
-def named_as_given(policies: Mapping[str, PolicyConfig], name: str) -> Iterator[None]:
+def named_as_given(policies: Policies, name: str) -> Iterator[None]:
     """Have errors about a policy's settings name them as they are given: `policies.b.trainer.ranks`, say.
 
     A setting that the policy has from the main one keeps its name, behind that of the policy.
@@ -145,12 +176,12 @@ def named_as_given(policies: Mapping[str, PolicyConfig], name: str) -> Iterator[
 
 def _has_other_base(config: _Run, name: str) -> bool:
     """Return whether a policy's base is to be quantised and is not the run's own, which alone is."""
-    if name == MAIN or (kind := config.of_policy(name).lora.quantize) == "none":
+    if name == MAIN or (kind := config.learners[name].lora.quantize) == "none":
         return False
     return bool(kind != config.lora.quantize or config.policies[name].model.name != START)
 
 
-def check_populations(policies: Mapping[str, PolicyConfig]) -> None:
+def check_populations(policies: Policies) -> None:
     """Raise a ValueError where a population has fewer than two policies, or one that can't be drawn."""
     able = [MAIN, *(name for name, own in policies.items() if own.name == MODEL)]
     for name, own in ((name, own) for name, own in policies.items() if own.name == POPULATION):
@@ -161,14 +192,12 @@ def check_populations(policies: Mapping[str, PolicyConfig]) -> None:
             raise ValueError(f"{where}: a population has two policies or more, each named once")
 
 
-def check_algorithm(config: _Run, prefix: str = "") -> None:
+def check_algorithm(own: LearnerConfig, rollout: RolloutConfig, agent: str | None, prefix: str) -> None:
     """Raise a ValueError where a policy's algorithm or trainer can't be with the run's rollouts.
 
-    Args:
-        config: the run that trains this policy alone.
-        prefix: of the policy's sections.
+    `prefix`: of the names of the policy's sections.
     """
-    algo, rollout = config.algo, config.rollout
+    algo, trainer = own.algo, own.trainer
     needs, named = ALGORITHMS.plugins().find(algo.name)(algo).needs, f"{prefix}algo={algo.name}"
     if needs.branches and rollout.branch.name == "none":
         raise ValueError(f"{named} needs continuations: set rollout.branch, for example to every")
@@ -177,7 +206,7 @@ def check_algorithm(config: _Run, prefix: str = "") -> None:
             f"rollout.branch={rollout.branch.name} forks sessions, and {named} compares whole "
             "ones: use an algorithm that compares turns, such as grpo, or rollout.branch=none"
         )
-    if needs.greedy and config.agent is not None:
+    if needs.greedy and agent is not None:
         raise ValueError(f"{named} needs greedy sessions, and an agent program samples as it likes")
     if needs.full_support and rollout.narrowed:
         raise ValueError(
@@ -194,9 +223,9 @@ def check_algorithm(config: _Run, prefix: str = "") -> None:
             f"{prefix}algo.minibatches={algo.minibatches}: each part has whole groups, and a step has "
             f"rollout.groups_per_step={most}; use {prefix}algo.minibatches<={most}"
         )
-    if config.trainer.token_budget < rollout.turn_tokens:
+    if trainer.token_budget < rollout.turn_tokens:
         raise ValueError(
-            f"{prefix}trainer.token_budget={config.trainer.token_budget} must hold a turn: "
+            f"{prefix}trainer.token_budget={trainer.token_budget} must hold a turn: "
             f"at least rollout.turn_tokens={rollout.turn_tokens}"
         )
 
@@ -206,8 +235,7 @@ def _check_joint_turns(config: _Run) -> None:
     if not config.counterfactuals and not config.combinations:
         return
     staleness, branch, at = config.rollout.staleness, config.rollout.branch.name, config.cluster
-    algos = [config.algo, *(config.of_policy(name).algo for name in config.learned)]
-    continued = (algo for algo in algos if getattr(algo, "counterfactuals", 0))
+    continued = (own.algo for own in config.learners.values() if getattr(own.algo, "counterfactuals", 0))
     lacking = {
         "agent=, a program, which runs a loop of its own": config.agent is not None,
         f"rollout.staleness={staleness}, where versions change within a session": config.counterfactuals and staleness,

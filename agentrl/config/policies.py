@@ -124,7 +124,11 @@ class PolicyConfig(Section):
         return self
 
 
-def check_names(policies: Mapping[str, PolicyConfig]) -> None:
+Policies = Mapping[str, PolicyConfig]
+"""A run's policies by name; see `RunConfig.policies`."""
+
+
+def check_names(policies: Policies) -> None:
     """Raise a ValueError where a policy can't have the name that it is given."""
     for name, own in policies.items():
         if name == MAIN:
@@ -135,7 +139,12 @@ def check_names(policies: Mapping[str, PolicyConfig]) -> None:
             raise ValueError(f"policies.{name} learns, and metrics {name}/… are the run's own: give it another name")
 
 
-def address_judge(reward: str, asking: Any, policies: Mapping[str, PolicyConfig]) -> Any:
+def list_players(policies: Policies, policy: str) -> tuple[str, ...]:
+    """Return the policies that a policy is: a population's members, or itself."""
+    return (policy,) if policy == MAIN else policies[policy].members or (policy,)
+
+
+def address_judge(reward: str, asking: Any, policies: Policies) -> Any:
     """Return a reward's settings with the address of the policy that judges for it, where that is an API.
 
     Args:

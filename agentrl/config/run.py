@@ -10,9 +10,17 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 from agentrl.config.api import ApiConfig
 from agentrl.config.cluster import ClusterConfig
 from agentrl.config.data import DataConfig
-from agentrl.config.engines import EngineConfig, EngineSection, FleetConfig, ModelConfig, WeightsSection
+from agentrl.config.engines import EngineSection, FleetConfig, ModelConfig, WeightsSection
 from agentrl.config.gateway import GatewayConfig
-from agentrl.config.learners import OWN, ScheduleConfig, check_algorithm, check_learners, check_populations
+from agentrl.config.learners import (
+    Fleets,
+    LearnerConfig,
+    ScheduleConfig,
+    check_algorithm,
+    check_learners,
+    check_populations,
+    list_fleets,
+)
 from agentrl.config.lora import LoraConfig
 from agentrl.config.policies import MODEL, PAST, PolicyConfig, address_judge, check_names
 from agentrl.config.rollout import (
@@ -26,7 +34,7 @@ from agentrl.config.rollout import (
 from agentrl.config.secrets import Command
 from agentrl.config.sections import LISTED, NAMED, Section
 from agentrl.config.tools import ToolSections
-from agentrl.config.training import ALGORITHMS, AlgoConfig, AlgoSection, TrainerSection, WarmStartConfig
+from agentrl.config.training import ALGORITHMS, AlgoSection, TrainerSection, WarmStartConfig
 from agentrl.errors import UntrustedCode, nearest
 from agentrl.types import MAIN
 
@@ -173,23 +181,19 @@ class RunConfig(Section):
     @property
     def views(self) -> bool:
         """True if a critic reads what environments tell it (`Env.critic_view`)."""
-        return any(getattr(algo, "value_view", 0) > 0 for algo in self._algos)
+        return any(getattr(own.algo, "value_view", 0) > 0 for own in self.learners.values())
 
     @property
     def counterfactuals(self) -> int:
         """The times that each joint turn is continued again for each agent; 0 where no algorithm asks for it."""
-        return max(getattr(algo, "counterfactuals", 0) for algo in self._algos)
+        return max(getattr(own.algo, "counterfactuals", 0) for own in self.learners.values())
 
     @property
     def combinations(self) -> str:
         """The pairing of completions in a group's tree of joint turns; "" where no algorithm asks for a tree."""
-        pairings = {algo.pairing for algo in self._algos if getattr(algo, "grows", False)}  # type: ignore[attr-defined]
+        algos = (own.algo for own in self.learners.values())
+        pairings = {algo.pairing for algo in algos if getattr(algo, "grows", False)}  # type: ignore[attr-defined]
         return max(pairings, default="")  # with all combinations those of `aligned` are there
-
-    @property
-    def _algos(self) -> list[AlgoConfig]:
-        """The algorithms of all policies that learn."""
-        return [self.algo, *(self.of_policy(name).algo for name in self.learned)]
 
     @property
     def asked_policies(self) -> frozenset[str]:
@@ -198,14 +202,19 @@ class RunConfig(Section):
         able = (name for name, own in self.policies.items() if own.name == MODEL or own.remote)
         return self.algo.asked([name for name in able if name not in playing])
 
+    @property
+    def teachers(self) -> dict[str, PolicyConfig]:
+        """The policies of `asked_policies`, by name."""
+        return {name: self.policies[name] for name in sorted(self.asked_policies)}
+
     @model_validator(mode="after")
     def _contradictions(self) -> RunConfig:
         try:
             needs = ALGORITHMS.plugins().find(self.algo.name)(self.algo).needs
         except UntrustedCode:  # a record's, whose run was checked when it began
             return self
-        for prefix, own in {"": self, **{f"policies.{name}.": self.of_policy(name) for name in self.learned}}.items():
-            check_algorithm(own, prefix)
+        for name, own in self.learners.items():
+            check_algorithm(own, self.rollout, self.agent, "" if name == MAIN else f"policies.{name}.")
         if self.rollout.temperature == 0:
             raise ValueError("rollout.temperature=0 can't be trained on; 0 is for evaluation (eval.temperature)")
         self.eval.limits(self.rollout)
@@ -276,21 +285,20 @@ class RunConfig(Section):
         """The policies besides the main one that are trained."""
         return tuple(name for name, policy in self.policies.items() if policy.learns)
 
+    @property
+    def learners(self) -> dict[str, LearnerConfig]:
+        """The sections by which each policy is trained, the main one's first."""
+        main = LearnerConfig(self.model, self.engine, self.fleet, self.trainer, self.algo, self.lora, self.weights)
+        return {MAIN: main, **{name: main.beside(self.policies[name]) for name in self.learned}}
+
     def of_policy(self, name: str) -> RunConfig:
         """The configuration of a run that trains a policy of `learned` alone."""
-        own = self.policies[name]
-        alone = {name: getattr(self, name) if (section := getattr(own, name)) is None else section for name in OWN}
-        return self.model_copy(update={"engine": own.engine, "fleet": own.fleet, **alone})
+        return self.model_copy(update={**vars(self.learners[name]), "model": self.model})
 
     @property
-    def fleets(self) -> dict[str, tuple[EngineConfig, FleetConfig]]:
+    def fleets(self) -> Fleets:
         """The engines of each policy that generates with weights, and the fleet that they are."""
-        able = {name: own for name, own in self.policies.items() if own.name in (MODEL, PAST)}
-        return {MAIN: (self.engine, self.fleet)} | {name: (own.engine, own.fleet) for name, own in able.items()}
-
-    def players(self, policy: str) -> tuple[str, ...]:
-        """Return the policies that a policy is: a population's members, or itself."""
-        return (policy,) if policy == MAIN else self.policies[policy].members or (policy,)
+        return list_fleets(self.learners[MAIN], self.policies)
 
     def learns(self, name: str, step: int) -> bool:
         """Return whether a policy that is trained learns in a step, from 0."""

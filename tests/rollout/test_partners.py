@@ -23,7 +23,7 @@ from agentrl.rollout.episodes.policies import Policy
 from agentrl.rollout.workers.held import usage
 from agentrl.sessions.renderers.families.null import NullRenderer
 from agentrl.sessions.tree.conversation import Conversation
-from agentrl.types import Message, Node, Session, Status, StepResult, Task
+from agentrl.types import MAIN, Message, Node, Session, Status, StepResult, Task
 
 pytestmark = pytest.mark.slow
 
@@ -98,8 +98,10 @@ def configured(*words: str) -> RunConfig:
 
 async def played(*words: str) -> Session:
     """A session in which the policy `other` of the settings plays the runner."""
-    async with open_partners(configured(*words), Path("unused"), Path("unused")) as partners:
-        rollouts = Rollouts(Relay, Policy(NullRenderer()), configured(*words).rollout, 0, partners)
+    own, folder = configured(*words), Path("unused")
+    main = own.learners[MAIN]
+    async with open_partners(own.policies, own.agents, main, own.rollout, 0, folder, folder) as partners:
+        rollouts = Rollouts(Relay, Policy(NullRenderer()), own.rollout, 0, partners)
         (group,) = await rollouts.collect([Task(id="t", data={"number": 7})], Scout(), phase="train", n=1)
     return group.sessions[0]
 

@@ -84,8 +84,8 @@ def test_a_worker_knows_the_model_of_each_policy_that_may_play_an_agent() -> Non
         *(("right", "b", "large"), ("left", "a", "small"), ("left", "of_a/0", "small")),
         *(("up", "own/3", config.model.name),),
     ):
-        assert model_played(config, agent, policy).name == model
-    assert model_played(config, "up", "own/3") is config.model
+        assert model_played(config.policies, config.agents, config.model, agent, policy).name == model
+    assert model_played(config.policies, config.agents, config.model, "up", "own/3") is config.model
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ async def compared(
     config = run_of(engine={"device": "cpu", "dtype": dtype}, trainer={"device": "cpu"}, **sections)
     try:
         loaded = compare(trainer, folder, precisions=(dtype,))
-        return await compare_engine(engine, trainer, config, folder, loaded)
+        return await compare_engine(engine, trainer, config.learners["main"], folder, loaded)
     finally:
         await engine.close()
 
@@ -103,7 +103,7 @@ async def test_a_comparison_that_no_engine_of_a_fleet_answers_ends_with_the_sett
     engine, trainer = Silent(folder, EngineConfig(device="cpu")), TorchTrainer(folder, TorchConfig(device="cpu"))
     try:
         with pytest.raises(EngineError, match=r"no engine scored the prompt of \d+ tokens .* weights\.start_tokens=N"):
-            await compare_engine(engine, trainer, run_of(), folder)
+            await compare_engine(engine, trainer, run_of().learners["main"], folder)
     finally:
         await engine.close()
 

@@ -169,7 +169,7 @@ def test_policies_of_different_tokenizers_have_no_joint_path(tmp_path: Path) -> 
 
     def check(model: Path) -> None:
         config = validate(merge(spread(settings), spread({"policies.second.model": str(model)})), RunConfig)
-        require_one_tokenizer(config, base)
+        require_one_tokenizer(config.learners, config.policies, base)
 
     check(base)
     with pytest.raises(ConfigError, match=r"policies.second.model=.*other has another tokenizer than model=tiny"):

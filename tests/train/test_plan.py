@@ -17,15 +17,17 @@ from agentrl.config import AlgoConfig, FleetConfig
 from agentrl.errors import ConfigError, InvalidInput
 from agentrl.models import tiny
 from agentrl.models.registry import cache_folder
+from agentrl.train.algorithms import make_algorithm
 from agentrl.train.driver.setup import complete
 from agentrl.train.plan import dry_run
 from agentrl.train.plan.devices import size
-from agentrl.train.plan.dry_run import describe_run, numbers_of
+from agentrl.train.plan.dry_run import describe_run
 from agentrl.train.plan.layouts import ALIKE, PlanConfig, rank_layouts
 from agentrl.train.plan.memory import GIB, OVERHEAD, Numbers, Split, own_parameters, trainer_memory
 from agentrl.train.plan.report import describe_plan
 from agentrl.train.plan.shapes import KNOWN, LATENT, Shape, read_shape, shape_of
 from agentrl.train.plan.step import Rates, StepTime, in_words
+from agentrl.train.trainers import TRAINERS
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
@@ -291,7 +293,8 @@ def test_a_critic_with_a_trunk_of_its_own_takes_as_much_as_the_policy_that_learn
     found = {}
     for trunk in ("policy", "own"):
         config = complete({**run, "algo": {"name": "ppo", "value_trunk": trunk}})
-        found[trunk] = trainer_memory(KNOWN["qwen3-0.6b"], Split(), numbers_of(config.trainer, config.algo), 1024)
+        numbers = TRAINERS.find("torch").numbers(config.trainer, make_algorithm(config.algo))
+        found[trunk] = trainer_memory(KNOWN["qwen3-0.6b"], Split(), numbers, 1024)
     own = found["own"]
     assert own.critic == own.weights + own.gradients + own.optimizer
     assert own.total == found["policy"].total + own.critic

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 import agentrl
 from agentrl.config import ClusterConfig, RunConfig
 from agentrl.config.learners import named_as_given
+from agentrl.config.secrets import public
 from agentrl.errors import AgentRLError, ConfigError, EngineError
 from agentrl.models import tiny
 from agentrl.overrides import spread, validate
@@ -37,7 +38,6 @@ from agentrl.train.record.state import TRAINER, part
 from agentrl.train.record.verify import verify
 from agentrl.train.record.verify.recorded import Recorded
 from agentrl.train.trainers import make_trainer
-from agentrl.train.trainers.teachers.teachers import Teachers
 from agentrl.types import Group, Session, Status, Task
 from tests.train.test_resume import copy_before, kill_amid
 from tests.train.trees import environment_node, sampled_node
@@ -181,7 +181,7 @@ def alone(run: Path, policy: str, scratch: Path) -> dict[str, torch.Tensor]:
     more = {"total_steps": config.steps, "seed": config.seed, "lora": config.lora}
     trainer = make_trainer(run / "model", config.trainer, config.algo, **more)
     trainer.load(part(run / "checkpoints" / "step-000000", policy) / TRAINER)
-    learner = Learning(config, run, None, lambda _: nullcontext(), Teachers(config, run))
+    learner = Learning.of(config, run, None, lambda _: nullcontext())
     algorithm = make_algorithm(config.algo)
     record = next(each for each in (recorded, *recorded.others) if each.policy == policy)
     with Store(run / "sessions.db", read_only=True) as store:
@@ -300,7 +300,7 @@ def test_a_policys_own_numbers_may_change_where_a_run_is_resumed_as_the_main_one
     game = {"env": DEMAND, "agents.right": "other", "policies.other.algo.schedule": "linear"}
     saved = complete(spread(game))
     may = {"policies.other.algo.lr": 0.5, "policies.other.engine.max_batch": 7, "algo.lr": 0.25}
-    assert changes(tmp_path, saved, complete(spread(game | may))) == [
+    assert changes(tmp_path, public(saved), public(complete(spread(game | may)))) == [
         "algo.lr=0.001 -> 0.25",
         "policies.other.engine.max_batch=64 -> 7",
         "policies.other.algo.lr=1e-06 -> 0.5",
@@ -312,7 +312,7 @@ def test_a_policys_own_numbers_may_change_where_a_run_is_resumed_as_the_main_one
     for name, value in {"algo": "rloo", "trainer": "torch", "temperature": 0.5, "model": "elsewhere"}.items():
         other = game | {f"policies.other.{name}{'.name' * (name == 'algo')}": value}
         with pytest.raises(ConfigError, match=rf"policies.other.{name}={value} .*a run keeps its"):
-            changes(tmp_path, saved, complete(spread(other)))
+            changes(tmp_path, public(saved), public(complete(spread(other))))
 
 
 @pytest.mark.parametrize(

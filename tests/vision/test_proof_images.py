@@ -66,7 +66,7 @@ def test_a_tower_without_a_place_is_refused_by_name_before_anything_starts(tmp_p
     with pytest.raises(
         ConfigError, match=r"gemma3\) sees images, and trainer=megatron .* use trainer=fsdp or trainer=torch"
     ):
-        prove_architecture(validate(settings, RunConfig), tmp_path, Display(Console()), trains=True)
+        prove_architecture(validate(settings, RunConfig).learners, {}, tmp_path, Display(Console()), trains=True)
     with pytest.raises(InvalidInput, match="place for the tower of idefics3 and smolvlm only: use trainer=torch or"):
         MegatronTrainer(tmp_path, MegatronConfig(), AlgoConfig())
     forest = random_forest(random.Random(0), 40, seen=vision_trials.RandomImages(config))
@@ -82,7 +82,7 @@ def test_a_run_whose_engine_takes_no_images_says_so_before_it_starts(
         printed = StringIO()
         settings = {"env": {"name": "calculator"}, "model": str(folder), "engine": {"name": name}}
         with Display(Console(file=printed, width=400)) as display:
-            prove_architecture(validate(settings, RunConfig), folder, display, trains=False)
+            prove_architecture(validate(settings, RunConfig).learners, {}, folder, display, trains=False)
         assert ("engine=sglang takes no images with a prompt" in printed.getvalue()) == warned
         assert "images: tokens at 2 turn boundaries" in printed.getvalue()
 

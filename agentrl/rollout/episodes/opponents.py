@@ -19,12 +19,12 @@ from agentrl.config import (
     PAST,
     POPULATION,
     START,
+    Policies,
     PolicyConfig,
     RolloutConfig,
-    RunConfig,
     WeightsConfig,
 )
-from agentrl.config.learners import named_as_given
+from agentrl.config.learners import LearnerConfig, list_fleets, named_as_given
 from agentrl.envs.base import Env, has_demonstrator, has_expert
 from agentrl.envs.episode import DEMONSTRATOR, EXPERT, NOOP, ScriptedActor
 from agentrl.envs.state import resolve
@@ -48,30 +48,39 @@ NEED_OTHERS: Mapping[str, int] = {PAST: 1, POPULATION: 2}
 
 
 @asynccontextmanager
-async def open_partners(config: RunConfig, start: Path | None, folder: Path) -> AsyncIterator[Partners]:
-    """Open what plays each agent that a policy of `config.policies` plays; all is closed in the end.
+async def open_partners(
+    policies: Policies,
+    agents: Mapping[str, str],
+    main: LearnerConfig,
+    limits: RolloutConfig,
+    seed: int,
+    start: Path | None,
+    folder: Path,
+    lacking: str = "",
+) -> AsyncIterator[Partners]:
+    """Open what plays each agent that another policy than the `main` one plays; all is closed in the end.
 
-    `start`: the folder of the model that the run begins with, where there is one; `folder`: the run's.
+    `start`: the folder of the model that the run begins with, where there is one; else `lacking` says why there is
+    none. `folder`: the run's.
     """
-    limits, lacking = config.rollout, f"policy={config.policy} has no weights to start from"
     async with AsyncExitStack() as stack:
         made: dict[str, Opponent] = {}
-        playing = {*config.agents.values(), *(each for own in config.policies.values() for each in own.members)}
-        for name, own in sorted(config.policies.items(), key=lambda each: NEED_OTHERS.get(each[1].name, 0)):
+        playing = {*agents.values(), *(each for own in policies.values() for each in own.members)}
+        for name, own in sorted(policies.items(), key=lambda each: NEED_OTHERS.get(each[1].name, 0)):
             if name not in playing and not own.learns:
                 continue  # it is asked by the algorithm
             if own.name == POPULATION:
-                made[name] = Population(name, [made.get(each) for each in own.members], config.seed)
+                made[name] = Population(name, [made.get(each) for each in own.members], seed)
             elif own.name == PAST:
                 of, learner = own.past.of, made.get(own.past.of)
-                whose = config.model if of == MAIN else config.policies[of].model
+                whose = main.model if of == MAIN else policies[of].model
                 versions = PastVersions(
                     name,
                     own.past,
                     folder / PAST if of == MAIN else folder / PAST / of,
                     partial(_open_frozen, own.model_copy(update={"model": whose})),
                     ModelActor(_sampling(own, limits)),
-                    seed=config.seed,
+                    seed=seed,
                     staleness=limits.staleness,
                     learner=(learner.policy, learner.actor) if isinstance(learner, Fixed) else None,
                 )
@@ -80,16 +89,14 @@ async def open_partners(config: RunConfig, start: Path | None, folder: Path) -> 
             elif own.remote or own.name != MODEL:
                 made[name] = await _open_rules(name, own, limits, stack)
             else:
-                model, beside = start_folder(name, own, start, lacking), count_beside(name, config.fleets)
-                with named_as_given(config.policies, name):
-                    made[name] = await _open_model(name, own, limits, config.weights, model, beside, stack)
-        yield {agent: made[name] for agent, name in config.agents.items() if name != MAIN}
+                model, beside = start_folder(name, own, start, lacking), count_beside(name, list_fleets(main, policies))
+                with named_as_given(policies, name):
+                    made[name] = await _open_model(name, own, limits, main.weights, model, beside, stack)
+        yield {agent: made[name] for agent, name in agents.items() if name != MAIN}
 
 
 @asynccontextmanager
-async def open_rules(
-    policies: Mapping[str, PolicyConfig], agents: Mapping[str, str], limits: RolloutConfig
-) -> AsyncIterator[Partners]:
+async def open_rules(policies: Policies, agents: Mapping[str, str], limits: RolloutConfig) -> AsyncIterator[Partners]:
     """The partners that need no engine: rules and APIs; for processes that have none (`environment_workers`)."""
     rules = {name: own for name, own in policies.items() if own.remote or own.name not in (MODEL, *NEED_OTHERS)}
     async with AsyncExitStack() as stack:

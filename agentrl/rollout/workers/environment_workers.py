@@ -27,7 +27,7 @@ from agentrl.cluster.shared_pool import DistantPool, shared_pool
 from agentrl.cluster.wire.calls import Listener
 from agentrl.common import processes
 from agentrl.common.deadline import Deadline
-from agentrl.config import PAST, ModelConfig, RolloutConfig, RunConfig
+from agentrl.config import PAST, ModelConfig, Policies, RolloutConfig, RunConfig
 from agentrl.envs import sandboxes
 from agentrl.envs.added_tools import with_tools
 from agentrl.envs.registry import factory
@@ -57,12 +57,14 @@ Left = tuple[float, float] | None
 """A group's deadline: its seconds in all, and those that are left."""
 
 
-def model_played(config: RunConfig, agent: str, policy: str) -> ModelConfig:
+def model_played(
+    policies: Policies, agents: Mapping[str, str], main: ModelConfig, agent: str, policy: str
+) -> ModelConfig:
     """Return the settings of the model with which a policy, or an earlier version of one, plays an agent."""
-    own = config.policies[policy if policy in config.policies else config.agents[agent]]
+    own = policies[policy if policy in policies else agents[agent]]
     if own.name != PAST:
         return own.model
-    return config.model if own.past.of == MAIN else config.policies[own.past.of].model
+    return main if own.past.of == MAIN else policies[own.past.of].model
 
 
 @dataclass(frozen=True)
@@ -190,11 +192,12 @@ class EnvironmentRole:
 
     async def _partner(self, agent: str, given: EnginePolicy) -> Opponent:
         if given.policy not in self._partners:
-            model, renderer = model_played(self._config, agent, given.policy), self._policy.renderer
-            if model is not self._config.model:  # whose versions share its tokenizer
+            config, renderer = self._config, self._policy.renderer
+            model = model_played(config.policies, config.agents, config.model, agent, given.policy)
+            if model is not config.model:  # whose versions share its tokenizer
                 renderer = await asyncio.to_thread(get_renderer, given.model, model.renderer, model.stop)
             engine = DistantEngine(self._calls, given.capabilities, given.policy)
-            strips, frozen = model.reasoning == "strip", given.policy not in self._config.learned
+            strips, frozen = model.reasoning == "strip", given.policy not in config.learned
             self._partners[given.policy] = Policy(
                 renderer, engine, given.policy, given.model, strip_reasoning=strips, frozen=frozen
             )
@@ -309,13 +312,8 @@ async def in_workers(
 ) -> AsyncIterator[Rollouts]:
     """Open rollouts played by `cluster.environments` workers; the given ones where there are none.
 
-    Args:
-        config: the run's.
-        rollouts: those of the run's process.
-        base: the folder of the model.
-        rewards: the run's reward workers, which the environment workers call.
-        gateways: the run's gateway workers, which they call too.
-        holding: where they send finished sessions, which starts with them; None: to this process.
+    They call the run's workers for rewards and gateways, and send finished sessions to the process that is `holding`
+    them, which starts with them, or to this one.
     """
     count = config.cluster.environments
     if not count:

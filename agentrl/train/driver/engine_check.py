@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 
-from agentrl.config import EngineConfig, RunConfig, TrainerConfig, WeightsConfig
+from agentrl.config import EngineConfig, TrainerConfig, WeightsConfig
+from agentrl.config.learners import LearnerConfig
 from agentrl.errors import EngineError
 from agentrl.models.devices import torch_device
 from agentrl.models.loading import read_config
@@ -93,16 +94,11 @@ class EngineComparison:
 
 
 async def compare_engine(
-    engine: Engine, trainer: Trainer, config: RunConfig, folder: Path, loaded: Loaded | None = None
+    engine: Engine, trainer: Trainer, own: LearnerConfig, base: Path, loaded: Loaded | None = None
 ) -> str | None:
-    """Score the long prompt on every engine and on the trainer.
+    """Score the long prompt on every engine and on the trainer, with the same weights.
 
-    Args:
-        engine: the run's own, with the trainer's weights.
-        trainer: the run's own.
-        config: the run's configuration.
-        folder: the model's.
-        loaded: the comparison of the trainer with the folder's weights; it has transformers' own error.
+    `loaded`, the comparison of the trainer with the model's weights in `base`, has transformers' own error.
 
     Returns:
         The result as a line; None where nothing is compared.
@@ -111,10 +107,10 @@ async def compare_engine(
         EngineError: an engine is over the bound; the message has the numbers, where it begins, and likely causes. Or
             none answered.
     """
-    capabilities, text = engine.capabilities, read_config(folder).get_text_config()
-    weights, fleet = config.weights, config.fleet
-    length = prompt_length(weights, config.trainer, config.engine, text, capabilities.max_context - 1, fleet.colocated)
-    bound = difference_bound(weights, config.trainer, config.engine, loaded)
+    capabilities, text = engine.capabilities, read_config(base).get_text_config()
+    weights = own.weights
+    length = prompt_length(weights, own.trainer, own.engine, text, capabilities.max_context - 1, own.fleet.colocated)
+    bound = difference_bound(weights, own.trainer, own.engine, loaded)
     if length < 2 or not capabilities.score:
         return None
     results = await compare(engine, trainer, length, bound, MAX_SEGMENTS)

@@ -86,7 +86,7 @@ async def train_run(config: RunConfig, display: Display) -> TrainResult:
 async def _train(run: OpenRun, make_env: Callable[[], Env]) -> TrainResult:
     config, folder, display = run.config, run.folder, run.display
     base = await run.load_model(partial(base_model.build_tiny, make_env))
-    await check_teachers(config, run.algorithm, base)
+    await check_teachers(config.teachers, config.learners[MAIN], config.rollout, run.algorithm, base)
     splits = ("train", held_out_split(config.eval, make_env()))
     async with player(config, make_env, base, run.store, trains=True, splits=splits, say=display.say) as (
         rollouts,
@@ -130,7 +130,8 @@ async def held_out(
     async with AsyncExitStack() as stack:
         policy = rollouts.policy
         if config.eval.weights == "averaged":
-            policy = await stack.enter_async_context(averaged_policy(policy, engine_settings(config)))
+            settings = engine_settings(config.learners[MAIN], config.rollout, config.cluster)
+            policy = await stack.enter_async_context(averaged_policy(policy, settings))
             await wait_until_started(policy.engine)
         played = rollouts.limited(limits, apart=config.eval.concurrency is not None, policy=policy)
         who = act(limits)
@@ -219,8 +220,9 @@ async def loaded(
                 chosen = splits or (held_out_split(own.eval, make_env()),)
                 for line in await check_room(own, make_env, renderer, base, chosen):
                     say(line)
+            settings = engine_settings(config.learners[MAIN], config.rollout, config.cluster)
             beside = count_beside(MAIN, config.fleets)
-            engine: Engine = make_engines(engine_settings(config), config.fleet, config.weights, base, beside)
+            engine: Engine = make_engines(settings, config.fleet, config.weights, base, beside)
             try:
                 require_recording(config.trainer, config.engine, engine)
                 recorded = None
@@ -229,7 +231,7 @@ async def loaded(
                     recorded = recording.load(Path(config.rerun), engine, config.weights, answers=answers)
                     engine = RerunEngine(engine, recorded)
                 policy = Policy(renderer, engine, model=base, strip_reasoning=config.model.reasoning == "strip")
-                async with elastic(engine, engine_settings(config), config.fleet, base):
+                async with elastic(engine, settings, config.fleet, base):
                     yield LoadedPolicy(policy, base, recorded)
             finally:
                 await engine.close()
@@ -244,13 +246,15 @@ async def playing(
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         served = await enter(serve_judges(config.rewards, config.policies, loaded.base))
-        config = config.model_copy(update={"rewards": served})
-        partners = await enter(open_partners(suit_engines(config), loaded.base, folder))
+        config, learners, limits = config.model_copy(update={"rewards": served}), config.learners, config.rollout
+        policies = suit_engines(learners, config.policies, limits, config.cluster)
+        opened = open_partners(policies, config.agents, learners[MAIN], limits, config.seed, loaded.base, folder)
+        partners = await enter(opened)
         rewards = open_reward_workers(make_env, config.rewards, config.cluster, config.sandbox)
         make_env, scorers = await enter(rewards)
         held = await enter(holding(config, store, trains=trains))
         recorder, name, views = stack.enter_context(Recorder(store)), config.env.name, config.views
-        rollouts = Rollouts(make_env, policy, config.rollout, config.seed, partners, name, recorder, views=views)
+        rollouts = Rollouts(make_env, policy, limits, config.seed, partners, name, recorder, views=views)
         rollouts = replace(rollouts, counterfactuals=config.counterfactuals, combinations=config.combinations)
         if loaded.recorded is not None:
             rollouts = RerunRollouts.of(rollouts, loaded.recorded)
@@ -262,7 +266,7 @@ async def playing(
         elif config.agent is not None and gateways is not None:
             program = distant_program(config.agent, config.gateway, gateways)
         elif config.agent is not None:
-            own = serving(config.agent, policy, store, config.rollout, config.gateway, config.agents, partners)
+            own = serving(config.agent, policy, store, limits, config.gateway, config.agents, partners)
             program = await enter(own)
         yield placed, lambda limits: program or ModelActor(sampling_of(limits))
 

@@ -33,7 +33,7 @@ from agentrl.train.record import trainer_logprobs
 from agentrl.train.record.provenance import Evidence
 from agentrl.train.trainers import Computing, Critic, JointCritic, Rewarder, missing_model
 from agentrl.train.trainers.teachers.teachers import Teachers
-from agentrl.types import Engine, Group
+from agentrl.types import MAIN, Engine, Group
 
 Part = Callable[[str], AbstractContextManager[Any]]
 """Shows that a part of a step is under way."""
@@ -97,6 +97,12 @@ class Learning:
     engine: Engine | None
     part: Part
     teachers: Teachers
+
+    @classmethod
+    def of(cls, config: RunConfig, folder: Path, engine: Engine | None, part: Part) -> Learning:
+        """Return a run's learner, which opens the policies that the algorithm asks when it first asks them."""
+        teachers = Teachers(config.teachers, config.learners[MAIN], config.seed, folder)
+        return cls(config, folder, engine, part, teachers)
 
     async def learn(self, batch: Batch) -> dict[str, float]:
         """Train on a batch and return the metrics."""

@@ -46,7 +46,7 @@ from agentrl.train.record.files import append
 from agentrl.train.record.run_folder import RunFolder
 from agentrl.train.record.state import RunState
 from agentrl.train.trainers import Averager, BaseSharing, Trainer
-from agentrl.types import GREEDY, Engine, Group
+from agentrl.types import GREEDY, MAIN, Engine, Group
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -164,7 +164,7 @@ class Loop:
     @property
     def in_training(self) -> Mapping[str, probe.InTraining]:
         """The policies that are trained, by name, the main one first."""
-        own = probe.InTraining(self.config, self.policy, self.learner, self.probe_bound, self.reference)
+        own = probe.InTraining(self.config.learners[MAIN], self.policy, self.learner, self.probe_bound, self.reference)
         return {self.policy.name: own, **self.others}
 
     async def close(self) -> None:

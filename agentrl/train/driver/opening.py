@@ -66,8 +66,9 @@ class OpenRun:
             base = await self._own_model(build_tiny)
         if self.config.model.trust_remote_code:
             custom_code.allow(base)
-        require_one_tokenizer(self.config, base)
-        prove_architecture(self.config, base, self.display, trains=True)
+        learners, policies = self.config.learners, self.config.policies
+        require_one_tokenizer(learners, policies, base)
+        prove_architecture(learners, policies, base, self.display, trains=True)
         return base
 
     async def _own_model(self, build_tiny: Callable[[Path, int], Awaitable[Path]]) -> Path:

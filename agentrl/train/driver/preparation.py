@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from agentrl.common import cores
-from agentrl.config import START, RolloutConfig, RunConfig, TrainerConfig
+from agentrl.config import START, Policies, RolloutConfig, TrainerConfig
 from agentrl.config.learners import named_as_given
 from agentrl.envs.base import Env
 from agentrl.envs.turns import Actor
@@ -51,7 +51,6 @@ from agentrl.train.record.publication import NEVER
 from agentrl.train.record.state import LearnedPolicy, RunState
 from agentrl.train.trainers import BaseSharing, Trainer
 from agentrl.train.trainers.loaded import Loaded
-from agentrl.train.trainers.teachers.teachers import Teachers
 from agentrl.train.trainers.worker import place_trainer
 from agentrl.types import MAIN
 
@@ -72,7 +71,7 @@ def make_loop(run: OpenRun, base: Path, policy: Policy, stream: Stream, learner:
     def start() -> tuple[Trainer, Loaded | None]:
         with display.part("starting the trainer"):
             made = start_trainer(prove=None if config.model.name == setup.TINY else config.model.name)
-        return made, compare_loaded(config, run.algorithm, base, made, display)
+        return made, compare_loaded(config.learners[MAIN], run.algorithm, base, made, display)
 
     algorithm = run.algorithm
     recovery = Recovery(start_trainer, config.trainer.max_restarts, algorithm.snapshot(), starts=starts)
@@ -113,7 +112,8 @@ def make_generating_loop(
         raise
     loop.top_scores = top_scores(rollouts.make_env())
     if config.weights.prove_every:
-        loop.reference = ReferenceEngine(engine_settings(config), config.fleet, config.weights, base)
+        settings = engine_settings(config.learners[MAIN], config.rollout, config.cluster)
+        loop.reference = ReferenceEngine(settings, config.fleet, config.weights, base)
     return loop, loaded
 
 
@@ -122,14 +122,13 @@ def add_policies(loop: Loop, rollouts: Rollouts) -> None:
     config, folder, display = loop.config, loop.folder, loop.display
     players = {policy.name: policy for partner in rollouts.partners.values() for policy in partner.policies}
     for name in config.learned:
-        own, policy = config.of_policy(name), players[name]
-        assert policy.model is not None
+        own, policy = config.learners[name], players[name]
         with display.part(f"starting the trainer of {name}"):
             more = {"total_steps": config.learning_steps(name), "seed": config.seed, "lora": own.lora, "prove": None}
             with named_as_given(config.policies, name):
                 require_recording(own.trainer, own.engine, policy.require_engine())
-                trainer = place_trainer(own.cluster, policy.model, own.trainer, own.algo, **more)
-        learner = Learning(own, folder.path, policy.engine, display.part, Teachers(own, folder.path))
+                trainer = place_trainer(config.cluster, policy.require_model(), own.trainer, own.algo, **more)
+        learner = Learning.of(config.of_policy(name), folder.path, policy.engine, display.part)
         bound = probe_bound(own.weights, own.trainer, own.engine, None)
         loop.others = {**loop.others, name: InTraining(own, policy, learner, bound)}
         learned = LearnedPolicy(trainer, make_algorithm(own.algo), evidence=provenance.Evidence(policy=name))
@@ -202,7 +201,7 @@ async def prepare(
         await _imitate(loop, rollouts, make_env, base)
     await leave(loop.trainer, rollouts.engines[0])
     with display.part("starting the engine"):
-        await asyncio.gather(*(_start_engine(config, name, each) for name, each in rollouts.policies.items()))
+        await asyncio.gather(*(_start_engine(config.policies, name, each) for name, each in rollouts.policies.items()))
     for name, each in loop.in_training.items() if not config.allow_no_signal else ():
         with named_as_given(config.policies, name):
             require_supports(config.rollout, each.policy.require_engine())
@@ -225,20 +224,20 @@ async def prepare(
     return start
 
 
-async def _start_engine(config: RunConfig, name: str, policy: Policy) -> None:
-    with named_as_given(config.policies, name.partition("/")[0]):
+async def _start_engine(policies: Policies, name: str, policy: Policy) -> None:
+    with named_as_given(policies, name.partition("/")[0]):
         await wait_until_started(policy.engine)
 
 
 async def _compare(loop: Loop, name: str, loaded: Loaded | None) -> None:
     """Compare a policy's engine with its trainer on a long prompt, and say what came of it."""
     each, config = loop.in_training[name], loop.config
-    model = config.model if name == MAIN else config.policies[name].model
-    engine, folder = each.policy.engine, each.policy.model
-    if engine is None or folder is None or setup.TINY in (model.name, config.model.name if model.name == START else ""):
+    engine, folder, model = each.policy.engine, each.policy.model, each.config.model.name
+    if engine is None or folder is None or (config.model.name if model == START else model) == setup.TINY:
         return
     with loop.display.part("comparing the engine with the trainer"):
-        line = await compare_engine(engine, loop.state.learned[name].trainer, each.config, folder, loaded)
+        trainer = loop.state.learned[name].trainer
+        line = await compare_engine(engine, trainer, each.config, folder, loaded)
     if line:
         loop.display.say(line if name == MAIN else f"{name}: {line}")
 
@@ -255,7 +254,7 @@ def make_learner(run: OpenRun, rollouts: Rollouts) -> Learner:
     engine, elsewhere = rollouts.engines[0], rollouts.elsewhere
     if isinstance(elsewhere, InWorkers) and elsewhere.holding is not None:
         return DistantLearning(config, folder, elsewhere.holding.workers, engine, part)
-    return Learning(config, folder, engine, part, Teachers(config, folder))
+    return Learning.of(config, folder, engine, part)
 
 
 def make_stream(

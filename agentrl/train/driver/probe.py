@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agentrl import faults
-from agentrl.config import RunConfig
+from agentrl.config.learners import LearnerConfig
 from agentrl.errors import EngineError
 from agentrl.rollout.episodes.policies import Policy
 from agentrl.rollout.fleet.reference import ReferenceEngine
@@ -29,17 +29,17 @@ from agentrl.types import MAIN
 
 @dataclass(frozen=True)
 class InTraining:
-    """A policy that a run trains, as a run of this policy alone would have it.
+    """A policy that a run trains.
 
     Attributes:
-        config: that run's.
+        config: the sections by which it is trained.
         policy: renderer and engine; without an engine nothing is published.
         learner: learns from its batches.
         probe_bound: of the probe's mean |log-probability difference|.
         reference: an engine that loads what was published from a folder, where weights are proved.
     """
 
-    config: RunConfig
+    config: LearnerConfig
     policy: Policy
     learner: Learner
     probe_bound: float = math.inf

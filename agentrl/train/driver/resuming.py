@@ -17,10 +17,9 @@ from typing import Any
 import orjson
 
 from agentrl.common import formats
-from agentrl.config import RunConfig
+from agentrl.config import AlgoConfig, RunConfig
 from agentrl.config.cluster import OF_RAY
 from agentrl.config.learners import OWN
-from agentrl.config.secrets import public
 from agentrl.errors import ConfigError
 from agentrl.overrides import read_yaml, validate
 from agentrl.train.record import kept_code, manifest
@@ -82,13 +81,13 @@ def saved_settings(run: Path, asked: str = "resume") -> RunConfig:
     return validate(kept_code.usable(run, read_settings(run, asked)), RunConfig)
 
 
-def changes(run: Path, saved: RunConfig, requested: RunConfig) -> list[str]:
-    """The settings that change, as text.
+def changes(run: Path, saved: Mapping[str, Any], requested: Mapping[str, Any]) -> list[str]:
+    """The settings that change, as text; both as they are shown (`public`).
 
     Raises:
         ConfigError: one of them can't; the message names them all.
     """
-    old, new, changed = _list_changed(public(saved), public(requested))
+    old, new, changed = _list_changed(saved, requested)
     fixed = [name for name in changed if _is_fixed(name)]
     if fixed:
         wrong = ", ".join(f"{_word(name, new)} (the run has {_word(name, old)})" for name in fixed)
@@ -122,31 +121,28 @@ def _list_changed(
 def rate_jumps(saved: RunConfig, requested: RunConfig, done: int) -> Iterator[str]:
     """Yield a sentence for each policy whose learning rate jumps in the next step, by other settings than `algo.lr`.
 
-    A schedule other than constant is over a run's steps, so more of them raise the rate again.
-
-    Args:
-        saved: the settings so far.
-        requested: those that the run goes on with.
-        done: the steps behind it.
+    A schedule other than constant is over a run's steps, so more of them raise the rate again. `done`: the steps behind
+    the run.
     """
-    for name in (MAIN, *requested.learned):
-        if jump := _rate_jump(saved, requested, name, done):
+    asked = {name: (getattr(saved, name), getattr(requested, name)) for name in ("steps", "schedule")}
+    for name, own in requested.learners.items():
+        steps = saved.learning_steps(name), requested.learning_steps(name)
+        jump = _rate_jump(saved.learners[name].algo, own.algo, steps, saved.learning_steps(name, done), asked)
+        if jump:
             yield jump if name == MAIN else f"{name}: {jump}"
 
 
-def _rate_jump(saved: RunConfig, requested: RunConfig, policy: str, done: int) -> str:
+def _rate_jump(
+    before: AlgoConfig, after: AlgoConfig, steps: tuple[int, int], done: int, asked: Mapping[str, tuple[Any, Any]]
+) -> str:
     from agentrl.train.trainers.optimizer import learning_rate
 
-    before, after = ((c if policy == MAIN else c.of_policy(policy)).algo for c in (saved, requested))
-    done = saved.learning_steps(policy, done)
-    steps = [c.learning_steps(policy) for c in (saved, requested)]
     usual, rate = learning_rate(before, done, steps[0]), learning_rate(after, done, steps[1])
     if not done or before.lr != after.lr or usual == rate:
         return ""
     last = learning_rate(before, done - 1, steps[0])
-    names: dict[str, tuple[Any, Any]] = {
-        "steps": (saved.steps, requested.steps),
-        "schedule": (saved.schedule, requested.schedule),
+    names = {
+        **asked,
         "algo.schedule": (before.schedule, after.schedule),
         "algo.warmup_steps": (before.warmup_steps, after.warmup_steps),
     }

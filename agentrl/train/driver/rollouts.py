@@ -132,7 +132,7 @@ class RolloutRun:
         make_env = await stack.enter_async_context(with_tools(plain, config.tools))
         folder = Path(stack.enter_context(TemporaryDirectory()))
         self.model = await base_model.find_or_build(config.model, config.algo, config.seed, make_env, folder)
-        model_checks.prove_architecture(config, self.model, display, trains=False)
+        model_checks.prove_architecture(config.learners, config.policies, self.model, display, trains=False)
         if config.run_dir is not None:
             kept = RunFolder.create(Path(config.run_dir), config)
             stack.callback(kept.close)

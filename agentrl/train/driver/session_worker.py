@@ -42,7 +42,6 @@ from agentrl.train.record import provenance
 from agentrl.train.record.files import append, write_atomically
 from agentrl.train.record.seals import LOSSES
 from agentrl.train.trainers import ShareableTrainer, TrainerAccess
-from agentrl.train.trainers.teachers.teachers import Teachers
 from agentrl.types import Engine, Group, Session
 
 logger = logging.getLogger(__name__)
@@ -87,19 +86,13 @@ class LearnReply:
 
 
 class SessionRole:
-    """Holds a run's sessions, in a worker's process.
-
-    Args:
-        config: the run's.
-        folder: the run's.
-        traces: where spans are sent.
-    """
+    """Holds a run's sessions, in a worker's process; `traces`: where its spans are sent."""
 
     def __init__(self, config: RunConfig, folder: Path, traces: tracing.Destination | None = None) -> None:
         self._folder, self._open = folder, ExitStack()
         self._store = self._open.enter_context(Store(folder / "sessions.db"))
         self._recorder = self._open.enter_context(Recorder(self._store))
-        self._learning = Learning(config, folder, None, _show_nothing, Teachers(config, folder))
+        self._learning = Learning.of(config, folder, None, _show_nothing)
         self._kept = KeptSessions()
         if traces is not None:
             self._open.enter_context(tracing.export_spans(*traces, logger.warning))
@@ -319,7 +312,7 @@ class DistantLearning:
             with Store(self.folder / "sessions.db", read_only=True) as store:
                 return read_groups(store, refer_to_groups(batch.groups), {})
 
-        here = Learning(self.config, self.folder, self.engine, self.part, Teachers(self.config, self.folder))
+        here = Learning.of(self.config, self.folder, self.engine, self.part)
         return await here.learn(replace(batch, groups=await asyncio.to_thread(read)))
 
     async def record(self) -> None:

@@ -64,7 +64,7 @@ from agentrl.train.evaluation.probe import HeldOutProbe
 from agentrl.train.record.files import run_path, write_atomically
 from agentrl.train.record.run_folder import RunFolder
 from agentrl.train.record.seals import SETTINGS, digest
-from agentrl.types import Group, Session
+from agentrl.types import MAIN, Group, Session
 
 DATA = "data.json"
 """The identity of an evaluation's data (`envs.data.identity`)."""
@@ -162,7 +162,7 @@ async def evaluate_run(config: RunConfig, display: Display) -> Evaluation:
     path = run_path(config.env.name, config.run_dir, prefix="eval-")
     with _open_folder(RunFolder.create(path, config)) as (folder, store), display:
         async with loaded_policy([config], folder.path, display) as rollouts_of:
-            result, _ = await measure(config, rollouts_of, folder, store, display)
+            result, _ = await measure(rollouts_of, folder, store, display)
     return result
 
 
@@ -181,13 +181,7 @@ RolloutsOf = Callable[[RunConfig, Store], Opened]
 
 @asynccontextmanager
 async def loaded_policy(configs: Sequence[RunConfig], folder: Path, display: Display) -> AsyncIterator[RolloutsOf]:
-    """Load the policy for evaluations.
-
-    Args:
-        configs: theirs; the policy's settings are the same in all.
-        folder: where logs go.
-        display: displays progress.
-    """
+    """Load the policy for evaluations, whose settings of it are the same; logs go into the folder."""
     config = configs[0]
     if config.policy in SCRIPTED:
         with _reward_cluster(config.cluster, folder):
@@ -215,7 +209,7 @@ async def loaded_policy(configs: Sequence[RunConfig], folder: Path, display: Dis
             base = await base_model.find_or_build(
                 config.model, config.algo, config.seed, _factory(config.env), Path(scratch)
             )
-        model_checks.prove_architecture(config, base, display, trains=False)
+        model_checks.prove_architecture(config.learners, config.policies, base, display, trains=False)
         async with launch.loaded(config, played, base, folder, say=display.say) as policy:
 
             @asynccontextmanager
@@ -241,19 +235,21 @@ async def _without_tokens(
     actor: Actor, config: RunConfig, store: Store
 ) -> AsyncIterator[tuple[Rollouts, Actor | Program]]:
     """Rollouts of what is no engine: their sessions hold messages."""
+    policies, agents, limits, seed = config.policies, config.agents, config.rollout, config.seed
     if isinstance(actor, ScriptedActor):  # it plays every agent
-        judging = judging_engines(config.rewards, config.policies)
-        judges = {name: config.policies[name] for name in judging.values()}
-        config = config.model_copy(update={"policies": judges, "agents": {}})
+        policies = {name: policies[name] for name in judging_engines(config.rewards, policies).values()}
+        agents = {}
+    lacking, folder = f"policy={config.policy} has no weights to start from", Path(store.path).parent
+    main = config.learners[MAIN]
     async with (
         with_tools(_factory(config.env), config.tools) as make_env,
-        serve_judges(config.rewards, config.policies, None) as rewards,
+        serve_judges(config.rewards, policies, None) as rewards,
         open_reward_workers(make_env, rewards, config.cluster, config.sandbox) as (with_rewards, _),
-        open_partners(config, None, Path(store.path).parent) as partners,
+        open_partners(policies, agents, main, limits, seed, None, folder, lacking) as partners,
     ):
         with Recorder(store) as recorder:
-            policy, limits = Policy(NullRenderer()), config.rollout
-            rollouts = Rollouts(with_rewards, policy, limits, config.seed, partners, config.env.name, recorder)
+            policy, name = Policy(NullRenderer()), config.env.name
+            rollouts = Rollouts(with_rewards, policy, limits, seed, partners, name, recorder)
             await asyncio.gather(*map(wait_until_started, rollouts.engines))
             yield rollouts, actor
 
@@ -263,7 +259,6 @@ def _factory(env: EnvConfig) -> Callable[[], Env]:
 
 
 async def measure(
-    config: RunConfig,
     rollouts_of: RolloutsOf,
     folder: RunFolder,
     store: Store,
@@ -278,9 +273,9 @@ async def measure(
     """Play one evaluation, and write its result and some conversations into its folder.
 
     Args:
-        config: its settings, as `resolve_config` returns them.
         rollouts_of: opens rollouts by the policy.
-        folder: the evaluation's own; sessions that its store holds already are taken, or continued.
+        folder: the evaluation's own, made with settings that `resolve_config` returned; sessions that its store holds
+            already are taken, or continued.
         store: of its sessions.
         display: displays progress.
         name: what the display calls it.
@@ -295,7 +290,8 @@ async def measure(
     Raises:
         InfraError: every session ended in an infrastructure error.
     """
-    began, env, who = time.monotonic(), _factory(config.env)(), label(config)
+    began, config = time.monotonic(), folder.config
+    env, who = _factory(config.env)(), label(config)
     split = held_out_split(config.eval, env)
     found = identity.of_splits(env, [split])
     display.say(f"evaluating {who} on {config.env.name}, split {split}, in {folder.path}")

@@ -110,12 +110,8 @@ async def reject(
 ) -> Rejection:
     """Play what is not played yet, and write the best sessions.
 
-    Args:
-        config: the evaluation's, from `split_settings`.
-        own: what is kept.
-        display: displays progress.
-        folder: where the sessions are; None: a folder of `run_dir` that is named by what decides them.
-        hint: what an interrupted one prints besides.
+    `folder`: where the sessions are; None: a folder of `run_dir` that is named by what decides them. `hint`: what an
+    interrupted one prints besides.
 
     Raises:
         ConfigError: a setting does not fit, or the file or the sessions are of other settings.
@@ -137,7 +133,7 @@ async def reject(
     ):
         async with evaluate.loaded_policy([config], folder, display) as rollouts_of:
             hint = f"; {hint or 'the same command goes on from there'}"
-            result, _ = await evaluate.measure(config, rollouts_of, opened, store, display, name="sampling", hint=hint)
+            result, _ = await evaluate.measure(rollouts_of, opened, store, display, name="sampling", hint=hint)
         found = Rejection(out, folder, mean=result.mean)
         rows = await asyncio.to_thread(choose_rows, config.eval, own, store, found)
     if not rows:
@@ -166,7 +162,7 @@ def _goes_on(folder: Path, out: Path) -> bool:
 
 def _name(config: RunConfig) -> str:
     """A name of what decides the sessions: the environment's, and a digest."""
-    policy = content.policy_content(config, content.model_folder_of(config))
+    policy = content.policy_content(config)
     part = content.part_content(config, make(config.env.name, **config.env.kwargs))
     return f"{Path(config.env.name.partition(':')[0]).stem}-{content.digest([policy, part])}"
 

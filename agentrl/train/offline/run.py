@@ -35,7 +35,8 @@ from agentrl.train.offline import held_out, scores
 from agentrl.train.offline.source import ReadData, prepare_data, read_data
 from agentrl.train.record import data_identity
 from agentrl.train.record.best import describe_best
-from agentrl.train.trainers.teachers.teachers import Teachers, check_teachers
+from agentrl.train.trainers.teachers.teachers import check_teachers
+from agentrl.types import MAIN
 
 TOKENIZER_TEXTS = 200
 """Conversations that the tiny model's tokenizer is made from."""
@@ -53,7 +54,8 @@ async def train_on_data(run: OpenRun, source: DataConfig) -> TrainResult:
             with display.part("reading the data"):
                 await asyncio.to_thread(prepare_data, source, data, renderer, base, config.model.name)
             _identify(run, data)
-            await check_teachers(config, run.algorithm, base)
+            own = config.learners[MAIN]
+            await check_teachers(config.teachers, own, config.rollout, run.algorithm, base)
             return await _train(run, data, policy, base)
 
 
@@ -64,7 +66,7 @@ async def _train(run: OpenRun, data: ReadData, policy: Policy, base: Path) -> Tr
     tasks = ListedTasks(data.tasks["train"], make_sampler(shape.sampler, config.seed))
     gate = Gate(shape.groups_per_step, config.steps, shape.staleness)
     stream = Stream(source, tasks, None, group_size=1, gate=gate)
-    learner = Learning(config, folder.path, None, display.part, Teachers(config, folder.path))
+    learner = Learning.of(config, folder.path, None, display.part)
     loop, _ = await asyncio.to_thread(make_loop, run, base, policy, stream, learner)
     try:
         start = await prepare_reading(loop)

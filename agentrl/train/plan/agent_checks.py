@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agentrl.config import MODEL, PAST, ClusterConfig, GatewayConfig, PolicyConfig, RunConfig
-from agentrl.config.learners import named_as_given
+from agentrl.config import MODEL, PAST, ClusterConfig, GatewayConfig, Policies, RunConfig
+from agentrl.config.learners import Fleets, named_as_given
+from agentrl.config.policies import list_players
 from agentrl.envs.base import Env
 from agentrl.envs.registry import make
 from agentrl.errors import ConfigError, nearest
@@ -23,7 +24,7 @@ def check_players(config: RunConfig) -> None:
     """
     if config.data is not None or not (config.agents or config.policies):
         return
-    check_addresses(config)
+    check_addresses(config.fleets)
     env = make(config.env.name, **config.env.kwargs)
     check_agents(config, env, trains=True)
     for name, policy in config.policies.items():
@@ -33,14 +34,14 @@ def check_players(config: RunConfig) -> None:
                 check_partner(name, policy, env)
 
 
-def check_addresses(config: RunConfig) -> None:
+def check_addresses(fleets: Fleets) -> None:
     """Refuse a server that runs already where a policy that learns would bring its weights to another one's too.
 
     Raises:
         ConfigError: naming both settings.
     """
     places: dict[str, str] = {}
-    for name, (engine, fleet) in config.fleets.items():
+    for name, (engine, fleet) in fleets.items():
         prefix = "" if name == MAIN else f"policies.{name}."
         given = {f"{prefix}fleet.urls": url for url in fleet.urls}
         if not given and (url := getattr(engine, "url", None)) is not None:
@@ -71,7 +72,7 @@ def check_agents(config: RunConfig, env: Env, *, trains: bool) -> None:
     if config.agent is not None and config.agents:
         _check_named(config.agent, config.agents, config.policies, config.gateway, config.cluster)
     if trains and all(
-        MAIN not in config.players(config.agents.get(agent, MAIN))
+        MAIN not in list_players(config.policies, config.agents.get(agent, MAIN))
         for agent in (*env.agents, *(config.agents if config.agent else ()))
     ):
         raise ConfigError(
@@ -80,11 +81,7 @@ def check_agents(config: RunConfig, env: Env, *, trains: bool) -> None:
 
 
 def _check_named(
-    program: str,
-    agents: Mapping[str, str],
-    policies: Mapping[str, PolicyConfig],
-    gateway: GatewayConfig,
-    cluster: ClusterConfig,
+    program: str, agents: Mapping[str, str], policies: Policies, gateway: GatewayConfig, cluster: ClusterConfig
 ) -> None:
     """Refuse policies by which no request of a program can be answered, and gateways that have one policy."""
     forwarded = {*agents, *agents.values()} & set(gateway.forward.models)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from agentrl.config import MODEL, PAST, RunConfig
+from collections.abc import Mapping
+
+from agentrl.config import MODEL, PAST, Policies
+from agentrl.config.policies import list_players
 from agentrl.envs.base import Env, has_critic_view
 from agentrl.envs.data.mixture import Mixture
 from agentrl.errors import ConfigError
@@ -27,8 +30,12 @@ def check_view(algorithm: Algorithm, env: Env) -> None:
             )
 
 
-def check_joint_path(algorithm: Algorithm, config: RunConfig, env: Env) -> None:
+def check_joint_path(
+    algorithm: Algorithm, env: Env, forks: str, program: str | None, agents: Mapping[str, str], policies: Policies
+) -> None:
     """Refuse a critic that is to read what all agents said where there is one, or one whose turns have no tokens.
+
+    `forks`: the rule by which sessions fork; `program`: what acts in the model's place.
 
     Raises:
         ConfigError: there is no path of all agents' tokens.
@@ -36,17 +43,17 @@ def check_joint_path(algorithm: Algorithm, config: RunConfig, env: Env) -> None:
     if not algorithm.reads_joint_paths:
         return
     where, instead = "algo.value_path=joint", "use algo.value_path=agent"
-    if config.agent is not None:
-        raise ConfigError(f"{where} reads an environment's agents, and agent={config.agent!r} is a program: {instead}")
-    if (forks := config.rollout.branch.name) != "none":
+    if program is not None:
+        raise ConfigError(f"{where} reads an environment's agents, and agent={program!r} is a program: {instead}")
+    if forks != "none":
         raise ConfigError(f"{where} reads a session in order, and rollout.branch={forks} forks it: {instead}")
     for part in [each.env for each in env.parts.values()] if isinstance(env, Mixture) else [env]:
         if len(part.agents) < 2:
             raise ConfigError(f"{where} reads several agents' paths, and {type(part.unwrapped).__name__} has one agent")
-    for agent, policy in config.agents.items():
-        for name in config.players(policy):
-            if name != MAIN and config.policies[name].name not in (MODEL, PAST):
+    for agent, policy in agents.items():
+        for name in list_players(policies, policy):
+            if name != MAIN and policies[name].name not in (MODEL, PAST):
                 raise ConfigError(
-                    f"{where} reads tokens, and policies.{name}={config.policies[name].name}, which plays {agent}, has "
+                    f"{where} reads tokens, and policies.{name}={policies[name].name}, which plays {agent}, has "
                     f"none: {instead}, with algo.value_view where the environment has critic_view(agent)"
                 )

@@ -6,8 +6,8 @@ import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 
 from agentrl import cluster
 from agentrl.cluster.base import ClusterNode
@@ -26,8 +26,8 @@ from agentrl.config import (
     RewardConfig,
     RolloutConfig,
     RunConfig,
-    TrainerConfig,
 )
+from agentrl.config.learners import LearnerConfig
 from agentrl.envs.rewards import REWARDS, ModelMemory
 from agentrl.errors import ConfigError
 from agentrl.models.registry import cache_folder
@@ -39,7 +39,7 @@ from agentrl.train.plan.adapter import FLOAT32, describe_adapter, with_adapter, 
 from agentrl.train.plan.agent_checks import check_players
 from agentrl.train.plan.devices import Devices, devices_of, size, too_full, with_models
 from agentrl.train.plan.memory import GIB, EngineMemory, Numbers, Split, TrainerMemory, engine_memory
-from agentrl.train.plan.placing import frozen_engines, is_attached, run_demand, split_of
+from agentrl.train.plan.placing import RunDemand, frozen_engines, is_attached, run_demand, split_of
 from agentrl.train.plan.shapes import Shape, shape_of
 from agentrl.train.plan.step import (
     FOREST_BYTES,
@@ -55,7 +55,8 @@ from agentrl.train.plan.step import (
     train_seconds,
 )
 from agentrl.train.plan.teachers import describe_processes, players_memory, splits_of_others, teachers_memory
-from agentrl.train.trainers import TRAINERS, suitable
+from agentrl.train.trainers import suitable
+from agentrl.types import MAIN
 
 USED = 0.5
 """The part of `rollout.session_tokens` that a session is expected to have, half of it sampled; an assumption."""
@@ -64,12 +65,9 @@ USED = 0.5
 def describe_run(
     config: RunConfig, rates: Rates | None = None, on: Sequence[ClusterNode] | None = None
 ) -> Iterator[str]:
-    """The lines of a dry run.
+    """Yield the lines of a dry run `on` described nodes, or on those that the run itself would have.
 
-    Args:
-        config: the run.
-        rates: of its devices; None are measured on a CPU, and an H100's on GPUs.
-        on: the nodes; None are those that the run itself would have.
+    `rates`: of its devices; None are measured on a CPU, and an H100's on GPUs.
 
     Raises:
         ConfigError, InvalidInput: the model can't be planned, or the parts don't fit on the nodes.
@@ -81,14 +79,15 @@ def describe_run(
     memory = host_memory() if on is None else 0.0  # that of described nodes is not known
     split = split_of(config.trainer, shape, nodes)
     ranks = ENGINES.find(config.engine.name).ranks(config.engine)
-    numbers = with_lora(numbers_of(config.trainer, config.algo), shape, config.lora)
+    numbers = with_lora(plugin.numbers(config.trainer, algorithm), shape, config.lora)
     whole = plugin.memory(config.trainer, algorithm, shape, split)
     trainer = with_adapter(whole, numbers) if numbers.adapter and not config.warm_start.steps else whole
-    others = splits_of_others(config, shape, nodes)
-    assignment = places(config, split, nodes, trainer, others)
+    on_ray, learners = config.cluster.name == "ray", config.learners
+    others = splits_of_others(learners, config.policies, shape, nodes) if on_ray else {}
+    assignment = places(run_demand(config, split, nodes, others), learners[MAIN], config.cluster, trainer, nodes)
     if config.data is not None:  # it starts no engine
         assignment = Assignment(tuple(place for place in assignment.places if place.role != "engine"))
-    asked = asked_models(config, shape, {*others, *frozen_engines(config)})
+    asked = asked_models(config, shape, {*others, *frozen_engines(config.policies, config.cluster)})
     devices = with_models(devices_of(assignment, nodes, memory), asked.values(), memory)
     engine = engine_of(shape, ranks, width_of(config.engine), devices, trainer)
     budget, shown = config.trainer.token_budget, config.rollout.session_tokens
@@ -99,7 +98,8 @@ def describe_run(
     yield from _describe_model(config.env, config.data, config.model, shape)
     yield from describe_adapter(numbers, config.warm_start)
     yield from _where(assignment, nodes, config.agent, config.cluster)
-    yield from describe_processes(config, shape, nodes)
+    if config.learned and not on_ray:
+        yield from describe_processes(learners, config.policies, shape, nodes)
     yield from _memory(trainer, engine, budget, sessions if config.data is None else 0, shown)
     yield from asked
     yield from (f"memory of {each.name}: {_on_device(each, trainer, engine)}" for each in devices)
@@ -108,17 +108,18 @@ def describe_run(
         return
     work = work_of(config.rollout, config.engine, config.algo)
     yield from _describe_traffic(config.cluster, work.tokens)
-    yield from _flows(config, shape, split, numbers, work)
+    count, moved = engines_of(config.fleet), published_bytes(config.engine, shape, numbers)
+    yield from _describe_flows(count, moved, shape, split, numbers, work, budget)
     known = rates or (Rates() if by_gpu else measured_rates())
-    step = step_time(config, shape, split, engine, work, known, ranks, numbers)
-    by_role = {"trainer": config.trainer.device, "engine": config.engine.device} if config.cluster.name == "ray" else {}
+    generate = partial(generate_seconds, shape, engine, ranks=ranks, work=work, rates=known)
+    beside = generate(count - config.fleet.shared if config.rollout.staleness else 0)
+    learn = train_seconds(shape, split, numbers, work, known, budget, split.ranks)
+    step = StepTime(generate(count), learn, publish_seconds(moved, known, across=on_ray), beside)
+    by_role = {"trainer": config.trainer.device, "engine": config.engine.device} if on_ray else {}
     whose = "given" if rates else "an H100's data sheet" if by_gpu else "this CPU, measured now"
     yield f"a step: {_describe_step(step)} (rates: {whose}; sessions of {work.length} tokens)"
-    full = too_full(devices, trainer, engine, shown, sessions)
-    yield from (
-        f"warning: {each}"
-        for each in (*full, *_warnings(assignment, nodes, step, by_role, shared=config.fleet.shared > 0))
-    )
+    more = _warnings(assignment, nodes, step, by_role, shared=config.fleet.shared > 0)
+    yield from (f"warning: {each}" for each in (*too_full(devices, trainer, engine, shown, sessions), *more))
 
 
 def _describe_model(env: EnvConfig, data: DataConfig | None, model: ModelConfig, shape: Shape) -> Iterator[str]:
@@ -153,7 +154,7 @@ def asked_models(config: RunConfig, shape: Shape, placed: Collection[str]) -> di
 
     Policies that are `placed` have devices of their own, and take no bytes of the main one's.
     """
-    found, asked = {}, {name: config.policies[name] for name in config.asked_policies}
+    found, asked = {}, config.teachers
     for name, each in reward_models(config.rewards).items():
         on = "a GPU" if each.device == "cuda" else "the CPU"
         line = f"memory of rewards.{name} on {on}: weights {size(each.weights)}, a batch {size(each.batch)}"
@@ -161,7 +162,8 @@ def asked_models(config: RunConfig, shape: Shape, placed: Collection[str]) -> di
     for name, taken in teachers_memory(asked, shape, config.trainer.token_budget).items():
         line = f"memory of the teacher {name}: {size(taken)}, from the first step on"
         found[line] = (taken, config.policies[name].engine.device != "cpu")
-    for name, taken in players_memory(config, asked, shape).items():
+    imitates = config.warm_start.steps > 0
+    for name, taken in players_memory(config.policies, config.learners, asked, shape, imitates=imitates).items():
         parts = "trainer and engine" if config.policies[name].learns else "engines"
         line = f"memory of policies.{name}: {size(taken)} for {parts}, and a cache"
         found[line] = (0.0 if name in placed else taken, config.policies[name].engine.device != "cpu")
@@ -196,27 +198,22 @@ def nodes_of(machines: ClusterConfig) -> list[ClusterNode]:
 
 
 def places(
-    config: RunConfig,
-    split: Split,
-    nodes: Sequence[ClusterNode],
-    trainer: TrainerMemory,
-    others: Mapping[str, Split] = MappingProxyType({}),
+    run: RunDemand, own: LearnerConfig, machines: ClusterConfig, memory: TrainerMemory, nodes: Sequence[ClusterNode]
 ) -> Assignment:
     """Return the places of a run on a cluster's nodes; on this machine alone all count GPUs from the first.
 
     Raises:
         ConfigError: the parts don't fit on the nodes.
     """
-    run = run_demand(config, split, nodes, others)
-    if config.cluster.name == "ray":
-        return place(nodes, run.wanted(trainer.total / GIB))
+    if machines.name == "ray":
+        return place(nodes, run.wanted(memory.total / GIB))
     if len(nodes) > 1:
-        raise ConfigError(f"cluster={config.cluster.name} has one machine, not {len(nodes)}: cluster=ray has several")
+        raise ConfigError(f"cluster={machines.name} has one machine, not {len(nodes)}: cluster=ray has several")
     (here,) = nodes
-    ranks = ENGINES.find(config.engine.name).ranks(config.engine) if run.units["engine"] else 0
+    ranks = ENGINES.find(own.engine.name).ranks(own.engine) if run.units["engine"] else 0
     wide = {
-        "trainer": split.tensor if on_gpus(config.trainer.device, nodes) else 0,
-        "engine": ranks if on_gpus(config.engine.device, nodes) else 0,
+        "trainer": run.members["trainer"] if on_gpus(own.trainer.device, nodes) else 0,
+        "engine": ranks if on_gpus(own.engine.device, nodes) else 0,
     }
     if (most := max(run.units["trainer"] * wide["trainer"], wide["engine"])) > here.gpus:
         raise ConfigError(f"the run is to compute on {most} GPUs of this machine, and there are {here.gpus}")
@@ -241,15 +238,6 @@ def engine_of(shape: Shape, ranks: int, width: int, devices: Sequence[Devices], 
 def host_memory() -> float:
     """Bytes of this machine's memory."""
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-
-
-def numbers_of(trainer: TrainerConfig, algo: AlgoConfig) -> Numbers:
-    """Return the formats of the trainer's numbers.
-
-    Raises:
-        ConfigError: the algorithm's critic is a model that this trainer has no place for.
-    """
-    return TRAINERS.find(trainer.name).numbers(trainer, make_algorithm(algo))
 
 
 def engines_of(fleet: FleetConfig) -> int:
@@ -281,27 +269,6 @@ def published_bytes(engine: EngineConfig, shape: Shape, numbers: Numbers) -> flo
 def width_of(engine: EngineConfig) -> int:
     """Return the bytes of an engine's weight, and of a number in its cache."""
     return 4 if engine.dtype == "float32" else 2
-
-
-def step_time(
-    config: RunConfig,
-    shape: Shape,
-    split: Split,
-    engine: EngineMemory,
-    work: StepWork,
-    rates: Rates,
-    ranks: int,
-    numbers: Numbers,
-) -> StepTime:
-    """The expected time of a step."""
-    budget = config.trainer.token_budget
-    awake = engines_of(config.fleet) - config.fleet.shared if config.rollout.staleness else 0
-    return StepTime(
-        generate_seconds(shape, engine, engines_of(config.fleet), ranks, work, rates),
-        train_seconds(shape, split, numbers, work, rates, budget, split.ranks),
-        publish_seconds(published_bytes(config.engine, shape, numbers), rates, across=config.cluster.name == "ray"),
-        generate_seconds(shape, engine, awake, ranks, work, rates),
-    )
 
 
 def _where(
@@ -349,12 +316,13 @@ def _on_device(devices: Devices, trainer: TrainerMemory, engine: EngineMemory) -
     return f"{each}{'; '.join(parts)}; {room}"
 
 
-def _flows(config: RunConfig, shape: Shape, split: Split, numbers: Numbers, work: StepWork) -> Iterator[str]:
-    moved = published_bytes(config.engine, shape, numbers)
-    yield f"in a step, trainer -> {engines_of(config.fleet)} engines: {size(moved)} of weights for each"
+def _describe_flows(
+    engines: int, moved: float, shape: Shape, split: Split, numbers: Numbers, work: StepWork, budget: int
+) -> Iterator[str]:
+    yield f"in a step, trainer -> {engines} engines: {size(moved)} of weights for each"
     if split.data > 1:
         own = shape.parameters / split.tensor / split.pipeline
-        sent = exchanged_bytes(own, numbers, work, config.trainer.token_budget, split)
+        sent = exchanged_bytes(own, numbers, work, budget, split)
         yield f"in a step, between data-parallel ranks: {size(sent)} of gradients and weights for each"
 
 

@@ -7,8 +7,18 @@ from importlib.metadata import version
 from pathlib import Path
 
 from agentrl.attachments import routed_experts
-from agentrl.config import MODEL, START, EngineConfig, ModelConfig, RolloutConfig, RunConfig, TrainerConfig
-from agentrl.config.learners import named_as_given
+from agentrl.config import (
+    MODEL,
+    START,
+    ClusterConfig,
+    EngineConfig,
+    ModelConfig,
+    Policies,
+    PolicyConfig,
+    RolloutConfig,
+    TrainerConfig,
+)
+from agentrl.config.learners import LearnerConfig, Learners, named_as_given
 from agentrl.errors import ConfigError, InvalidInput
 from agentrl.models import untrained
 from agentrl.models.devices import torch_device
@@ -25,48 +35,50 @@ from agentrl.train.display.console import Display
 from agentrl.train.driver import setup
 from agentrl.train.trainers import TRAINERS, Trainer, proof
 from agentrl.train.trainers.loaded import Loaded, require_loaded
-from agentrl.types import Engine
+from agentrl.types import MAIN, Engine
 
 
-def prove_architecture(config: RunConfig, base: Path, display: Display, *, trains: bool) -> None:
+def prove_architecture(learners: Learners, policies: Policies, base: Path, display: Display, *, trains: bool) -> None:
     """Refuse a model that the trainer or the local engine computes differently than transformers.
 
     Raises:
         ConfigError: with the numbers.
     """
-    for name, policy in config.policies.items():
+    for name, policy in policies.items():
         if policy.name == MODEL:
-            with named_as_given(config.policies, name):
-                _prove_other(config, name, base, display, trains=trains and policy.learns)
+            with named_as_given(policies, name):
+                own = learners[name].trainer if trains and policy.learns else None
+                _prove_other(policy, own, learners[MAIN].model, base, display)
+    model, engine, trainer = learners[MAIN].model, learners[MAIN].engine, learners[MAIN].trainer
     if trains and (kind := read_seeing_type(base)) is not None:
-        _require_tower(config, kind)
-    if config.model.name == setup.TINY:
+        _require_tower(trainer.name, model.name, kind)
+    if model.name == setup.TINY:
         return
     if trains:
-        _say_untrained(config.trainer, base, display)
+        _say_untrained(trainer, base, display)
     if sees(base):
-        _prove_images(config.model, base, display)
-        if not ENGINES.find(config.engine.name).takes_images(config.engine, base):
+        _prove_images(model, base, display)
+        if not ENGINES.find(engine.name).takes_images(engine, base):
             display.warn(
-                f"engine={config.engine.name} takes no images with a prompt of this model, with these settings: "
+                f"engine={engine.name} takes no images with a prompt of this model, with these settings: "
                 "sessions that show any end in an error; engine=local takes them"
             )
     if trains:
-        _prove_trainer(config.trainer, base, config.model.name, config.engine.max_context, display)
-    _prove_engine(config.engine, base, config.model.name, display)
+        _prove_trainer(trainer, base, model.name, engine.max_context, display)
+    _prove_engine(engine, base, model.name, display)
 
 
-def _prove_other(config: RunConfig, name: str, base: Path, display: Display, *, trains: bool) -> None:
+def _prove_other(
+    own: PolicyConfig, trainer: TrainerConfig | None, main: ModelConfig, base: Path, display: Display
+) -> None:
     """Do the same for a policy beside the main one, which begins with `base` or with a model of its own."""
-    own = config.policies[name]
-    model = config.model if own.model.name == START else own.model
-    if model.name == setup.TINY:
+    name = main.name if own.model.name == START else own.model.name
+    if name == setup.TINY:
         return
     folder = base if own.model.name == START else model_folder(own.model)
-    if trains:
-        trainer = config.of_policy(name).trainer
-        _prove_trainer(trainer, folder, model.name, own.engine.max_context, display)
-    _prove_engine(own.engine, folder, model.name, display)
+    if trainer is not None:
+        _prove_trainer(trainer, folder, name, own.engine.max_context, display)
+    _prove_engine(own.engine, folder, name, display)
 
 
 def _prove_trainer(trainer: TrainerConfig, base: Path, name: str, context: int | None, display: Display) -> None:
@@ -76,13 +88,12 @@ def _prove_trainer(trainer: TrainerConfig, base: Path, name: str, context: int |
             plugin.prove(trainer, base, name, context)
 
 
-def _require_tower(config: RunConfig, kind: str) -> None:
+def _require_tower(trainer: str, model: str, kind: str) -> None:
     """Refuse a trainer that has no place for the tower of a model that sees."""
-    if kind not in TRAINERS.find(config.trainer.name).trains_images:
+    if kind not in TRAINERS.find(trainer).trains_images:
         able = " or ".join(f"trainer={name}" for name, one in TRAINERS.available().items() if kind in one.trains_images)
         raise ConfigError(
-            f"model={config.model.name!r} ({kind}) sees images, and trainer={config.trainer.name} has no place for its "
-            f"tower: use {able}"
+            f"model={model!r} ({kind}) sees images, and trainer={trainer} has no place for its tower: use {able}"
         )
 
 
@@ -98,25 +109,26 @@ def _prove_images(model: ModelConfig, base: Path, display: Display) -> None:
     display.say(str(proof))
 
 
-def require_one_tokenizer(config: RunConfig, base: Path) -> None:
+def require_one_tokenizer(learners: Learners, policies: Policies, base: Path) -> None:
     """Refuse critics that read the tokens of all policies where these have several tokenizers.
 
     Raises:
         ConfigError: another policy's tokens mean something else than the main one's.
     """
-    algos = {"": config.algo} | {f"policies.{name}.": config.of_policy(name).algo for name in config.learned}
-    where = next((name for name, algo in algos.items() if make_algorithm(algo).reads_joint_paths), None)
-    if where is None:
+    reader = next((name for name, own in learners.items() if make_algorithm(own.algo).reads_joint_paths), None)
+    if reader is None:
         return
+    where = "" if reader == MAIN else f"policies.{reader}."
     mine = load_tokenizer(base).vocabulary
-    for name, policy in config.policies.items():
+    for name, policy in policies.items():
         if policy.name != MODEL or policy.model.name == START:
             continue
         if load_tokenizer(model_folder(policy.model)).vocabulary != mine:
             raise ConfigError(
                 f"{where}algo.value_path=joint reads the tokens of all agents in one path, and policies.{name}.model="
-                f"{policy.model.name} has another tokenizer than model={config.model.name}: use {where}algo.value_path="
-                f"agent, with {where}algo.value_view where the environment has critic_view(agent)"
+                f"{policy.model.name} has another tokenizer than model={learners[MAIN].model.name}: use "
+                f"{where}algo.value_path=agent, with {where}algo.value_view where the environment has "
+                "critic_view(agent)"
             )
 
 
@@ -137,7 +149,7 @@ def _prove_engine(engine: EngineConfig, base: Path, name: str, display: Display)
 
 
 def compare_loaded(
-    config: RunConfig, algorithm: Algorithm, base: Path, trainer: Trainer, display: Display
+    own: LearnerConfig, algorithm: Algorithm, base: Path, trainer: Trainer, display: Display
 ) -> Loaded | None:
     """Refuse a trainer whose loaded weights compute something else than transformers' model.
 
@@ -147,39 +159,36 @@ def compare_loaded(
     Raises:
         ConfigError: with the numbers, and the first layer that differs.
     """
-    chosen = config.trainer
-    if config.model.name == setup.TINY or not TRAINERS.find(chosen.name).proves(chosen):
+    chosen = own.trainer
+    if own.model.name == setup.TINY or not TRAINERS.find(chosen.name).proves(chosen):
         return None
-    if config.lora.adapter is not None or algorithm.needs.head is not None:
+    if own.lora.adapter is not None or algorithm.needs.head is not None:
         return None  # it begins as another model than the folder's
     with display.part("comparing the trainer's weights with the folder's"):
         device = torch_device(chosen.device, "trainer.device")
-        held = () if (kind := config.lora.quantize) == "none" else (kind, version("bitsandbytes"))
-        found = require_loaded(trainer, base, config.model.name, chosen, device, (config.engine.dtype,), held)
+        held = () if (kind := own.lora.quantize) == "none" else (kind, version("bitsandbytes"))
+        found = require_loaded(trainer, base, own.model.name, chosen, device, (own.engine.dtype,), held)
     if found.not_compared:
         display.warn(str(found))
     return found
 
 
-def engine_settings(config: RunConfig) -> EngineConfig:
+def engine_settings(own: LearnerConfig, limits: RolloutConfig, machines: ClusterConfig) -> EngineConfig:
     """The engine's settings: suited to training beside it, and recording what the trainer makes use of."""
-    engine = config.engine
-    if config.rollout.staleness or config.cluster.name != "local":
+    engine, trainer = own.engine, TRAINERS.find(own.trainer.name)
+    if limits.staleness or machines.name != "local":
         engine = ENGINES.find(engine.name).beside_trainer(engine)
-    if TRAINERS.find(config.trainer.name).replays_experts(config.trainer):
+    if trainer.replays_experts(own.trainer):
         engine = engine.model_copy(update={"routed_experts": True})
-    if not TRAINERS.find(config.trainer.name).computes_supports:
+    if not trainer.computes_supports:
         engine = engine.model_copy(update={"support_bytes": 0})
     return engine
 
 
-def suit_engines(config: RunConfig) -> RunConfig:
-    """The configuration with the engines of the policies that learn beside the main one suited as its own is."""
-    suited = {
-        name: config.policies[name].model_copy(update={"engine": engine_settings(config.of_policy(name))})
-        for name in config.learned
-    }
-    return config.model_copy(update={"policies": {**config.policies, **suited}}) if suited else config
+def suit_engines(learners: Learners, policies: Policies, limits: RolloutConfig, machines: ClusterConfig) -> Policies:
+    """Return a run's policies, with the engines of those that learn beside the main one suited as its own is."""
+    engines = {name: engine_settings(own, limits, machines) for name, own in learners.items() if name != MAIN}
+    return {**policies, **{name: policies[name].model_copy(update={"engine": own}) for name, own in engines.items()}}
 
 
 def require_recording(trainer: TrainerConfig, settings: EngineConfig, engine: Engine) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 from agentrl.cluster import Cluster, ClusterNode, Resources
 from agentrl.cluster.placement.inventory import on_gpus, override_resources
 from agentrl.cluster.placement.plan import Demand, Layout, Wanted, place
-from agentrl.config import MODEL, PAST, EngineConfig, EvalConfig, FleetConfig, RunConfig, TrainerConfig
-from agentrl.config.learners import named_as_given
+from agentrl.config import MODEL, PAST, ClusterConfig, EngineConfig, FleetConfig, Policies, RunConfig, TrainerConfig
+from agentrl.config.learners import LearnerConfig, named_as_given
 from agentrl.errors import ConfigError
 from agentrl.models.folders import model_settings
 from agentrl.rollout.engines import ENGINES
@@ -23,12 +23,13 @@ from agentrl.rollout.workers import gateway_workers, reward_workers
 from agentrl.rollout.workers.environment_workers import CPUS
 from agentrl.train.plan.memory import Split
 from agentrl.train.trainers import TRAINERS
+from agentrl.types import MAIN
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class _Demand:
+class RunDemand:
     """A run's request.
 
     Attributes:
@@ -75,12 +76,7 @@ class _Demand:
 
 
 def split_of(trainer: TrainerConfig, model: Any, nodes: Sequence[ClusterNode]) -> Split:
-    """Return how the trainer's ranks share the model.
-
-    Args:
-        trainer: the run's.
-        model: the model's settings, as attributes.
-        nodes: of the cluster.
+    """Return how the trainer's ranks share the model, whose settings `model` has as attributes.
 
     Raises:
         ConfigError: the model can't be shared like that.
@@ -91,45 +87,42 @@ def split_of(trainer: TrainerConfig, model: Any, nodes: Sequence[ClusterNode]) -
 
 def run_demand(
     config: RunConfig, split: Split, nodes: Sequence[ClusterNode], others: Mapping[str, Split] = MappingProxyType({})
-) -> _Demand:
+) -> RunDemand:
     """Return a run's request to nodes; engines that run already (`fleet.urls`, `engine.url`) ask for nothing.
 
-    Args:
-        config: the run's.
-        split: of the trainer.
-        nodes: of the cluster.
-        others: the splits of other policies' trainers, each of which has a place of its own, as its engine has.
+    `others`: the splits of other policies' trainers, each of which has a place of its own, as its engine has.
     """
-    demand, alone = _demand_alone(config, split, nodes), {"eval": EvalConfig()}
+    learners, machines, averaged = config.learners, config.cluster, config.eval.weights == "averaged"
+    demand = _demand_alone(learners[MAIN], split, nodes, machines, int(averaged))
     for name, each in others.items():
-        own = _demand_alone(config.of_policy(name).model_copy(update=alone), each, nodes)
+        own = _demand_alone(learners[name], each, nodes, machines)
         for role in ("trainer", "engine"):
             same = _more_of(demand, own, role)
             demand = same or replace(demand, others=(*demand.others, own.demand(role)))
-    for name, engines in frozen_engines(config).items():
-        own = _demand_alone(config.of_policy(name).model_copy(update=alone), Split(), nodes)
+    for name, engines in frozen_engines(config.policies, machines).items():
+        own = _demand_alone(learners[MAIN].beside(config.policies[name]), Split(), nodes, machines)
         own = replace(own, units={**own.units, "engine": engines})
         same = _more_of(demand, own, "engine") if demand.layout == "disaggregated" else None
         demand = same or replace(demand, frozen=(*demand.frozen, own.demand("engine")))
     return demand
 
 
-def _more_of(demand: _Demand, own: _Demand, role: str) -> _Demand | None:
+def _more_of(demand: RunDemand, own: RunDemand, role: str) -> RunDemand | None:
     """The request with another policy's units of a role as more of the main one's; None: they occupy something else."""
     if (own.roles[role], own.members[role]) != (demand.roles[role], demand.members[role]):
         return None
     return replace(demand, units={**demand.units, role: demand.units[role] + own.units[role]})
 
 
-def frozen_engines(config: RunConfig) -> dict[str, int]:
+def frozen_engines(policies: Policies, machines: ClusterConfig) -> dict[str, int]:
     """The engines of policies that don't learn, by their names, where these have places on a cluster's nodes.
 
     Those in the driver's process, and servers that run already, ask for none.
     """
     return {
         name: own.past.size + 1 if own.name == PAST else own.fleet.engines
-        for name, own in config.policies.items()
-        if config.cluster.name == "ray" and own.name in (MODEL, PAST) and not own.learns
+        for name, own in policies.items()
+        if machines.name == "ray" and own.name in (MODEL, PAST) and not own.learns
         if not (ENGINES.find(own.engine.name).in_process(own.engine) or is_attached(own.engine, own.fleet))
     }
 
@@ -139,13 +132,17 @@ def is_attached(engine: EngineConfig, fleet: FleetConfig) -> bool:
     return bool(fleet.urls or getattr(engine, "url", None))
 
 
-def _demand_alone(config: RunConfig, split: Split, nodes: Sequence[ClusterNode]) -> _Demand:
-    engine, trainer, attached = config.engine, config.trainer, is_attached(config.engine, config.fleet)
+def _demand_alone(
+    own: LearnerConfig, split: Split, nodes: Sequence[ClusterNode], limits: ClusterConfig, more: int = 0
+) -> RunDemand:
+    """The request of a policy's trainer and engines, of which there are `more` than the fleet has."""
+    engine, fleet, trainer = own.engine, own.fleet, own.trainer
+    attached = is_attached(engine, fleet)
     by_nodes = isinstance(engine, ServerConfig)  # the others are told their device
     serving = on_gpus(engine.device, nodes) if by_nodes else engine.device == "cuda"
     ranked = TRAINERS.find(trainer.name).has_ranks
     training = on_gpus(trainer.device, nodes) if ranked else trainer.device == "cuda"
-    own = {
+    kinds = {
         "trainer": Resources(gpus=int(training)),
         "engine": Resources(gpus=ENGINES.find(engine.name).ranks(engine) if serving else 0),
         "environments": Resources(cpus=CPUS),
@@ -154,16 +151,16 @@ def _demand_alone(config: RunConfig, split: Split, nodes: Sequence[ClusterNode])
     }
     units = {
         "trainer": split.ranks // split.tensor,
-        "engine": 0 if attached else config.fleet.engines + (config.eval.weights == "averaged"),
-        "environments": config.cluster.environments,
-        "rewards": config.cluster.rewards,
-        "gateway": config.cluster.gateways,
+        "engine": 0 if attached else fleet.engines + more,
+        "environments": limits.environments,
+        "rewards": limits.rewards,
+        "gateway": limits.gateways,
     }
-    return _Demand(
-        {role: override_resources(role, resources, config.cluster.resources) for role, resources in own.items()},
+    return RunDemand(
+        {role: override_resources(role, resources, limits.resources) for role, resources in kinds.items()},
         units,
         {"trainer": split.tensor, "engine": 1, "environments": 1, "rewards": 1, "gateway": 1},
-        *layout_of_fleet(config.fleet if units["engine"] else FleetConfig()),
+        *layout_of_fleet(fleet if units["engine"] else FleetConfig()),
     )
 
 
@@ -187,19 +184,20 @@ def reserve(cluster: Cluster, config: RunConfig, model: Path) -> None:
     Raises:
         ConfigError: it does not fit on the nodes, or is not free in time.
     """
-    timeout = config.cluster.place_timeout or (config.cluster.start_timeout if config.fleet.shared else None)
-    if config.cluster.name != "ray":
+    machines, learners = config.cluster, config.learners
+    if machines.name != "ray":
         return
+    timeout = machines.place_timeout or (machines.start_timeout if config.fleet.shared else None)
     from agentrl.cluster.ray.cluster import RayCluster
 
     assert isinstance(cluster, RayCluster)
     nodes = [node for node in cluster.nodes() if node.alive]
-    others = {}
+    splits = {MAIN: split_of(config.trainer, model_settings(model), nodes)}
     for name in config.learned:
         with named_as_given(config.policies, name):
             settings = model_settings(start_folder(name, config.policies[name], model))
-            others[name] = split_of(config.of_policy(name).trainer, settings, nodes)
-    run = run_demand(config, split_of(config.trainer, model_settings(model), nodes), nodes, others)
+            splits[name] = split_of(learners[name].trainer, settings, nodes)
+    run = run_demand(config, splits.pop(MAIN), nodes, splits)
     if timeout is not None and run.others:
         kinds = ", ".join(sorted({each.role for each in run.others}))
         raise ConfigError(
@@ -209,10 +207,10 @@ def reserve(cluster: Cluster, config: RunConfig, model: Path) -> None:
     try:
         assignment = place(nodes, run.wanted())
     except ConfigError as error:
-        if config.cluster.address is None:
+        if machines.address is None:
             raise
-        setting = "start_timeout" if config.cluster.place_timeout is None else "place_timeout"
-        seconds = timeout or config.cluster.start_timeout
+        setting = "start_timeout" if machines.place_timeout is None else "place_timeout"
+        seconds = timeout or machines.start_timeout
         logger.warning("%s; waiting up to %g s (cluster.%s) for nodes", error, seconds, setting)
         if timeout is None:
             return

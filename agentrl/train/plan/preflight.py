@@ -17,13 +17,16 @@ from agentrl.config import (
     ClusterConfig,
     DataConfig,
     EngineConfig,
+    FleetConfig,
+    GatewayConfig,
     LoraConfig,
     RewardConfig,
     RolloutConfig,
     RunConfig,
     TrainerConfig,
 )
-from agentrl.config.learners import named_as_given
+from agentrl.config.learners import LearnerConfig, named_as_given
+from agentrl.config.secrets import public
 from agentrl.envs import calls
 from agentrl.envs.base import Env, reward_methods
 from agentrl.envs.data.hub import is_hub
@@ -47,7 +50,6 @@ from agentrl.rollout.stream.filters import FILTERS, PRIORITIES, make_measure
 from agentrl.sessions.gateway.http.tls import Tls
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.renderers.registry import check_name
-from agentrl.train.algorithms import make_algorithm
 from agentrl.train.algorithms.base import Algorithm
 from agentrl.train.driver import base_model, resuming, setup
 from agentrl.train.plan.agent_checks import check_addresses, check_agents
@@ -65,9 +67,7 @@ WrittenLater = Literal["", "run", "file"]
 def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> None:
     """Look up what a training run's configuration names; a model that is known by name is fetched.
 
-    Args:
-        config: the run's.
-        written_later: `data` names a run, or a file, that is still to come.
+    `written_later`: `data` names a run, or a file, that is still to come.
 
     Raises:
         UnknownName: there is none of a name; the message lists what is known.
@@ -75,34 +75,35 @@ def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> No
     """
     if config.resume:  # first, so that another environment is refused as another, and not for its settings
         chain.refuse_done_stage(Path(config.resume))
-        resuming.changes(Path(config.resume), resuming.saved_settings(Path(config.resume)), config)
+        saved = resuming.saved_settings(Path(config.resume))
+        resuming.changes(Path(config.resume), public(saved), public(config))
     if config.policy != "model":
         raise ConfigError(f"policy={config.policy!r} is for agentrl eval; what is trained is named by model=")
     if config.faults is not None:
         faults.load(config.faults)
-    algorithm = make_algorithm(config.algo)
-    check_trainers(config)
-    check_addresses(config)
+    algorithms = check_trainers(config.learners, config.policies)
+    algorithm, begun = algorithms[MAIN], config.resume or config.rerun
+    check_addresses(config.fleets)
     for name in config.metrics:
         TRACKERS.find(name)
     if config.data is not None:
         _check_reading(config, config.data, algorithm, written_later=written_later)
-        check_layouts(config)
+        check_layouts(config.learners, config.policies, begun)
         return
     if not algorithm.needs.engine:
         raise ConfigError(f"algo={config.algo.name} learns from what is read: data=FILE or data=runs/NAME names it")
     _check_resident(config.rewards, config.cluster)
     env = check_rollouts(config)
-    _check_rewarded(config, env, algorithm)
-    check_layouts(config)
-    for name in (MAIN, *config.learned):
-        own = config if name == MAIN else config.of_policy(name)
-        each, signal = make_algorithm(own.algo), not config.allow_no_signal
+    if not (config.rewards or config.agent or config.allow_no_signal):
+        _check_rewarded(config.env.name, env, algorithm)
+    check_layouts(config.learners, config.policies, begun)
+    for name, own in config.learners.items():
+        each, engine = algorithms[name], _with_address(own.engine, own.fleet)
         with named_as_given(config.policies, name):
             _check_adapter(own.engine, own.lora)
-            _check_sampling(own.rollout, _with_address(own), own.trainer, refuse=signal)
+            _check_sampling(config.rollout, engine, own.trainer, refuse=not config.allow_no_signal)
             check_view(each, env)
-            check_joint_path(each, config, env)
+            check_joint_path(each, env, config.rollout.branch.name, config.agent, config.agents, config.policies)
             if each.needs.counterfactuals:
                 check_counterfactuals(each.name, env)
             if each.needs.combinations:
@@ -113,7 +114,7 @@ def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> No
         _check_tasks(env, base_model.demonstration_split(env))
 
 
-def _check_rewarded(config: RunConfig, env: Env, algorithm: Algorithm) -> None:
+def _check_rewarded(name: str, env: Env, algorithm: Algorithm) -> None:
     """Refuse an environment that can't give a reward, where the algorithm learns from rewards.
 
     One with tools, with steps of its own, or in a wrapper may give them there; a program gives them to the gateway.
@@ -121,15 +122,14 @@ def _check_rewarded(config: RunConfig, env: Env, algorithm: Algorithm) -> None:
     Raises:
         ConfigError: there is nothing that gives one.
     """
-    elsewhere = config.rewards or config.agent or config.algo.shaping.active or algorithm.needs.teacher
-    if elsewhere or config.allow_no_signal:
+    if algorithm.config.shaping.active or algorithm.needs.teacher:
         return
     for part in [each.env for each in env.parts.values()] if isinstance(env, Mixture) else [env]:
         wrapped = part is not part.unwrapped
         if not (wrapped or reward_methods(part) or type(part).step is not Env.step or part.tools.schemas()):
-            name = config.env.name if part is env else f"{config.env.name}, {type(part).__name__} in it"
+            where = name if part is env else f"{name}, {type(part).__name__} in it"
             raise ConfigError(
-                f"env={name} gives no reward, so algo={config.algo.name} has nothing to learn from: "
+                f"env={where} gives no reward, so algo={algorithm.config.name} has nothing to learn from: "
                 "rewards.NAME=… adds one (rewards.correct=exact_match, or a function of your own)"
             )
 
@@ -195,7 +195,9 @@ def check_rollouts(config: RunConfig) -> Env:
         UnknownName: there is none of a name; the message lists what is known.
         ConfigError, InvalidInput, EnvError, MissingExtra: something that is named can't be used here.
     """
-    _check_player(config, config.model.name)
+    model = None if config.resume or config.rerun else config.model.name  # these have the run's own copy
+    own, here = config.learners[MAIN], config.cluster.name == "local"
+    _check_player(own, model, here, config.agent, config.gateway)
     make_measure(FILTERS, config.rollout.filter)
     make_measure(PRIORITIES, config.rollout.priority)
     env = make(config.env.name, **config.env.kwargs)
@@ -221,8 +223,10 @@ def check_evaluation(config: RunConfig) -> None:
         if config.policy not in ("model", TINY, *KNOWN) and not Path(config.policy).expanduser().exists():
             unknown = unknown_name("policy", config.policy, ["model", *SCRIPTED, TINY, *KNOWN])
             raise type(unknown)(f"{unknown}; a local Hugging Face folder and an API's URL work as well")
-        _check_player(config, config.model.name if config.policy == "model" else config.policy)
-        _check_calls(config.rollout, _with_address(config))
+        model = config.model.name if config.policy == "model" else config.policy
+        own, here = config.learners[MAIN], config.cluster.name == "local"
+        _check_player(own, model, here, config.agent, config.gateway)
+        _check_calls(config.rollout, _with_address(config.engine, config.fleet))
     for name, policy in config.policies.items():
         if policy.name == PAST:
             raise ConfigError(
@@ -300,22 +304,24 @@ def _check_calls(limits: RolloutConfig, engine: EngineConfig) -> None:
         raise missing_extra("llguidance", grammars.EXTRA)
 
 
-def _with_address(config: RunConfig) -> EngineConfig:
+def _with_address(engine: EngineConfig, fleet: FleetConfig) -> EngineConfig:
     """The engine's settings, as an engine of a fleet that runs already has them (`fleet.urls`)."""
-    urls = config.fleet.urls if isinstance(config.engine, ServerConfig) else ()
-    return config.engine.model_copy(update={"url": urls[0]}) if urls else config.engine
+    urls = fleet.urls if isinstance(engine, ServerConfig) else ()
+    return engine.model_copy(update={"url": urls[0]}) if urls else engine
 
 
-def _check_player(config: RunConfig, model: str) -> None:
-    check_engine(config.engine, config.fleet, here=config.cluster.name == "local")
-    if config.weights.prove_every:
-        check_reference(config.engine, config.fleet)
-    check_name(config.model.renderer, "model.renderer")
-    if config.agent is not None:
-        load_agent(config.agent)
-        Tls.of(config.gateway.tls_certificate, config.gateway.tls_key, "gateway.")
-    if model != setup.TINY and not (config.resume or config.rerun):  # these have the run's own copy
-        get_renderer(resolve(model), config.model.renderer, config.model.stop)
+def _check_player(
+    own: LearnerConfig, model: str | None, here: bool, program: str | None, gateway: GatewayConfig
+) -> None:
+    check_engine(own.engine, own.fleet, here=here)
+    if own.weights.prove_every:
+        check_reference(own.engine, own.fleet)
+    check_name(own.model.renderer, "model.renderer")
+    if program is not None:
+        load_agent(program)
+        Tls.of(gateway.tls_certificate, gateway.tls_key, "gateway.")
+    if model not in (None, setup.TINY):
+        get_renderer(resolve(model), own.model.renderer, own.model.stop)
 
 
 def _check_tasks(env: Env, split: str) -> None:

@@ -52,12 +52,7 @@ async def check_room(
     Where some tasks of a split leave space there is a warning, but for `rollout.overlong=refuse`. An infrastructure
     error (of a sandbox) is ignored here: the run has retries for that.
 
-    Args:
-        config: the run's.
-        make_env: makes its environment.
-        renderer: the model's.
-        model: its folder.
-        splits: which are played; none is the environment's first one.
+    `splits`: which are played; none is the environment's first one.
 
     Returns:
         A line for each split of which not all tasks were opened: how many were, and what the longest takes.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from agentrl.cluster import ClusterNode
-from agentrl.config import MODEL, PAST, START, EngineConfig, FleetConfig, PolicyConfig, RunConfig
-from agentrl.config.learners import named_as_given
+from agentrl.config import MODEL, PAST, START, EngineConfig, FleetConfig, ModelConfig, Policies, PolicyConfig
+from agentrl.config.learners import LearnerConfig, Learners, named_as_given
 from agentrl.models.registry import cache_folder
 from agentrl.rollout.engines import ENGINES
 from agentrl.train.algorithms import make_algorithm
@@ -18,51 +18,52 @@ from agentrl.train.trainers import TRAINERS
 from agentrl.types import MAIN
 
 
-def teachers_memory(asked: Mapping[str, PolicyConfig], student: Shape, token_budget: int) -> dict[str, float]:
+def teachers_memory(asked: Policies, student: Shape, token_budget: int) -> dict[str, float]:
     """Bytes of each teacher that the run keeps, by its policy's name; one behind a URL takes none here.
 
     One that reads forests has float32 weights, and the activations of one layer at a time; another engine's are in its
     own precision, without its cache.
     """
     local = {name: own for name, own in sorted(asked.items()) if not own.remote}
-    return {name: _bytes(own, played_shape(own, student), token_budget) for name, own in local.items()}
+    return {name: _bytes(own, played_shape(own.model, student), token_budget) for name, own in local.items()}
 
 
-def players_memory(config: RunConfig, asked: Container[str], main: Shape) -> dict[str, float]:
+def players_memory(
+    policies: Policies, learners: Learners, asked: Container[str], main: Shape, *, imitates: bool
+) -> dict[str, float]:
     """Bytes of each policy that plays with weights of its own, by its name: its engines', and its trainer's.
 
     Earlier versions have an engine each; an engine's cache is not counted. Policies with adapters hold their base once.
     """
-    found, policies = {}, config.policies
+    found = {}
     for name, own in policies.items():
         if own.name not in (MODEL, PAST) or name in asked:
             continue
         whose = policies.get(own.past.of, own) if own.name == PAST else own
         with named_as_given(policies, name):
-            shape = main if own.name == PAST and own.past.of == MAIN else played_shape(whose, main)
+            shape = main if own.name == PAST and own.past.of == MAIN else played_shape(whose.model, main)
         engines = own.past.size + 1 if own.name == PAST else own.fleet.engines
         engines = 0 if is_attached(own.engine, own.fleet) else engines
         found[name] = engines * shape.parameters * (4.0 if own.engine.dtype == "float32" else 2.0)
         if own.learns:
-            found[name] += _trainers_bytes(config, own, shape)
+            found[name] += _trainers_bytes(learners[name], shape, learners[MAIN].model.name, imitates)
     return found
 
 
-def _trainers_bytes(config: RunConfig, own: PolicyConfig, shape: Shape) -> float:
-    training = own.trainer or config.trainer
-    plugin, algorithm = TRAINERS.find(training.name), make_algorithm(own.algo or config.algo)
-    memory = plugin.memory(training, algorithm, shape, plugin.split(training, shape, 0))
-    numbers = with_lora(plugin.numbers(training, algorithm), shape, config.lora)
-    if not numbers.adapter or config.warm_start.steps:
+def _trainers_bytes(own: LearnerConfig, shape: Shape, base: str, imitates: bool) -> float:
+    plugin, algorithm = TRAINERS.find(own.trainer.name), make_algorithm(own.algo)
+    memory = plugin.memory(own.trainer, algorithm, shape, plugin.split(own.trainer, shape, 0))
+    numbers = with_lora(plugin.numbers(own.trainer, algorithm), shape, own.lora)
+    if not numbers.adapter or imitates:
         return memory.total
     found = with_adapter(memory, numbers)
-    shared = found.weights - FLOAT32 * numbers.adapter if own.model.name in (START, config.model.name) else 0.0
+    shared = found.weights - FLOAT32 * numbers.adapter if own.model.name in (START, base) else 0.0
     return found.total - shared
 
 
-def played_shape(own: PolicyConfig, student: Shape) -> Shape:
+def played_shape(model: ModelConfig, student: Shape) -> Shape:
     """Return the shape of the model that a policy plays with; `student`: of the run's own."""
-    name = own.model.name
+    name = model.name
     cached = cache_folder() / name
     return student if name == START else shape_of(cached if cached.is_dir() else name)
 
@@ -74,23 +75,27 @@ def _bytes(own: PolicyConfig, shape: Shape, token_budget: int) -> float:
     return 4.0 * shape.parameters + 4.0 * token_budget * (shape.layer_activations + shape.hidden_size) + logits
 
 
-def splits_of_others(config: RunConfig, shape: Shape, nodes: Sequence[ClusterNode]) -> dict[str, Split]:
-    """The splits of policies that learn beside the main one on devices of their own, which a cluster has for them."""
+def splits_of_others(
+    learners: Learners, policies: Policies, shape: Shape, nodes: Sequence[ClusterNode]
+) -> dict[str, Split]:
+    """The splits of policies that learn beside the main one."""
     found = {}
-    for name in config.learned if config.cluster.name == "ray" else ():
-        with named_as_given(config.policies, name):
-            found[name] = split_of(config.of_policy(name).trainer, played_shape(config.policies[name], shape), nodes)
+    for name, own in learners.items():
+        if name != MAIN:
+            with named_as_given(policies, name):
+                found[name] = split_of(own.trainer, played_shape(own.model, shape), nodes)
     return found
 
 
-def describe_processes(config: RunConfig, shape: Shape, nodes: Sequence[ClusterNode]) -> Iterator[str]:
+def describe_processes(
+    learners: Learners, policies: Policies, shape: Shape, nodes: Sequence[ClusterNode]
+) -> Iterator[str]:
     """A line for each of several policies that learn on one machine: where it computes, in which processes."""
-    for name in (MAIN, *config.learned) if config.learned and config.cluster.name == "local" else ():
-        own = config if name == MAIN else config.of_policy(name)
+    for name, own in learners.items():
         ranks = 0
         if TRAINERS.find(own.trainer.name).has_ranks:
-            played = shape if name == MAIN else played_shape(config.policies[name], shape)
-            with named_as_given(config.policies, name):
+            played = shape if name == MAIN else played_shape(own.model, shape)
+            with named_as_given(policies, name):
                 ranks = split_of(own.trainer, played, nodes).ranks
         trains = (
             f"in {ranks} {'process' if ranks == 1 else 'processes'} of its own" if ranks else "in the loop's process"

@@ -106,11 +106,7 @@ class RunFolder:
     def create(cls, path: Path, config: RunConfig, *, again: bool = False, resumable: bool = False) -> RunFolder:
         """A new run's folder, locked; or, `again`, that of an evaluation which another process began.
 
-        Args:
-            path: the folder.
-            config: its settings.
-            again: it may be there.
-            resumable: a run that is there could be resumed instead.
+        `resumable`: a run that is there could be resumed instead.
 
         Raises:
             ConfigError: there is a run already, or something that a run would write over, or nothing can be written.
@@ -137,12 +133,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path, config: RunConfig, say: Callable[[str], None]) -> RunFolder:
-        """The folder of an existing run, locked, ready to resume from `checkpoint`.
-
-        Args:
-            path: the folder.
-            config: the settings to resume with.
-            say: displays a line.
+        """The folder of an existing run, locked, ready to resume from `checkpoint`; `say` displays a line.
 
         Raises:
             ConfigError: there is no run, another process trains in it, there is nothing to resume from, records of it
@@ -155,7 +146,7 @@ class RunFolder:
         folder.config = config
         try:
             folder._lock = RunLock(path)
-            changes = resuming.changes(path, saved, config)
+            changes = resuming.changes(path, public(saved), public(config))
             rows = folder.metrics()
             done = int(rows[-1]["step"]) if rows else 0
             whole = resuming.whole_checkpoints(path)

@@ -37,22 +37,18 @@ def digest(value: Any) -> str:
     return hashlib.blake2b(data.encode(), digest_size=8).hexdigest()
 
 
-def policy_content(config: RunConfig, folder: Path | None) -> dict[str, Any]:
-    """Return the policy's identity.
-
-    Args:
-        config: its settings.
-        folder: the model's; None where there is none, or it is made on the spot.
-    """
+def policy_content(config: RunConfig) -> dict[str, Any]:
+    """Return the identity of the policy that is measured."""
     if config.policy in SCRIPTED:
         return {"policy": config.policy}
     policies = {name: policy.model_dump(mode="json") for name, policy in config.policies.items()}
     if is_remote(config.policy):
         own = {"policy": config.policy, "api": config.api.model_dump(mode="json", exclude={"retries", "key_env"})}
         return own | ({"policies": policies, "agents": config.agents} if policies else {})
+    tiny, named = config.played_by == setup.TINY, config.model.model_copy(update={"name": config.played_by})
     script = Path((config.agent or "").partition(".py:")[0] + ".py")
     return {
-        "model": "made on the spot" if folder is None else _files(folder),
+        "model": "made on the spot" if tiny else _files(base_model.resolve_model(named, config.algo)),
         "renderer": config.model.renderer,
         "reasoning": config.model.reasoning,
         "engine": config.engine.model_dump(mode="json", include=set(ENGINE)),
@@ -60,13 +56,6 @@ def policy_content(config: RunConfig, folder: Path | None) -> dict[str, Any]:
         "policies": policies,
         "agents": config.agents,
     }
-
-
-def model_folder_of(config: RunConfig) -> Path | None:
-    """The folder of the model that is measured; None where none is used, or it is made on the spot."""
-    if config.policy in SCRIPTED or is_remote(config.policy) or config.played_by == setup.TINY:
-        return None
-    return base_model.resolve_model(config.model.model_copy(update={"name": config.played_by}), config.algo)
 
 
 def part_content(config: RunConfig, env: Env) -> dict[str, Any]:

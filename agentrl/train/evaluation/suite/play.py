@@ -70,8 +70,7 @@ async def run_suite(suite: Suite, display: Display) -> Results:
     for part in suite.parts:
         with name_part(part):
             check_evaluation(part.config)
-    model = content.model_folder_of(suite.config)
-    policy = content.policy_content(suite.config, model)
+    policy = content.policy_content(suite.config)
     folder = Path(suite.run_dir or f"runs/suite-{suite.name}-{content.digest(policy)}")
     plans = [_plan(part, folder, policy) for part in suite.parts]
     left = [plan for plan in plans if plan.result is None]
@@ -134,7 +133,6 @@ async def _measure(
                     Store(plan.folder / "sessions.db") as store,
                 ):
                     _, results[plan.part.name] = await evaluate.measure(
-                        config,
                         rollouts_of,
                         own,
                         store,

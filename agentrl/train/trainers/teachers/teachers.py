@@ -7,12 +7,13 @@ engine, and a server at a URL, is asked for each path. Teachers are opened when 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from agentrl.config import START, PolicyConfig, RolloutConfig, RunConfig, WeightsConfig
+from agentrl.config import START, Policies, PolicyConfig, RolloutConfig, WeightsConfig
+from agentrl.config.learners import LearnerConfig
 from agentrl.errors import ConfigError
 from agentrl.models.registry import model_folder
 from agentrl.models.tokenizers import load_tokenizer
@@ -43,15 +44,10 @@ Computing = Callable[[], AbstractAsyncContextManager[None]]
 
 
 class Teachers:
-    """The policies that a run's algorithm asks.
+    """The policies that are `asked` by a run's algorithm; `own` learns from them."""
 
-    Args:
-        config: the run's.
-        folder: the run's.
-    """
-
-    def __init__(self, config: RunConfig, folder: Path) -> None:
-        self._config, self._folder = config, folder
+    def __init__(self, asked: Policies, own: LearnerConfig, seed: int, folder: Path) -> None:
+        self._asked, self._own, self._seed, self._folder = asked, own, seed, folder
         self._open = AsyncExitStack()
         self._scorers: dict[str, TokenScorer] = {}
 
@@ -79,14 +75,14 @@ class Teachers:
         found: Values = {}
         told: dict[Any, Any] = {}
         for name, own in by_teacher(algorithm, self._read_by_teachers(algorithm, groups)).items():
-            seed = derive(self._config.seed, "teacher", name, step)
+            seed = derive(self._seed, "teacher", name, step)
             if algorithm.divergence is not None and name == MAIN and not hasattr(trainer, "read_forest"):
                 raise ConfigError("the trainer is in another process: set policies.teacher.model=start, a copy of it")
             if name == MAIN and computing is not None:
                 scorer: TokenScorer = OwnScorer(trainer, computing, algorithm.divergence)
             else:
                 scorer = await self._scorer(name, algorithm)
-            scored = await scorer.score(own, self._config.trainer.token_budget, seed)
+            scored = await scorer.score(own, self._own.trainer.token_budget, seed)
             found |= scored
             told |= scored.told if isinstance(scored, TeacherValues) else {}
             if needs_head(algorithm.divergence):
@@ -98,16 +94,16 @@ class Teachers:
         field = getattr(config, "privileged", None)
         if field is None:
             return groups
-        model = self._config.model
+        model = self._own.model
         renderer = get_renderer(self._folder / "model", model.renderer, model.stop)
         return Privileged(renderer, field, getattr(config, "privileged_text", "{}"))(groups)
 
     async def _scorer(self, name: str, algorithm: Algorithm) -> TokenScorer:
         if name not in self._scorers:
-            if name not in self._config.asked_policies:
-                known = ", ".join(sorted(self._config.asked_policies))
+            if name not in self._asked:
+                known = ", ".join(sorted(self._asked))
                 raise ConfigError(f"a task names the teacher {name!r}, which is not among those of the run: {known}")
-            self._scorers[name] = await self._open_teacher(name, self._config.policies[name], algorithm)
+            self._scorers[name] = await self._open_teacher(name, self._asked[name], algorithm)
         return self._scorers[name]
 
     async def _open_teacher(self, name: str, own: PolicyConfig, algorithm: Algorithm) -> TokenScorer:
@@ -140,7 +136,9 @@ def teacher_folder(own: PolicyConfig, start: Path) -> Path:
     return start if own.model.name == START else model_folder(own.model)
 
 
-async def check_teachers(config: RunConfig, algorithm: Algorithm, start: Path) -> None:
+async def check_teachers(
+    asked: Policies, own: LearnerConfig, limits: RolloutConfig, algorithm: Algorithm, start: Path
+) -> None:
     """Refuse teachers whose tokens mean something else than the student's, or that can't say what is asked of them.
 
     Raises:
@@ -149,28 +147,27 @@ async def check_teachers(config: RunConfig, algorithm: Algorithm, start: Path) -
     """
     if not algorithm.needs.teacher:
         return
-    asked = {name: config.policies[name] for name in sorted(config.asked_policies)}
-    _check_divergence(config.trainer.name, algorithm, asked)
+    _check_divergence(own.trainer.name, algorithm, asked)
     mine = load_tokenizer(start)
-    for name, own in asked.items():
-        if own.remote:
-            await _check_server(config.rollout, algorithm, name, own, start)
+    for name, each in asked.items():
+        if each.remote:
+            await _check_server(limits, algorithm, name, each, start)
             continue
-        folder = teacher_folder(own, start)
+        folder = teacher_folder(each, start)
         its = load_tokenizer(folder)
         if mine.vocabulary != its.vocabulary:
-            where = f"policies.{name}.model={own.model.name}"
+            where = f"policies.{name}.model={each.model.name}"
             raise ConfigError(
-                f"{where}: its tokenizer ({its.vocab_size} tokens) is not that of model={config.model.name} "
+                f"{where}: its tokenizer ({its.vocab_size} tokens) is not that of model={own.model.name} "
                 f"({mine.vocab_size} tokens), and a teacher scores the student's tokens; a model with other tokens "
-                f"teaches by its text: agentrl reject model={own.model.name} out=FILE, and algo=sft data=FILE"
+                f"teaches by its text: agentrl reject model={each.model.name} out=FILE, and algo=sft data=FILE"
             )
-        if _reads_forests(own) and own.model.name != START:
-            settings = forest_settings(own)
-            TRAINERS.find(settings.name).prove(settings, folder, own.model.name, None)
+        if _reads_forests(each) and each.model.name != START:
+            settings = forest_settings(each)
+            TRAINERS.find(settings.name).prove(settings, folder, each.model.name, None)
 
 
-def _check_divergence(trainer: str, algorithm: Algorithm, asked: Mapping[str, PolicyConfig]) -> None:
+def _check_divergence(trainer: str, algorithm: Algorithm, asked: Policies) -> None:
     wanted = algorithm.divergence
     if wanted is None:
         return
