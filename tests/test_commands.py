@@ -298,6 +298,9 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
     "agentrl sessions RUN --worst 5 phase=train step=40..50": Elsewhere(
         f"{TERMINAL}::test_sessions_are_the_worst_and_the_best_of_those_that_fit_the_filters"
     ),
+    "agentrl sessions RUN status=completed --export all.parquet": Elsewhere(
+        f"{TERMINAL}::test_sessions_that_fit_are_exported_whole_into_a_file_of_a_known_kind"
+    ),
     "agentrl sessions RUN --follow environment=retail": Elsewhere(
         "tests/viewer/test_following.py::test_the_command_ends_where_no_run_is_under_way"
     ),
