@@ -42,13 +42,13 @@ def forked(worker: Worker) -> bool:
     return isinstance(worker.process.server._process, prefork.Forked)  # type: ignore[attr-defined]
 
 
-@pytest.mark.usefixtures("in_tmp_path")
 def test_a_forked_worker_finds_what_a_new_python_would(
     cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its environment, working directory, import path, signals, threads, standard streams and open files."""
     (tmp_path / "beside.py").write_text("")
     started(cluster)  # whose process goes on, with another environment and folder
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OF_THIS_TEST", "a \udcff b")
     reports = []
     for more in ({}, {"environment": {"HF_HOME": str(tmp_path)}}):
