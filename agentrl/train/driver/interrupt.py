@@ -39,6 +39,7 @@ GRACE = 1.0
 CLEANUP = 10.0
 """Seconds at most for what outlives this process; 0.5 are usual."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_cleaning = threading.Lock()  # held to the end by the thread that cleans up: another one that is done first ended it
 
 
 class CancellableWork(Generic[T]):
@@ -181,6 +182,7 @@ def end_process(code: int, *, cleanup: float = CLEANUP) -> NoReturn:
     """
     kill(descendants(os.getpid()))
     if cleanup:
+        _cleaning.acquire()
         gone = time.monotonic() + GRACE
         while descendants(os.getpid()) and time.monotonic() < gone:
             time.sleep(0.01)  # what they owned has an owner until they have ended

@@ -86,6 +86,9 @@ def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> No
     algorithms = check_trainers(config.learners, config.policies)
     algorithm, begun = algorithms[MAIN], config.resume or config.rerun
     check_addresses(config.fleets)
+    for name, own in config.learners.items():
+        with named_as_given(config.policies, name):
+            _check_adapter(own.engine, own.lora)
     for name in config.metrics:
         TRACKERS.find(name)
     if config.data is not None:
@@ -102,7 +105,6 @@ def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> No
     for name, own in config.learners.items():
         each, engine = algorithms[name], _with_address(own.engine, own.fleet)
         with named_as_given(config.policies, name):
-            _check_adapter(own.engine, own.lora)
             _check_sampling(config.rollout, engine, own.trainer, refuse=not config.allow_no_signal)
             check_view(each, env)
             check_joint_path(each, env, config.rollout.branch.name, config.agent, config.agents, config.policies)
