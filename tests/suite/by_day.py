@@ -8,6 +8,9 @@ UPDATES = (
     f"{MEGATRON}test_sequences.py::test_two_updates_with_pairs_or_verdicts_over_ranks_are_those_of_the_torch_trainer"
 )
 BY_DAY: dict[str, tuple[str, ...]] = {
+    "tests/rollout/engines/test_vllm.py::test_vllm_keeps_the_contract": (
+        *("logprobs_are_those_of_scoring", "publications_are_whole"),
+    ),
     f"{MEGATRON}test_checkpoint.py::test_what_was_saved_under_one_layout_resumes_under_another": (
         *("with its critic", "written beside training"),
     ),

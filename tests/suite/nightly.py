@@ -11,6 +11,8 @@ import pytest
 from tests.suite.by_day import BY_DAY, CLUSTER, LEASES, MEGATRON
 
 ENGINES = "tests/rollout/engines/"
+VLLM = f"{ENGINES}test_vllm.py::test_"
+SERVED_BY_VLLM = f"{VLLM}vllm_keeps_the_contract"
 SCHEDULER = f"{ENGINES}test_scheduler.py::test_a_turn_is_its_own_whatever_happens_beside_it_in_hundreds_of_turns"
 CONTRACT = f"{ENGINES}test_contract.py::test_smollm2_keeps_the_numbers_and_the_text_of_the_contract"
 REAL = f"{ENGINES}test_real_model.py::test_"
@@ -213,7 +215,9 @@ NIGHTLY: dict[str, str] = {
     f"{MEGATRON}test_replay.py::test_a_run_records_publishes_and_replays": (
         f"{MEGATRON}test_run.py::test_a_run_imitates_reinforces_publishes_and_resumes_under_another_layout"
     ),
-    f"{ENGINES}test_vllm.py": f"{ENGINES}test_sglang.py::test_sglang_keeps_the_contract",
+    f"{VLLM}narrowed_turns_bring_the_set_that_the_server_drew_from": SERVED_BY_VLLM,
+    f"{VLLM}a_run_on_vllm_is_verified_by_vllms_own_checksums_and_a_swapped_token_in_it_is_found": SERVED_BY_VLLM,
+    f"{VLLM}it_is_a_teacher_by_its_url": SERVED_BY_VLLM,
     "tests/sessions/gateway/test_load_benchmark.py": (
         "tests/sessions/gateway/test_load.py::test_two_hundred_sessions_stream_side_by_side_without_an_error"
     ),
@@ -234,6 +238,9 @@ NIGHTLY: dict[str, str] = {
     ),
     "tests/models/test_custom_code.py::test_an_engine_in_a_process_of_its_own_loads_allowed_code": (
         "tests/models/test_custom_code.py::test_workers_are_allowed_what_their_starter_is"
+    ),
+    f"{MEGATRON}test_images.py::test_a_run_is_resumed_bit_for_bit_with_its_tower": (
+        f"{MEGATRON}test_images.py::test_log_probabilities_and_every_gradient_are_those_of_the_torch_trainer"
     ),
     "tests/train/test_branched_run.py": f"{RESUMED}[grpo",
     "tests/vision/test_run.py::test_a_run_that_sees_is_resumed_to_the_last_bit": f"{RESUMED}[grpo",
