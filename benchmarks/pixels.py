@@ -35,7 +35,7 @@ COUNTED = 4_000
 """Tasks over which answers are counted."""
 SETTINGS: dict[str, Any] = {
     **{"env": {"name": "shapes", "size": SIZE, "kinds": list(KINDS)}, "steps": 15, "eval.tasks": 96, "metrics": ()},
-    **{"warm_start.steps": 120, "warm_start.batch": 16, "warm_start.demos": 2048, "warm_start.lr": 3e-4},
+    **{"warm_start.steps": 270, "warm_start.batch": 16, "warm_start.demos": 2048, "warm_start.lr": 3e-4},
     **{"algo.lr": 3e-5, "algo.kl_coef": 0.0, "trainer.vision_lr": 1e-3, "trainer.token_budget": 4096},
     **{"rollout.groups_per_step": 8, "rollout.group_size": 8, "rollout.turn_tokens": 48},
     **{"rollout.session_tokens": 192, "checkpoint_every": 1000},
