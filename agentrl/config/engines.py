@@ -43,7 +43,7 @@ class EngineConfig(Section):
     deterministic: bool = True
     """The same tokens whatever the arrival order and the batch composition."""
     threads: PositiveInt | None = None
-    """CPU threads of each engine; None is its share of the cores, or 1 for a small model of a server's."""
+    """CPU threads of each engine; None is its share of the cores, or 1 for a server with a small model."""
     routed_experts: bool = False
     """Record which experts each token was routed to; set where the trainer replays them."""
     support_bytes: NonNegativeInt = 2048

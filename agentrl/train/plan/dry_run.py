@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -111,18 +111,26 @@ def describe_run(
         return
     work = work_of(config.rollout, config.engine, config.algo)
     yield from _describe_traffic(config.cluster, work.tokens)
-    count, moved = engines_of(config.fleet), published_bytes(config.engine, shape, numbers)
-    yield from _describe_flows(count, moved, shape, split, numbers, work, budget)
+    moved = published_bytes(config.engine, shape, numbers)
+    yield from _describe_flows(engines_of(config.fleet), moved, shape, split, numbers, work, budget)
     known = rates or (Rates() if by_gpu else measured_rates())
     generate = partial(generate_seconds, shape, engine, ranks=ranks, work=work, rates=known)
-    beside = generate(count - config.fleet.shared if config.rollout.staleness else 0)
     learn = train_seconds(shape, split, numbers, work, known, budget, split.ranks)
-    step = StepTime(generate(count), learn, publish_seconds(moved, known, across=on_ray), beside)
+    publish = publish_seconds(moved, known, across=on_ray)
+    step = _step_of(config.fleet, config.rollout.staleness, generate, learn, publish)
     by_role = {"trainer": config.trainer.device, "engine": config.engine.device} if on_ray else {}
     whose = "given" if rates else "an H100's data sheet" if by_gpu else "this CPU, measured now"
     yield f"a step: {_describe_step(step)} (rates: {whose}; sessions of {work.length} tokens)"
     more = _warnings(assignment, nodes, step, by_role, shared=config.fleet.shared > 0)
     yield from (f"warning: {each}" for each in (*too_full(devices, trainer, engine, shown, sessions), *more))
+
+
+def _step_of(
+    fleet: FleetConfig, staleness: int, generate: Callable[[int], float], learn: float, publish: float
+) -> StepTime:
+    """The parts of a step; beside a trainer, engines that share its devices do not generate."""
+    count = engines_of(fleet)
+    return StepTime(generate(count), learn, publish, generate(count - fleet.shared if staleness else 0))
 
 
 def _describe_model(env: EnvConfig, data: DataConfig | None, model: ModelConfig, shape: Shape) -> Iterator[str]:
