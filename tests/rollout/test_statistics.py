@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.rollout.stream.permutation_test import permutation_p
 from agentrl.rollout.stream.statistics import (
     ROUGH,
     UNSEEN,
@@ -20,7 +21,6 @@ from agentrl.rollout.stream.statistics import (
     interval,
     pass_at_k,
     pass_hat_k,
-    permutation_p,
     skewed_interval,
     t_quantile,
 )

@@ -20,7 +20,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
 import orjson
 
 from agentrl.errors import ConfigError
@@ -156,6 +155,8 @@ def _fit(points: Mapping[tuple[int, int], float]) -> dict[int, float]:
     Args:
         points: of each version in its games against another; both orders of a pair have an entry.
     """
+    import numpy as np  # which an evaluation over an API needs for nothing else
+
     versions = sorted({0, *(version for pair in points for version in pair)})
     place = {version: index for index, version in enumerate(versions)}
     one_P, other_P = (np.array([place[pair[side]] for pair in points], dtype=np.int64) for side in (0, 1))

@@ -12,16 +12,18 @@ import secrets
 import socket
 import ssl
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import httpx
 import msgspec
 
 from agentrl.errors import AgentRLError, ConfigError, SandboxError
 from agentrl.tools.sandbox.base import PathError, SandboxDied
 from agentrl.tools.sandbox.remote.wire import CLIENT, VARIABLE, Created, Failure, read_key
 from agentrl.tools.sandbox.spec import SandboxSpec
+
+if TYPE_CHECKING:
+    import httpx
 
 logger = logging.getLogger(__name__)
 CONNECT_SECONDS = 10.0
@@ -111,6 +113,8 @@ class SandboxServerClient:
 
     async def _post(self, path: str, body: bytes, seconds: float) -> bytes:
         """Send one request; its answer's content."""
+        import httpx  # by need: settings name this module in every run
+
         if self._http is None:
             self._http = self._connections()
         timeout = httpx.Timeout(SECONDS, connect=CONNECT_SECONDS, read=seconds, pool=None)
@@ -131,6 +135,8 @@ class SandboxServerClient:
         raise failure.error()
 
     def _connections(self) -> httpx.AsyncClient:
+        import httpx
+
         options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
         if hasattr(socket, "TCP_KEEPIDLE"):  # a machine that lost its power is noticed within a minute
             values = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 3}

@@ -14,7 +14,8 @@ from typing import Any
 from agentrl.envs.data import identity
 from agentrl.errors import ConfigError
 from agentrl.rollout.episodes import edits
-from agentrl.rollout.stream.statistics import ROUNDING, caution, holm, permutation_p, skewed_interval
+from agentrl.rollout.stream.permutation_test import permutation_p
+from agentrl.rollout.stream.statistics import ROUNDING, caution, holm, skewed_interval
 from agentrl.train.evaluation.suite.results import Results
 
 ALPHA = 0.05
