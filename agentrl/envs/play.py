@@ -162,9 +162,7 @@ class _Game:
 
     Attributes:
         make: makes the environment.
-        name: its name.
         options: its constructor's.
-        task: the task.
         seed: the episode's randomness.
         player: the agent that the person plays; "" is the first one.
         folder: where the session is kept, as that of a run.

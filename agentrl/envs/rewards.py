@@ -265,7 +265,6 @@ class NamedGroupReward:
         return [None if missing(value) else reward_value(value, where, self.reward.range) for value in values]
 
     async def close(self) -> None:
-        """Close the reward; a failure of that is logged."""
         await NamedReward(self.name, self.reward).close()
 
     async def _compute(self, sessions: Sequence[Session]) -> Sequence[float | None]:

@@ -20,8 +20,6 @@ class Continuation:
 
     Attributes:
         text: of the tokens.
-        token_ids: they.
-        logprobs: of each.
         finish_reason: `stop` or `length`.
         prompt_tokens: the prompt's number.
     """

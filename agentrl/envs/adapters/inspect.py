@@ -231,7 +231,6 @@ def _schema(tool: Any) -> dict[str, Any]:
 
 
 def _message(theirs: Any) -> Message:
-    """A message of the library as one of ours."""
     calls: Sequence[Any] = getattr(theirs, "tool_calls", None) or ()
     failed = getattr(theirs, "error", None)
     return Message(
@@ -260,7 +259,6 @@ def _output(types: Any, said: Message, prompt: int, completion: int) -> Any:
 
 
 def _arguments(call: ToolCall) -> tuple[dict[str, Any], str | None]:
-    """A call's arguments, and why they can't be read."""
     try:
         found = read_json(call.function.arguments or "{}")
     except ValueError as error:

@@ -213,7 +213,6 @@ def _task(row: Mapping[str, Any], number: int) -> Task:
 
 
 def _messages(params: Mapping[str, Any]) -> Iterator[Message]:
-    """The messages of a request to the Responses API."""
     if params.get("instructions"):
         yield Message(role="system", content=str(params["instructions"]))
     given = params["input"]
@@ -239,7 +238,6 @@ def _text(content: Any) -> str:
 
 
 def _response(messages: Sequence[Message], params: Mapping[str, Any], name: str) -> Json:
-    """Return what the agent did, as a response of the Responses API."""
     return {
         "id": f"resp_{name}",
         "created_at": 0,

@@ -104,7 +104,6 @@ class TextArena(Env):
             self.step(Message(role="assistant", content=text))
 
     def _turn(self, player: int, following: int) -> StepResult:
-        """Return what the player whose turn it is now sees."""
         news = [Message(role="user", content=self._news(following) or "It is your turn.")]
         if following == player:
             return StepResult(news, next=None if len(self.agents) == 1 else self.agents[player])

@@ -26,7 +26,6 @@ class Reference:
     """One scripted agent's scores.
 
     Attributes:
-        agent: which.
         reward: the mean score over its episodes and, of several agents, over their places; None without any.
         turns: the mean number of turns in its episodes.
         tool_errors: the share of tool calls that failed.

@@ -38,7 +38,6 @@ class Stage:
     """A stage as it is planned.
 
     Attributes:
-        name: its name.
         tree: its settings, with references as they were written and the model that it begins with.
         config: its configuration, with the paths that the references will have.
         root: the model that its policy began as when the chain began.

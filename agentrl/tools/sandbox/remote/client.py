@@ -110,7 +110,6 @@ class SandboxServerClient:
             raise SandboxDied(f"the sandbox server {self.url} answers something else: {error}") from None
 
     async def _post(self, path: str, body: bytes, seconds: float) -> bytes:
-        """Send one request; its answer's content."""
         if self._http is None:
             self._http = self._connections()
         timeout = httpx.Timeout(SECONDS, connect=CONNECT_SECONDS, read=seconds, pool=None)

@@ -175,7 +175,6 @@ class Distill(PolicyGradient):
         return fill
 
     def teacher_of(self, session: Session) -> str:
-        """The name of the policy that teaches a session, or an agent's view of one."""
         if session.main_agent in self.config.teachers:
             return self.config.teachers[session.main_agent]
         named = session.task.data.get(self.config.teacher_field) if self.config.teacher_field else None
