@@ -165,11 +165,7 @@ class Inspect(Env):
 
 @cache
 def _load(source: str, options: str, grader: str | None, isolated: bool, process: int) -> _LoadedTask:
-    """The task, by the library's own rules for names, and its evaluation, which is a process's own.
-
-    Raises:
-        ConfigError: there is none, or more than one, or it can't be played.
-    """
+    """The task, by the library's own rules for names, and its evaluation, which is a process's own."""
     where = f"env=inspect:{source}"
     if source.endswith(".py"):
         raise ConfigError(f"{where} is a file: allowed: a task of it, as in {source}@TASK")

@@ -276,11 +276,7 @@ def _read(parameters: Mapping[str, Any], arguments: Json) -> Json:
 
 @lru_cache(maxsize=64)
 def _action(url: str, timeout: float) -> Json:
-    """The JSON schema of an action, without the field for data about it.
-
-    Raises:
-        ConfigError: there is no OpenEnv server at that address.
-    """
+    """The JSON schema of an action, without the field for data about it."""
     try:
         answer = httpx.get(f"{url}/schema", timeout=timeout)
         answer.raise_for_status()

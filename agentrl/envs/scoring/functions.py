@@ -63,11 +63,7 @@ class FunctionReward(Reward):
         return load(self.config.function, where)
 
     async def _call(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the function.
-
-        Raises:
-            ConfigError: it does not take these arguments.
-        """
+        """Call the function."""
         try:
             self._signature.bind(*args, **kwargs)
         except TypeError as error:

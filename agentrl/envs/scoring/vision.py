@@ -174,11 +174,7 @@ def _together(right: bool, formed: bool, weight: float) -> float:
 
 
 def _size(session: Session) -> tuple[int, int]:
-    """Width and height of the first image that the model was shown.
-
-    Raises:
-        ConfigError: it was shown none.
-    """
+    """Width and height of the first image that the model was shown."""
     for message in session.messages:
         for url in message.images:
             found = pictures.picture(url).size

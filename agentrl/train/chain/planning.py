@@ -348,11 +348,7 @@ def _as_checked(stage: Stage) -> RunConfig:
 
 
 def _refuse_changes(plan: Chain, stage: Stage) -> None:
-    """Refuse other settings of a stage that is done.
-
-    Raises:
-        ConfigError: there are some; the message names them.
-    """
+    """Refuse other settings of a stage that is done."""
     known = plan.record.stage(stage.name) if plan.record else None
     if known is None or known.settings == stage.hash:
         return
