@@ -27,10 +27,6 @@ EnvFactory = Callable[..., Env]
 """An environment's class, or another callable that returns one."""
 
 
-def _accept(found: Any) -> EnvFactory | None:
-    return found if callable(found) else None
-
-
 ENVS: Registry[EnvFactory] = Registry(
     "environment",
     "env",
@@ -78,7 +74,7 @@ ENVS: Registry[EnvFactory] = Registry(
         "web_forms": "agentrl.envs.builtin.web.forms.env:WebForms",
         "web_shop": "agentrl.envs.builtin.web.shop.env:WebShop",
     },
-    accept=_accept,
+    accept=lambda found: found if callable(found) else None,
     default=subclass_of(Env),
     error=EnvError,
 )
