@@ -55,7 +55,6 @@ class R1VConfig(AnswerFormatConfig):
     """The settings of `r1v`."""
 
     format_weight: float = Field(default=0.5, ge=0, le=1)
-    """The format's share of the reward; the answer's is the rest."""
 
 
 class R1V(Reward):

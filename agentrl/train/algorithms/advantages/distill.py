@@ -54,7 +54,6 @@ class DistillConfig(UnclippedConfig):
     """Settings of `distill`."""
 
     name: str = "distill"
-    """As in `AlgoConfig`."""
     teacher: str = "teacher"
     """The policy that teaches: a name in `policies`, whose model has the student's tokenizer; or `main`, the policy
     itself as it is (with `privileged`)."""
