@@ -56,7 +56,7 @@ class Registry(Generic[T]):
         group: str,
         built_in: Mapping[str, object],
         *,
-        accept: Callable[[Any], T | None],
+        accept: Callable[[Any], T | None] | None = None,
         settings: type[BaseModel] | None = None,
         default: Callable[[Any], bool] | None = None,
         error: type[AgentRLError] = ConfigError,
@@ -68,7 +68,8 @@ class Registry(Generic[T]):
             setting: see the class.
             group: see the class.
             built_in: what agentrl brings, by name: import paths, or the plug-ins themselves.
-            accept: turns what stands at an import path into a plug-in; None where it is not one of this kind.
+            accept: turns what stands at an import path into a plug-in; None where it is not one of this kind. Without
+                it those are plug-ins that `default` marks.
             settings: the base class of the settings, which is used for plug-ins without an attribute `settings`; None:
                 plug-ins of this kind have no settings.
             default: marks the objects that `path/to/file.py` without `:NAME` may mean; None: a NAME is required.
@@ -77,7 +78,8 @@ class Registry(Generic[T]):
         self.kind, self.setting, self.group = kind, setting, group
         self.base, self._have_settings = settings or BaseModel, settings is not None
         self._targets: dict[str, object] = dict(built_in)
-        self._accept, self._default, self._error = accept, default, error
+        self._default, self._error = default or (lambda value: False), error
+        self._accept = accept or (lambda found: found if self._default(found) else None)
 
     def register(self, name: str, target: object) -> None:
         """Make a plug-in known as `name`; a later registration replaces an earlier one.
@@ -176,16 +178,20 @@ class Registry(Generic[T]):
 
     def _only(self, module: ModuleType, path: str) -> Any:
         """Return what `path/to/file.py` means: the only object of this kind that the file defines."""
-        accepts = self._default or (lambda value: False)
         found = {
             name: value
             for name, value in vars(module).items()
-            if getattr(value, "__module__", "") == module.__name__ and accepts(value)
+            if getattr(value, "__module__", "") == module.__name__ and self._default(value)
         }
         if len(found) != 1:
             there = ", ".join(found) or "none"
             raise UnknownName(f"{self.setting}={path!r}: name one {self.kind}, as in file.py:NAME (there: {there})")
         return next(iter(found.values()))
+
+
+def subclass_of(base: type[Any]) -> Callable[[Any], bool]:
+    """Return what tells whether an object is a class derived from `base`, or that itself."""
+    return lambda found: isinstance(found, type) and issubclass(found, base)
 
 
 def entry_points(group: str) -> tuple[EntryPoint, ...]:

@@ -150,11 +150,7 @@ def last_seen(place: NDArray[np.int64], grid: NDArray[np.int64]) -> NDArray[np.i
 
 
 def _shapes(data: bytes) -> tuple[int, bytes, list[tuple[tuple[int, int], tuple[int, ...]]]]:
-    """Placeholder's id, settings, and each frame's grid and shape; the frames' numbers are behind them.
-
-    Raises:
-        InvalidInput: these bytes are no images.
-    """
+    """Placeholder's id, settings, and each frame's grid and shape; the frames' numbers are behind them."""
     if data[:1] == b"I" and len(data) >= _EARLIER.size:
         _, token, tokens, count, height, width, settings = _EARLIER.unpack_from(data)
         if (

@@ -99,5 +99,4 @@ def _classes(auto_map: Any) -> dict[str, str]:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """Digests of a folder's Python files, by name."""
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.glob("*.py") if file.is_file()}

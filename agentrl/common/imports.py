@@ -190,7 +190,6 @@ class _Beside:
 
 
 def _place(folder: Path, name: str) -> Path | None:
-    """The file of a module, or of a package, in a folder."""
     places = (folder / f"{name}.py", folder / name / _PACKAGE)
     return next((each for each in places if each.is_file()), None)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from io import StringIO
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from agentrl.common.untrusted import visible_text
 
+PLAIN_WIDTH = 200
+"""Columns of a table that is written into a file or a pipe."""
 out, err = Console(), Console(stderr=True)
 
 
@@ -15,3 +18,13 @@ def print_lines(lines: Iterable[str]) -> None:
     """Print lines without markup, colours or wrapping; what a terminal would obey or hide becomes its escape."""
     for line in lines:
         out.print(visible_text(line), markup=False, highlight=False, soft_wrap=True)
+
+
+def print_part(part: RenderableType, *, fits: bool = True) -> None:
+    """Print on a terminal in which it fits; elsewhere in wide lines that end where their text does."""
+    if out.is_terminal and fits:
+        return out.print(part)
+    plain = Console(width=PLAIN_WIDTH, file=StringIO())
+    with plain.capture() as text:
+        plain.print(part)
+    print_lines(line.rstrip() for line in text.get().splitlines())

@@ -19,11 +19,7 @@ ONE_TURN = "one_turn"
 
 
 def _rule(rule: str) -> str:
-    """A rule of `exclude`.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """A rule of `exclude`."""
     name, equals, pattern = rule.partition("=")
     if rule == ONE_TURN:
         return rule

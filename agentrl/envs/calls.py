@@ -173,11 +173,7 @@ def _members(env: Env, who: Any, where: str) -> tuple[str, ...]:
 
 
 def _check_images(messages: list[Message], where: str) -> list[Message]:
-    """The messages, whose images can be read.
-
-    Raises:
-        EnvError: one can't.
-    """
+    """The messages, whose images can be read."""
     for message in messages:
         for url in message.images:
             try:

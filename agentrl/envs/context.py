@@ -41,7 +41,6 @@ class AddedTools:
                 raise StateUnsupported(f"{env}: tools.{source.name} was called, and its server's state can't be saved")
 
     async def close(self) -> None:
-        """Close what the tools hold."""
         pairs = [(source, tools.close) for source, tools in zip(self.sources, self.opened, strict=True)]
         await asyncio.gather(
             *(close_or_warn(f"tools.{source.name}", close) for source, close in pairs if close is not None)

@@ -123,9 +123,9 @@ async def run_episode(
         env: a fresh instance; where it goes on in the middle, one with the episode restored, or `middle` has the state.
         session: the session that the players' conversations extend.
         players: by agent, one for each that the environment has.
-        limits: of turns and seconds.
+        limits: of turns (of all agents together), besides the environment's own, and of seconds.
         middle: where the episode goes on; None begins it.
-        before_turn: called before each turn.
+        before_turn: called before each turn that is to be generated.
         rewarded: what of the session the environment's rewards see; None is all of it.
 
     Returns:
@@ -231,15 +231,8 @@ async def converse(
 ) -> Status:
     """Let agents and environment take turns until one of them is done or a limit is reached.
 
-    What `step` returns as `StepResult.info` goes into the session's `info`.
-
-    Args:
-        env: a fresh instance.
-        session: without nodes, unless the episode goes on in the middle.
-        players: by agent, one for each that the environment has; at the beginning their conversations are empty.
-        limits: of turns (of all agents together), besides the environment's own, and of seconds for each.
-        middle: where the episode goes on; None begins it.
-        before_turn: called before each turn that is to be generated.
+    What `step` returns as `StepResult.info` goes into the session's `info`. Arguments are those of `run_episode`; the
+    session has no nodes, and the conversations are empty, unless the episode goes on in the middle.
 
     Returns:
         How the session ended.
@@ -314,11 +307,7 @@ def episode_state(
 
 
 def _note_overlong(session: Session, error: TokenBudgetExceeded, limits: RolloutConfig) -> None:
-    """Note that a session's prompt leaves no room for a turn.
-
-    Raises:
-        ConfigError: that ends the run.
-    """
+    """Note that a session's prompt leaves no room for a turn."""
     if limits.overlong == "refuse":
         raise ConfigError(f"task {session.task.id!r}: {error} (rollout.overlong=refuse)")
     session.count(OVERLONG)

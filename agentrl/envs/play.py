@@ -137,11 +137,7 @@ class Person:
         return f"call_{self._calls}"
 
     def _line(self) -> str:
-        """The next line, with those that it goes on in.
-
-        Raises:
-            PlayerLeft: the input has ended, or Ctrl-C was pressed.
-        """
+        """The next line, with those that it goes on in."""
         lines = list[str]()
         try:
             while True:
@@ -162,9 +158,7 @@ class _Game:
 
     Attributes:
         make: makes the environment.
-        name: its name.
         options: its constructor's.
-        task: the task.
         seed: the episode's randomness.
         player: the agent that the person plays; "" is the first one.
         folder: where the session is kept, as that of a run.
@@ -268,11 +262,7 @@ def play_in_terminal(game: _Game, show: Show, read: Callable[[str], str] = read_
 
 
 def _begin_folder(game: _Game) -> None:
-    """Make the folder, with the settings by which the viewer knows a run.
-
-    Raises:
-        ConfigError: it is the folder of something else, or can't be written.
-    """
+    """Make the folder, with the settings by which the viewer knows a run."""
     settings = game.folder / "config.yaml"
     own = {"played": True, "env": {"name": game.name, **game.options}}
     try:

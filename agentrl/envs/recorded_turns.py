@@ -16,7 +16,6 @@ class RecordedTurns:
     """The turns of a stored session, for as long as an episode goes on as it did there.
 
     Attributes:
-        session: the session.
         over: whether the episode has left it: somebody wrote something else.
     """
 

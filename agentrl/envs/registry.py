@@ -20,19 +20,11 @@ from agentrl.config.secrets import declare
 from agentrl.config.yaml_settings import SWITCHES
 from agentrl.envs.base import Env, has_expert, reward_methods
 from agentrl.errors import AgentRLError, ConfigError, EnvError, InvalidInput, UnknownName
-from agentrl.registry import Registry
+from agentrl.registry import Registry, subclass_of
 from agentrl.tools.schema import Parameter, Signature
 
 EnvFactory = Callable[..., Env]
 """An environment's class, or another callable that returns one."""
-
-
-def _accept(found: Any) -> EnvFactory | None:
-    return found if callable(found) else None
-
-
-def _is_env(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, Env)
 
 
 ENVS: Registry[EnvFactory] = Registry(
@@ -82,8 +74,8 @@ ENVS: Registry[EnvFactory] = Registry(
         "web_forms": "agentrl.envs.builtin.web.forms.env:WebForms",
         "web_shop": "agentrl.envs.builtin.web.shop.env:WebShop",
     },
-    accept=_accept,
-    default=_is_env,
+    accept=lambda found: found if callable(found) else None,
+    default=subclass_of(Env),
     error=EnvError,
 )
 """A package names its environments as entry points of the group `agentrl.envs`: `shop = "my_package.shop:Shop"`."""

@@ -30,7 +30,7 @@ from agentrl.envs.methods import with_own_notes
 from agentrl.envs.state import resolve
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, InfraError
 from agentrl.overrides import validate
-from agentrl.registry import Registry
+from agentrl.registry import Registry, subclass_of
 from agentrl.tools.threads import run_in_thread
 from agentrl.types import Session, Task
 
@@ -98,10 +98,6 @@ class Reward:
         return None
 
 
-def _is_reward(found: Any) -> bool:
-    return isinstance(found, type) and issubclass(found, Reward)
-
-
 _SCORING = "agentrl.envs.scoring"
 BUILT_IN = {
     "exact_match": f"{_SCORING}.answers:ExactMatch",
@@ -130,9 +126,8 @@ REWARDS: Registry[type[Reward]] = Registry(
     "rewards.NAME",
     "agentrl.rewards",
     BUILT_IN,
-    accept=lambda found: found if _is_reward(found) else None,
     settings=RewardConfig,
-    default=lambda found: found is not Reward and _is_reward(found),
+    default=subclass_of(Reward),
 )
 """A package names its rewards as entry points of the group `agentrl.rewards`: `judge = "my_package.judge:Judge"`."""
 
@@ -265,7 +260,6 @@ class NamedGroupReward:
         return [None if missing(value) else reward_value(value, where, self.reward.range) for value in values]
 
     async def close(self) -> None:
-        """Close the reward; a failure of that is logged."""
         await NamedReward(self.name, self.reward).close()
 
     async def _compute(self, sessions: Sequence[Session]) -> Sequence[float | None]:

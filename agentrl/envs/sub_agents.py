@@ -88,7 +88,6 @@ class SubAgents:
         raise ToolError(f"the sub-agent came to no end in {max_turns} turns")
 
     async def _answer(self, call: ToolCall, tools: Sequence[str]) -> Message:
-        """Run a call of a tool that the sub-agent has."""
         if call.error or call.function.name in tools:
             return await self.env.tools.run(call)
         text = f"Error: there is no tool {call.function.name!r} (tools: {', '.join(tools) or 'none'})"

@@ -87,7 +87,6 @@ class HFTokenizer:
         self._known_markup: dict[str, tuple[int, ...]] = {}
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of plain text: nothing in it can become a special token."""
         return _remember(self._known, text, self._encode)
 
     def _encode(self, text: str) -> list[int]:
@@ -136,11 +135,6 @@ class HFTokenizer:
         return text
 
     def special(self, token: str) -> int:
-        """The id of an added token.
-
-        Raises:
-            InvalidInput: the tokenizer has no such token.
-        """
         if token not in self.added:
             guess = nearest(token, self.added)
             hint = f"; did you mean {guess!r}?" if guess else ""

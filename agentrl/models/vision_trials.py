@@ -113,7 +113,6 @@ def _gemma_inputs(frames: Sequence[Tensor], grids: Sequence[Grid], seen: Tensor)
 
 
 def _set(config: Any, **values: Any) -> None:
-    """Change the settings that a configuration has."""
     for name, value in values.items():
         if getattr(config, name, None) is not None:
             setattr(config, name, value)

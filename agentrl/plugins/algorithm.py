@@ -44,13 +44,11 @@ if TYPE_CHECKING:
 else:
     __getattr__ = import_later(
         __name__,
-        "agentrl.plugins.suites.algorithm:check_algorithm",
-        "agentrl.train.forest.packing:pack_credited",
-        "agentrl.train.algorithms.labels:label_credit",
-        "agentrl.train.algorithms.pairs:pair_credit",
-        "agentrl.train.algorithms.pairs:preference_group",
-        "agentrl.train.algorithms.pairs:sequence_keys",
-        "agentrl.train.algorithms.tokens:Tokens",
+        "agentrl.train.algorithms.tokens",
+        "agentrl.train.algorithms.pairs",
+        "agentrl.train.algorithms.labels",
+        "agentrl.train.forest.packing",
+        "agentrl.plugins.suites.algorithm",
     )
 
 __all__ = [

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 else:
     __getattr__ = import_later(
         __name__,
-        "agentrl.envs.adapters.as_gymnasium:AsGymnasium",
-        "agentrl.envs.builtin.code:code_exec",
+        "agentrl.envs.builtin.code",
+        "agentrl.envs.adapters.as_gymnasium",
     )
 
 __all__ = [

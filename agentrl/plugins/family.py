@@ -43,28 +43,9 @@ if TYPE_CHECKING:
 else:
     __getattr__ = import_later(
         __name__,
-        "agentrl.train.trainers.megatron.models.family:FAMILIES",
-        "agentrl.train.trainers.megatron.models.family:Family",
-        "agentrl.train.trainers.megatron.models.family:register",
-        "agentrl.train.trainers.megatron.models.family:require",
-        "agentrl.train.trainers.megatron.models.family:window_by_kind",
-        "agentrl.train.trainers.megatron.models.family:window_everywhere",
-        "agentrl.train.trainers.megatron.models.rotary:Rotary",
-        "agentrl.train.trainers.megatron.models.tables:ATTENTION",
-        "agentrl.train.trainers.megatron.models.tables:EXPERT",
-        "agentrl.train.trainers.megatron.models.tables:EXPERTS",
-        "agentrl.train.trainers.megatron.models.tables:FOUR_NORMS",
-        "agentrl.train.trainers.megatron.models.tables:JOINT_ATTENTION",
-        "agentrl.train.trainers.megatron.models.tables:JOINT_MLP",
-        "agentrl.train.trainers.megatron.models.tables:LATENT",
-        "agentrl.train.trainers.megatron.models.tables:LAYER",
-        "agentrl.train.trainers.megatron.models.tables:MLP",
-        "agentrl.train.trainers.megatron.models.tables:NORMS",
-        "agentrl.train.trainers.megatron.models.tables:OUTSIDE",
-        "agentrl.train.trainers.megatron.models.tables:POST_NORMS",
-        "agentrl.train.trainers.megatron.models.tables:SHARED_EXPERT",
-        "agentrl.train.trainers.megatron.models.tables:SHARED_EXPERTS",
-        "agentrl.train.trainers.megatron.models.tables:WIDE_NORMS",
+        "agentrl.train.trainers.megatron.models.family",
+        "agentrl.train.trainers.megatron.models.rotary",
+        "agentrl.train.trainers.megatron.models.tables",
     )
 
 __all__ = [

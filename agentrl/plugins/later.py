@@ -8,20 +8,21 @@ from importlib import import_module
 from typing import Any
 
 
-def import_later(module: str, *places: str) -> Callable[[str], Any]:
+def import_later(module: str, *homes: str) -> Callable[[str], Any]:
     """A module's `__getattr__`.
 
     Args:
-        module: the module's own name.
-        places: where each of its names is, as `package.module:NAME`.
+        module: the module's own name; its `__all__` has the names.
+        homes: the modules that have them; a name is looked for in one after another.
     """
-    homes = {place.partition(":")[2]: place.partition(":")[0] for place in places}
 
     def load(name: str) -> Any:
-        if name not in homes:
+        own = sys.modules[module]
+        home = next((home for home in homes if name in own.__all__ and hasattr(import_module(home), name)), None)
+        if home is None:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        value = getattr(import_module(homes[name]), name)
-        setattr(sys.modules[module], name, value)
+        value = getattr(import_module(home), name)
+        setattr(own, name, value)
         return value
 
     return load

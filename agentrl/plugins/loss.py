@@ -29,10 +29,9 @@ if TYPE_CHECKING:
 else:
     __getattr__ = import_later(
         __name__,
-        "agentrl.plugins.suites.loss:check_loss",
-        "agentrl.train.forest.forest:Forest",
-        "agentrl.train.algorithms.tokens:Summand",
-        "agentrl.train.algorithms.tokens:Tokens",
+        "agentrl.train.algorithms.tokens",
+        "agentrl.train.forest.forest",
+        "agentrl.plugins.suites.loss",
     )
 
 __all__ = [

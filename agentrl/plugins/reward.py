@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 else:
     __getattr__ = import_later(
         __name__,
-        "agentrl.envs.builtin.code:code_exec",
+        "agentrl.envs.builtin.code",
     )
 
 __all__ = [

@@ -50,18 +50,11 @@ if TYPE_CHECKING:
 else:
     __getattr__ = import_later(
         __name__,
-        "agentrl.plugins.suites.trainer:check_trainer",
-        "agentrl.train.trainers.reference:paths_to_leaves",
-        "agentrl.train.forest.forest:Forest",
-        "agentrl.train.forest.forest:Membership",
-        "agentrl.train.forest.forest:Rows",
-        "agentrl.train.forest.forest:sequence_count",
-        "agentrl.train.forest.forest:token_counts",
-        "agentrl.train.algorithms.objective:Meter",
-        "agentrl.train.algorithms.objective:add_sums",
-        "agentrl.train.algorithms.objective:empty_sums",
-        "agentrl.train.algorithms.objective:objective",
-        "agentrl.train.algorithms.tokens:Tokens",
+        "agentrl.train.algorithms.tokens",
+        "agentrl.train.algorithms.objective",
+        "agentrl.train.forest.forest",
+        "agentrl.train.trainers.reference",
+        "agentrl.plugins.suites.trainer",
     )
 
 __all__ = [

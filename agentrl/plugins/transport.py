@@ -26,14 +26,10 @@ if TYPE_CHECKING:
 else:
     __getattr__ = import_later(
         __name__,
-        "agentrl.plugins.suites.transport:check_transport",
-        "agentrl.rollout.weights.buckets:Bucket",
-        "agentrl.rollout.weights.buckets:Named",
-        "agentrl.rollout.weights.buckets:buckets",
-        "agentrl.rollout.weights.snapshot:write_snapshot",
-        "agentrl.rollout.weights.transports.base:Sent",
-        "agentrl.rollout.weights.transports.base:Transport",
-        "agentrl.rollout.weights.transports.base:each",
+        "agentrl.rollout.weights.transports.base",
+        "agentrl.rollout.weights.snapshot",
+        "agentrl.rollout.weights.buckets",
+        "agentrl.plugins.suites.transport",
     )
 
 __all__ = [

@@ -73,7 +73,6 @@ class Batches:
         return future
 
     def _release(self, future: asyncio.Future[list[Passage]]) -> None:
-        """A caller no longer waits for the future."""
         self._callers[future] -= 1
         if not self._callers[future]:
             del self._callers[future]

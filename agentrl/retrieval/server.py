@@ -103,11 +103,7 @@ async def _body(receive: Receive) -> bytes:
 
 
 def _request(body: bytes) -> tuple[list[str], int, bool]:
-    """Read a request's fields.
-
-    Raises:
-        InvalidInput: one is missing or wrong.
-    """
+    """Read a request's fields."""
     try:
         fields: Any = orjson.loads(body)
     except ValueError as error:

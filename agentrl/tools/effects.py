@@ -127,11 +127,9 @@ class _Call:
             effects._cut_off |= kind is not None and issubclass(kind, ToolTimeout | asyncio.CancelledError)
 
     def thread_begins(self) -> None:
-        """Note a thread that works for the call."""
         self._count_thread(1)
 
     def thread_ends(self) -> None:
-        """Note the end of a thread, whenever that is."""
         self._count_thread(-1)
 
     def _count_thread(self, change: int) -> None:

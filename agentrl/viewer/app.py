@@ -341,11 +341,7 @@ def _take_change(change: Callable[[Request, dict[str, Any]], Any]) -> Callable[[
 
 
 async def _body(request: Request) -> dict[str, Any]:
-    """The JSON object that a page sends.
-
-    Raises:
-        InvalidInput: it is none, is too large, or comes under another type, as a form of another site would.
-    """
+    """The JSON object that a page sends."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise InvalidInput("what is sent must be application/json")
     body = b""

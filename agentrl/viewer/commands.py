@@ -5,32 +5,18 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Callable, Iterable
-from io import StringIO
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console, RenderableType
 
-from agentrl.common.terminal import err, out, print_lines
+from agentrl.common.terminal import err, out, print_lines, print_part
 from agentrl.errors import ConfigError
 
 app = typer.Typer()
-PLAIN_WIDTH = 200
-"""Columns of a table that is written into a file or a pipe."""
 MOST = 10**9
 """Sessions that a store may have."""
 RunFolder = Annotated[Path, typer.Argument(help="A run's folder.")]
-
-
-def _show(part: RenderableType) -> None:
-    """Print on the terminal; elsewhere in lines that are wide enough for whole words, and end where their text does."""
-    if out.is_terminal:
-        return out.print(part)
-    plain = Console(width=PLAIN_WIDTH, file=StringIO())
-    with plain.capture() as text:
-        plain.print(part)
-    print_lines(line.rstrip() for line in text.get().splitlines())
 
 
 @app.command()
@@ -114,7 +100,7 @@ def sessions(
         return print_lines([f"{len(rows)} sessions are in {export}"])
     if as_json:
         return print_lines(json_lines(rows))
-    _show(table(rows) if rows else "no session fits")
+    print_part(table(rows) if rows else "no session fits")
 
 
 def _follow(path: Path, words: Iterable[str]) -> None:
@@ -178,7 +164,7 @@ def diff(first: RunFolder, second: RunFolder) -> None:
         print_lines([title] if title else [])
         if one is not None and other is not None:
             for part in differences(run_at(one), run_at(other), out.width):
-                _show(part)
+                print_part(part)
 
 
 @app.command()

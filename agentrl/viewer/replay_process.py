@@ -125,7 +125,6 @@ class Replays:
             job.cancelled.set()
 
     def close(self) -> None:
-        """End what is under way, and wait for its end."""
         if self._job is not None and self._watcher is not None:
             self._job.cancelled.set()
             self._watcher.join(GRACE + 10)

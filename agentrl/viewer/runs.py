@@ -177,7 +177,6 @@ class Run:
         return FolderKind.EVALUATION if self._evaluates else FolderKind.TRAINING
 
     def state(self, done: int, steps: Any, evaluated: bool) -> RunStatus:
-        """Return the run's state after `done` of `steps`."""
         holder = lock.holder(self.path)
         if holder is not None and holder.alive:
             return RunStatus.RUNNING

@@ -15,9 +15,8 @@ from agentrl.sessions.store.store import Store
 from agentrl.sessions.tree import tree
 from agentrl.train.driver.warmstart import note_times
 from agentrl.types import Message, Session, Status, Task
-from agentrl.viewer.lanes import BINS, MOST_ENGINES, busy_lanes
 from agentrl.viewer.runs import run_at
-from agentrl.viewer.timeline import MOST_SESSIONS, timeline
+from agentrl.viewer.timeline import BINS, MOST_ENGINES, MOST_SESSIONS, busy_lanes, timeline
 from tests.viewer.recorded import spoken, write_run
 from tests.viewer.test_app import client
 
@@ -157,5 +156,5 @@ def test_of_many_engines_the_last_ones_share_a_lane_and_too_many_nodes_are_not_r
     assert found is not None
     assert [name for name, _ in found] == [*(f"engine-{n}" for n in range(MOST_ENGINES - 1)), "other engines"]
     assert max(found[-1][1]) == 6
-    monkeypatch.setattr("agentrl.viewer.lanes.MOST_NODES", 10)
+    monkeypatch.setattr("agentrl.viewer.timeline.MOST_NODES", 10)
     assert busy_lanes(file, 0.0, 2.0) is None

@@ -44,11 +44,9 @@ class AnyText(spaces.Text):  # type: ignore[misc]
         super().__init__(MAX_LENGTH, charset=string.ascii_letters + string.digits + " ")
 
     def contains(self, x: Any) -> bool:
-        """Return whether it is text that is not too long."""
         return isinstance(x, str) and len(x) <= MAX_LENGTH
 
     def sample(self, *args: Any, **kwargs: Any) -> str:
-        """A few characters."""
         return "".join(self.np_random.choice(self.character_list, size=self.np_random.integers(1, 20)))
 
 
@@ -145,7 +143,6 @@ class AsGymnasium(gymnasium.Env[str, str]):  # type: ignore[misc]
         return "\n".join(f"{message.role}: {_text(message)}" for message in self._transcript)
 
     def close(self) -> None:
-        """End the episode, and close the environment and the event loop."""
         self._loop.run(self._abandon())
         self._loop.close()
 

@@ -16,15 +16,7 @@ MODEL = "policy"
 
 @dataclass(frozen=True)
 class Continuation:
-    """Sampled tokens behind a prompt.
-
-    Attributes:
-        text: of the tokens.
-        token_ids: they.
-        logprobs: of each.
-        finish_reason: `stop` or `length`.
-        prompt_tokens: the prompt's number.
-    """
+    """Sampled tokens behind a prompt of so many; `finish_reason` is `stop` or `length`."""
 
     text: str
     token_ids: list[int]

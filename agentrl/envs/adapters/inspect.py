@@ -165,11 +165,7 @@ class Inspect(Env):
 
 @cache
 def _load(source: str, options: str, grader: str | None, isolated: bool, process: int) -> _LoadedTask:
-    """The task, by the library's own rules for names, and its evaluation, which is a process's own.
-
-    Raises:
-        ConfigError: there is none, or more than one, or it can't be played.
-    """
+    """The task, by the library's own rules for names, and its evaluation, which is a process's own."""
     where = f"env=inspect:{source}"
     if source.endswith(".py"):
         raise ConfigError(f"{where} is a file: allowed: a task of it, as in {source}@TASK")
@@ -231,7 +227,6 @@ def _schema(tool: Any) -> dict[str, Any]:
 
 
 def _message(theirs: Any) -> Message:
-    """A message of the library as one of ours."""
     calls: Sequence[Any] = getattr(theirs, "tool_calls", None) or ()
     failed = getattr(theirs, "error", None)
     return Message(
@@ -260,7 +255,6 @@ def _output(types: Any, said: Message, prompt: int, completion: int) -> Any:
 
 
 def _arguments(call: ToolCall) -> tuple[dict[str, Any], str | None]:
-    """A call's arguments, and why they can't be read."""
     try:
         found = read_json(call.function.arguments or "{}")
     except ValueError as error:

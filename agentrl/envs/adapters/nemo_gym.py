@@ -142,12 +142,7 @@ class NemoGym(Env):
         return cut(text, MAX_RESULT_CHARS)
 
     async def _post(self, path: str, body: Mapping[str, Any]) -> tuple[int, str]:
-        """Send a request; the status and the text of what is answered.
-
-        Raises:
-            DeadlineExceeded: nothing was answered in time.
-            InfraError: the server is gone, or answers more than an answer may have.
-        """
+        """Send a request; the status and the text of what is answered."""
         if self._client is None:
             raise InfraError(f"{self._where}: no session is open")
         content = bytearray()
@@ -168,11 +163,6 @@ class NemoGym(Env):
 
 @lru_cache(maxsize=64)
 def _find_server(url: str, timeout: float) -> None:
-    """Look for a resources server.
-
-    Raises:
-        ConfigError: there is none at that address.
-    """
     try:
         answer = httpx.get(f"{url}/openapi.json", timeout=timeout, trust_env=False)
         paths = answer.raise_for_status().json()["paths"]
@@ -184,12 +174,7 @@ def _find_server(url: str, timeout: float) -> None:
 
 
 def _check(path: str, status: int, text: str) -> Json:
-    """An answer that has to be a success, as an object.
-
-    Raises:
-        EnvError: the server refuses the row.
-        InfraError: it answers with something else.
-    """
+    """An answer that has to be a success, as an object."""
     if 400 <= status < 500:
         raise EnvError(f"the NeMo Gym server refuses the row of {path}: {cut(text, SHOWN)}")
     try:
@@ -213,7 +198,6 @@ def _task(row: Mapping[str, Any], number: int) -> Task:
 
 
 def _messages(params: Mapping[str, Any]) -> Iterator[Message]:
-    """The messages of a request to the Responses API."""
     if params.get("instructions"):
         yield Message(role="system", content=str(params["instructions"]))
     given = params["input"]
@@ -239,7 +223,6 @@ def _text(content: Any) -> str:
 
 
 def _response(messages: Sequence[Message], params: Mapping[str, Any], name: str) -> Json:
-    """Return what the agent did, as a response of the Responses API."""
     return {
         "id": f"resp_{name}",
         "created_at": 0,

@@ -105,7 +105,6 @@ class OpenEnv(Env):
         return [{"id": f"seed-{seed}", "seed": seed} for seed in seeds]
 
     async def reset(self, task: Task, *, seed: int | None = None) -> str:
-        """Begin with the task's seed, in a session of its own."""
         await self.close()
         data = await self._session.reset({**self._options, "seed": task["seed"]})
         return "\n".join(filter(None, (self.prompt, self._text(data)))) or "Begin."
@@ -149,7 +148,6 @@ class OpenEnv(Env):
         return StepResult([_user(self._text(data))], reward, terminated=self._done)
 
     async def _take(self, action: Json) -> tuple[Json, float | None]:
-        """Take an action; what the answer holds, and its reward."""
         data = await self._session.request("step", action)
         self._done = bool(data.get("done"))
         given = data.get("reward")
@@ -278,11 +276,7 @@ def _read(parameters: Mapping[str, Any], arguments: Json) -> Json:
 
 @lru_cache(maxsize=64)
 def _action(url: str, timeout: float) -> Json:
-    """The JSON schema of an action, without the field for data about it.
-
-    Raises:
-        ConfigError: there is no OpenEnv server at that address.
-    """
+    """The JSON schema of an action, without the field for data about it."""
     try:
         answer = httpx.get(f"{url}/schema", timeout=timeout)
         answer.raise_for_status()
@@ -294,7 +288,6 @@ def _action(url: str, timeout: float) -> Json:
 
 
 def _list_tools(url: str, schema: Json, timeout: float) -> list[tuple[str, str, Json]]:
-    """The tools of an environment: names, descriptions, schemas of arguments."""
     if MCP.issubset(schema["properties"]):
         return list(_mcp_tools(url, timeout))
     kept: Json = {key: schema[key] for key in ("properties", "required", "$defs") if key in schema}
@@ -303,7 +296,6 @@ def _list_tools(url: str, schema: Json, timeout: float) -> list[tuple[str, str, 
 
 @lru_cache(maxsize=64)
 def _mcp_tools(url: str, timeout: float) -> tuple[tuple[str, str, Json], ...]:
-    """The MCP tools of an environment, from a session that ends at once."""
     from websockets.sync.client import connect
 
     try:
@@ -318,7 +310,6 @@ def _mcp_tools(url: str, timeout: float) -> tuple[tuple[str, str, Json], ...]:
 
 
 def _text_field(url: str, schema: Json) -> str:
-    """The one field of an action that is text."""
     texts = [name for name, value in schema["properties"].items() if value.get("type") == "string"]
     needed = set(schema.get("required", ()))
     if len(texts) != 1 or not needed <= set(texts):

@@ -116,11 +116,7 @@ async def _reward(rm: Any, args: Any, sample: Any, where: str) -> Any:
 
 
 async def _answer(client: Any, url: str, payload: Mapping[str, Any], most: int) -> Any:
-    """Answer a request that a function of slime makes to SGLang's router.
-
-    Raises:
-        ConfigError: it is neither for /generate nor for /v1/chat/completions, or has images.
-    """
+    """Answer a request that a function of slime makes to SGLang's router."""
     if payload.get("image_data"):
         raise ConfigError("a function of slime sent image_data: allowed: text")
     if url.endswith("/v1/chat/completions"):

@@ -155,7 +155,6 @@ def _element(space: spaces.Space[Any], value: Any) -> Any:
 
 
 def _bounds(space: spaces.Space[Any]) -> tuple[Any, Any]:
-    """The least and greatest value of each number."""
     if isinstance(space, spaces.MultiDiscrete):
         return space.start, space.start + space.nvec - 1
     if isinstance(space, spaces.MultiBinary):

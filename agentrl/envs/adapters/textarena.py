@@ -104,7 +104,6 @@ class TextArena(Env):
             self.step(Message(role="assistant", content=text))
 
     def _turn(self, player: int, following: int) -> StepResult:
-        """Return what the player whose turn it is now sees."""
         news = [Message(role="user", content=self._news(following) or "It is your turn.")]
         if following == player:
             return StepResult(news, next=None if len(self.agents) == 1 else self.agents[player])
@@ -175,11 +174,7 @@ def _families(known: Any, source: str) -> list[str]:
 
 @lru_cache(maxsize=64)
 def _players(source: str, options: tuple[tuple[str, Any], ...], wanted: int | None) -> int:
-    """Return how many play: as many as are wanted, or the fewest that the game takes.
-
-    Raises:
-        ConfigError: the game doesn't take so many.
-    """
+    """Return how many play: as many as are wanted, or the fewest that the game takes."""
     before, refusal = random.getstate(), ""
     try:
         for players in range(1, MAX_PLAYERS + 1) if wanted is None else (wanted,):

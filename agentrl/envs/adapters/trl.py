@@ -97,7 +97,6 @@ class Trl(Prompts):
         return [*opening[:-1], last.model_copy(update={"content": f"{last.text}{said}"})]
 
     def state(self) -> None:
-        """An instance has no state that could be saved."""
         raise StateUnsupported(f"{self._where}: its episodes can't be saved")
 
     @reward(range=EVERYTHING)

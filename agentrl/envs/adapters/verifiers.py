@@ -180,7 +180,6 @@ def _client() -> Any:
         """Asks the episode's agent."""
 
         async def get_response(self, prompt: Any, model: str, sampling_args: Any, tools: Any = None, **_: Any) -> Any:
-            """The agent's turn."""
             said = await self._client([_message(each) for each in prompt], [tool.name for tool in tools or ()])
             return _response(types, said)
 
@@ -189,7 +188,6 @@ def _client() -> Any:
 
 
 def _message(theirs: Any) -> Message:
-    """A message of the library as one of ours."""
     given: Mapping[str, Any] = theirs if isinstance(theirs, Mapping) else theirs.model_dump()
     calls = [
         ToolCall(id=call["id"], function=FunctionCall(name=call["name"], arguments=call["arguments"]))
@@ -205,7 +203,6 @@ def _message(theirs: Any) -> Message:
 
 
 def _response(types: Any, said: Message) -> Any:
-    """A turn as the library's response."""
     calls = [
         types.ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
         for call in said.tool_calls or ()

@@ -99,11 +99,7 @@ class Verl(Prompts):
 
 @cache
 def _made(source: str) -> list[Any]:
-    """The tools of a file; as in verl's worker, all sessions share them.
-
-    Raises:
-        ConfigError: it can't be read, a class is none, or verl is not installed.
-    """
+    """The tools of a file; as in verl's worker, all sessions share them."""
     where = f"env=verl:{source}"
     file = Path(source).expanduser()
     if not file.is_file():

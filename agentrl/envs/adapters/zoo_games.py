@@ -61,11 +61,9 @@ class TurnGame:
         self._dismiss()
 
     def seen(self, agent: str) -> tuple[Any, Mapping[str, Any]]:
-        """The agent's observation and info."""
         return self.env.observe(agent), self.env.infos.get(agent, {})
 
     def take(self, moves: Mapping[str, Any]) -> dict[str, float]:
-        """Carry out one agent's move."""
         (action,) = moves.values()
         self.env.step(action)
         earned = {agent: float(reward) for agent, reward in self.env.rewards.items()}
@@ -98,7 +96,6 @@ class RoundGame:
         self.awaited = list(self.env.agents)
 
     def seen(self, agent: str) -> tuple[Any, Mapping[str, Any]]:
-        """The agent's observation and info."""
         return self._seen[agent], self._infos.get(agent, {})
 
     def take(self, moves: Mapping[str, Any]) -> dict[str, float]:

@@ -48,18 +48,7 @@ EXIT = "raise an ordinary exception: a whole run would end with it"
 
 @dataclass(frozen=True)
 class CheckJob:
-    """The environment, rules and limits of a check.
-
-    Attributes:
-        env: a name, a class or a factory.
-        options: its constructor's.
-        tasks: how many of each split are run.
-        seed: the episodes'.
-        limit: seconds that one call may take.
-        rewards: settings of further rewards by name.
-        hostile: how many episodes of hostile calls are run; None: a few.
-        scored: how many tasks the trivial agents play, within about so many `seconds`.
-    """
+    """The environment, rules and limits of a check, as `check_env` is given them."""
 
     env: Any
     options: dict[str, Any]

@@ -121,7 +121,6 @@ async def _process(job: Mapping[str, Any], changed: Sequence[str]) -> Mapping[st
 
 
 def _read_error(errors: str) -> str:
-    """The line of a traceback that names the error."""
     lines = errors.strip().splitlines() or [""]
     named = [line for line in lines if line[:1].isalpha() and not line.startswith(("Traceback", "During", "The above"))]
     return (named or lines)[-1]

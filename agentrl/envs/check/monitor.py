@@ -56,7 +56,6 @@ class SharedLabel:
         self._memory[: _HEAD.size + len(data)] = _HEAD.pack(since, len(data)) + data
 
     def read(self) -> tuple[str, float]:
-        """The newest label and its start; 0 where its call has ended."""
         since, size = _HEAD.unpack(self._memory[: _HEAD.size])
         return self._memory[_HEAD.size : _HEAD.size + size].decode(errors="replace"), since
 

@@ -26,7 +26,6 @@ class Reference:
     """One scripted agent's scores.
 
     Attributes:
-        agent: which.
         reward: the mean score over its episodes and, of several agents, over their places; None without any.
         turns: the mean number of turns in its episodes.
         tool_errors: the share of tool calls that failed.
@@ -50,7 +49,6 @@ def references(
     options: dict[str, Any],
     n: int,
     split: str = "eval",
-    seed: int = 0,
     agents: Sequence[str] = AGENTS,
 ) -> list[Reference]:
     """Play the first tasks of a split with each scripted agent; beside a trivial one the expert plays the others.
@@ -60,29 +58,26 @@ def references(
         options: its constructor's.
         n: how many tasks.
         split: of which split; the environment's first one where it has no such.
-        seed: the episodes', and the random agent's.
         agents: which of the trivial agents.
 
     Raises:
         AgentRLError: the environment can't be made, or failed.
     """
-    return asyncio.run(_play_all(factory(name, **options), n, split, seed, agents))
+    return asyncio.run(_play_all(factory(name, **options), n, split, agents))
 
 
-async def _play_all(make: Callable[[], Env], n: int, split: str, seed: int, agents: Sequence[str]) -> list[Reference]:
+async def _play_all(make: Callable[[], Env], n: int, split: str, agents: Sequence[str]) -> list[Reference]:
     env = make()
     tasks = list(islice(calls.tasks(env, split if split in env.splits else env.splits[0]), n))
     known, found = Known(), list[Reference]()
     if has_expert(env):
-        sessions = [await play(make(), task, seed=seed) for task in tasks]
+        sessions = [await play(make(), task) for task in tasks]
         for session in sessions:
             known.add(session)
         found.append(_summary(EXPERT, [(session, agent) for session in sessions for agent in env.agents]))
     for name in agents:
         played = [
-            (await play_trivial(make(), task, name, agent, known, seed=seed), agent)
-            for task in tasks
-            for agent in env.agents
+            (await play_trivial(make(), task, name, agent, known), agent) for task in tasks for agent in env.agents
         ]
         found.append(_summary(name, played))
     return found

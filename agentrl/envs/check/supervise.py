@@ -157,7 +157,6 @@ def _read(path: Path) -> str:
 
 
 def _end(process: BaseProcess) -> None:
-    """Kill a process and its descendants."""
     below = descendants(process.pid) if process.pid else []
     process.kill()
     process.join()

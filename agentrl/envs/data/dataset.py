@@ -102,11 +102,7 @@ class Dataset:
         yield from self._read(self._files())
 
     def _check_once(self, names: list[str]) -> None:
-        """Refuse to read rows twice: from files in two formats, or of several configurations.
-
-        Raises:
-            ConfigError: they are there twice, or may be; the message names the setting that decides.
-        """
+        """Refuse to read rows twice: from files in two formats, or of several configurations."""
         stems: dict[str, str] = {}
         folders: dict[str, list[str]] = {}
         for name in names:

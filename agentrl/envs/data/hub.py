@@ -135,24 +135,19 @@ class RangeFile(io.RawIOBase):
         self._size = int(whole)
 
     def readable(self) -> bool:
-        """True."""
         return True
 
     def seekable(self) -> bool:
-        """True."""
         return True
 
     def tell(self) -> int:
-        """The offset of the next read."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a place."""
         self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence])
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """Fill the buffer with what follows; how many bytes that were, 0 at the end."""
         size = min(len(buffer), self._size - self._at)
         if size <= 0:
             return 0

@@ -63,7 +63,6 @@ class Mixture(Env):
             raise ConfigError(f"the environments {', '.join(envs)} have no split in common")
 
     def for_task(self, task: Task) -> Env:
-        """A new instance of the environment that a task is from."""
         part = self.parts[task.environment].make()
         if (added := context_of(self).added_tools) is not None:
             add_tools(part, added.sources)

@@ -250,11 +250,7 @@ def _csv(name: str, lines: Iterator[str], tabs: bool) -> Iterator[tuple[int, dic
 
 
 def _separator(name: str, head: str, usual: str) -> str:
-    """Find the separator of the columns that the first line names: another one where the usual leaves a single column.
-
-    Raises:
-        ConfigError: two others may.
-    """
+    """Find the separator of the columns that the first line names: another where the usual leaves a single column."""
     if _columns(head, usual) != 1:
         return usual
     several = [each for each in SEPARATORS if _columns(head, each) > 1]

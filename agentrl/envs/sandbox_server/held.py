@@ -80,13 +80,11 @@ class HeldSandbox:
         return result
 
     async def stop(self, process: int, grace: float) -> None:
-        """End a process that runs."""
         self._within("grace", grace, self._config.seconds)
         if process in self._processes:
             await self._processes[process].stop(grace)
 
     async def signal(self, process: int, number: int) -> None:
-        """Signal a process that runs."""
         if process in self._processes:
             await self._processes[process].signal(number)
 
@@ -100,7 +98,6 @@ class HeldSandbox:
         return await waiting, running.running
 
     async def read(self, path: str, offset: int, limit: int) -> bytes:
-        """A part of a file."""
         self._within("limit", limit, self._config.file_bytes)
         return await self.sandbox.read(path, offset=offset, limit=limit)
 
@@ -124,7 +121,6 @@ class HeldSandbox:
         await self.sandbox.restore(snapshot)
 
     async def reset(self) -> None:
-        """Empty it, and verify that."""
         await self.sandbox.reset()
 
     async def healthy(self) -> bool:

@@ -63,11 +63,7 @@ class FunctionReward(Reward):
         return load(self.config.function, where)
 
     async def _call(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the function.
-
-        Raises:
-            ConfigError: it does not take these arguments.
-        """
+        """Call the function."""
         try:
             self._signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -170,7 +166,6 @@ class TrlFunction(FunctionReward):
     """A reward function of TRL: `f(prompts, completions, **columns)`, which returns a list."""
 
     async def compute(self, session: Session) -> float | None:
-        """Call it with a batch of one."""
         batch = trl_batch(session)
         batch.pop("prompt", None)
         more = {"trainer_state": None, "log_extra": nothing, "log_metric": nothing}
@@ -230,7 +225,6 @@ class SlimeFunction(FunctionReward):
         return load_function(self.config.function, where)
 
     async def compute(self, session: Session) -> float:
-        """Call it with the session as a sample."""
         tokens = [token for node in newest_path(session) for token in node.token_ids]
         sample = sample_of(
             session.task,

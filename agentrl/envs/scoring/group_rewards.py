@@ -67,7 +67,6 @@ def _counts(session: Session) -> bool:
 
 
 def _add(session: Session, mark: RewardMark, value: float | None) -> None:
-    """Add a value to a session's rewards, in place of an earlier one of that name."""
     before = session.rewards.pop(mark.name, None)
     if value is None and before is None:
         return

@@ -55,7 +55,6 @@ class R1VConfig(AnswerFormatConfig):
     """The settings of `r1v`."""
 
     format_weight: float = Field(default=0.5, ge=0, le=1)
-    """The format's share of the reward; the answer's is the rest."""
 
 
 class R1V(Reward):
@@ -174,11 +173,7 @@ def _together(right: bool, formed: bool, weight: float) -> float:
 
 
 def _size(session: Session) -> tuple[int, int]:
-    """Width and height of the first image that the model was shown.
-
-    Raises:
-        ConfigError: it was shown none.
-    """
+    """Width and height of the first image that the model was shown."""
     for message in session.messages:
         for url in message.images:
             found = pictures.picture(url).size

@@ -29,7 +29,6 @@ class _Subject:
     config: Any
 
     def make(self) -> Algorithm:
-        """A fresh instance."""
         return self.kind(self.config)
 
     def groups(self, algorithm: Algorithm, seed: int = 0) -> list[Group]:
@@ -55,7 +54,6 @@ class _Subject:
         return {(s.id, node.id): [0.25] * len(node.token_ids) for s in sessions for node in s.nodes}
 
     def credit(self, algorithm: Algorithm, groups: Sequence[Group]) -> Credit:
-        """Its credit."""
         return algorithm.credit(groups, self.values(algorithm, groups))
 
 

@@ -28,7 +28,6 @@ class _Subject:
     config: SamplerConfig
 
     def make(self, seed: int = 3) -> Sampler:
-        """A fresh instance."""
         return self.kind(self.config, seed)
 
 

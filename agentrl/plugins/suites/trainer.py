@@ -39,7 +39,6 @@ class _Subject:
 
     @contextmanager
     def started(self) -> Iterator[Trainer]:
-        """A fresh trainer, closed in the end."""
         trainer = self.plugin.make(self.path, self.config, self.algo, total_steps=4, seed=0)
         try:
             yield trainer

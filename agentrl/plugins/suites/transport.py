@@ -56,12 +56,10 @@ class _Subject:
     )
 
     async def publish(self, version: int) -> dict[str, AgentRLError | None]:
-        """Stage and send a version's weights."""
         await self.transport.stage(Weights(lambda: iter(weights_of(version).items())), version)
         return await self.send(version)
 
     async def send(self, version: int) -> dict[str, AgentRLError | None]:
-        """Send what is staged."""
         receivers = {name: self.receiver(engine) for name, engine in self.engines.items()}
         return dict(await self.transport.send(receivers, LoadCommit(version, flush=True)))
 

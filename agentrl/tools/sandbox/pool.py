@@ -279,7 +279,6 @@ class SandboxPool:
         return await retry(attempt, SandboxError, spread(BACKOFF), failed)
 
     def _fail(self, pool: _SpecPool, error: Exception) -> None:
-        """Raise the error in all waiting callers."""
         failure = error if isinstance(error, AgentRLError) else SandboxError(f"creating a sandbox failed: {error!r}")
         pool.failure = failure
         if not pool.waiting:

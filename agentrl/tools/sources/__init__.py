@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 from agentrl.config import Section, ToolConfig, ToolSections
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, InfraError, nearest
 from agentrl.overrides import validate
-from agentrl.registry import Registry
+from agentrl.registry import Registry, subclass_of
 from agentrl.tools.registry import cut
 from agentrl.tools.tool import Tool
 
@@ -106,13 +106,9 @@ def _is_langchain(item: Any) -> bool:
     return hasattr(item, "ainvoke") and hasattr(item, "tool_call_schema")
 
 
-def _is_source(found: Any) -> bool:
-    return isinstance(found, type) and issubclass(found, ToolSource)
-
-
 def _accept(found: Any) -> type[ToolSource] | None:
     """A source's class; a tool or a list of tools is the source of these."""
-    if _is_source(found):
+    if subclass_of(ToolSource)(found):
         return found  # type: ignore[no-any-return]
     items = tuple(found) if isinstance(found, list | tuple) else (found,)
     fits = (isinstance(item, Tool) or _is_langchain(item) or inspect.isroutine(item) for item in items)
@@ -128,7 +124,7 @@ SOURCES: Registry[type[ToolSource]] = Registry(
     {"mcp": "agentrl.tools.sources.mcp:Mcp", "openapi": "agentrl.tools.sources.openapi:OpenApi"},
     accept=_accept,
     settings=ToolConfig,
-    default=_is_source,
+    default=subclass_of(ToolSource),
 )
 """A package names its sources as entry points of the group `agentrl.tools`."""
 

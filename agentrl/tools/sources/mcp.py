@@ -99,12 +99,7 @@ class _Connection:
         return self._begun is not None
 
     async def client(self) -> Any:
-        """The library's client.
-
-        Raises:
-            InfraError: the server can't be started or reached, or has ended.
-            DeadlineExceeded: it did not answer in time.
-        """
+        """The library's client."""
         if self._begun is None:
             if self._closing.is_set():
                 raise InfraError(f"{self._where} was called after its episode's end")
@@ -120,12 +115,7 @@ class _Connection:
         return ready.result()
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """Call a tool; its answer as text.
-
-        Raises:
-            ToolError: the server says that it is an error.
-            InfraError: the connection failed.
-        """
+        """Call a tool; its answer as text."""
         from mcp import MCPError
         from mcp_types import CONNECTION_CLOSED
 

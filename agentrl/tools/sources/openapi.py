@@ -196,11 +196,7 @@ def _add_body(
 
 
 def _resolve(document: Mapping[str, Any], value: Any) -> Any:
-    """The value that a reference within the document names.
-
-    Raises:
-        ConfigError: it names nothing, or something in another document.
-    """
+    """The value that a reference within the document names."""
     for _ in range(MAX_DEPTH):
         if not (isinstance(value, Mapping) and isinstance(value.get("$ref"), str)):
             return value
@@ -215,11 +211,7 @@ def _resolve(document: Mapping[str, Any], value: Any) -> Any:
 
 
 def _inline(document: Mapping[str, Any], schema: Any) -> Any:
-    """A schema with what it refers to in its place.
-
-    Raises:
-        ConfigError: it would become too large: references within references double with each of them.
-    """
+    """A schema with what it refers to in its place."""
     left = MOST_VALUES
 
     def inlined(schema: Any, depth: int) -> Any:
@@ -241,11 +233,7 @@ def _inline(document: Mapping[str, Any], schema: Any) -> Any:
 
 
 def _segment(value: Any) -> str:
-    """An argument as one segment of a path.
-
-    Raises:
-        ToolArguments: it would name another path.
-    """
+    """An argument as one segment of a path."""
     text = str(_as_text(value))
     if text in ("", ".", ".."):
         raise ToolArguments(f"a part of the path = {show_value(text)}: allowed: text that is not empty, '.' or '..'")

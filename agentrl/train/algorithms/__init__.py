@@ -7,13 +7,8 @@ from typing import Any
 
 from agentrl.config import AlgoConfig
 from agentrl.errors import ConfigError
-from agentrl.registry import Registry
+from agentrl.registry import Registry, subclass_of
 from agentrl.train.algorithms.base import Algorithm, Choice, Needs
-
-
-def _is_algorithm(found: Any) -> bool:
-    return isinstance(found, type) and issubclass(found, Algorithm)
-
 
 _HERE = "agentrl.train.algorithms.advantages"
 
@@ -54,9 +49,8 @@ ALGORITHMS: Registry[type[Algorithm]] = Registry(
         "simpo": f"{_HERE}.preference:Simpo",
         "vine": f"{_HERE}.vine:Vine",
     },
-    accept=lambda found: found if _is_algorithm(found) else None,
     settings=AlgoConfig,
-    default=_is_algorithm,
+    default=subclass_of(Algorithm),
 )
 
 

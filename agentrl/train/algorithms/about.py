@@ -12,7 +12,6 @@ class About:
     Attributes:
         paper: where it was published, as `Name, arXiv:NUMBER`.
         formula: of the advantage or the loss, in plain text.
-        use: when to use it.
         elsewhere: what TRL and verl call it.
     """
 

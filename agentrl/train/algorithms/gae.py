@@ -48,7 +48,6 @@ class FutureSums:
     advantage: float = 0.0
 
     def add(self, other: FutureSums) -> None:
-        """Add the paths of another branch."""
         self.paths += other.paths
         self.reward += other.reward
         self.value += other.value

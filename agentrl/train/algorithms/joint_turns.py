@@ -35,7 +35,6 @@ class JointTurn:
     """A joint turn, or a tree's root, which nobody took.
 
     Attributes:
-        reward: what it was rewarded with.
         children: the joint turns that followed.
         forks: whether its children were drawn from the same state, so that they are alternatives. Otherwise they are
             parts of one session, such as a conversation that was begun anew.

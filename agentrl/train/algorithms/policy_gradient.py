@@ -37,7 +37,6 @@ class UnclippedConfig(PolicyGradientConfig):
     loss: Annotated[SerializeAsAny[LossConfig], preset("importance_sampling"), VALIDATED] = LossConfig(
         name="importance_sampling"
     )
-    """As in `PolicyGradientConfig`."""
 
 
 class PolicyGradient(Algorithm):

@@ -38,7 +38,6 @@ class Stage:
     """A stage as it is planned.
 
     Attributes:
-        name: its name.
         tree: its settings, with references as they were written and the model that it begins with.
         config: its configuration, with the paths that the references will have.
         root: the model that its policy began as when the chain began.
@@ -349,11 +348,7 @@ def _as_checked(stage: Stage) -> RunConfig:
 
 
 def _refuse_changes(plan: Chain, stage: Stage) -> None:
-    """Refuse other settings of a stage that is done.
-
-    Raises:
-        ConfigError: there are some; the message names them.
-    """
+    """Refuse other settings of a stage that is done."""
     known = plan.record.stage(stage.name) if plan.record else None
     if known is None or known.settings == stage.hash:
         return

@@ -100,7 +100,6 @@ async def _train_stage(
 async def _keep_best(
     own: RejectConfig, config: RunConfig, record: ChainRecord, name: str, display: Display
 ) -> tuple[ChainRecord, TrainResult]:
-    """Play a stage's sessions, and write the best of them."""
     check_evaluation(config)
     folder = record.folder(name)
     file = folder / chain.BEST
@@ -147,6 +146,5 @@ def _open(plan: Chain) -> Iterator[ChainRecord]:
 
 
 def _read_result(record: ChainRecord, name: str) -> TrainResult:
-    """The result of a stage that another process trained."""
     folder = record.folder(name)
     return TrainResult(folder, None, None, read_rows(folder / METRICS))

@@ -25,7 +25,6 @@ class StepWarnings:
     """The warnings of a run's steps.
 
     Attributes:
-        config: the run's.
         algorithm: likewise.
         display: says what is said once.
         conversation_format: the policy's renderer.

@@ -329,11 +329,7 @@ def _write_result(folder: RunFolder, store: Store, data: Mapping[str, Any]) -> N
 
 
 def _keep_identity(folder: Path, found: identity.Identities, display: Display, *, accept_changed: bool) -> None:
-    """Write which data an evaluation has, before it begins; one that goes on has to have the same.
-
-    Raises:
-        ConfigError: it changed, and `accept_changed_data` is not set.
-    """
+    """Write which data an evaluation has, before it begins; one that goes on has to have the same."""
     file = folder / DATA
     before = identity.read(orjson.loads(file.read_bytes())) if file.exists() else {}
     if changed := identity.differences(before, found):

@@ -38,7 +38,6 @@ class HeldOutProbe:
     """The second looks of one run.
 
     Attributes:
-        config: the run's.
         make_env: makes its environments, with the rewards that it is trained on.
         folder: the run's, which keeps what the first evaluation found.
         warn: is told of alarms and failures.

@@ -153,11 +153,7 @@ async def reject(
 
 
 def _goes_on(folder: Path, out: Path) -> bool:
-    """Return whether sessions are there already.
-
-    Raises:
-        ConfigError: there are none, and the file is there.
-    """
+    """Return whether sessions are there already."""
     again = (folder / SETTINGS).exists()
     if out.exists() and not again:
         raise ConfigError(f"out={out}: there is a file already, of other sessions than those in {folder}")

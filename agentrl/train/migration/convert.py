@@ -34,15 +34,7 @@ FOLDERS = {
 
 @dataclass
 class Converted:
-    """The result of a file's conversion.
-
-    Attributes:
-        path: the file.
-        out: the file that was written.
-        reader: what rows were read as.
-        carried: how many were carried.
-        left_out: the others: their places and why.
-    """
+    """The result of a file's conversion: how many rows were carried, and the places of the others, with why."""
 
     path: str
     out: Path

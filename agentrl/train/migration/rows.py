@@ -195,11 +195,7 @@ def _grading(row: Row, source: str) -> Grading | None:
 
 
 def _split_prompt(prompt: Any) -> tuple[str, str]:
-    """A prompt's system message, '' without one, and its question.
-
-    Raises:
-        Refused: it is a conversation of several turns, or more than text.
-    """
+    """A prompt's system message, '' without one, and its question."""
     messages = parse_json(prompt)
     if isinstance(messages, str):
         return "", messages

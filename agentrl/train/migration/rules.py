@@ -34,7 +34,6 @@ class Framework:
     """Another framework's settings.
 
     Attributes:
-        name: of the framework.
         always: what every run of it has, and its defaults where ours are others; scripts and `derived` override them.
         rules: by its settings' names.
         prefixes: rules for names that begin so; the rest of the name is added to ours.

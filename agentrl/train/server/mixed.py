@@ -29,7 +29,6 @@ class MixedPass:
         works: the request of each part; one with many data may have several.
         parts: data of one request, as a pass of their own would have them.
         segments: whose tokens are where; a run's parts are one behind the other.
-        whole: all of them.
     """
 
     works: tuple[PassWork, ...]

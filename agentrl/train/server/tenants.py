@@ -194,11 +194,7 @@ def _file_name(identity: str) -> str:
 
 
 def _own_key(file: Path) -> str:
-    """A tenant's key, in a file that its owner alone can read.
-
-    Raises:
-        ConfigError: the file holds none.
-    """
+    """A tenant's key, in a file that its owner alone can read."""
     with contextlib.suppress(FileExistsError):
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as new:

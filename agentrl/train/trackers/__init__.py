@@ -6,17 +6,11 @@ no tracker can end a run or make it wait.
 
 from __future__ import annotations
 
-from typing import Any
-
-from agentrl.registry import Registry
+from agentrl.registry import Registry, subclass_of
 from agentrl.train.trackers.base import Tracker
 from agentrl.train.trackers.worker import Trackers
 
 _HERE = "agentrl.train.trackers"
-
-
-def _is_tracker(found: Any) -> bool:
-    return isinstance(found, type) and issubclass(found, Tracker)
 
 
 TRACKERS: Registry[type[Tracker]] = Registry(
@@ -30,8 +24,7 @@ TRACKERS: Registry[type[Tracker]] = Registry(
         "trackio": f"{_HERE}.trackio:Trackio",
         "wandb": f"{_HERE}.wandb:WandB",
     },
-    accept=lambda found: found if _is_tracker(found) else None,
-    default=_is_tracker,
+    default=subclass_of(Tracker),
 )
 
 __all__ = ["TRACKERS", "Tracker", "Trackers"]

@@ -16,7 +16,6 @@ class TrackedRun:
     """A run's description for a back end.
 
     Attributes:
-        folder: the run's.
         project: groups runs: a project, or an experiment.
         settings: the run's, by dotted names, without secrets.
         address: host:port, where a back end answers requests.

@@ -44,7 +44,6 @@ class Solved:
 
     Attributes:
         episode: the expert's.
-        last: its last message.
         answer: the answer in that message; "" where none can be told from the rest.
         score: what it got.
     """

@@ -91,7 +91,6 @@ class _Replay:
     _paths: dict[str, Conversation] = field(default_factory=dict)
 
     async def begin(self) -> None:
-        """Reset."""
         for agent, messages in (await calls.openings(self.env, self.session.task, seed=self.session.seed)).items():
             self._add(agent, messages)
 
@@ -113,7 +112,6 @@ class _Replay:
             self.results.append(asdict(result))
 
     async def finish(self) -> None:
-        """Compute the final rewards, and close."""
         try:
             self.rewards = (await calls.compute_rewards(self.env, self.session)).values
         finally:

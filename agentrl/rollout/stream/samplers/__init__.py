@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from agentrl.config import SamplerConfig
-from agentrl.registry import Registry
+from agentrl.registry import Registry, subclass_of
 from agentrl.rollout.stream.samplers.base import Sampler
-
-
-def _is_sampler(found: Any) -> bool:
-    return isinstance(found, type) and issubclass(found, Sampler)
-
 
 SAMPLERS: Registry[type[Sampler]] = Registry(
     "task sampler",
@@ -22,9 +15,8 @@ SAMPLERS: Registry[type[Sampler]] = Registry(
         "sequential": "agentrl.rollout.stream.samplers.base:Sequential",
         "shuffled": "agentrl.rollout.stream.samplers.base:Shuffled",
     },
-    accept=lambda found: found if _is_sampler(found) else None,
     settings=SamplerConfig,
-    default=_is_sampler,
+    default=subclass_of(Sampler),
 )
 
 

@@ -99,7 +99,6 @@ class Daemon:
         self._threads.shutdown(cancel_futures=True)
 
     def close(self) -> None:
-        """Close the connections and threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self.api.close()
 

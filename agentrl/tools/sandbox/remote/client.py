@@ -112,7 +112,6 @@ class SandboxServerClient:
             raise SandboxDied(f"the sandbox server {self.url} answers something else: {error}") from None
 
     async def _post(self, path: str, body: bytes, seconds: float) -> bytes:
-        """Send one request; its answer's content."""
         import httpx  # by need: settings name this module in every run
 
         if self._http is None:

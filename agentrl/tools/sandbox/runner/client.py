@@ -58,7 +58,6 @@ class Channel:
         self._client.send(self.number, Frame.STDIN_EOF)
 
     def signal(self, number: int) -> None:
-        """Signal the command's process group; 9 kills the whole tree."""
         if not self.exit.done():
             self._client.send(self.number, Frame.SIGNAL, struct.pack("<I", number))
 
@@ -214,7 +213,6 @@ class RunnerClient:
             await asyncio.wait([channel.exit for channel in running], timeout=timeout)
 
     def close(self) -> None:
-        """Close the stream; the runner exits."""
         self.fail("the sandbox is closed")
 
     def _number(self) -> int:

@@ -66,8 +66,6 @@ class ResidentProcess:
         return await self.wait(GRACE)
 
     async def signal(self, number: int) -> None:
-        """Signal the process group; 9 kills the whole tree."""
-
         async def send() -> None:
             self._channel.signal(number)
 
@@ -92,7 +90,6 @@ class ResidentProcess:
         return await self._in_time(send(), timeout)
 
     async def wait_for_report(self, mark: bytes, timeout: float) -> tuple[bytes, ExecResult] | None:
-        """Wait longer for a report that did not come within `request`'s timeout."""
         return await self._in_time(self._report(mark), timeout)
 
     async def _in_time(self, work: Coroutine[Any, Any, T], timeout: float) -> T | None:

@@ -54,7 +54,6 @@ class DistillConfig(UnclippedConfig):
     """Settings of `distill`."""
 
     name: str = "distill"
-    """As in `AlgoConfig`."""
     teacher: str = "teacher"
     """The policy that teaches: a name in `policies`, whose model has the student's tokenizer; or `main`, the policy
     itself as it is (with `privileged`)."""
@@ -175,7 +174,6 @@ class Distill(PolicyGradient):
         return fill
 
     def teacher_of(self, session: Session) -> str:
-        """The name of the policy that teaches a session, or an agent's view of one."""
         if session.main_agent in self.config.teachers:
             return self.config.teachers[session.main_agent]
         named = session.task.data.get(self.config.teacher_field) if self.config.teacher_field else None

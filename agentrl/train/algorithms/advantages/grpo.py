@@ -46,7 +46,6 @@ class DrGrpoConfig(GrpoConfig):
     """Settings of `dr_grpo`."""
 
     scale_by_std: bool = False
-    """Divide a group's centred rewards by their standard deviation."""
     normalize: Literal["rollout", "token", "turn", "group", "constant"] = "constant"
     """The unit that the loss is averaged over; `constant` divides by `constant_tokens` in place of a session's
     length."""

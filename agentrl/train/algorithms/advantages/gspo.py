@@ -15,7 +15,6 @@ class GspoConfig(GrpoConfig):
     """Settings of `gspo`."""
 
     loss: Annotated[SerializeAsAny[LossConfig], preset("gspo"), VALIDATED] = LossConfig(name="gspo")
-    """As in `GrpoConfig`."""
 
 
 class Gspo(Grpo):

@@ -33,7 +33,6 @@ class PpoConfig(GrpoConfig, CriticConfig):
     """Settings of `ppo`."""
 
     name: str = "ppo"
-    """As in `AlgoConfig`."""
     scale_by_std: bool = True
     """Centre a batch's advantages, and divide them by their standard deviation."""
 

@@ -67,7 +67,6 @@ class SimpoAlgorithmConfig(DpoConfig):
     """Settings of `simpo`."""
 
     loss: Annotated[SerializeAsAny[LossConfig], preset("simpo"), VALIDATED] = LossConfig(name="simpo")
-    """As in `DpoConfig`."""
 
 
 class Simpo(Dpo):
@@ -82,7 +81,6 @@ class CpoAlgorithmConfig(DpoConfig):
     """Settings of `cpo`."""
 
     loss: Annotated[SerializeAsAny[LossConfig], preset("cpo"), VALIDATED] = LossConfig(name="cpo")
-    """As in `DpoConfig`."""
 
 
 class Cpo(Dpo):
@@ -97,7 +95,6 @@ class OrpoAlgorithmConfig(DpoConfig):
     """Settings of `orpo`."""
 
     loss: Annotated[SerializeAsAny[LossConfig], preset("orpo"), VALIDATED] = LossConfig(name="orpo")
-    """As in `DpoConfig`."""
 
 
 class Orpo(Dpo):

@@ -34,7 +34,6 @@ class PrimeConfig(PolicyGradientConfig, RewardModelConfig):
     """Settings of `prime`."""
 
     name: str = "prime"
-    """As in `AlgoConfig`."""
     gamma: Fraction = 1.0
     """Discount factor of process rewards, per token."""
 

@@ -105,7 +105,6 @@ class ScoreModelling(Algorithm):
         return credit
 
     def loss(self, tokens: Tokens) -> Tensor:
-        """The loss of the class's formula at each token whose score is read."""
         if self.config.target == "label":
             return -tokens.logp * tokens.advantage
         if self.config.target == "score":

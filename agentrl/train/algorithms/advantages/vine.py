@@ -32,7 +32,6 @@ class VineConfig(GrpoConfig):
     """Settings of `vine`."""
 
     name: str = "vine"
-    """As in `AlgoConfig`."""
     scale_by_std: bool = False
     """Divide a batch's advantages by their standard deviation."""
 

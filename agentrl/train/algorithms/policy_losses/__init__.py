@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from agentrl.registry import Registry
+from agentrl.registry import Registry, subclass_of
 from agentrl.train.algorithms.policy_losses.base import VALIDATED, LossConfig, LossSection, PolicyLoss, preset
-
-
-def _is_loss(found: Any) -> bool:
-    return isinstance(found, type) and issubclass(found, PolicyLoss)
-
 
 _HERE = "agentrl.train.algorithms.policy_losses"
 
@@ -40,9 +33,8 @@ LOSSES: Registry[type[PolicyLoss]] = Registry(
         "topr": f"{_HERE}.topr:Topr",
         "vespo": f"{_HERE}.vespo:Vespo",
     },
-    accept=lambda found: found if _is_loss(found) else None,
     settings=LossConfig,
-    default=_is_loss,
+    default=subclass_of(PolicyLoss),
 )
 
 

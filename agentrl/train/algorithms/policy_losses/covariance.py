@@ -40,7 +40,6 @@ class ClipCovConfig(ClippedConfig):
     clip_low: Fraction = 1.0
     """The ratio is clipped below at 1 - clip_low; 1: not at all."""
     clip_high: NonNegativeFloat = 1.0
-    """The ratio is clipped above at 1 + clip_high."""
     share: Share = 2e-4
     """The share of the batch's trained tokens that get no gradient; one token at least."""
     covariance_low: float = 1.0

@@ -184,7 +184,6 @@ class CpoConfig(PairLossConfig):
     """Settings of `cpo`."""
 
     nll_coef: NonNegativeFloat = 1.0
-    """Weight of the chosen sequence's mean negative log-likelihood, which is added."""
     label_smoothing: Smoothing = 0.0
     """The share of pairs whose order is taken to be wrong, below 0.5."""
 

@@ -159,11 +159,7 @@ def _name(run: Path, config: RescoreConfig) -> str:
 
 
 def _has_begun(target: Path, name: str) -> bool:
-    """Return whether the folder has a part of this result; another's sessions would be taken for its own.
-
-    Raises:
-        ConfigError: it has those of other rewards, other sessions, or a run.
-    """
+    """Return whether the folder has a part of this result; another's sessions would be taken for its own."""
     if (target / BEGUN).is_file():
         if orjson.loads((target / BEGUN).read_bytes()).get("settings") == name:
             return True

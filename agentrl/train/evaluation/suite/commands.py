@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from agentrl.common.terminal import err, out, print_lines
+from agentrl.common.terminal import err, out, print_lines, print_part
 from agentrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,8 +17,6 @@ if TYPE_CHECKING:
     from agentrl.train.evaluation.suite.baseline import CompareConfig
 
 app = typer.Typer()
-PLAIN_WIDTH = 200
-"""Columns of a table that is written into a file or a pipe."""
 NAME_WIDTH = 8
 """Columns that a part's name needs at least, before it goes on in the next line."""
 WORSE = 3
@@ -75,12 +71,8 @@ def compare(
 
 def _show(found: Table) -> None:
     """Print a table; where a terminal is too narrow for its numbers, or there is none, in lines as long as they are."""
-    if out.is_terminal and sum((column.min_width or NAME_WIDTH) + 1 for column in found.columns) <= out.width:
-        return out.print(found)
-    plain = Console(width=PLAIN_WIDTH, file=StringIO())
-    with plain.capture() as text:
-        plain.print(found)
-    print_lines(line.rstrip() for line in text.get().splitlines())
+    width = sum((column.min_width or NAME_WIDTH) + 1 for column in found.columns)
+    print_part(found, fits=width <= out.width)
 
 
 def _print_comparison(

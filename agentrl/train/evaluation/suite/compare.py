@@ -41,7 +41,6 @@ class PartComparison:
     """A part of two results.
 
     Attributes:
-        name: the part's.
         tasks: how many both have, with the same data.
         unpaired: how many only one of them has, or whose data changed.
         before: the mean over the common tasks in the first result; so is `after` in the second.

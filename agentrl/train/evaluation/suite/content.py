@@ -83,6 +83,5 @@ def tasks_content(tasks: Iterable[Task]) -> str:
 
 
 def _files(folder: Path) -> dict[str, str]:
-    """The digests of a model's files; checkpoints also have what is not the model's."""
     kept = (file for file in sorted(folder.iterdir()) if file.is_file() and file.name != manifest.NAME)
     return {file.name: manifest.digest(file) for file in kept}

@@ -116,7 +116,6 @@ def _find_known(folder: Path, wanted: Mapping[str, Any]) -> Mapping[str, Any] | 
 async def _measure(
     plans: Sequence[Planned], parts: int, folder: Path, display: Display
 ) -> dict[str, Mapping[str, Any]]:
-    """Play what is left, part after part."""
     configs = [evaluate.resolve_config(plan.part.config) for plan in plans]
     whole = TimedProgress("suite", sum(plan.sessions for plan in plans))
     results: dict[str, Mapping[str, Any]] = {}

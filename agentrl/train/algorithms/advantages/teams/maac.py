@@ -26,19 +26,15 @@ class MaacConfig(PpoConfig):
     """Settings of `maac`."""
 
     name: str = "maac"
-    """As in `AlgoConfig`."""
     gae_step: Literal["token", "turn"] = "turn"
-    """As in `CriticConfig`."""
     gae_lambda: Fraction = 0.0
     """As in `CriticConfig`; 0 is the paper's one-step error."""
     gamma: Fraction = 0.9
     """Discount factor per turn."""
     scale_by_std: bool = False
-    """As in `PpoConfig`."""
     loss: Annotated[SerializeAsAny[LossConfig], preset("importance_sampling"), VALIDATED] = LossConfig(
         name="importance_sampling"
     )
-    """As in `PolicyGradientConfig`."""
 
 
 class Maac(Ppo):
