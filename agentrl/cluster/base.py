@@ -104,6 +104,8 @@ class Role:
         here: it runs on the machine of the process that starts it, and reserves nothing.
         loads: modules that it will need beside its own: where it is forked, it has them already (`prefork`).
         apart: the name of the process that forks it, where its modules change others for good; "" is the one for all.
+        descriptors: open files that its process gets under the same numbers, where it runs here; it is not forked then.
+        shown: its output goes where this process's goes, and not to a log.
     """
 
     kind: str
@@ -117,6 +119,8 @@ class Role:
     here: bool = False
     loads: Sequence[str] = ()
     apart: str = ""
+    descriptors: Sequence[int] = ()
+    shown: bool = False
 
     def __str__(self) -> str:
         return self.name or self.kind

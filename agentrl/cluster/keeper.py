@@ -20,7 +20,9 @@ class Keeper:
 
     def __init__(self) -> None:
         command = [sys.executable, "-I", "-S", __file__]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True)
+        reading, self._pipe = os.pipe()
+        with open(reading, "rb") as theirs:
+            self._process = subprocess.Popen(command, stdin=theirs, start_new_session=True)
 
     def keep(self, group: int) -> None:
         """A process group began, which must not outlive this process."""
@@ -31,9 +33,8 @@ class Keeper:
         self._send(f"-{group}")
 
     def _send(self, line: str) -> None:
-        assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # it was killed: nothing is kept, and nothing else changes
-            self._process.stdin.write(f"{line}\n".encode())
+            os.write(self._pipe, f"{line}\n".encode())
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from agentrl.cluster.base import HERE, Cluster, ClusterNode, Role, RoleProcess, Worker
 from agentrl.cluster.liveness import SUFFIX, Liveness
-from agentrl.cluster.server import ServerProcess
+from agentrl.cluster.server import OURS, ServerProcess
 from agentrl.cluster.wire.connection import Address, Connection
 from agentrl.cluster.wire.frames import encode, receive
 from agentrl.cluster.worker import WorkerStart
@@ -57,6 +57,7 @@ class LocalProcess(RoleProcess):
         prefork_name: str | None = None,
     ) -> None:
         self.role, self.node = role, node
+        file = None if role.shown or log is None else log.with_suffix(SUFFIX)
         self._socket, theirs = socket.socketpair()
         path = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))
         with theirs:
@@ -65,15 +66,14 @@ class LocalProcess(RoleProcess):
                 [sys.executable, "-W", "ignore", "-m", "agentrl.cluster.worker", str(theirs.fileno())],
                 env={"PYTHONPATH": path, **role.environment},
                 threads=role.threads,
-                descriptors=(theirs.fileno(),),
-                log=log,
+                descriptors=(theirs.fileno(), *role.descriptors),
+                log=OURS if role.shown else log,
                 kind=role.kind,
                 folder=folder,
-                modules=role.modules,
+                modules=None if role.descriptors else role.modules,
                 prefork_name=prefork_name,
                 apart=role.apart,
             )
-        file = log and log.with_suffix(SUFFIX)
         self._liveness = Liveness(self._socket, f"{role} on {node}", silence, file, self.kill)
         self._socket.sendall(encode(WorkerStart(role.pickled(), node, host, secrets.token_bytes(32), encrypted)))
 

@@ -19,6 +19,7 @@ from agentrl.cluster import Address, Role, Worker
 from agentrl.cluster.base import ClusterNode
 from agentrl.cluster.placement import elastic
 from agentrl.cluster.placement.inventory import apply_settings
+from agentrl.cluster.restarts import Restarts
 from agentrl.cluster.wire.connection import Calling
 from agentrl.common.concurrency import in_thread
 from agentrl.errors import AgentRLError, DeadlineExceeded, InfraError, WorkerLost, WorkerTimeout, brief
@@ -57,14 +58,23 @@ class WorkerPool:
         timeout: seconds that one may take to start.
         replacements: how many that die are replaced (`cluster.max_restarts`).
         most: how many there may be, where nodes join; None is `count`.
+        within: the seconds in which those that die are counted; None: all that do.
 
     Attributes:
         none_left: gets an error when a call finds no worker, and none is about to start.
         under_way: the calls that each worker has.
     """
 
-    def __init__(self, role: Role, count: int, timeout: float, replacements: int, most: int | None = None) -> None:
-        self._role, self._timeout, self.replacements = role, timeout, replacements
+    def __init__(
+        self,
+        role: Role,
+        count: int,
+        timeout: float,
+        replacements: int,
+        most: int | None = None,
+        within: float | None = None,
+    ) -> None:
+        self._role, self._timeout, self._restarts = role, timeout, Restarts(replacements, within)
         self._count, self._most, self._given_up = count, most, 0
         self.under_way = {cluster.current().spawn(role): 0 for _ in range(count)}
         self._leaving: set[Worker] = set()
@@ -113,7 +123,7 @@ class WorkerPool:
         while not self.under_way:
             if not self._starting:
                 why = f"; the last one: {self._last_error}" if self._last_error else ""
-                error = InfraError(f"no worker of {self._role} is left (cluster.max_restarts){why}")
+                error = InfraError(f"no worker of {self._role} is left ({self._restarts}){why}")
                 if not self.none_left.done():
                     self.none_left.set_result(error)
                 raise error
@@ -162,8 +172,7 @@ class WorkerPool:
 
     def _start_another(self) -> None:
         """Start a worker in the place of one that died, if there may be one more."""
-        if self.replacements:
-            self.replacements -= 1
+        if self._restarts.allow():
             self._start()
         else:
             self._given_up += 1

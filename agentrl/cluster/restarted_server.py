@@ -1,19 +1,17 @@
 """A server that is started again whenever it ends.
 
-Where this process holds the socket that it listens on, requests wait there meanwhile (`agentrl serve workers=N`, and
-retrieval servers).
+Where this process holds the socket that it listens on, requests wait there meanwhile (retrieval servers).
 """
 
 from __future__ import annotations
 
 import signal
 import threading
-import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
 from agentrl.cluster import guard
+from agentrl.cluster.restarts import Restarts
 from agentrl.cluster.server import ServerProcess
 from agentrl.common import processes
 from agentrl.errors import EngineError, brief
@@ -26,8 +24,7 @@ class RestartedServer:
         name: what messages call it.
         start: starts it.
         report: called from the thread with its end, in words, before it is started again.
-        most: ends after which it is given up, where they are within `within` seconds.
-        within: those seconds.
+        restarts: how often it is started again.
         pause: seconds before it is started again.
         hopeless: the exit status with which it is given up at once.
 
@@ -46,14 +43,13 @@ class RestartedServer:
         start: Callable[[], ServerProcess],
         report: Callable[[str], object],
         *,
-        most: int,
-        within: float,
+        restarts: Restarts,
         pause: float = 0.0,
         hopeless: int | None = None,
     ) -> None:
         self._name, self._start, self._report = name, start, report
-        self._within, self._pause, self._hopeless = within, pause, hopeless
-        self._ends, self._closing = deque[float](maxlen=most), threading.Event()
+        self._allowed, self._pause, self._hopeless = restarts, pause, hopeless
+        self._closing = threading.Event()
         self.restarts, self.given_up = 0, Future[str]()
         self.process = start()
         self._watcher = threading.Thread(target=self._watch, name=f"watching {name}", daemon=True)
@@ -84,12 +80,11 @@ class RestartedServer:
             self.process.end()
             if self._closing.is_set():
                 return
-            self._ends.append(time.monotonic())
-            count = len(self._ends)
-            often = count == self._ends.maxlen and self._ends[-1] - self._ends[0] < self._within
-            if often or code == self._hopeless:
-                several = f" (it has ended {count} times within {self._within:g} s)" if often and count > 1 else ""
-                self.given_up.set_result(end + several)
+            if code == self._hopeless:
+                self.given_up.set_result(end)
+                return
+            if not self._allowed.allow():
+                self.given_up.set_result(f"{end} ({self._allowed})")
                 return
             self._report(end)
             if self._closing.wait(self._pause):

@@ -152,10 +152,8 @@ class ServerProcess:
 
     def exit_error(self) -> EngineError:
         """The error of a server that has ended."""
-        return EngineError(
-            f"{self.name} died with exit status {self.exit_status}; command: {self._safe(shlex.join(self.command))}\n"
-            f"the last lines of {self.log}:\n{self.tail()}"
-        )
+        end = f"{self.name} died with exit status {self.exit_status}; command: {self._safe(shlex.join(self.command))}"
+        return EngineError(end if self.log is OURS else f"{end}\nthe last lines of {self.log}:\n{self.tail()}")
 
     async def wait_ready(self, probe: Callable[[], Awaitable[bool]], timeout: float) -> None:
         """Wait until `probe` returns True.

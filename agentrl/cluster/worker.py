@@ -51,7 +51,8 @@ def main(descriptor: int) -> int:
     cluster.current().host, cluster.current().encrypted = start.host, start.encrypted
     use_for_gloo(start.host)
     where = f"{start.role} on {start.node}"
-    print(f"{where}, process {os.getpid()}", flush=True)  # the log's name says which start it was, and not the rank
+    if not start.role.shown:
+        print(f"{where}, process {os.getpid()}", flush=True)  # the log's name says which start it was, and not the rank
     try:
         assert isinstance(start.role.arguments, PickledArguments)
         arguments = start.role.arguments.loaded()

@@ -104,23 +104,14 @@ def _file_module(path: Path, where: str) -> ModuleType:
     name = f"{_PREFIX}{stem}_{hashlib.blake2b(stamp, digest_size=6).hexdigest()}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = _spec(name, path)
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    loader = _Loader(name, str(path), folder_of(path))
+    module = sys.modules[name] = importlib.util.module_from_spec(loader.spec())
     try:
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
     return module
-
-
-def _spec(name: str, path: Path) -> ModuleSpec:
-    within = [str(path.parent)] if path.name == _PACKAGE else None
-    loader = _Loader(name, str(path), folder_of(path))
-    spec = importlib.util.spec_from_file_location(name, path, loader=loader, submodule_search_locations=within)
-    assert spec is not None
-    return spec
 
 
 def folder_of(path: Path) -> Path:
@@ -134,6 +125,14 @@ class _Loader(SourceFileLoader):
     def __init__(self, name: str, path: str, folder: Path) -> None:
         super().__init__(name, path)
         self._folder = folder
+
+    def spec(self) -> ModuleSpec:
+        path = Path(self.path)
+        spec = ModuleSpec(self.name, self, origin=self.path, is_package=path.name == _PACKAGE)
+        spec.has_location = True
+        if spec.submodule_search_locations is not None:
+            spec.submodule_search_locations.append(str(path.parent))
+        return spec
 
     def exec_module(self, module: ModuleType) -> None:
         vars(module)["__builtins__"] = {**vars(builtins), "__import__": _Beside(self._folder)}
@@ -261,7 +260,7 @@ class _Files(importlib.abc.MetaPathFinder):
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         found = self._known.get(fullname)
-        return None if found is None else _spec(fullname, Path(found))
+        return None if found is None else _Loader(fullname, found, folder_of(Path(found))).spec()
 
 
 def find_files(known: Mapping[str, str]) -> None:

@@ -315,9 +315,8 @@ def _note_overlong(session: Session, error: TokenBudgetExceeded, limits: Rollout
 
 def _cut_off(conversation: Conversation, limits: RolloutConfig) -> str:
     """Return why a turn was cut off: by the budget that it used up, or by its own limit."""
-    budget = conversation.budget
-    if budget is not None and budget.left < 1:
-        return f"a turn was cut off: {budget.name} is used up"
+    if conversation.budget.left < 1:
+        return f"a turn was cut off: {conversation.budget.name} is used up"
     return f"a turn was cut off by its token limit (rollout.turn_tokens={limits.turn_tokens})"
 
 

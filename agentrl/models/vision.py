@@ -68,6 +68,17 @@ def family_of(trunk: Any) -> VisionFamily | None:
     return family if family is not None and hasattr(trunk, family.text) else None
 
 
+def require_family(trunk: Any) -> VisionFamily:
+    """Return the family of a model without its head.
+
+    Raises:
+        InvalidInput: it sees nothing.
+    """
+    if (family := family_of(trunk)) is None:
+        raise InvalidInput(f"model_type={getattr(trunk.config, 'model_type', None)!r} sees no images")
+    return family
+
+
 def language_of(trunk: Any) -> Any:
     """The part of a model without its head that computes hidden states from embeddings."""
     family = family_of(trunk)
@@ -98,9 +109,7 @@ def features(trunk: Any, frames: Tensor, grids: list[tuple[int, int]]) -> Tensor
     Raises:
         InvalidInput: the model makes another number of tokens than the processor did.
     """
-    family = family_of(trunk)
-    assert family is not None
-    found, expected = family.encode(trunk, frames, grids), sum(map(math.prod, grids))
+    found, expected = require_family(trunk).encode(trunk, frames, grids), sum(map(math.prod, grids))
     if len(found) != expected:
         raise InvalidInput(
             f"the model makes {len(found)} tokens of {len(grids)} frames, and the images were processed for {expected}"

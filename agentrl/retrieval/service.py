@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 
 from agentrl.cluster.restarted_server import RestartedServer
+from agentrl.cluster.restarts import Restarts
 from agentrl.cluster.server import ServerProcess
 from agentrl.errors import RetrievalError
 from agentrl.retrieval.index import read_manifest
@@ -22,8 +23,8 @@ from agentrl.tools.threads import in_forked_child
 
 logger = logging.getLogger(__name__)
 
-MOST_ENDS, WITHIN = 6, 180.0
-"""A server that ends so often within so many seconds is given up."""
+MOST, WITHIN = 5, 180.0
+"""A server is started again so often within so many seconds; then it is given up."""
 PAUSE = 0.5
 """Seconds before a server is started again."""
 ROLE = "retriever"
@@ -61,8 +62,7 @@ class Service:
             f"the retrieval server of {index}",
             self._start,
             lambda end: logger.warning("%s; it is started again", end),
-            most=MOST_ENDS,
-            within=WITHIN,
+            restarts=Restarts(MOST, WITHIN),
             pause=PAUSE,
             hopeless=REFUSED,
         )

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.cluster.restarted_server import RestartedServer
+from agentrl.cluster.restarts import Restarts
 from agentrl.cluster.segments import FOLDER
 from agentrl.cluster.server import ServerProcess, free_port
 from agentrl.errors import EngineError
@@ -199,10 +200,10 @@ def test_a_server_is_started_again_until_it_ends_too_often_and_never_after_it_wa
 
     def start(code: str) -> RestartedServer:
         make = partial(ServerProcess, "thing", [sys.executable, "-c", code])
-        return RestartedServer("the thing", make, said.append, most=3, within=3600.0)
+        return RestartedServer("the thing", make, said.append, restarts=Restarts(2, 3600.0))
 
     short = start("raise SystemExit('no luck')")
-    assert short.given_up.result(60) == "the thing ended with 1: no luck (it has ended 3 times within 3600 s)"
+    assert short.given_up.result(60) == "the thing ended with 1: no luck (3 ends within 3600 s)"
     assert (said, short.restarts, short.running) == (["the thing ended with 1: no luck"] * 2, 2, False)
     short.close()
     long = start("import time; time.sleep(600)")

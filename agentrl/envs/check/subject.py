@@ -24,6 +24,7 @@ from agentrl.envs.check.trivial import TURNS, Known, Seated, partner, policy
 from agentrl.envs.check.walk import Walk
 from agentrl.envs.data.samples import hostile_policy, random_policy, sampled_policy
 from agentrl.envs.episode import ScriptedPolicy, expert_policy, noop_policy, play
+from agentrl.errors import EnvError
 from agentrl.types import Message, Session, Task
 
 EXPERT, MADE_UP, HOSTILE = "expert", "agent of made-up calls", "agent of hostile calls"
@@ -71,6 +72,12 @@ class Episode:
     @property
     def name(self) -> str:
         return f"task {self.task.id!r}, the {self.agent}'s episode"
+
+    def require_session(self) -> Session:
+        """Return the session; where the environment failed, raise why."""
+        if self.session is None:
+            raise self.error or EnvError(f"{self.name} was not run")
+        return self.session
 
 
 async def demonstrate(env: Env, messages: Sequence[Message]) -> Message:

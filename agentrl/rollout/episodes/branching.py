@@ -80,9 +80,8 @@ async def save(env: Env, conversation: Conversation, turn: int) -> SavedEpisode:
         StateUnsupported: the environment can't be saved, or not at this point.
         EnvError: its code failed.
     """
-    assert conversation.head is not None
-    state = await calls.state(env)
-    return SavedEpisode(turn, conversation.head.id, state, copy.deepcopy(conversation.session.info))
+    head, state = conversation.require_head(), await calls.state(env)
+    return SavedEpisode(turn, head.id, state, copy.deepcopy(conversation.session.info))
 
 
 class Forks:

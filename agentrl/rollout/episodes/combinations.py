@@ -110,8 +110,7 @@ class KnownTurns:
         known, place = self.known.get(agent, ()), sum(node.agent == agent for node in session.nodes if _is_spoken(node))
         if place >= len(known):
             return await self.then.act(conversation, env, turn, deadline)
-        (node, told), head = known[place], conversation.head
-        assert head is not None
+        (node, told), head = known[place], conversation.require_head()
         if head.message.text != told:
             raise EnvError(
                 f"{type(env.unwrapped).__name__} told {agent!r} {head.message.text!r} where from the same seed, after "

@@ -12,7 +12,7 @@ from typing import Any
 
 from agentrl.envs.results import IN_TOOLS
 from agentrl.errors import Diverged, EngineError
-from agentrl.rollout.engines.managed import ManagedEngine, as_managed
+from agentrl.rollout.rerun.delegating import DelegatingEngine
 from agentrl.rollout.rerun.divergence import same, same_prompt
 from agentrl.rollout.stream.outcomes import GroupOutcome
 from agentrl.sessions.gateway.schedule import is_answered, prompt_of
@@ -20,13 +20,10 @@ from agentrl.sessions.tree import tree
 from agentrl.sessions.tree.generation import aclose, join_attempts
 from agentrl.types import (
     MAIN,
-    Capabilities,
     Chunk,
     Engine,
     FinishReason,
-    Health,
     Node,
-    PauseMode,
     Placed,
     Sampling,
     Session,
@@ -63,7 +60,7 @@ class Recording:
         return not self.play or late or failed or session.counters.get("tool_errors/timeout", 0) > 0
 
 
-class RerunEngine(ManagedEngine):
+class RerunEngine(DelegatingEngine):
     """An engine that generates recorded turns under their recorded versions, and other requests as they come.
 
     Args:
@@ -72,8 +69,8 @@ class RerunEngine(ManagedEngine):
     """
 
     def __init__(self, engine: Engine, recording: Recording) -> None:
-        self.inner, self.recording = engine, recording
-        self.colocated = as_managed(engine).colocated
+        super().__init__(engine)
+        self.recording = recording
         self._by_id = {session.id: session for session in recording.sessions.values()}
         self._left = {
             (session.id, node.id, span.start): span.version
@@ -85,14 +82,6 @@ class RerunEngine(ManagedEngine):
         self._requested: dict[str, Node] = {}
         self._changed = asyncio.Event()
         self._error: BaseException | None = None
-
-    def unrecorded(self, sampling: Sampling) -> str:
-        return as_managed(self.inner).unrecorded(sampling)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """The promises of the engine."""
-        return self.inner.capabilities
 
     async def generate(
         self,
@@ -229,41 +218,8 @@ class RerunEngine(ManagedEngine):
         """Publish, once all that was recorded under older versions is generated."""
         while any(older < version for older in self._left.values()):
             await self._wait()
-        await self.inner.publish(weights, version)
+        await super().publish(weights, version)
         self._changed.set()
-
-    async def score(self, input_ids: Sequence[int], temperature: float = 1.0) -> list[float]:
-        return await self.inner.score(input_ids, temperature)
-
-    async def scores(self, input_ids: Sequence[int], temperature: float = 1.0) -> dict[str, list[float]]:
-        return await as_managed(self.inner).scores(input_ids, temperature)
-
-    async def checksums(self) -> dict[str, str]:
-        return await as_managed(self.inner).checksums()
-
-    async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:
-        await self.inner.pause(mode)
-
-    async def resume(self) -> None:
-        await self.inner.resume()
-
-    def version(self) -> int:
-        return self.inner.version()
-
-    async def health(self) -> Health:
-        return await self.inner.health()
-
-    async def start(self) -> None:
-        await as_managed(self.inner).start()
-
-    async def sleep(self, tags: Sequence[str] = ("weights", "kv_cache")) -> None:
-        await as_managed(self.inner).sleep(tags)
-
-    async def wake(self, tags: Sequence[str] = ("weights", "kv_cache")) -> None:
-        await as_managed(self.inner).wake(tags)
-
-    async def close(self) -> None:
-        await self.inner.close()
 
 
 def _count_shared(one: Sequence[int], other: Sequence[int]) -> int:

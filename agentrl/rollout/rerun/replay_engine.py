@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from agentrl.attachments import support
 from agentrl.errors import Diverged
-from agentrl.rollout.engines.managed import ManagedEngine, as_managed
+from agentrl.rollout.rerun.delegating import DelegatingEngine
 from agentrl.rollout.rerun.divergence import same_prompt
 from agentrl.rollout.stream.seeds import derive
 from agentrl.sessions.tree.generation import aclose
 from agentrl.types import (
     MAIN,
-    Capabilities,
     Chunk,
     Engine,
-    Health,
-    PauseMode,
     Placed,
     Sampling,
     Session,
@@ -29,7 +25,7 @@ from agentrl.types import (
 )
 
 
-class ReplayEngine(ManagedEngine):
+class ReplayEngine(DelegatingEngine):
     """Gives each session the recorded turns before one of them, then generates.
 
     The turn itself is generated with its recorded sampling settings; it and later ones with the seeds that they had,
@@ -47,16 +43,12 @@ class ReplayEngine(ManagedEngine):
     """
 
     def __init__(self, engine: Engine, recorded: Session, turn: int, version: int) -> None:
-        self.inner, self.recorded, self.turn, self._version = engine, recorded, turn, version
+        super().__init__(engine)
+        self.recorded, self.turn, self._version = recorded, turn, version
         self.seeds: dict[str, int | None] = {}
         self.differences: dict[str, list[str]] = defaultdict(list)
         self._turns = [node for node in recorded.nodes if node.sampled and node.policy == MAIN]
         self._places: dict[str, dict[str, int]] = defaultdict(dict)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """The promises of the engine."""
-        return self.inner.capabilities
 
     async def generate(
         self,
@@ -100,30 +92,6 @@ class ReplayEngine(ManagedEngine):
             if not ended:  # a program may ask for that turn once more
                 places.pop(request_id, None)
 
-    async def score(self, input_ids: Sequence[int], temperature: float = 1.0) -> list[float]:
-        return await self.inner.score(input_ids, temperature)
-
-    async def checksums(self) -> dict[str, str]:
-        return await as_managed(self.inner).checksums()
-
-    async def publish(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
-        await self.inner.publish(weights, version)
-
-    async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:
-        await self.inner.pause(mode)
-
-    async def resume(self) -> None:
-        await self.inner.resume()
-
     def version(self) -> int:
         """The version of the turn's weights."""
         return self._version
-
-    async def health(self) -> Health:
-        return await self.inner.health()
-
-    async def start(self) -> None:
-        await as_managed(self.inner).start()
-
-    async def close(self) -> None:
-        await self.inner.close()

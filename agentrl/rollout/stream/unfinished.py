@@ -101,8 +101,7 @@ class LeftSessions:
     """
 
     counts: Counter[str] = field(default_factory=Counter)
-    _store: Store | None = None
-    _found: dict[tuple[str, int], Summary] = field(default_factory=dict)
+    _found: dict[tuple[str, int], tuple[Store, Summary]] = field(default_factory=dict)
 
     def find(self, store: Store, first: int, versions: Mapping[str, int]) -> None:
         """Find the sessions of training groups from number `first` on; those of lost weights are deleted.
@@ -119,15 +118,14 @@ class LeftSessions:
                 store.delete(row.id)
                 self.counts["lost"] += 1
             else:
-                self._keep(row)
+                self._keep(store, row)
 
     def find_evaluated(self, store: Store) -> None:
         """Find the sessions of an evaluation that an earlier process began, by the same policy."""
         for row in self._rows(store, {"phase": "eval"}):
-            self._keep(row)
+            self._keep(store, row)
 
     def _rows(self, store: Store, wanted: Filters) -> Iterator[Summary]:
-        self._store = store
         after: str | None = None
         while True:
             page = store.find(wanted, limit=10_000, after=after)
@@ -135,14 +133,14 @@ class LeftSessions:
             if (after := page.next) is None:
                 return
 
-    def _keep(self, row: Summary) -> None:
+    def _keep(self, store: Store, row: Summary) -> None:
         known = self._found.get((row.group, row.sample))
-        if known is None or known.attempt < row.attempt:
-            self._found[row.group, row.sample] = row
+        if known is None or known[1].attempt < row.attempt:
+            self._found[row.group, row.sample] = store, row
 
     def begun(self, group: str) -> int | None:
         """The step that a group was begun in, from 0; None where it has no sessions here."""
-        steps = [row.step for (name, _), row in self._found.items() if name == group and row.step is not None]
+        steps = [row.step for (name, _), (_, row) in self._found.items() if name == group and row.step is not None]
         return min(steps, default=None)
 
     def forget(self, group: str) -> None:
@@ -153,17 +151,16 @@ class LeftSessions:
 
     def take(self, group: str, sample: int, task: Task, seed: int) -> Left | None:
         """Return what there is of a session; None where it begins anew."""
-        row = self._found.pop((group, sample), None)
-        if row is None:
+        if (group, sample) not in self._found:
             return None
-        assert self._store is not None
-        session = self._store.load(row.id)
+        store, row = self._found.pop((group, sample))
+        session = store.load(row.id)
         if session.seed != seed or not same_task(session.task, task):
             return None  # the sampler chose otherwise
         if row.status is Status.INFRA_ERROR:
             return Left(session, row.attempt + 1)
         left = Left(session, row.attempt)
-        data = None if left.ended else self._store.state(row.id)
+        data = None if left.ended else store.state(row.id)
         if data is None:
             return left
         try:

@@ -235,15 +235,12 @@ class InWorkers:
         by_engine = await self._by_engine(rollouts.partners, session)
         how = (actor, rollouts.limits, left, by_engine, await self._other(rollouts.policy))
         try:
-            found: Session | SessionHead = await self._workers.call("play", session, *how, timeout=timeout)
+            found = await self._workers.call("play", session, *how, timeout=timeout)
         except WorkerLost as error:
             session.status, session.error = Status.INFRA_ERROR, str(error)
             return session if self.holding is None else await self._store(rollouts, session)
         watchdog.progress()
-        if isinstance(found, SessionHead):
-            assert self.holding is not None
-            return SessionRef.of(found, session.task, self.holding.store.load)
-        return found
+        return found if self.holding is None else SessionRef.of(found, session.task, self.holding.store.load)
 
     async def _store(self, rollouts: Rollouts, session: Session) -> Session:
         session.started = session.ended = time.time()

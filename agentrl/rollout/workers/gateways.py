@@ -66,7 +66,7 @@ class LocalGateway:
         opened = LocalSession(self, session)
         if recorded is not None:
             took = (recorded.ended or 0.0) - (recorded.started or 0.0)
-            self.gateway.schedules[session.id] = RecordedOrder(recorded, opened.fail, PATIENCE + 10 * took)
+            self.gateway.schedules[session.id] = RecordedOrder(session, recorded, opened.fail, PATIENCE + 10 * took)
         limits = _with_sampling(self.gateway.parts.limits, sampling)
         access = await self.gateway.open(session, limits, self._speakers(session, sampling))
         opened.address = SessionUrls.of(self.url, access.id, access.api_key)

@@ -1,4 +1,4 @@
-"""`agentrl serve`: in this process, or with `workers=N` in several worker processes that this one starts and restarts.
+"""`agentrl serve`: in this process, or with `workers=N` in several gateway workers that this one starts and restarts.
 
 With several, this process binds every port before it starts a worker and keeps the sockets open. So a worker that ends
 is restarted on the same port, and requests wait for it meanwhile; its sessions are in the store, from which the new
@@ -11,28 +11,28 @@ import asyncio
 import contextlib
 import signal
 import socket
-import sys
-import tempfile
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import orjson
 from rich.console import Console
 
-from agentrl.cluster.restarted_server import RestartedServer
-from agentrl.cluster.server import OURS, ServerProcess
+from agentrl import cluster
+from agentrl.cluster import Role
+from agentrl.cluster.pool import WorkerPool
 from agentrl.common import cores
-from agentrl.common.concurrency import cancel_on
-from agentrl.errors import InfraError
+from agentrl.common.concurrency import cancel_on, concurrently, current_task
+from agentrl.errors import AgentRLError, InfraError
 from agentrl.models.registry import model_folder
 from agentrl.overrides import validate
 from agentrl.rollout.workers.serve_process import ServeConfig, check_config, serve_config, tls_of, worker_ports
 
+if TYPE_CHECKING:
+    from agentrl.sessions.gateway.workers import SessionShard
+
 STOP_SECONDS = 20.0
 """Seconds within which a worker must stop; then it is killed."""
-MAX_ENDS, ENDS_WITHIN = 3, 60.0
-"""A worker that ends so often within so many seconds is not restarted."""
+MOST_RESTARTS, WITHIN = 2, 60.0
+"""A worker that ends more often within so many seconds ends the server."""
 
 
 @cores.one_each()
@@ -52,16 +52,56 @@ def serve_command(tree: dict[str, Any], out: Console) -> None:
         if config.workers == 1:
             asyncio.run(serve_config(config, path, announce))
         else:
-            asyncio.run(serve_workers(tree, config, announce))
+            asyncio.run(serve_workers(config, announce))
 
 
-async def serve_workers(tree: dict[str, Any], config: ServeConfig, announce: Callable[[str], object]) -> None:
+class ShardRole:
+    """The gateway of some of the sessions, in a worker's process.
+
+    Args:
+        config: the settings.
+        shard: which sessions are this worker's.
+        listener: the descriptor of a socket that listens already.
+        admin_key: what opening a session needs.
+    """
+
+    def __init__(self, config: ServeConfig, shard: SessionShard, listener: int, admin_key: str | None) -> None:
+        self._config, self._shard, self._admin_key = config, shard, admin_key
+        self._bound = socket.socket(fileno=listener)
+        self._serving: asyncio.Task[Any] | None = None
+
+    async def serve(self) -> None:
+        """Serve until the caller leaves.
+
+        Raises:
+            InfraError: the process was told to end.
+            EngineError: no engine is left.
+        """
+        self._serving = current_task()
+        try:
+            await serve_config(
+                self._config,
+                model_folder(self._config.model),
+                lambda text: None,
+                admin_key=self._admin_key,
+                bound=self._bound,
+                shard=self._shard,
+            )
+        except asyncio.CancelledError:
+            raise InfraError("it was told to end") from None
+
+    async def stop(self) -> None:
+        """Return once all that served is closed, after the caller of `serve` has left."""
+        if self._serving is not None:
+            await asyncio.wait([self._serving])
+
+
+async def serve_workers(config: ServeConfig, announce: Callable[[str], object]) -> None:
     """Serve until cancelled, or until a worker ends repeatedly.
 
     Args:
-        tree: the settings as they were given, which each worker reads for itself.
-        config: the same, validated.
-        announce: is called with the address, and with each worker's end.
+        config: the settings.
+        announce: is called with the address.
 
     Raises:
         InfraError: a port is taken, or a worker does not stay up.
@@ -70,10 +110,7 @@ async def serve_workers(tree: dict[str, Any], config: ServeConfig, announce: Cal
     from agentrl.sessions.gateway.http.own_host import Hosts, OwnHost
     from agentrl.sessions.gateway.http.server import made_up_key
     from agentrl.sessions.gateway.limits import Limits
-    from agentrl.sessions.gateway.workers import Front
-
-    def report(end: str) -> None:
-        announce(f"{end}; it is restarted, and its sessions continue from the store")
+    from agentrl.sessions.gateway.workers import Front, SessionShard
 
     cancel_on(signal.SIGTERM, signal.SIGINT)
     with contextlib.ExitStack() as sockets:
@@ -81,66 +118,48 @@ async def serve_workers(tree: dict[str, Any], config: ServeConfig, announce: Cal
         bound = [sockets.enter_context(listening(config.host, port)) for port in worker_ports(config)]
         ports = [one.getsockname()[1] for one in bound]
         key = config.admin_key or made_up_key(config.host, announce)
-        settings = {"tree": tree, "ports": ports, "admin_key": key}
-        tls, workers = tls_of(config), list[RestartedServer]()
-        front = Front(config.host, ports, lambda number: workers[number].running, Limits().body_bytes, tls)
+        tls, pools = tls_of(config), list[WorkerPool]()
+        front = Front(config.host, ports, lambda number: bool(pools[number].under_way), Limits().body_bytes, tls)
         try:
             for number, one in enumerate(bound):
-                start = partial(_start, number, one, settings)
-                workers.append(RestartedServer(f"worker {number}", start, report, most=MAX_ENDS, within=ENDS_WITHIN))
+                pools.append(_start(config, SessionShard(number, ports), one.fileno(), key))
             async with serve_app(OwnHost(front, Hosts(config.hosts)), entrance, Limits(), tls):
                 url = address(entrance, config.host, tls)
                 announce(f"the gateway listens on {url} (POST {url}/sessions opens a session); workers: {ports}")
-                given_up = [asyncio.wrap_future(worker.given_up) for worker in workers]
-                done, _ = await asyncio.wait(given_up, return_when=asyncio.FIRST_COMPLETED)
-                raise InfraError("; ".join(end.result() for end in done))
+                await concurrently(map(_keep_serving, pools))
         finally:
-            for worker in workers:
-                worker.stop()
-            await asyncio.gather(*(asyncio.to_thread(worker.close, STOP_SECONDS) for worker in workers))
-            await front.aclose()
+            await asyncio.gather(*(pool.close() for pool in pools), front.aclose())
 
 
-def _start(number: int, bound: socket.socket, settings: dict[str, Any]) -> ServerProcess:
-    """Start a worker, which serves its share of the sessions at a socket that listens already."""
-    with tempfile.TemporaryFile() as file:  # which has no name: there are keys in it
-        file.write(orjson.dumps({**settings, "number": number, "socket": bound.fileno()}, default=str))
-        file.seek(0)
-        return ServerProcess(
-            f"worker {number}",
-            [sys.executable, "-m", __name__, str(file.fileno())],
-            log=OURS,
-            threads=cores.choose_threads(None, 1),
-            descriptors=(bound.fileno(), file.fileno()),
-            kind="gateway",
-        )
-
-
-async def _serve_share(given: dict[str, Any]) -> None:
-    """A worker: serve until the process that started this one ends it, or has ended."""
-    from agentrl.sessions.gateway.workers import SessionShard
-
-    config = validate(given["tree"], ServeConfig)
-    await serve_config(
-        config,
-        model_folder(config.model),
-        lambda text: None,
-        admin_key=given["admin_key"],
-        bound=socket.socket(fileno=given["socket"]),
-        shard=SessionShard(given["number"], given["ports"]),
+def _start(config: ServeConfig, shard: SessionShard, listener: int, key: str | None) -> WorkerPool:
+    """Start the worker of a shard, and whichever replaces it, on a socket that listens already."""
+    role = Role(
+        "gateway",
+        f"{__name__}:ShardRole",
+        (config, shard, listener, key),
+        name=f"gateway {shard.number}",
+        threads=cores.choose_threads(None, 1),
+        here=True,
+        descriptors=(listener,),
+        shown=True,
     )
+    return WorkerPool(role, 1, cluster.current().start_timeout, MOST_RESTARTS, within=WITHIN)
 
 
-def main() -> None:
-    """Run as a worker; the argument is the descriptor of a file with its settings."""
-    with open(int(sys.argv[1]), "rb") as file:
-        given = orjson.loads(file.read())
-    try:
-        with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
-            asyncio.run(_serve_share(given))
-    except Exception as error:
-        raise SystemExit(f"worker {given['number']}: {type(error).__name__}: {error}") from None
+async def _keep_serving(pool: WorkerPool) -> None:
+    """Have a pool's only worker serve, and after its end the one that replaces it.
 
-
-if __name__ == "__main__":
-    main()
+    Raises:
+        InfraError: none is left.
+    """
+    await pool.start()
+    while True:
+        async with pool.lease() as worker:
+            try:
+                await worker.call("serve", timeout=None)
+            except AgentRLError as error:  # it ends by an error alone
+                pool.give_up(worker, str(error))
+            except asyncio.CancelledError:
+                with contextlib.suppress(AgentRLError):
+                    await worker.call("stop", timeout=STOP_SECONDS)
+                raise

@@ -175,17 +175,16 @@ class Delivery(Response):
     async def _events(self, send: Send) -> None:
         """Write the stream; its head is sent with the first event, so that earlier failures have an error status."""
         stream = self.stream(self.exchange)
-        pending: bytes | None = None
+        pending = b""
         try:
             async for data in stream:
-                if pending is None:
-                    await self._start(send, "text/event-stream")
-                else:
+                if self.began:
                     await send({"type": "http.response.body", "body": pending, "more_body": True})
+                else:
+                    await self._start(send, "text/event-stream")
                 pending = data
         finally:
             await stream.aclose()  # type: ignore[attr-defined]
-        assert pending is not None
         await self._finish(send, pending)
 
     async def _start(self, send: Send, kind: str, length: int | None = None) -> None:

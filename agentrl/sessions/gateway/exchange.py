@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from agentrl.attachments import support
-from agentrl.errors import RenderError
+from agentrl.errors import EngineError, RenderError
 from agentrl.sessions.gateway.attempts import Attempts
 from agentrl.sessions.gateway.echoes import match_extended
 from agentrl.sessions.gateway.exclusion import Exclusion
@@ -101,7 +101,6 @@ class Exchange:
             await self.state.schedule.arrival(prompt.token_ids, self.request.agent)
             prompt = await self._render(generator.max_context)  # the tree may have grown meanwhile
         budget = generator.budget(len(prompt.token_ids), self.state.size + prompt.new_tokens)
-        assert budget is not None
         digest = self.state.index.path_digest(prompt.parent, self.request.agent)
         for message in prompt.new:
             digest = extended_digest(digest, message.token_ids, message.message.images)
@@ -274,7 +273,8 @@ class Exchange:
                     break
         finally:
             await aclose(stream)
-        assert turn is not None
+        if turn is None:
+            raise EngineError(f"request {self.reply_id}-{index}: the engine's stream ended without a turn")
         last, message = await off_loop(reading.size(), partial(reading.finish, turn.finish_reason))
         for delta in last:
             yield index, delta

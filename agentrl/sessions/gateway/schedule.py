@@ -45,21 +45,19 @@ class RecordedOrder:
     """Keeps one session in its recorded order; on the gateway's event loop.
 
     Args:
+        session: it, as it is run again.
         recorded: the recorded session; all of its requests were answered (`is_answered`).
         fail: called with the departure, where a request does not come.
         patience: seconds that the program may take until the request that is next in the recording.
     """
 
-    def __init__(self, recorded: Session, fail: Callable[[BaseException], None], patience: float) -> None:
-        self._name, self._fail, self._patience = recorded.id, fail, patience
+    def __init__(
+        self, session: Session, recorded: Session, fail: Callable[[BaseException], None], patience: float
+    ) -> None:
+        self._session, self._name, self._fail, self._patience = session, recorded.id, fail, patience
         self._requests = list(_requests(recorded))
-        self._session: Session | None = None
         self._arrived = 0
         self._changed = asyncio.Event()
-
-    def begin(self, session: Session) -> None:
-        """The session that is run again."""
-        self._session = session
 
     async def arrival(self, prompt: Sequence[int], agent: str | None = None) -> None:
         """Wait until a request with this prompt, of this agent if given, is next to arrive, if the recording has one.
@@ -89,7 +87,6 @@ class RecordedOrder:
         self._changed.set()
 
     def _nodes(self) -> int:
-        assert self._session is not None
         return len(self._session.nodes)
 
     def _next(self) -> _Request | None:
@@ -101,12 +98,14 @@ class RecordedOrder:
     async def _until(self, due: Callable[[], bool]) -> None:
         while not due():
             self._changed.clear()
-            missing = self._next()  # None: an engine generates, and has deadlines of its own
+            missing = self._next()
+            if missing is None:  # an engine generates, and has deadlines of its own
+                await self._changed.wait()
+                continue
             try:
-                async with asyncio.timeout(None if missing is None else self._patience):
+                async with asyncio.timeout(self._patience):
                     await self._changed.wait()
             except TimeoutError:
-                assert missing is not None
                 where = f"session {self._name}, turn {missing.turn}"
                 error = Diverged(f"{where}: the program did not request it within {self._patience:g} s")
                 self._fail(error)

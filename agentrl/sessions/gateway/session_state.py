@@ -92,8 +92,6 @@ class SessionState:
         self._turns = sum(node.sampled for node in self.session.nodes)
         arrivals = [node.arrival.number for node in self.session.nodes if node.arrival is not None]
         self.arrived = max(arrivals, default=-1) + 1
-        if self.schedule is not None:
-            self.schedule.begin(self.session)
 
     @property
     def size(self) -> int:

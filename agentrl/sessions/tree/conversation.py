@@ -71,9 +71,19 @@ class Conversation:
         """The path's messages so far (a copy of the list)."""
         return list(self._messages)
 
+    def require_head(self) -> Node:
+        """Return the path's last node.
+
+        Raises:
+            TreeError: there is none yet.
+        """
+        if self.head is None:
+            raise TreeError(f"the conversation of session {self.session.id} has no message yet")
+        return self.head
+
     @property
-    def budget(self) -> Budget | None:
-        """The token budget that leaves least; None where there is no limit."""
+    def budget(self) -> Budget:
+        """The token budget that leaves least."""
         return self.generator.budget(len(self._ids), self._session_size())
 
     def add(self, messages: str | Message | Mapping[str, Any] | Iterable[Any]) -> list[Node]:

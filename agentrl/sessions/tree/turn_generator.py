@@ -6,6 +6,7 @@ from, and in when nodes are added: a conversation adds them at once, the gateway
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -65,6 +66,9 @@ class Budget:
     left: int
     name: str
     used: int
+
+
+UNLIMITED = Budget(sys.maxsize, "no limit", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +152,8 @@ class TurnGenerator:
 
     # ------------------------------------------------------------------------------------- the budgets
 
-    def budget(self, path_tokens: int, session_tokens: int) -> Budget | None:
-        """The budget that leaves least; None where there is no limit.
+    def budget(self, path_tokens: int, session_tokens: int) -> Budget:
+        """The budget that leaves least, of which `UNLIMITED` leaves most.
 
         Args:
             path_tokens: the path's tokens so far.
@@ -163,7 +167,7 @@ class TurnGenerator:
             found.append(Budget(limit - path_tokens, f"context_tokens={limit}", path_tokens))
         if (limit := self.session_tokens) is not None:
             found.append(Budget(limit - session_tokens, f"session_tokens={limit}", session_tokens))
-        return min(found, key=lambda budget: budget.left, default=None)
+        return min(found, key=lambda budget: budget.left, default=UNLIMITED)
 
     def with_stops(self, sampling: Sampling, strings: Sequence[str] = (), seed: int | None = None) -> Sampling:
         """Add to sampling the renderer's stop tokens, more stop strings, and a seed where one is given."""
@@ -181,14 +185,12 @@ class TurnGenerator:
             return sampling
         return replace(sampling, lark=call_grammar(self.renderer, tools))
 
-    def clamp(self, budget: Budget | None, sampling: Sampling) -> Sampling:
+    def clamp(self, budget: Budget, sampling: Sampling) -> Sampling:
         """Limit `max_new_tokens` to the budgets, of which the given one leaves least.
 
         Raises:
             TokenBudgetExceeded: it is used up.
         """
-        if budget is None:
-            return sampling
         if budget.left < 1:
             raise TokenBudgetExceeded(f"{budget.name} is used up: {budget.used} tokens leave no room for a turn")
         return sampling if sampling.max_new_tokens <= budget.left else replace(sampling, max_new_tokens=budget.left)

@@ -148,6 +148,17 @@ def _stays_inside(target: str, depth: int) -> bool:
     return bool(target) and not target.startswith("/") and up <= depth and ".." not in steps[up:]
 
 
+def open_file(tar: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
+    """Return a file's content.
+
+    Raises:
+        PathError: the member is no file.
+    """
+    if (body := tar.extractfile(member)) is None:
+        raise PathError(f"{member.name[:80]!a} is no file in the archive")
+    return body
+
+
 def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, parts: tuple[str, ...], root: int) -> None:
     above = os.dup(root)
     try:
@@ -166,9 +177,7 @@ def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, parts: tuple[str, ...]
             _clear(name, above)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             with open(os.open(name, flags, 0o755 if member.mode & 0o100 else 0o644, dir_fd=above), "wb") as out:
-                body = tar.extractfile(member)
-                assert body is not None
-                shutil.copyfileobj(body, out, 1 << 20)
+                shutil.copyfileobj(open_file(tar, member), out, 1 << 20)
     finally:
         os.close(above)
 

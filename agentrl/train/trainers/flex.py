@@ -50,7 +50,7 @@ class FlexPlan:
         """
         self.end, self.position, self.queries, self.last = end, position, queries, last
         self.longest, self.narrower = int(position.max()) + 1, dict[Reach, FlexPlan]()
-        self.mask = flex_mask(end, queries=queries, last=last)
+        self.mask = flex_mask(end, position, queries=queries, last=last)
         self.attend = compiled_flex_attention() if compiled else flex_attention
 
     @property
@@ -62,7 +62,7 @@ class FlexPlan:
             return self
         if reach not in self.narrower:
             narrow = self.narrower[reach] = copy.copy(self)
-            narrow.mask = flex_mask(self.end, queries=self.queries, reach=reach, position=self.position, last=self.last)
+            narrow.mask = flex_mask(self.end, self.position, queries=self.queries, reach=reach, last=self.last)
         return self.narrower[reach]
 
     def __call__(
@@ -115,10 +115,10 @@ def _near(depth: Tensor, first: Tensor) -> Rule:
 
 def flex_mask(
     end: Tensor,
+    position: Tensor,
     block: int = FLEX_BLOCK,
     queries: Tensor | None = None,
     reach: Reach | None = None,
-    position: Tensor | None = None,
     last: Tensor | None = None,
 ) -> BlockMask:
     """FlexAttention's block mask, from per-block extrema of `end` and never from the dense square.
@@ -130,10 +130,10 @@ def flex_mask(
 
     Args:
         end: of the whole row.
+        position: the tokens' depths.
         block: the sparse block.
         queries: the query tokens, in whole blocks of the row; None is all of them.
         reach: how far along its path a query sees; None is all of it.
-        position: the tokens' depths, with a reach.
         last: the last key that each token sees; None is itself. Only where all tokens are queries.
     """
     length = len(end)
@@ -160,7 +160,6 @@ def flex_mask(
         some |= (keys > first_query) & (keys <= ahead.view(count, block).amax(1)[:, None])
         rule = flex.or_masks(rule, _within_image(ahead))
     if reach is not None:
-        assert position is not None
         depth = position.to(torch.int32)
         query_depth = depth if queries is None else depth[queries]
         shallow, deep = query_depth.view(-1, block).amin(1)[:, None], query_depth.view(-1, block).amax(1)[:, None]

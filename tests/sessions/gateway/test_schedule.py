@@ -69,7 +69,7 @@ async def test_a_session_whose_requests_arrive_in_another_order_is_the_recorded_
         assert sorted(set(numbers)) == list(range(7))
         assert is_answered(recorded)
         again = Session("b", Task(id="t"))
-        served.gateway.schedules["b"] = RecordedOrder(recorded, pytest.fail, 30)
+        served.gateway.schedules["b"] = RecordedOrder(again, recorded, pytest.fail, 30)
         assert await program(served, again, seed + 100) == told
         assert followed(again) == followed(recorded)
 
@@ -94,7 +94,7 @@ async def test_a_program_that_leaves_out_a_request_departs_at_its_turn(serve: Se
         await served.gateway.open(recorded)
         for messages in (SAME, OTHER):
             await exchange(served.gateway, served.gateway.entries["a"], turn_request(messages))
-        served.gateway.schedules["b"] = RecordedOrder(recorded, failures.append, 0.2)
+        served.gateway.schedules["b"] = RecordedOrder(again, recorded, failures.append, 0.2)
         await served.gateway.open(again)
         with pytest.raises(Diverged, match=r"session a, turn 1: the program did not request it within 0\.2 s"):
             await exchange(served.gateway, served.gateway.entries["b"], turn_request(OTHER))

@@ -133,7 +133,7 @@ def test_the_block_mask_of_flex_attention_is_the_visibility_rule(
     assume(not (seeing and reach and reach.chunked))
     forest = seeing_forest(seed) if seeing else random_forest(seed)
     forest = forest.padded(-(-len(forest) // block) * block)
-    mask = flex_mask(forest.end, block, reach=reach, position=forest.position, last=last_seen(forest.fields))
+    mask = flex_mask(forest.end, forest.position, block, reach=reach, last=last_seen(forest.fields))
     seen = within(forest, reach)
     count = len(forest) // block
     written = torch.zeros_like(seen)
@@ -165,8 +165,9 @@ def test_flex_attention_equals_the_dense_square_on_a_cpu_too(kv: int) -> None:
 
 
 def test_flex_attention_wants_whole_blocks() -> None:
+    padded = random_forest(3).padded(FLEX_BLOCK * 10 + 1)
     with pytest.raises(InvalidInput, match="pad the forest"):
-        flex_mask(random_forest(3).padded(FLEX_BLOCK * 10 + 1).end)
+        flex_mask(padded.end, padded.position)
 
 
 @given(st.integers(1, 10**6))

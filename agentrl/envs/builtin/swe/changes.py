@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agentrl.errors import AgentError
+from agentrl.tools.sandbox.archive import open_file
 
 IGNORED = frozenset({".git", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"})
 """Names that are no part of a tree, wherever they are: version control, and what tools leave behind."""
@@ -75,9 +76,9 @@ def read_tar(archive: bytes) -> dict[str, File]:
                 elif member.issym():
                     tree[path] = File(member.linkname.encode("utf-8", "surrogateescape"), LINK)
                 elif member.isreg() and not member.issparse():
-                    body = tar.extractfile(member)
-                    assert body is not None
-                    tree[path] = File(body.read(), EXECUTABLE if member.mode & stat.S_IXUSR else REGULAR)
+                    tree[path] = File(
+                        open_file(tar, member).read(), EXECUTABLE if member.mode & stat.S_IXUSR else REGULAR
+                    )
                     total += member.size
                 if total > MAX_BYTES or len(tree) > MAX_FILES:
                     raise PatchRefused(f"the tree holds more than {MAX_BYTES >> 20} MB or {MAX_FILES} files")

@@ -168,6 +168,11 @@ class Browser(ABC):
         query = quote(parts.query, safe=SAFE, errors="replace")
         return f"http://{self.host}{path}" + (f"?{query}" if query else "")
 
+    def _form_of(self, element: Element) -> int:
+        if element.form is None:
+            raise ToolError(f"{element} belongs to no form")
+        return element.form
+
     def _note(self) -> None:
         self._visited = [*self._visited, self.page.url][-MAX_VISITED:]
 
@@ -181,14 +186,11 @@ class TextBrowser(Browser):
     async def _follow(self, element: Element) -> None:
         if element.kind == "link":
             await self._load(self._address(element.href))
-        elif element.form is None:
-            raise ToolError(f"{element} belongs to no form")
         else:
-            await self._send(element.form, element)
+            await self._send(self._form_of(element), element)
 
     async def _enter(self, element: Element) -> None:
-        assert element.form is not None
-        await self._send(element.form, None)
+        await self._send(self._form_of(element), None)
 
     async def _fill(self, element: Element, text: str) -> None:
         element.value = text

@@ -56,8 +56,7 @@ def _problem(episode: Episode) -> str:
         place, blame = places.of_error(cause), getattr(episode.error, "blame", None)
         blamed = f", which blames the {blame}" if isinstance(episode.error, AgentRLError) else ""
         return f"{episode.name}: {episode.error}{f', at {place}' if place else ''}{blamed}"
-    session = episode.session
-    assert session is not None
+    session = episode.require_session()
     if session.status not in (Status.COMPLETED, Status.TRUNCATED, Status.AGENT_ERROR):
         return f"{episode.name}: it ended as {session.status}"
     return _list_unanswered(episode, session)

@@ -98,9 +98,9 @@ def _outcomes(episode: Episode) -> Iterator[tuple[str, tuple[str, ...], str]]:
     failures = defaultdict(list)
     for failure in episode.failures:
         failures[failure.tool].append(f"{failure.error}{f' at {failure.place}' if failure.place else ''}")
-    assert episode.session is not None
-    asked = {call.id: call for node in episode.session.nodes for call in node.message.tool_calls or ()}
-    for node in episode.session.nodes:
+    nodes = episode.require_session().nodes
+    asked = {call.id: call for node in nodes for call in node.message.tool_calls or ()}
+    for node in nodes:
         message = node.message
         if message.role == "tool" and message.tool_call_id in asked:
             call = asked[message.tool_call_id]

@@ -109,10 +109,9 @@ class Arena:
         state = None if self.states is None else self.states.get(row)
         return state if state is not None and state.place == length else None
 
-    def copy_in(self, row: int, source: Prefix, length: int) -> None:
+    def copy_in(self, row: int, kv: Tensor, source: Prefix, length: int) -> None:
         """Take the first `length` tokens of a stored prefix (what `copy_out` and its kin gave) into a row."""
-        assert source.kv is not None
-        self.kv[:, :, row, :, :length] = source.kv[:, :, :, :length]
+        self.kv[:, :, row, :, :length] = kv[:, :, :, :length]
         if self.routed_experts is not None and source.routed_experts is not None:
             self.routed_experts[row, :length] = source.routed_experts[:length]
         if self.states is not None and source.state is not None:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from agentrl.attachments import routed_experts
-from agentrl.rollout.engines.local.arena import Arena
 from agentrl.rollout.engines.local.flat import StepLayout
 
 _CHOSEN = "top_k_index"
@@ -53,9 +52,8 @@ class ExpertRecorder:
 
         return note
 
-    def recorded(self, arena: Arena, row: int, start: int, computed: int, end: int) -> bytes:
+    def recorded(self, row_TLk: Tensor, start: int, computed: int, end: int) -> bytes:
         """The routed experts of a row's tokens from `start` to `end`; what is not computed yet is unknown."""
-        assert arena.routed_experts is not None
-        rows_TLk = arena.routed_experts[row, start:end].clone()
+        rows_TLk = row_TLk[start:end].clone()
         rows_TLk[max(0, computed - start) :] = -1
         return routed_experts.pack(rows_TLk.cpu().numpy(), self.experts)

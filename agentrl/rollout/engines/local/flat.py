@@ -58,7 +58,7 @@ class StepLayout:
         rows: how many decoding rows the step begins with.
         decode_keys: how far they are read.
         decode_parts: in which parts.
-        segment_row_S: the segments' rows; None where there are none.
+        segment_row_S: the segments' rows; empty where there are none.
         segment_size: C, the tokens of each.
         segment_keys: how far their rows are read.
         last_N: the last place of its row that each token sees, where that is not its own.
@@ -70,7 +70,7 @@ class StepLayout:
     rows: int = 0
     decode_keys: int = 0
     decode_parts: tuple[Part, ...] = ()
-    segment_row_S: Tensor | None = None
+    segment_row_S: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
     segment_size: int = 0
     segment_keys: int = 0
     last_N: Tensor | None = None
@@ -89,7 +89,6 @@ class StepLayout:
         if (decoding, reach) not in self._masks:
             place = last = self.position_N[: self.rows]
             if not decoding:
-                assert self.segment_row_S is not None
                 held = slice(self.rows, self.rows + len(self.segment_row_S) * self.segment_size)
                 place = last = self.position_N[held].view(-1, self.segment_size)
                 if self.last_N is not None:
@@ -152,8 +151,7 @@ def _flat_attention(
     rows = layout.rows
     if rows:
         out_NHe[:rows] = decode(q_HNd[:, :rows] * scale, keys, values, layout, scores)
-    if layout.segment_row_S is not None:
-        held = layout.segment_row_S.shape[0] * layout.segment_size
+    if held := len(layout.segment_row_S) * layout.segment_size:
         out_NHe[rows : rows + held] = prefill(q_HNd[:, rows : rows + held] * scale, keys, values, layout, scores)
     return out_NHe[None], None
 
@@ -187,7 +185,6 @@ def prefill(q_HTd: Tensor, keys: Tensor, values: Tensor, at: StepLayout, scores:
     heads, held, width = q_HTd.shape
     kv_heads, size, reach = keys.shape[1], at.segment_size, at.segment_keys
     group, count = heads // kv_heads, held // size
-    assert at.segment_row_S is not None
     q_Sh_GC_d = q_HTd.view(kv_heads, group, count, size, width).permute(2, 0, 1, 3, 4).flatten(2, 3)
     keys_ShKd = keys[:, :, :reach].index_select(0, at.segment_row_S)
     values_ShKd = values[:, :, :reach].index_select(0, at.segment_row_S)
@@ -219,10 +216,10 @@ def _weigh(
     total: Tensor | None = None,
 ) -> Tensor:
     """Sum values by weight, block by block over the keys: one long product would be split as its length suggests."""
-    for start in range(0, values.shape[-2], BLOCK):
-        block = product(weight[..., start : start + BLOCK], values[..., start : start + BLOCK, :])
-        total = block if total is None else total.add_(block)
-    assert total is not None
+    first = product(weight[..., :BLOCK], values[..., :BLOCK, :])
+    total = first if total is None else total.add_(first)
+    for start in range(BLOCK, values.shape[-2], BLOCK):
+        total.add_(product(weight[..., start : start + BLOCK], values[..., start : start + BLOCK, :]))
     return total
 
 

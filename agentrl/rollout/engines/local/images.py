@@ -132,8 +132,7 @@ class ImageStore:
         return SeenPrompt(named, tuple(held), _axes(place, grids) if three else None, last)
 
     def _check(self, found: images.ImageInputs) -> None:
-        family = vision.family_of(self.trunk)
-        assert family is not None
+        family = vision.require_family(self.trunk)
         if found.both != family.both:
             raise InvalidInput("an image's tokens see each other both ways, or not, and the model's are the other kind")
         for frame, grid in zip(found.frames, found.grids, strict=True):

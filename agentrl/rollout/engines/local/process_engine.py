@@ -86,8 +86,7 @@ class ProcessEngine(ManagedEngine):
                 with self._engine_errors():
                     self.worker.wait_ready(START_SECONDS)
                     found: Capabilities = self.worker.run("capabilities", timeout=START_SECONDS)
-                    self._loaded = replace(found, inputs=frozenset())  # images are not sent to it yet
-            assert self._loaded is not None
+                self._loaded = replace(found, inputs=frozenset())  # images are not sent to it yet
             return self._loaded
 
     @contextlib.contextmanager

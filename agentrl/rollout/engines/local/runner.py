@@ -204,7 +204,7 @@ class ModelRunner:
             float32 logits, shape (len(keep), vocabulary).
         """
         if self.kernel is not None:
-            return self._run_compiled(rows, decode, segments, segment_size, keep, shared)
+            return self._run_compiled(self.kernel, rows, decode, segments, segment_size, keep, shared)
         tokens, positions, layout = self._lay_out(rows, decode, segments, segment_size, shared)
         layout.last_N = _with_last(positions, ahead)
         self.arena.touched = max(self.arena.touched, layout.decode_keys, layout.segment_keys)
@@ -240,6 +240,7 @@ class ModelRunner:
 
     def _run_compiled(
         self,
+        kernel: Kernel,
         rows: int,
         decode: Sequence[tuple[int, int, int]],
         segments: Sequence[RowSegment],
@@ -248,7 +249,6 @@ class ModelRunner:
         shared: Sequence[Shared],
     ) -> Tensor:
         """A step without padding, by the kernel."""
-        assert self.kernel is not None
         row = [one for one, _, _ in decode]
         position, token = [where for _, where, _ in decode], [what for _, _, what in decode]
         found = {one: at for at, one in enumerate(row)}
@@ -259,7 +259,7 @@ class ModelRunner:
             position += range(one.start, one.start + count)
             row += [one.row] * count
         self.arena.touched = max(self.arena.touched, bucket(1 + max(position, default=0)))
-        return self.kernel.step(self.arena, (token, position, row), [found[place] for place in keep], shared)
+        return kernel.step(self.arena, (token, position, row), [found[place] for place in keep], shared)
 
     def row_invariant(self) -> bool:
         """Try on a few tokens whether this device's kernels keep what the module's docstring says.

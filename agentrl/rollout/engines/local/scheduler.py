@@ -142,7 +142,7 @@ class Scheduler:
         row = next(row for row in range(self.arena.rows) if row not in self.running)
         if found is not None and usable:
             if found.kv is not None:
-                self.arena.copy_in(row, found, usable)
+                self.arena.copy_in(row, found.kv, found, usable)
             elif found.row is not None:
                 self.arena.move(found.row, row, usable)
         request.row, request.computed, request.cached = row, usable, usable
@@ -329,11 +329,11 @@ class Scheduler:
         """The request's turn, with the attachments that it asks for, while routed experts are still in its row."""
         if request.support is not None:
             request.attachments[support.NAME] = request.support.data()
-        recorder = self.runner.recorder
+        recorder, chosen = self.runner.recorder, self.arena.routed_experts
         start = None if request.sampling is None else request.sampling.record_from(routed_experts.NAME)
-        if recorder is not None and start is not None:
+        if recorder is not None and chosen is not None and start is not None:
             start = max(0, min(start, len(request.ids)))
-            data = recorder.recorded(self.arena, request.row, start, request.computed, len(request.ids))
+            data = recorder.recorded(chosen[request.row], start, request.computed, len(request.ids))
             request.attachments[routed_experts.NAME] = data
         return request.turn(reason, stopped_by)
 

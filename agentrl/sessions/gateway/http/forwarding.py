@@ -60,12 +60,7 @@ class Forwarding:
             headers |= {"x-api-key": key} if path == "messages" else {"authorization": f"Bearer {key}"}
         url = f"{self._config.url.rstrip('/')}/{path}"
         request = self._client.build_request("POST", url, content=_text(body, field), headers=headers)
-        return _Forwarded(gateway, entry, request, self)
-
-    async def send(self, request: httpx2.Request) -> httpx2.Response:
-        """The reply, whose body is yet to be read."""
-        assert self._client is not None
-        return await self._client.send(request, stream=True)
+        return _Forwarded(gateway, entry, request, self._client)
 
     async def close(self) -> None:
         """Close the connections to other models' servers."""
@@ -85,9 +80,11 @@ def _text(body: Body, field: str) -> bytes:
 class _Forwarded(Response):
     """Passes a reply on as it comes."""
 
-    def __init__(self, gateway: Gateway, entry: SessionEntry, request: httpx2.Request, forwarding: Forwarding) -> None:
+    def __init__(
+        self, gateway: Gateway, entry: SessionEntry, request: httpx2.Request, client: httpx2.AsyncClient
+    ) -> None:
         super().__init__()
-        self._gateway, self._entry, self._request, self._forwarding = gateway, entry, request, forwarding
+        self._gateway, self._entry, self._request, self._http = gateway, entry, request, client
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the request on, and its reply back, unless there are too many in progress."""
@@ -103,7 +100,7 @@ class _Forwarded(Response):
         began = False
         try:
             async with asyncio.timeout(self._entry.turn_timeout):
-                answer = await self._forwarding.send(self._request)
+                answer = await self._http.send(self._request, stream=True)
                 try:
                     kept = [(n.encode(), answer.headers[n].encode()) for n in _KEPT if n in answer.headers]
                     await send({"type": "http.response.start", "status": answer.status_code, "headers": kept})

@@ -89,7 +89,7 @@ class TrackedRouter:
     def __init__(self, router: TopKRouter, recompute: bool) -> None:
         self.router, self.recompute = router, recompute
         self.now: Micro | None = None
-        self._again: deque[Micro] = deque()
+        self._again: deque[Micro | None] = deque()
         self._loads = torch.zeros(router.config.num_moe_experts)
         self._tokens = 0
         router.register_forward_hook(self._count)
@@ -121,7 +121,6 @@ class TrackedRouter:
             return self.now
         if torch.is_grad_enabled():
             return self._again.popleft()
-        assert self.now is not None
         self._again.append(self.now)
         return self.now
 

@@ -75,8 +75,7 @@ class VocabularyHead:
         if student.group is None:
             return self.moved(student.weight.device)
         own = slice(student.first, student.first + student.weight.shape[0])
-        weight, bias = (None if each is None else each[own] for each in (self.weight, self.bias))
-        assert weight is not None
+        weight, bias = self.weight[own], None if self.bias is None else self.bias[own]
         missing = student.weight.shape[0] - len(weight)
         weight = torch.nn.functional.pad(weight, (0, 0, 0, missing))
         bias = None if bias is None else torch.nn.functional.pad(bias, (0, missing))

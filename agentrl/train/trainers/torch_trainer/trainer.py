@@ -198,16 +198,15 @@ class TorchTrainer(Distilling, BaseTenant, TorchCheckpoints):
     def accumulate(self, batches: Sequence[TorchBatch], meter: Meter, *, first: bool) -> float:
         if self.mixed is not None:
             return self.mixed.accumulate(self, batches, functools.partial(self._loss_of, meter=meter, first=first))
-        alone = self._together is None or self.critic is not None or len(batches) < 2
-        if alone or any(batch.images is not None for batch in batches):
+        together = None if self.critic is not None or len(batches) < 2 else self._together
+        if together is None or any(batch.images is not None for batch in batches):
             return sum(self.backward(batch, meter, first=first) for batch in batches)
 
         def loss_of(batch: TorchBatch, counted: Meter) -> Tensor:
             hidden = self.compute_hidden(trunk_of(self.model), batch)
             return self._loss_of(batch, hidden, meter=counted, first=first)
 
-        assert self._together is not None
-        return self._together.accumulate(self.model, batches, loss_of, meter)
+        return together.accumulate(self.model, batches, loss_of, meter)
 
     def prepare(self, forest: Forest) -> TorchBatch:
         """The forest on the device, padded where kernels want fixed lengths, with its attention planned.
