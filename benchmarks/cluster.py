@@ -64,6 +64,7 @@ from agentrl.sessions.store.store import Store
 from agentrl.train.driver.session_worker import holding
 from agentrl.train.trainers.worker import WorkerTrainer
 from agentrl.types import (
+    MAIN,
     Chunk,
     FinishReason,
     Message,
@@ -193,7 +194,7 @@ async def play(base: Path, workers: int, sessions: int, turns: int, tokens: int)
         own = Rollouts(make_env, policy, config.rollout, 0, recorder=record)
         await wait_until_started(engine)
         async with (
-            holding(config, store, trains=True) as held,
+            holding(config.learning(MAIN), config.cluster, store) as held,
             in_workers(config, own, base, holding=held) as rollouts,
         ):
             await rollouts.collect(tasks[: 2 * workers], actor, phase="warm", n=size)

@@ -6,16 +6,17 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import Field, PositiveInt, model_validator
 
+from agentrl.config.cluster import ClusterConfig
 from agentrl.config.engines import EngineConfig, FleetConfig, ModelConfig, WeightsConfig
 from agentrl.config.lora import LoraConfig
 from agentrl.config.policies import MODEL, PAST, POPULATION, START, Policies, PolicyConfig
-from agentrl.config.rollout import GroupRewardConfig, RolloutConfig
+from agentrl.config.rollout import GroupRewardConfig, RewardConfig, RolloutConfig
 from agentrl.config.sections import Section
-from agentrl.config.training import ALGORITHMS, AlgoConfig, TrainerConfig
+from agentrl.config.training import AlgoConfig, TrainerConfig
 from agentrl.errors import ConfigError, EngineError, InvalidInput, MissingExtra, UnknownName
 from agentrl.types import MAIN
 
@@ -69,6 +70,17 @@ class LearnerConfig:
         return replace(self, model=policy.model, engine=policy.engine, fleet=policy.fleet, **own)
 
 
+@dataclass(frozen=True)
+class LearningConfig:
+    """The settings that a policy's learner works by: its own, the policies that its algorithm asks, and the run's."""
+
+    own: LearnerConfig
+    asked: Policies
+    seed: int
+    record_logprobs: bool
+    require_provenance: bool
+
+
 Learners = Mapping[str, LearnerConfig]
 """The policies that are trained, by name, the main one first."""
 
@@ -79,79 +91,46 @@ def list_fleets(main: LearnerConfig, policies: Policies) -> dict[str, tuple[Engi
     return {MAIN: (main.engine, main.fleet)} | {name: (own.engine, own.fleet) for name, own in able.items()}
 
 
-class _Run(Protocol):
-    """The parts of a run's configuration that are checked here."""
+def check_learners(
+    learners: Learners,
+    needs: Mapping[str, Any],
+    policies: Policies,
+    schedule: ScheduleConfig,
+    steps: int,
+    alone: Mapping[str, object],
+) -> None:
+    """Raise a ValueError where several policies learn with what can't be done for several yet.
 
-    cluster: Any
-    rewards: Any
-    rollout: Any
-    fleet: Any
-    agent: Any
-    data: Any
-    rerun: Any
-    lora: Any
-    policies: Any
-    record_logprobs: bool
-    eval: Any
-    weights: Any
-    steps: int
-    schedule: ScheduleConfig
-
-    @property
-    def counterfactuals(self) -> int: ...
-
-    @property
-    def combinations(self) -> str: ...
-
-    @property
-    def learned(self) -> tuple[str, ...]: ...
-
-    @property
-    def learners(self) -> Learners: ...
-
-    def learns(self, name: str, step: int) -> bool: ...
-
-
-def check_learners(config: _Run) -> None:
-    """Raise a ValueError where several policies learn with what can't be done for several yet."""
-    _check_joint_turns(config)
-    mixed = config.lora.tenants == "mixed"
-    if mixed and not (config.learned and config.lora.active):
+    `needs`: of their algorithms, by policy. `alone`: what the run does and one policy alone can have, by its setting.
+    """
+    main, *learned = learners
+    mixed = learners[main].lora.tenants == "mixed"
+    if mixed and not (learned and learners[main].lora.active):
         raise ValueError(
             "lora.tenants=mixed computes the passes of several policies that learn adapters together, and there are "
             "none: set lora.rank and policies.NAME.trainer, or leave it out"
         )
-    if not config.learned:
-        if config.schedule.active:
+    if not learned:
+        if schedule.active:
             raise ValueError(
                 "schedule says when each of several policies learns, and one does: set policies.NAME.trainer"
             )
         return
-    _check_schedule(config)
-    at = config.cluster
-    lacking = {
-        f"cluster.gateways={at.gateways}": at.gateways,
-        "cluster.sessions, which is on with cluster=ray and environment workers unless it is false": at.holds_sessions,
-        "rollout.reuse": config.rollout.reuse,
-        "fleet.colocated=true": config.fleet.shared,
-        "agent=, a program, with rollout.staleness": config.agent is not None and config.rollout.staleness,
-        "data=": config.data is not None,
-        "rerun=": config.rerun is not None,
-        "record_logprobs=true": config.record_logprobs,
-        "eval.weights=averaged": config.eval.weights == "averaged",
-    }
-    for name, own in config.learners.items():
-        needs = ALGORITHMS.plugins().find(own.algo.name)(own.algo).needs
-        asks, beyond = needs.teacher or needs.greedy or not needs.engine, own.lora.full or own.lora.experts
+    _check_schedule(schedule, tuple(learners), steps)
+    lacking = dict(alone)
+    for name, own in learners.items():
+        asks = needs[name].teacher or needs[name].greedy or not needs[name].engine
+        beyond, kind = own.lora.full or own.lora.experts, own.lora.quantize
+        other = kind != learners[main].lora.quantize or (name != main and policies[name].model.name != START)
         lacking |= {
             f"algo={own.algo.name} ({name})": asks,
             f"weights.prove_every ({name})": own.weights.prove_every,
             f"lora.tenants=mixed with lora.full or lora.experts ({name})": mixed and beyond,
             f"lora.tenants=mixed without an adapter ({name})": mixed and not own.lora.active,
-            f"lora.quantize={own.lora.quantize} on another base than {MAIN}'s ({name})": _has_other_base(config, name),
+            f"lora.quantize={kind} on another base than {MAIN}'s ({name})": kind != "none" and other,
         }
     if found := next((what for what, is_there in lacking.items() if is_there), None):
-        raise ValueError(f"policies.{config.learned[0]} learns beside {MAIN}: {found} is not there for several yet")
+        raise ValueError(f"policies.{learned[0]} learns beside {MAIN}: {found} is not there for several yet")
 
 
 @contextmanager
@@ -172,13 +151,6 @@ def named_as_given(policies: Policies, name: str) -> Iterator[None]:
         raise type(error)(said if where in said else f"{where}: {said}") from None
 
 
-def _has_other_base(config: _Run, name: str) -> bool:
-    """Return whether a policy's base is to be quantised and is not the run's own, which alone is."""
-    if name == MAIN or (kind := config.learners[name].lora.quantize) == "none":
-        return False
-    return bool(kind != config.lora.quantize or config.policies[name].model.name != START)
-
-
 def check_populations(policies: Policies) -> None:
     """Raise a ValueError where a population has fewer than two policies, or one that can't be drawn."""
     able = [MAIN, *(name for name, own in policies.items() if own.name == MODEL)]
@@ -190,13 +162,13 @@ def check_populations(policies: Policies) -> None:
             raise ValueError(f"{where}: a population has two policies or more, each named once")
 
 
-def check_algorithm(own: LearnerConfig, rollout: RolloutConfig, agent: str | None, prefix: str) -> None:
+def check_algorithm(own: LearnerConfig, needs: Any, rollout: RolloutConfig, agent: str | None, prefix: str) -> None:
     """Raise a ValueError where a policy's algorithm or trainer can't be with the run's rollouts.
 
-    `prefix`: of the names of the policy's sections.
+    `needs`: the algorithm's. `prefix`: of the names of the policy's sections.
     """
     algo, trainer = own.algo, own.trainer
-    needs, named = ALGORITHMS.plugins().find(algo.name)(algo).needs, f"{prefix}algo={algo.name}"
+    named = f"{prefix}algo={algo.name}"
     if needs.branches and rollout.branch.name == "none":
         raise ValueError(f"{named} needs continuations: set rollout.branch, for example to every")
     if needs.whole_sessions and rollout.branch.name != "none":
@@ -228,20 +200,32 @@ def check_algorithm(own: LearnerConfig, rollout: RolloutConfig, agent: str | Non
         )
 
 
-def _check_joint_turns(config: _Run) -> None:
-    """Raise a ValueError where joint turns are to be played again in sessions, or for rewards, that can't be."""
-    if not config.counterfactuals and not config.combinations:
+def check_joint_turns(
+    asked: tuple[int, str],
+    learners: Learners,
+    rollout: RolloutConfig,
+    at: ClusterConfig,
+    agent: str | None,
+    rerun: str | None,
+    rewards: Mapping[str, RewardConfig],
+) -> None:
+    """Raise a ValueError where joint turns are to be played again in sessions, or for rewards, that can't be.
+
+    `asked`: how often each is continued again, and how they are repeated ("" is not at all).
+    """
+    counterfactuals, combinations = asked
+    if not counterfactuals and not combinations:
         return
-    staleness, branch, at = config.rollout.staleness, config.rollout.branch.name, config.cluster
-    continued = (own.algo for own in config.learners.values() if getattr(own.algo, "counterfactuals", 0))
+    staleness, branch = rollout.staleness, rollout.branch.name
+    continued = (own.algo for own in learners.values() if getattr(own.algo, "counterfactuals", 0))
     lacking = {
-        "agent=, a program, which runs a loop of its own": config.agent is not None,
-        f"rollout.staleness={staleness}, where versions change within a session": config.counterfactuals and staleness,
+        "agent=, a program, which runs a loop of its own": agent is not None,
+        f"rollout.staleness={staleness}, where versions change within a session": counterfactuals and staleness,
         f"rollout.branch={branch}": branch != "none",
         "cluster.environments or sessions": at.environments or at.holds_sessions,
-        "rerun=": config.rerun is not None,
+        "rerun=": rerun is not None,
         "rewards that compare the sessions of a group": any(
-            isinstance(reward, GroupRewardConfig) for reward in config.rewards.values()
+            isinstance(reward, GroupRewardConfig) for reward in rewards.values()
         ),
         "algo.shaping or kl_as=reward, since what is played again has rewards as they are": any(
             algo.shaping.active or (algo.kl_coef and algo.kl_as == "reward") for algo in continued
@@ -249,23 +233,59 @@ def _check_joint_turns(config: _Run) -> None:
     }
     if found := next((what for what, is_there in lacking.items() if is_there), None):
         tree, again = "algo.pairing=cross (or algo.tree) repeats turns", "algo=coma continues each joint turn again"
-        raise ValueError(f"{again if config.counterfactuals else tree}, which is not there with {found}")
+        raise ValueError(f"{again if counterfactuals else tree}, which is not there with {found}")
 
 
-def _check_schedule(config: _Run) -> None:
-    learners = (MAIN, *config.learned)
-    if odd := sorted(config.schedule.frozen.keys() - set(learners)):
+def _check_schedule(schedule: ScheduleConfig, learners: Sequence[str], steps: int) -> None:
+    if odd := sorted(schedule.frozen.keys() - set(learners)):
         raise ValueError(
             f"schedule.frozen.{odd[0]}: only policies that learn are frozen in steps: {', '.join(learners)}"
         )
-    idle = next((step for step in range(config.steps) if not any(config.learns(each, step) for each in learners)), None)
-    if not config.schedule.active:
+    if not schedule.active:
         return
-    if idle is not None:
-        raise ValueError(f"schedule: no policy learns in step {idle + 1}; leave one that does")
-    never = (each for each in learners if not any(config.learns(each, step) for step in range(config.steps)))
-    if still := next(never, None):
+    due = [[each for each in learners if schedule.due(each, step, learners)] for step in range(steps)]
+    if [] in due:
+        raise ValueError(f"schedule: no policy learns in step {due.index([]) + 1}; leave one that does")
+    if still := next((each for each in learners if not any(each in now for now in due)), None):
         raise ValueError(
-            f"schedule: {still} learns in none of the {config.steps} steps; give it one, or let a policy without "
+            f"schedule: {still} learns in none of the {steps} steps; give it one, or let a policy without "
             "trainer and algo play"
         )
+
+
+def check_delivery(own: LearnerConfig, machines: ClusterConfig) -> None:
+    """Raise a ValueError where engines are to be proved, and give no checksum, or there is no place for another one."""
+    weights, fleet = own.weights, own.fleet
+    if not weights.prove_every:
+        return
+    every = f"weights.prove_every={weights.prove_every}"
+    if not weights.verify:
+        raise ValueError(f"{every} compares engines' checksums, which weights.verify=false leaves out")
+    if fleet.colocated or machines.name != "local":
+        wrong = "fleet.colocated=true" if fleet.colocated else f"cluster={machines.name}"
+        raise ValueError(
+            f"{every} starts another engine on this machine, which {wrong} has no place for; "
+            "`agentrl verify RUN --weights` compares with checkpoints later"
+        )
+
+
+def check_averages(own: LearnerConfig, machines: ClusterConfig, agent: str | None) -> None:
+    """Raise a ValueError where averages are evaluated that no trainer keeps, or there is no place for their engine."""
+    trainer, fleet = own.trainer, own.fleet
+    if getattr(trainer, "average_decay", None) is None:
+        raise ValueError(
+            f"eval.weights=averaged needs trainer.average_decay, which trainer={trainer.name} "
+            f"{'has not set' if hasattr(trainer, 'average_decay') else 'does not have'}"
+        )
+    for setting, value in (
+        ("fleet.colocated", fleet.colocated),
+        ("fleet.urls", fleet.urls),
+        ("engine.url", getattr(own.engine, "url", None)),
+        ("agent", agent),
+        ("cluster.place_timeout", getattr(machines, "place_timeout", None)),
+    ):
+        if value:
+            raise ValueError(
+                f"eval.weights=averaged starts another engine for the averaged weights, which {setting}={value} "
+                "has no place for; use eval.weights=policy, and agentrl eval model=CHECKPOINT/averaged later"
+            )

@@ -14,8 +14,12 @@ from agentrl.config.engines import EngineConfig, EngineSection, FleetConfig, Mod
 from agentrl.config.gateway import GatewayConfig
 from agentrl.config.learners import (
     LearnerConfig,
+    LearningConfig,
     ScheduleConfig,
     check_algorithm,
+    check_averages,
+    check_delivery,
+    check_joint_turns,
     check_learners,
     check_populations,
     list_fleets,
@@ -178,6 +182,11 @@ class RunConfig(Section):
         return self.model.name if self.policy == "model" else self.policy
 
     @property
+    def program(self) -> tuple[str, GatewayConfig, ClusterConfig] | None:
+        """The agent program, where one acts, with the settings of its gateway and of where that is."""
+        return None if self.agent is None else (self.agent, self.gateway, self.cluster)
+
+    @property
     def views(self) -> bool:
         """True if a critic reads what environments tell it (`Env.critic_view`)."""
         return any(getattr(own.algo, "value_view", 0) > 0 for own in self.learners.values())
@@ -208,19 +217,20 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _contradictions(self) -> RunConfig:
+        learners, find = self.learners, ALGORITHMS.plugins().find
         try:
-            needs = ALGORITHMS.plugins().find(self.algo.name)(self.algo).needs
+            needs = {name: find(own.algo.name)(own.algo).needs for name, own in learners.items()}
         except UntrustedCode:  # a record's, whose run was checked when it began
             return self
-        for name, own in self.learners.items():
-            check_algorithm(own, self.rollout, self.agent, "" if name == MAIN else f"policies.{name}.")
+        for name, own in learners.items():
+            check_algorithm(own, needs[name], self.rollout, self.agent, "" if name == MAIN else f"policies.{name}.")
         if self.rollout.temperature == 0:
             raise ValueError("rollout.temperature=0 can't be trained on; 0 is for evaluation (eval.temperature)")
         self.eval.limits(self.rollout)
         if self.keep_best is not None and self.eval.every is None:
             raise ValueError(f"keep_best={self.keep_best} needs eval.every, as often as checkpoint_every")
         if self.eval.weights == "averaged":
-            self._averages_can_be_evaluated()
+            check_averages(learners[MAIN], self.cluster, self.agent)
         if self.rollout.staleness and self.fleet.shared == self.fleet.count:
             raise ValueError(
                 f"rollout.staleness={self.rollout.staleness} generates while the trainer learns, and with "
@@ -235,15 +245,32 @@ class RunConfig(Section):
             self._gateways_can_be_used()
         self._past_versions_can_be_kept()
         self._adapter_has_one_base()
-        if self.weights.prove_every:
-            self._delivery_can_be_proved()
+        check_delivery(learners[MAIN], self.cluster)
         self._policies_are_played()
-        check_learners(self)
-        self._groups_can_be_compared(needs.greedy)
+        asked = self.counterfactuals, self.combinations
+        check_joint_turns(asked, learners, self.rollout, self.cluster, self.agent, self.rerun, self.rewards)
+        check_learners(learners, needs, self.policies, self.schedule, self.steps, self._set_for_one_learner)
+        self._groups_can_be_compared(needs[MAIN].greedy)
         context = self.rollout.context_tokens
         if context is not None and self.engine.max_context is not None and context > self.engine.max_context:
             raise ValueError(f"rollout.context_tokens={context} exceeds engine.max_context={self.engine.max_context}")
         return self
+
+    @property
+    def _set_for_one_learner(self) -> dict[str, object]:
+        """Settings that can't be where several policies learn, by their names; true where one is set."""
+        at, sessions = self.cluster, "cluster.sessions, which is on with cluster=ray and environment workers unless"
+        return {
+            f"cluster.gateways={at.gateways}": at.gateways,
+            f"{sessions} it is false": at.holds_sessions,
+            "rollout.reuse": self.rollout.reuse,
+            "fleet.colocated=true": self.fleet.shared,
+            "agent=, a program, with rollout.staleness": self.agent is not None and self.rollout.staleness,
+            "data=": self.data is not None,
+            "rerun=": self.rerun is not None,
+            "record_logprobs=true": self.record_logprobs,
+            "eval.weights=averaged": self.eval.weights == "averaged",
+        }
 
     def _policies_are_played(self) -> None:
         check_names(self.policies)
@@ -289,6 +316,11 @@ class RunConfig(Section):
         """The sections by which each policy is trained, the main one's first."""
         main = LearnerConfig(self.model, self.engine, self.fleet, self.trainer, self.algo, self.lora, self.weights)
         return {MAIN: main, **{name: main.beside(self.policies[name]) for name in self.learned}}
+
+    def learning(self, name: str) -> LearningConfig:
+        """Return the settings that the learner of a policy works by; several that learn ask no others."""
+        asked = self.teachers if name == MAIN else {}
+        return LearningConfig(self.learners[name], asked, self.seed, self.record_logprobs, self.require_provenance)
 
     def of_policy(self, name: str) -> RunConfig:
         """The configuration of a run that trains a policy of `learned` alone."""
@@ -365,35 +397,3 @@ class RunConfig(Section):
                 f"policies.{min(past)}={PAST} plays by versions in the run's folder, "
                 "which checkpoint_url= does not copy"
             )
-
-    def _delivery_can_be_proved(self) -> None:
-        """Raise a ValueError where engines give no checksum, or there is no place for another one."""
-        every = f"weights.prove_every={self.weights.prove_every}"
-        if not self.weights.verify:
-            raise ValueError(f"{every} compares engines' checksums, which weights.verify=false leaves out")
-        if self.fleet.colocated or self.cluster.name != "local":
-            wrong = "fleet.colocated=true" if self.fleet.colocated else f"cluster={self.cluster.name}"
-            raise ValueError(
-                f"{every} starts another engine on this machine, which {wrong} has no place for; "
-                "`agentrl verify RUN --weights` compares with checkpoints later"
-            )
-
-    def _averages_can_be_evaluated(self) -> None:
-        """Raise a ValueError where the run keeps no average, or can't start another engine for it."""
-        if getattr(self.trainer, "average_decay", None) is None:
-            raise ValueError(
-                f"eval.weights=averaged needs trainer.average_decay, which trainer={self.trainer.name} "
-                f"{'has not set' if hasattr(self.trainer, 'average_decay') else 'does not have'}"
-            )
-        for setting, value in (
-            ("fleet.colocated", self.fleet.colocated),
-            ("fleet.urls", self.fleet.urls),
-            ("engine.url", getattr(self.engine, "url", None)),
-            ("agent", self.agent),
-            ("cluster.place_timeout", getattr(self.cluster, "place_timeout", None)),
-        ):
-            if value:
-                raise ValueError(
-                    f"eval.weights=averaged starts another engine for the averaged weights, which {setting}={value} "
-                    "has no place for; use eval.weights=policy, and agentrl eval model=CHECKPOINT/averaged later"
-                )

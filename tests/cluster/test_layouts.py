@@ -75,7 +75,7 @@ async def test_a_colocated_engine_is_on_the_trainers_gpus_and_sleeps_while_the_o
 ) -> None:
     config = layout(gpus, engines=2, colocated=True, colocated_engines=1)
     with cluster.open_cluster(config.cluster, tmp_path) as opened:
-        reserve(opened, config, folder)
+        reserve(opened, config.cluster, config.learners, config.policies, folder)
         (rank,) = opened.spawn_together([RANK], 1)
         rank.wait_ready(LONG)
         of_trainer = {rank.run("gpus", timeout=LONG)}
@@ -117,7 +117,7 @@ def test_a_layout_that_the_nodes_have_no_room_for_is_refused_and_a_dry_run_shows
     soon = config.cluster.model_copy(update={"place_timeout": 0.1})  # nodes that are to join are waited for
     config = config.model_copy(update={"cluster": soon})
     with cluster.open_cluster(config.cluster, None) as opened, pytest.raises(ConfigError, match=f"{asked}.*{fits}"):
-        reserve(opened, config, folder)
+        reserve(opened, config.cluster, config.learners, config.policies, folder)
     lines = list(describe_run(layout(gpus, engines=2, colocated=True, colocated_engines=1), Rates()))
     places = [line.partition("): ")[2] for line in lines]
     assert {"trainer 0 on GPUs 0", "engine 0 on GPUs 0, colocated", "engine 1 on GPUs 1"} <= set(places)

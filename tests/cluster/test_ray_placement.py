@@ -88,7 +88,7 @@ def test_a_run_takes_the_places_that_its_dry_run_shows(cluster: Any, ray_nodes: 
     config = complete(settings)
     (tmp_path / "config.json").write_text("{}")
     before = placement_group_table().keys()
-    reserve(cluster, config, tmp_path)
+    reserve(cluster, config.cluster, config.learners, config.policies, tmp_path)
     (taken,) = (group for name, group in placement_group_table().items() if name not in before)
     names = {node["NodeID"]: node_name(node["NodeManagerAddress"], node["NodeID"]) for node in ray_nodes_of()}
     of_run = Counter(
@@ -109,10 +109,12 @@ def test_a_run_that_does_not_fit_is_refused_on_its_own_ray_and_waits_with_a_word
 
     (tmp_path / "config.json").write_text("{}")
     own = {"name": "ray", "environments": 999}
+    config = complete({"env": "calculator", "cluster": own})
     with pytest.raises(ConfigError, match=r"999 CPUs in all.*cluster\.environments="):
-        reserve(cluster, complete({"env": "calculator", "cluster": own}), tmp_path)
+        reserve(cluster, config.cluster, config.learners, {}, tmp_path)
     joined = own | {"address": ray_nodes.address}
-    reserve(cluster, complete({"env": "calculator", "cluster": joined}), tmp_path)
+    config = complete({"env": "calculator", "cluster": joined})
+    reserve(cluster, config.cluster, config.learners, {}, tmp_path)
     (told,) = (record.getMessage() for record in caplog.records)
     assert re.search(r"999 CPUs in all.*waiting up to 900 s \(cluster\.start_timeout\) for nodes", told)
 

@@ -86,7 +86,8 @@ WRONG: list[tuple[list[ClusterNode], str, str, str]] = [
 def planned(nodes: list[ClusterNode], words: str) -> None:
     """Place what settings ask for, as a run does before it starts anything, with a model of 32 heads."""
     config = complete(parse_words(["env=calculator", "model=tiny", "cluster=ray", *words.split()]))
-    place(nodes, run_demand(config, split_of(config.trainer, KNOWN["qwen3-8b"], nodes), nodes).wanted())
+    splits = {"main": split_of(config.trainer, KNOWN["qwen3-8b"], nodes)}
+    place(nodes, run_demand(config.learners, config.policies, config.cluster, splits, nodes).wanted())
 
 
 @pytest.mark.slow
@@ -115,7 +116,8 @@ def test_engines_of_policies_that_do_not_learn_have_places_unless_they_are_the_d
 ) -> None:
     """`own`: engines that occupy something else than the main policy's, on demands of their own."""
     words = f"env=kuhn_poker model=tiny cluster=ray agents.second=a policies.a.{policy}"
-    wanted = run_demand(complete(parse_words(words.split())), Split(), CPUS).wanted()
+    config = complete(parse_words(words.split()))
+    wanted = run_demand(config.learners, config.policies, config.cluster, {"main": Split()}, CPUS).wanted()
     assert wanted.engines.count == engines
     assert sum(each.count for each in wanted.others if each.role == "engine") == own
 

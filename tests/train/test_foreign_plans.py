@@ -61,7 +61,8 @@ def configured(device: str, **more: Any) -> RunConfig:
 def test_its_ranks_get_places_of_their_own() -> None:
     """A trainer from outside that needs eight GPUs was planned as one process."""
     config = configured("cuda", cluster={"name": "ray"})
-    run = run_demand(config, split_of(config.trainer, KNOWN["qwen3-8b"], GPUS), GPUS)
+    splits = {"main": split_of(config.trainer, KNOWN["qwen3-8b"], GPUS)}
+    run = run_demand(config.learners, config.policies, config.cluster, splits, GPUS)
     assert (run.units["trainer"], run.members["trainer"], run.roles["trainer"].gpus) == (4, 2, 1)
     assert sum(len(unit.devices) for unit in place(GPUS, run.wanted()).places if unit.role == "trainer") == 8
     with pytest.raises(ConfigError, match="8 GPUs"):

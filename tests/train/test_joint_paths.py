@@ -13,6 +13,7 @@ from agentrl.config import RunConfig
 from agentrl.errors import ConfigError, InvalidInput
 from agentrl.models import tiny
 from agentrl.overrides import merge, spread, validate
+from agentrl.train.algorithms import make_algorithm
 from agentrl.train.algorithms.advantages.teams.maac import MaacConfig
 from agentrl.train.algorithms.values import compute_values
 from agentrl.train.forest.forest import Forest
@@ -169,7 +170,8 @@ def test_policies_of_different_tokenizers_have_no_joint_path(tmp_path: Path) -> 
 
     def check(model: Path) -> None:
         config = validate(merge(spread(settings), spread({"policies.second.model": str(model)})), RunConfig)
-        require_one_tokenizer(config.learners, config.policies, base)
+        algorithms = {name: make_algorithm(own.algo) for name, own in config.learners.items()}
+        require_one_tokenizer(algorithms, config.model.name, config.policies, base)
 
     check(base)
     with pytest.raises(ConfigError, match=r"policies.second.model=.*other has another tokenizer than model=tiny"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def look(model: Path, *words: str) -> None:
     config = validate(merge_settings(["env=x", "trainer.token_budget=4096", *words]), RunConfig)
-    await room.check_room(config, Greeting, get_renderer(model), model)
+    await room.check_room(budgets(model, config), Greeting, get_renderer(model), program=config.agent)
+
+
+def budgets(model: Path, config: RunConfig) -> partial[Any]:
+    return partial(room.split_budgets, config.engine, config.model.name, model, config.rollout, config.eval)
 
 
 @pytest.mark.slow
@@ -159,7 +164,7 @@ class OneLong(Greeting):
 async def test_the_tasks_with_the_most_data_are_opened(model: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One in three hundred prompts did not fit, and was found in the step that drew it."""
     words = ["env=x", "rollout.session_tokens=90", "rollout.turn_tokens=10", "trainer.token_budget=4096"]
-    await room.check_room(validate(merge_settings(words), RunConfig), OneLong, get_renderer(model), model)
+    await room.check_room(budgets(model, validate(merge_settings(words), RunConfig)), OneLong, get_renderer(model))
     assert "in 1 of 16 tasks of the split 'train' that were opened; '77' opens with" in caplog.text
 
 
@@ -183,11 +188,8 @@ async def test_prompts_that_do_not_fit_are_found_before_the_run_wherever_they_ar
     renderer = get_renderer(model)
 
     async def check(*words: str) -> None:
-        lines.extend(
-            await room.check_room(
-                validate(merge_settings([*base, *words]), RunConfig), Sizes, renderer, model, (split,)
-            )
-        )
+        config = validate(merge_settings([*base, *words]), RunConfig)
+        lines.extend(await room.check_room(budgets(model, config), Sizes, renderer, (split,)))
 
     lines: list[str] = []
     await check()

@@ -52,7 +52,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def role(folder: Path) -> AsyncIterator[SessionRole]:
-    made = SessionRole(RunConfig.model_validate({"env": "calculator"}), folder)
+    made = SessionRole(RunConfig.model_validate({"env": "calculator"}).learning("main"), folder)
     yield made
     made.close()
 

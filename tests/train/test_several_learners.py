@@ -28,7 +28,7 @@ from agentrl.rollout.stream.outcomes import TRAINED, GroupOutcome
 from agentrl.sessions.store.store import Store
 from agentrl.sessions.tree.perspective import group_seen_by, view_by
 from agentrl.train.algorithms import make_algorithm
-from agentrl.train.driver.launch import with_shared_weights
+from agentrl.train.driver.launch import share_weights
 from agentrl.train.driver.learning import Batch, Learning
 from agentrl.train.driver.resuming import changes, rate_jumps
 from agentrl.train.driver.setup import complete
@@ -181,7 +181,7 @@ def alone(run: Path, policy: str, scratch: Path) -> dict[str, torch.Tensor]:
     more = {"total_steps": config.steps, "seed": config.seed, "lora": config.lora}
     trainer = make_trainer(run / "model", config.trainer, config.algo, **more)
     trainer.load(part(run / "checkpoints" / "step-000000", policy) / TRAINER)
-    learner = Learning.of(config, run, None, lambda _: nullcontext())
+    learner = Learning.of(config.learning("main"), run, None, lambda _: nullcontext())
     algorithm = make_algorithm(config.algo)
     record = next(each for each in (recorded, *recorded.others) if each.policy == policy)
     with Store(run / "sessions.db", read_only=True) as store:
@@ -377,9 +377,9 @@ def test_every_policys_weights_go_through_the_runs_folder_where_engines_are_on_o
     """A policy with a way of its own had a folder of the driver's machine, which other nodes don't see."""
     own = {"policies.b.trainer": "torch", "policies.b.weights.verify": False, "algo.minibatches": 1}
     config = complete(spread({"env": DEMAND, "agents.right": "b", "cluster.name": "ray"} | own))
-    found = with_shared_weights(config, tmp_path)
-    assert found.policies["b"].weights is not None
-    assert (found.weights.dir, found.policies["b"].weights.dir) == (str(tmp_path / "weights"),) * 2  # type: ignore[attr-defined]
-    assert not found.policies["b"].weights.verify
-    here = config.model_copy(update={"cluster": ClusterConfig()})
-    assert with_shared_weights(here, tmp_path).policies["b"].weights == config.policies["b"].weights
+    main, other = config.learners["main"], config.policies["b"]
+    shared = share_weights(other, config.cluster, tmp_path)
+    ways = share_weights(main, config.cluster, tmp_path).weights, shared.weights
+    assert [way.dir for way in ways] == [str(tmp_path / "weights")] * 2  # type: ignore[union-attr]
+    assert not shared.weights.verify  # type: ignore[union-attr]
+    assert share_weights(other, ClusterConfig(), tmp_path).weights == other.weights

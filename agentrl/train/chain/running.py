@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from agentrl.config import RunConfig, yaml_settings
+from agentrl.config import yaml_settings
 from agentrl.errors import ConfigError
 from agentrl.train.chain.planning import (
     Chain,
@@ -22,7 +23,7 @@ from agentrl.train.chain.planning import (
 from agentrl.train.display.console import Display
 from agentrl.train.driver.launch import train_run
 from agentrl.train.driver.result import TrainResult
-from agentrl.train.evaluation.rejection import RejectConfig, reject
+from agentrl.train.evaluation.rejection import Rejection, reject
 from agentrl.train.plan.preflight import check_evaluation, check_training
 from agentrl.train.record import chain, lock, manifest
 from agentrl.train.record.chain import ChainRecord, StageStart, StageState
@@ -86,9 +87,10 @@ async def _train_stage(
         record = record.changed(stage.name, state=StageState.BEGUN, start=_start(plan, stage, config.played_by, record))
         record.write()
     if stage.best_of is not None:
-        return await _keep_best(stage.best_of, config, record, stage.name, display)
-    check_training(config)
-    result = await train_run(config, display)
+        check_evaluation(config)
+        play = partial(reject, config, stage.best_of, display)
+        return await _keep_best(play, record, stage.name, display)
+    result = await train_run(config, display, check_training(config))
     if not result.worked:
         return record, result
     before, after = (None if each is None else each.mean for each in (result.before, result.after))
@@ -98,13 +100,12 @@ async def _train_stage(
 
 
 async def _keep_best(
-    own: RejectConfig, config: RunConfig, record: ChainRecord, name: str, display: Display
+    play: Callable[[Path, str], Awaitable[Rejection]], record: ChainRecord, name: str, display: Display
 ) -> tuple[ChainRecord, TrainResult]:
-    check_evaluation(config)
     folder = record.folder(name)
     file = folder / chain.BEST
     file.unlink(missing_ok=True)  # of a kill between it and the manifest; the sessions are there
-    found = await reject(config, own, display, folder, chain.resume_hint(record))
+    found = await play(folder, chain.resume_hint(record))
     display.say("\n".join([*found.lines()][:-1]))  # the last one is a command
     record = record.changed(name, state=StageState.DONE, end=chain.end_of_selection(folder, found.mean))
     record.write()

@@ -84,7 +84,7 @@ def run_train(config: RunConfig, display: Display | None = None, *, owns_process
 
     if config.dry_run:
         raise ConfigError("dry_run=true is for the command line; scripts call agentrl.train.plan.dry_run.describe_run")
-    check_training(config)  # before anything heavy is imported, and before anything is written
+    algorithms = check_training(config)  # before anything heavy is imported, and before anything is written
     if config.data is None:
         ENGINES.find(config.engine.name).begin(config.engine)
     try:
@@ -92,7 +92,7 @@ def run_train(config: RunConfig, display: Display | None = None, *, owns_process
     except ModuleNotFoundError as error:
         raise missing_extra(error.name or "torch", "train") from error
     display = display or Display()
-    work, leave = train_run(config, display), lambda: display.request_stop()
+    work, leave = train_run(config, display, algorithms), lambda: display.request_stop()
     return interrupt.run(work, display.print_resume_hint, owns_process=owns_process, leave=leave)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from agentrl import faults
-from agentrl.config import RunConfig
+from agentrl.config.learners import LearningConfig
 from agentrl.rollout.stream.batch_metrics import staleness
 from agentrl.rollout.stream.seeds import derive
 from agentrl.sessions.store.store import Store
@@ -33,7 +33,7 @@ from agentrl.train.record import trainer_logprobs
 from agentrl.train.record.provenance import Evidence
 from agentrl.train.trainers import Computing, Critic, JointCritic, Rewarder, missing_model
 from agentrl.train.trainers.teachers.teachers import Teachers
-from agentrl.types import MAIN, Engine, Group
+from agentrl.types import Engine, Group
 
 Part = Callable[[str], AbstractContextManager[Any]]
 """Shows that a part of a step is under way."""
@@ -85,23 +85,23 @@ class Learning:
     """Learns from batches in this process.
 
     Attributes:
-        config: the run's.
+        config: the settings that it works by.
         folder: the run's.
         engine: sleeps while the trainer computes, where it is colocated; None: whoever calls this sees to that.
         part: shows a part of the step.
         teachers: the policies that the algorithm asks.
     """
 
-    config: RunConfig
+    config: LearningConfig
     folder: Path
     engine: Engine | None
     part: Part
     teachers: Teachers
 
     @classmethod
-    def of(cls, config: RunConfig, folder: Path, engine: Engine | None, part: Part) -> Learning:
-        """Return a run's learner, which opens the policies that the algorithm asks when it first asks them."""
-        teachers = Teachers(config.teachers, config.learners[MAIN], config.seed, folder)
+    def of(cls, config: LearningConfig, folder: Path, engine: Engine | None, part: Part) -> Learning:
+        """Return a policy's learner, which opens the policies that the algorithm asks when it first asks them."""
+        teachers = Teachers(config.asked, config.own, config.seed, folder)
         return cls(config, folder, engine, part, teachers)
 
     async def learn(self, batch: Batch) -> dict[str, float]:
@@ -140,7 +140,7 @@ class Learning:
 
     async def _shape(self, batch: Batch, groups: Sequence[Group]) -> tuple[list[Group], dict[str, float]]:
         """The groups with shaped rewards, a KL penalty included where it is one, and metrics of that."""
-        algo, adaptive, budget = batch.algorithm.config, batch.algorithm.adaptive, self.config.trainer.token_budget
+        algo, adaptive, budget = batch.algorithm.config, batch.algorithm.adaptive, self.config.own.trainer.token_budget
         estimates, metrics = None, adaptive.metrics(algo)
         if algo.kl_coef and algo.kl_as == "reward":
             seed = derive(self.config.seed, "reference", batch.step)
@@ -152,15 +152,15 @@ class Learning:
 
     async def _values(self, batch: Batch, groups: Sequence[Group], paths: JointPaths | None) -> Values | None:
         """The critic's value of each token's state, its process reward, or a teacher's log-probability of it."""
-        needs, trainer, budget = batch.algorithm.needs, batch.trainer, self.config.trainer.token_budget
+        needs, trainer, budget = batch.algorithm.needs, batch.trainer, self.config.own.trainer.token_budget
         seed = derive(self.config.seed, "values", batch.step)
         if needs.critic:
             if not isinstance(trainer, Critic):
-                raise missing_model(self.config.trainer, batch.algorithm.config, "critic")
+                raise missing_model(self.config.own.trainer, batch.algorithm.config, "critic")
             compute = partial(compute_values, trainer, groups, batch.algorithm.critic_config, budget, seed, paths)
         elif needs.reward_model:
             if not isinstance(trainer, Rewarder):
-                raise missing_model(self.config.trainer, batch.algorithm.config, "reward model")
+                raise missing_model(self.config.own.trainer, batch.algorithm.config, "reward model")
             compute = partial(per_token, groups, trainer.token_rewards, budget, seed)
         elif needs.teacher:
             with batch.clock("teachers"), self.part("asking the teacher"):
@@ -176,7 +176,7 @@ class Learning:
         self, batch: Batch, groups: Sequence[Group], values: Values | None, paths: JointPaths | None
     ) -> tuple[list[Forest], list[Forest], dict[str, float]]:
         """Advantages for the groups' nodes, packed into forests, and the forests that a critic of joint paths reads."""
-        budget, seed = self.config.trainer.token_budget, derive(self.config.seed, "pack", batch.step)
+        budget, seed = self.config.own.trainer.token_budget, derive(self.config.seed, "pack", batch.step)
         credit, forests = pack_credited(batch.algorithm, groups, values, budget, seed)
         read = [] if paths is None else paths.pack(batch.algorithm, groups, credit, budget, seed)
         version = batch.trainer.version
@@ -196,7 +196,7 @@ class Learning:
 
     async def _record_logprobs(self, batch: Batch, groups: Sequence[Group]) -> None:
         """Store the trainer's log-probability of each token that the step may train."""
-        budget, seed = self.config.trainer.token_budget, derive(self.config.seed, "logprobs", batch.step)
+        budget, seed = self.config.own.trainer.token_budget, derive(self.config.seed, "logprobs", batch.step)
         with batch.clock("logprobs"):
             async with self._computing(batch):
                 found = await asyncio.to_thread(per_token, groups, batch.trainer.logprobs, budget, seed)

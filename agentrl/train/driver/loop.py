@@ -169,8 +169,9 @@ class Loop:
 
     async def close(self) -> None:
         """End trainers, learners and the reference."""
-        for name, each in self.in_training.items():
-            self.state.learned[name].trainer.close()
+        for learned in self.state.learned.values():
+            learned.trainer.close()
+        for each in self.in_training.values():
             await each.learner.close()
             if each.reference is not None:
                 await each.reference.close()

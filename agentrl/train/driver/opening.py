@@ -7,8 +7,8 @@ import errno
 import os
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from agentrl.errors import AgentRLError, ConfigError, StoreError
 from agentrl.models.folders import pin
 from agentrl.models.registry import model_folder
 from agentrl.sessions.store.store import Store
-from agentrl.train.algorithms import Algorithm, make_algorithm
+from agentrl.train.algorithms import Algorithm
 from agentrl.train.display.console import Display
 from agentrl.train.driver import base_model, interrupt, setup
 from agentrl.train.driver.loop import Loop
@@ -40,21 +40,28 @@ ENDING = 10.0
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A run that trains, with what every one has open (`opened_run`).
+    """A run that trains, and what its stages open, which it closes in reverse order (`open_run`).
 
     Attributes:
         config: its settings.
         folder: its own, locked.
         store: its sessions.
         display: where progress is shown.
-        algorithm: the main policy's.
+        algorithms: those of the policies that learn, by name.
+        opened: closes what the stages open; where one fails, what those before it opened.
     """
 
     config: RunConfig
     folder: RunFolder
     store: Store
     display: Display
-    algorithm: Algorithm
+    algorithms: Mapping[str, Algorithm]
+    opened: AsyncExitStack
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The main policy's algorithm."""
+        return self.algorithms[MAIN]
 
     async def load_model(self, build_tiny: Callable[[Path, int], Awaitable[Path]]) -> Path:
         """Return the folder of the model that the run begins with, once its architecture is proved; see `_own_model`.
@@ -68,7 +75,7 @@ class OpenRun:
         if self.config.model.trust_remote_code:
             custom_code.allow(base)
         learners, policies = self.config.learners, self.config.policies
-        require_one_tokenizer(learners, policies, base)
+        require_one_tokenizer(self.algorithms, self.config.model.name, policies, base)
         later = loads_meanwhile(self.config.data, self.config.engine)
         prove_architecture(learners[MAIN], policies, base, self.display, trains=True, later=later)
         return base
@@ -118,22 +125,25 @@ class OpenRun:
         quantise_folder(own, self.config.lora.full)
 
 
-@contextmanager
-def opened_run(config: RunConfig, display: Display) -> Iterator[OpenRun]:
+@asynccontextmanager
+async def open_run(config: RunConfig, display: Display, algorithms: Mapping[str, Algorithm]) -> AsyncIterator[OpenRun]:
     """Open a run's folder and session store, with everything that watches and records a run."""
-    with (
-        cores.at_once(2 if config.rollout.staleness else 1),
-        open_folder(config, display) as folder,
-        faults.inject_faults(config.faults, folder.path),
-        Store(folder.path / "sessions.db") as store,
-        display,
-        watchdog.Watchdog(
-            folder.path, config.watchdog.timeout, partial(_stop_hung, config.watchdog, config.grace, display)
-        ),
-        logs.write_log(folder.path / logs.NAME, folder.path.name, secret_values(config)),
-        tracing.export_spans(config.tracing, {"agentrl.run": folder.path.name}, display.warn),
-    ):
-        yield OpenRun(config, folder, store, display, make_algorithm(config.algo))
+    async with AsyncExitStack() as opened:
+        enter = opened.enter_context
+        enter(cores.at_once(2 if config.rollout.staleness else 1))
+        if config.resume:
+            folder = RunFolder.open(Path(config.resume), config, display.say)
+        else:
+            folder = RunFolder.create(run_path(config.env.name, config.run_dir, config.rerun), config, resumable=True)
+        enter(_guard_folder(folder, display))
+        enter(faults.inject_faults(config.faults, folder.path))
+        store = enter(Store(folder.path / "sessions.db"))
+        enter(display)
+        stop = partial(_stop_hung, config.watchdog, config.grace, display)
+        enter(watchdog.Watchdog(folder.path, config.watchdog.timeout, stop))
+        enter(logs.write_log(folder.path / logs.NAME, folder.path.name, secret_values(config)))
+        enter(tracing.export_spans(config.tracing, {"agentrl.run": folder.path.name}, display.warn))
+        yield OpenRun(config, folder, store, display, algorithms, opened)
 
 
 def _stop_hung(watched: WatchdogConfig, grace: float, display: Display, seconds: float, file: Path) -> None:
@@ -163,18 +173,15 @@ def stoppable(loop: Loop, display: Display) -> Iterator[None]:
 
 
 @contextmanager
-def open_folder(config: RunConfig, display: Display) -> Iterator[RunFolder]:
-    """The run's folder: an existing one, or a new one, removed where the run fails before its first checkpoint.
+def _guard_folder(folder: RunFolder, display: Display) -> Iterator[None]:
+    """Close a run's folder in the end; remove a new one where the run fails before its first checkpoint.
 
     Where that is because the disk failed or is full, what the run has done stays.
 
     Raises:
         StoreError: the folder's disk failed or is full; the message says how to resume.
     """
-    if config.resume:
-        folder = RunFolder.open(Path(config.resume), config, display.say)
-    else:
-        folder = RunFolder.create(run_path(config.env.name, config.run_dir, config.rerun), config, resumable=True)
+    config = folder.config
     display.resume_hint = lambda: f"interrupted; {folder.resume_hint()}"
     try:
         folder.track(display.warn)
@@ -182,7 +189,7 @@ def open_folder(config: RunConfig, display: Display) -> Iterator[RunFolder]:
             folder.uploads = Uploads(
                 folder.path, config.checkpoint_url, config.keep_checkpoints, config.checkpoint_url_timeout, display.warn
             )
-        yield folder
+        yield
     except Exception as error:
         ours = isinstance(error, OSError) and not isinstance(error, AgentRLError) and error.errno in DISK_FAILED
         named = StoreError(disk_error(error, folder.path)) if ours else error

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,7 @@ from agentrl.rollout.stream.stream import Stream
 from agentrl.rollout.stream.tasks import TaskStream, training_tasks
 from agentrl.rollout.workers.environment_workers import InWorkers
 from agentrl.sessions.renderers import strip
-from agentrl.train.algorithms import Algorithm, make_algorithm
+from agentrl.train.algorithms import Algorithm
 from agentrl.train.driver import base_model, recorded_steps, setup, warmstart
 from agentrl.train.driver.colocated import leave
 from agentrl.train.driver.engine_check import compare_engine, probe_bound
@@ -42,7 +43,7 @@ from agentrl.train.driver.lost_tokens import top_scores
 from agentrl.train.driver.opening import OpenRun
 from agentrl.train.driver.probe import InTraining
 from agentrl.train.driver.recovery import Recovery
-from agentrl.train.driver.resuming import step_of
+from agentrl.train.driver.resuming import ResumedFrom, step_of
 from agentrl.train.driver.session_worker import DistantLearning
 from agentrl.train.plan.model_checks import compare_loaded, engine_settings, require_recording, require_supports
 from agentrl.train.plan.room import context
@@ -53,6 +54,9 @@ from agentrl.train.trainers import BaseSharing, Trainer
 from agentrl.train.trainers.loaded import Loaded
 from agentrl.train.trainers.worker import place_trainer
 from agentrl.types import MAIN
+
+Act = Callable[[RolloutConfig], Actor | Program]
+"""A function from limits to what acts within them: the model, or a program."""
 
 
 def make_loop(run: OpenRun, base: Path, policy: Policy, stream: Stream, learner: Learner) -> tuple[Loop, Loaded | None]:
@@ -82,17 +86,14 @@ def make_loop(run: OpenRun, base: Path, policy: Policy, stream: Stream, learner:
     return Loop(policy, state, run.folder, display, learner, recovery), loaded
 
 
-def make_generating_loop(
-    run: OpenRun,
-    base: Path,
-    make_env: Callable[[], Env],
-    rollouts: Rollouts,
-    act: Callable[[RolloutConfig], Actor | Program],
+def open_trainers(
+    run: OpenRun, training: AsyncExitStack, base: Path, make_env: Callable[[], Env], rollouts: Rollouts, act: Act
 ) -> tuple[Loop, Loaded | None]:
-    """The loop of a run whose groups are generated; see `make_loop`."""
+    """The loop of a run whose groups are generated, which `training` closes; see `make_loop`."""
     config = run.config
     stream = make_stream(rollouts, make_env, act(config.rollout), run.algorithm, config.steps)
     loop, loaded = make_loop(run, base, rollouts.policy, stream, make_learner(run, rollouts))
+    training.push_async_callback(loop.close)
     engines = divide_cores(config.engine, config.fleet, base, count_beside(MAIN, config.fleets))
     several = f" ({len(engines)} of them)" if len(engines) > 1 else ""
     threads = {
@@ -104,12 +105,7 @@ def make_generating_loop(
     past = (partner for partner in rollouts.partners.values() if isinstance(partner, PastVersions))
     loop.past = list({each.name: each for each in past}.values())
     loop.probe_bound = probe_bound(config.weights, config.trainer, config.engine, loaded)
-    try:
-        add_policies(loop, rollouts)
-    except BaseException:
-        for learned in loop.state.learned.values():
-            learned.trainer.close()
-        raise
+    add_policies(loop, rollouts, run.algorithms)
     loop.top_scores = top_scores(rollouts.make_env())
     if config.weights.prove_every:
         settings = engine_settings(config.learners[MAIN], config.rollout, config.cluster)
@@ -117,7 +113,7 @@ def make_generating_loop(
     return loop, loaded
 
 
-def add_policies(loop: Loop, rollouts: Rollouts) -> None:
+def add_policies(loop: Loop, rollouts: Rollouts, algorithms: Mapping[str, Algorithm]) -> None:
     """Start the trainers of the policies that learn beside the main one, each on the model that it plays with."""
     config, folder, display = loop.config, loop.folder, loop.display
     players = {policy.name: policy for partner in rollouts.partners.values() for policy in partner.policies}
@@ -128,13 +124,13 @@ def add_policies(loop: Loop, rollouts: Rollouts) -> None:
             with named_as_given(config.policies, name):
                 require_recording(own.trainer, own.engine, policy.require_engine())
                 trainer = place_trainer(config.cluster, policy.require_model(), own.trainer, own.algo, **more)
-        learner = Learning.of(config.of_policy(name), folder.path, policy.engine, display.part)
-        bound = probe_bound(own.weights, own.trainer, own.engine, None)
-        loop.others = {**loop.others, name: InTraining(own, policy, learner, bound)}
-        learned = LearnedPolicy(trainer, make_algorithm(own.algo), evidence=provenance.Evidence(policy=name))
+        learned = LearnedPolicy(trainer, algorithms[name], evidence=provenance.Evidence(policy=name))
         if own.lora.adapter is not None:  # engines start with the base alone
             learned.published.sent = NEVER
         loop.state = replace(loop.state, learned={**loop.state.learned, name: learned})
+        learner = Learning.of(config.learning(name), folder.path, policy.engine, display.part)
+        bound = probe_bound(own.weights, own.trainer, own.engine, None)
+        loop.others = {**loop.others, name: InTraining(own, policy, learner, bound)}
         if own.lora.active:
             _share_base(trainer, loop, name)
     if config.learned and loop.recovery.max_restarts:
@@ -166,17 +162,21 @@ async def prepare_reading(loop: Loop) -> int:
     Returns:
         The steps that are done.
     """
-    folder, display = loop.folder, loop.display
-    if (resumed := folder.resumed) is None:
-        folder.restore()
-        recording.write_start(folder, loop.trainer, display, 0)
+    if (resumed := loop.folder.resumed) is None:
+        loop.folder.restore()
+        recording.write_start(loop.folder, loop.trainer, loop.display, 0)
         await loop.recovering(0, partial(loop.save, 0))
         return 0
     await loop.recovering(step_of(resumed.checkpoint), partial(loop.restore_trainers, resumed.checkpoint))
+    return await _go_on(loop, resumed)
+
+
+async def _go_on(loop: Loop, resumed: ResumedFrom) -> int:
+    """Bring the run to the last step that is recorded, and return it."""
     start = await recorded_steps.resume(loop, resumed)
-    folder.restore(start)
-    recording.write_start(folder, loop.trainer, display, start)
-    display.say(f"resuming {folder.path} after step {start}")
+    loop.folder.restore(start)
+    recording.write_start(loop.folder, loop.trainer, loop.display, start)
+    loop.display.say(f"resuming {loop.folder.path} after step {start}")
     return start
 
 
@@ -206,10 +206,7 @@ async def prepare(
         with named_as_given(config.policies, name):
             require_supports(config.rollout, each.policy.require_engine())
     if resumed is not None:
-        start = await recorded_steps.resume(loop, resumed)
-        folder.restore(start)
-        recording.write_start(folder, loop.trainer, display, start)
-        display.say(f"resuming {folder.path} after step {start}")
+        start = await _go_on(loop, resumed)
     for name, policy in loop.state.learned.items():
         policy.evidence.known.update(provenance.read_published(folder.path, name))
     await loop.recovering(start, loop.publish)
@@ -250,7 +247,7 @@ async def _begin_past(loop: Loop, past: PastVersions, start: int) -> None:
 
 def make_learner(run: OpenRun, rollouts: Rollouts) -> Learner:
     """Return the learner from the run's groups, where their sessions are."""
-    config, folder, part = run.config, run.folder.path, run.display.part
+    config, folder, part = run.config.learning(MAIN), run.folder.path, run.display.part
     engine, elsewhere = rollouts.engines[0], rollouts.elsewhere
     if isinstance(elsewhere, InWorkers) and elsewhere.holding is not None:
         return DistantLearning(config, folder, elsewhere.holding.workers, engine, part)

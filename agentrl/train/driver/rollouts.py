@@ -138,8 +138,9 @@ class RolloutRun:
             stack.callback(kept.close)
             folder = kept.path
         store = stack.enter_context(Store(folder / "sessions.db"))
-        player = launch.player(config, make_env, self.model, store, splits=("train",))
-        made, act = await stack.enter_async_context(player)
+        where, played = Path(store.path).parent, [(config, make_env)]
+        policy = await launch.load_policy(stack, played, self.model, where, ("train",), publishes=True)
+        made, act = await launch.open_rollouts(stack, policy, config, make_env, store)
         self.policy = made.policy
         for engine in made.engines:
             await wait_until_started(engine)

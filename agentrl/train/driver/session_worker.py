@@ -26,7 +26,8 @@ import orjson
 from agentrl import cluster, faults, tracing
 from agentrl.cluster import Role
 from agentrl.cluster.pool import WorkerPool
-from agentrl.config import RunConfig
+from agentrl.config import ClusterConfig
+from agentrl.config.learners import LearningConfig
 from agentrl.errors import AgentRLError, InfraError, StoreError, TrainerError, WorkerLost
 from agentrl.rollout.workers.distant_recorder import ATTEMPTS, STORE_SECONDS
 from agentrl.rollout.workers.environment_workers import Holding
@@ -88,11 +89,12 @@ class LearnReply:
 class SessionRole:
     """Holds a run's sessions, in a worker's process; `traces`: where its spans are sent."""
 
-    def __init__(self, config: RunConfig, folder: Path, traces: tracing.Destination | None = None) -> None:
+    def __init__(self, config: LearningConfig, folder: Path, traces: tracing.Destination | None = None) -> None:
         self._folder, self._open = folder, ExitStack()
         self._store = self._open.enter_context(Store(folder / "sessions.db"))
         self._recorder = self._open.enter_context(Recorder(self._store))
         self._learning = Learning.of(config, folder, None, _show_nothing)
+        self._algorithm = make_algorithm(config.own.algo)
         self._kept = KeptSessions()
         if traces is not None:
             self._open.enter_context(tracing.export_spans(*traces, logger.warning))
@@ -127,7 +129,7 @@ class SessionRole:
             return find_death(error) or error  # causes are not sent
 
     async def _learn(self, request: LearnRequest) -> LearnReply:
-        algorithm = make_algorithm(self._learning.config.algo)
+        algorithm = self._algorithm
         algorithm.load_snapshot(request.algorithm)
         kept = {name: self._kept.take(name) for _, ids in request.groups for name, _ in ids}
         groups = await asyncio.to_thread(self._read, request, kept)
@@ -232,18 +234,14 @@ def _show_nothing(name: str) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def holding(config: RunConfig, store: Store, *, trains: bool) -> AsyncIterator[Holding | None]:
-    """The process that holds a run's sessions, where the run `trains` and has one (`cluster.sessions`).
+async def holding(config: LearningConfig, limits: ClusterConfig, store: Store) -> AsyncIterator[Holding]:
+    """The process that holds a run's sessions and learns from them (`cluster.sessions`).
 
     It is about to start (`WorkerPool.start`).
 
     Raises:
         InfraError: it was lost too often.
     """
-    limits = config.cluster
-    if not trains or not limits.holds_sessions:
-        yield None
-        return
     arguments = (config, Path(store.path).parent.absolute(), tracing.destination())
     role = Role("sessions", f"{__name__}:SessionRole", arguments, threads=1, here=True)
     pool = WorkerPool(role, 1, limits.start_timeout, limits.max_restarts)
@@ -269,14 +267,14 @@ class DistantLearning:
     A trainer that no other process reaches is called here instead, with the sessions that the store has.
 
     Attributes:
-        config: the run's.
+        config: the settings that learning works by.
         folder: the run's.
         workers: the session worker, and those that take its place.
         engine: sleeps while the trainer computes, where it is colocated.
         part: shows a part of the step.
     """
 
-    config: RunConfig
+    config: LearningConfig
     folder: Path
     workers: WorkerPool
     engine: Engine

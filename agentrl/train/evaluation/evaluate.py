@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
+    AsyncExitStack,
     asynccontextmanager,
     closing,
     contextmanager,
@@ -33,7 +34,7 @@ from typing import Any
 import orjson
 
 from agentrl import cluster
-from agentrl.config import ClusterConfig, EnvConfig, RunConfig
+from agentrl.config import ApiConfig, ClusterConfig, EnvConfig, RunConfig
 from agentrl.config.secrets import without_secrets
 from agentrl.envs import sandboxes
 from agentrl.envs.added_tools import with_tools
@@ -210,14 +211,13 @@ async def loaded_policy(configs: Sequence[RunConfig], folder: Path, display: Dis
                 config.model, config.algo, config.seed, _factory(config.env), Path(scratch)
             )
         model_checks.prove_architecture(config.learners[MAIN], config.policies, base, display, trains=False)
-        async with launch.loaded(config, played, base, folder, say=display.say) as policy:
+        async with AsyncExitStack() as opened:
+            policy = await launch.load_policy(opened, played, base, folder, say=display.say)
 
             @asynccontextmanager
             async def rollouts_of(own: RunConfig, store: Store) -> AsyncIterator[tuple[Rollouts, Actor | Program]]:
-                async with (
-                    with_tools(_factory(own.env), own.tools) as make_env,
-                    launch.playing(policy, own, make_env, store) as (rollouts, act),
-                ):
+                async with with_tools(_factory(own.env), own.tools) as make_env, AsyncExitStack() as own_rollouts:
+                    rollouts, act = await launch.open_rollouts(own_rollouts, policy, own, make_env, store)
                     with display.part("starting the engine"):
                         await asyncio.gather(*map(wait_until_started, rollouts.engines))
                     yield rollouts, act(own.rollout)
@@ -291,7 +291,7 @@ async def measure(
         InfraError: every session ended in an infrastructure error.
     """
     began, config = time.monotonic(), folder.config
-    env, who = _factory(config.env)(), label(config)
+    env, who = _factory(config.env)(), label(config.policy, config.played_by, config.api, config.agent)
     split = held_out_split(config.eval, env)
     found = identity.of_splits(env, [split])
     display.say(f"evaluating {who} on {config.env.name}, split {split}, in {folder.path}")
@@ -343,11 +343,11 @@ def _keep_identity(folder: Path, found: identity.Identities, display: Display, *
     write_atomically(file, orjson.dumps(identity.json(found)))
 
 
-def label(config: RunConfig) -> str:
-    """Name what is measured."""
-    if is_remote(config.policy):
-        return f"{config.api.model} at {without_secrets(config.policy)}"
-    return f"agent {config.agent!r} with {config.played_by}" if config.agent else config.played_by
+def label(policy: str, model: str, api: ApiConfig, agent: str | None) -> str:
+    """Name what is measured: an API's model, or `model` or a script, and the agent program that it answers."""
+    if is_remote(policy):
+        return f"{api.model} at {without_secrets(policy)}"
+    return f"agent {agent!r} with {model}" if agent else model
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from contextlib import AsyncExitStack
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -47,16 +48,15 @@ async def train_on_data(run: OpenRun, source: DataConfig) -> TrainResult:
     config, display = run.config, run.display
     data = await asyncio.to_thread(read_data, source, run.algorithm)
     base = await run.load_model(partial(_build_tiny, data))
-    with cluster.open_cluster(config.cluster, run.folder.path / "logs") as opened:
-        async with cluster.while_not_lost(opened.lost):
-            renderer = get_renderer(base, config.model.renderer, config.model.stop)
-            policy = Policy(renderer, None, model=base)
-            with display.part("reading the data"):
-                await asyncio.to_thread(prepare_data, source, data, renderer, base, config.model.name)
-            _identify(run, data)
-            own = config.learners[MAIN]
-            await check_teachers(config.teachers, own, config.rollout, run.algorithm, base)
-            return await _train(run, data, policy, base)
+    nodes = run.opened.enter_context(cluster.open_cluster(config.cluster, run.folder.path / "logs"))
+    await run.opened.enter_async_context(cluster.while_not_lost(nodes.lost))
+    renderer = get_renderer(base, config.model.renderer, config.model.stop)
+    policy = Policy(renderer, None, model=base)
+    with display.part("reading the data"):
+        await asyncio.to_thread(prepare_data, source, data, renderer, base, config.model.name)
+    _identify(run, data)
+    await check_teachers(config.teachers, config.learners[MAIN], config.rollout, run.algorithm, base)
+    return await _train(run, data, policy, base)
 
 
 async def _train(run: OpenRun, data: ReadData, policy: Policy, base: Path) -> TrainResult:
@@ -66,9 +66,10 @@ async def _train(run: OpenRun, data: ReadData, policy: Policy, base: Path) -> Tr
     tasks = ListedTasks(data.tasks["train"], make_sampler(shape.sampler, config.seed))
     gate = Gate(shape.groups_per_step, config.steps, shape.staleness)
     stream = Stream(source, tasks, None, group_size=1, gate=gate)
-    learner = Learning.of(config, folder.path, None, display.part)
+    learner = Learning.of(config.learning(MAIN), folder.path, None, display.part)
     loop, _ = await asyncio.to_thread(make_loop, run, base, policy, stream, learner)
-    try:
+    async with AsyncExitStack() as training:  # closed before the result is told: its checkpoints are whole then
+        training.push_async_callback(loop.close)
         start = await prepare_reading(loop)
         before = held_out.read(folder.path, 0) if start else await _measure(loop, data, 0)
         loop.measure = partial(_measure, loop, data)
@@ -77,9 +78,6 @@ async def _train(run: OpenRun, data: ReadData, policy: Policy, base: Path) -> Tr
             done = await loop.run(start)
         after = await _measure(loop, data, done)
         await asyncio.to_thread(folder.seals.add, done, lines={})
-    finally:
-        loop.trainer.close()
-        await learner.close()
     if before is not None:
         display.say(
             f"held-out {_describe_measure(loop)} {_describe(before)} before training, {_describe(after)} after it"

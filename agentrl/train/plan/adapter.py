@@ -8,8 +8,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from agentrl.config import LoraConfig, WarmStartConfig
-from agentrl.train.plan.memory import Numbers, TrainerMemory
+from agentrl.config.learners import LearnerConfig
+from agentrl.train.algorithms import Algorithm
+from agentrl.train.plan.memory import Numbers, Split, TrainerMemory
 from agentrl.train.plan.shapes import Shape
+from agentrl.train.trainers import TRAINERS
 
 FLOAT32 = 4
 """Bytes of an adapter's number on every trainer, of its gradient, and of each of its two moments."""
@@ -132,3 +135,13 @@ def describe_adapter(numbers: Numbers, warm: WarmStartConfig) -> Iterator[str]:
         first = ", after a warm start of the whole model, whose memory is counted" if warm.steps else ""
         held = f", on {numbers.packed:,} in four bits" if numbers.packed else ""
         yield f"trained: an adapter of {numbers.adapter:,} parameters{held}{first}"
+
+
+def trainer_needs(
+    own: LearnerConfig, algorithm: Algorithm, shape: Shape, split: Split, *, imitates: bool
+) -> tuple[Numbers, TrainerMemory]:
+    """A trainer rank's numbers and memory: with an adapter those of it, unless the whole model imitates before."""
+    plugin = TRAINERS.find(own.trainer.name)
+    numbers = with_lora(plugin.numbers(own.trainer, algorithm), shape, own.lora)
+    memory = plugin.memory(own.trainer, algorithm, shape, split)
+    return numbers, with_adapter(memory, numbers) if numbers.adapter and not imitates else memory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agentrl.config import MODEL, PAST, ClusterConfig, EngineConfig, FleetConfig, GatewayConfig, Policies, RunConfig
+from agentrl.config import MODEL, PAST, ClusterConfig, EngineConfig, EnvConfig, FleetConfig, GatewayConfig, Policies
 from agentrl.config.learners import named_as_given
 from agentrl.config.policies import list_players
 from agentrl.envs.base import Env
@@ -15,20 +15,24 @@ from agentrl.sessions.renderers.registry import check_name
 from agentrl.types import MAIN
 
 
-def check_players(config: RunConfig) -> None:
-    """Check without loading a model who plays whom, for a dry run; a run of one agent and one policy has no more.
+def check_players(
+    named: EnvConfig,
+    fleets: Mapping[str, tuple[EngineConfig, FleetConfig]],
+    agents: Mapping[str, str],
+    policies: Policies,
+    program: tuple[str, GatewayConfig, ClusterConfig] | None,
+) -> None:
+    """Check without loading a model who plays whom, for a dry run; `program`: see `check_agents`.
 
     Raises:
         ConfigError, UnknownName: an agent, a renderer or a function is not there; naming the setting.
         EnvError: the environment can't be made.
     """
-    if config.data is not None or not (config.agents or config.policies):
-        return
-    check_addresses(config.fleets)
-    env = make(config.env.name, **config.env.kwargs)
-    check_agents(config, env, trains=True)
-    for name, policy in config.policies.items():
-        with named_as_given(config.policies, name):
+    check_addresses(fleets)
+    env = make(named.name, **named.kwargs)
+    check_agents(named.name, env, agents, policies, program, trains=True)
+    for name, policy in policies.items():
+        with named_as_given(policies, name):
             check_name(policy.model.renderer, "model.renderer")
             if policy.name not in (MODEL, *NEED_OTHERS) and not policy.remote:
                 check_partner(name, policy, env)
@@ -55,29 +59,38 @@ def check_addresses(fleets: Mapping[str, tuple[EngineConfig, FleetConfig]]) -> N
                 )
 
 
-def check_agents(config: RunConfig, env: Env, *, trains: bool) -> None:
+def check_agents(
+    name: str,
+    env: Env,
+    agents: Mapping[str, str],
+    policies: Policies,
+    program: tuple[str, GatewayConfig, ClusterConfig] | None,
+    *,
+    trains: bool,
+) -> None:
     """Refuse policies for agents that an environment does not have, and a run that trains none.
+
+    `name`: the environment's. `program`: the one that acts, with the settings of its gateway and of where that is.
 
     Raises:
         ConfigError: naming the setting, and the agents that there are.
     """
-    for agent in config.agents if config.agent is None else ():
+    for agent in agents if program is None else ():
         if agent not in env.agents:
             guess = nearest(agent, env.agents)
             hint = f"; did you mean {guess!r}?" if guess else ""
             known = ", ".join(env.agents)
-            raise ConfigError(f"agents.{agent}: env={config.env.name} has no such agent{hint} (agents: {known})")
-    if config.agent is not None and len(env.agents) > 1:
-        raise ConfigError(f"agent={config.agent!r} is for one agent; env={config.env.name} has {', '.join(env.agents)}")
-    if config.agent is not None and config.agents:
-        _check_named(config.agent, config.agents, config.policies, config.gateway, config.cluster)
+            raise ConfigError(f"agents.{agent}: env={name} has no such agent{hint} (agents: {known})")
+    if program is not None:
+        if len(env.agents) > 1:
+            raise ConfigError(f"agent={program[0]!r} is for one agent; env={name} has {', '.join(env.agents)}")
+        if agents:
+            _check_named(program[0], agents, policies, *program[1:])
     if trains and all(
-        MAIN not in list_players(config.policies, config.agents.get(agent, MAIN))
-        for agent in (*env.agents, *(config.agents if config.agent else ()))
+        MAIN not in list_players(policies, agents.get(agent, MAIN))
+        for agent in (*env.agents, *(agents if program else ()))
     ):
-        raise ConfigError(
-            f"policies that are not trained play all agents of env={config.env.name}: there is nothing to train"
-        )
+        raise ConfigError(f"policies that are not trained play all agents of env={name}: there is nothing to train")
 
 
 def _check_named(

@@ -23,11 +23,12 @@ from agentrl.config import (
     EnvConfig,
     FleetConfig,
     ModelConfig,
+    Policies,
     RewardConfig,
     RolloutConfig,
     RunConfig,
 )
-from agentrl.config.learners import LearnerConfig
+from agentrl.config.learners import LearnerConfig, Learners
 from agentrl.envs.rewards import REWARDS, ModelMemory
 from agentrl.errors import ConfigError
 from agentrl.models.registry import cache_folder
@@ -35,7 +36,7 @@ from agentrl.models.tiny import TinyShape
 from agentrl.rollout.engines import ENGINES
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.driver.setup import TINY
-from agentrl.train.plan.adapter import FLOAT32, describe_adapter, with_adapter, with_lora
+from agentrl.train.plan.adapter import FLOAT32, describe_adapter, trainer_needs
 from agentrl.train.plan.agent_checks import check_players
 from agentrl.train.plan.devices import Devices, devices_of, size, too_full, with_models
 from agentrl.train.plan.memory import GIB, EngineMemory, Numbers, Split, TrainerMemory, engine_memory
@@ -75,22 +76,22 @@ def describe_run(
     Raises:
         ConfigError, InvalidInput: the model can't be planned, or the parts don't fit on the nodes.
     """
-    check_players(config)
-    algorithm = make_algorithm(config.algo)
-    plugin = suitable(config.trainer, algorithm, config.lora)
-    shape, nodes = model_shape(config.model), nodes_of(config.cluster) if on is None else on
-    memory = host_memory() if on is None else 0.0  # that of described nodes is not known
-    split = split_of(config.trainer, shape, nodes)
-    ranks = ENGINES.find(config.engine.name).ranks(config.engine)
-    numbers = with_lora(plugin.numbers(config.trainer, algorithm), shape, config.lora)
-    whole = plugin.memory(config.trainer, algorithm, shape, split)
-    trainer = with_adapter(whole, numbers) if numbers.adapter and not config.warm_start.steps else whole
-    on_ray, learners = config.cluster.name == "ray", config.learners
-    others = splits_of_others(learners, config.policies, shape, nodes) if on_ray else {}
-    assignment = places(run_demand(config, split, nodes, others), learners[MAIN], config.cluster, trainer, nodes)
+    if config.data is None and (config.agents or config.policies):  # else one policy plays one agent
+        check_players(config.env, config.fleets, config.agents, config.policies, config.program)
+    algorithm, shape = make_algorithm(config.algo), model_shape(config.model)
+    suitable(config.trainer, algorithm, config.lora)
+    nodes, memory = (nodes_of(config.cluster), host_memory()) if on is None else (on, 0.0)  # theirs is not known
+    split, ranks = split_of(config.trainer, shape, nodes), ENGINES.find(config.engine.name).ranks(config.engine)
+    learners, policies, imitates = config.learners, config.policies, config.warm_start.steps > 0
+    numbers, trainer = trainer_needs(learners[MAIN], algorithm, shape, split, imitates=imitates)
+    on_ray, averaged = config.cluster.name == "ray", config.eval.weights == "averaged"
+    splits = {MAIN: split} | (splits_of_others(learners, policies, shape, nodes) if on_ray else {})
+    demand = run_demand(learners, policies, config.cluster, splits, nodes, averaged=averaged)
+    assignment = places(demand, learners[MAIN], config.cluster, trainer, nodes)
     if config.data is not None:  # it starts no engine
         assignment = Assignment(tuple(place for place in assignment.places if place.role != "engine"))
-    asked = asked_models(config, shape, {*others, *frozen_engines(config.policies, config.cluster)})
+    placed = {*splits, *frozen_engines(policies, config.cluster)}
+    asked = asked_models(config.rewards, policies, learners, config.teachers, shape, placed, imitates=imitates)
     devices = with_models(devices_of(assignment, nodes, memory), asked.values(), memory)
     engine = engine_of(shape, ranks, width_of(config.engine), devices, trainer)
     budget, shown = config.trainer.token_budget, config.rollout.session_tokens
@@ -102,16 +103,15 @@ def describe_run(
     yield from describe_adapter(numbers, config.warm_start)
     yield from _where(assignment, nodes, config.agent, config.cluster)
     if config.learned and not on_ray:
-        yield from describe_processes(learners, config.policies, shape, nodes)
+        yield from describe_processes(learners, policies, shape, nodes)
     yield from _memory(trainer, engine, budget, sessions if config.data is None else 0, shown)
     yield from asked
     yield from (f"memory of {each.name}: {_on_device(each, trainer, engine)}" for each in devices)
     if config.data is not None:
         yield from (f"warning: {each}" for each in too_full(devices, trainer, engine, 0))
         return
-    work = work_of(config.rollout, config.engine, config.algo)
+    work, moved = work_of(config.rollout, config.engine, config.algo), published_bytes(config.engine, shape, numbers)
     yield from _describe_traffic(config.cluster, work.tokens)
-    moved = published_bytes(config.engine, shape, numbers)
     yield from _describe_flows(engines_of(config.fleet), moved, shape, split, numbers, work, budget)
     known = rates or (Rates() if by_gpu else measured_rates())
     generate = partial(generate_seconds, shape, engine, ranks=ranks, work=work, rates=known)
@@ -160,28 +160,37 @@ def _describe_step(step: StepTime) -> str:
     return f"about {in_words(step.total)} = generate {in_words(step.generate)} {with_it} {learns}"
 
 
-def asked_models(config: RunConfig, shape: Shape, placed: Collection[str]) -> dict[str, tuple[float, bool]]:
+def asked_models(
+    rewards: Mapping[str, RewardConfig],
+    policies: Policies,
+    learners: Learners,
+    asked: Policies,
+    shape: Shape,
+    placed: Collection[str],
+    *,
+    imitates: bool,
+) -> dict[str, tuple[float, bool]]:
     """Models beside the main policy's: of each a line, its bytes, and whether it is on a GPU where there is one.
 
-    Policies that are `placed` have devices of their own, and take no bytes of the main one's.
+    Policies that are `placed` have devices of their own, and take no bytes of the main one's. `asked`: the teachers
+    among them. `shape`: of the main policy's model.
     """
-    found, asked = {}, config.teachers
-    for name, each in reward_models(config.rewards).items():
+    found = {}
+    for name, each in reward_models(rewards).items():
         on = "a GPU" if each.device == "cuda" else "the CPU"
         line = f"memory of rewards.{name} on {on}: weights {size(each.weights)}, a batch {size(each.batch)}"
         found[line] = (each.total, each.device == "cuda")
-    for name, taken in teachers_memory(asked, shape, config.trainer.token_budget).items():
+    for name, taken in teachers_memory(asked, shape, learners[MAIN].trainer.token_budget).items():
         line = f"memory of the teacher {name}: {size(taken)}, from the first step on"
-        found[line] = (taken, config.policies[name].engine.device != "cpu")
-    imitates = config.warm_start.steps > 0
-    for name, taken in players_memory(config.policies, config.learners, asked, shape, imitates=imitates).items():
-        parts = "trainer and engine" if config.policies[name].learns else "engines"
+        found[line] = (taken, policies[name].engine.device != "cpu")
+    for name, taken in players_memory(policies, learners, asked, shape, imitates=imitates).items():
+        parts = "trainer and engine" if policies[name].learns else "engines"
         line = f"memory of policies.{name}: {size(taken)} for {parts}, and a cache"
-        found[line] = (0.0 if name in placed else taken, config.policies[name].engine.device != "cpu")
+        found[line] = (0.0 if name in placed else taken, policies[name].engine.device != "cpu")
     return found
 
 
-def reward_models(rewards: dict[str, RewardConfig]) -> dict[str, ModelMemory]:
+def reward_models(rewards: Mapping[str, RewardConfig]) -> dict[str, ModelMemory]:
     """Return the memory that the models of the run's rewards take, by the rewards' names."""
     found = {name: REWARDS.find(each.name).memory(each) for name, each in rewards.items() if each.resident}
     return {name: each for name, each in found.items() if each is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -31,7 +32,7 @@ from agentrl.rollout.engines.managed import as_managed
 from agentrl.rollout.episodes.actors import sampling_of
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.renderers.proof.images import prove_images
-from agentrl.train.algorithms import Algorithm, make_algorithm
+from agentrl.train.algorithms import Algorithm
 from agentrl.train.display.console import Display
 from agentrl.train.driver import setup
 from agentrl.train.trainers import TRAINERS, Trainer, proof
@@ -121,13 +122,15 @@ def _prove_images(model: ModelConfig, base: Path, display: Display) -> None:
     display.say(str(proof))
 
 
-def require_one_tokenizer(learners: Learners, policies: Policies, base: Path) -> None:
+def require_one_tokenizer(algorithms: Mapping[str, Algorithm], own: str, policies: Policies, base: Path) -> None:
     """Refuse critics that read the tokens of all policies where these have several tokenizers.
+
+    `algorithms`: of the policies that learn. `own`: the name of the main policy's model, whose folder is `base`.
 
     Raises:
         ConfigError: another policy's tokens mean something else than the main one's.
     """
-    reader = next((name for name, own in learners.items() if make_algorithm(own.algo).reads_joint_paths), None)
+    reader = next((name for name, each in algorithms.items() if each.reads_joint_paths), None)
     if reader is None:
         return
     where = "" if reader == MAIN else f"policies.{reader}."
@@ -138,7 +141,7 @@ def require_one_tokenizer(learners: Learners, policies: Policies, base: Path) ->
         if load_tokenizer(model_folder(policy.model)).vocabulary != mine:
             raise ConfigError(
                 f"{where}algo.value_path=joint reads the tokens of all agents in one path, and policies.{name}.model="
-                f"{policy.model.name} has another tokenizer than model={learners[MAIN].model.name}: use "
+                f"{policy.model.name} has another tokenizer than model={own}: use "
                 f"{where}algo.value_path=agent, with {where}algo.value_view where the environment has "
                 "critic_view(agent)"
             )

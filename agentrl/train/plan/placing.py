@@ -6,14 +6,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from agentrl.cluster import Cluster, ClusterNode, Resources
 from agentrl.cluster.placement.inventory import on_gpus, override_resources
 from agentrl.cluster.placement.plan import Demand, Layout, Wanted, place
-from agentrl.config import MODEL, PAST, ClusterConfig, EngineConfig, FleetConfig, Policies, RunConfig, TrainerConfig
-from agentrl.config.learners import LearnerConfig, named_as_given
+from agentrl.config import MODEL, PAST, ClusterConfig, EngineConfig, FleetConfig, Policies, TrainerConfig
+from agentrl.config.learners import LearnerConfig, Learners, named_as_given
 from agentrl.errors import ConfigError
 from agentrl.models.folders import model_settings
 from agentrl.rollout.engines import ENGINES
@@ -86,21 +85,28 @@ def split_of(trainer: TrainerConfig, model: Any, nodes: Sequence[ClusterNode]) -
 
 
 def run_demand(
-    config: RunConfig, split: Split, nodes: Sequence[ClusterNode], others: Mapping[str, Split] = MappingProxyType({})
+    learners: Learners,
+    policies: Policies,
+    machines: ClusterConfig,
+    splits: Mapping[str, Split],
+    nodes: Sequence[ClusterNode],
+    *,
+    averaged: bool = False,
 ) -> RunDemand:
     """Return a run's request to nodes; engines that run already (`fleet.urls`, `engine.url`) ask for nothing.
 
-    `others`: the splits of other policies' trainers, each of which has a place of its own, as its engine has.
+    `splits`: the main policy's, and those of other policies' trainers, each of which has a place of its own, as its
+    engine has. `averaged`: there is an engine of averaged weights.
     """
-    learners, machines, averaged = config.learners, config.cluster, config.eval.weights == "averaged"
-    demand = _demand_alone(learners[MAIN], split, nodes, machines, int(averaged))
+    others = {name: split for name, split in splits.items() if name != MAIN}
+    demand = _demand_alone(learners[MAIN], splits[MAIN], nodes, machines, int(averaged))
     for name, each in others.items():
         own = _demand_alone(learners[name], each, nodes, machines)
         for role in ("trainer", "engine"):
             same = _more_of(demand, own, role)
             demand = same or replace(demand, others=(*demand.others, own.demand(role)))
-    for name, engines in frozen_engines(config.policies, machines).items():
-        own = _demand_alone(learners[MAIN].beside(config.policies[name]), Split(), nodes, machines)
+    for name, engines in frozen_engines(policies, machines).items():
+        own = _demand_alone(learners[MAIN].beside(policies[name]), Split(), nodes, machines)
         own = replace(own, units={**own.units, "engine": engines})
         same = _more_of(demand, own, "engine") if demand.layout == "disaggregated" else None
         demand = same or replace(demand, frozen=(*demand.frozen, own.demand("engine")))
@@ -171,7 +177,15 @@ def layout_of_fleet(fleet: FleetConfig) -> tuple[Layout, int | None]:
     return "mixed", fleet.shared
 
 
-def reserve(cluster: Cluster, config: RunConfig, model: Path) -> None:
+def reserve(
+    cluster: Cluster,
+    machines: ClusterConfig,
+    learners: Learners,
+    policies: Policies,
+    model: Path,
+    *,
+    averaged: bool = False,
+) -> None:
     """Make sure that the run fits on the nodes, and take what it occupies, where `cluster.place_timeout` is set.
 
     On a cluster that was there before it, a run that does not fit waits for nodes to join, and says so. Autoscalers see
@@ -184,20 +198,19 @@ def reserve(cluster: Cluster, config: RunConfig, model: Path) -> None:
     Raises:
         ConfigError: it does not fit on the nodes, or is not free in time.
     """
-    machines, learners = config.cluster, config.learners
     if machines.name != "ray":
         return
-    timeout = machines.place_timeout or (machines.start_timeout if config.fleet.shared else None)
+    timeout = machines.place_timeout or (machines.start_timeout if learners[MAIN].fleet.shared else None)
     from agentrl.cluster.ray.cluster import RayCluster
 
     assert isinstance(cluster, RayCluster)
     nodes = [node for node in cluster.nodes() if node.alive]
-    splits = {MAIN: split_of(config.trainer, model_settings(model), nodes)}
-    for name in config.learned:
-        with named_as_given(config.policies, name):
-            settings = model_settings(start_folder(name, config.policies[name], model))
-            splits[name] = split_of(learners[name].trainer, settings, nodes)
-    run = run_demand(config, splits.pop(MAIN), nodes, splits)
+    splits = {}
+    for name, own in learners.items():
+        with named_as_given(policies, name):
+            folder = model if name == MAIN else start_folder(name, policies[name], model)
+            splits[name] = split_of(own.trainer, model_settings(folder), nodes)
+    run = run_demand(learners, policies, machines, splits, nodes, averaged=averaged)
     if timeout is not None and run.others:
         kinds = ", ".join(sorted({each.role for each in run.others}))
         raise ConfigError(

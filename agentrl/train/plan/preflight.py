@@ -6,7 +6,7 @@ starting servers, a warm start.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +20,7 @@ from agentrl.config import (
     FleetConfig,
     GatewayConfig,
     LoraConfig,
+    Policies,
     RewardConfig,
     RolloutConfig,
     RunConfig,
@@ -64,12 +65,15 @@ WrittenLater = Literal["", "run", "file"]
 """Says whether `data` names something that is still to come."""
 
 
-def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> None:
+def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> dict[str, Algorithm]:
     """Look up what a training run's configuration names; a model that is known by name is fetched.
 
     Args:
         config: the run's.
         written_later: `data` names a run, or a file, that is still to come.
+
+    Returns:
+        The algorithms of the policies that learn, by name, for the run.
 
     Raises:
         UnknownName: there is none of a name; the message lists what is known.
@@ -94,7 +98,7 @@ def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> No
     if config.data is not None:
         _check_reading(config, config.data, algorithm, written_later=written_later)
         check_layouts(config.learners, config.policies, begun)
-        return
+        return algorithms
     if not algorithm.needs.engine:
         raise ConfigError(f"algo={config.algo.name} learns from what is read: data=FILE or data=runs/NAME names it")
     _check_resident(config.rewards, config.cluster)
@@ -116,6 +120,7 @@ def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> No
     _check_tasks(env, held_out_split(config.eval, env))
     if config.warm_start.steps:
         _check_tasks(env, base_model.demonstration_split(env))
+    return algorithms
 
 
 def _check_rewarded(name: str, env: Env, algorithm: Algorithm) -> None:
@@ -206,8 +211,8 @@ def check_rollouts(config: RunConfig) -> Env:
     make_measure(PRIORITIES, config.rollout.priority)
     env = make(config.env.name, **config.env.kwargs)
     check_branching(config.rollout.branch, env, config.agent)
-    check_agents(config, env, trains=True)
-    _check_policies(config, env)
+    check_agents(config.env.name, env, config.agents, config.policies, config.program, trains=True)
+    _check_policies(config.policies, config.asked_policies, env, here=here)
     _check_tasks(env, "train")
     return env
 
@@ -219,6 +224,7 @@ def check_evaluation(config: RunConfig) -> None:
         UnknownName: there is none of a name; the message lists what is known.
         ConfigError, InvalidInput, EnvError, MissingExtra: something that is named can't be used here.
     """
+    here = config.cluster.name == "local"
     _check_resident(config.rewards, config.cluster)
     env = make(config.env.name, **config.env.kwargs)
     if is_remote(config.policy):
@@ -228,7 +234,7 @@ def check_evaluation(config: RunConfig) -> None:
             unknown = unknown_name("policy", config.policy, ["model", *SCRIPTED, TINY, *KNOWN])
             raise type(unknown)(f"{unknown}; a local Hugging Face folder and an API's URL work as well")
         model = config.model.name if config.policy == "model" else config.policy
-        own, here = config.learners[MAIN], config.cluster.name == "local"
+        own = config.learners[MAIN]
         _check_player(own, model, here, config.agent, config.gateway)
         _check_calls(config.rollout, _with_address(config.engine, config.fleet))
     for name, policy in config.policies.items():
@@ -237,8 +243,8 @@ def check_evaluation(config: RunConfig) -> None:
                 f"policies.{name}={PAST} is for training; of a run that has ended, "
                 f"policies.{name}.model=RUN/past/step-… is one of the versions"
             )
-    check_agents(config, env, trains=False)
-    _check_policies(config, env)
+    check_agents(config.env.name, env, config.agents, config.policies, config.program, trains=False)
+    _check_policies(config.policies, config.asked_policies, env, here=here)
     _check_tasks(env, held_out_split(config.eval, env))
 
 
@@ -260,14 +266,14 @@ def _check_resident(rewards: Mapping[str, RewardConfig], cluster: ClusterConfig)
         )
 
 
-def _check_policies(config: RunConfig, env: Env) -> None:
-    """Check that frozen policies can be loaded here, and engines of all be made."""
-    for name, policy in config.policies.items():
-        with named_as_given(config.policies, name):
+def _check_policies(policies: Policies, asked: Collection[str], env: Env, *, here: bool) -> None:
+    """Check that frozen policies can be loaded here, and engines of all be made; `here`: on this machine."""
+    for name, policy in policies.items():
+        with named_as_given(policies, name):
             if policy.name in (MODEL, PAST):
-                check_engine(policy.engine, policy.fleet, here=config.cluster.name == "local")
+                check_engine(policy.engine, policy.fleet, here=here)
                 check_name(policy.model.renderer, "model.renderer")
-            if not (policy.remote and name in config.asked_policies):  # which plays nothing, and is asked before
+            if not (policy.remote and name in asked):  # which plays nothing, and is asked before
                 check_partner(name, policy, env)
 
 

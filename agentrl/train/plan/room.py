@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from agentrl.config import EngineConfig, RolloutConfig, RunConfig
+from agentrl.config import EngineConfig, EvalConfig, RolloutConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env
 from agentrl.errors import AgentRLError, ConfigError, InfraError, RenderError
@@ -44,15 +45,32 @@ def context(engine: EngineConfig, name: str, limits: RolloutConfig, model: Path)
     return {name: limit for name, limit in found.items() if limit is not None}
 
 
+def split_budgets(
+    engine: EngineConfig, name: str, model: Path, rollout: RolloutConfig, measured: EvalConfig, split: str
+) -> tuple[RolloutConfig, dict[str, int], str]:
+    """Return the limits of a split's sessions, all that limits their tokens by its setting, and their own setting."""
+    evaluated = split != "train" and measured.session_tokens is not None
+    limits = measured.limits(rollout) if evaluated else rollout
+    own = f"{'eval' if evaluated else 'rollout'}.session_tokens={limits.session_tokens}"
+    return limits, context(engine, name, limits, model) | {own: limits.session_tokens}, own
+
+
 async def check_room(
-    config: RunConfig, make_env: Callable[[], Env], renderer: Renderer, model: Path, splits: Sequence[str] = ()
+    budgets: Callable[[str], tuple[RolloutConfig, dict[str, int], str]],
+    make_env: Callable[[], Env],
+    renderer: Renderer,
+    splits: Sequence[str] = (),
+    agents: Mapping[str, str] = MappingProxyType({}),
+    program: str | None = None,
+    seed: int = 0,
 ) -> list[str]:
     """Refuse token budgets that leave no space for a first turn, by tasks' opening messages and the tools.
 
     Where some tasks of a split leave space there is a warning, but for `rollout.overlong=refuse`. An infrastructure
     error (of a sandbox) is ignored here: the run has retries for that.
 
-    `splits`: which are played; none is the environment's first one.
+    `budgets`: of a split; see `split_budgets`. `splits`: which are played; none is the environment's first one.
+    `agents`: the policies that play some of them; or `program` acts.
 
     Returns:
         A line for each split of which not all tasks were opened: how many were, and what the longest takes.
@@ -61,16 +79,13 @@ async def check_room(
         ConfigError: the smallest budget is used up by the openings.
         RenderError: the model's format has no place for a message of one, an image for example.
     """
-    if config.agent is not None:  # a program writes its own prompts
+    if program is not None:  # which writes its own prompts
         return []
-    others = frozenset(agent for agent, policy in config.agents.items() if policy != MAIN)
-    measure = partial(_tokens, seed=config.seed, others=others, renderer=renderer)
+    others = frozenset(agent for agent, policy in agents.items() if policy != MAIN)
+    measure = partial(_tokens, seed=seed, others=others, renderer=renderer)
     env, lines = make_env(), list[str]()
     for split in dict.fromkeys(splits or env.splits[:1]):
-        evaluated = split != "train" and config.eval.session_tokens is not None
-        limits = config.eval.limits(config.rollout) if evaluated else config.rollout
-        own = f"{'eval' if evaluated else 'rollout'}.session_tokens={limits.session_tokens}"
-        known = context(config.engine, config.model.name, limits, model) | {own: limits.session_tokens}
+        limits, known, own = budgets(split)
         setting = min(known, key=known.__getitem__)
         source = env.tasks(split)
         count = len(source) if isinstance(source, Sequence) else None

@@ -10,7 +10,7 @@ from agentrl.config.learners import LearnerConfig, Learners, named_as_given
 from agentrl.models.registry import cache_folder
 from agentrl.rollout.engines import ENGINES
 from agentrl.train.algorithms import make_algorithm
-from agentrl.train.plan.adapter import FLOAT32, with_adapter, with_lora
+from agentrl.train.plan.adapter import FLOAT32, trainer_needs
 from agentrl.train.plan.memory import LOGITS, Split
 from agentrl.train.plan.placing import is_attached, split_of
 from agentrl.train.plan.shapes import Shape, shape_of
@@ -51,12 +51,10 @@ def players_memory(
 
 
 def _trainers_bytes(own: LearnerConfig, shape: Shape, base: str, imitates: bool) -> float:
-    plugin, algorithm = TRAINERS.find(own.trainer.name), make_algorithm(own.algo)
-    memory = plugin.memory(own.trainer, algorithm, shape, plugin.split(own.trainer, shape, 0))
-    numbers = with_lora(plugin.numbers(own.trainer, algorithm), shape, own.lora)
+    split = TRAINERS.find(own.trainer.name).split(own.trainer, shape, 0)
+    numbers, found = trainer_needs(own, make_algorithm(own.algo), shape, split, imitates=imitates)
     if not numbers.adapter or imitates:
-        return memory.total
-    found = with_adapter(memory, numbers)
+        return found.total
     shared = found.weights - FLOAT32 * numbers.adapter if own.model.name in (START, base) else 0.0
     return found.total - shared
 
@@ -94,8 +92,8 @@ def describe_processes(
     for name, own in learners.items():
         ranks = 0
         if TRAINERS.find(own.trainer.name).has_ranks:
-            played = shape if name == MAIN else played_shape(own.model, shape)
             with named_as_given(policies, name):
+                played = shape if name == MAIN else played_shape(own.model, shape)
                 ranks = split_of(own.trainer, played, nodes).ranks
         trains = (
             f"in {ranks} {'process' if ranks == 1 else 'processes'} of its own" if ranks else "in the loop's process"

@@ -77,7 +77,9 @@ async def run_suite(suite: Suite, display: Display) -> Results:
     display.say(f"suite {suite.name}: {len(plans)} parts, {len(left)} to measure, in {folder}")
     measured = await _measure(left, len(plans), folder, display) if left else {}
     parts = {plan.part.name: plan.result or measured[plan.part.name] for plan in plans}
-    results = Results(suite.name, evaluate.label(suite.config), parts, time.monotonic() - began, folder)
+    own = suite.config
+    who = evaluate.label(own.policy, own.played_by, own.api, own.agent)
+    results = Results(suite.name, who, parts, time.monotonic() - began, folder)
     write_atomically(folder / NAME, results.to_json())
     report.write(results, folder)
     return results

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -120,12 +121,7 @@ async def replay(
     The environment is opened with the session's seed and given the recorded turns, so tools are called again; where it
     answers otherwise than it did, the replay says so and goes on with the new answer. Replays are in `replays.db`.
 
-    Args:
-        run: the run's folder.
-        name: the session's id.
-        config: which turn, how often.
-        say: displays a line.
-        trust: import what the run's settings name.
+    `name`: the session's id, in the run's folder. `say` displays a line. `trust`: import what the run's settings name.
 
     Raises:
         UntrustedCode: they name plug-ins by import paths, and `trust` is not given.
@@ -150,27 +146,28 @@ async def replay(
             say(line)
         sandboxes.configure(settings.sandbox)
         make_env = factory(settings.env.name, **settings.env.kwargs)
-        with Store(run / STORE) as found:
-            async with launch.player(settings, make_env, base, found) as (rollouts, act):
-                inner = await _wait_for_engine(rollouts)
-                if other := _other_kernel(recorded.kernel(step), inner.capabilities.kernel):
-                    say(other)
-                if config.model is None:
-                    await _same_weights(recorded, node.versions[0], inner)
-                engine = ReplayEngine(inner, session, turn, node.versions[0].version)
-                own = replace(rollouts, policy=replace(rollouts.policy, engine=engine))
-                limits = settings.rollout if session.phase == TRAIN else settings.eval.limits(settings.rollout)
-                actor = act(limits)
-                assert not isinstance(actor, Program)
-                await own.prepare([session.task], config.n)
-
-                replays = []
-                for seed in _seeds(config):
-                    again = _beginning(session, config, seed)
-                    engine.seeds[again.id] = seed
-                    again = await own.limited(limits, apart=True).play(again, actor)
-                    replays.append(_compare(session, node, again, seed, engine.differences[again.id]))
-                exact = config.model is None and inner.capabilities.deterministic and not other
+        async with AsyncExitStack() as opened:
+            policy = await launch.load_policy(opened, [(settings, make_env)], base, run)
+            kept = opened.enter_context(Store(run / STORE))
+            rollouts, act = await launch.open_rollouts(opened, policy, settings, make_env, kept)
+            inner = await _wait_for_engine(rollouts)
+            if other := _other_kernel(recorded.kernel(step), inner.capabilities.kernel):
+                say(other)
+            if config.model is None:
+                await _same_weights(recorded, node.versions[0], inner)
+            engine = ReplayEngine(inner, session, turn, node.versions[0].version)
+            own = replace(rollouts, policy=replace(rollouts.policy, engine=engine))
+            limits = settings.rollout if session.phase == TRAIN else settings.eval.limits(settings.rollout)
+            actor = act(limits)
+            assert not isinstance(actor, Program)
+            await own.prepare([session.task], config.n)
+            replays = []
+            for seed in _seeds(config):
+                again = _beginning(session, config, seed)
+                engine.seeds[again.id] = seed
+                again = await own.limited(limits, apart=True).play(again, actor)
+                replays.append(_compare(session, node, again, seed, engine.differences[again.id]))
+            exact = config.model is None and inner.capabilities.deterministic and not other
     return Result(session, config.turn, how, exact, replays)
 
 

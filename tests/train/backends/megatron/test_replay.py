@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -206,12 +207,9 @@ async def test_an_engine_that_records_no_experts_is_refused_by_name_and_closed(t
         {"env": "calculator", "engine": path, "trainer": {"name": "megatron", "moe": {"routing_replay": "rollout"}}}
     )
     folder = tiny.build(tmp_path / "tiny", TEXTS)
-    with (
-        Store(tmp_path / "s.db") as store,
-        pytest.raises(ConfigError, match=f"routing_replay=rollout: engine={path} does not"),
-    ):
-        async with launch.player(config, factory("calculator"), folder, store):
-            pass
+    async with AsyncExitStack() as opened:
+        with pytest.raises(ConfigError, match=f"routing_replay=rollout: engine={path} does not"):
+            await launch.load_policy(opened, [(config, factory("calculator"))], folder, tmp_path)
     assert Forgetful.opened == Forgetful.closed
 
 
