@@ -43,9 +43,6 @@ class Registry(Generic[T]):
     """The plug-ins of one kind.
 
     Attributes:
-        kind: what one is called in messages: "engine".
-        setting: the setting that names one: "engine".
-        group: the entry points of installed packages: "agentrl.engines".
         base: the settings that all plug-ins of the kind have; without fields where they have none.
     """
 
@@ -64,9 +61,9 @@ class Registry(Generic[T]):
         """Build a registry.
 
         Args:
-            kind: see the class.
-            setting: see the class.
-            group: see the class.
+            kind: what one is called in messages: "engine".
+            setting: the setting that names one: "engine".
+            group: the entry points of installed packages: "agentrl.engines".
             built_in: what agentrl brings, by name: import paths, or the plug-ins themselves.
             accept: turns what stands at an import path into a plug-in; None where it is not one of this kind. Without
                 it those are plug-ins that `default` marks.

@@ -38,7 +38,6 @@ class Grpo(PolicyGradient):
     config: GrpoConfig
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        """Rewards centred in their group, and divided by its standard deviation unless configured otherwise."""
         return group_relative(groups, self.config, baseline="mean", scale=self.config.scale_by_std)
 
 

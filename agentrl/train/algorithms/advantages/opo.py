@@ -27,7 +27,6 @@ class Opo(PolicyGradient):
     whole_sessions = True
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        """Compute the credit; where all rewards are equal there is no signal, as everywhere."""
         return credit_of(groups, self.config, _judge)
 
 

@@ -28,5 +28,4 @@ class Rloo(PolicyGradient):
     group_size = 2
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        """Rewards less the mean of the others in the group; never divided by a standard deviation."""
         return group_relative(groups, self.config, baseline="leave-one-out")

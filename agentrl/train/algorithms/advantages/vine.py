@@ -52,7 +52,6 @@ class Vine(Grpo):
     config: VineConfig
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        """Return advantages of turns by the values of the states before and after them."""
         scored = ids_by_group(groups)
         found: dict[NodeKey, float] = {}
         estimates = 0
