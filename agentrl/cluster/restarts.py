@@ -23,5 +23,5 @@ class Restarts:
         return len(self._ends) <= self._most
 
     def __str__(self) -> str:
-        """What the limit is, in words."""
+        """Describe the limit, for messages."""
         return "cluster.max_restarts" if self._within is None else f"{len(self._ends)} ends within {self._within:g} s"

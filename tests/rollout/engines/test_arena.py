@@ -51,7 +51,7 @@ def test_the_store_forgets_the_least_recently_used_and_keeps_to_its_capacity(len
 def test_a_longer_path_makes_all_rows_longer_and_keeps_what_they_hold() -> None:
     rows = arena()
     held = torch.randn(2, 2, 1, 100, 4)
-    rows.copy_in(1, Prefix("", (), 100, (), kv=held), 100)
+    rows.copy_in(1, held, Prefix("", (), 100, ()), 100)
     rows.reserve(1000)
     assert rows.length >= 1000
     assert torch.equal(rows.copy_out(1, 100), held)
