@@ -115,22 +115,22 @@ async def rescore(run: Path, config: RescoreConfig, display: Display) -> tuple[P
                 f"{str(run)!r} has no sessions that ended and fit phase=, step= and where= "
                 f"(phases that it has: {', '.join(there) or 'none'})"
             )
-        return await _rescore(run, config, settings, source, groups, display)
+        target, name = Path(settings.run_dir or ""), _name(run, config)
+        with closing(RunFolder.create(target, settings, again=_has_begun(target, name))) as folder:
+            write_atomically(target / BEGUN, orjson.dumps({"settings": name}))
+            return await _rescore(run, config, folder, source, groups, display)
 
 
 async def _rescore(
     run: Path,
     config: RescoreConfig,
-    settings: RunConfig,
+    folder: RunFolder,
     source: Store,
     groups: Sequence[Sequence[str]],
     display: Display,
 ) -> tuple[Path, Evaluation, ScoreChanges]:
-    began, target = time.monotonic(), Path(settings.run_dir or "")
-    name = _name(run, config)
-    again = _has_begun(target, name)
-    with closing(RunFolder.create(target, settings, again=again)) as folder, Store(target / STORE) as store:
-        write_atomically(target / BEGUN, orjson.dumps({"settings": name}))
+    began, target, settings = time.monotonic(), folder.path, folder.config
+    with Store(target / STORE) as store:
         folder.seals.add(0, evaluation="begun")
         display.resume_hint = lambda: f"interrupted; the same command goes on, in {target}"
         opened = cluster.open_cluster(config.cluster, target / "logs") if config.cluster.rewards else nullcontext()
