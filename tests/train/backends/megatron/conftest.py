@@ -20,6 +20,14 @@ def world() -> World:
     return kept("world", open_world)
 
 
+@pytest.fixture
+def own_proofs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proofs are kept in a folder of the test; another XDG_CACHE_HOME would have every rank load Megatron anew."""
+    from agentrl.train.trainers import proof
+
+    monkeypatch.setattr(proof, "cache_folder", lambda: tmp_path / "cache" / "models")
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """By a case's name, the Hugging Face folder of its tiny random model; see `tests.….zoo`."""

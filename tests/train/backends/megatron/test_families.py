@@ -204,7 +204,7 @@ def test_a_family_that_is_not_there_is_refused_by_its_name(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("own_cache")
+@pytest.mark.usefixtures("own_proofs")
 def test_a_family_that_computes_something_else_is_refused_at_start_with_the_numbers(
     tiny: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -255,7 +255,7 @@ def test_models_check_prints_the_difference_and_agrees(tiny: Callable[[str], Pat
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("own_cache")
+@pytest.mark.usefixtures("own_proofs")
 def test_models_check_finds_a_family_that_rotates_otherwise(
     tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

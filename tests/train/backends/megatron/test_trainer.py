@@ -100,7 +100,7 @@ WRONG = dataclasses.replace(LLAMA, name="wrong", rotary=lambda hf: Rotary.of(hf,
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("own_cache")
+@pytest.mark.usefixtures("own_proofs")
 def test_a_runs_ranks_try_the_architecture_in_their_layout_before_they_build_the_model(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
