@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import importlib
 import os
 import re
@@ -569,18 +570,23 @@ def test_make_train_is_the_command_that_readme_calls_it() -> None:
     assert "\n\t$(BIN)/agentrl train env=calculator\n" in (ROOT / "Makefile").read_text()
 
 
+@functools.cache
+def known_commands() -> set[str]:
+    """The words that stand behind `agentrl`: to build all commands takes as long as to complete a run's settings."""
+    import typer
+
+    return set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+
+
 INLINE = sorted({(page.name, code) for page in PAGES for code in re.findall(r"`(agentrl [^`\n]*)`", page.read_text())})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("page", "code"), [*INLINE, *((page, command) for command, page in printed().items())])
 def test_a_command_in_a_sentence_or_block_names_commands_and_settings_that_exist(page: str, code: str) -> None:
-    import typer
-
     _, *words = shlex.split(code.partition("&&")[0]) if code.startswith("agentrl") else ["", "envs"]
-    group = typer.main.get_command(app)
     name = words[0] if words else "envs"
-    assert name in group.commands, f"{page}: {code}"  # type: ignore[attr-defined]
+    assert name in known_commands(), f"{page}: {code}"
     settings = [word for word in words[1:] if "=" in word]
     known = {"oracle.py:Oracle": "calculator", "…": "calculator"}
     layers = [read_yaml(ROOT / words[words.index("-c") + 1])] if "-c" in words else []

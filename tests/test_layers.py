@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -38,6 +39,14 @@ LAYERS = (
     {"plugins"},
 )
 """The lowest first; modules and packages of one layer that stand beside each other know nothing of each other."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_collections() -> Iterator[None]:
+    """Those that look at the nodes of all files on the way were half of the time."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def modules() -> dict[str, Path]:

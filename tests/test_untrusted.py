@@ -142,6 +142,7 @@ DOORS = ("exception", "result", "agent's fault", "our fault", "observation", "in
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.slow
 async def test_a_session_survives_and_is_stored_whatever_comes_in(
     door: str, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -21,6 +21,7 @@ __all__ = ["docker"]
 
 
 @pytest.mark.parametrize("https", [False, True])
+@pytest.mark.slow
 async def test_a_gateway_is_reached_by_the_name_that_programs_are_given(https: bool, tmp_path: Path) -> None:
     where = GatewayConfig(host="0.0.0.0", name="localhost", **(certificate("localhost", tmp_path) if https else {}))
     async with opened_gateway(where) as gateway:

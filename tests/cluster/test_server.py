@@ -195,6 +195,7 @@ def test_shared_memory_of_a_server_that_is_killed_is_removed_and_nobody_elses(tm
             each.unlink(missing_ok=True)
 
 
+@pytest.mark.slow
 def test_a_server_is_started_again_until_it_ends_too_often_and_never_after_it_was_closed() -> None:
     said: list[str] = []
 

@@ -235,6 +235,7 @@ WORDS = st.lists(st.sampled_from("abc"), max_size=8)
 
 
 @given(st.lists(WORDS, max_size=4), WORDS, st.integers(1, 4))
+@pytest.mark.slow
 def test_texts_overlap_where_they_share_a_run_of_words_or_are_the_same_short_text(
     known: list[list[str]], text: list[str], run: int
 ) -> None:

@@ -40,6 +40,7 @@ def again(folder: Path, name: str, session: Session, lines: list[str]) -> tuple[
 
 @pytest.mark.parametrize("name", ["castle", "kuhn_poker"])
 @pytest.mark.parametrize("rest", [False, True])
+@pytest.mark.slow
 def test_a_session_is_played_again_turn_by_turn_to_the_same_end(name: str, rest: bool, tmp_path: Path) -> None:
     """Also of several agents: the others' turns are the recorded ones."""
     first = kept(tmp_path / "first", name)

@@ -53,6 +53,7 @@ async def reward_of(env: Any, task: Task) -> float:
 
 
 @BY_KIND
+@pytest.mark.slow
 async def test_the_expert_solves_every_kind_and_an_agent_that_says_nothing_none(
     docker: None, level: int, kind: Any, monkeypatch: pytest.MonkeyPatch
 ):
@@ -150,6 +151,7 @@ def test_no_task_is_in_two_splits_and_the_answers_are_not_in_what_the_agent_is_t
     assert set(env.brief(task).data) == {"words"}
 
 
+@pytest.mark.slow
 async def test_without_docker_the_refusal_says_what_to_do(monkeypatch: pytest.MonkeyPatch):
     """A daemon's address at which nothing listens stands for a machine without Docker."""
     await close_all()

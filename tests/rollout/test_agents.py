@@ -260,6 +260,7 @@ async def test_a_command_that_does_not_exist_is_the_users_to_mend(serve: Serve) 
 
 
 @pytest.mark.parametrize("mistake", [NameError("nam"), ImportError("no such module"), ConfigError("algo.lr=0")])
+@pytest.mark.slow
 async def test_a_mistake_in_an_agents_code_is_the_users_to_mend(mistake: Exception, serve: Serve) -> None:  # noqa: F811
     """It was the agent's, so that a misspelt name made a whole run of failed sessions."""
 

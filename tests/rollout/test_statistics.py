@@ -30,6 +30,7 @@ SOLVED = st.lists(st.booleans(), min_size=1, max_size=7)
 
 @pytest.mark.parametrize(("estimate", "holds"), [(pass_at_k, any), (pass_hat_k, all)])
 @given(solved=SOLVED, data=st.data())
+@pytest.mark.slow
 def test_pass_k_is_the_share_of_k_subsets_of_which_any_or_all_are_solutions(
     estimate: Callable[[int, int, int], float],
     holds: Callable[[tuple[bool, ...]], bool],
@@ -224,6 +225,7 @@ NULLS: dict[str, tuple[int, int, int, Callable[[random.Random], Callable[[], flo
 
 
 @pytest.mark.parametrize("kind", NULLS)
+@pytest.mark.slow
 def test_equal_policies_are_told_apart_no_more_often_than_the_test_says(kind: str) -> None:
     """Random signs of the tasks' differences told 11 in 100 of the first and 14 of the last apart at 0.05."""
     tasks, first, second, drawn = NULLS[kind]

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import agentrl
 from agentrl.config import RolloutConfig
 from agentrl.envs.base import Env
@@ -93,6 +95,7 @@ async def test_turns_say_what_the_engine_took_and_answers_what_the_environment_t
         assert [node.timings for node in stored.nodes] == [node.timings for node in session.nodes]
 
 
+@pytest.mark.slow
 async def test_a_turn_in_several_attempts_has_the_time_of_all_of_them(tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as store:
         session = await played(store, Slow(end_weight=1.0, latency=0.005, chunk=2, abort=0.7, seed=3))

@@ -17,6 +17,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Generator
 from functools import _lru_cache_wrapper
+from types import ModuleType
 from typing import Any, TypeVar
 
 import pytest
@@ -119,14 +120,26 @@ def clear_caches() -> None:
                 value.cache_clear()
 
 
+def clear_own_caches(module: ModuleType | None) -> None:
+    """Empty the caches of the functions that a module of tests defines: no other test asks for them."""
+    for value in vars(module).values() if module is not None else ():
+        if isinstance(value, _lru_cache_wrapper) and value.__module__ == module.__name__:
+            value.cache_clear()
+
+
 class PartsEnd:
-    """Ends what a part's tests share when this process comes to a test of another part, or to none."""
+    """Ends what a part's tests share when this process comes to a test of another part, or to none.
+
+    What a module alone has cached ends with it: two that parse the package had half a gigabyte each to the end.
+    """
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
         try:
             return (yield)
         finally:
+            if nextitem is None or nextitem.path != item.path:
+                clear_own_caches(getattr(item, "module", None))
             if nextitem is None or part_of(nextitem.nodeid) != part_of(item.nodeid):
                 end_kept()
                 clear_caches()

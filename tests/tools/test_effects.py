@@ -95,6 +95,7 @@ def earned(session: Session) -> list[float | None]:
 
 @pytest.mark.parametrize("kind", ["plain", "stubborn", "executor", "left"])
 @pytest.mark.parametrize("effect", ["earn", "end"])
+@pytest.mark.slow
 async def test_what_a_call_does_after_it_is_over_is_dropped_and_counted(kind: str, effect: str) -> None:
     session = await play(Late(effect, kind), TASK)
     if kind == "left" or kind == "executor":

@@ -350,6 +350,7 @@ async def test_a_tool_can_go_by_another_name():
     arguments=st.text(max_size=60) | st.dictionaries(st.sampled_from("nm"), st.integers() | st.text()).map(json.dumps),
     error=st.none() | st.text(min_size=1, max_size=20),
 )
+@pytest.mark.slow
 def test_no_call_that_can_be_written_stops_the_run(name: str, arguments: str, error: str | None):
     async def run() -> None:
         registry = ToolRegistry([double, triple])

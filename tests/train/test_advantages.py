@@ -204,6 +204,7 @@ def test_neither_the_order_of_groups_and_sessions_nor_a_group_in_parts_changes_a
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("normalize", ["rollout", "token", "turn", "group"])
+@pytest.mark.slow
 def test_denominators_are_those_of_all_scored_sessions_whatever_has_signal(name: str, normalize: str) -> None:
     """With an entropy bonus every token is packed, and the weights of all of them add up to 1."""
     algo = algorithm_settings({"name": name, "normalize": normalize, "entropy_coef": 0.01})

@@ -63,6 +63,7 @@ def test_the_true_gradient_is_that_of_the_mean_reward_by_differences() -> None:
         pytest.param("vine", 1.0, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_baselines_that_do_not_see_the_session_leave_no_bias_under_a_fixed_denominator(name: str, size: float) -> None:
     """A group's own mean, over n sessions, has (n - 1) / n of the gradient."""
     found = of(name, **FIXED)

@@ -139,6 +139,7 @@ def test_of_a_value_that_no_agent_sees_alone_a_joint_path_tells_all_and_an_agent
     assert explained["agent"] < 0.3
 
 
+@pytest.mark.slow
 def test_a_critic_of_joint_paths_goes_on_from_a_checkpoint_bit_for_bit_and_as_no_other(
     tiny_llama: Path, tmp_path: Path
 ) -> None:

@@ -79,6 +79,7 @@ def test_the_modules_and_packages_that_a_file_imports_are_copied_and_used_where_
 
 
 @pytest.mark.parametrize("name", HELPERS)
+@pytest.mark.slow
 def test_a_changed_helper_is_told_as_a_changed_file_is_and_kept_beside_the_earlier_one(
     name: str, project: Path, tmp_path: Path
 ) -> None:

@@ -67,6 +67,7 @@ TOWER = {"hidden_size": 1280, "intermediate_size": 3420, "depth": 32, "num_heads
 
 
 @pytest.mark.parametrize("name", sorted(SEEING))
+@pytest.mark.slow
 def test_parameters_of_models_that_see_are_those_of_transformers(name: str) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForImageTextToText
@@ -93,6 +94,7 @@ def test_parameters_of_the_known_models_are_those_of_transformers(name: str) -> 
 @pytest.mark.parametrize("kind", sorted(MODELS))
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.slow
 def test_parameters_of_each_kind_are_counted_from_its_config_json(kind: str, tied: bool, bias: bool) -> None:
     own_bias = bias and kind in ("llama", "qwen3", "qwen3_moe")
     shape = Shape(kind, 48, 3, 6, 2, 8, 80, 101, tied, own_bias, MODELS[kind], MODELS[kind] // 4, MODELS[kind] * 3)

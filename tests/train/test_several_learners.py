@@ -284,6 +284,7 @@ def test_what_several_learners_lack_is_refused_by_name(settings: dict[str, Any],
         ({"policies.othr.trainer": "torch"}, "no such policy; did you mean 'othr'?"),
     ],
 )  # fmt: skip
+@pytest.mark.slow
 def test_what_a_policy_can_not_have_is_refused_by_its_setting_before_anything_starts(
     words: dict[str, Any], named: str, tmp_path: Path
 ) -> None:

@@ -121,6 +121,7 @@ def single_paths(session: Session) -> list[Session]:
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.slow
 def test_a_kl_reward_on_a_tree_is_that_of_its_paths_one_by_one(estimator: str, tiny_llama: Path) -> None:
     """A turn's advantage without a baseline is its return: the mean over its paths, each scored alone."""
     config = AlgoConfig(name="reinforce", kl_coef=0.5, kl_as="reward", kl_estimator=estimator)

@@ -118,6 +118,7 @@ async def test_a_server_that_fails_is_asked_again_and_its_numbers_are_at_the_tok
         assert values == pytest.approx(expected)
 
 
+@pytest.mark.slow
 async def test_a_server_that_goes_on_failing_is_infrastructure_and_so_is_one_that_is_not_there(
     folder: Path,
 ) -> None:
@@ -133,6 +134,7 @@ async def test_a_server_that_goes_on_failing_is_infrastructure_and_so_is_one_tha
     await gone.close()
 
 
+@pytest.mark.slow
 async def test_a_server_that_can_not_answer_is_refused_with_what_would_work(folder: Path, tmp_path: Path) -> None:
     """A chat API returns nothing of a prompt; texts of tokens can't name the most probable ones; ids mean others."""
     works = r"SGLang does .*/generate.*, and vLLM .*prompt_logprobs.*policies.NAME.model=FOLDER"

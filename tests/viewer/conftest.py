@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from agentrl.sessions.gateway.http.listener import address, listening, serve_app
 from agentrl.sessions.gateway.limits import Limits
@@ -106,30 +107,36 @@ def _port(file: Path, process: subprocess.Popen[bytes]) -> int:
     return int(file.read_text().split()[0])
 
 
-@pytest.fixture
-async def page() -> AsyncIterator[Any]:
-    """A page of Debian's Chromium; what it reports as an error fails the test."""
-    chromium = shutil.which("chromium")
-    need(chromium is not None, "Chromium (Debian's package chromium)")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def chromium() -> AsyncIterator[Any]:
+    """Debian's Chromium, by one driver for the tests of a module: each driver starts a Node of its own."""
+    command = shutil.which("chromium")
+    need(command is not None, "Chromium (Debian's package chromium)")
     need(importlib.util.find_spec("playwright") is not None, "playwright")
     from playwright.async_api import async_playwright
 
-    assert chromium is not None
-    address = kept("chromium", lambda: browser(chromium))
+    assert command is not None
+    address = kept("chromium", lambda: browser(command))
     async with async_playwright() as started:
         connected = await started.chromium.connect_over_cdp(address, timeout=1000 * SECONDS)
-        context = await connected.new_context(
-            viewport={"width": 1280, "height": 900},
-            color_scheme="light",
-            reduced_motion="reduce",  # a dot that pulses has the whole page drawn sixty times a second
-        )
-        context.set_default_timeout(1000 * SECONDS)
-        page = await context.new_page()
-        errors: list[str] = []
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
-        page.on("dialog", lambda dialog: errors.append(dialog.message))
-        yield page
-        await context.close()
+        yield connected
         await connected.close()
-        assert errors == []
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def page(chromium: Any) -> AsyncIterator[Any]:
+    """A page in a profile of its own; what it reports as an error fails the test, which shares its module's loop."""
+    context = await chromium.new_context(
+        viewport={"width": 1280, "height": 900},
+        color_scheme="light",
+        reduced_motion="reduce",  # a dot that pulses has the whole page drawn sixty times a second
+    )
+    context.set_default_timeout(1000 * SECONDS)
+    page = await context.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
+    page.on("dialog", lambda dialog: errors.append(dialog.message))
+    yield page
+    await context.close()
+    assert errors == []

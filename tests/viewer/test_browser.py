@@ -24,7 +24,7 @@ from tests.conftest import need
 from tests.viewer.conftest import viewed
 from tests.viewer.recorded import BEGAN, HOSTILE, spoken, with_demonstrations, write_long, write_run, write_several
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 """A PNG of one pixel."""
 VIEWS = (

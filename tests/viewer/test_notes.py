@@ -77,6 +77,7 @@ async def test_what_is_written_into_a_note_comes_back_as_the_same_text(run: Path
         ({"version": 4}, "somebody else"),
     ],
 )
+@pytest.mark.slow
 async def test_a_change_that_makes_no_sense_is_refused_and_changes_nothing(
     run: Path, change: dict[str, Any], said: str
 ) -> None:

@@ -24,7 +24,7 @@ from tests.redteam.pages import SCRIPTS
 from tests.viewer.conftest import viewing
 from tests.viewer.recorded import BEGAN, spoken
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 TEXTS = [attack.payload for attack in SCRIPTS]
 ACTIVE = "script, iframe, object, embed, base, form[action], meta[http-equiv=refresh], [srcset], [formaction], [ping]"
 LINKS = """() => [...document.querySelectorAll('*')].flatMap(element => [...element.attributes]

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import orjson
 import pytest
+import pytest_asyncio
 
 from agentrl.sessions.store.store import Store
 from agentrl.train.record import trainer_logprobs
@@ -80,11 +81,12 @@ class User:
         await field.press("Enter")
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def user(page: Any, address: str) -> User:
     return User(page, address)
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_user_does_ten_tasks_with_few_actions(user: User, folder: Path) -> None:
     """One browser for all: starting it costs more than most of the tasks."""
     needed = {}

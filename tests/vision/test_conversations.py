@@ -276,6 +276,7 @@ async def _stored_once(session: Session, file: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["https://pictures.test/one.png", "data:image/png;base64,AAAA"])
+@pytest.mark.slow
 def test_an_image_that_can_not_be_read_ends_its_session_and_is_the_environments(url: str, tiny_folder: Path) -> None:
     """A part that was built by hand, which nothing has checked."""
     talk = Conversation(Session("s", Task(id="t")), TurnGenerator(get_renderer(str(tiny_folder)), None))

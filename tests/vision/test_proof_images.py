@@ -75,6 +75,7 @@ def test_a_tower_without_a_place_is_refused_by_name_before_anything_starts(tmp_p
         table(forest, deal(forest, 1, 0, 1))
 
 
+@pytest.mark.slow
 def test_a_run_whose_engine_takes_no_images_says_so_before_it_starts(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -243,6 +243,7 @@ def test_servers_take_no_images_of_models_that_they_would_compute_otherwise() ->
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.slow
 def test_weights_have_the_names_of_the_folders_files_and_are_published_under_them(family: str, tmp_path: Path) -> None:
     folder = tiny_vlm(tmp_path / "vlm", family)
     trainer = TorchTrainer(folder, TorchConfig(device="cpu", dtype="float32"), AlgoConfig(name="reinforce"))

@@ -346,6 +346,7 @@ UNDER_COVER = {
 
 
 @pytest.mark.parametrize("name", UNDER_COVER)
+@pytest.mark.slow
 async def test_what_a_test_catches_or_defines_is_not_up_to_the_solution(kept: Kept, name: str) -> None:
     code, tests = UNDER_COVER[name]
     verdict = await judge(kept, Job((code,), (tests,)), PATIENCE)
@@ -362,6 +363,7 @@ async def test_what_a_test_catches_or_defines_is_not_up_to_the_solution(kept: Ke
         ("def check(candidate):\n    assert tools.right(candidate(1))", "f", "tools"),
     ],
 )
+@pytest.mark.slow
 async def test_names_that_tests_forgot_to_define_are_not_the_solutions(
     kept: Kept, tests: str, entry: str | None, name: str
 ) -> None:

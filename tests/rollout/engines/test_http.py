@@ -107,6 +107,7 @@ FRAMINGS = {
 
 @pytest.mark.parametrize("framing", FRAMINGS)
 @pytest.mark.parametrize("at_once", [1, 7, 10_000])
+@pytest.mark.slow
 async def test_answers_are_read_wherever_they_are_cut_and_their_connection_is_used_again(
     framing: str, at_once: int
 ) -> None:

@@ -314,6 +314,7 @@ class HandleReader:
             self.handles |= set(reductions.shared_cache)
 
 
+@pytest.mark.slow
 async def test_shared_memory_is_kept_from_one_publication_to_the_next_however_many_read_it() -> None:
     """Whoever closes torch's shared memory last removes it: four readers of each bucket would have been the last."""
     transport, engines = IpcTransport(limit=4000, ranks=2), {name: HandleReader() for name in "ab"}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from agentrl.attachments import routed_experts
 from agentrl.sessions.tree import tree
 from tests.sessions.fakes import fake_experts
@@ -12,6 +14,7 @@ from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn
 from tests.sessions.gateway.test_chat import client
 
 
+@pytest.mark.slow
 async def test_turns_branches_and_choices_record_each_token_of_their_path_once(serve: Serve) -> None:
     engine = ScriptedEngine(
         in_turn(
@@ -44,6 +47,7 @@ async def test_turns_branches_and_choices_record_each_token_of_their_path_once(s
         tree.check(session)
 
 
+@pytest.mark.slow
 async def test_an_engine_that_records_nothing_gets_no_request_to_record(serve: Serve) -> None:
     engine = ScriptedEngine()
     async with serve(engine) as served:

@@ -149,6 +149,7 @@ async def test_choices_are_siblings_with_dice_of_their_own(serve: Serve) -> None
         assert session.counters == {"gateway/branches/choices": 2, "gateway/clean": 1}
 
 
+@pytest.mark.slow
 async def test_streamed_choices_and_usage(serve: Serve) -> None:
     async with serve(ScriptedEngine(in_turn(assistant("one two"), assistant("three four")), latency=0.001)) as served:
         access = await served.open()
@@ -183,6 +184,7 @@ async def test_a_stop_string_ends_the_text_before_it_and_the_turn_with_it(serve:
         assert served.session(access["id"]).counters["gateway/clean"] == 1
 
 
+@pytest.mark.slow
 async def test_a_turn_cut_by_length_runs_no_call_and_is_continued_as_a_branch(serve: Serve) -> None:
     async with serve(ScriptedEngine(in_turn(assistant("look", None, [("add", '{"a": 1}')])))) as served:
         access = await served.open()
@@ -199,6 +201,7 @@ async def test_a_turn_cut_by_length_runs_no_call_and_is_continued_as_a_branch(se
         assert session.counters["gateway/branches/cut"] == 1
 
 
+@pytest.mark.slow
 async def test_a_call_that_cannot_be_parsed_is_returned_as_text(serve: Serve) -> None:
     async with serve(ScriptedEngine(in_turn(assistant("fine")))) as served:
         tokenizer = renderer().tokenizer
@@ -289,6 +292,7 @@ async def test_one_call_at_a_time_cuts_the_turn_behind_the_first(serve: Serve) -
             assert session.counters == {"gateway/clean": 1}
 
 
+@pytest.mark.slow
 async def test_one_call_at_a_time_leaves_a_single_call_whole(serve: Serve) -> None:
     words = assistant("x", None, [("add", '{"a": 1}')])
     async with serve(ScriptedEngine(in_turn(words))) as served:

@@ -95,6 +95,7 @@ async def until_running(served: Served) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.slow
 async def test_a_client_that_closed_its_half_of_the_connection_gets_its_reply(serve: Serve, stream: bool) -> None:
     async with serve(ScriptedEngine(chunk=1)) as served:
         access = await served.open()
@@ -128,6 +129,7 @@ async def test_one_that_closed_all_of_it_is_noticed_by_what_it_answers(serve: Se
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.slow
 async def test_a_client_of_http_1_0_is_sent_no_chunks(serve: Serve, stream: bool) -> None:
     """The sizes of the chunks stood in the stream's lines: proxies such as nginx's default speak HTTP/1.0."""
     async with serve(ScriptedEngine(in_turn(assistant("hello, how are you")), chunk=1)) as served:
@@ -159,6 +161,7 @@ async def test_our_own_failures_are_never_called_overload(serve: Serve, failure:
         assert reply.json()["error"]["type"] == "api_error"
 
 
+@pytest.mark.slow
 async def test_what_fails_while_a_request_is_read_is_answered_in_the_protocols_shape(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:

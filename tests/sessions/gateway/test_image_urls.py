@@ -80,6 +80,7 @@ async def test_an_image_of_a_listed_host_is_fetched_once_and_stored_as_itself(
         ("/never", "did not come within 0.2 s"),
     ],
 )
+@pytest.mark.slow
 def test_what_is_no_image_in_time_and_of_a_size_is_refused(site: str, path: str, why: str) -> None:
     fetcher = ImageFetcher(
         ImageUrlsConfig(hosts=("127.0.0.1",), max_bytes=4000, timeout=0.2 if path == "/never" else 60)
@@ -114,6 +115,7 @@ def test_without_hosts_nothing_is_fetched() -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.slow
 async def test_more_images_than_a_request_may_have_are_refused_before_any_is_fetched(
     serve: Serve, site: str, protocol: str
 ) -> None:

@@ -172,6 +172,7 @@ async def test_openais_and_anthropics_own_clients_send_images(serve: Serve) -> N
         assert shown == [[url(image)], [url(image)]], "the first two requests are the same prompt"
 
 
+@pytest.mark.slow
 async def test_two_images_with_the_same_tokens_are_two_prompts(serve: Serve) -> None:
     """The retry of a request is known by its prompt's tokens, which are the same for both."""
     engine = ScriptedEngine()
@@ -186,6 +187,7 @@ async def test_two_images_with_the_same_tokens_are_two_prompts(serve: Serve) -> 
         assert len(seeds) == 2
 
 
+@pytest.mark.slow
 async def test_a_tool_may_answer_with_an_image_and_a_system_prompt_may_not(serve: Serve) -> None:
     async with serve(format=Seeing()) as served:
         opened = await served.open()

@@ -30,8 +30,8 @@ SESSIONS, TURNS = 200, 2
 
 @pytest.mark.slow
 async def test_two_hundred_sessions_stream_side_by_side_without_an_error(serve: Serve) -> None:
-    words = "some words that take their time " * 3
-    async with serve(ScriptedEngine(in_turn(assistant(words)), latency=0.02)) as served:
+    words = "some words that take their time "
+    async with serve(ScriptedEngine(in_turn(assistant(words)), latency=0.06)) as served:
         limits = httpx.Limits(max_connections=SESSIONS)
         async with httpx.AsyncClient(timeout=120, limits=limits) as http:
 

@@ -240,6 +240,7 @@ async def test_an_anthropic_stream_is_the_whole_reply_in_blocks(serve: Serve) ->
         )
 
 
+@pytest.mark.slow
 async def test_anthropic_clients_that_do_not_ask_for_thinking_get_none_and_find_their_node(serve: Serve) -> None:
     async with serve(ScriptedEngine(in_turn(*ROUND))) as served:
         access = await served.open()
@@ -250,6 +251,7 @@ async def test_anthropic_clients_that_do_not_ask_for_thinking_get_none_and_find_
         assert served.session(access["id"]).counters == {"gateway/clean": 1, "gateway/loose": 1}
 
 
+@pytest.mark.slow
 async def test_anthropic_stop_sequences_limits_choices_and_counting(serve: Serve) -> None:
     async with serve(ScriptedEngine(in_turn(assistant("one END two"), assistant("a b c d e f g h")))) as served:
         access = await served.open()

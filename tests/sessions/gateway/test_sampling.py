@@ -82,6 +82,7 @@ async def test_what_a_request_means_is_kept(serve: Serve) -> None:
         assert len({call.sampling.seed for call in served.engine.calls}) == 2
 
 
+@pytest.mark.slow
 async def test_a_value_that_the_run_has_as_well_is_not_told(serve: Serve) -> None:
     async with serve(limits=RUNS) as served:
         access = await served.open()

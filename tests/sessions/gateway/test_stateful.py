@@ -204,3 +204,4 @@ TestSessionsInAnyOrder = State.TestCase
 TestSessionsInAnyOrder.settings = settings(
     max_examples=15, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
 )
+pytestmark = pytest.mark.slow

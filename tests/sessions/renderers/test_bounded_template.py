@@ -73,6 +73,7 @@ ENDLESS = [
 
 
 @pytest.mark.parametrize("source", ENDLESS)
+@pytest.mark.slow
 def test_what_would_take_too_long_or_too_much_is_refused(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded_template, "MOST_ROUNDS", 50_000)
     template = BoundedTemplate(source, {}, {})

@@ -55,6 +55,7 @@ async def test_a_folder_without_a_dockerfile_is_said_at_once(tmp_path: Path) -> 
         await images.build(tmp_path, "x")
 
 
+@pytest.mark.slow
 def test_list_shows_whose_sandboxes_there_are_and_reap_leaves_the_living(make: Make) -> None:
     sandbox = make(TINY)
     listed = runner.invoke(app, ["list"])

@@ -39,6 +39,7 @@ def hosts(docker: None) -> Iterator[list[Worker]]:
     cluster.close()
 
 
+@pytest.mark.slow
 async def test_an_image_is_there_again_once_all_of_its_pieces_have_arrived(image: str) -> None:
     host = ImageHost()
     before = await host.image_id(image)

@@ -109,6 +109,7 @@ async def assert_every_place_is_free(pool: SandboxPool, backend: MortalBackend) 
 @pytest.mark.parametrize("recycle", [True, False])
 @pytest.mark.parametrize("means", MEANS)
 @pytest.mark.parametrize("state", STATES)
+@pytest.mark.slow
 async def test_a_place_is_free_after_its_sandbox_ended_in_any_state_by_any_means(
     state: str, means: str, recycle: bool
 ) -> None:

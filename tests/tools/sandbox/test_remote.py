@@ -120,6 +120,7 @@ async def test_the_tools_of_an_agent_work_on_another_machine(monkeypatch: pytest
         await sandbox.close()
 
 
+@pytest.mark.slow
 async def test_who_has_no_key_or_names_another_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     async with served() as url:
         monkeypatch.setenv("AGENTRL_SANDBOX_KEY", "another key of the same length")

@@ -129,6 +129,7 @@ async def test_no_daemon_is_said_in_one_line() -> None:
         await create_docker(SandboxSpec(daemon="unix:///nowhere/docker.sock"))
 
 
+@pytest.mark.slow
 async def test_a_loosening_is_logged_when_such_a_sandbox_is_made(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     spec = SMALL.model_copy(update={"user": "0:0", "env": {"n": str(time.time())}})
     with caplog.at_level(logging.WARNING):
@@ -138,6 +139,7 @@ async def test_a_loosening_is_logged_when_such_a_sandbox_is_made(make: Make, cap
     assert (await sandbox.exec("mount -t tmpfs x /mnt")).exit_code != 0
 
 
+@pytest.mark.slow
 async def test_cancelling_a_command_kills_its_tree(shared: DockerSandbox) -> None:
     task = asyncio.ensure_future(shared.exec("echo $$ > pid; sleep 300 & sleep 300"))
     assert (await shared.exec("until [ -s pid ]; do sleep 0.01; done")).ok
@@ -187,6 +189,7 @@ async def test_a_background_process_is_waited_for_no_longer_than_requested(share
     assert (result.stdout, result.exit_code) == (b"terminated\n", 3)
 
 
+@pytest.mark.slow
 async def test_a_closed_sandbox_leaves_no_container(make: Make) -> None:
     from agentrl.tools.sandbox.docker.reaper import find
 
@@ -196,6 +199,7 @@ async def test_a_closed_sandbox_leaves_no_container(make: Make) -> None:
     assert sandbox.id not in {one.id for one in await find()}
 
 
+@pytest.mark.slow
 async def test_the_runner_ends_with_its_controllers_connection(make: Make) -> None:
     from agentrl.tools.sandbox.runner.loop import on_loop
 

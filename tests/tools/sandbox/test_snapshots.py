@@ -121,6 +121,7 @@ async def test_a_restored_sandbox_has_the_same_files_and_no_others(make: Callabl
     assert await first.read("kept/file") == b"text\n"
 
 
+@pytest.mark.slow
 async def test_what_is_too_large_or_unreadable_is_refused(make: Callable[[], DockerSandbox]) -> None:
     sandbox = make()
     await sandbox.exec("truncate -s 8M sparse")

@@ -73,6 +73,7 @@ async def test_a_shells_exit_codes_are_its_commands(shell: Shell) -> None:
     assert codes == [0, 1, 7, 137, 127, 2]
 
 
+@pytest.mark.slow
 async def test_an_image_without_bash_has_a_stateful_shell_too(make: Make) -> None:
     shell = Shell(make(TINY))
     await shell.run("cd /tmp; export A='x y'; b=2")

@@ -89,6 +89,7 @@ def test_the_value_of_a_token_is_a_row_times_the_hidden_state_that_predicts_it_a
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow
 def test_the_critics_loss_on_a_forest_has_the_gradient_of_all_its_paths(seed: int, tiny_llama: Path) -> None:
     """Every path is a row of its own with its own return; a shared token's weight is divided among them."""
     rng = random.Random(seed)

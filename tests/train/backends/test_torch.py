@@ -114,6 +114,7 @@ def test_a_resumed_run_learns_under_the_settings_that_it_is_given_not_those_it_w
     assert second.reference is not None
 
 
+@pytest.mark.slow
 def test_an_exported_folder_loads_in_transformers_with_equal_logits(tiny_llama: Path, tmp_path: Path) -> None:
     (tiny_llama / "tokenizer_config.json").write_text("{}")
     trainer = trainer_on(tiny_llama)
@@ -343,6 +344,7 @@ def test_recomputed_layers_give_the_same_update_bit_for_bit_and_hold_fewer_activ
 
 
 @pytest.mark.parametrize("name", ["grpo", "sft"])
+@pytest.mark.slow
 def test_forests_side_by_side_change_no_bit_of_a_step_or_its_metrics(
     name: str, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

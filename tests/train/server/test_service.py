@@ -103,6 +103,7 @@ async def test_requests_are_computed_once_and_in_their_order_however_they_are_se
     assert adapter.steps == 1
 
 
+@pytest.mark.slow
 async def test_one_run_at_a_time_has_its_moments_in_memory_and_each_learns_as_alone(asking: Asking) -> None:
     """The others' are on the disk, from which weights that are saved to go on with have them too."""
     alone, *both = [await asking.run() for _ in range(3)]
