@@ -18,6 +18,7 @@ from transformers import AutoConfig
 from typer.testing import CliRunner
 
 from agentrl import cli
+from agentrl.common import transformers_index
 from agentrl.config import AlgoConfig, EngineConfig
 from agentrl.errors import InvalidInput, InvalidWeights
 from agentrl.models.loading import load_causal_lm, new_causal_lm
@@ -30,6 +31,15 @@ from tests.rollout.engines.conftest import folder
 __all__ = ["folder"]
 
 THREADS = 6
+
+
+def test_transformers_list_of_models_is_derived_as_it_would_make_it() -> None:
+    from transformers.utils import import_utils
+
+    file = Path(import_utils.__file__).parents[1] / "models" / "__init__.py"
+    made = import_utils.define_import_structure.__wrapped__(str(file))  # anew, not from its cache
+    assert made
+    assert transformers_index.derive_index() == made
 
 
 @pytest.mark.slow

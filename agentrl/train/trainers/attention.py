@@ -29,8 +29,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface
 
+from agentrl.common.transformers_index import AttentionInterface
 from agentrl.errors import InvalidInput
 from agentrl.models.reach import Reach, reach_of, rescale_queries
 from agentrl.train.forest.forest import Forest

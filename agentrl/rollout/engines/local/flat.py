@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface
 
+from agentrl.common.transformers_index import AttentionInterface
 from agentrl.errors import InvalidInput
 from agentrl.models.reach import Reach, reach_of, rescale_queries
 from agentrl.rollout.engines.local.arena import Arena
