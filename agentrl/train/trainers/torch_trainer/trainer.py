@@ -104,7 +104,7 @@ class TorchTrainer(Distilling, BaseTenant, TorchCheckpoints):
         on_cpu = self.device.type == "cpu"
         share = cores.share(self.processes, self.source)
         self.threads = cores.choose_threads(self.config.threads, share) if on_cpu else None
-        self._together = SideBySide.suited(self.model, self.source, self.config, self.processes) if on_cpu else None
+        self.together = SideBySide.suited(self.model, self.source, self.config, self.processes) if on_cpu else None
         self.deterministic = on_cpu or torch.are_deterministic_algorithms_enabled()
         self.logits = Logits.of(self.model.config)
         self.longest = fixed_angle_length(self.model.config)
@@ -198,7 +198,7 @@ class TorchTrainer(Distilling, BaseTenant, TorchCheckpoints):
     def accumulate(self, batches: Sequence[TorchBatch], meter: Meter, *, first: bool) -> float:
         if self.mixed is not None:
             return self.mixed.accumulate(self, batches, functools.partial(self._loss_of, meter=meter, first=first))
-        alone = self._together is None or self.critic is not None or len(batches) < 2
+        alone = self.together is None or self.critic is not None or len(batches) < 2
         if alone or any(batch.images is not None for batch in batches):
             return sum(self.backward(batch, meter, first=first) for batch in batches)
 
@@ -206,8 +206,8 @@ class TorchTrainer(Distilling, BaseTenant, TorchCheckpoints):
             hidden = self.compute_hidden(trunk_of(self.model), batch)
             return self._loss_of(batch, hidden, meter=counted, first=first)
 
-        assert self._together is not None
-        return self._together.accumulate(self.model, batches, loss_of, meter)
+        assert self.together is not None
+        return self.together.accumulate(self.model, batches, loss_of, meter)
 
     def prepare(self, forest: Forest) -> TorchBatch:
         """The forest on the device, padded where kernels want fixed lengths, with its attention planned.
