@@ -11,7 +11,7 @@ from agentrl.common.untrusted import visible_text
 out, err = Console(), Console(stderr=True)
 
 
-def print_lines(lines: Iterable[str]) -> None:
+def print_lines(lines: Iterable[str], console: Console = out) -> None:
     """Print lines without markup, colours or wrapping; what a terminal would obey or hide becomes its escape."""
     for line in lines:
-        out.print(visible_text(line), markup=False, highlight=False, soft_wrap=True)
+        console.print(visible_text(line), markup=False, highlight=False, soft_wrap=True)
