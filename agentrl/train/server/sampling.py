@@ -19,7 +19,8 @@ from pydantic import BaseModel, Field
 
 from agentrl.errors import EngineError, InvalidInput
 from agentrl.models.adapters import read_adapter
-from agentrl.rollout.weights.snapshot import Named, read_snapshot, whole_of
+from agentrl.rollout.weights.buckets import Named
+from agentrl.rollout.weights.snapshot import read_snapshot, whole_of
 from agentrl.train.server.config import ServeTrainingConfig
 from agentrl.train.server.messages import PROTOBUF, Sample, write_samples
 from agentrl.train.server.served_run import Answer
