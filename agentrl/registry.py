@@ -13,7 +13,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
@@ -93,6 +94,15 @@ class Registry(Generic[T]):
         if isinstance(target, str) and ":" not in target:
             raise InvalidInput(f"{target!r} is no {self.kind}, and no import path of the form 'module:Class'")
         self._targets[name] = target
+
+    @contextmanager
+    def forgetting(self) -> Iterator[None]:
+        """Forget at the block's end what was registered within it."""
+        before = dict(self._targets)
+        try:
+            yield
+        finally:
+            self._targets = before
 
     def known(self) -> dict[str, object]:
         """All names: those of installed packages, agentrl's own, then registered ones; of the same name, the last."""

@@ -195,7 +195,10 @@ class _Sink:
 
 @contextmanager
 def export_spans(
-    endpoint: str | None, about: Mapping[str, str], warn: Callable[[str], object] = lambda text: None
+    endpoint: str | None,
+    about: Mapping[str, str],
+    warn: Callable[[str], object] = lambda text: None,
+    patience: float = PATIENCE,
 ) -> Iterator[None]:
     """Send the spans of the block to a collector.
 
@@ -203,6 +206,7 @@ def export_spans(
         endpoint: its address, such as http://127.0.0.1:4318; None sends nothing.
         about: what all spans have in common, such as the run's name.
         warn: displays the first thing that goes wrong; called from any thread.
+        patience: seconds that the end of the block waits for the collector.
     """
     if endpoint is None:
         yield
@@ -219,7 +223,7 @@ def export_spans(
     before, _destination = _destination, (endpoint, about)
     with _first_problem(lambda text: warn(f"tracing: {text}; spans are lost, and the run goes on")):
         try:
-            with send_spans(BatchSpanProcessor(OTLPSpanExporter(address)), about):
+            with send_spans(BatchSpanProcessor(OTLPSpanExporter(address)), about, patience):
                 yield
         finally:
             _destination = before
@@ -231,8 +235,8 @@ def destination() -> Destination | None:
 
 
 @contextmanager
-def send_spans(processor: SpanProcessor, about: Mapping[str, str]) -> Iterator[None]:
-    """Hand each span of the block to a processor of OpenTelemetry's SDK, which has `PATIENCE` seconds to end."""
+def send_spans(processor: SpanProcessor, about: Mapping[str, str], patience: float = PATIENCE) -> Iterator[None]:
+    """Hand each span of the block to a processor of OpenTelemetry's SDK, which has `patience` seconds to end."""
     global _sink
     sink = _Sink(processor, about)
     before, _sink = _sink, sink
@@ -242,7 +246,7 @@ def send_spans(processor: SpanProcessor, about: Mapping[str, str]) -> Iterator[N
         _sink = before
         ending = threading.Thread(target=sink.shutdown, name="agentrl-tracing-end", daemon=True)
         ending.start()
-        ending.join(PATIENCE)
+        ending.join(patience)
 
 
 @contextmanager

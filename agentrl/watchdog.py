@@ -37,6 +37,11 @@ def progress() -> None:
     _count += 1
 
 
+def count_progress() -> int:
+    """Return how often something got done so far."""
+    return _count
+
+
 class Watchdog:
     """Watches the process from a thread of its own; use it as a context manager.
 
@@ -96,7 +101,7 @@ class Watchdog:
                 if self._requested:
                     self._requested = False
                     self.write()
-                if silence.lasted(time.monotonic(), _count):
+                if silence.lasted(time.monotonic(), count_progress()):
                     self._hung(silence.timeout, self.write())
 
 

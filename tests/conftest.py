@@ -27,9 +27,10 @@ SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 @pytest.fixture
-def forget_names(monkeypatch: pytest.MonkeyPatch) -> Callable[[Registry[Any]], None]:
+def forget_names() -> Iterator[Callable[[Registry[Any]], None]]:
     """Has a registry forget, after the test, what is registered in it from now on."""
-    return lambda registry: monkeypatch.setattr(registry, "_targets", dict(registry._targets))
+    with contextlib.ExitStack() as stack:
+        yield lambda registry: stack.enter_context(registry.forgetting())
 
 
 @pytest.fixture
@@ -58,6 +59,18 @@ def in_tmp_path(tmp_path: Path) -> Iterator[None]:
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What agentrl keeps in the user's cache goes to a folder of the test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def allow_cores(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Has this process use so many cores; its environment says nothing of threads."""
+    from agentrl.common import cores
+
+    def allow(count: int) -> None:
+        monkeypatch.setattr(cores, "list_allowed", lambda: list(range(count)))
+        monkeypatch.delenv(cores.VARIABLE, raising=False)
+
+    return allow
 
 
 @pytest.fixture

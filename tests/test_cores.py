@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,15 @@ from agentrl.rollout.fleet import divide_cores
 
 
 @pytest.fixture
-def four(monkeypatch: pytest.MonkeyPatch) -> None:
+def four(allow_cores: Callable[[int], None]) -> None:
     """Four cores, and nothing in the environment."""
-    monkeypatch.setattr(cores, "list_allowed", lambda: [0, 1, 2, 3])
-    monkeypatch.delenv(cores.VARIABLE, raising=False)
+    allow_cores(4)
+
+
+@pytest.fixture
+def set_threads(four: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Has the user's environment say how many threads there are to be."""
+    return lambda value: monkeypatch.setenv(cores.VARIABLE, value)
 
 
 @pytest.fixture
@@ -42,19 +48,18 @@ def test_affinity_limits_what_may_be_used() -> None:
     assert done.stdout == f"[{cpu}]\n", done.stderr
 
 
-def test_hardware_threads_of_one_core_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 6})
-    monkeypatch.setattr(cores, "_core", lambda cpu: cpu % 4)
-    monkeypatch.setattr(cores, "quota", lambda: math.inf)
-    assert cores.list_allowed() == [0, 1, 2, 3]
+def test_hardware_threads_of_one_core_count_once(tmp_path: Path) -> None:
+    for cpu in range(8):
+        (tmp_path / f"cpu{cpu}" / "topology").mkdir(parents=True)
+        (tmp_path / f"cpu{cpu}" / "topology" / "physical_package_id").write_text(f"{cpu % 4 // 2}\n")
+        (tmp_path / f"cpu{cpu}" / "topology" / "core_id").write_text(f"{cpu % 2}\n")
+    assert cores.choose_one_each({0, 1, 2, 3, 6}, math.inf, tmp_path) == [0, 1, 2, 3]
+    assert cores.choose_one_each({1, 5, 7, 3}, math.inf, tmp_path) == [1, 3]
 
 
 @pytest.mark.parametrize(("quota", "count"), [(0.5, 1), (2.0, 2), (2.9, 2), (math.inf, 4)])
-def test_a_quota_limits_them_further_and_leaves_one(quota: float, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
-    monkeypatch.setattr(cores, "_core", lambda cpu: cpu)
-    monkeypatch.setattr(cores, "quota", lambda: quota)
-    assert len(cores.list_allowed()) == count
+def test_a_quota_limits_them_further_and_leaves_one(quota: float, count: int, tmp_path: Path) -> None:
+    assert len(cores.choose_one_each({0, 1, 2, 3}, quota, tmp_path / "no system says it")) == count
 
 
 @pytest.mark.parametrize(
@@ -111,9 +116,7 @@ def test_servers_that_bind_their_threads_are_given_cores_of_their_own(large: Pat
 @given(count=st.integers(1, 9), size=st.integers(1, 6), cpus=st.sets(st.integers(0, 99), min_size=1, max_size=12))
 @pytest.mark.slow
 def test_blocks_are_disjoint_where_there_are_enough_cores(count: int, size: int, cpus: set[int]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cores, "list_allowed", lambda: sorted(cpus))
-        blocks = [block.split(",") for block in cores.blocks(count, size)]
+    blocks = [block.split(",") for block in cores.blocks(count, size, sorted(cpus))]
     assert all(len(set(block)) == len(block) == min(size, len(cpus)) for block in blocks)
     if count * size <= len(cpus):
         assert len({cpu for block in blocks for cpu in block}) == count * size
@@ -133,12 +136,11 @@ def test_engines_and_a_trainer_that_compute_at_once_get_half_of_the_cores_each(l
     assert cores.share(1, large) == 4
 
 
-@pytest.mark.usefixtures("four")
 def test_a_setting_goes_before_the_users_environment_and_that_before_the_share(
-    large: Path, monkeypatch: pytest.MonkeyPatch
+    large: Path, set_threads: Callable[[str], None]
 ) -> None:
     config, fleet = ServerConfig(name="sglang", device="cpu"), FleetConfig(engines=2)
-    monkeypatch.setenv(cores.VARIABLE, "3")
+    set_threads("3")
     assert divide_cores(config, fleet, large)[0].threads is None
     assert cores.environment(None)[cores.VARIABLE] == "3"
     assert divide_cores(config.model_copy(update={"threads": 5}), fleet, large)[0].threads == 5
@@ -169,16 +171,16 @@ def test_tools_and_the_programs_that_they_start_get_one_thread_and_the_user_gets
     assert done.stdout.split() == ["1", "1", "4", "2", "3", "None"], done.stderr
 
 
-def test_a_server_without_settings_does_not_inherit_the_tools_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("four")
+def test_a_server_without_settings_does_not_inherit_the_tools_environment() -> None:
     """On a GPU servers choose for themselves; a run's own 1 would have been taken for the user's."""
-    monkeypatch.delenv(cores.VARIABLE, raising=False)
     with cores.one_each():
         assert cores.VARIABLE not in cores.environment(None)
         assert cores.environment(4)[cores.VARIABLE] == "4"
 
 
-def test_what_the_user_set_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cores.VARIABLE, "7")
+def test_what_the_user_set_stands(set_threads: Callable[[str], None]) -> None:
+    set_threads("7")
     with cores.one_each():
         assert os.environ[cores.VARIABLE] == "7"
         assert cores.choose_threads(None, 2) is None
@@ -186,12 +188,11 @@ def test_what_the_user_set_stands(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("four")
-def test_a_run_says_who_computes_with_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_says_who_computes_with_how_many(set_threads: Callable[[str], None]) -> None:
     line = cores.describe_threads({"engine=sglang (2 of them)": 2, "trainer=torch": 4})
     assert line is not None
     assert line.startswith("CPU threads: engine=sglang (2 of them) 2, trainer=torch 4; 4 cores may be used (")
     assert cores.describe_threads({"engine=sglang": None, "trainer=torch": None}) is None  # on a GPU
-    monkeypatch.setenv(cores.VARIABLE, "1")
+    set_threads("1")
     assert "engine=sglang 1" in str(cores.describe_threads({"engine=sglang": None}))
     assert "OMP_NUM_THREADS is set" in str(cores.describe_threads({"engine=sglang": None}))

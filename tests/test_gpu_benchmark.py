@@ -36,15 +36,20 @@ def test_every_part_that_needs_no_gpu_runs_on_a_cpu_in_a_small_form(tmp_path: Pa
             assert any(figure["wanted"] for figure in figures), f"{part.name} has no row with a bound"
 
 
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Parts of the test's own, beside the real ones: these are namespace packages."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    (tmp_path / "benchmarks" / "gpu_parts").mkdir(parents=True)
+    return tmp_path / "benchmarks" / "gpu_parts"
+
+
 @pytest.mark.slow
 def test_a_rehearsal_prints_rows_with_baseline_and_bound_and_no_value_and_writes_no_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "benchmarks" / "gpu_parts"
-    folder.mkdir(parents=True)
     (folder / "bounded.py").write_text("def run(report):\n    report.above('w', 17.0, 2, judged=False)\n")
     (folder / "unbounded.py").write_text("def run(report):\n    report.add('x', 17.0)\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     out = ["--out", str(tmp_path / "out")]
     assert gpu.main(["rehearse", *out], [gpu.Part("bounded", "", "rows", 1, rivals="theirs: 3")]) == 0
     told = capsys.readouterr().out
@@ -87,12 +92,9 @@ def test_an_unknown_part_is_refused_with_those_that_there_are() -> None:
 )
 @pytest.mark.slow
 def test_a_part_that_fails_or_hangs_keeps_the_figures_it_had(
-    ending: str, ended: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ending: str, ended: str, folder: Path, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "benchmarks" / "gpu_parts"  # beside the real ones: these are namespace packages
-    folder.mkdir(parents=True)
     (folder / "planted.py").write_text(f"import time\ndef run(report):\n    report.add('w', 1.0)\n    {ending}\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     seconds = "600" if "raise" in ending else "10"
     given = ["--device", "cpu", "--parts", "planted", "--seconds", seconds, "--out", str(tmp_path / "out")]
     assert gpu.main(given, [gpu.Part("planted", "", "", 1)]) == 1

@@ -173,11 +173,8 @@ async def test_a_collector_gets_the_spans_over_http_with_run_session_and_turn(co
 
 
 @pytest.mark.slow
-async def test_a_collector_that_does_not_answer_is_left_behind(
-    collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tracing, "PATIENCE", 0.1)
-    with tracing.export_spans(collector.url, {}):
+async def test_a_collector_that_does_not_answer_is_left_behind(collector: Collector) -> None:
+    with tracing.export_spans(collector.url, {}, patience=0.1):
         session = await play()
     assert session.rewards == {"luck": 1.0}
     assert not collector.answers.is_set(), "it waits to this moment"

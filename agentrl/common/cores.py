@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,7 +23,7 @@ SMALL_BYTES = 20 << 20
 """Weights below this (five million parameters in float32) are computed by one thread: more only wait for each other."""
 WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt")
 CGROUPS = Path("/sys/fs/cgroup")
-_TOPOLOGY = Path("/sys/devices/system/cpu")
+TOPOLOGY = Path("/sys/devices/system/cpu")
 
 _sides = 1  # of a run, that compute at the same time
 _ours = 0  # running runs that have set the variable themselves
@@ -33,10 +33,21 @@ def list_allowed() -> list[int]:
     """Processors that this process may use: one of each core that it may run on, at most its quota."""
     if not hasattr(os, "sched_getaffinity"):
         return list(range(os.cpu_count() or 1))
+    return choose_one_each(os.sched_getaffinity(0), quota())
+
+
+def choose_one_each(cpus: Iterable[int], most: float, topology: Path = TOPOLOGY) -> list[int]:
+    """The first processor of each core.
+
+    Args:
+        cpus: of them alone.
+        most: how many at most; one is chosen in any case.
+        topology: the folder in which the system says which processors are hardware threads of one core.
+    """
     by_core: dict[object, int] = {}
-    for cpu in sorted(os.sched_getaffinity(0)):
-        by_core.setdefault(_core(cpu), cpu)
-    return list(by_core.values())[: int(max(1, min(quota(), len(by_core))))]
+    for cpu in sorted(cpus):
+        by_core.setdefault(_core(topology / f"cpu{cpu}" / "topology") or cpu, cpu)
+    return list(by_core.values())[: int(max(1, min(most, len(by_core))))]
 
 
 def quota(root: Path = CGROUPS, mine: Path = Path("/proc/self/cgroup")) -> float:
@@ -68,9 +79,15 @@ def share(processes: int, model: Path | None = None) -> int:
     return max(1, len(list_allowed()) // (processes * _sides))
 
 
-def blocks(count: int, size: int) -> list[str]:
-    """Lists of `size` processors for each of `count` processes ("0,1"), disjoint as long as there are enough."""
-    cpus = list_allowed()
+def blocks(count: int, size: int, cpus: Sequence[int] | None = None) -> list[str]:
+    """Lists of `size` processors for each of `count` processes ("0,1"), disjoint as long as there are enough.
+
+    Args:
+        count: of processes.
+        size: of each one's list; shorter where there are fewer processors.
+        cpus: the processors; None are those that this process may use.
+    """
+    cpus = list_allowed() if cpus is None else cpus
     return [",".join(str(cpus[(i * size + j) % len(cpus)]) for j in range(min(size, len(cpus)))) for i in range(count)]
 
 
@@ -162,10 +179,9 @@ def one_each() -> Iterator[None]:
             sys.modules["torch"].set_num_threads(len(list_allowed()))
 
 
-def _core(cpu: int) -> object:
-    """Return which core a processor belongs to; hardware threads of one core share it."""
-    topology = _TOPOLOGY / f"cpu{cpu}" / "topology"
-    return (_read(topology / "physical_package_id"), _read(topology / "core_id")) if topology.is_dir() else cpu
+def _core(topology: Path) -> tuple[str, str] | None:
+    """Return the core of the processor with that folder; hardware threads share it. None where there is no folder."""
+    return (_read(topology / "physical_package_id"), _read(topology / "core_id")) if topology.is_dir() else None
 
 
 def _limit_v2(group: Path) -> float:

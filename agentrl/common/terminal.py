@@ -14,17 +14,17 @@ PLAIN_WIDTH = 200
 out, err = Console(), Console(stderr=True)
 
 
-def print_lines(lines: Iterable[str]) -> None:
+def print_lines(lines: Iterable[str], console: Console = out) -> None:
     """Print lines without markup, colours or wrapping; what a terminal would obey or hide becomes its escape."""
     for line in lines:
-        out.print(visible_text(line), markup=False, highlight=False, soft_wrap=True)
+        console.print(visible_text(line), markup=False, highlight=False, soft_wrap=True)
 
 
-def print_part(part: RenderableType, *, fits: bool = True) -> None:
+def print_part(part: RenderableType, console: Console = out, *, fits: bool = True) -> None:
     """Print on a terminal in which it fits; elsewhere in wide lines that end where their text does."""
-    if out.is_terminal and fits:
-        return out.print(part)
+    if console.is_terminal and fits:
+        return console.print(part)
     plain = Console(width=PLAIN_WIDTH, file=StringIO())
     with plain.capture() as text:
         plain.print(part)
-    print_lines(line.rstrip() for line in text.get().splitlines())
+    print_lines((line.rstrip() for line in text.get().splitlines()), console)

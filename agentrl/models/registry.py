@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from agentrl.common import custom_code
@@ -83,8 +83,19 @@ def model_folder(config: ModelConfig, *, scores: bool = False) -> Path:
     return resolve(config.name, trust_remote_code=config.trust_remote_code, scores=scores)
 
 
-def get(name: str, cache_dir: str | Path | None = None, progress: Progress | None = None) -> Path:
+def get(
+    name: str,
+    cache_dir: str | Path | None = None,
+    progress: Progress | None = None,
+    sources: Mapping[str, fetch.Source] = fetch.SOURCES,
+) -> Path:
     """Fetch a known model, unless it is in the cache, and return its folder.
+
+    Args:
+        name: of `KNOWN`.
+        cache_dir: where it is kept; by default in the user's cache.
+        progress: is called with a line for each thing that happens.
+        sources: functions that fetch one, by what messages call them, in the order in which they are tried.
 
     Raises:
         UnknownName: no such model.
@@ -99,7 +110,7 @@ def get(name: str, cache_dir: str | Path | None = None, progress: Progress | Non
         return check(final)
     beside = final.with_name(f".{name}.{os.getpid()}.partial")
     failures: list[str] = []
-    for source, download in fetch.SOURCES.items():
+    for source, download in sources.items():
         shutil.rmtree(beside, ignore_errors=True)
         try:
             beside.mkdir(parents=True)

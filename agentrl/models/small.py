@@ -51,7 +51,7 @@ def small_model(config: Any, shares: Shares = Shares()) -> tuple[Any, str]:
         shares: the numbers that must divide the small model.
     """
     why = ""
-    few, more = (partial(_fewer_heads, groups=max(groups, shares.width)) for groups in (2, 8))
+    few, more = (partial(reduce_heads, groups=max(groups, shares.width)) for groups in (2, 8))
     for narrow in (few, more, _narrow_heads, lambda text: None):
         try:
             small = copy.deepcopy(config)
@@ -161,8 +161,8 @@ def _lower_thresholds(text: Any) -> None:
         text.logits_scaling = min(text.logits_scaling, 2.0)
 
 
-def _fewer_heads(text: Any, groups: int) -> None:
-    """Few groups of heads, each as wide as before, and all other widths in proportion."""
+def reduce_heads(text: Any, groups: int) -> None:
+    """Leave few groups of heads, each as wide as before, and all other widths in proportion."""
     fields = text.to_dict()
     counts = [name for name, value in fields.items() if name.endswith(("heads", "n_head")) and isinstance(value, int)]
     heads = getattr(text, "num_attention_heads", None) or (fields[counts[0]] if counts else 8 * groups)

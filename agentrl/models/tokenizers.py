@@ -81,7 +81,7 @@ class HFTokenizer:
         self.strips_right = frozenset(token.content for token in known.values() if token.rstrip)
         self._markup = frozenset(self.added.values())
         self.vocab_size = max([*tokenizer_files.pieces(spec["model"]).values(), *added.values()], default=-1) + 1
-        self._byte_of = _byte_alphabet() if b'"ByteLevel"' in orjson.dumps(spec.get("decoder")) else None
+        self._byte_of = byte_alphabet() if b'"ByteLevel"' in orjson.dumps(spec.get("decoder")) else None
         self._bytes: dict[int, bytes] = {}
         self._known: dict[str, tuple[int, ...]] = {}
         self._known_markup: dict[str, tuple[int, ...]] = {}
@@ -249,8 +249,8 @@ def _is_space(token: str) -> bool:
     return not token.replace("\u2581", " ").strip()
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable alphabet: the byte that each character represents."""
+def byte_alphabet() -> dict[str, int]:
+    """Return GPT-2's printable alphabet: the byte that each character represents."""
     plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + n): byte for n, byte in enumerate(others)}

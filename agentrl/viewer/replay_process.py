@@ -61,6 +61,7 @@ class _Job:
         place: the run's folder and the session's id.
         request: what was asked for.
         process: the command's.
+        grace: seconds for it to end by itself once it is interrupted.
         began: by the monotonic clock.
         ended: how it ended; '' while it is under way.
         seconds: how long it took, once it has ended.
@@ -70,6 +71,7 @@ class _Job:
     place: tuple[Path, str]
     request: ReplayRequest
     process: ServerProcess
+    grace: float
     began: float = field(default_factory=time.monotonic)
     ended: str = ""
     seconds: float = 0.0
@@ -87,9 +89,14 @@ class _Job:
 
 
 class Replays:
-    """Starts replays, one at a time, and ends them; safe for several threads."""
+    """Starts replays, one at a time, and ends them; safe for several threads.
 
-    def __init__(self) -> None:
+    Args:
+        grace: seconds for a command to end by itself once it is interrupted.
+    """
+
+    def __init__(self, grace: float = GRACE) -> None:
+        self._grace = grace
         self._lock = threading.Lock()
         self._job: _Job | None = None
         self._watcher: threading.Thread | None = None
@@ -109,7 +116,7 @@ class Replays:
                 )
             command = [sys.executable, "-m", "agentrl", "replay", str(run / session), *request.words()]
             process = ServerProcess("replay", command, env={"PYTHONUTF8": "1"}, kind="replay")
-            self._job = job = _Job((run, session), request, process)
+            self._job = job = _Job((run, session), request, process, self._grace)
             self._watcher = threading.Thread(target=_watch, args=(job,), daemon=True)
             self._watcher.start()
 
@@ -127,7 +134,7 @@ class Replays:
     def close(self) -> None:
         if self._job is not None and self._watcher is not None:
             self._job.cancelled.set()
-            self._watcher.join(GRACE + 10)
+            self._watcher.join(self._grace + 10)
 
 
 def _read_lines(log: Path) -> list[str]:
@@ -152,7 +159,7 @@ def _watch(job: _Job) -> None:
             reason = f"ended after {job.request.minutes:g} minutes"
     if reason:
         signal_group(process.pid, signal.SIGINT)
-        process.wait(GRACE)
+        process.wait(job.grace)
     process.kill()
     code, job.printed = process.exit_status, _read_lines(process.log)
     process.end()

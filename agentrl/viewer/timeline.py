@@ -124,7 +124,9 @@ def _in_lanes(sessions: Iterable[tuple[Any, ...]]) -> Iterator[list[Any]]:
         yield [*row, lane]
 
 
-def busy_lanes(store: Path, low: float, high: float) -> list[tuple[str, list[int]]] | None:
+def busy_lanes(
+    store: Path, low: float, high: float, most_nodes: int = MOST_NODES
+) -> list[tuple[str, list[int]]] | None:
     """Requests under way on each engine, and calls of environments, at `BINS` points from `low` to `high`.
 
     A turn that several engines generated, one after the other, counts on each of them for its whole time.
@@ -133,6 +135,7 @@ def busy_lanes(store: Path, low: float, high: float) -> list[tuple[str, list[int
         store: the run's sessions.
         low: seconds since 1970; so is `high`.
         high: the last point.
+        most_nodes: how many nodes of that time are read.
 
     Returns:
         Names and counts: engines, then the environments. A single engine is called "engine", and that of a frozen
@@ -143,7 +146,7 @@ def busy_lanes(store: Path, low: float, high: float) -> list[tuple[str, list[int
     """
     within = (high, low)
     ((nodes,),) = select_rows(store, _COUNT, within)
-    if nodes > MOST_NODES:
+    if nodes > most_nodes:
         return None
     engines, environments = defaultdict[str, list[Span]](list), list[Span]()
     for (text,) in select_rows(store, _TURNS, within):

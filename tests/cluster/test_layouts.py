@@ -100,7 +100,7 @@ async def test_a_colocated_engine_is_on_the_trainers_gpus_and_sleeps_while_the_o
         await fleet.wake()
         assert await generated(fleet) == after[1]
         await fleet.publish([("weight", torch.zeros(1))], 1)
-        assert set(fleet._roster.in_state(MemberState.READY)) == set(fleet.engines)
+        assert {member.state for member in fleet.engines.values()} == {MemberState.READY}
         await fleet.close()
         rank.shutdown()
     taking_turns = ["/release_memory_occupation", "/resume_memory_occupation"]

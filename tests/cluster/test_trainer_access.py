@@ -213,8 +213,8 @@ def test_ranks_that_another_process_calls_are_not_called_and_their_heartbeats_ar
         with trainer.leased():
             with pytest.raises(InfraError, match="another process computes with the ranks"):
                 trainer.logprobs(batch(0))
-            before = watchdog._count
-            until(lambda: watchdog._count > before, "the watchdog is told nothing")
+            before = watchdog.count_progress()
+            until(lambda: watchdog.count_progress() > before, "the watchdog is told nothing")
         assert trainer.logprobs(batch(0))
 
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
 import agentrl
-from agentrl import registry
-from agentrl.envs import registry as registry_of_environments
 from agentrl.envs.base import Env
 from agentrl.envs.registry import ENVS, describe, factory, find, list_envs, make, register
 from agentrl.errors import ConfigError, EnvError, InvalidInput, UnknownName
@@ -155,15 +152,26 @@ def test_mistakes_about_files_say_what_is_wrong(tmp_path: Path):
         make(f"{file}:Till")
 
 
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Installs a package, for the test, that names these environments."""
+
+    def write(names: dict[str, str]) -> None:
+        package = tmp_path / "packaged-1.dist-info"
+        package.mkdir()
+        (package / "METADATA").write_text("Metadata-Version: 2.1\nName: packaged\nVersion: 1\n")
+        lines = [f"{name} = {target}\n" for name, target in names.items()]
+        (package / "entry_points.txt").write_text("[agentrl.envs]\n" + "".join(lines))
+        monkeypatch.syspath_prepend(tmp_path)
+
+    return write
+
+
 def test_an_installed_package_brings_environments_and_a_broken_one_spoils_only_its_own_name(
-    monkeypatch: pytest.MonkeyPatch,
+    install: Callable[..., None],
 ):
-    points = [
-        EntryPoint("packaged", "tests.envs.test_registry:Shop", "agentrl.envs"),
-        EntryPoint("broken", "no_such_module_at_all:Shop", "agentrl.envs"),
-        EntryPoint("calculator", "tests.envs.test_registry:Shop", "agentrl.envs"),
-    ]
-    monkeypatch.setattr(registry, "entry_points", lambda group: points if group == "agentrl.envs" else [])
+    shop = "tests.envs.test_registry:Shop"
+    install({"packaged": shop, "broken": "no_such_module_at_all:Shop", "calculator": shop})
     assert isinstance(make("packaged"), Shop)
     assert not isinstance(make("calculator"), Shop), "what is built in goes first"
     with pytest.raises(EnvError, match=r"'broken' .no_such_module_at_all:Shop.*there is no module"):
@@ -214,11 +222,9 @@ class NewShop(Shop):
 
 
 @pytest.fixture
-def shops(monkeypatch: pytest.MonkeyPatch) -> None:
+def shops(install: Callable[..., None]) -> None:
     """Two versions of an environment, as an installed package names them."""
-    points = [EntryPoint(f"kiosk-v{n}", f"tests.envs.test_registry:{name}", "agentrl.envs") for n, name in VERSIONS]
-    monkeypatch.setattr(registry, "entry_points", lambda group: points if group == "agentrl.envs" else [])
-    monkeypatch.setattr(registry_of_environments, "_warned", set())
+    install({f"kiosk-v{n}": f"tests.envs.test_registry:{name}" for n, name in VERSIONS})
 
 
 VERSIONS = [(2, "OldShop"), (10, "NewShop")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,14 +13,16 @@ from agentrl.config import SandboxConfig
 from agentrl.envs import sandboxes
 from agentrl.errors import ConfigError
 from agentrl.overrides import validate
+from agentrl.tools.sandbox.registry import SANDBOXES
+from agentrl.tools.sandbox.runner.loop import blocking
 from agentrl.tools.sandbox.spec import SandboxSpec
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """Sandboxes made of nothing, in the order of their making."""
+def made(forget_names: Callable[[Any], None]) -> Iterator[list[Any]]:
+    """Sandboxes of the backend `nothing`, made of nothing, in the order of their making."""
     made: list[Any] = []
 
     class Nothing:
@@ -43,14 +45,15 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         made.append(Nothing())
         return made[-1]
 
-    monkeypatch.setattr(sandboxes, "_suppliers", {})
-    monkeypatch.setattr(sandboxes, "backend", lambda name: create)
+    forget_names(SANDBOXES)
+    SANDBOXES.register("nothing", create)
     yield made
+    blocking(sandboxes.close_all(), 120)
     sandboxes.configure(SandboxConfig())
 
 
 async def _sessions(count: int) -> list[str]:
-    supplier = sandboxes.supplier("docker")
+    supplier = sandboxes.supplier("nothing")
     used = []
     for _ in range(count):
         sandbox, _ = await supplier.acquire(SandboxSpec())
@@ -75,7 +78,7 @@ async def test_an_episode_that_ended_while_it_waited_leaves_no_traceback_behind(
     """`agentrl check env=swe` printed "the pool is closed", with its traceback, for each such episode."""
     complaints: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
-    supplier = sandboxes.supplier("docker")
+    supplier = sandboxes.supplier("nothing")
     supplier.pool.total = 0  # there is never one
     waiting = asyncio.create_task(supplier.acquire(SandboxSpec()))
     while not supplier.pool.waiting:  # noqa: ASYNC110 - of another loop
@@ -98,9 +101,9 @@ def test_a_wrong_choice_is_named_with_what_is_allowed() -> None:
 
 async def test_a_sandbox_goes_back_to_the_pool_that_it_came_from(made: list[Any]) -> None:
     """Another run of the process had set `sandbox.reuse` meanwhile, and its pool got the sandbox."""
-    lease = sandboxes.SandboxLease("docker", SandboxSpec())
+    lease = sandboxes.SandboxLease("nothing", SandboxSpec())
     await lease.get()
-    supplier = sandboxes.supplier("docker")
+    supplier = sandboxes.supplier("nothing")
     sandboxes.configure(SandboxConfig(reuse="never"))
     await lease.release()
     assert not supplier.leased

@@ -70,7 +70,7 @@ def make(data: Path, **options: Any) -> SearchR1:
     env = SearchR1(data=data, **options)
     if "retriever" not in options:
         found: Any = InProcess(data)
-        env._client = lambda: found  # type: ignore[method-assign]
+        env.client = lambda: found  # type: ignore[method-assign]
     return env
 
 
@@ -254,7 +254,7 @@ async def test_over_a_thousand_sessions_no_inserted_token_is_trained_and_paths_a
     client: Any = InProcess(data)
     for seed in range(1000):
         engine, env = ScriptedEngine(), SearchR1(data=data)
-        env._client = lambda: client  # type: ignore[method-assign]
+        env.client = lambda: client  # type: ignore[method-assign]
         session = await session_of(env, engine, seed)
         assert session.status is Status.COMPLETED, session.error
         tree.check(session)

@@ -150,7 +150,7 @@ def test_prepare_adds_questions_of_two_hops_where_it_is_told_to(tmp_path: Path) 
 
 def make(data: Path, **options: Any) -> SearchR1:
     env, client = SearchR1(data=data, topk=1, **options), InProcess(data)
-    env._client = lambda: client  # type: ignore[method-assign, assignment, return-value]
+    env.client = lambda: client  # type: ignore[method-assign, assignment, return-value]
     return env
 
 

@@ -33,7 +33,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make(data: Path, **options: Any) -> SearchR1:
     env, client = SearchR1(data=data, **options), InProcess(data)
-    env._client = lambda: client  # type: ignore[method-assign, assignment, return-value]
+    env.client = lambda: client  # type: ignore[method-assign, assignment, return-value]
     return env
 
 

@@ -12,7 +12,6 @@ import pytest
 from agentrl.envs import calls
 from agentrl.envs.builtin.code.runners import SPEC
 from agentrl.envs.builtin.terminal import tasks as terminal_tasks
-from agentrl.envs.builtin.terminal import verify
 from agentrl.envs.builtin.terminal.tasks import LEVELS
 from agentrl.envs.check import check_env
 from agentrl.envs.episode import noop_policy, play
@@ -26,7 +25,8 @@ from agentrl.types import Session, Status, Task
 from tests.conftest import need
 
 EVERY = [(level, kind) for level, kinds in LEVELS.items() for kind in kinds]
-BY_KIND = pytest.mark.parametrize(("level", "kind"), EVERY, ids=[kind.__name__.strip("_") for _, kind in EVERY])
+NAMED = {kind.__name__.strip("_"): kind for _, kind in EVERY}
+BY_KIND = pytest.mark.parametrize(("level", "kind"), EVERY, ids=list(NAMED))
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +44,13 @@ def one(level: int, kind: Any) -> Task:
     return next(task for task in env.tasks() if task["commands"][0][:8] == wanted)
 
 
+def terminal(ending: float) -> Any:
+    """One in which a program has so many seconds to end: many where it should, and few where it should not."""
+    env: Any = make("terminal")
+    env.ending = ending
+    return env
+
+
 async def said(env: Any, command: str) -> str:
     return (await calls.step(env, env.call("bash", command=command))).messages[0].text
 
@@ -54,25 +61,17 @@ async def reward_of(env: Any, task: Task) -> float:
 
 @BY_KIND
 @pytest.mark.slow
-async def test_the_expert_solves_every_kind_and_an_agent_that_says_nothing_none(
-    docker: None, level: int, kind: Any, monkeypatch: pytest.MonkeyPatch
-):
+async def test_the_expert_solves_every_kind_and_an_agent_that_says_nothing_none(docker: None, level: int, kind: Any):
     task = one(level, kind)
-    monkeypatch.setattr(verify, "ENDING", 60.0)
-    session = await play(make("terminal"), task)
+    session = await play(terminal(60.0), task)
     assert (session.reward, session.status, session.rewards["share"]) == (1, Status.COMPLETED, 1)
-    monkeypatch.setattr(verify, "ENDING", 0.1)
-    assert (await play(make("terminal"), task, noop_policy)).reward == 0
+    assert (await play(terminal(0.1), task, noop_policy)).reward == 0
 
 
 @pytest.mark.slow
 @BY_KIND
-async def test_a_task_that_was_only_looked_at_or_half_done_is_not_solved(
-    docker: None, level: int, kind: Any, monkeypatch: pytest.MonkeyPatch
-):
-    task = one(level, kind)
-    monkeypatch.setattr(verify, "ENDING", 0.1)
-    env: Any = make("terminal")
+async def test_a_task_that_was_only_looked_at_or_half_done_is_not_solved(docker: None, level: int, kind: Any):
+    task, env = one(level, kind), terminal(0.1)
     await calls.reset(env, task)
     await said(env, "ls -l; echo Done, all checks passed")
     assert await reward_of(env, task) == 0
@@ -82,7 +81,7 @@ async def test_a_task_that_was_only_looked_at_or_half_done_is_not_solved(
 @pytest.mark.slow
 async def test_lies_links_and_hidden_answers_earn_nothing(docker: None):
     """A link to a right file and one that can't be read are not what was asked; no python3 of the agent's is run."""
-    task = one(1, terminal_tasks._permissions)
+    task = one(1, NAMED["permissions"])
     key = next(path for path in task["files"] if path.endswith(".key"))
     for trick in (
         f"mv {key} real && ln -s real {key}",
@@ -108,15 +107,12 @@ async def test_lies_links_and_hidden_answers_earn_nothing(docker: None):
 
 
 @pytest.mark.slow
-async def test_the_wrong_process_ended_or_all_of_them_is_not_what_was_asked(
-    docker: None, monkeypatch: pytest.MonkeyPatch
-):
-    task = one(3, terminal_tasks._process)
+async def test_the_wrong_process_ended_or_all_of_them_is_not_what_was_asked(docker: None):
+    task = one(3, NAMED["process"])
     stop = next(check["program"] for check in task["checks"] if not check["running"])
     other = next(name for name in task["programs"] if name != stop)
     for command, reward in ((stop, 1), (other, 0), ("py", 0)):
-        monkeypatch.setattr(verify, "ENDING", 60.0 if reward else 0.1)  # a busy machine ends a program late
-        env: Any = make("terminal")
+        env = terminal(60.0 if reward else 0.1)  # a busy machine ends a program late
         await calls.reset(env, task)
         await said(env, f"pkill -f '[{command[0]}]{command[1:]}'")
         assert await reward_of(env, task) == reward, command
@@ -152,14 +148,11 @@ def test_no_task_is_in_two_splits_and_the_answers_are_not_in_what_the_agent_is_t
 
 
 @pytest.mark.slow
-async def test_without_docker_the_refusal_says_what_to_do(monkeypatch: pytest.MonkeyPatch):
-    """A daemon's address at which nothing listens stands for a machine without Docker."""
-    await close_all()
-    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")
+@pytest.mark.usefixtures("without_docker")
+async def test_without_docker_the_refusal_says_what_to_do():
     env: Any = make("terminal", level=1)
     with pytest.raises(ConfigError, match=r"needs a Docker daemon.*subprocess"):
         await calls.reset(env, next(iter(env.tasks())))
-    await close_all()
 
 
 @pytest.mark.slow

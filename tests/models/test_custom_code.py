@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,14 +79,20 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def forget(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Has this process be one that has allowed nothing yet."""
+    return lambda: monkeypatch.setattr(custom_code, "_allowed", set())
+
+
 @pytest.fixture(autouse=True)
-def nothing_allowed(own_cache: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def nothing_allowed(own_cache: None, forget: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that has allowed nothing yet, and in which nobody answers questions."""
 
     def ask(*_: object) -> str:
         raise AssertionError("somebody was asked")
 
-    monkeypatch.setattr(custom_code, "_allowed", set())
+    forget()
     monkeypatch.setattr(builtins, "input", ask)
 
 
@@ -190,11 +196,11 @@ def test_a_type_that_transformers_has_runs_its_own_code_unless_the_folders_is_al
     assert type(load(path)).__name__ == "OddForCausalLM"
 
 
-def test_workers_are_allowed_what_their_starter_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_are_allowed_what_their_starter_is(tmp_path: Path, forget: Callable[[], None]) -> None:
     path = odd(tmp_path / "model")
     custom_code.allow(path)
     sent: Any = Role("engine", "agentrl.rollout.engines.local.engine_role:EngineRole").pickled().arguments
-    monkeypatch.setattr(custom_code, "_allowed", set())
+    forget()
     assert not custom_code.is_allowed(path)
     sent.loaded()
     assert custom_code.is_allowed(path)

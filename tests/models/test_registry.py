@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,32 +75,26 @@ def test_tiny_says_that_a_run_builds_it() -> None:
         models.resolve("tiny")
 
 
-def test_a_source_that_fails_is_followed_by_the_next_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_source_that_fails_is_followed_by_the_next_and_leaves_nothing(tmp_path: Path) -> None:
     def broken(model: KnownModel, folder: Path, say: object) -> None:
         (folder / "config.json").write_text("{}")
         raise OSError("no way out")
 
-    monkeypatch.setattr(fetch, "SOURCES", {"first": broken, "second": lambda model, folder, say: write_model(folder)})
+    sources: Any = {"first": broken, "second": lambda model, folder, say: write_model(folder)}
     said: list[str] = []
-    path = models.get("smollm2-135m", tmp_path, said.append)
+    path = models.get("smollm2-135m", tmp_path, said.append, sources)
     assert path == tmp_path / "smollm2-135m"
     assert [entry.name for entry in tmp_path.iterdir()] == ["smollm2-135m"]
     assert any("no way out" in line for line in said)
-    monkeypatch.setattr(fetch, "SOURCES", {})
-    assert models.get("smollm2-135m", tmp_path) == path  # it is in the cache
+    assert models.get("smollm2-135m", tmp_path, sources={}) == path  # it is in the cache
 
 
-def test_where_no_source_works_all_reasons_are_reported_and_nothing_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_no_source_works_all_reasons_are_reported_and_nothing_stays(tmp_path: Path) -> None:
     def broken(model: KnownModel, folder: Path, say: object) -> None:
         raise OSError("no way out")
 
-    monkeypatch.setattr(fetch, "SOURCES", {"the hub": broken, "the index": broken})
     with pytest.raises(InfraError, match="the hub: no way out; the index: no way out"):
-        models.get("smollm2-135m", tmp_path)
+        models.get("smollm2-135m", tmp_path, sources={"the hub": broken, "the index": broken})
     assert list(tmp_path.iterdir()) == []
 
 

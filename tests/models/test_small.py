@@ -7,7 +7,7 @@ from transformers import AutoConfig
 
 from agentrl.errors import ConfigError
 from agentrl.models.reach import Reach, reach_of
-from agentrl.models.small import Shares, _fewer_heads, small_model
+from agentrl.models.small import Shares, reduce_heads, small_model
 
 SIZES = {"hidden_size": 96, "intermediate_size": 192, "moe_intermediate_size": 96, "vocab_size": 1000}
 HEADS = {"num_attention_heads": 12, "num_key_value_heads": 6, "head_dim": 16}
@@ -66,6 +66,6 @@ def test_a_width_that_its_heads_do_not_divide_is_shrunk_to_one_that_kernels_take
     """GLM-4.5's 4096 numbers for 96 heads became 341, which no grouped product takes: it could not be tested."""
     wide = {"hidden_size": 4096, "num_attention_heads": 96, "num_key_value_heads": 8, "head_dim": 128}
     config = AutoConfig.for_model("glm4_moe", **wide)
-    _fewer_heads(config, 2)
+    reduce_heads(config, 2)
     assert config.num_attention_heads == 8
     assert config.hidden_size == 352

@@ -11,14 +11,13 @@ import pytest
 
 from agentrl.envs import calls
 from agentrl.envs.builtin.instructions.checks import list_followed
-from agentrl.envs.builtin.terminal import tasks as terminal_tasks
 from agentrl.envs.episode import play
 from agentrl.envs.registry import make
 from agentrl.types import Message
 from tests.envs.test_games import begun, say
 from tests.envs.test_instructions import CASES
 from tests.envs.test_retail import saying
-from tests.envs.test_terminal import docker, one, reward_of, said  # noqa: F401
+from tests.envs.test_terminal import NAMED, docker, one, reward_of, said  # noqa: F401
 from tests.redteam.attack import Attack, ids
 from tests.redteam.policies import INSTRUCTIONS, OFFERS, RETAIL, TERMINAL, WEB
 
@@ -109,7 +108,7 @@ async def test_what_any_form_takes_and_a_basket_of_everything_are_worth_hardly_a
 @pytest.mark.slow
 @pytest.mark.parametrize("case", TERMINAL, ids=ids(TERMINAL))
 async def test_no_task_for_a_shell_is_solved_or_broken_by(docker: None, case: Attack) -> None:  # noqa: F811
-    for level, kind in ((1, terminal_tasks._permissions), (3, terminal_tasks._program)):
+    for level, kind in ((1, NAMED["permissions"]), (3, NAMED["program"])):
         task, env = one(level, kind), make("terminal")
         await calls.reset(env, task)
         await said(env, case.payload)

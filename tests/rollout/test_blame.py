@@ -174,11 +174,14 @@ async def test_info_that_json_can_not_hold_is_the_authors_error_by_its_key(by: s
         await played(Noting, names(1))
 
 
-async def test_a_close_that_never_ends_holds_no_session(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing has more than a moment to close."""
     monkeypatch.setattr(closing, "CLOSE_SECONDS", 0.02)
 
+
+@pytest.mark.usefixtures("soon")
+async def test_a_close_that_never_ends_holds_no_session(caplog: pytest.LogCaptureFixture) -> None:
     released = asyncio.Event()
 
     class Stuck(Shelf):
@@ -194,11 +197,9 @@ async def test_a_close_that_never_ends_holds_no_session(
     assert "Stuck.close() has not ended after 0.02 s" in caplog.text
 
 
-async def test_a_close_that_blocks_for_ever_holds_no_session(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.usefixtures("soon")
+async def test_a_close_that_blocks_for_ever_holds_no_session(caplog: pytest.LogCaptureFixture) -> None:
     """A plain `close` that waited for a thread of its own held the event loop, and so the run."""
-    monkeypatch.setattr(closing, "CLOSE_SECONDS", 0.02)
     released = threading.Event()
 
     class Blocked(Shelf):

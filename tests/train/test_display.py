@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from agentrl.train.display import console as module
 from agentrl.train.display.console import Display
 from agentrl.train.display.panel import TimedProgress, clock, short
 from agentrl.train.display.pictures import learning_curve
@@ -127,9 +126,9 @@ def test_a_short_number_has_three_digits_and_is_right_to_them(value: float) -> N
     assert read == pytest.approx(value, rel=5.1e-3)
 
 
-def test_without_a_terminal_something_long_says_now_and_then_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REPORT_INTERVALS", (0.01, 0.01))
+def test_without_a_terminal_something_long_says_now_and_then_how_far_it_is() -> None:
     display, file = shown(80, terminal=False)
+    display.report_intervals = (0.01, 0.01)
     with display.part("evaluation", 8) as ended:
         ended(None)
         while file.getvalue().count("\n") < 2:

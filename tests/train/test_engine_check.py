@@ -38,7 +38,7 @@ async def compared(
     engine = LocalEngine(engine_folder or folder, EngineConfig(device="cpu", max_batch=4, dtype=dtype))
     if change is not None:
         with torch.no_grad():
-            change(engine._runner.model)
+            change(engine.runner.model)
     trainer = TorchTrainer(folder, TorchConfig(device="cpu"))
     config = run_of(engine={"device": "cpu", "dtype": dtype}, trainer={"device": "cpu"}, **sections)
     try:

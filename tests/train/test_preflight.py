@@ -18,7 +18,7 @@ from agentrl.envs.registry import make
 from agentrl.errors import ConfigError, EngineError, EnvError, SandboxError
 from agentrl.models import devices
 from agentrl.overrides import merge_settings, validate
-from agentrl.rollout.engines.servers import remote
+from agentrl.rollout.engines.servers.remote import RemoteEngine
 from agentrl.sessions.renderers import get_renderer
 from agentrl.train.driver import base_model
 from agentrl.train.plan import preflight, room
@@ -280,7 +280,7 @@ def test_penalties_and_calls_under_a_grammar_are_refused_on_servers_that_are_not
 def test_a_server_that_should_run_already_is_missed_before_anything_is_imitated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "ATTACH_SECONDS", 0.0)
+    monkeypatch.setattr(RemoteEngine, "attach_seconds", 0.0)
     engine = {"name": "vllm", "url": "http://127.0.0.1:9"}
     with pytest.raises(EngineError, match="no server answers there"):
         agentrl.train("calculator", engine=engine, run_dir=str(tmp_path / "run"))

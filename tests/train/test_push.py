@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.errors import ConfigError, InvalidInput
 from agentrl.models.registry import check
-from agentrl.train.record.push import _name, push
+from agentrl.train.record.push import push, shorten_name
 from tests.records.test_records import unpacked
 
 ROW = re.compile(r"^\| `([^`]+)` \| ([0-9a-f]{64}) \|$", re.MULTILINE)
@@ -66,4 +66,4 @@ def test_what_can_not_be_pushed_is_refused_and_leaves_the_folder_as_it_is(run: P
 
 def test_a_path_is_told_by_its_last_part_and_a_hubs_name_whole() -> None:
     names = ("/home/me/models/own", "runs/a/checkpoints/step-000001", "Qwen/Qwen3-8B", "tiny")
-    assert [_name(each) for each in names] == ["own", "step-000001", "Qwen/Qwen3-8B", "tiny"]
+    assert [shorten_name(each) for each in names] == ["own", "step-000001", "Qwen/Qwen3-8B", "tiny"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -82,9 +83,8 @@ def test_two_policies_learn_on_sglang_and_go_on_after_a_kill(tmp_path: Path) -> 
     check(run, 3, 1e-3)
 
 
-def test_the_servers_of_all_policies_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.common.cores.list_allowed", lambda: list(range(12)))
-    monkeypatch.setattr("agentrl.common.cores.set_by_user", lambda: False)
+def test_the_servers_of_all_policies_share_the_cores(tmp_path: Path, allow_cores: Callable[[int], None]) -> None:
+    allow_cores(12)
     three = {
         "engine": "vllm",
         "policies.other.engine": "vllm",

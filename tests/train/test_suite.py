@@ -19,7 +19,8 @@ from agentrl.errors import ConfigError, EnvError
 from agentrl.overrides import spread
 from agentrl.sessions.store.store import Store
 from agentrl.train.display.console import Display
-from agentrl.train.evaluation.suite import commands, report
+from agentrl.train.evaluation.suite import report
+from agentrl.train.evaluation.suite.commands import show_table
 from agentrl.train.evaluation.suite.compare import compare
 from agentrl.train.evaluation.suite.parts import read_suite
 from agentrl.train.evaluation.suite.play import run_suite
@@ -244,15 +245,13 @@ def test_a_comparison_pairs_tasks_by_id_and_data_and_lists_those_that_changed() 
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
-def test_a_table_has_every_number_whole_at_any_width(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_has_every_number_whole_at_any_width(width: int) -> None:
     """A terminal of 80 columns showed "1.0…" for a mean, and "wor…" for a verdict."""
     long = "a-part-whose-name-takes-most-of-a-line-of-the-terminal"
     before = result("old", {f"t{n}": [1.0] for n in range(120)}, part=long)
     after = result("new", {f"t{n}": [0.0 if n % 3 else 1.0] for n in range(120)}, part=long)
     terminal = Console(width=width, file=StringIO(), force_terminal=True, color_system=None)
-    monkeypatch.setattr("agentrl.train.evaluation.suite.commands.out", terminal)
-    monkeypatch.setattr("agentrl.common.terminal.out", terminal)
-    commands._show(report.comparison_table(compare(before, after)))
+    show_table(report.comparison_table(compare(before, after)), terminal)
     shown = terminal.file.getvalue()  # type: ignore[attr-defined]
     assert "…" not in shown
     for number in ("1.000", "0.333", "-0.667", "[-0.752, -0.577]", "0.0002", "120", "+0 -80", "worse"):

@@ -20,7 +20,7 @@ from agentrl.errors import UnknownName
 from agentrl.overrides import merge_settings, validate
 from agentrl.train.plan.preflight import check_training
 from agentrl.train.record.run_folder import RunFolder
-from agentrl.train.trackers import TRACKERS, Tracker, Trackers, worker
+from agentrl.train.trackers import TRACKERS, Tracker, Trackers
 from agentrl.train.trackers.base import TrackedRun
 from tests.train.test_run_folder import scalars
 
@@ -92,9 +92,8 @@ def test_a_back_end_that_fails_gives_one_warning_and_the_others_get_everything(b
 
 
 def test_a_back_end_that_hangs_delays_nothing_and_gets_the_rest_when_the_run_is_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(worker, "PATIENCE", 0.05)
     go_on, said = threading.Event(), list[str]()
 
     def log(self: Kept, step: int, numbers: Mapping[str, float]) -> None:
@@ -103,15 +102,16 @@ def test_a_back_end_that_hangs_delays_nothing_and_gets_the_rest_when_the_run_is_
 
     kind = kinds(log=log)
     trackers = Trackers(TrackedRun(tmp_path), {"slow": kind}, said.append)
+    trackers.patience = 0.05
     write_rows(tmp_path)
     trackers.pass_on()
-    (thread,) = trackers._workers
+    (thread,) = [each for each in threading.enumerate() if each.name == "agentrl-metrics-slow"]
     trackers.close()  # would not come back if it waited for the back end
     assert said == ["metrics=slow: it has not ended after 0.05 s, and is left behind; metrics.jsonl has every step"]
     go_on.set()
     thread.join()
     trackers.start_again()
-    monkeypatch.setattr(worker, "PATIENCE", 60)
+    trackers.patience = 60.0
     trackers.close()
     first, second = steps(kind)
     assert first + second == [1, 2, 3, 4, 5]

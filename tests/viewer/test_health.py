@@ -94,14 +94,13 @@ def test_the_sessions_of_an_alarm_are_found_by_its_filters(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_search_that_stops_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.sessions.store.search.BATCH", 7)
+def test_a_search_that_stops_goes_on_where_it_stopped(tmp_path: Path) -> None:
     run = Runs(write_run(tmp_path / "run", hostile=False)).get("run")
     whole = search(run.database, "division", {"phase": "train"}, sort="step", seconds=60, limit=10_000)
     assert whole.next is None
     found, after, searched = [], None, 0
     while True:
-        part = search(run.database, "division", {"phase": "train"}, sort="step", seconds=0, after=after)
+        part = search(run.database, "division", {"phase": "train"}, sort="step", seconds=0, after=after, batch=7)
         assert part.searched <= 7
         found, after, searched = found + part.rows, part.next, searched + part.searched
         if after is None:

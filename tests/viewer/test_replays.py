@@ -12,7 +12,6 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.sessions.store.store import Store
-from agentrl.viewer import replay_process
 from agentrl.viewer.replay_process import ReplayRequest, Replays
 from tests.viewer.recorded import replayed, write_run
 from tests.viewer.test_app import client
@@ -37,8 +36,7 @@ def replays(in_tmp_path: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         "for _ in range(n): time.sleep(0.1 if n < 5 else 100)\nsys.exit(n == 3)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(replay_process, "GRACE", 5.0)
-    made = Replays()
+    made = Replays(grace=5.0)
     yield made
     made.close()
 

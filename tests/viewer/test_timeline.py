@@ -148,13 +148,10 @@ def test_lanes_count_the_requests_of_each_engine_and_the_calls_of_environments(
         hold_counts(counts, [(began, began + took) for where, began, took in work if where == name], low, low + width)
 
 
-def test_of_many_engines_the_last_ones_share_a_lane_and_too_many_nodes_are_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_many_engines_the_last_ones_share_a_lane_and_too_many_nodes_are_not_read(tmp_path: Path) -> None:
     file = working(tmp_path, [(f"engine-{number}", 1.0, 1.0) for number in range(MOST_ENGINES + 5)])
     found = busy_lanes(file, 0.0, 2.0)
     assert found is not None
     assert [name for name, _ in found] == [*(f"engine-{n}" for n in range(MOST_ENGINES - 1)), "other engines"]
     assert max(found[-1][1]) == 6
-    monkeypatch.setattr("agentrl.viewer.timeline.MOST_NODES", 10)
-    assert busy_lanes(file, 0.0, 2.0) is None
+    assert busy_lanes(file, 0.0, 2.0, most_nodes=10) is None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,19 @@ TEXT = {
     "max_position_embeddings": 256, "tie_word_embeddings": False,
 }  # fmt: skip
 SHARED = {"image_token_id": IMAGE, "pad_token_id": 0, "tie_word_embeddings": False}
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a server wants to be otherwise in a Qwen's configuration; each mapping goes before the tiny model's own."""
+
+    head: int = HEAD
+    text: Mapping[str, Any] = field(default_factory=dict)
+    shared: Mapping[str, Any] = field(default_factory=dict)
+    patches: Mapping[str, Any] = field(default_factory=dict)
+
+
+TINY = Served()
 
 
 def smolvlm() -> Any:
@@ -40,24 +53,25 @@ PATCHES = {
 }  # fmt: skip
 
 
-def qwen25() -> Any:
+def qwen25(served: Served = TINY) -> Any:
     """Patches of 4 x 4 pixels, four of which are a token; two layers of the tower look within windows of two tokens."""
-    section = [HEAD // 4, HEAD // 8, HEAD // 8]
-    text = {**TEXT, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": section}}
-    seen = {**PATCHES, "window_size": 4 * PATCHES["patch_size"], "fullatt_block_indexes": [1]}
+    section = [served.head // 4, served.head // 8, served.head // 8]
+    rope = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": section}
+    text, seen = {**TEXT, **served.text, "rope_parameters": rope}, {**PATCHES, **served.patches}
+    seen |= {"window_size": 4 * seen["patch_size"], "fullatt_block_indexes": [1]}
     return transformers.Qwen2_5_VLForConditionalGeneration(
-        transformers.Qwen2_5_VLConfig(text_config=text, vision_config=seen, **SHARED)
+        transformers.Qwen2_5_VLConfig(text_config=text, vision_config=seen, **{**SHARED, **served.shared})
     )
 
 
-def qwen3() -> Any:
+def qwen3(served: Served = TINY) -> Any:
     """The same without windows; features of the tower's first layer are added behind the language model's."""
-    section = [HEAD // 4, HEAD // 8, HEAD // 8]
+    section = [served.head // 4, served.head // 8, served.head // 8]
     rope = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": section, "mrope_interleaved": True}
-    text = {**TEXT, "head_dim": HEAD, "rope_parameters": rope}
-    seen = {**PATCHES, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+    text = {**TEXT, **served.text, "head_dim": served.head, "rope_parameters": rope}
+    seen = {**PATCHES, **served.patches, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
     return transformers.Qwen3VLForConditionalGeneration(
-        transformers.Qwen3VLConfig(text_config=text, vision_config=seen, **SHARED)
+        transformers.Qwen3VLConfig(text_config=text, vision_config=seen, **{**SHARED, **served.shared})
     )
 
 
@@ -131,7 +145,7 @@ def patched(seed: int, frames: int) -> ImageInputs:
 class TinyFamily:
     """A family's tiny model, and what its processor would make of images."""
 
-    model: Callable[[], Any]
+    model: Callable[..., Any]
     drawn: Callable[[int, int], ImageInputs]
 
 
@@ -145,10 +159,10 @@ FAMILIES = {
 }
 
 
-def tiny_vlm(folder: Path, family: str = "smolvlm") -> Path:
+def tiny_vlm(folder: Path, family: str = "smolvlm", *served: Served) -> Path:
     """A folder with a random model."""
     torch.manual_seed(0)
-    FAMILIES[family].model().to(torch.float32).save_pretrained(folder)
+    FAMILIES[family].model(*served).to(torch.float32).save_pretrained(folder)
     return folder
 
 

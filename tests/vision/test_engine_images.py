@@ -52,7 +52,7 @@ async def test_the_engine_agrees_with_the_trainer_before_and_after_a_publication
     folder = tiny_vlm(tmp_path / "vlm", family)
     engine = LocalEngine(folder, EngineConfig(device="cpu", dtype="float32"))
     trainer = TorchTrainer(folder, TorchConfig(device="cpu", dtype="float32"), AlgoConfig(name="reinforce", lr=1e-2))
-    store = engine._runner.images
+    store = engine.runner.images
     assert store is not None
     assert engine.capabilities.inputs == {images.NAME}
     ids, sampling = prompt(1, 2, TEXT), Sampling(max_new_tokens=6, seed=3)

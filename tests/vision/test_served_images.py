@@ -30,26 +30,22 @@ from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Capabilities, Message, Placed, Sampling, Session, Status, Task, collect, image
 from tests.rollout.engines import servers
 from tests.train.trees import as_group, environment_node, leaf_credit, sampled_node
-from tests.vision import models
-from tests.vision.models import FAMILIES, IMAGE, PER_FRAME, VOCABULARY, drawn, prompt, tiny_vlm
+from tests.vision.models import FAMILIES, IMAGE, PER_FRAME, VOCABULARY, Served, drawn, prompt, tiny_vlm
 from tests.vision.test_conversations import QWEN, picture
 
 BOUND = 1e-5
 MARKS = ("<|vision_start|>", "<|image_pad|>", "<|video_pad|>", "<|vision_end|>")
 
 
-def served_vlm(folder: Path, family: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+def served_vlm(folder: Path, family: str) -> Path:
     """A random model with the tokenizer and the processor that a server wants to find in its folder."""
     tokenizer: Any = tiny.build_tokenizer(["user\nhow many?\n"] * 9, 512, 256, MARKS, QWEN)
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     start, pad, video, end = tokenizer.convert_tokens_to_ids(list(MARKS))
     named = {"vision_start_token_id": start, "image_token_id": pad, "video_token_id": video, "vision_end_token_id": end}
     text = {"vocab_size": len(tokenizer), "max_position_embeddings": 512, "hidden_size": 64, "num_attention_heads": 2}
-    monkeypatch.setattr(models, "HEAD", 32)  # vLLM knows no narrower one on a CPU, and SGLang of Qwen2.5-VL no other
-    monkeypatch.setattr(models, "TEXT", {**models.TEXT, **text})  # patches
-    monkeypatch.setattr(models, "SHARED", {**models.SHARED, **named})
-    monkeypatch.setattr(models, "PATCHES", {**models.PATCHES, "patch_size": 14, "out_hidden_size": 64})
-    tiny_vlm(folder, family)
+    # vLLM knows no narrower head on a CPU, and SGLang of Qwen2.5-VL no other patches.
+    tiny_vlm(folder, family, Served(32, text, named, {"patch_size": 14, "out_hidden_size": 64}))
     tokenizer.save_pretrained(folder)
     Qwen2VLImageProcessorPil(size={"shortest_edge": 56**2, "longest_edge": 112**2}, patch_size=14).save_pretrained(
         folder
@@ -259,9 +255,9 @@ def test_weights_have_the_names_of_the_folders_files_and_are_published_under_the
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 @pytest.mark.parametrize("server", ["sglang", "vllm"])
 async def test_servers_agree_with_the_trainer_before_and_after_a_publication(
-    server: str, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: str, family: str, tmp_path: Path
 ) -> None:
-    folder = served_vlm(tmp_path / "vlm", family, monkeypatch)
+    folder = served_vlm(tmp_path / "vlm", family)
     trainer = TorchTrainer(folder, TorchConfig(device="cpu", dtype="float32"), AlgoConfig(name="reinforce", lr=1e-2))
     engine: Any = make_engine(servers.config(server, dtype="float32"), folder)
     try:

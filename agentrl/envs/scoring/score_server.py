@@ -151,7 +151,7 @@ class _Held:
     users: int = 0
 
 
-_held: dict[tuple[str, str, str, int], _Held] = {}
+held_servers: dict[tuple[str, str, str, int], _Held] = {}
 _lock = threading.Lock()
 
 
@@ -175,25 +175,25 @@ def acquire(folder: Path, device: str, dtype: str, batch_tokens: int | None, *, 
     tokens = batch_tokens or (1 if device == "cpu" else GPU_BATCH_TOKENS)
     key = str(folder.resolve()), device, dtype, tokens
     with _lock:
-        if key not in _held:
+        if key not in held_servers:
 
             def load() -> Any:
                 return read_score_model(folder, getattr(torch, dtype), per_token=per_token).to(device).eval()
 
             threads = cores.choose_threads(None, cores.share(1, folder)) if device == "cpu" else None
-            _held[key] = _Held(ScoreServer(load, tokens, threads))
-        _held[key].users += 1
-        return _held[key].server
+            held_servers[key] = _Held(ScoreServer(load, tokens, threads))
+        held_servers[key].users += 1
+        return held_servers[key].server
 
 
 def release(server: ScoreServer) -> None:
     """Give a server back; the last one who does closes it."""
     with _lock:
-        found = next((key for key, held in _held.items() if held.server is server), None)
+        found = next((key for key, held in held_servers.items() if held.server is server), None)
         if found is None:
             return
-        _held[found].users -= 1
-        if _held[found].users:
+        held_servers[found].users -= 1
+        if held_servers[found].users:
             return
-        del _held[found]
+        del held_servers[found]
     server.close()

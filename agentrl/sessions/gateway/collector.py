@@ -20,21 +20,25 @@ YOUNG, MIDDLE, NEVER = 5_000, 4, 1 << 30
 """The collector's thresholds (see `gc.set_threshold`): a collection takes 1 to 2 ms."""
 CHECK_EVERY = 5.0
 IDLE_SECONDS, BUSY_SECONDS = 30.0, 600.0
-"""Seconds between two full collections, with and without `CHECK_EVERY` seconds free of requests."""
+"""Seconds between two full collections, with and without `CHECK_EVERY` seconds free of requests before."""
 
 
 @contextlib.asynccontextmanager
-async def tuned_collector(begun: Callable[[], int]) -> AsyncIterator[None]:
+async def tuned_collector(
+    begun: Callable[[], int], check_every: float = CHECK_EVERY, idle: float = IDLE_SECONDS
+) -> AsyncIterator[None]:
     """Collect garbage so while the block runs, and as before afterwards.
 
     Args:
         begun: how many requests have begun so far.
+        check_every: seconds between two looks at that number.
+        idle: seconds between two full collections while it stays as it is.
     """
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG, MIDDLE, NEVER)
-    collecting = asyncio.ensure_future(_collect(begun))
+    collecting = asyncio.ensure_future(_collect(begun, check_every, idle))
     try:
         yield
     finally:
@@ -44,11 +48,11 @@ async def tuned_collector(begun: Callable[[], int]) -> AsyncIterator[None]:
         gc.unfreeze()
 
 
-async def _collect(begun: Callable[[], int]) -> None:
+async def _collect(begun: Callable[[], int], check_every: float, idle: float) -> None:
     last = time.monotonic()
     while True:
         before = begun()
-        await asyncio.sleep(CHECK_EVERY)
-        if time.monotonic() - last > (IDLE_SECONDS if begun() == before else BUSY_SECONDS):
+        await asyncio.sleep(check_every)
+        if time.monotonic() - last > (idle if begun() == before else BUSY_SECONDS):
             gc.collect()
             last = time.monotonic()

@@ -55,6 +55,7 @@ def search(
     limit: int = 100,
     after: str | None = None,
     seconds: float = 0.5,
+    batch: int = BATCH,
 ) -> SearchHits:
     """The sessions that fit the filters, in order, and have the text in a message, whatever the case of ASCII letters.
 
@@ -67,6 +68,7 @@ def search(
         limit: ends the search once it has so many sessions; the last ones of a batch come besides.
         after: `SearchHits.next` of the search before this one.
         seconds: ends it after so long; `next` goes on.
+        batch: sessions that are read at once.
 
     Raises:
         InvalidInput: the text is empty, or `after` is no `next`.
@@ -79,7 +81,7 @@ def search(
         with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as db:
             edited.show(db, path)
             while True:
-                page = query.find(db, filters or {}, sort, descending, BATCH, after)
+                page = query.find(db, filters or {}, sort, descending, batch, after)
                 holding = set(_holding(db, [row.id for row in page.rows], text))
                 rows += [row for row in page.rows if row.id in holding]
                 searched, after = searched + len(page.rows), page.next

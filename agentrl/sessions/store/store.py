@@ -33,9 +33,6 @@ from agentrl.types import Node, Session, Status
 logger = logging.getLogger(__name__)
 UNFINISHED = (Status.OPEN, Status.ABORTED)
 """Statuses of sessions that keep their episode's state."""
-CACHE_KIB = 32 * 1024
-"""KiB of the file's pages cached in a process that writes: with SQLite's own 2 MiB, the turns of thousands of sessions,
-each of which changes other pages, are mostly spent on reading these again."""
 REWARD = NODE_COLUMNS.split(", ").index("reward")
 
 
@@ -49,11 +46,14 @@ class Store:
 
     Attributes:
         losses: how new turns' incarnations follow from their versions (`sessions.tree.incarnations`); also in memory.
+        cache_kib: pages cached by a writer: with SQLite's 2 MiB, thousands of sessions' turns mostly read theirs again.
 
     Raises:
         NewerFormat: a later agentrl wrote it; nothing was changed.
         StoreError: the file can't be opened, or is no session store.
     """
+
+    cache_kib = 32 * 1024
 
     def __init__(self, path: str | Path, timeout: float = 30.0, *, read_only: bool = False) -> None:
         self.path = str(path)
@@ -75,7 +75,7 @@ class Store:
                 if not schema.exists(self._db, self.path):
                     raise StoreError(f"{self.path!r} is empty: it is no session store")
                 return
-            for pragma in ("journal_mode=WAL", "synchronous=NORMAL", f"cache_size=-{CACHE_KIB}"):
+            for pragma in ("journal_mode=WAL", "synchronous=NORMAL", f"cache_size=-{self.cache_kib}"):
                 self._db.execute(f"PRAGMA {pragma}")
             if not schema.exists(self._db, self.path):
                 with self._transaction(count=False):

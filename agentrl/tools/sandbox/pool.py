@@ -16,7 +16,7 @@ import contextlib
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -58,6 +58,9 @@ class SandboxPool:
         total: sandboxes alive at once, leased and idle together.
         creates: how many are created at once.
         recycle: whether to empty and reuse released ones, where the backend can.
+        backoff: seconds between attempts to create one, each times 0.5 to 1.5.
+        reset_timeout: seconds for emptying one.
+        remove_timeout: seconds for removing one.
 
     Attributes:
         alive: how many sandboxes there are, those that are being created or removed included.
@@ -65,9 +68,18 @@ class SandboxPool:
     """
 
     def __init__(
-        self, create: Create = create_docker, *, total: int = 32, creates: int = 4, recycle: bool = False
+        self,
+        create: Create = create_docker,
+        *,
+        total: int = 32,
+        creates: int = 4,
+        recycle: bool = False,
+        backoff: Sequence[float] = BACKOFF,
+        reset_timeout: float = RESET_SECONDS,
+        remove_timeout: float = REMOVE_SECONDS,
     ) -> None:
         self.total = total
+        self._backoff, self._reset_timeout, self._remove_timeout = backoff, reset_timeout, remove_timeout
         self.counts: Counter[str] = Counter()
         self._create = create
         self._recycle = recycle
@@ -276,7 +288,7 @@ class SandboxPool:
                 raise error
             logger.warning("creating a sandbox failed, another attempt follows: %s", error)
 
-        return await retry(attempt, SandboxError, spread(BACKOFF), failed)
+        return await retry(attempt, SandboxError, spread(self._backoff), failed)
 
     def _fail(self, pool: _SpecPool, error: Exception) -> None:
         failure = error if isinstance(error, AgentRLError) else SandboxError(f"creating a sandbox failed: {error!r}")
@@ -328,7 +340,7 @@ class SandboxPool:
     async def _reuse(self, pool: _SpecPool, sandbox: Sandbox) -> None:
         empty = False
         try:
-            await asyncio.wait_for(sandbox.reset(), RESET_SECONDS)
+            await asyncio.wait_for(sandbox.reset(), self._reset_timeout)
             empty = True
         except (AgentRLError, NotImplementedError, TimeoutError) as error:
             logger.info("a sandbox is removed: %s", error)
@@ -347,7 +359,7 @@ class SandboxPool:
 
     async def _remove(self, sandbox: Sandbox) -> None:
         try:
-            await asyncio.wait_for(sandbox.close(), REMOVE_SECONDS)
+            await asyncio.wait_for(sandbox.close(), self._remove_timeout)
         except Exception as error:
             logger.warning("a sandbox could not be removed: %s", error or type(error).__name__)
         finally:

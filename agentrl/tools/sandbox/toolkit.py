@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from agentrl.errors import SandboxError, StateUnsupported, ToolError, unknown_name
 from agentrl.tools.sandbox.base import ExecResult, Outcome, Sandbox
-from agentrl.tools.sandbox.runner.interpreter import InteractiveSandbox, Interpreter
+from agentrl.tools.sandbox.runner.interpreter import INTERRUPT_SECONDS, InteractiveSandbox, Interpreter
 from agentrl.tools.sandbox.runner.shell import Shell
 from agentrl.tools.tool import Tool, tool
 
@@ -29,6 +29,7 @@ class Toolkit:
         timeout: seconds of one command or cell; keep it below the registry's own limit.
         stateful: whether bash keeps its working directory and variables.
         limit: bytes kept of each of a command's outputs.
+        interrupt_timeout: seconds that a cell at its time limit has to end, once it is interrupted.
 
     Attributes:
         submitted: the answer given to `submit`; None until then.
@@ -41,6 +42,7 @@ class Toolkit:
         timeout: float = 25.0,
         stateful: bool = True,
         limit: int = 16 << 10,
+        interrupt_timeout: float = INTERRUPT_SECONDS,
     ) -> None:
         known: dict[str, Callable[..., Any]] = {
             "bash": self.bash,
@@ -57,6 +59,7 @@ class Toolkit:
         self.submitted: str | None = None
         self._stateful = stateful
         self._limit = limit
+        self._interrupt_timeout = interrupt_timeout
         self._shell: tuple[str, Shell] | None = None
         self._shell_options: dict[str, Any] = {}
         self._python: tuple[str, Interpreter] | None = None
@@ -104,7 +107,7 @@ class Toolkit:
         if not isinstance(sandbox, InteractiveSandbox):
             raise SandboxError("the python tool needs a sandbox with a resident runner")
         if self._python is None or self._python[0] != sandbox.id:
-            self._python = sandbox.id, Interpreter(sandbox)
+            self._python = sandbox.id, Interpreter(sandbox, interrupt_timeout=self._interrupt_timeout)
         return show_result(await self._python[1].run(code, timeout=self.timeout))
 
     @tool(sandbox=True, model_errors=(ConnectionError, TimeoutError))

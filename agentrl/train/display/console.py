@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -22,8 +22,6 @@ from agentrl.train.display.panel import Panel, TimedProgress, step_line
 
 PLAIN_WIDTH = 79
 """Characters of a step's line without a terminal."""
-REPORT_INTERVALS = (10.0, 20.0, 30.0, 60.0)
-"""Seconds between two progress lines without a terminal; the last is repeated."""
 
 
 class Display:
@@ -32,7 +30,10 @@ class Display:
     Attributes:
         resume_hint: returns the line that an interrupted run prints; set by the run.
         request_stop: asks the run to save and end; returns how many seconds that may take; set by the run.
+        report_intervals: seconds between two progress lines without a terminal; the last is repeated.
     """
+
+    report_intervals: Sequence[float] = (10.0, 20.0, 30.0, 60.0)
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
@@ -117,7 +118,7 @@ class Display:
         over = threading.Event()
 
         def report() -> None:
-            beats = list(REPORT_INTERVALS)
+            beats = list(self.report_intervals)
             while not over.wait(beats.pop(0) if len(beats) > 1 else beats[0]):
                 self.say(", ".join(filter(None, (f"   {name}: {part}", detail()))))
 

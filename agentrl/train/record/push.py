@@ -74,8 +74,8 @@ def card(settings: Mapping[str, Any], row: Mapping[str, float], step: int, diges
         step: after which of its steps.
         digests: SHA-256 of each file, by name.
     """
-    base, env = _name(_value(settings, "model")), _name(_value(settings, "env"))
-    own = [(name, _name(_value(settings, name))) for name in SETTINGS if _value(settings, name) is not None]
+    base, env = shorten_name(_value(settings, "model")), shorten_name(_value(settings, "env"))
+    own = [(name, shorten_name(_value(settings, name))) for name in SETTINGS if _value(settings, name) is not None]
     lines = [
         "---",
         "library_name: transformers",
@@ -132,8 +132,8 @@ def _value(settings: Mapping[str, Any], name: str) -> Any:
     return found.get("name") if isinstance(found, Mapping) else found
 
 
-def _name(value: object) -> str:
-    """A value as a stranger may see it: of a path its last part, of a hub's name all of it."""
+def shorten_name(value: object) -> str:
+    """Return a value as a stranger may see it: of a path its last part, of a hub's name all of it."""
     text = str(value)
     return Path(text).name if text.startswith(("/", "~", ".")) or text.count("/") > 1 else text
 

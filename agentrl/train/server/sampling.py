@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import math
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field
 
 from agentrl.errors import EngineError, InvalidInput
 from agentrl.models.adapters import read_adapter
+from agentrl.rollout.weights.buckets import Named
 from agentrl.rollout.weights.snapshot import read_snapshot, whole_of
 from agentrl.train.server.config import ServeTrainingConfig
 from agentrl.train.server.messages import PROTOBUF, Sample, write_samples
@@ -97,11 +98,24 @@ def stop_tokens(folder: Path) -> tuple[int, ...]:
     return ()
 
 
-class WeightsInTurn:
-    """An engine that holds the weights of one folder at a time."""
+def read_adapted(folder: Path, base: Path) -> Iterator[Named]:
+    """Read a folder's adapter, and return the base's weights with it."""
+    return whole_of(read_adapter(folder), base)
 
-    def __init__(self, engine: Engine, base: Path) -> None:
-        self.engine, self._base = engine, base
+
+class WeightsInTurn:
+    """An engine that holds the weights of one folder at a time.
+
+    Args:
+        engine: holds them.
+        base: the folder of the base.
+        read: reads the base with a folder's adapter.
+    """
+
+    def __init__(
+        self, engine: Engine, base: Path, read: Callable[[Path, Path], Iterator[Named]] = read_adapted
+    ) -> None:
+        self.engine, self._base, self._read = engine, base, read
         self._held: str | None = ""
         self._running = 0
         self._waiting: list[tuple[str, asyncio.Future[None]]] = []
@@ -158,7 +172,7 @@ class WeightsInTurn:
     async def _change(self, folder: str) -> None:
         error: Exception | None = None
         try:
-            weights = read_snapshot(self._base) if not folder else whole_of(read_adapter(Path(folder)), self._base)
+            weights = self._read(Path(folder), self._base) if folder else read_snapshot(self._base)
             await self.engine.publish(weights, self.engine.version() + 1)
             self._held = folder
         except Exception as failure:

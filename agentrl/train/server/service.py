@@ -27,13 +27,20 @@ KEPT_SAMPLES = 4096
 
 
 class TrainingService:
-    """The server without its wire."""
+    """The server without its wire.
 
-    def __init__(self, config: ServeTrainingConfig, model: Path, folder: Path) -> None:
+    Args:
+        config: the server's.
+        model: the base's folder.
+        folder: in which tenants' runs are kept.
+        base: computes all runs' passes; None: one on `model`.
+    """
+
+    def __init__(self, config: ServeTrainingConfig, model: Path, folder: Path, base: SharedBase | None = None) -> None:
         self.config, self.model = config, model
         self.names = tuple(dict.fromkeys((config.model.name, *config.names, str(model))))
         self.tenants = Tenants(folder / "tenants", config.tenants)
-        self.base = SharedBase(model, config.trainer)
+        self.base = base or SharedBase(model, config.trainer)
         if config.passes == "mixed":
             self.base.require_mixed()
         self.queue = TrainingQueue(RunExecutor(self.base, config), self.tenants.all)

@@ -18,8 +18,6 @@ import orjson
 from agentrl.errors import AgentRLError, brief, missing_extra
 from agentrl.train.trackers.base import TrackedRun, Tracker
 
-PATIENCE = 20.0
-"""Seconds that the end of a run waits for all back ends together."""
 METRICS = "metrics.jsonl"
 logger = logging.getLogger(__name__)
 
@@ -29,7 +27,12 @@ class Trackers:
 
     Each gives one warning, at the first thing that goes wrong: its package is missing, opening it or writing failed, or
     it is too slow. metrics.jsonl has every row in any case.
+
+    Attributes:
+        patience: seconds that `close` waits for all back ends together.
     """
+
+    patience = 20.0
 
     def __init__(
         self, about: TrackedRun, kinds: Mapping[str, type[Tracker]], warn: Callable[[str], None] = logger.warning
@@ -57,15 +60,15 @@ class Trackers:
             self.pass_on()
 
     def close(self) -> None:
-        """Let all of them write what is left, for `PATIENCE` seconds; a later row opens them anew."""
+        """Let all of them write what is left, for `patience` seconds; a later row opens them anew."""
         workers, self._workers = self._workers, []
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + self.patience
         for worker in workers:
             worker.end()
         for worker in workers:
             worker.join(max(until - time.monotonic(), 0.0))
             if worker.is_alive():
-                worker.leave_behind()
+                worker.leave_behind(self.patience)
 
     def _is_installed(self, name: str, kind: type[Tracker]) -> bool:
         if not kind.package or importlib.util.find_spec(kind.package) is not None:
@@ -99,10 +102,10 @@ class _Worker(threading.Thread):
         self._ended.set()
         self.wake.set()
 
-    def leave_behind(self) -> None:
-        """Let it end after the step that it is at."""
+    def leave_behind(self, patience: float) -> None:
+        """Let it end after the step that it is at; say that so many seconds were not enough."""
         self._left.set()
-        self.warn(f"it has not ended after {PATIENCE:g} s, and is left behind")
+        self.warn(f"it has not ended after {patience:g} s, and is left behind")
 
     def run(self) -> None:
         """Open the back end, pass rows on until the end, close it."""

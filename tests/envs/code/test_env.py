@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from agentrl.envs import calls
-from agentrl.envs.builtin.code import code_exec, runners
+from agentrl.envs.builtin.code import code_exec
 from agentrl.envs.builtin.code.builtin import PROBLEMS
 from agentrl.envs.builtin.code.env import Code
+from agentrl.envs.builtin.code.reward import code_verdict
+from agentrl.envs.builtin.code.runners import Remote
 from agentrl.envs.check import check_env
 from agentrl.envs.episode import expert_policy, noop_policy, play
 from agentrl.envs.registry import make
@@ -154,9 +156,9 @@ async def service(*answers: Any) -> AsyncIterator[tuple[str, list[dict[str, Any]
         server.close()
 
 
-@pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runners, "BACKOFF", (0.0, 0.0, 0.0))
+def hasty(url: str, grace: float = 15.0) -> Remote:
+    """A service that is asked again at once."""
+    return Remote(url, grace=grace, backoff=(0.0, 0.0, 0.0))
 
 
 @pytest.mark.slow
@@ -172,10 +174,10 @@ async def test_a_remote_service_gives_the_same_verdicts() -> None:
 
 
 @pytest.mark.slow
-async def test_a_failing_service_is_called_again(hasty: None) -> None:
+async def test_a_failing_service_is_called_again() -> None:
     broken = (200, {"status": "SandboxError", "message": "no room", "run_result": None})
     async with service((503, {}), (429, {}), broken, executed) as (url, asked):
-        assert await code_exec(GOOD, TESTS, remote=url, timeout=PATIENCE) == 1.0
+        assert (await code_verdict(GOOD, TESTS, runner=hasty(url), timeout=PATIENCE)).solved
         assert len(asked) == 5, "three failures, the proof that it can judge, and the verdict"
 
 
@@ -185,29 +187,28 @@ async def test_a_failing_service_is_called_again(hasty: None) -> None:
     [(500, {}), (200, b"not json"), (200, []), (200, {"status": "Success"}), (200, b"[" + b" " * (5 << 20) + b"]")],
     ids=["500", "no json", "a list", "no result", "too long"],
 )
-async def test_a_broken_service_is_our_failure_and_never_a_reward(hasty: None, answer: Any) -> None:
+async def test_a_broken_service_is_our_failure_and_never_a_reward(answer: Any) -> None:
     async with service(answer) as (url, asked):
         with pytest.raises(SandboxError) as caught:
-            await code_exec(GOOD, TESTS, remote=url)
+            await code_verdict(GOOD, TESTS, runner=hasty(url))
         assert caught.value.blame is Blame.INFRA
         assert len(asked) == 4
 
 
 @pytest.mark.slow
-async def test_a_service_that_is_down_or_silent_is_our_failure(hasty: None, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_service_that_is_down_or_silent_is_our_failure() -> None:
     with pytest.raises(SandboxError, match="can't be reached"):
-        await code_exec(GOOD, TESTS, remote="http://127.0.0.1:1/run_code")
-    monkeypatch.setattr(runners, "GRACE", 0.2)
-    monkeypatch.setattr(runners, "CANARY_SECONDS", 0.1)
+        await code_verdict(GOOD, TESTS, runner=hasty("http://127.0.0.1:1/run_code"))
     release = asyncio.Event()
 
     async def silent(body: dict[str, Any]) -> tuple[int, Any]:
         await release.wait()
         return 200, {}
 
-    async with service(silent) as (url, _):
+    async with service(executed, silent) as (url, asked):  # first it proves that it can judge
         with pytest.raises(DeadlineExceeded, match="did not answer"):
-            await code_exec(GOOD, TESTS, remote=url, timeout=0.1)
+            await code_verdict(GOOD, TESTS, runner=hasty(url, grace=0.2), timeout=0.1)
+        assert len(asked) == 5
         release.set()
 
 

@@ -93,7 +93,7 @@ async def test_batches_give_the_scores_of_single_rows_from_one_copy(model: Path)
     await again.close()
     assert server.model is None
     await alone.close()
-    assert score_server._held == {}
+    assert score_server.held_servers == {}
 
 
 @pytest.mark.slow

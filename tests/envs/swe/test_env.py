@@ -16,7 +16,6 @@ from agentrl.envs.builtin.swe.prompts import SUBMIT
 from agentrl.envs.episode import expert_policy, noop_policy, play
 from agentrl.envs.registry import make
 from agentrl.errors import ConfigError
-from agentrl.tools.sandbox.base import DaemonError
 from agentrl.types import Message, Session, Status
 from tests.envs.swe.conftest import FIXED, HIDDEN, TASK, finish_elsewhere
 
@@ -196,12 +195,8 @@ def test_an_agent_that_uses_up_its_sandboxs_memory_is_to_blame_and_gets_nothing(
     assert session.reward == 0.0
 
 
-def test_without_a_daemon_it_says_in_one_line_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def no_daemon(image: str, address: str | None = None) -> None:
-        raise DaemonError("no Docker daemon at unix:///nowhere")
-
-    monkeypatch.setattr("agentrl.tools.sandbox.docker.images.require", no_daemon)
-    monkeypatch.setattr(sandboxes, "_suppliers", {})
+@pytest.mark.usefixtures("without_docker")
+def test_without_a_daemon_it_says_in_one_line_what_to_do() -> None:
     env = Swe()
     for work in (env.prepare([TASK.as_task()], 1), env.reset(TASK.as_task())):
         with pytest.raises(ConfigError) as caught:

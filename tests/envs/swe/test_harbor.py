@@ -289,16 +289,13 @@ def test_a_task_that_can_not_be_played_is_left_out_and_named(
     assert said in caplog.text
 
 
-def test_variables_of_this_machine_are_read_when_tests_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_this_machine_are_read_when_tests_run(tmp_path: Path) -> None:
     task = harbor.read(foreign(tmp_path / "t"), "x")
     task = task.model_copy(update={"env": {"A": "${KEY}", "B": "${NONE:-b:c}", "C": "$x ${KEY}", "D": "${NONE:-}"}})
-    monkeypatch.delenv("NONE", raising=False)
-    monkeypatch.setenv("KEY", "secret")
-    assert variables(task) == {"A": "secret", "B": "b:c", "C": "$x ${KEY}", "D": ""}
+    assert variables(task, {"KEY": "secret", "HOME": "/root"}) == {"A": "secret", "B": "b:c", "C": "$x ${KEY}", "D": ""}
     assert "secret" not in task.as_task().model_dump_json()
-    monkeypatch.delenv("KEY")
     with pytest.raises(InvalidInput, match=r"verifier\.env\.A = '\$\{KEY\}': the variable is not set here"):
-        variables(task)
+        variables(task, {})
 
 
 def test_a_build_is_refused_where_there_is_no_folder_of_dockerfiles(tmp_path: Path) -> None:

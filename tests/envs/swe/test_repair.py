@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agentrl.envs import calls
 from agentrl.envs.builtin.swe.env import Swe
-from agentrl.envs.builtin.swe.repair import HIDDEN, VISIBLE, Repair, _interpreter, problem, trace
+from agentrl.envs.builtin.swe.repair import HIDDEN, VISIBLE, Repair, find_interpreter, problem, trace
 from agentrl.envs.episode import DEMONSTRATOR, expert_policy, noop_policy, play
 from agentrl.envs.registry import make
 from agentrl.errors import ToolError
@@ -66,7 +66,7 @@ def test_nothing_is_let_in_but_an_operator_and_a_number(code: str) -> None:
 @pytest.mark.usefixtures("docker")
 def test_the_sandbox_comes_to_what_the_lines_say() -> None:
     lines = [("+", 3), ("*", 4), ("-", 9)]
-    got = asyncio.run(_interpreter("docker").run(lines, [0, 7, 30]))
+    got = asyncio.run(find_interpreter("docker").run(lines, [0, 7, 30]))
     assert got == [trace(lines, value) for value in (0, 7, 30)]
 
 

@@ -145,9 +145,9 @@ def test_the_server_refuses_other_hosts_and_requests_without_a_session():
 
 @BOTH
 async def test_an_ended_episode_leaves_no_session_behind(name: str):
-    before = dict(sites()._sessions)
+    before = dict(sites().sessions)
     await play(make(name), first(name, 1))
-    assert sites()._sessions == before
+    assert sites().sessions == before
 
 
 @settings(max_examples=25, deadline=None)
@@ -450,7 +450,7 @@ async def test_a_chromium_that_died_is_started_anew(started: list[FakeChromium])
 
     for _ in range(2):
         browser = ChromiumBrowser("shop.test", "session")
-        await browser._do(browser._open_page())
+        await browser.begin()
         started[-1].connected = False
     assert len(started) == 2
 
@@ -461,7 +461,7 @@ async def test_an_episode_whose_chromium_died_is_closed_like_any_other(started: 
     env: Any = make("web_shop", level=1, browser="chromium")
     await env._begin(first("web_shop", 1))
     assert isinstance(env.browser, ChromiumBrowser)
-    await env.browser._do(env.browser._open_page())
+    await env.browser.begin()
     started[0].connected = False
     await calls.close(env)
     assert sites().find(env._session) is None
@@ -475,7 +475,7 @@ async def test_a_page_that_an_episodes_deadline_cut_off_leaves_no_context(
     from agentrl.envs.builtin.web.chromium import ChromiumBrowser
 
     browser = ChromiumBrowser("shop.test", "session")
-    await browser._do(browser._open_page())
+    await browser.begin()
     await browser.close()
     started[0].seconds = 60.0
     with pytest.raises(TimeoutError):

@@ -31,6 +31,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.build(tmp_path_factory.mktemp("models") / "tiny", TEXTS, shape=tiny.TinyShape(vocab=288, context=512))
 
 
+@pytest.fixture
+def no_compiler(own_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which nothing was compiled yet, and that has no compiler."""
+    monkeypatch.setenv("PATH", "")
+
+
 @pytest.fixture(scope="session")
 def model(folder: Path) -> Any:
     from transformers import AutoModelForCausalLM

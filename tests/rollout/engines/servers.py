@@ -10,7 +10,7 @@ from typing import Any
 
 from agentrl.config import EngineConfig
 from agentrl.rollout.engines import make_engine
-from agentrl.rollout.engines.servers import remote
+from agentrl.rollout.engines.servers.remote import RemoteEngine
 from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from tests.conftest import need
 from tests.suite.schedule import kept
@@ -44,7 +44,7 @@ def forking_python(name: str) -> str:
 
 def config(name: str, **settings: Any) -> EngineConfig:
     """A server's settings: on the CPU, in float32, in its own environment."""
-    remote.ATTACH_SECONDS = START_SECONDS
+    RemoteEngine.attach_seconds = START_SECONDS
     given = {
         "device": "cpu",
         "python": forking_python(name),
@@ -72,6 +72,7 @@ def shared(name: str, folder: Path) -> str:
 
 def attached(name: str, folder: Path, url: str, **settings: Any) -> Any:
     """An engine on a server that runs, for one test in its own event loop."""
-    remote.ATTACH_SECONDS = START_SECONDS
     given = {"device": "cpu", "url": url, "server": ATTACHED[name]["server"], **settings}
-    return make_engine(ServerConfig(name=name, **given), folder)
+    engine: Any = make_engine(ServerConfig(name=name, **given), folder)
+    engine.attach_seconds = START_SECONDS
+    return engine

@@ -144,8 +144,8 @@ async def test_only_a_request_for_routed_experts_gets_them(engine: LocalEngine, 
     off = LocalEngine(folder, EngineConfig(max_batch=4, device="cpu"))
     try:
         assert routed_experts.NAME not in off.capabilities.attachments
-        assert off._runner.arena.routed_experts is None
-        hooks = [module._forward_pre_hooks for module in off._runner.model.modules()]
+        assert off.runner.arena.routed_experts is None
+        hooks = [module._forward_pre_hooks for module in off.runner.model.modules()]
         assert not any(hooks)
         turn = await collect(off.generate("s/0", [1, 2], recorded_sampling(0, max_new_tokens=2)))
         assert turn.attachments == {}

@@ -12,7 +12,6 @@ import orjson
 import pytest
 
 from agentrl.errors import EngineError
-from agentrl.rollout.engines.servers import connections
 from agentrl.rollout.engines.servers.connections import IDLE_SECONDS
 from agentrl.rollout.engines.servers.http import Http
 from tests.rollout.engines import servers
@@ -185,9 +184,7 @@ async def test_a_stream_that_is_left_early_closes_its_connection_and_the_next_re
             closed.clear()
 
 
-async def test_a_connection_that_the_server_closed_or_that_is_idle_for_long_is_not_used_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_connection_that_the_server_closed_or_that_is_idle_for_long_is_not_used_again() -> None:
     served, left = [], asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -202,10 +199,10 @@ async def test_a_connection_that_the_server_closed_or_that_is_idle_for_long_is_n
     async with serving(serve) as http:
         assert await http.get("/model_info") == {}
         await left.wait()
-        while any(one.usable for one in http._connections._idle):  # noqa: ASYNC110 (it has no event for it)
+        while any(one.usable for one in http.connections.idle):  # noqa: ASYNC110 (it has no event for it)
             await asyncio.sleep(0)
         assert await http.get("/model_info") == {}
-        monkeypatch.setattr(connections, "IDLE_SECONDS", -1.0)
+        http.connections.idle_seconds = -1.0
         assert await http.get("/model_info") == {}
     assert len(served) == 3
 

@@ -16,7 +16,6 @@ import torch
 from agentrl.common.native import list_features
 from agentrl.config import EngineConfig
 from agentrl.errors import ConfigError
-from agentrl.rollout.engines.local import kernel as kernels
 from agentrl.rollout.engines.local.engine import LocalEngine
 from agentrl.rollout.engines.local.kernel import suits
 from agentrl.rollout.engines.local.kernel_build import BUILDS, compile_kernel
@@ -86,12 +85,9 @@ def test_the_kernel_computes_what_torch_computes(family: str, changes: dict[str,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("build", RUNNABLE)
-def test_a_tokens_bits_do_not_depend_on_its_company(
-    build: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tokens_bits_do_not_depend_on_its_company(build: str, tmp_path: Path) -> None:
     """In other pieces, another row and a busy batch, by several threads, its beginning read from another's row."""
-    monkeypatch.setattr(kernels, "choose_build", lambda: build)
-    model = runner(save_model("Qwen3", tmp_path))
+    model = runner(save_model("Qwen3", tmp_path), build)
     assert model.kernel is not None
     dice = random.Random(1)
     ids = dice.choices(range(77), k=160)
@@ -110,12 +106,9 @@ def test_a_tokens_bits_do_not_depend_on_its_company(
 
 
 @pytest.mark.parametrize("build", RUNNABLE[1:])
-def test_builds_for_less_of_a_processor_compute_what_torch_computes(
-    build: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kernels, "choose_build", lambda: build)
+def test_builds_for_less_of_a_processor_compute_what_torch_computes(build: str, tmp_path: Path) -> None:
     folder = save_model("Qwen2", tmp_path)
-    compiled, ids = runner(folder), random.Random(0).choices(range(77), k=90)
+    compiled, ids = runner(folder, build), random.Random(0).choices(range(77), k=90)
     assert compiled.kernel_name.startswith(f"kernel-{build}-")
     ours, theirs = (path_logits(one, ids, (64, 1, 19)) for one in (compiled, runner(folder, "torch")))
     assert (torch.log_softmax(ours, -1) - torch.log_softmax(theirs, -1)).abs().max() <= 1e-5
@@ -123,8 +116,8 @@ def test_builds_for_less_of_a_processor_compute_what_torch_computes(
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the builds' flags are those of x86")
 @pytest.mark.slow
-def test_builds_for_other_processors_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AGENTRL_CACHE", str(tmp_path))
+@pytest.mark.usefixtures("own_cache")
+def test_builds_for_other_processors_compile() -> None:
     for build in set(BUILDS) - set(RUNNABLE):
         assert compile_kernel(build).is_file()
 
@@ -161,11 +154,10 @@ def test_other_models_are_computed_by_torch(tmp_path: Path) -> None:
     assert not suits(large.model, {}, 1 << 30)
 
 
+@pytest.mark.usefixtures("no_compiler")
 async def test_without_a_compiler_the_engine_uses_torch_and_says_so(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("AGENTRL_CACHE", str(tmp_path))
-    monkeypatch.setenv("PATH", "")
     with caplog.at_level(logging.WARNING):
         engine = LocalEngine(folder, EngineConfig(device="cpu"))
     await engine.close()

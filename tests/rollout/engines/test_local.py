@@ -152,7 +152,7 @@ async def test_a_crash_of_the_worker_reaches_everybody_who_waits(folder: Path) -
     def explode(*_: Any) -> Any:
         raise RuntimeError("the roof fell in")
 
-    engine._runner.step = explode  # type: ignore[method-assign]
+    engine.runner.step = explode  # type: ignore[method-assign]
     asked = [collect(engine.generate(f"s{i}/0", [1, 2], Sampling())) for i in range(5)]
     for outcome in await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 30):
         assert isinstance(outcome, EngineError)

@@ -114,9 +114,9 @@ def test_an_interpreter_that_is_not_there_is_named(folder: Path) -> None:
         SGLangEngine(folder, ServerConfig(python="/no/python", device="cpu"))
 
 
-async def test_a_url_that_nobody_answers_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.rollout.engines.servers.remote.ATTACH_SECONDS", 0.1)
+async def test_a_url_that_nobody_answers_is_named(folder: Path) -> None:
     engine = SGLangEngine(folder, ServerConfig(url="http://127.0.0.1:9", device="cpu"))
+    engine.attach_seconds = 0.1
     with pytest.raises(EngineError, match=r"engine.url='http://127.0.0.1:9'"):
         await engine.start()
     await engine.close()

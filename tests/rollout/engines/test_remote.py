@@ -231,13 +231,11 @@ async def test_a_server_that_hangs_costs_no_more_than_the_deadline_and_is_sent_a
         assert ("/abort_request", {"rid": generated["rid"], "abort_all": False}) in server.calls
 
 
-async def test_requests_that_do_not_come_back_from_an_abort_are_cut_here(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_requests_that_do_not_come_back_from_an_abort_are_cut_here(folder: Path) -> None:
     """One that reaches the server after it has looked for what to abort would wait there for the resume."""
-    monkeypatch.setattr("agentrl.rollout.engines.servers.remote.ABORT_SECONDS", 0.2)
     started = asyncio.Event()
     async with fake(folder, silent(started)) as (engine, _):
+        engine.abort_seconds = 0.2
         task = asyncio.create_task(collect(engine.generate("s/0", [1], Sampling())))
         await started.wait()
         await engine.pause(PauseMode.ABORT)

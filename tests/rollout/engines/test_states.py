@@ -65,7 +65,7 @@ async def test_after_a_publication_nothing_is_continued(folder: Path) -> None:
     try:
         prompt = [(5 * at + 3) % VOCABULARY for at in range(40)]
         first = await turn(engine, "one/0", prompt)
-        weights = [(name, value * 1.1) for name, value in engine._runner.model.state_dict().items()]
+        weights = [(name, value * 1.1) for name, value in engine.runner.model.state_dict().items()]
         await engine.publish(weights, 1)
         again = [*prompt, *first.token_ids, 7]
         second = await turn(engine, "one/1", again)

@@ -21,7 +21,7 @@ from agentrl.rollout.fleet.policy import Affinity
 from agentrl.rollout.fleet.ticket import Ticket
 from agentrl.rollout.weights.snapshot import read_snapshot
 from agentrl.sessions.tree.generation import generate
-from agentrl.types import Chunk, FinishReason, PauseMode, Sampling, Turn, collect
+from agentrl.types import Capabilities, Chunk, FinishReason, PauseMode, Sampling, Turn, collect
 from tests.rollout.fleet.conftest import LOCAL, QUICK, local_fleet
 from tests.rollout.fleet.turns import drawing, turns_under_way
 
@@ -472,7 +472,7 @@ async def test_while_a_colocated_engine_sleeps_the_others_take_its_requests(flee
     await fleet.wake()
     assert set((await turn(fleet, tokens=4)).engines) <= set(others)  # its weights are not there yet
     await fleet.publish(read_snapshot(folder), 6)
-    assert set(fleet._roster.in_state(MemberState.READY)) == {first, *others}
+    assert {member.state for member in fleet.engines.values()} == {MemberState.READY}
 
 
 async def test_a_colocated_engine_that_dies_while_it_sleeps_starts_once_the_trainer_has_left_the_gpus(
@@ -540,8 +540,12 @@ async def test_under_drain_a_turn_that_lost_its_engine_is_not_finished_by_anothe
 
 
 async def test_a_mode_that_the_engines_lack_is_refused_by_name(folder: Path) -> None:
-    engine = LocalEngine(folder, LOCAL)
-    engine._capabilities = replace(engine.capabilities, pause_modes=frozenset({PauseMode.DRAIN, PauseMode.ABORT}))
+    class Lacking(LocalEngine):
+        @property
+        def capabilities(self) -> Capabilities:
+            return replace(super().capabilities, pause_modes=frozenset({PauseMode.DRAIN, PauseMode.ABORT}))
+
+    engine = Lacking(folder, LOCAL)
     with pytest.raises(ConfigError, match=r"weights\.mode=retract.*allowed: abort, drain"):
         local_fleet(folder, 1, make=lambda: engine, mode="retract")
     await engine.close()

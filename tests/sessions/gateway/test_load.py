@@ -16,7 +16,6 @@ from agentrl.sessions.gateway.exchange import Parts
 from agentrl.sessions.gateway.gateway import Gateway
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.rewards import CloseBody
-from agentrl.sessions.store import store as store_module
 from agentrl.sessions.store.store import Store
 from agentrl.sessions.tree.turn_generator import TurnGenerator
 from agentrl.types import Session, Task
@@ -62,16 +61,17 @@ async def test_two_hundred_sessions_stream_side_by_side_without_an_error(serve: 
                 await asyncio.sleep(0.01)
 
 
-@pytest.mark.slow
-async def test_memory_stays_flat_over_ten_thousand_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sessions come and go; what is sealed is in the store alone.
+class SmallCache(Store):
+    """At its usual limit SQLite's cache of pages fills over a whole test, which would pass for growth."""
 
-    SQLite's cache of pages is small here: at its usual limit it fills over the whole test, which
-    would pass for growth.
-    """
-    monkeypatch.setattr(store_module, "CACHE_KIB", 1024)
+    cache_kib = 1024
+
+
+@pytest.mark.slow
+async def test_memory_stays_flat_over_ten_thousand_turns(tmp_path: Path) -> None:
+    """Sessions come and go; what is sealed is in the store alone."""
     engine = ScriptedEngine(in_turn(assistant("a reply of a few words")))
-    with Store(tmp_path / "s.db") as store:
+    with SmallCache(tmp_path / "s.db") as store:
         gateway = Gateway(Parts(TurnGenerator(renderer(), engine), Limits()), store)  # type: ignore[arg-type]
 
         async def session(number: int) -> None:

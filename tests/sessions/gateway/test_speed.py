@@ -23,7 +23,6 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from agentrl.errors import StoreError
-from agentrl.sessions.gateway import collector
 from agentrl.sessions.gateway.collector import tuned_collector
 from agentrl.sessions.gateway.http.bodies import Body
 from agentrl.sessions.gateway.limits import Limits
@@ -219,10 +218,9 @@ async def test_a_process_that_no_longer_serves_has_the_collector_that_it_had_bef
 
 
 @pytest.mark.slow
-async def test_all_garbage_is_collected_only_while_no_request_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_garbage_is_collected_only_while_no_request_comes() -> None:
     """With long sessions that takes a fifth of a second; it once came between two requests of a busy client."""
-    monkeypatch.setattr(collector, "CHECK_EVERY", 0.001)
-    monkeypatch.setattr(collector, "IDLE_SECONDS", 0.0)
+    often_checked = {"check_every": 0.001, "idle": 0.0}
     collected, often, begun = asyncio.Event(), asyncio.Event(), itertools.count()
 
     def note(phase: str, info: dict[str, int]) -> None:
@@ -235,12 +233,12 @@ async def test_all_garbage_is_collected_only_while_no_request_comes(monkeypatch:
             often.set()
         return number
 
-    async with tuned_collector(another):
+    async with tuned_collector(another, **often_checked):
         gc.callbacks.append(note)
         await often.wait()
         gc.callbacks.remove(note)
     assert not collected.is_set()
-    async with tuned_collector(lambda: 0):
+    async with tuned_collector(lambda: 0, **often_checked):
         gc.callbacks.append(note)
         await collected.wait()
         gc.callbacks.remove(note)

@@ -185,9 +185,9 @@ def _o200k() -> HFTokenizer:
 
 def _from_ranks(text: bytes) -> dict[str, Any]:
     """A tokenizer.json out of tiktoken's ranks. With `ignore_merges`, and every split of a token as a merge."""
-    from agentrl.models.tokenizers import _byte_alphabet
+    from agentrl.models.tokenizers import byte_alphabet
 
-    spelt = {byte: char for char, byte in _byte_alphabet().items()}
+    spelt = {byte: char for char, byte in byte_alphabet().items()}
     ranks = {base64.b64decode(word): int(rank) for word, rank in (line.split() for line in text.splitlines())}
     vocab = {"".join(spelt[b] for b in token): rank for token, rank in ranks.items()}
     merges = []

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,9 +47,9 @@ async def test_a_container_killed_mid_exec_is_our_failure_and_says_what_the_daem
     assert not await sandbox.healthy()
 
 
-async def test_a_frozen_container_is_given_up_in_bounded_time(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.tools.sandbox.runner.resident.GRACE", 1.0)
+async def test_a_frozen_container_is_given_up_in_bounded_time(make: Make) -> None:
     sandbox = await asyncio.to_thread(make, SMALL)
+    sandbox.grace = 1.0
     await on_loop(sandbox.daemon.call(sandbox.daemon.api.pause, sandbox.id))
     assert not await sandbox.healthy()
     assert "did not answer" in str(await fails(sandbox))
@@ -193,9 +194,9 @@ async def test_a_hanging_daemon_is_noticed_and_a_pool_goes_on_when_it_wakes(
     own: OwnDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it holds up fails in bounded time; nothing waits for it for ever."""
-    monkeypatch.setattr("agentrl.tools.sandbox.runner.resident.GRACE", 1.0)
     spec = TINY.model_copy(update={"daemon": own.address, "start_timeout": 60.0})
-    sandbox = await create_docker(spec)
+    sandbox: Any = await create_docker(spec)
+    sandbox.grace = 1.0
     assert own.process is not None
     own.process.send_signal(signal.SIGSTOP)
     try:

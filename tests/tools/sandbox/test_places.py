@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import ToolError
-from agentrl.tools.sandbox import pool as pools
 from agentrl.tools.sandbox.base import DaemonError, PathError, SandboxDied, SandboxMemory
 from agentrl.tools.sandbox.pool import SandboxPool
 from agentrl.tools.sandbox.runner.loop import on_loop
@@ -87,13 +86,10 @@ class MortalBackend(FakeBackend):
         return sandbox
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _impatient() -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pools, "BACKOFF", (0.0,))
-        patch.setattr(pools, "RESET_SECONDS", 0.001)
-        patch.setattr(pools, "REMOVE_SECONDS", 0.001)
-        yield
+def impatient(backend: MortalBackend, recycle: bool, reset_timeout: float = 0.001) -> SandboxPool:
+    """A pool that gives up at once."""
+    more: Any = {"backoff": (0.0,), "reset_timeout": reset_timeout, "remove_timeout": 0.001}
+    return SandboxPool(backend.create, total=TOTAL, recycle=recycle, **more)
 
 
 async def assert_every_place_is_free(pool: SandboxPool, backend: MortalBackend) -> None:
@@ -118,7 +114,7 @@ async def test_a_place_is_free_after_its_sandbox_ended_in_any_state_by_any_means
     if not _can_end(state, means):
         pytest.skip("the caller's own deadline ends these, and what awaits nothing is never cancelled")
     backend = MortalBackend()
-    pool = SandboxPool(backend.create, total=TOTAL, recycle=recycle)
+    pool = impatient(backend, recycle)
     for _ in range(2 * TOTAL):
         backend.fates = {state: [means]}
         try:
@@ -138,7 +134,7 @@ async def test_a_place_is_free_after_its_sandbox_ended_in_any_state_by_any_means
 def test_no_order_of_events_and_ends_costs_a_place(events: list[tuple[str, int, str]], recycle: bool) -> None:
     async def run() -> None:
         backend = MortalBackend()
-        pool = SandboxPool(backend.create, total=TOTAL, recycle=recycle)
+        pool = impatient(backend, recycle)
         held: list[Any] = []
         for event, number, means in events:
             try:
@@ -172,7 +168,7 @@ def test_no_order_of_events_and_ends_costs_a_place(events: list[tuple[str, int, 
 async def test_an_acquire_that_is_cancelled_as_its_sandbox_comes_keeps_no_place() -> None:
     """The caller's loop is cancelled between the sandbox's loop having one and the caller hearing of it."""
     backend = MortalBackend()
-    pool = SandboxPool(backend.create, total=TOTAL, recycle=True)
+    pool = impatient(backend, recycle=True)
     for _ in range(2 * TOTAL):
         acquiring = asyncio.ensure_future(pool.acquire(SPEC, timeout=120))
         await asyncio.sleep(0)
@@ -190,12 +186,9 @@ async def _leased(pool: SandboxPool) -> bool:
     return pool.leased > 0
 
 
-async def test_what_a_background_task_did_not_expect_is_logged(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pools, "RESET_SECONDS", 20.0)
+async def test_what_a_background_task_did_not_expect_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     backend = MortalBackend()
-    pool = SandboxPool(backend.create, total=TOTAL, recycle=True)
+    pool = impatient(backend, recycle=True, reset_timeout=20.0)
     sandbox = await pool.acquire(SPEC)
     backend.fates = {"reset": ["wrong"]}
     with caplog.at_level(logging.ERROR):

@@ -86,14 +86,18 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 
 @pytest.fixture
-def backend(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
-    monkeypatch.setattr("agentrl.tools.sandbox.pool.BACKOFF", (0.001, 0.002, 0.004))
+def backend() -> FakeBackend:
     return FakeBackend()
+
+
+def hasty(backend: FakeBackend, **options: Any) -> SandboxPool:
+    """A pool that tries again at once."""
+    return SandboxPool(backend.create, backoff=(0.001, 0.002, 0.004), **options)
 
 
 @pytest.fixture
 async def pool(backend: FakeBackend) -> AsyncIterator[SandboxPool]:
-    pool = SandboxPool(backend.create, total=4, creates=2)
+    pool = hasty(backend, total=4, creates=2)
     yield pool
     await pool.close()
     assert backend.alive == set()
@@ -152,10 +156,10 @@ async def test_a_daemon_that_fails_for_a_while_is_tried_again(pool: SandboxPool,
 
 
 async def test_a_daemon_that_is_restarted_costs_a_wait_and_no_failure(
-    pool: SandboxPool, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+    backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A restart of the daemon was seen to take 10.6 s; the shortest wait that chance may draw must be longer."""
-    monkeypatch.undo()
+    pool = SandboxPool(backend.create)
     backend.failures = [DaemonError("not there")]
     clock, sleep = 0.0, asyncio.sleep
 
@@ -170,6 +174,8 @@ async def test_a_daemon_that_is_restarted_costs_a_wait_and_no_failure(
     monkeypatch.setattr("random.uniform", lambda low, high: low)
     await pool.acquire(SPEC)
     assert clock >= 10.6
+    monkeypatch.undo()
+    await pool.close()
 
 
 async def test_a_daemon_that_keeps_failing_raises_in_the_waiting_caller(
@@ -199,7 +205,7 @@ async def test_a_wrong_configuration_is_not_tried_twice(pool: SandboxPool, backe
 
 
 async def test_recycled_sandboxes_are_emptied_first_and_removed_where_they_can_not_be(backend: FakeBackend) -> None:
-    pool = SandboxPool(backend.create, total=2, recycle=True)
+    pool = hasty(backend, total=2, recycle=True)
     first: Any = await pool.acquire(SPEC)
     await pool.release(first)
     await until(lambda: first.resets == 1, "it is emptied")
@@ -254,7 +260,7 @@ async def test_a_cancelled_acquire_keeps_no_sandbox(pool: SandboxPool, backend: 
 
 
 async def test_a_closed_pool_has_no_sandboxes(backend: FakeBackend) -> None:
-    pool = SandboxPool(backend.create)
+    pool = hasty(backend)
     held: Any = await pool.acquire(SPEC)
     await pool.close()
     assert held not in backend.alive
@@ -265,7 +271,7 @@ async def test_a_closed_pool_has_no_sandboxes(backend: FakeBackend) -> None:
 
 async def test_a_waiting_caller_gets_the_slot_of_another_kind_that_was_still_being_created() -> None:
     backend = FakeBackend(delay=0.05)
-    pool = SandboxPool(backend.create, total=1, creates=1)
+    pool = hasty(backend, total=1, creates=1)
     await pool.prepare(OTHER, 1)
     held = await pool.acquire(SPEC, timeout=60)
     assert held.spec == SPEC
@@ -277,7 +283,7 @@ async def test_a_waiting_caller_gets_the_slot_of_another_kind_that_was_still_bei
 def test_no_order_of_events_breaks_the_bound_or_loses_a_sandbox(events: list[tuple[str, int]], recycle: bool) -> None:
     async def run() -> None:
         backend = FakeBackend()
-        pool = SandboxPool(backend.create, total=3, creates=2, recycle=recycle)
+        pool = hasty(backend, total=3, creates=2, recycle=recycle)
         held: list[Any] = []
         specs = [SPEC, OTHER]
         for event, number in events:

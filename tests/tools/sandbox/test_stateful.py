@@ -11,7 +11,6 @@ from agentrl.errors import UnknownName
 from agentrl.tools.registry import ToolRegistry
 from agentrl.tools.sandbox.base import Outcome, Sandbox
 from agentrl.tools.sandbox.local import create_subprocess
-from agentrl.tools.sandbox.runner import interpreter
 from agentrl.tools.sandbox.runner.interpreter import Interpreter
 from agentrl.tools.sandbox.runner.resident import ResidentSandbox
 from agentrl.tools.sandbox.runner.shell import Shell
@@ -109,11 +108,8 @@ async def test_cells_neither_see_nor_break_the_program_that_runs_them(sandbox: R
 
 
 @pytest.mark.slow
-async def test_a_cell_that_takes_too_long_is_interrupted_and_variables_survive(
-    sandbox: ResidentSandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(interpreter, "INTERRUPT_SECONDS", 60.0)  # a busy machine answers late
-    python = Interpreter(sandbox)
+async def test_a_cell_that_takes_too_long_is_interrupted_and_variables_survive(sandbox: ResidentSandbox) -> None:
+    python = Interpreter(sandbox, interrupt_timeout=60.0)  # a busy machine answers late
     await python.run("x = 1")
     cell = "import time; print('began', flush=True); time.sleep(600)"
     late = await run_until_late(lambda seconds: python.run(cell, timeout=seconds), b"began", 0.5)

@@ -114,9 +114,10 @@ def test_layers_that_are_read_one_at_a_time_give_what_the_whole_model_gives(
     assert "layer 2 of 4" in compare(trainer, folder).layer
 
 
-def test_a_folder_that_is_too_large_is_not_read_and_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loaded, "LARGEST", 1000)
-    found = require_loaded(TorchTrainer(folder, CPU), folder, "mine", CPU, "cpu")
+def test_a_folder_that_is_too_large_is_not_read_and_says_so(folder: Path, tmp_path: Path) -> None:
+    with open(tmp_path / "model.safetensors", "wb") as file:
+        file.truncate(loaded.LARGEST + 1)  # takes nothing on the disk
+    found = require_loaded(TorchTrainer(folder, CPU), tmp_path, "mine", CPU, "cpu")
     assert "not compared" in str(found)
     assert not found.passed
 

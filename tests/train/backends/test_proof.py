@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
 import agentrl
@@ -174,20 +176,25 @@ def test_a_window_that_were_not_kept_would_be_found_out(name: str, monkeypatch: 
     assert compare(config_of(*EXACT[name])).logp > 0.05
 
 
+@contextmanager
+def computed_by(function: Callable[..., Any]) -> Iterator[None]:
+    """Have a function compute the trainer's attention within the block."""
+    AttentionInterface.register(attention.NAME, function)
+    try:
+        yield
+    finally:
+        AttentionInterface.register(attention.NAME, attention.forest_attention)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("forgotten", [{"softcap": None}, {"s_aux": None}], ids=str)
-def test_caps_and_sinks_that_were_forgotten_would_be_found_out(
-    forgotten: dict[str, None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from transformers import AttentionInterface
+def test_caps_and_sinks_that_were_forgotten_would_be_found_out(forgotten: dict[str, None]) -> None:
+    def forgetful(*inputs: Any, **options: Any) -> Any:
+        return attention.forest_attention(*inputs, **{**options, **forgotten})
 
-    monkeypatch.setitem(
-        AttentionInterface._global_mapping,
-        attention.NAME,
-        lambda *inputs, **options: attention.forest_attention(*inputs, **{**options, **forgotten}),
-    )
     name = "windows and sinks" if "s_aux" in forgotten else "windows, caps of scores and of logits"
-    assert not compare(config_of(*EXACT[name])).passed
+    with computed_by(forgetful):
+        assert not compare(config_of(*EXACT[name])).passed
 
 
 @pytest.mark.parametrize("subject", ["torch", "local"])
@@ -202,18 +209,17 @@ def test_in_bfloat16_ours_is_off_by_no_more_than_twice_what_transformers_is(subj
 
 
 @pytest.mark.slow
-def test_what_is_right_in_float32_and_too_rough_in_bfloat16_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_right_in_float32_and_too_rough_in_bfloat16_is_found_out() -> None:
     """Values that a kernel holds in eight bits, where the model is in sixteen."""
-    from transformers import AttentionInterface
 
     def rough(module: Any, query: Tensor, key: Tensor, value: Tensor, *inputs: Any, **options: Any) -> Any:
         if value.dtype == torch.bfloat16:
             value = value.to(torch.float8_e5m2).to(value.dtype)
         return attention.forest_attention(module, query, key, value, *inputs, **options)
 
-    monkeypatch.setitem(AttentionInterface._global_mapping, attention.NAME, rough)
-    assert compare(config_of(*EXACT["llama"])).passed
-    found = compare(config_of(*EXACT["llama"]), dtype="bfloat16")
+    with computed_by(rough):
+        assert compare(config_of(*EXACT["llama"])).passed
+        found = compare(config_of(*EXACT["llama"]), dtype="bfloat16")
     assert not found.passed
     assert not found.fault
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from agentrl.common import cores
 from agentrl.config import AlgoConfig, RunConfig, TrainerConfig
 from agentrl.errors import ConfigError, InvalidInput, UnknownName
 from agentrl.overrides import validate
@@ -346,15 +346,13 @@ def test_recomputed_layers_give_the_same_update_bit_for_bit_and_hold_fewer_activ
 @pytest.mark.parametrize("name", ["grpo", "sft"])
 @pytest.mark.slow
 def test_forests_side_by_side_change_no_bit_of_a_step_or_its_metrics(
-    name: str, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tiny_llama: Path, allow_cores: Callable[[int], None]
 ) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr(cores, "list_allowed", lambda: [0, 1, 2])
+    allow_cores(3)
     algo = AlgoConfig(name=name, lr=1e-2)
-    together, apart = trainer_on(tiny_llama, algo), trainer_on(tiny_llama, algo)
-    assert together._together is not None
-    assert together.threads == 1
-    apart._together = None
+    together, apart = trainer_on(tiny_llama, algo), TorchTrainer(tiny_llama, TorchConfig(device="cpu", threads=1), algo)
+    assert (together.together is None, together.threads) == (False, 1)
+    assert (apart.together, apart.threads) == (None, 1)
     for step in range(3):
         forests = forests_for(algo, step)
         assert len(forests) > 1

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,13 @@ from agentrl.overrides import validate
 from agentrl.train.server.app import create_training_app
 from agentrl.train.server.commands import serve_training
 from agentrl.train.server.config import ServeTrainingConfig
+from agentrl.train.server.learner import SharedBase
+from agentrl.train.server.messages import PassRequest
+from agentrl.train.server.passes import PassResult, PassWork, RunAdapter
 from agentrl.train.server.protobuf import read_fields, write_fields
 from agentrl.train.server.sampling import WeightsInTurn
 from agentrl.train.server.service import TrainingService
+from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from tests.train.server.test_prefixes import SHAPE
 
 Client = httpx.AsyncClient
@@ -47,6 +51,12 @@ class Asking:
     def __init__(self, service: TrainingService, client: Client) -> None:
         self.service, self.client = service, client
         self.key = service.tenants.all[0].key
+
+    @property
+    def base(self) -> FailingBase:
+        """What computes the service's passes."""
+        assert isinstance(self.service.base, FailingBase)
+        return self.service.base
 
     async def post(self, path: str, content: Any, **headers: str) -> httpx.Response:
         data = content if isinstance(content, bytes) else json.dumps(content).encode()
@@ -74,10 +84,41 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.build(tmp_path_factory.mktemp("base") / "model", ["one two three"] * 3, shape=SHAPE)
 
 
+class FailingBase(SharedBase):
+    """Fails where it is told to, once the gradients of what fails were added.
+
+    Attributes:
+        sizes: how many requests each mixed pass had.
+        fails_next: whether the next mixed pass fails.
+        failing: the number, in its run, of a request that fails by itself.
+    """
+
+    fails_next, failing = False, 0
+
+    def __init__(self, path: Path, config: TorchConfig) -> None:
+        super().__init__(path, config)
+        self.sizes: list[int] = []
+
+    def run_together(self, works: Sequence[PassWork]) -> list[PassResult]:
+        results = super().run_together(works)
+        self.sizes.append(len(works))
+        if self.fails_next:
+            self.fails_next = False
+            raise RuntimeError("no memory is left")
+        return results
+
+    def run_pass(self, adapter: RunAdapter, request: PassRequest) -> PassResult:
+        result = super().run_pass(adapter, request)
+        if request.seq_id == self.failing:
+            raise RuntimeError("no memory is left")
+        return result
+
+
 @contextlib.asynccontextmanager
 async def serving(folder: Path, path: Path, **more: str) -> AsyncIterator[Asking]:
     settings = {"model": str(folder), "names": "base", "max_queued": 6, "trainer": {"device": "cpu"}, **more}
-    service = TrainingService(validate(settings, ServeTrainingConfig), folder, path)
+    config = validate(settings, ServeTrainingConfig)
+    service = TrainingService(config, folder, path, FailingBase(folder, config.trainer))
     transport = httpx.ASGITransport(create_training_app(service))
     async with service.running(), Client(transport=transport, base_url="http://localhost") as client:
         yield Asking(service, client)
@@ -133,24 +174,18 @@ async def test_mixed_passes_are_answered_as_separate_ones_also_where_one_fails(
     sent = {1: [5, 6, 7], 2: [5, 9999], 3: [5, 6, 8, 9]}
     norms: dict[str, list[float]] = {}
     for passes in ("separate", "mixed"):
-        sizes, entered, gate = list[int](), threading.Event(), threading.Event()
+        entered, gate = threading.Event(), threading.Event()
         async with serving(folder, tmp_path / passes, passes=passes, max_queued="12") as asking:
-            base, executor = asking.service.base, asking.service.queue.executor
-            execute, together = executor.execute_due, base.run_together
+            asking.base.sizes.clear()  # what it was tried with as it started
+            asking.base.fails_next = True
+            executor = asking.service.queue.executor
+            execute = executor.execute_due
 
             def execute_later(due: Any, execute: Any = execute, entered: Any = entered, gate: Any = gate) -> None:
                 entered.set()
                 gate.wait(60)
                 execute(due)
 
-            def run_together(works: Any, together: Any = together, sizes: list[int] = sizes) -> Any:
-                found = together(works)
-                sizes.append(len(works))
-                if len(sizes) == 1:
-                    raise RuntimeError("no memory is left")  # after the gradient was added
-                return found
-
-            monkeypatch.setattr(base, "run_together", run_together)
             runs, other, norms[passes] = [await asking.run(), await asking.run()], await asking.run(), []
             monkeypatch.setattr(executor, "execute_due", execute_later)
             for count, first in enumerate((1, 5), 1):
@@ -165,29 +200,18 @@ async def test_mixed_passes_are_answered_as_separate_ones_also_where_one_fails(
                 for run in runs:
                     step = await asking.answer(await asking.ask(run, first + 3))
                     norms[passes].append(step.json()["metrics"]["grad_norm"])
-        assert sizes == ([2, 2, 2, 2] if passes == "mixed" else [])
+        assert asking.base.sizes == ([2, 2, 2, 2] if passes == "mixed" else [])
     assert norms["mixed"] == pytest.approx(norms["separate"], rel=1e-5)
 
 
 @pytest.mark.slow
-async def test_a_failure_of_the_server_leaves_the_gradient_as_it_was_before(
-    asking: Asking, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failure_of_the_server_leaves_the_gradient_as_it_was_before(asking: Asking) -> None:
     one, other = await asking.run(), await asking.run()
     plain = [await asking.answer(await asking.ask(one, seq, ids)) for seq, ids in enumerate(([5, 6], None), 1)]
     await asking.answer(await asking.ask(other, 1, [5, 6]))
-    whole = asking.service.base.run_pass
-
-    def broken(adapter: Any, request: Any) -> Any:
-        found = whole(adapter, request)  # its gradient has been added when it fails
-        if request.seq_id == 2:
-            raise RuntimeError("no memory is left")
-        return found
-
-    monkeypatch.setattr(asking.service.base, "run_pass", broken)
+    asking.base.failing = 2
     failed = (await asking.answer(await asking.ask(other, 2, [7, 8]))).json()
     assert failed == {"error": "RuntimeError: no memory is left", "category": "server"}
-    monkeypatch.undo()
     assert (await asking.answer(await asking.ask(other, 3))).content == plain[1].content
 
 
@@ -231,13 +255,10 @@ class Switched:
         self.number, self.published = version, self.published + 1
 
 
-async def test_an_engine_is_given_weights_while_idle_and_once_for_all_who_wait_for_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_engine_is_given_weights_while_idle_and_once_for_all_who_wait_for_them() -> None:
     engine, held = Switched(), list[str]()
-    monkeypatch.setattr("agentrl.train.server.sampling.read_adapter", lambda folder: folder)
-    monkeypatch.setattr("agentrl.train.server.sampling.whole_of", lambda adapter, base: held.append(str(adapter)))
-    weights: Any = WeightsInTurn(engine, Path("base"))  # type: ignore[arg-type]
+    given: Any = (engine, Path("base"), lambda folder, base: held.append(str(folder)))
+    weights = WeightsInTurn(*given)
 
     async def sample(folder: str, leave: bool) -> None:
         async with weights.holding(Path(folder)):

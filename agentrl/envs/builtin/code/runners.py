@@ -33,9 +33,7 @@ from agentrl.tools.sandbox.spec import SandboxSpec
 SPEC = SandboxSpec(memory_mb=512, pids=64, tmpfs_mb={"/work": 64, "/tmp": 32}, file_mb=64)
 CANARY_SECONDS = 60.0
 GRACE = 15.0
-"""Seconds beyond the run's time limit in which a remote service must respond."""
 BACKOFF = (0.2, 1.0, 3.0)
-"""Seconds between attempts, each times 0.5 to 1.5."""
 MAX_ANSWER = 4 << 20
 """Bytes of a remote service's response, which contains the judge's short output."""
 ENDED = {
@@ -119,11 +117,21 @@ class InSandbox:
 
 @dataclass(frozen=True)
 class Remote:
-    """A remote execution service with the API above; `url` is the whole address, with its path."""
+    """A remote execution service with the API above.
+
+    Attributes:
+        url: the whole address, with its path.
+        token: what it asks for, if it does.
+        memory_mb: a program's memory.
+        grace: seconds beyond the run's time limit in which it must respond.
+        backoff: seconds between attempts, each times 0.5 to 1.5.
+    """
 
     url: str
     token: str | None = None
     memory_mb: int = SPEC.memory_mb
+    grace: float = GRACE
+    backoff: tuple[float, ...] = BACKOFF
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
@@ -146,9 +154,9 @@ class Remote:
         }
 
         async def ask() -> tuple[str, str]:
-            return _read_answer(await self._post(body, timeout + GRACE), self.url)
+            return _read_answer(await self._post(body, timeout + self.grace), self.url)
 
-        return await retry(ask, (SandboxError, DeadlineExceeded), spread(BACKOFF))
+        return await retry(ask, (SandboxError, DeadlineExceeded), spread(self.backoff))
 
     async def _post(self, body: dict[str, Any], seconds: float) -> Any:
         import httpx

@@ -103,7 +103,7 @@ class SearchR1(Env):
         return split_tasks(self.data, split, self.questions)
 
     def prepare(self, tasks: Sequence[Task], sessions: int) -> None:
-        self._client()
+        self.client()
 
     def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:
         self._task, self._actions, self._valid, self._found = task, 0, 0, []
@@ -140,7 +140,7 @@ class SearchR1(Env):
         return await self._search(query)
 
     async def _search(self, query: str) -> str:
-        [passages] = await self._client().search([query], self.topk)
+        [passages] = await self.client().search([query], self.topk)
         text = "".join(
             f"Doc {place}(Title: {each.title}) {self._cut(each)}\n" for place, each in enumerate(passages, 1)
         )
@@ -150,7 +150,8 @@ class SearchR1(Env):
     def _cut(self, passage: Passage) -> str:
         return passage.body if self.passage_words is None else " ".join(passage.body.split()[: self.passage_words])
 
-    def _client(self) -> RetrievalClient:
+    def client(self) -> RetrievalClient:
+        """Return the client of the service that searches."""
         url = self.retriever if "://" in self.retriever else service(folder_of(self.data) / self.retriever).url
         timeout = self.search_timeout  # a tool that runs past its own limit would be told to the model as its error
         return _client(url, min(timeout, EARLIER * self.tools.timeout) if self.form == "tools" else timeout)
@@ -163,7 +164,7 @@ class SearchR1(Env):
         self._actions, self._valid, self._found = state["actions"], state["valid"], state["found"]
 
     def brief(self, task: Task) -> Task:
-        url = self._client().url
+        url = self.client().url
         return Task(id=task.id, data={"question": task["question"], "retriever": url, "prompt": PROMPT})
 
     # ----------------------------------------------------------------------------------- rewards

@@ -12,6 +12,7 @@ import math
 import os
 import re
 import shlex
+from collections.abc import Mapping
 
 from agentrl.common.untrusted import read_json
 from agentrl.envs.builtin.swe import logs
@@ -184,8 +185,12 @@ def _list_touched(patch: str) -> list[str]:
     return list(dict.fromkeys(line[6:] for line in lines))
 
 
-def variables(task: SweTask) -> dict[str, str]:
+def variables(task: SweTask, here: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables of a task's tests, with this machine's values where it asks for them, as Harbor does.
+
+    Args:
+        task: with what it asks for.
+        here: this machine's variables.
 
     Raises:
         InvalidInput: one is not set here and has no default.
@@ -195,7 +200,7 @@ def variables(task: SweTask) -> dict[str, str]:
     found = {}
     for name, value in task.env.items():
         asked = _VARIABLE.fullmatch(value)
-        given = value if asked is None else os.environ.get(asked[1], asked[2])
+        given = value if asked is None else here.get(asked[1], asked[2])
         if given is None:
             raise InvalidInput(f"task {task.id!r}: verifier.env.{name} = {value!r}: the variable is not set here")
         found[name] = given

@@ -133,7 +133,7 @@ class Repair(Env):
     @tool
     async def test(self) -> str:
         """Run the program and say which line is the first to go wrong."""
-        (got,) = await _interpreter(self.backend).run(self._lines, [VISIBLE])
+        (got,) = await find_interpreter(self.backend).run(self._lines, [VISIBLE])
         for place, (value, wanted) in enumerate(zip(got, trace(_list_wanted(self._task), VISIBLE), strict=True), 1):
             if value != wanted:
                 return f"line {place}: {value}, not {wanted}"
@@ -167,7 +167,7 @@ class Repair(Env):
         wanted = [trace(_list_wanted(self._task), value)[-1] for value in HIDDEN]
         if self._lines == [(sign, number) for sign, number in self._task["program"]]:
             return 0.0
-        got = await _interpreter(self.backend).run(self._lines, HIDDEN)
+        got = await find_interpreter(self.backend).run(self._lines, HIDDEN)
         return float([values[-1] for values in got] == wanted)
 
     def expert(self, messages: Sequence[Message]) -> Message:
@@ -296,7 +296,7 @@ class SharedInterpreter:
 _interpreters: dict[int, SharedInterpreter] = {}
 
 
-def _interpreter(backend: str) -> SharedInterpreter:
+def find_interpreter(backend: str) -> SharedInterpreter:
     """The process's interpreter of a backend; a new one where its supplier was closed meanwhile."""
     key = id(supplier(backend))
     if key not in _interpreters:

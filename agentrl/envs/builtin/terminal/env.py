@@ -31,10 +31,14 @@ class Terminal(Env):
         seed: which tasks there are.
         sandbox: docker, or subprocess, which isolates nothing.
         image: the sandboxes' image; bash, python3 and procps must be in it.
+
+    Attributes:
+        ending: seconds that a program has to end after the agent has sent it a signal.
     """
 
     needs = "Docker, or sandbox=subprocess"
     max_turns = 20
+    ending = 3.0
 
     def __init__(
         self, level: int | None = None, seed: int = 0, sandbox: str = "docker", image: str = SPEC.image
@@ -117,7 +121,9 @@ class Terminal(Env):
             checks = self._task["checks"]
             untouched = [False] * len(checks)  # no task is solved from the beginning
             sandbox = await self._get_sandbox() if self._lease.used else None
-            self._passed = untouched if sandbox is None else await list_passed(sandbox, checks, self._programs)
+            self._passed = untouched
+            if sandbox is not None:
+                self._passed = await list_passed(sandbox, checks, self._programs, self.ending)
         return self._passed
 
     def expert(self, messages: Sequence[Message]) -> str | Message:

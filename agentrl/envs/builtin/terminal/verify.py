@@ -18,8 +18,6 @@ from agentrl.tools.sandbox.base import Process, Sandbox, SandboxMemory
 
 SECONDS = 20.0
 """For each command of the verifier's."""
-ENDING = 3.0
-"""For a program that was sent a signal to end."""
 MAX_FILE = 20_000
 """Bytes of a file that are compared."""
 OUTPUT = 1 << 20
@@ -41,7 +39,7 @@ print(json.dumps(found))
 
 
 async def list_passed(
-    sandbox: Sandbox, checks: Sequence[Mapping[str, Any]], programs: Mapping[str, Process]
+    sandbox: Sandbox, checks: Sequence[Mapping[str, Any]], programs: Mapping[str, Process], ending: float
 ) -> list[bool]:
     """The checks that hold.
 
@@ -50,6 +48,7 @@ async def list_passed(
         checks: each is of a file (`path`, with `text`, `mode` or `absent`), of a command (`run`, with `stdin` and
             `stdout`), or of a background program (`program`, with `running`).
         programs: those that were started with the task.
+        ending: seconds for a program that was sent a signal to end.
 
     Raises:
         SandboxError: the sandbox failed.
@@ -57,7 +56,7 @@ async def list_passed(
     for check in checks:
         if "program" in check and not check["running"] and (process := programs.get(check["program"])) is not None:
             with suppress(DeadlineExceeded):
-                await process.wait(ENDING)
+                await process.wait(ending)
     try:
         # Another command of the sandbox in between: the end of whatever was stopped with that program is known by then.
         files = await _read(sandbox, [check["path"] for check in checks if "path" in check])

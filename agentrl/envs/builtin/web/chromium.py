@@ -76,6 +76,10 @@ class ChromiumBrowser(Browser):
             "an episode in Chromium can't be saved, since its page is in a process; browser=text can"
         )
 
+    async def begin(self) -> None:
+        """Open the session's page, with nothing on it."""
+        await self._do(self._open_page())
+
     async def close(self) -> None:
         page, self._page = self._page, None
         if page is not None:
@@ -89,7 +93,7 @@ class ChromiumBrowser(Browser):
 
     async def _load(self, url: str) -> None:
         if self._page is None:
-            await self._do(self._open_page())
+            await self.begin()
         await self._do(self._page.goto(url))
         await self._read()
 

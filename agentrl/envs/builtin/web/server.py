@@ -67,10 +67,11 @@ class Sites:
 
     Attributes:
         port: of 127.0.0.1, chosen by the system.
+        sessions: each open one's site, and what keeps requests to it apart, by the session's number.
     """
 
     def __init__(self) -> None:
-        self._sessions: dict[str, tuple[Site, threading.Lock]] = {}
+        self.sessions: dict[str, tuple[Site, threading.Lock]] = {}
         self._server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"sites": self}))
         self.port: int = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, name="agentrl-sites", daemon=True).start()
@@ -78,16 +79,16 @@ class Sites:
     def open(self, site: Site) -> str:
         """Begin a session; its number, for the cookie."""
         number = secrets.token_urlsafe(16)
-        self._sessions[number] = site, threading.Lock()
+        self.sessions[number] = site, threading.Lock()
         return number
 
     def close(self, number: str) -> None:
         """End a session; harmless the second time."""
-        self._sessions.pop(number, None)
+        self.sessions.pop(number, None)
 
     def find(self, number: str) -> tuple[Site, threading.Lock] | None:
         """A session's site, and what keeps requests to it apart."""
-        return self._sessions.get(number)
+        return self.sessions.get(number)
 
 
 _sites: Sites | None = None

@@ -59,13 +59,16 @@ class LocalEngine(ManagedEngine):
         path: a Hugging Face folder.
         config: the engine's section.
         tokenizer: for stop strings; by default the folder's own, loaded when first needed.
+
+    Attributes:
+        runner: holds the model, and computes its steps.
     """
 
     def __init__(self, path: Path, config: EngineConfig | None = None, tokenizer: Tokenizer | None = None) -> None:
         self._path, self._config, self._tokenizer = Path(path), config or EngineConfig(), tokenizer
         device = torch_device(self._config.device, "engine.device")
         memory = min(_ARENA_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
-        self._runner = ModelRunner(
+        self.runner = ModelRunner(
             self._path,
             device,
             self._config.dtype,
@@ -75,25 +78,25 @@ class LocalEngine(ManagedEngine):
             context=self._config.max_context,
             kernel=getattr(self._config, "kernel", "auto"),
         )
-        if self._runner.slow:
+        if self.runner.slow:
             _LOG.warning(
-                "engine=local computes through torch, several times slower than compiled: %s", self._runner.slow
+                "engine=local computes through torch, several times slower than compiled: %s", self.runner.slow
             )
-        if self._config.routed_experts and self._runner.recorder is None:
+        if self._config.routed_experts and self.runner.recorder is None:
             raise ConfigError(f"engine.routed_experts=true: model={str(path)!r} has no experts to record")
         threads = self._choose_threads(device)
-        self._max_context = self._runner.max_context
+        self._max_context = self.runner.max_context
         self._scheduler = Scheduler(
-            self._runner,
-            store_tokens=memory // 2 // self._runner.arena.token_bytes,
+            self.runner,
+            store_tokens=memory // 2 // self.runner.arena.token_bytes,
             prefill_tokens=_PREFILL_TOKENS,
-            score_tokens=max(16, _SCORE_LOGITS // self._runner.vocab_size),
+            score_tokens=max(16, _SCORE_LOGITS // self.runner.vocab_size),
             decode=self._decode,
         )
         self._capabilities = Capabilities(
             name="local",
             max_context=self._max_context,
-            vocab_size=self._runner.vocab_size,
+            vocab_size=self.runner.vocab_size,
             deterministic=self._config.deterministic
             and device == "cpu"
             and self._config.dtype == "float32"
@@ -102,12 +105,12 @@ class LocalEngine(ManagedEngine):
             json_schema=grammars.available(),
             lark=grammars.available(),
             pause_modes=frozenset(PauseMode),
-            kernel=self._runner.kernel_name,
+            kernel=self.runner.kernel_name,
             attachments=frozenset(
                 ([support.NAME] if self._config.support_bytes else [])
                 + ([routed_experts.NAME] if self._config.routed_experts else [])
             ),
-            inputs=frozenset([] if self._runner.images is None else [images.NAME]),
+            inputs=frozenset([] if self.runner.images is None else [images.NAME]),
         )
         self._worker = SchedulerThread(self._scheduler, threads)
         self._grammars: grammars.Grammars | None = None
@@ -118,15 +121,15 @@ class LocalEngine(ManagedEngine):
         threads = self._config.threads
         if device != "cpu":
             return threads
-        if self._runner.kernel is not None:
-            self._runner.kernel.threads = cores.choose_threads(threads, cores.share(1)) or torch.get_num_threads()
-        return 1 if self._runner.parameters < _TINY else cores.choose_threads(threads, cores.share(1))
+        if self.runner.kernel is not None:
+            self.runner.kernel.threads = cores.choose_threads(threads, cores.share(1)) or torch.get_num_threads()
+        return 1 if self.runner.parameters < _TINY else cores.choose_threads(threads, cores.share(1))
 
     def _row_invariant(self, threads: int | None) -> bool:
         own = torch.get_num_threads()
         torch.set_num_threads(threads or own)
         try:
-            return self._runner.row_invariant()
+            return self.runner.row_invariant()
         finally:
             torch.set_num_threads(own)
 
@@ -154,7 +157,7 @@ class LocalEngine(ManagedEngine):
                 yield item
 
     def _see(self, request: Request, attached: Sequence[Placed]) -> Request:
-        store = self._runner.images
+        store = self.runner.images
         if not attached:
             return request
         if store is None:
@@ -168,7 +171,7 @@ class LocalEngine(ManagedEngine):
     ) -> list[float]:
         """Log-probability of each token given those before it, at `temperature`; the first one's is 0.0."""
         check_temperature(temperature)
-        ids = check_ids(input_ids, self._runner.vocab_size, self._max_context, free=0)
+        ids = check_ids(input_ids, self.runner.vocab_size, self._max_context, free=0)
         if len(ids) == 1:
             return [0.0]
         request = self._see(Request("score", ids, None, 0, 0, temperature=temperature), attached)
@@ -194,8 +197,8 @@ class LocalEngine(ManagedEngine):
                 self._worker.cancel(request)
 
     def _request(self, request_id: str, input_ids: Sequence[int], sampling: Sampling) -> Request:
-        check_sampling(sampling, self._runner.vocab_size)
-        ids = check_ids(input_ids, self._runner.vocab_size, self._max_context)
+        check_sampling(sampling, self.runner.vocab_size)
+        ids = check_ids(input_ids, self.runner.vocab_size, self._max_context)
         narrowed = sampling.temperature > 0 and not sampling.full_support
         begins = sampling.record_from(support.NAME)
         recorded = narrowed and begins is not None and self._config.support_bytes > 0
@@ -204,7 +207,7 @@ class LocalEngine(ManagedEngine):
             ids,
             sampling,
             begins=len(ids) if begins is None else max(0, min(begins, len(ids))),
-            support=support.SupportRecorder(self._runner.vocab_size, self._config.support_bytes) if recorded else None,
+            support=support.SupportRecorder(self.runner.vocab_size, self._config.support_bytes) if recorded else None,
             seed=sampling.seed if sampling.seed is not None else _RANDOM.getrandbits(63),
             limit=min(sampling.max_new_tokens, self._max_context - len(ids)),
             stops=frozenset(sampling.stop_token_ids),
@@ -216,7 +219,7 @@ class LocalEngine(ManagedEngine):
         with self._making:
             if self._grammars is None:
                 tokenizer = self._tokenizer if isinstance(self._tokenizer, HFTokenizer) else load_tokenizer(self._path)
-                self._grammars = grammars.Grammars(tokenizer, self._runner.vocab_size)
+                self._grammars = grammars.Grammars(tokenizer, self.runner.vocab_size)
         request.matcher = self._grammars.matcher(sampling, request.ids[request.begins :])
         if request.support is not None:
             request.support.rule = f"{support.LOCAL}+{request.matcher.library}"
@@ -242,10 +245,10 @@ class LocalEngine(ManagedEngine):
         weights = merge_on(self._path, weights)
 
         def change() -> None:
-            load_weights(self._runner.model, weights)
+            load_weights(self.runner.model, weights)
             self._scheduler.forget_computed()
-            if self._runner.images is not None:
-                self._runner.images.forget()
+            if self.runner.images is not None:
+                self.runner.images.forget()
             self._scheduler.version = version
 
         await self._worker.call(change)
@@ -270,7 +273,7 @@ class LocalEngine(ManagedEngine):
         digest = hashlib.blake2b(digest_size=16)
 
         def read() -> None:
-            for name, tensor in self._runner.model.named_parameters():
+            for name, tensor in self.runner.model.named_parameters():
                 digest.update(name.encode())
                 digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
 

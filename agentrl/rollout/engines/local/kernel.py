@@ -79,8 +79,8 @@ def suits(model: Any, shapes: Mapping[int, LayerShape], parameters: int) -> bool
     )
 
 
-def _library() -> tuple[Any, str]:
-    made = compile_kernel(choose_build())
+def _library(build: str) -> tuple[Any, str]:
+    made = compile_kernel(build)
     library = ctypes.CDLL(str(made))
     library.agentrl_scratch.restype = library.agentrl_scores.restype = library.agentrl_panel.restype = c_int64
     return library, name_of(made)
@@ -92,6 +92,7 @@ class Kernel:
     Args:
         model: see `suits`.
         longest: tokens of the longest path.
+        build: of `BUILDS`; None is the fastest that this machine's processor runs.
 
     Attributes:
         threads: a step's threads at most. They change no bit.
@@ -101,8 +102,8 @@ class Kernel:
         MissingExtra: there is no compiler.
     """
 
-    def __init__(self, model: Any, longest: int) -> None:
-        self._library, self.name = _library()
+    def __init__(self, model: Any, longest: int, build: str | None = None) -> None:
+        self._library, self.name = _library(build or choose_build())
         self._panel = int(self._library.agentrl_panel())
         self._model = model
         self._watched = list(model.parameters())
@@ -221,9 +222,9 @@ class Kernel:
         return rows if not short else torch.cat((rows, rows.new_zeros(short, *rows.shape[1:])))
 
 
-def make_kernel(model: Any, longest: int) -> tuple[Kernel | None, str]:
-    """Return the kernel of a model that suits it, or nothing and why."""
+def make_kernel(model: Any, longest: int, build: str | None = None) -> tuple[Kernel | None, str]:
+    """Return the kernel of a model that suits it, or nothing and why; arguments are as for `Kernel`."""
     try:
-        return Kernel(model, longest), ""
+        return Kernel(model, longest, build), ""
     except (MissingExtra, OSError) as error:
         return None, str(error)

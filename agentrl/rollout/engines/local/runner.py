@@ -99,7 +99,7 @@ class ModelRunner:
     ) -> None:
         """Load the model; `routed_experts` records which experts its tokens go to, and `context` bounds its paths.
 
-        `kernel` is auto, or torch, which computes every model through transformers.
+        `kernel` is auto, a build of it (`kernel_build`), or torch, which computes every model through transformers.
 
         Raises:
             InvalidWeights: its files don't hold the weights of its configuration.
@@ -150,7 +150,8 @@ class ModelRunner:
         """The kernel, its name, and why there is none; see the class."""
         if not suits(self.model, attending, self.parameters):
             return None, "", ""
-        made, slow = make_kernel(self.model, self.max_context) if kernel == "auto" else (None, "")
+        build = None if kernel == "auto" else kernel
+        made, slow = (None, "") if kernel == "torch" else make_kernel(self.model, self.max_context, build)
         return made, "torch" if made is None else made.name, slow
 
     @torch.inference_mode()

@@ -34,11 +34,17 @@ class ConnectionPool:
     Args:
         url: its address; a path in it precedes those of requests.
         headers: fields of every request.
+
+    Attributes:
+        idle: those that wait for another request, the one that was used last at the end.
+        idle_seconds: how long they may wait.
     """
+
+    idle_seconds = IDLE_SECONDS
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         self._headers, self._closed = headers, False
-        self._idle: list[HttpConnection] = []
+        self.idle: list[HttpConnection] = []
         self._busy: set[HttpConnection] = set()
         self._tls: ssl.SSLContext | None = None
         self.set_url(url)
@@ -48,8 +54,8 @@ class ConnectionPool:
         self._address = urlsplit(url)
         fields = {"host": self._address.netloc.rpartition("@")[2], "content-type": "application/json", **self._headers}
         self._fields = _format_headers(fields)
-        while self._idle:
-            self._idle.pop().close()
+        while self.idle:
+            self.idle.pop().close()
 
     @asynccontextmanager
     async def request(
@@ -70,17 +76,17 @@ class ConnectionPool:
             self._busy.discard(connection)
             if connection.complete and not self._closed:
                 connection.idle_since = time.monotonic()
-                self._idle.append(connection)
+                self.idle.append(connection)
             else:
                 connection.close()
 
     def _take_kept(self) -> HttpConnection | None:
         """The connection that was used last, if it can be used again; those that can't any more are closed."""
-        oldest = time.monotonic() - IDLE_SECONDS
-        while self._idle and self._idle[0].idle_since < oldest:
-            self._idle.pop(0).close()
-        while self._idle:
-            connection = self._idle.pop()
+        oldest = time.monotonic() - self.idle_seconds
+        while self.idle and self.idle[0].idle_since < oldest:
+            self.idle.pop(0).close()
+        while self.idle:
+            connection = self.idle.pop()
             if connection.usable:
                 return connection
             connection.close()
@@ -108,9 +114,9 @@ class ConnectionPool:
     def close(self) -> None:
         """Close all connections, also where a request is under way; idempotent."""
         self._closed = True
-        for connection in (*self._idle, *self._busy):
+        for connection in (*self.idle, *self._busy):
             connection.close()
-        self._idle.clear()
+        self.idle.clear()
 
 
 def _format_headers(headers: Mapping[str, str]) -> str:

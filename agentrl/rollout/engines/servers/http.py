@@ -36,12 +36,12 @@ class Http:
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self.url = url.rstrip("/")
-        self._connections = ConnectionPool(self.url, {"authorization": f"Bearer {api_key}"} if api_key else {})
+        self.connections = ConnectionPool(self.url, {"authorization": f"Bearer {api_key}"} if api_key else {})
 
     def set_url(self, url: str) -> None:
         """Call the server at another address from now on."""
         self.url = url.rstrip("/")
-        self._connections.set_url(self.url)
+        self.connections.set_url(self.url)
 
     async def get(self, path: str, timeout: float = CONTROL_SECONDS) -> Any:
         """The JSON that a GET answers."""
@@ -74,7 +74,7 @@ class Http:
     async def _call(self, method: str, path: str, body: Mapping[str, Any] | None, timeout: float | None) -> Any:
         where, content = f"{method} {self.url}{path}", b"" if body is None else orjson.dumps(body)
         try:
-            async with asyncio.timeout(timeout), self._connections.request(method, path, content) as answer:
+            async with asyncio.timeout(timeout), self.connections.request(method, path, content) as answer:
                 found = await answer.whole()
         except TimeoutError:
             raise EngineError(f"{where}: no answer within {timeout:g} s") from None
@@ -96,7 +96,7 @@ class Http:
         """
         where = f"POST {self.url}{path}"
         try:
-            async with self._connections.request("POST", path, orjson.dumps(body), headers) as answer:
+            async with self.connections.request("POST", path, orjson.dumps(body), headers) as answer:
                 if answer.status != 200:
                     _check(answer.status, await answer.whole(), where)
                 done = False
@@ -113,7 +113,7 @@ class Http:
         raise EngineError(f"{where}: the stream broke off")
 
     async def close(self) -> None:
-        self._connections.close()
+        self.connections.close()
 
 
 async def _lines(answer: HttpConnection) -> AsyncGenerator[list[bytes], None]:

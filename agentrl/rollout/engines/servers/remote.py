@@ -35,10 +35,6 @@ from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.types import Capabilities, Chunk, FinishReason, Health, PauseMode, Placed, Sampling, Turn
 
 logger = logging.getLogger(__name__)
-ATTACH_SECONDS = 60.0
-"""Seconds that a server that runs already may take to answer."""
-ABORT_SECONDS = 5.0
-"""Seconds for aborted requests to come back by themselves."""
 _DEAD_SECONDS = 2.0  # between a broken connection and the process's end
 
 
@@ -53,7 +49,11 @@ class RemoteEngine(ManagedEngine, ABC):
         facts, vision: what the folder says about the model, and about its images where servers take them.
         server: the process, where it is ours.
         last_progress: when tokens last came, in seconds of `time.monotonic()`.
+        attach_seconds: what a server that runs already may take to answer.
+        abort_seconds: what aborted requests may take to come back by themselves.
     """
+
+    attach_seconds, abort_seconds = 60.0, 5.0
 
     def __init__(self, path: Path, config: ServerConfig) -> None:
         self.path, self.config, self.facts = Path(path), config, ModelFacts.read(Path(path))
@@ -167,7 +167,7 @@ class RemoteEngine(ManagedEngine, ABC):
 
     async def _attach(self) -> None:
         """Wait until a server that was running before is ready; it may just be very busy."""
-        if not await probe_until(self._probe, lambda: None, time.monotonic() + ATTACH_SECONDS):
+        if not await probe_until(self._probe, lambda: None, time.monotonic() + self.attach_seconds):
             raise EngineError(f"engine.url={self.config.url!r}: no server answers there, or it is not ready")
 
     # -------------------------------------------------------------------------------------- generating
@@ -301,11 +301,11 @@ class RemoteEngine(ManagedEngine, ABC):
             await self._idle(None)
         await self._pause(mode)
         self._paused = mode
-        if mode is PauseMode.ABORT and not await self._idle(ABORT_SECONDS):
+        if mode is PauseMode.ABORT and not await self._idle(self.abort_seconds):
             for request in list(self._open):  # those that reached the server after it had stopped looking
                 request.inbox.put_nowait(request.turn(FinishReason.ABORT))
                 self._cut(request)
-            await self._idle(ABORT_SECONDS)
+            await self._idle(self.abort_seconds)
 
     async def _idle(self, seconds: float | None) -> bool:
         """Wait until no request is open; False where that took too long."""
@@ -380,7 +380,8 @@ class RemoteEngine(ManagedEngine, ABC):
                 request.task.cancel()
             request.inbox.put_nowait(EngineError(f"engine={self.capabilities.name} was closed"))
         if self.server is None and self._open and self._started:
-            await asyncio.wait([asyncio.create_task(self._leave(r)) for r in list(self._open)], timeout=ABORT_SECONDS)
+            leaving = [asyncio.create_task(self._leave(request)) for request in list(self._open)]
+            await asyncio.wait(leaving, timeout=self.abort_seconds)
         self._open.clear()
         self._gate.set()
         if self.server is not None:

@@ -33,7 +33,7 @@ from agentrl.rollout.engines.servers.grammar_mask import ServerGrammars
 from agentrl.rollout.engines.servers.images import HeldImages
 from agentrl.rollout.engines.servers.open_request import OpenRequest
 from agentrl.rollout.engines.servers.placed_server import PlacedServer, on_nodes
-from agentrl.rollout.engines.servers.remote import ABORT_SECONDS, RemoteEngine, logger
+from agentrl.rollout.engines.servers.remote import RemoteEngine, logger
 from agentrl.rollout.engines.servers.server_settings import OptionValue, ServerConfig
 from agentrl.types import Capabilities, PauseMode, Sampling, Tokenizer
 
@@ -321,7 +321,7 @@ class ServerEngine(RemoteEngine):
         """Replace the base, once the turns that it would change have ended."""
         if self._open:
             await self._pause(PauseMode.ABORT)
-            await self._idle(ABORT_SECONDS)
+            await self._idle(self.abort_seconds)
         await self._load(folder, self._version)
 
     def _adapters_in_use(self) -> set[str | None]:

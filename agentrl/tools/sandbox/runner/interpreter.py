@@ -79,10 +79,19 @@ class InteractiveSandbox(Protocol):
 
 
 class Interpreter:
-    """A Python process in a sandbox; started at the first cell."""
+    """A Python process in a sandbox; started at the first cell.
 
-    def __init__(self, sandbox: InteractiveSandbox, *, program: str = "python3") -> None:
+    Args:
+        sandbox: where it runs.
+        program: the interpreter.
+        interrupt_timeout: seconds for an interrupted cell to end.
+    """
+
+    def __init__(
+        self, sandbox: InteractiveSandbox, *, program: str = "python3", interrupt_timeout: float = INTERRUPT_SECONDS
+    ) -> None:
         self._sandbox = sandbox
+        self._interrupt_timeout = interrupt_timeout
         self._program = program
         self._process: InteractiveProcess | None = None
 
@@ -111,7 +120,7 @@ class Interpreter:
 
     async def _interrupt(self, process: InteractiveProcess, nonce: str) -> ExecResult:
         await process.signal(signal.SIGINT)
-        answer = await process.wait_for_report(nonce.encode(), INTERRUPT_SECONDS)
+        answer = await process.wait_for_report(nonce.encode(), self._interrupt_timeout)
         if answer is not None:
             return _cell(answer[1], Outcome.TIMEOUT, 124, "interrupted; variables are still there")
         self._process = None

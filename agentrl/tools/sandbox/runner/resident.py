@@ -58,6 +58,8 @@ class ResidentSandbox:
 
     shared_trees: tuple[str, ...] = ()
     """Writable directories besides the specification's, emptied by `reset` too."""
+    grace = GRACE
+    """Seconds for the runner's answer beyond a command's own time limit."""
 
     def __init__(self, id: str, spec: SandboxSpec, client: RunnerClient) -> None:
         self.id = id
@@ -99,7 +101,7 @@ class ResidentSandbox:
         flags = Flags.STDIN if stdin else Flags.NONE
         try:
             channel = await self._run(command, cwd, env, limit, timeout, flags)
-            end = await self._finish(channel, timeout + GRACE, stdin)
+            end = await self._finish(channel, timeout + self.grace, stdin)
         except SandboxMemory as error:
             return ExecResult(Outcome.MEMORY, 137, out_of_memory=True, detail=str(error))
         if end.how is How.NOT_STARTED and end.code == errno.ENOENT and end.phase > CWD and self._fall_back(command):
@@ -232,7 +234,7 @@ class ResidentSandbox:
         channel = await self._open([path], kind=kind, flags=Flags.STDIN, timeout=FILE_TIMEOUT, mode=mode)
         if not body:
             channel.end_input()
-        end = await self._finish(channel, FILE_TIMEOUT + GRACE, body)
+        end = await self._finish(channel, FILE_TIMEOUT + self.grace, body)
         try:
             check_file(end, path)
         except PathError as error:
@@ -248,7 +250,7 @@ class ResidentSandbox:
         channel = await self._open(argv, kind=kind, flags=Flags.STREAM, timeout=FILE_TIMEOUT)
         body, size = bytearray(), 0
         try:
-            async with asyncio.timeout(FILE_TIMEOUT + GRACE):
+            async with asyncio.timeout(FILE_TIMEOUT + self.grace):
                 async for chunk in channel.chunks():
                     size += len(chunk)
                     if size > most + (1 << 20):
@@ -261,7 +263,7 @@ class ResidentSandbox:
             pass  # `_finish` raises the reason
         finally:
             channel.signal(signal.SIGKILL)  # where it has not ended
-        check_file(await self._finish(channel, GRACE), argv[0])
+        check_file(await self._finish(channel, self.grace), argv[0])
         return bytes(body[:most]) if kind is CommandKind.READ_FILE else bytes(body)
 
     # -- snapshots, reset, end
@@ -291,7 +293,7 @@ class ResidentSandbox:
 
     async def _empty_trees(self) -> None:
         self._require_held()
-        await self.client.kill_all(GRACE)
+        await self.client.kill_all(self.grace)
         await self._describe(CommandKind.WIPE)
 
     async def _read_layer(self, limit: int) -> tuple[bytes, list[str]]:
@@ -339,7 +341,7 @@ class ResidentSandbox:
 
     async def _reset(self) -> None:
         self._require_held()
-        await self.client.kill_all(GRACE)
+        await self.client.kill_all(self.grace)
         for pause in PAUSES:
             found = await self._describe(CommandKind.WIPE)
             if found == self._empty and "\nwritable " not in found:
@@ -355,13 +357,13 @@ class ResidentSandbox:
         trees = [self._tree(tree) for tree in (*self.spec.trees, *self.shared_trees)]
         modes = dict(MODE.findall(self._empty or ""))
         channel = await self._open(trees, kind=kind, timeout=FILE_TIMEOUT, limit=DESCRIPTION_BYTES, env=modes)
-        end = await self._finish(channel, FILE_TIMEOUT + GRACE)
+        end = await self._finish(channel, FILE_TIMEOUT + self.grace)
         if end.how is not How.EXITED or end.code:
             raise SandboxError(f"the sandbox could not be emptied or described ({os.strerror(end.code)})")
         return channel.outputs[0].decode(errors="replace")
 
     async def healthy(self) -> bool:
-        return not self._given_back and await on_loop(self.client.ping(GRACE))
+        return not self._given_back and await on_loop(self.client.ping(self.grace))
 
     async def close(self) -> None:
         if not self._given_back:

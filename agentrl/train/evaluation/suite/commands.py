@@ -32,7 +32,7 @@ def evaluate_suite(tree: Tree, baseline: CompareConfig | None) -> None:
     suite = read_suite(str(tree.pop("suite")), tree)
     results = run_evaluate_suite(suite, owns_process=True)
     folder = results.path or Path()
-    _show(table(results))
+    show_table(table(results))
     print_lines(result_lines(results))
     print_lines(
         [f"results: {folder} (result.json, result.md, result.png)", f"  agentrl view {shlex.quote(str(folder))}"]
@@ -69,10 +69,10 @@ def compare(
         raise typer.Exit(WORSE)
 
 
-def _show(found: Table) -> None:
+def show_table(found: Table, console: Console = out) -> None:
     """Print a table; where a terminal is too narrow for its numbers, or there is none, in lines as long as they are."""
     width = sum((column.min_width or NAME_WIDTH) + 1 for column in found.columns)
-    print_part(found, fits=width <= out.width)
+    print_part(found, console, fits=width <= console.width)
 
 
 def _print_comparison(
@@ -87,7 +87,7 @@ def _print_comparison(
     if as_markdown:
         typer.echo(report.comparison_markdown(found), nl=False)
     else:
-        _show(report.comparison_table(found))
+        show_table(report.comparison_table(found))
         print_lines(report.comparison_lines(found))
     if found.worse:
         err.print(f"worse than the baseline: {', '.join(found.worse)}", markup=False, soft_wrap=True)

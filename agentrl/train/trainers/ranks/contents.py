@@ -35,16 +35,17 @@ Sums = dict[str, tuple[list[int], str, str]]
 """Shape, type and checksum by name."""
 
 
-def checksum(tensor: Tensor) -> str:
+def checksum(tensor: Tensor, elements: int = ELEMENTS) -> str:
     """A position-dependent sum over a tensor's bits: Σ (2i + 1) · bits_i modulo 2^64, in hexadecimal.
 
-    One changed element, or two swapped ones, always change it. It is the same on every device.
+    One changed element, or two swapped ones, always change it. It is the same on every device,
+    and for any number of elements at a time.
     """
     widths = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
     bits = tensor.detach().contiguous().flatten().view(widths[tensor.element_size()])
     total = 0
-    for start in range(0, len(bits), ELEMENTS):
-        part = bits[start : start + ELEMENTS].long()
+    for start in range(0, len(bits), elements):
+        part = bits[start : start + elements].long()
         places = torch.arange(start, start + len(part), device=part.device)
         total += int((part * (2 * places + 1)).sum())
     return f"{total % (1 << 64):016x}"

@@ -104,7 +104,7 @@ class TorchTrainer(Distilling, BaseTenant, TorchCheckpoints):
         on_cpu = self.device.type == "cpu"
         share = cores.share(self.processes, self.source)
         self.threads = cores.choose_threads(self.config.threads, share) if on_cpu else None
-        self._together = SideBySide.suited(self.model, self.source, self.config, self.processes) if on_cpu else None
+        self.together = SideBySide.suited(self.model, self.source, self.config, self.processes) if on_cpu else None
         self.deterministic = on_cpu or torch.are_deterministic_algorithms_enabled()
         self.logits = Logits.of(self.model.config)
         self.longest = fixed_angle_length(self.model.config)
@@ -198,7 +198,7 @@ class TorchTrainer(Distilling, BaseTenant, TorchCheckpoints):
     def accumulate(self, batches: Sequence[TorchBatch], meter: Meter, *, first: bool) -> float:
         if self.mixed is not None:
             return self.mixed.accumulate(self, batches, functools.partial(self._loss_of, meter=meter, first=first))
-        together = None if self.critic is not None or len(batches) < 2 else self._together
+        together = None if self.critic is not None or len(batches) < 2 else self.together
         if together is None or any(batch.images is not None for batch in batches):
             return sum(self.backward(batch, meter, first=first) for batch in batches)
 

@@ -47,11 +47,10 @@ def test_one_changed_element_or_two_that_changed_places_change_the_checksum(
     assert contents.checksum(tensor.clone()) == contents.checksum(tensor)
 
 
-def test_a_checksum_is_of_the_whole_tensor_however_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checksum_is_of_the_whole_tensor_however_it_is_cut() -> None:
     tensor = torch.randn(50, 3).bfloat16()
     whole = contents.checksum(tensor)
-    monkeypatch.setattr(contents, "ELEMENTS", 7)
-    assert contents.checksum(tensor) == contents.checksum(tensor.T.contiguous().T) == whole
+    assert contents.checksum(tensor, 7) == contents.checksum(tensor.T.contiguous().T, 7) == whole
 
 
 @pytest.mark.slow
