@@ -57,7 +57,7 @@ def in_tmp_path(tmp_path: Path) -> Iterator[None]:
 
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What agentrl keeps in the user's cache goes to a folder of the test."""
+    """What agentrl keeps in the user's cache goes to a folder of the test, whose workers can't be forked then."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
