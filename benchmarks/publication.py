@@ -11,10 +11,10 @@ is counted; they would fall on whoever comes next. A disk publication and a plai
   loading it. Nobody calls fsync: a publication need not survive the machine.
 - delta: the same writing and reading of all bytes, over a publication in which 1 % of all elements changed, anywhere;
   and how many times fewer bytes it writes.
-- distributed: the same buckets broadcast over gloo to a process that does nothing with them, over a publication; beside
-  it all bytes broadcast in one call, which is slower: memory of that size is new each time at both ends.
-- ipc: the same bytes copied into shared memory that is kept, as the transport's is, and out of it again, over a
-  publication; beside it into new shared memory, of which each page costs more than its copy.
+- distributed: the same buckets broadcast over gloo into another process's memory, over a publication.
+- ipc: the same bytes copied into a bucket of shared memory and out of it again, over a publication.
+  Both bare copies end in memory that is in use and as large as the weights, as any copy of weights does. Beside them
+  are ratios to a copy that ends in one bucket's memory again and again, which stays in the processor's cache.
 - pause: the milliseconds of each publication's pause beyond the copy that it can't do without: for disk and delta the
   server's plain reload, for the others, which send while they pause, the bare copy. At most 50.
 - reload: the server's own `/update_weights_from_disk` of a folder that transformers' `save_pretrained` has just
@@ -89,19 +89,22 @@ def plain_disk(payload: list[memoryview], folder: Path) -> float:
     return written + time.perf_counter() - began
 
 
-def shared_copy(payload: list[torch.Tensor], sink: torch.Tensor, kept: torch.Tensor | None = None) -> float:
+def places(memory: torch.Tensor, sizes: list[int]) -> list[torch.Tensor]:
+    """Return memory for pieces of these sizes: one behind the other, or all of them at its beginning."""
+    return [*memory.split(sizes)] if len(memory) == sum(sizes) else [memory[:size] for size in sizes]
+
+
+def shared_copy(payload: list[torch.Tensor], sink: torch.Tensor, kept: torch.Tensor) -> float:
     """Seconds for copying the same bytes into shared memory, and out of it into memory in use.
 
     Args:
         payload: the bytes, in pieces.
-        sink: as large as the largest.
-        kept: likewise, the shared memory; None makes some for each piece.
+        sink: as large as all of them, or as the largest, which then all end in.
+        kept: the shared memory, as large as the largest.
     """
     began = time.perf_counter()
-    for piece in payload:
-        there = new_shared(len(piece)) if kept is None else kept[: len(piece)]
-        there.copy_(piece)
-        sink[: len(piece)].copy_(there)
+    for piece, there in zip(payload, places(sink, [*map(len, payload)]), strict=True):
+        there.copy_(kept[: len(piece)].copy_(piece))
     return time.perf_counter() - began
 
 
@@ -111,11 +114,17 @@ def new_shared(size: int) -> torch.Tensor:
 
 
 class BareReceiver:
-    """A process that takes broadcasts and forgets them."""
+    """A process that takes broadcasts and does nothing with them.
 
-    def __init__(self, sizes: list[int], rounds: int) -> None:
+    Args:
+        sizes: of the broadcasts of a round.
+        rounds: how often they come.
+        total: bytes of the memory that they end in: as much as all of them, or as the largest.
+    """
+
+    def __init__(self, sizes: list[int], rounds: int, total: int) -> None:
         store = group.meeting_at(HOST)
-        arguments = [str(store.port), str(rounds), *map(str, sizes)]
+        arguments = [str(store.port), str(rounds), str(total), *map(str, sizes)]
         self.process = subprocess.Popen([sys.executable, "-m", "benchmarks.publication", "--receive", *arguments])
         self.group = group.join(store, 0, 2, f"bare-{store.port}", "gloo", TIMEOUT)
 
@@ -134,12 +143,13 @@ class BareReceiver:
         group.leave(self.group)
 
 
-def receive(port: int, rounds: int, sizes: list[int]) -> None:
+def receive(port: int, rounds: int, total: int, sizes: list[int]) -> None:
     """The bare receiver's main."""
+    memory = places(torch.zeros(total, dtype=torch.uint8), sizes)
     joined = group.join(group.store_at(HOST, port), 1, 2, f"bare-{port}", "gloo", TIMEOUT)
     for _ in range(rounds):
-        for size in sizes:
-            torch.distributed.broadcast(torch.empty(size, dtype=torch.uint8), src=0, group=joined)
+        for piece in memory:
+            torch.distributed.broadcast(piece, src=0, group=joined)
         torch.distributed.broadcast(torch.zeros(1), src=1, group=joined)
 
 
@@ -180,10 +190,10 @@ class Sides:
     Attributes:
         member: the engine, as a publisher sees it.
         versions: two sets of weights, of which 1 % of all elements differ.
-        flat: the first of them in buckets, uint8, which lie behind each other.
+        flat: the first of them in buckets, uint8.
         publishers: by the transport's name.
         bare: a process that takes broadcasts of these buckets.
-        whole: one that takes a broadcast of all of them at once.
+        cached: one that takes them into one bucket's memory.
         sink: memory that a bare copy ends in.
         kept: shared memory that it goes through.
     """
@@ -193,7 +203,7 @@ class Sides:
     flat: list[torch.Tensor]
     publishers: dict[str, Publisher]
     bare: BareReceiver
-    whole: BareReceiver
+    cached: BareReceiver
     sink: torch.Tensor
     kept: torch.Tensor
 
@@ -221,15 +231,10 @@ class Sides:
             name: make_publisher(WEIGHTS.build({**own, **common}), folder, engine.config)
             for name, own in settings.items()
         }
-        bare, whole = BareReceiver(sizes, args.rounds + 1), BareReceiver([sum(sizes)], args.rounds + 1)
-        sink, kept = torch.zeros(max(sizes), dtype=torch.uint8), new_shared(max(sizes))
+        bare, cached = (BareReceiver(sizes, args.rounds + 1, total) for total in (sum(sizes), max(sizes)))
+        sink, kept = torch.zeros(sum(sizes), dtype=torch.uint8), new_shared(max(sizes))
         member = Member("engine", engine, FleetConfig())
-        return cls(member, (weights, changed), flat, publishers, bare, whole, sink, kept)
-
-    @property
-    def at_once(self) -> torch.Tensor:
-        """All bytes as one tensor."""
-        return self.flat[0].as_strided((sum(map(len, self.flat)),), (1,), 0)
+        return cls(member, (weights, changed), flat, publishers, bare, cached, sink, kept)
 
 
 async def one_round(
@@ -265,10 +270,11 @@ async def one_round(
     for work in reversed(both) if number % 2 else both:
         await work()
     await publish("delta")
-    took["broadcast at once"] = await asyncio.to_thread(sides.whole.send, [sides.at_once])
+    took["cached broadcast"] = await asyncio.to_thread(sides.cached.send, sides.flat)
     took["bare broadcast"] = await asyncio.to_thread(sides.bare.send, sides.flat)
     await publish("distributed")
-    took["copy by new memory"] = await asyncio.to_thread(shared_copy, sides.flat, sides.sink)
+    largest = sides.sink[: max(map(len, sides.flat))]
+    took["cached copy"] = await asyncio.to_thread(shared_copy, sides.flat, largest, sides.kept)
     took["shared copy"] = await asyncio.to_thread(shared_copy, sides.flat, sides.sink, sides.kept)
     await publish("ipc")
     if len(set(left.values())) > 1:
@@ -287,9 +293,10 @@ def ratios_of(took: dict[str, float]) -> dict[str, float]:
         f"disk: plain write+read / publication {least}": took["plain disk"] / whole,
         f"delta: plain write+read of all bytes / publication {least}": took["plain disk"] / took["delta"],
         f"distributed: bare broadcast / publication {least}": took["bare broadcast"] / took["distributed"],
-        "distributed: bare broadcast in one call / publication": took["broadcast at once"] / took["distributed"],
+        "distributed: bare broadcast into one bucket's memory / publication": took["cached broadcast"]
+        / took["distributed"],
         f"ipc: bare copy by shared memory / publication {least}": took["shared copy"] / took["ipc"],
-        "ipc: bare copy by new shared memory / publication": took["copy by new memory"] / took["ipc"],
+        "ipc: bare copy into one bucket's memory / publication": took["cached copy"] / took["ipc"],
         **{
             f"ms of a {name} publication's pause beyond {copy} (aim: at most 50)": 1e3
             * (took[f"{name} pause"] - took[copy])
@@ -330,7 +337,7 @@ async def measure(folder: Path, engine: Any, args: argparse.Namespace) -> dict[s
         for publisher in sides.publishers.values():
             await publisher.close()
         sides.bare.close()
-        sides.whole.close()
+        sides.cached.close()
     return ratios
 
 
@@ -360,8 +367,8 @@ async def compare(folder: Path, args: argparse.Namespace) -> None:
 
 def main() -> None:
     if sys.argv[1:2] == ["--receive"]:
-        port, rounds, *sizes = map(int, sys.argv[2:])
-        receive(port, rounds, sizes)
+        port, rounds, total, *sizes = map(int, sys.argv[2:])
+        receive(port, rounds, total, sizes)
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="400m", choices=SHAPES, help="of a random Llama")

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import socket
 import subprocess
 import sys
 import threading
 from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+import agentrl
 from agentrl.errors import EngineError
 from agentrl.rollout.weights import group
+from agentrl.rollout.weights.buckets import Bucket, Named
 from agentrl.rollout.weights.receiver import EngineReceiver, LoadCommit
 from agentrl.rollout.weights.transports.distributed import DistributedTransport
 
@@ -93,3 +99,149 @@ async def test_a_receiver_that_dies_while_a_group_forms_ends_the_wait_of_all_oth
         while not alive.error:  # noqa: ASYNC110 - a thread of its own
             await asyncio.sleep(0.01)
     await transport.close()
+
+
+class Wire:
+    """A group's broadcasts within this process, in the place of `rollout.weights.group`'s functions."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ends: list[Arriving] = []
+        self.broken = False
+        fakes = {
+            "meeting_at": lambda host: SimpleNamespace(port=1),
+            "store_at": lambda host, port: None,
+            "join": lambda *given: self,
+            "send": self.send,
+            "leave": lambda joined: None,
+            "Announcements": lambda store, name: SimpleNamespace(announce=lambda nbytes: None, end=lambda: None),
+        }
+        for name, fake in fakes.items():
+            monkeypatch.setattr(group, name, fake)
+
+    def send(self, joined: Any, tensor: torch.Tensor, timeout: float) -> None:
+        if self.broken:
+            raise RuntimeError("the wire is broken")
+        for end in self.ends:
+            end.arrived.append(tensor.clone())
+
+
+class Arriving(EngineReceiver):
+    """An engine that has what is broadcast as soon as it is, and loads it when it is told to."""
+
+    atomic, receives_ahead = False, True
+
+    def __init__(self, wire: Wire) -> None:
+        self.wire, self.arrived, self.tensors = wire, list[torch.Tensor](), dict[str, torch.Tensor]()
+        self.loads, self.version, self.refuses = 0, -1, False
+        self.turn = asyncio.Lock()  # calls are handled one after the other
+
+    async def ping(self) -> None: ...
+
+    async def join(self, host: str, port: int, rank: int, world: int, backend: str, name: str) -> None:
+        assert name.endswith(group.AHEAD)
+        self.arrived = []
+        self.wire.ends.append(self)
+
+    async def leave(self) -> None:
+        self.wire.ends.remove(self)
+
+    async def receive(self, bucket: Bucket, commit: LoadCommit | None) -> None:
+        self.loads += 1
+        async with self.turn:
+            flat, at = await self.take(bucket.nbytes), 0
+        if self.refuses:
+            self.refuses = False
+            raise EngineError("refused")
+        for name, tensor in zip(bucket.names, bucket.tensors, strict=True):
+            self.tensors[name] = flat[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            at += tensor.nbytes
+        self.version = self.version if commit is None else commit.version
+
+    async def take(self, size: int) -> torch.Tensor:
+        """Wait for so many bytes, in whole broadcasts."""
+        pieces = list[torch.Tensor]()
+        while (left := size - sum(map(len, pieces))) > 0:
+            while not self.arrived:  # noqa: ASYNC110 - another thread's
+                await asyncio.sleep(0.001)
+            pieces.append(self.arrived.pop(0))
+        assert not left, "what arrived is not what is to be loaded"
+        return torch.cat(pieces)
+
+
+def version_of(number: int) -> list[Named]:
+    return [(f"w{i}", torch.full((i + 1, 100), number + i / 8)) for i in range(8)]
+
+
+@pytest.mark.parametrize("ahead", [0, 6000, 1 << 20], ids=["nothing ahead", "some of it", "all of it"])
+async def test_what_arrives_ahead_is_what_is_loaded_whatever_fails_on_the_way(
+    ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version that is staged and not sent, a wire that breaks, an engine that refuses, one more engine."""
+    monkeypatch.setattr(Arriving, "receives_ahead", bool(ahead))
+    monkeypatch.setattr(group, "AHEAD", group.AHEAD if ahead else "")
+    wire = Wire(monkeypatch)
+    transport = DistributedTransport(3000, "gloo", ahead=ahead)
+    ends = {"a": Arriving(wire), "b": Arriving(wire)}
+    for number in range(9):
+        if number == 7:
+            ends["c"] = Arriving(wire)
+        wire.broken = number == 4
+        await transport.stage(version_of(number), number)
+        wire.broken = False
+        if number == 2:
+            continue
+        ends["b"].refuses = number == 5
+        for end in ends.values():
+            end.loads = 0
+        sent = await transport.send(ends, LoadCommit(number, flush=True))
+        if number == 5:
+            sent = await transport.send(ends, LoadCommit(number, flush=True))
+        assert not any(sent.values()), (number, sent)
+        for end in ends.values():
+            assert end.version == number
+            assert all(torch.equal(end.tensors[name], tensor) for name, tensor in version_of(number))
+            assert not end.arrived
+        if number in (1, 8):
+            assert ends["a"].loads == {0: 6, 6000: 5, 1 << 20: 1}[ahead]
+    await transport.close()
+
+
+def test_a_server_takes_tensors_out_of_the_broadcasts_that_its_thread_received(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is used again, and the end of the group ends the wait for weights."""
+    path = Path(agentrl.__file__).parent / "rollout/engines/servers/sglang_extension/agentrl_sglang_weights.py"
+    spec: Any = importlib.util.spec_from_file_location("agentrl_sglang_weights", path)
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.AHEAD == group.AHEAD
+    sent = {f"bucket/{i}": torch.arange(size, dtype=torch.uint8) + i for i, size in enumerate([24, 8, 24, 8, 16])}
+    loaded, memory = threading.Semaphore(2), set[int]()
+
+    class Store:
+        def wait(self, keys: list[str], limit: timedelta) -> None:
+            loaded.acquire()
+            if keys[0] not in sent:
+                raise RuntimeError("the trainer has left")
+            self.key = keys[0]
+
+        def get(self, key: str) -> bytes:
+            return str(len(sent[key])).encode()
+
+    def broadcast(there: torch.Tensor, src: int, group: Any) -> None:
+        memory.add(there.data_ptr())
+        there.copy_(sent[store.key])
+
+    monkeypatch.setattr(module.dist, "broadcast", broadcast)
+    store = Store()
+    arrivals = module.Arrivals(store, None)
+    for first in (0, 2):
+        (one, two, three) = arrivals.take("abc", ["float32", "uint8", torch.int64], [[2, 2], [8], [1]])
+        flat = torch.cat([tensor.view(-1).view(torch.uint8) for _, tensor in (one, two, three)])
+        assert torch.equal(flat, torch.cat([sent[f"bucket/{first}"], sent[f"bucket/{first + 1}"]]))
+        arrivals.free_memory()
+        loaded.release(2)
+    assert len(memory) == 2
+    with pytest.raises(RuntimeError, match="8 bytes arrived behind d"):
+        arrivals.take("d", ["uint8"], [[8]])
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="the weights' group ended: the trainer has left"):
+            arrivals.take("e", ["uint8"], [[8]])

@@ -62,6 +62,17 @@ class Bucket:
         pieces = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in self.tensors]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
+    def without_values(self) -> Bucket:
+        """Return tensors of the same names, dtypes and shapes that take no memory."""
+        return Bucket(self.names, tuple(tensor.to("meta") for tensor in self.tensors))
+
+    @classmethod
+    def join(cls, parts: Iterable[Bucket]) -> Bucket:
+        """Return one bucket of several."""
+        parts = list(parts)
+        names = tuple(name for part in parts for name in part.names)
+        return cls(names, tuple(tensor for part in parts for tensor in part.tensors))
+
 
 class Save(Protocol):
     """A function by which the process that holds weights writes them (`snapshot.write_snapshot`), not this one."""

@@ -17,12 +17,15 @@ import json
 import os
 import struct
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from torch import Tensor
 
 from agentrl.errors import EngineError
 from agentrl.rollout.weights.buckets import Named, prefetch
@@ -30,6 +33,8 @@ from agentrl.rollout.weights.snapshot import DTYPES, raw, read_header
 
 BLOCK = 1 << 16
 """Elements compared at a time: indices in a block fit 16 bits."""
+THREADS = 2
+"""Tensors that are compared at a time; each takes its own size in memory meanwhile."""
 STATE = "replica.json"
 REDO = "replica.delta"
 _MAGIC = b"agentrl delta 1\n"
@@ -144,21 +149,31 @@ class Replica:
         return write_delta(self._changes(weights), self.identity, out)
 
     def _changes(self, weights: Iterable[Named]) -> Iterator[TensorChange]:
+        with ThreadPoolExecutor(THREADS) as pool:
+            comparing: deque[Future[TensorChange | None]] = deque()
+            for file, name, tensor in self._check_weights(weights):
+                comparing.append(pool.submit(self._compare, file, name, tensor))
+                if len(comparing) > THREADS and (change := comparing.popleft().result()) is not None:
+                    yield change
+            yield from (change for each in comparing if (change := each.result()) is not None)
+
+    def _compare(self, file: str, name: str, tensor: Tensor) -> TensorChange | None:
+        old = self.words(file, name)
+        return compare(old, raw(tensor).numpy().view(old.dtype), file, name, self._headers[file][name][2])
+
+    def _check_weights(self, weights: Iterable[Named]) -> Iterator[tuple[str, str, Tensor]]:
+        """Yield weights that fit, each with its file."""
         files = self.names()
         left = set(files)
         for name, tensor in prefetch(weights):
             if name not in left:
                 raise EngineError(f"weights hold {name!r}, which the replica lacks or has had already")
             left.remove(name)
-            dtype, shape, start, _ = self._headers[files[name]][name]
+            dtype, shape, *_ = self._headers[files[name]][name]
             if (dtype, shape) != (DTYPES[tensor.dtype], tuple(tensor.shape)):
                 found = f"{DTYPES[tensor.dtype]} {tuple(tensor.shape)}"
                 raise EngineError(f"weights hold {name!r} as {found}, the replica as {dtype} {shape}")
-            old = self.words(files[name], name)
-            new = raw(tensor).numpy().view(old.dtype)
-            change = compare(old, new, files[name], name, start)
-            if change is not None:
-                yield change
+            yield files[name], name, tensor
         if left:
             raise EngineError(f"weights lack {min(left)!r}, which the replica has")
 

@@ -18,6 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+AHEAD = "-ahead"
+"""The end of the name of a group whose broadcasts engines receive while they generate."""
+
 
 def meeting_at(host: str) -> Any:
     """A store that listens on one address of this machine, at its attribute `port`; it ends with its last reference."""
@@ -68,6 +71,30 @@ def send(group: Any, tensor: Tensor, timeout: float) -> None:
         work.wait(timedelta(seconds=timeout))
     if tensor.is_cuda:
         torch.cuda.current_stream(tensor.device).synchronize()
+
+
+class Announcements:
+    """The sizes of broadcasts, one by one, for receivers whose thread waits for the next (`AHEAD`).
+
+    Args:
+        store: a connection to the group's store.
+        name: the group's.
+    """
+
+    def __init__(self, store: Any, name: str) -> None:
+        from torch.distributed import distributed_c10d as c10d
+
+        self._store = c10d.PrefixStore(name, store)
+        self._number = 0
+
+    def announce(self, nbytes: int) -> None:
+        """Say that so many bytes are about to be broadcast."""
+        self._store.set(f"bucket/{self._number}", str(nbytes))
+        self._number += 1
+
+    def end(self) -> None:
+        """Say that nothing more comes."""
+        self.announce(-1)
 
 
 def leave(group: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from agentrl.config import EngineConfig, WeightsConfig
 from agentrl.rollout.engines import ENGINES
@@ -41,7 +41,20 @@ class AutoConfig(DiskConfig):
     """A transport's name or import path; auto: the one that suits the engine (inproc for engine=local, else disk)."""
 
 
-class DistributedConfig(WeightsConfig):
+class MemoryConfig(WeightsConfig):
+    """Settings of transports that go through a CPU's memory."""
+
+    ahead_mb: int = Field(default=2048, ge=0)
+    """Megabytes of host memory that hold new weights while engines on a CPU still generate: what fits there takes no
+    time of the pause but that of loading it. ipc holds them in shared memory, gloo in each engine."""
+
+    @property
+    def ahead_bytes(self) -> int:
+        """`ahead_mb` in bytes."""
+        return self.ahead_mb << 20
+
+
+class DistributedConfig(MemoryConfig):
     """The settings of `weights.transport=distributed`."""
 
     transport: str = "distributed"
@@ -50,6 +63,13 @@ class DistributedConfig(WeightsConfig):
     """The library that broadcasts: auto is nccl (RCCL on AMD) with a GPU, else gloo."""
     host: str | None = None
     """An address of the trainer that engines can reach; None is the one by which the cluster's nodes know it."""
+
+
+class IpcConfig(MemoryConfig):
+    """The settings of `weights.transport=ipc`."""
+
+    transport: str = "ipc"
+    """The transport's name."""
 
 
 class DiskPlugin(TransportPlugin):
@@ -80,20 +100,26 @@ class DistributedPlugin(TransportPlugin):
         automatic = "nccl" if torch.cuda.is_available() else "gloo"
         backend = automatic if config.backend == "auto" else config.backend
         host = config.host or cluster.current().host
-        limit = _in_memory(config) if backend == "gloo" else config.bucket_bytes
-        return DistributedTransport(limit, backend, host, config.timeout, ranks)
+        if backend == "gloo":
+            return DistributedTransport(
+                _in_memory(config), backend, host, config.timeout, ranks, ahead=config.ahead_bytes
+            )
+        return DistributedTransport(config.bucket_bytes, backend, host, config.timeout, ranks)
 
 
 class IpcPlugin(TransportPlugin):
     """Handles of memory that trainer and engines share."""
 
-    def make(self, config: WeightsConfig, base: Path, engine: EngineConfig, ranks: int) -> Transport:
+    settings = IpcConfig
+
+    def make(self, config: IpcConfig, base: Path, engine: EngineConfig, ranks: int) -> Transport:
         import torch
 
         from agentrl.rollout.weights.transports import IpcTransport
 
-        limit = config.bucket_bytes if torch.cuda.is_available() else _in_memory(config)
-        return IpcTransport(limit, ranks)
+        if torch.cuda.is_available():
+            return IpcTransport(config.bucket_bytes, ranks)
+        return IpcTransport(_in_memory(config), ranks, config.ahead_bytes)
 
 
 class InprocPlugin(TransportPlugin):

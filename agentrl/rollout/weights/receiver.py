@@ -42,9 +42,11 @@ class Receiver(Protocol):
 
     Attributes:
         atomic: a load that fails leaves the engine with all of the weights that it had.
+        receives_ahead: broadcasts of a group whose name ends as `group.AHEAD` says arrive while it generates.
     """
 
     atomic: bool
+    receives_ahead: bool
 
     async def begin(self) -> None:
         """Prepare for buckets."""
@@ -110,6 +112,8 @@ class EngineReceiver:
         checksum: its digest of its own tensors; None where it has none.
         atomic: its `publish` is all or nothing.
     """
+
+    receives_ahead = False
 
     def __init__(
         self, engine: Engine, checksum: Callable[[], Awaitable[str]] | None = None, *, atomic: bool = True

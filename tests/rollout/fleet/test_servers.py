@@ -17,6 +17,7 @@ import torch
 from agentrl.config import WEIGHTS, FleetConfig, WeightsConfig
 from agentrl.rollout.engines import make_engine
 from agentrl.rollout.fleet.fleet import Fleet
+from agentrl.rollout.fleet.member import UpdateTarget
 from agentrl.rollout.weights import make_publisher
 from agentrl.rollout.weights.buckets import Bucket, Named
 from agentrl.rollout.weights.receiver import LoadCommit
@@ -161,6 +162,41 @@ async def test_engines_and_trainer_agree_after_two_publications_by(
     sums = {await member.receiver.checksum() for member in fleet.engines.values()}
     assert len(sums) == 1
     assert {span.version for span in (await turn(fleet, "after/0", 4)).versions} == {policy.version}
+
+
+async def test_a_broadcast_arrives_while_a_server_generates_and_is_loaded_in_one_call(
+    fleet: Fleet, folder: Path, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a server that agentrl started receives ahead; what it was sent and never told to load is forgotten."""
+    await until_ready(fleet)
+    await publish(fleet, folder, policy)
+    (member,) = (each for each in fleet.engines.values() if each.receiver.receives_ahead)
+    publisher = make_publisher(
+        WEIGHTS.build({"bucket_mb": 1, "timeout": 300, **BROADCAST}), folder, servers.config("sglang")
+    )
+    receive, asked = member.receiver.receive, list[int]()
+
+    async def counting(bucket: Bucket, commit: LoadCommit | None) -> None:
+        asked.append(len(bucket.names))
+        await receive(bucket, commit)
+
+    monkeypatch.setattr(member.receiver, "receive", counting)
+    ids = [*PROMPT, *range(20, 60)]
+    for staged, ahead in ((1, False), (1, True), (2, False), (1, True), (1, True)):
+        running = await turns_under_way(fleet, f"ahead-{policy.version}", 4, 60, lambda: drawing(member) > 0)
+        for _ in range(staged):
+            policy.step()
+            await publisher.stage(policy, policy.version)
+        asked.clear()
+        outcome = await publisher.send({member.name: UpdateTarget(member, policy.version)}, policy.version)
+        assert not outcome.broken
+        assert (asked == [len(list(policy))]) == ahead
+        scored, own = await member.engine.score(ids, 1.0), reference(policy.model)(ids, 1.0)
+        assert max(abs(a - b) for a, b in zip(scored, own, strict=True)) < 1e-4
+        await asyncio.wait_for(asyncio.gather(*running), PATIENCE)
+    monkeypatch.undo()
+    await publisher.close()
+    await publish(fleet, folder, policy)
 
 
 async def test_where_a_server_is_killed_amid_turns_and_a_broadcast_both_go_on_and_it_comes_back_up_to_date(

@@ -300,6 +300,7 @@ class HandleReader:
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self.handles: set[bytes] = set()
+        self.calls = 0
 
     async def begin(self) -> None:
         self.tensors.clear()
@@ -307,6 +308,7 @@ class HandleReader:
     async def end(self) -> None: ...
 
     async def load_bucket(self, payloads: Sequence[str], commit: LoadCommit | None) -> None:
+        self.calls += 1
         for text in payloads:
             reductions.shared_cache.clear()
             for name, tensor in pickle.loads(base64.b64decode(text)):
@@ -315,22 +317,42 @@ class HandleReader:
 
 
 @pytest.mark.slow
-async def test_shared_memory_is_kept_from_one_publication_to_the_next_however_many_read_it() -> None:
+@pytest.mark.parametrize("ahead", [0, 9000, 1 << 20], ids=["nothing ahead", "some of it", "all of it"])
+async def test_shared_memory_is_kept_from_one_publication_to_the_next_however_many_read_it(ahead: int) -> None:
     """Whoever closes torch's shared memory last removes it: four readers of each bucket would have been the last."""
-    transport, engines = IpcTransport(limit=4000, ranks=2), {name: HandleReader() for name in "ab"}
-    for version in range(4):
+    transport, engines = IpcTransport(4000, 2, ahead), {name: HandleReader() for name in "ab"}
+    for version in range(6):
         sent = [(f"w{i}", torch.full((30, i + 1), version + i / 8).to(DTYPES[i % 3])) for i in range(20)]
         await transport.stage(sent, version)
-        assert await transport.send(engines, LoadCommit(version, flush=True)) == dict.fromkeys("ab")  # type: ignore[arg-type]
-        for engine in engines.values():
-            assert [*engine.tensors] == [name for name, _ in sent]
-            assert all(torch.equal(engine.tensors[name], tensor) for name, tensor in sent)
+        if version == 3:  # one that is never sent
+            continue
+        for _ in range(1 + (version == 4)):  # and one that is sent again
+            assert await transport.send(engines, LoadCommit(version, flush=True)) == dict.fromkeys("ab")  # type: ignore[arg-type]
+            for engine in engines.values():
+                assert [*engine.tensors] == [name for name, _ in sent]
+                assert all(torch.equal(engine.tensors[name], tensor) for name, tensor in sent)
         if version == 0:
             for engine in engines.values():
                 engine.handles.clear()  # buffers grow in the first publication
     assert engines["a"].handles == engines["b"].handles
-    assert len(engines["a"].handles) == 2
+    shared = [len(Path(f"/dev/shm{handle.decode()}").read_bytes()) for handle in engines["a"].handles]  # noqa: ASYNC240
+    assert sum(shared) <= ahead + 2 * 8000
     await transport.close()
     reductions.shared_cache.clear()
     gc.collect()
     assert not any(os.path.exists(f"/dev/shm{handle.decode()}") for handle in engines["a"].handles)  # noqa: ASYNC240
+
+
+async def test_what_is_copied_ahead_is_sent_in_one_call_and_the_rest_bucket_by_bucket() -> None:
+    calls = list[int]()
+    for ahead in (0, 9000, 1 << 20):
+        transport, engine = IpcTransport(4000, 1, ahead), HandleReader()
+        sent = [(f"w{i}", torch.full((1000,), i / 8)) for i in range(6)]
+        await transport.stage(sent, 1)
+        for _, tensor in sent[: min(2, ahead)]:
+            tensor.zero_()  # the copy does not see it
+        await transport.send({"a": engine}, LoadCommit(1, flush=True))  # type: ignore[dict-item]
+        assert [float(engine.tensors[f"w{i}"][0]) for i in range(6)] == [i / 8 for i in range(6)]
+        calls.append(engine.calls)
+        await transport.close()
+    assert calls == [6, 5, 1]

@@ -77,8 +77,8 @@ class SGLangEngine(ServerEngine):
     @property
     def _extended(self) -> bool:
         """True where the server is started with what `sglang_extension` changes."""
-        adapts = bool(self.config.adapter_rank) and self.platform == "cpu"
-        return adapts or counts_exactly(self.config) or bool(self._inputs(not self._no_images()))
+        own = self.config.url is None and self.platform == "cpu"
+        return own or counts_exactly(self.config) or bool(self._inputs(not self._no_images()))
 
     def _environment(self) -> dict[str, str]:
         env = {"SGLANG_USE_CPU_ENGINE": "1", **driver_environment()} if self.platform == "cpu" else {}
@@ -328,7 +328,9 @@ class SGLangEngine(ServerEngine):
 
     @property
     def receiver(self) -> Receiver:
-        return SGLangReceiver(self.client, load=None if self.adapters is None else self.load_folder)
+        load = None if self.adapters is None else self.load_folder
+        own = self.config.url is None and self.platform == "cpu"
+        return SGLangReceiver(self.client, load=load, receives_ahead=own)
 
 
 def _lists(request: OpenRequest) -> bool:

@@ -30,14 +30,21 @@ class SGLangReceiver:
         client: the server's routes.
         ping_seconds: how long the scheduler may take to answer.
         load: loads what a folder brings, where that may be an adapter; None: it is whole weights.
+        receives_ahead: it runs with `agentrl_sglang_weights`.
     """
 
     atomic = False
 
     def __init__(
-        self, client: SGLangClient, ping_seconds: float = PING_SECONDS, load: LoadFolder | None = None
+        self,
+        client: SGLangClient,
+        ping_seconds: float = PING_SECONDS,
+        load: LoadFolder | None = None,
+        *,
+        receives_ahead: bool = False,
     ) -> None:
         self.client, self.ping_seconds, self.load = client, ping_seconds, load
+        self.receives_ahead = receives_ahead
 
     async def begin(self) -> None:
         """`/begin_weight_update`; a session that an earlier, broken update left open is taken over."""

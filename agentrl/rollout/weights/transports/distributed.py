@@ -4,15 +4,20 @@ A bucket is one flat broadcast. The trainer gathers the next bucket while the la
 engines to receive the next while they still load the last: a scheduler handles its calls one after the other, and
 the previous broadcast is complete by then, so they stay in order.
 
+Engines on a CPU that can (`Receiver.receives_ahead`) receive in a thread of their own. What they may hold beside their
+weights they are sent while they generate, and load in one call: a pause has no transfer in it. That begins with the
+second publication to the same engines, since their group meets in the first.
+
 A receiver that dies breaks the group for all. Then the group is created again with those that still answer, and the
-weights are sent again from the start: engines that loaded a part of them are rolled forward.
+weights are sent again from the start: engines that loaded a part of them are rolled forward. The same goes for a group
+whose engines hold what they were never told to load.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,22 +39,55 @@ class DistributedTransport:
         host: an address of this machine that engines can reach.
         timeout: seconds for one broadcast, and for all ranks to join.
         ranks: how many worker ranks an engine has.
+        ahead: bytes that an engine may hold beside its weights.
     """
 
     stages_weights = False
 
     def __init__(
-        self, limit: int, backend: str = "nccl", host: str = "127.0.0.1", timeout: float = 120.0, ranks: int = 1
+        self,
+        limit: int,
+        backend: str = "nccl",
+        host: str = "127.0.0.1",
+        timeout: float = 120.0,
+        ranks: int = 1,
+        ahead: int = 0,
     ) -> None:
         self.limit, self.backend, self.host, self.timeout, self.ranks = limit, backend, host, timeout, ranks
+        self.ahead = ahead
         self._weights: Iterable[Named] = ()
         self._receivers: dict[str, Receiver] = {}
+        self._source: Iterator[_Item] | None = None  # the staged weights, as far as they were not sent
+        self._held: list[Bucket] = []  # what engines were sent and not told to load, without its values
+        self._held_last = False  # whether the last bucket is among them
+        self._in_step = True  # engines hold nothing else
+        self._announced: groups.Announcements | None = None
         self._group: Any = None
         self._store: Any = None  # where the group meets; no other reference is kept, so that letting it go ends it
 
     async def stage(self, weights: Iterable[Named], version: int) -> None:
-        """Keep the weights: gathering begins with sending."""
+        """Send what engines may hold; gathering the rest begins with sending it."""
+        if self._held:
+            await self._dissolve_group()
+        self._close_source()
         self._weights = weights
+        if self._announced is not None and self._is_joined(self._receivers):
+            try:
+                await self._send_ahead()
+            except RuntimeError as error:
+                if isinstance(error, AgentRLError):
+                    raise
+                await self._dissolve_group()  # whoever is lost is found when it is paused
+
+    async def _send_ahead(self) -> None:
+        source = self._source = self._open_source()
+        room, self._in_step = self.ahead, False
+        while room >= self.limit and (item := await asyncio.to_thread(next, source, None)) is not None:
+            bucket, flat, self._held_last = item
+            await asyncio.to_thread(self._broadcast_bucket, flat)
+            self._held.append(bucket.without_values())
+            room -= bucket.nbytes
+        self._in_step = True
 
     async def send(self, receivers: Mapping[str, Receiver], commit: LoadCommit) -> Sent:
         """Broadcast all buckets to them; engines that no longer answer are left out and reported."""
@@ -76,36 +114,59 @@ class DistributedTransport:
         begun = await each(receivers, lambda receiver: receiver.begin())
         if any(begun.values()):
             return begun
+        self._in_step = False
         errors: dict[str, AgentRLError] = {}
         loading: list[asyncio.Task[Sent]] = []
-        source = prefetch(
-            (bucket, bucket.flat(), last) for bucket, last in with_last_flag(buckets(self._weights, self.limit))
-        )
+        source = self._source = self._source or self._open_source()
+
+        def load(bucket: Bucket, last: bool) -> None:
+            loading.append(asyncio.create_task(self._receive(receivers, bucket, commit if last else None)))
+
+        threaded = self._announced is not None  # then no broadcast waits for a call, so calls must wait for each other
+        if self._held:
+            load(Bucket.join(self._held), self._held_last)
+            self._held = []
         try:
             while (item := await asyncio.to_thread(next, source, None)) is not None and not errors:
                 bucket, flat, last = item
-                loading.append(asyncio.create_task(self._receive(receivers, bucket, commit if last else None)))
+                if not threaded:
+                    load(bucket, last)
                 try:
                     await asyncio.to_thread(self._broadcast_bucket, flat)
                 except RuntimeError as error:
                     errors |= {name: EngineError(f"the broadcast failed: {error}") for name in receivers}
                     await self._leave_group()  # ends the wait of those that expect the rest
-                if len(loading) > 1:
+                if len(loading) > (not threaded):
                     errors |= _failures(await loading.pop(0))
+                if threaded and not errors:
+                    load(bucket, last)
         finally:
-            source.close()  # type: ignore[attr-defined]
+            self._close_source()
             for task in loading:
                 errors |= _failures(await task)
+        self._in_step = not errors
         return errors or await each(receivers, lambda receiver: receiver.end())
+
+    def _open_source(self) -> Iterator[_Item]:
+        return prefetch(
+            (bucket, bucket.flat(), last) for bucket, last in with_last_flag(buckets(self._weights, self.limit))
+        )
+
+    def _close_source(self) -> None:
+        source, self._source = self._source, None
+        if source is not None:
+            source.close()  # type: ignore[attr-defined]
 
     async def _receive(self, receivers: Mapping[str, Receiver], bucket: Bucket, commit: LoadCommit | None) -> Sent:
         return await each(receivers, lambda receiver: receiver.receive(bucket, commit))
 
     def _broadcast_bucket(self, flat: Tensor) -> None:
+        if self._announced is not None:
+            self._announced.announce(flat.nbytes)
         groups.send(self._group, flat.cuda() if self.backend == "nccl" else flat.cpu(), self.timeout)
 
     def _is_joined(self, receivers: Mapping[str, Receiver]) -> bool:
-        return self._group is not None and self._receivers == dict(receivers)
+        return self._group is not None and self._in_step and self._receivers == dict(receivers)
 
     async def _join_group(self, receivers: Mapping[str, Receiver]) -> None:
         if self._is_joined(receivers):
@@ -113,6 +174,8 @@ class DistributedTransport:
         await self._dissolve_group()
         world = 1 + self.ranks * len(receivers)
         self._store, name = groups.meeting_at(self.host), f"{GROUP}-{secrets.token_hex(16)}"
+        ahead = bool(self.ahead) and all(receiver.receives_ahead for receiver in receivers.values())
+        name += groups.AHEAD if ahead else ""
         port = self._store.port
         reached = groups.store_at(self.host, port)
         join = asyncio.to_thread(groups.join, reached, 0, world, name, self.backend, self.timeout)
@@ -132,6 +195,7 @@ class DistributedTransport:
         if wrong:
             raise EngineError(f"the weights' process group could not be created: {wrong[0]}") from wrong[0]
         self._group = own.result()
+        self._announced = groups.Announcements(reached, name) if ahead else None
 
     async def _give_up_joining(self, own: asyncio.Task[Any], joins: list[asyncio.Task[None]]) -> None:
         """End the wait of all for a rank that will never come: without the store it fails at once."""
@@ -144,12 +208,16 @@ class DistributedTransport:
 
     async def _dissolve_group(self) -> None:
         if self._receivers:
+            if self._announced is not None:
+                self._announced.end()
             await each(self._receivers, lambda receiver: receiver.leave())
             await self._leave_group()
             self._receivers = {}
+        self._close_source()
+        self._held, self._in_step = [], True
 
     async def _leave_group(self) -> None:
-        group, self._group, self._store = self._group, None, None
+        group, self._group, self._store, self._announced = self._group, None, None, None
         if group is not None:
             await asyncio.to_thread(groups.leave, group)
 
@@ -159,6 +227,10 @@ class DistributedTransport:
 
     async def close(self) -> None:
         await self._dissolve_group()
+
+
+_Item = tuple[Bucket, Tensor, bool]
+"""A bucket, its bytes, and whether it is the last."""
 
 
 def _failures(sent: Sent) -> dict[str, AgentRLError]:

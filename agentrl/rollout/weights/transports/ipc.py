@@ -2,8 +2,10 @@
 
 A bucket's tensors are pickled as torch's multiprocessing does it: CUDA tensors as IPC handles of the memory that
 they lie in, CPU tensors as names of shared-memory files (file descriptors would need both processes to share a
-secret). CPU tensors are copied into one of two shared buffers, the next bucket while engines load the last. The
-buffers are kept for the next publication: a new page costs more than what is copied into it.
+secret). CPU tensors are copied into shared buffers while engines generate, as many as `ahead` and the machine's shared
+memory allow, and are sent in one call: the pause has the engines' own copying, and no more. What is beyond that takes
+turns with two more buffers, the next bucket while engines load the last. All of them are kept for the next publication:
+a new page costs more than what is copied into it.
 """
 
 from __future__ import annotations
@@ -11,8 +13,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import itertools
+import os
+import queue
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -27,6 +33,7 @@ from agentrl.rollout.weights.transports.base import Sent, each
 from agentrl.rollout.weights.transports.distributed import with_last_flag
 
 _STRATEGY = threading.Lock()
+_SHARED = Path("/dev/shm")
 
 
 class SharedBuffer:
@@ -34,6 +41,11 @@ class SharedBuffer:
 
     def __init__(self) -> None:
         self._bytes = torch.empty(0, dtype=torch.uint8)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of shared memory."""
+        return len(self._bytes)
 
     def fill(self, bucket: Bucket) -> list[Named]:
         """Copy a bucket's tensors into the memory, and return them as they lie there; those on a GPU stay."""
@@ -57,54 +69,87 @@ class SharedBuffer:
             self._bytes.untyped_storage()._shared_incref()  # type: ignore[no-untyped-call]
 
 
+@dataclass(frozen=True, slots=True)
+class _FilledBuffer:
+    """A bucket as it lies in shared memory; `last` is true of a publication's last."""
+
+    pairs: list[Named]
+    buffer: SharedBuffer
+    last: bool
+
+
 class IpcTransport:
     """Handles of shared memory.
 
     Args:
         limit: bytes of a bucket.
         ranks: tensor-parallel ranks of an engine, each of which is given the same handles.
+        ahead: bytes that are copied before engines pause; 0 where weights are on a GPU, which would hold them twice.
     """
 
     stages_weights = False
 
-    def __init__(self, limit: int, ranks: int = 1) -> None:
-        self.limit, self.ranks = limit, ranks
+    def __init__(self, limit: int, ranks: int = 1, ahead: int = 0) -> None:
+        self.limit, self.ranks, self.ahead = limit, ranks, ahead
         self._weights: Iterable[Named] = ()
-        self._buffers = SharedBuffer(), SharedBuffer()
+        self._buffers = [SharedBuffer(), SharedBuffer()]
+        self._free: queue.SimpleQueue[SharedBuffer | None] = queue.SimpleQueue()
+        self._staged: list[_FilledBuffer] = []
+        self._source: Iterator[_FilledBuffer] | None = None  # of what is staged, and of what comes after it
 
     async def stage(self, weights: Iterable[Named], version: int) -> None:
-        """Keep the weights where they are."""
+        """Copy what may be copied ahead; the rest is kept where it is."""
+        await self._drop_staged()
         self._weights = weights
+        if self.ahead:
+            self._source = self._fill_buffers()
+            await asyncio.to_thread(self._stage, self._source)
+
+    def _stage(self, source: Iterator[_FilledBuffer]) -> None:
+        room = min(self.ahead, shared_room(sum(buffer.nbytes for buffer in self._buffers)))
+        while room >= self.limit and (filled := next(source, None)) is not None:
+            self._staged.append(filled)
+            room -= filled.buffer.nbytes
+            if len(self._buffers) < len(self._staged) + 2:
+                self._buffers.append(SharedBuffer())
+                self._free.put(self._buffers[-1])
 
     async def send(self, receivers: Mapping[str, Receiver], commit: LoadCommit) -> Sent:
         """Send every bucket to every engine; one that fails gets no later ones."""
         errors: dict[str, AgentRLError | None] = dict(await each(receivers, lambda receiver: receiver.begin()))
-        free = threading.Semaphore(len(self._buffers))
-        source = prefetch(self._serialise_all(free, self.ranks * len(_working(receivers, errors))))
+        source = self._source = self._source or self._fill_buffers()
         try:
-            while (item := await asyncio.to_thread(next, source, None)) is not None:
-                text, _held, last = item
-                payloads = [text] * self.ranks
-                final = commit if last else None
-                errors |= await each(_working(receivers, errors), partial(_load, payloads=payloads, commit=final))
-                free.release()
+            while filled := self._staged or await asyncio.to_thread(lambda: [*itertools.islice(source, 1)]):
+                self._staged, working = [], _working(receivers, errors)
+                text = await asyncio.to_thread(serialise, filled, self.ranks * len(working))
+                final = commit if filled[-1].last else None
+                errors |= await each(working, partial(_load, payloads=[text] * self.ranks, commit=final))
+                for loaded in filled:
+                    self._free.put(loaded.buffer)
         finally:
-            free.release(len(self._buffers))  # its thread may wait for one
-            source.close()  # type: ignore[attr-defined]
+            await self._drop_staged()
         errors |= await each(_working(receivers, errors), lambda receiver: receiver.end())
         return errors
 
-    def _serialise_all(self, free: threading.Semaphore, readers: int) -> Iterator[tuple[str, list[Named], bool]]:
-        """Yield each bucket as text, with what must live until it was read, and whether it is the last.
+    def _fill_buffers(self) -> Iterator[_FilledBuffer]:
+        """Yield each bucket in a buffer of its own, as long as none is put back."""
+        free = self._free = queue.SimpleQueue()
+        for buffer in self._buffers:
+            free.put(buffer)
 
-        Args:
-            free: counts the buffers that no engine reads.
-            readers: how many processes read each of them.
-        """
-        for number, (bucket, last) in enumerate(with_last_flag(buckets(self._weights, self.limit))):
-            free.acquire()
-            buffer = self._buffers[number % len(self._buffers)]
-            yield *serialise(bucket, buffer, readers), last
+        def fill() -> Iterator[_FilledBuffer]:
+            for bucket, last in with_last_flag(buckets(self._weights, self.limit)):
+                if (buffer := free.get()) is None:
+                    return
+                yield _FilledBuffer(buffer.fill(bucket), buffer, last)
+
+        return prefetch(fill())
+
+    async def _drop_staged(self) -> None:
+        source, self._source, self._staged = self._source, None, []
+        self._free.put(None)  # the source's thread may wait for a buffer
+        if source is not None:
+            await asyncio.to_thread(source.close)  # type: ignore[attr-defined]
 
     def folder(self) -> Path | None:
         """Return None: nothing is on a disk."""
@@ -112,18 +157,28 @@ class IpcTransport:
 
     async def close(self) -> None:
         """Release the shared memory."""
-        self._buffers = SharedBuffer(), SharedBuffer()
+        await self._drop_staged()
+        self._buffers = [SharedBuffer(), SharedBuffer()]
+        self._free = queue.SimpleQueue()
 
 
-def serialise(bucket: Bucket, buffer: SharedBuffer, readers: int = 1) -> tuple[str, list[Named]]:
-    """(name, tensor) pairs as base64 text of a pickle that holds handles, and what must live until it was read.
+def shared_room(held: int) -> int:
+    """Return how many bytes of shared memory buffers may have, `held` of which they have: half of what they find."""
+    try:
+        found = os.statvfs(_SHARED)
+    except OSError:
+        return held
+    return (found.f_bavail * found.f_frsize + held) // 2
+
+
+def serialise(filled: Sequence[_FilledBuffer], readers: int = 1) -> str:
+    """Buckets' (name, tensor) pairs as base64 text of a pickle that holds handles; they must live until it was read.
 
     Args:
-        bucket: the tensors.
-        buffer: where those on a CPU are copied: sharing them would move the trainer's own parameters.
+        filled: the buckets. Tensors on a CPU lie in a buffer: sharing them would move the trainer's own parameters.
         readers: how many processes read the text, each of them once.
     """
-    pickled, pairs = io.BytesIO(), buffer.fill(bucket)
+    pickled, pairs = io.BytesIO(), [pair for each_one in filled for pair in each_one.pairs]
     with _STRATEGY:
         before = mp.get_sharing_strategy()  # type: ignore[no-untyped-call]
         mp.set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]
@@ -131,9 +186,10 @@ def serialise(bucket: Bucket, buffer: SharedBuffer, readers: int = 1) -> tuple[s
             ForkingPickler(pickled).dump(pairs)
         finally:
             mp.set_sharing_strategy(before)  # type: ignore[no-untyped-call]
-    if not all(tensor.is_cuda for tensor in bucket.tensors):
-        buffer.expect_readers(readers)
-    return base64.b64encode(pickled.getvalue()).decode(), pairs
+    for bucket in filled:
+        if not all(tensor.is_cuda for _, tensor in bucket.pairs):
+            bucket.buffer.expect_readers(readers)
+    return base64.b64encode(pickled.getvalue()).decode()
 
 
 async def _load(receiver: Receiver, payloads: list[str], commit: LoadCommit | None) -> None:

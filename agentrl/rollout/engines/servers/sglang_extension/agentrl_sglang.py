@@ -7,7 +7,8 @@ Its penalties count a request's tokens from the time on that it is in a batch: w
 memory or at a pause, they begin anew. Here they count again what it has. They are applied in the order of a set's
 elements, which is another in each process: here scaling ones come first.
 
-What it does with images is in `agentrl_sglang_images`. Processes that SGLang spawns import this module as well.
+What it does with images is in `agentrl_sglang_images`, with weights in `agentrl_sglang_weights`. Processes that SGLang
+spawns import this module as well.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 from agentrl_sglang_images import forget_features, take_images
+from agentrl_sglang_weights import ChangeLater
 
 CREATING = ("arange", "empty", "ones", "tensor", "zeros")
 
@@ -70,7 +72,9 @@ def count_row(penalizer: Any, row: int, ids: torch.Tensor) -> None:
 if not torch.cuda.is_available():
     leave_unpinned()
 if __name__ in ("__main__", "__mp_main__"):
-    count_again()
+    sys.meta_path.insert(0, ChangeLater())
+    if {"--disable-overlap-schedule", "--enable-lora"} & set(sys.argv):
+        count_again()
     if "--enable-multimodal" in sys.argv:
         take_images()
         forget_features()
