@@ -183,7 +183,7 @@ def search_r1(folder: Path) -> Callable[[], SearchR1]:
 
     def make() -> SearchR1:
         env = SearchR1(data=folder)
-        env._client = lambda: index  # type: ignore[method-assign]
+        env.client = lambda: index  # type: ignore[method-assign]
         return env
 
     return make

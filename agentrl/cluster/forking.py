@@ -35,8 +35,6 @@ ALONE_SECONDS = 10.0
 _PR_SET_NAME = 15
 _FILES = 5
 _guards = set[int]()
-_interrupted: Any = None
-"""The answer to SIGINT in what is forked: the default, unless the owner was started where it is ignored."""
 LENGTH = struct.Struct("!I")
 STATUS = struct.Struct("!h")
 
@@ -86,8 +84,7 @@ def main(where: str) -> int:
     else:
         connections.append(socket.socket(fileno=int(where)))
     signal.signal(signal.SIGCHLD, _reap)
-    global _interrupted
-    _interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _set_process_name("agentrl prefork")
     importlib.import_module("agentrl.cluster.worker")
     while listener or connections:
@@ -197,7 +194,7 @@ def _run(start: ForkRequest, descriptor: int, follow: Callable[[], None]) -> int
     """The process that was asked for, brought to where a new Python would be; returns its exit status."""
     try:
         follow()
-        signal.signal(signal.SIGINT, _interrupted)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # as behind a guard
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         _set_process_name(start.name)
         os.environ.clear()

@@ -139,10 +139,22 @@ class BM25Shard:
         return [(float(scores[place]), int(place)) for place in chosen[order]]
 
 
+def load_numpy() -> Any:
+    """Import numpy, which an index is read and written with.
+
+    Raises:
+        MissingExtra: it is not installed.
+    """
+    try:
+        import numpy
+    except ImportError:
+        raise missing_extra("numpy", "retrieval") from None
+    return numpy
+
+
 def _libraries() -> tuple[Any, Any]:
     try:
         import bm25s
-        import numpy
     except ImportError:
         raise missing_extra("bm25s", "retrieval") from None
-    return bm25s, numpy
+    return bm25s, load_numpy()

@@ -73,8 +73,7 @@ def build(
         ConfigError: the corpus or the encoder can't be read, or `folder` is something else than an index.
         MissingExtra: bm25s or faiss is not installed.
     """
-    import numpy as np
-
+    np = bm25.load_numpy()
     if folder.exists() and not (folder / "manifest.json").is_file() and any(folder.iterdir()):
         raise ConfigError(f"index {str(folder)!r}: the folder holds something else; name a new one")
     corpus, fresh = corpus.resolve(), folder.with_name(f"{folder.name}.new")
@@ -134,8 +133,7 @@ class Index:
     """An open index; `search` may be called from several threads."""
 
     def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
-        import numpy as np
-
+        np = bm25.load_numpy()
         self.folder, self.manifest = folder, manifest
         self.retriever: Retriever = manifest["retriever"]
         self._corpus = Corpus(Path(manifest["corpus"]["path"]), np.load(folder / "offsets.npy", mmap_mode="r"))

@@ -156,7 +156,7 @@ def test_a_run_whose_engine_has_a_layer_wrong_ends_before_its_first_step(
     def mistaken(self: LocalEngine, *inputs: Any, **options: Any) -> None:
         make(self, *inputs, **options)
         with torch.no_grad():
-            self._runner.model.model.layers[1].mlp.down_proj.weight *= -20
+            self.runner.model.model.layers[1].mlp.down_proj.weight *= -20
 
     monkeypatch.setattr(LocalEngine, "__init__", mistaken)
     with pytest.raises(EngineError, match="disagree before the first step"):

@@ -373,6 +373,7 @@ def test_pages_are_not_written_over_what_is_no_report(tmp_path: Path, runs: Path
 
 
 @pytest.mark.slow
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_browser_shows_the_report_in_its_own_style_and_runs_nothing(
     runs: Path, tmp_path: Path, page: Any
 ) -> None:
