@@ -197,7 +197,7 @@ class Registry(Generic[T]):
 
 
 def subclass_of(base: type[Any]) -> Callable[[Any], bool]:
-    """Return what tells whether an object is a class derived from `base`, or that itself."""
+    """Return a predicate that is true of `base` and of the classes derived from it."""
     return lambda found: isinstance(found, type) and issubclass(found, base)
 
 

@@ -172,13 +172,20 @@ def version_of(number: int) -> list[Named]:
     return [(f"w{i}", torch.full((i + 1, 100), number + i / 8)) for i in range(8)]
 
 
-@pytest.mark.parametrize("ahead", [0, 6000, 1 << 20], ids=["nothing ahead", "some of it", "all of it"])
+@pytest.mark.parametrize(
+    ("ahead", "able", "loads"),
+    [(0, True, 6), (6000, True, 5), (1 << 20, True, 1), (1 << 20, False, 6)],
+    ids=["nothing ahead", "some of it", "all of it", "a receiver without that attribute"],
+)
 async def test_what_arrives_ahead_is_what_is_loaded_whatever_fails_on_the_way(
-    ahead: int, monkeypatch: pytest.MonkeyPatch
+    ahead: int, able: bool, loads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A version that is staged and not sent, a wire that breaks, an engine that refuses, one more engine."""
+    monkeypatch.setattr(group, "AHEAD", group.AHEAD if ahead and able else "")
     monkeypatch.setattr(Arriving, "receives_ahead", bool(ahead))
-    monkeypatch.setattr(group, "AHEAD", group.AHEAD if ahead else "")
+    if not able:
+        for receiver in (Arriving, EngineReceiver):
+            monkeypatch.delattr(receiver, "receives_ahead")
     wire = Wire(monkeypatch)
     transport = DistributedTransport(3000, "gloo", ahead=ahead)
     ends = {"a": Arriving(wire), "b": Arriving(wire)}
@@ -202,7 +209,7 @@ async def test_what_arrives_ahead_is_what_is_loaded_whatever_fails_on_the_way(
             assert all(torch.equal(end.tensors[name], tensor) for name, tensor in version_of(number))
             assert not end.arrived
         if number in (1, 8):
-            assert ends["a"].loads == {0: 6, 6000: 5, 1 << 20: 1}[ahead]
+            assert ends["a"].loads == loads
     await transport.close()
 
 

@@ -69,6 +69,7 @@ class Budget:
 
 
 UNLIMITED = Budget(sys.maxsize, "no limit", 0)
+"""The budget of an agent without any limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,7 +174,9 @@ class DistributedTransport:
         await self._dissolve_group()
         world = 1 + self.ranks * len(receivers)
         self._store, name = groups.meeting_at(self.host), f"{GROUP}-{secrets.token_hex(16)}"
-        ahead = bool(self.ahead) and all(receiver.receives_ahead for receiver in receivers.values())
+        # a plug-in's receiver may lack the attribute
+        able = (getattr(receiver, "receives_ahead", False) for receiver in receivers.values())
+        ahead = bool(self.ahead) and all(able)
         name += groups.AHEAD if ahead else ""
         port = self._store.port
         reached = groups.store_at(self.host, port)
