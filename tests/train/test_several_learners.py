@@ -176,7 +176,7 @@ def test_a_schedule_is_of_no_use_to_a_single_learner_and_divides_the_steps_of_se
 def alone(run: Path, policy: str, scratch: Path) -> dict[str, torch.Tensor]:
     """The weights of a policy whose own trainer is given the recorded sessions, step by step."""
     recorded = Recorded.read(run)
-    whole = recorded.starts[-1][1]
+    whole = recorded.processes[-1].config
     config = whole if policy == "main" else whole.of_policy(policy)
     more = {"total_steps": config.steps, "seed": config.seed, "lora": config.lora}
     trainer = make_trainer(run / "model", config.trainer, config.algo, **more)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from agentrl.rollout.episodes.groups import Rollouts
-from agentrl.rollout.stream.outcomes import REPLAYED, TRAINED, GroupOutcome
+from agentrl.rollout.stream.outcomes import GroupOutcome
 from agentrl.rollout.workers.held import has_content
 from agentrl.sessions.store.query import Between
 from agentrl.sessions.store.store import Store
@@ -29,8 +29,8 @@ from agentrl.train.record import ledger
 from agentrl.train.record.files import write_atomically
 from agentrl.train.record.recording import BY_TIME
 from agentrl.train.record.run_folder import RunFolder
-from agentrl.train.record.seals import LOSSES, STREAM, digest
-from agentrl.train.record.state import last_attempts, read_saved
+from agentrl.train.record.seals import LOSSES, STREAM, digest, read_losses
+from agentrl.train.record.state import read_saved
 from agentrl.types import MAIN, Group
 
 if TYPE_CHECKING:
@@ -56,12 +56,11 @@ class RecordedSteps:
     def groups(self, step: int, store: Store) -> list[Group] | None:
         """Return the groups that a step (from 1) trained on; None where ledger or store don't have them."""
         found: list[Group] = []
-        for outcome in sorted(self.outcomes.get(step, ()), key=lambda outcome: outcome.number):
-            sessions = last_attempts(store, outcome.group)
-            if not sessions or not has_content(sessions, outcome.hash):
+        for outcome in self.outcomes.get(step, ()):
+            group = ledger.group_of(outcome, store)
+            if not group.sessions or not has_content(group.sessions, outcome.hash):
                 return None
-            numbers = outcome.number, outcome.attempt, outcome.begun
-            found.append(Group(outcome.group, sessions[0].task, sessions, *numbers, outcome.choice))
+            found.append(group)
         return found or None
 
 
@@ -74,11 +73,7 @@ def read(folder: RunFolder, start: int) -> RecordedSteps | None:
     last, rows = state["step"], {int(row["step"]): row for row in folder.metrics()}
     if last <= start or not rows.keys() >= set(range(start + 1, last + 1)):
         return None
-    outcomes: dict[int, list[GroupOutcome]] = {}
-    for entry in ledger.read(folder.path):
-        if entry.outcome.outcome in (TRAINED, REPLAYED):
-            outcomes.setdefault(entry.step, []).append(entry.outcome)
-    return RecordedSteps(last, state, outcomes, rows)
+    return RecordedSteps(last, state, ledger.read_trained(ledger.read(folder.path)), rows)
 
 
 async def resume(loop: Loop, resumed: ResumedFrom) -> int:
@@ -137,14 +132,13 @@ def losses(
     tell, and one that lost nothing is none the worse: the weights that follow have another name. `seal` is given the
     content of `losses.json` before it is written.
     """
-    file = run / LOSSES
-    found: list[Loss] = orjson.loads(file.read_bytes()) if file.exists() else []
+    found = read_losses(run)
     alone = len(survived) == 1
     lost = not alone or store.find({"version_max": Between(survived[MAIN] + 1)}, limit=1).rows
     if not reproducible and lost:
         found.append(survived[MAIN] if alone else dict(survived))
         seal(orjson.dumps(found))
-        write_atomically(file, orjson.dumps(found))
+        write_atomically(run / LOSSES, orjson.dumps(found))
     return found
 
 

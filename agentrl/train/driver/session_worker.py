@@ -21,8 +21,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from agentrl import cluster, faults, tracing
 from agentrl.cluster import Role
 from agentrl.cluster.pool import WorkerPool
@@ -34,14 +32,13 @@ from agentrl.rollout.workers.environment_workers import Holding
 from agentrl.rollout.workers.held import digest_of
 from agentrl.sessions.store.recorder import Recorder
 from agentrl.sessions.store.store import Store
-from agentrl.sessions.tree.incarnations import Loss
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.driver.colocated import computing
 from agentrl.train.driver.learning import Batch, Learning, Part, digests
 from agentrl.train.driver.recovery import find_death
 from agentrl.train.record import provenance
 from agentrl.train.record.files import append, write_atomically
-from agentrl.train.record.seals import LOSSES
+from agentrl.train.record.seals import read_losses
 from agentrl.train.trainers import ShareableTrainer, TrainerAccess
 from agentrl.types import Engine, Group, Session
 
@@ -101,20 +98,13 @@ class SessionRole:
 
     async def begin(self, session: Session, state: bytes | None) -> None:
         """Store a session that begins; see `Recorder.resume`."""
-        self._store.losses = self._losses()
+        self._store.losses = read_losses(self._folder)  # the run's process has written them before the first session
         await self._recorder.resume(session, state)
 
     async def end(self, session: Session) -> None:
         """Store a session as it ended; see `Recorder.end`."""
         await self._recorder.end(session)
         self._kept.add(session)
-
-    def _losses(self) -> list[Loss]:
-        """The store's losses; the run's process has written them before the first session begins."""
-        with suppress(FileNotFoundError):
-            found: list[Loss] = orjson.loads((self._folder / LOSSES).read_bytes())
-            return found
-        return []
 
     async def learn(self, request: LearnRequest) -> LearnReply | AgentRLError:
         """Train on a batch; see `Learner.learn`.

@@ -26,6 +26,7 @@ from agentrl.sessions.store.store import Store
 from agentrl.train.driver.resuming import step_of, whole_checkpoints
 from agentrl.train.record.files import append, read_rows
 from agentrl.train.record.state import last_attempts, read_saved
+from agentrl.types import Group, Task
 
 NAME = "groups.jsonl"
 
@@ -54,6 +55,26 @@ def read(run: Path) -> list[Entry]:
         ConfigError: a line is damaged.
     """
     return read_rows(run / NAME, lambda row: Entry(row["step"], GroupOutcome.read(row)))
+
+
+def read_trained(entries: Iterable[Entry]) -> dict[int, list[GroupOutcome]]:
+    """Return the groups that each step trained, or used again, in the order of their numbers."""
+    found = defaultdict[int, list[GroupOutcome]](list)
+    for entry in entries:
+        if entry.outcome.outcome in (TRAINED, REPLAYED):
+            found[entry.step].append(entry.outcome)
+    return {step: sorted(outcomes, key=lambda outcome: outcome.number) for step, outcomes in found.items()}
+
+
+def group_of(outcome: GroupOutcome, store: Store) -> Group:
+    """A group of the ledger with its stored sessions.
+
+    Raises:
+        StoreError: reading failed, or a session was damaged.
+    """
+    sessions = last_attempts(store, outcome.group)
+    task = sessions[0].task if sessions else Task(id=outcome.task)
+    return Group(outcome.group, task, sessions, outcome.number, outcome.attempt, outcome.begun, outcome.choice)
 
 
 def faults(run: Path) -> Iterator[str]:

@@ -14,7 +14,6 @@ from pathlib import Path
 from agentrl import faults, logs
 from agentrl.config import PAST
 from agentrl.errors import ConfigError
-from agentrl.rollout.stream.outcomes import REPLAYED, TRAINED
 from agentrl.sessions.store.store import Store
 from agentrl.train.record import kept_code, ledger, provenance, ratings, seals, trainer_logprobs
 from agentrl.train.record.data_identity import STARTS
@@ -75,7 +74,7 @@ def check(run: Path, start: int, done: int, losses: str, say: Callable[[str], ob
     for name, last in ends.items():
         if last < steps:
             say(f"warning: {name} ends at step {last}, and the run at step {steps}: the others stay missing")
-    trained = [entry.outcome.group for entry in ledger.read(run) if entry.outcome.outcome in (TRAINED, REPLAYED)]
+    trained = [each.group for found in ledger.read_trained(ledger.read(run)).values() for each in found]
     if trained and (run / SESSIONS).stat().st_size == 0:
         say(f"warning: {SESSIONS} is empty: the sessions of {len(trained)} trained groups stay missing")
     elif trained:

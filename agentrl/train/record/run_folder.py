@@ -48,7 +48,6 @@ from agentrl.config.secrets import public
 from agentrl.envs.data.identity import Identities
 from agentrl.errors import AgentRLError, Blame, ConfigError, StoreError
 from agentrl.rollout.stream.outcomes import GroupOutcome
-from agentrl.sessions.tree.incarnations import Loss
 from agentrl.train.driver import resuming
 from agentrl.train.driver.resuming import ResumedFrom, saved_steps, step_of
 from agentrl.train.record import kept_code, ledger, manifest, provenance, ratings, records, trainer_logprobs
@@ -57,7 +56,7 @@ from agentrl.train.record.chain import resume_command
 from agentrl.train.record.data_identity import STARTS
 from agentrl.train.record.files import append, keep_lines, read_rows, remove, write_atomically
 from agentrl.train.record.lock import RunLock
-from agentrl.train.record.seals import HELD_OUT, LOSSES, METRICS, SETTINGS, STREAM, Seals, digest
+from agentrl.train.record.seals import HELD_OUT, LOSSES, METRICS, SETTINGS, STREAM, Seals, digest, read_losses
 from agentrl.train.trackers import TRACKERS, Trackers
 from agentrl.train.trackers.base import TrackedRun
 from agentrl.train.trackers.tensorboard import TensorBoard
@@ -187,9 +186,7 @@ class RunFolder:
             about: what `starts.jsonl` has of it besides.
         """
         line = orjson.dumps({"step": start, **about, "sealed": True}) + b"\n"
-        file = self.path / LOSSES
-        lost: list[Loss] = orjson.loads(file.read_bytes()) if file.exists() else []
-        self.seals.start(start, self._yaml(), line, losses=lost, anew=self.checkpoint is None)
+        self.seals.start(start, self._yaml(), line, losses=read_losses(self.path), anew=self.checkpoint is None)
         self.write_settings()
         append(self.path / STARTS, line)
         for name in records.EVERY_STEP:  # so that one that is missing was removed, also before the first step's row

@@ -127,6 +127,13 @@ def read(run: Path) -> list[tuple[Seal, str]]:
     return [(_parse(run, number, line), digest(line)) for number, line in enumerate(whole_lines(run / NAME), 1)]
 
 
+def read_losses(run: Path) -> list[Loss]:
+    """The last version that survived each loss of a run's weights (`losses.json`)."""
+    file = run / LOSSES
+    found: list[Loss] = orjson.loads(file.read_bytes()) if file.exists() else []
+    return found
+
+
 def has_promised(run: Path) -> bool:
     """Return whether a process that trained in a run's folder recorded that it seals what it writes."""
     try:

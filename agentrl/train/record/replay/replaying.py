@@ -151,7 +151,7 @@ async def replay(
             kept = opened.enter_context(Store(run / STORE))
             rollouts, act = await launch.open_rollouts(opened, policy, settings, make_env, kept)
             inner = await _wait_for_engine(rollouts)
-            if other := _other_kernel(recorded.kernel(step), inner.capabilities.kernel):
+            if other := _other_kernel(recorded.process(step).kernel, inner.capabilities.kernel):
                 say(other)
             if config.model is None:
                 await _same_weights(recorded, node.versions[0], inner)
@@ -195,8 +195,9 @@ def _require_no_code(run: Path) -> None:
     """Refuse a run whose settings name code of its own."""
     with names_only() as refused:
         recorded = Recorded.read(run)
-    files = [name for _, settings in recorded.starts for name in kept_code.files(settings.model_dump(mode="json"))]
-    if any(settings.model.trust_remote_code for _, settings in recorded.starts):
+    settings = [each.config for each in recorded.processes]
+    files = [name for each in settings for name in kept_code.files(each.model_dump(mode="json"))]
+    if any(each.model.trust_remote_code for each in settings):
         files += custom_code.files(run / "model")
     if found := sorted({*refused, *files}):
         raise UntrustedCode(

@@ -56,7 +56,7 @@ def check_store(store: Store, check: Check, *readers: Reader) -> None:
         try:
             tree.check(session := store.load(name))
         except AgentRLError as error:
-            check.faults.append(Discrepancy(f"session {name}", str(error)))
+            check.fault(f"session {name}", str(error))
             continue
         for reader in readers:
             reader.add(session)
@@ -64,18 +64,17 @@ def check_store(store: Store, check: Check, *readers: Reader) -> None:
 
 def check_data(recorded: Recorded, stored: StoredTasks, check: Check) -> None:
     """Compare the identities that processes recorded, and the tasks of equal numbers, with each other."""
-    check.examined["processes"] = len(recorded.data)
-    if lacking := sum(not found for found in recorded.data):
+    check.examined["processes"] = len(recorded.processes)
+    if lacking := sum(not each.data for each in recorded.processes):
         check.unknown["processes that did not record which data they had"] += lacking
     accepted: list[int] = []
-    known = [(step, config, found) for (step, config), found in zip(recorded.starts, recorded.data, strict=True)]
-    for (_, _, before), (step, config, now) in pairwise([each for each in known if each[2]]):
-        changed = identity.differences(before, now)
-        if changed and config.accept_changed_data:
-            accepted.append(step)
-            check.unknown[f"data that changed after step {step}, which was accepted"] += 1
+    for before, now in pairwise([each for each in recorded.processes if each.data]):
+        changed = identity.differences(before.data, now.data)
+        if changed and now.config.accept_changed_data:
+            accepted.append(now.after)
+            check.unknown[f"data that changed after step {now.after}, which was accepted"] += 1
         elif changed:
-            check.faults.append(Discrepancy(f"after step {step}", f"the data changed: {'; '.join(changed)}"))
+            check.fault(f"after step {now.after}", f"the data changed: {'; '.join(changed)}")
     check.faults += _other_tasks(recorded, stored, accepted, check)
     check.faults += _other_evaluated(stored, accepted)
 

@@ -13,7 +13,7 @@ from agentrl.rollout.engines.managed import as_managed
 from agentrl.train.driver import setup
 from agentrl.train.driver.resuming import step_of, whole_checkpoints
 from agentrl.train.record.verify.recorded import Recorded
-from agentrl.train.record.verify.report import Check, Discrepancy
+from agentrl.train.record.verify.report import Check
 
 
 def check_checkpoints(recorded: Recorded, check: Check, *, trust: bool = False) -> None:
@@ -40,7 +40,7 @@ def check_checkpoints(recorded: Recorded, check: Check, *, trust: bool = False) 
         check.examined["checkpoints"] += 1
         if {found} != sums:
             what = f"an engine that loads it has the checksum {found}, and version {published.version} had {min(sums)}"
-            check.faults.append(Discrepancy(folder.name, what))
+            check.fault(folder.name, what)
 
 
 async def _load_checksum(folder: Path, settings: EngineConfig) -> str:

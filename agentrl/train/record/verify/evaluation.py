@@ -17,7 +17,7 @@ from agentrl.train.evaluation.evaluate import DATA, RESULT
 from agentrl.train.record.seals import SETTINGS, digest
 from agentrl.train.record.verify import seal_checks
 from agentrl.train.record.verify.data_checks import StoredTasks, check_store
-from agentrl.train.record.verify.report import Check, Discrepancy, Report
+from agentrl.train.record.verify.report import Check, Report
 from agentrl.types import Group, Session
 
 
@@ -69,7 +69,7 @@ def _check_edits(run: Path, changed: Sequence[edits.Edit]) -> Check:
                 known = bool(store.ids(id=edit.session))
                 scores[edit.session] = store.load(edit.session).score if known else None
             if scores[edit.session] != edit.was:
-                check.faults.append(Discrepancy(edits.FILE, f"{edit}; but its score was {scores[edit.session]}"))
+                check.fault(edits.FILE, f"{edit}; but its score was {scores[edit.session]}")
             scores[edit.session] = edit.score
     check.told = [f"edited: {edit}" for edit in changed]
     return check
@@ -86,9 +86,9 @@ def _check_files(sealed: seal_checks.Sealed, check: Check) -> None:
         if not file.is_file() and name == RESULT and ended is sealed.seals[-1]:
             check.unknown["results that were not written to the end"] += 1
         elif not file.is_file():
-            check.faults.append(Discrepancy(name, "missing"))
+            check.fault(name, "missing")
         elif digest(file.read_bytes()) != known:
-            check.faults.append(Discrepancy(name, "is not what the evaluation wrote"))
+            check.fault(name, "is not what the evaluation wrote")
 
 
 def _check_result(run: Path, store: Store, check: Check) -> None:
@@ -99,7 +99,7 @@ def _check_result(run: Path, store: Store, check: Check) -> None:
     except FileNotFoundError:
         return
     except (ValueError, KeyError, TypeError) as error:
-        check.faults.append(Discrepancy(RESULT, f"can't be read: {error}"))
+        check.fault(RESULT, f"can't be read: {error}")
         return
     stored: dict[tuple[str, str], Counter[float]] = defaultdict(Counter)
     for group in _groups(store):
@@ -109,12 +109,12 @@ def _check_result(run: Path, store: Store, check: Check) -> None:
         check.examined["tasks"] += 1
         if lacking := Counter(scores) - stored[task, data]:
             what = f"it was measured with the scores {scores}, and no stored session of it has {next(iter(lacking))}"
-            check.faults.append(Discrepancy(f"{RESULT}, task {task}", what))
+            check.fault(f"{RESULT}, task {task}", what)
     means = [sum(scores) / len(scores) for *_, scores in tasks if scores]
     mean = sum(means) / len(means) if means else None
     logged = found.get("mean")
     if (mean is None) != (logged is None) or (mean is not None and abs(mean - logged) > 1e-9 * max(1, abs(mean))):
-        check.faults.append(Discrepancy(f"{RESULT}, mean", f"is {logged}, and its tasks' scores give {mean}"))
+        check.fault(f"{RESULT}, mean", f"is {logged}, and its tasks' scores give {mean}")
 
 
 def _groups(store: Store) -> list[Group]:

@@ -22,7 +22,7 @@ from agentrl.train.record.data_identity import STARTS
 from agentrl.train.record.files import read_rows
 from agentrl.train.record.seals import METRICS
 from agentrl.train.record.verify.recorded import Recorded, Step
-from agentrl.train.record.verify.report import Check, Discrepancy
+from agentrl.train.record.verify.report import Check
 from agentrl.types import GREEDY
 
 FREE = (*ONCE, *(f"trainer.{name}" for name in CHANGEABLE))
@@ -37,7 +37,7 @@ def check_settings(recorded: Recorded, check: Check) -> None:
     for name in {**then, **now}:
         if name not in FREE and name not in secret and now.get(name) != then.get(name):
             what = f"{name} is {now.get(name)}, and was {then.get(name)} when the last process began"
-            check.faults.append(Discrepancy("config.yaml", what))
+            check.fault("config.yaml", what)
 
 
 def check_checkpoints(recorded: Recorded, folders: Sequence[Path], check: Check) -> None:
@@ -48,24 +48,24 @@ def check_checkpoints(recorded: Recorded, folders: Sequence[Path], check: Check)
     for folder in folders:
         if step_of(folder) > taken:
             what = f"the run has taken {taken} steps, and did not come to it"
-            check.faults.append(Discrepancy(f"checkpoints/{folder.name}", what))
+            check.fault(f"checkpoints/{folder.name}", what)
         try:
             step = state.read_saved(folder)["stream"]["step"]
         except (AgentRLError, OSError, ValueError, KeyError, TypeError) as error:
-            check.faults.append(Discrepancy(f"checkpoints/{folder.name}", f"run.json can't be read: {error}"))
+            check.fault(f"checkpoints/{folder.name}", f"run.json can't be read: {error}")
             continue
         if step != step_of(folder):
-            check.faults.append(Discrepancy(f"checkpoints/{folder.name}", f"run.json is the state after step {step}"))
+            check.fault(f"checkpoints/{folder.name}", f"run.json is the state after step {step}")
 
 
 def check_code(recorded: Recorded, check: Check) -> None:
     """Compare the copies of Python files with the digests that processes recorded."""
-    for (step, _), digests in zip(recorded.starts, recorded.code, strict=True):
-        for name, digest in digests.items():
+    for process in recorded.processes:
+        for name, digest in process.code.items():
             check.examined["copies of Python files"] += 1
             if not kept_code.has(recorded.run, name, digest):
-                what = f"the copy of {name} that was used after step {step} is missing or was changed"
-                check.faults.append(Discrepancy(kept_code.FOLDER, what))
+                what = f"the copy of {name} that was used after step {process.after} is missing or was changed"
+                check.fault(kept_code.FOLDER, what)
 
 
 def check_seeds(step: Step, check: Check) -> None:
@@ -75,7 +75,7 @@ def check_seeds(step: Step, check: Check) -> None:
         for session in group.sessions:
             if session.phase in ("train", GREEDY) and session.seed != seed:
                 where = f"{step.where}, session {session.id}"
-                check.faults.append(Discrepancy(where, f"it has the seed {session.seed}, and the run's gives {seed}"))
+                check.fault(where, f"it has the seed {session.seed}, and the run's gives {seed}")
 
 
 def check_evaluation(step: Step, store: Store, check: Check) -> None:
@@ -91,4 +91,4 @@ def check_evaluation(step: Step, store: Store, check: Check) -> None:
         if name != "eval/mean" and not step.recorded.is_sealed(step.number):
             continue  # older agentrls had other intervals
         if logged != value and not (logged is None and math.isnan(value)):
-            check.faults.append(Discrepancy(f"{step.where}, {name}", f"logged {logged}, and the sessions give {value}"))
+            check.fault(f"{step.where}, {name}", f"logged {logged}, and the sessions give {value}")

@@ -70,9 +70,7 @@ def compare(step: Step, rewards: Check, credit: Check, tokens: Check) -> None:
     for session, score in scores.items():
         used = step.trained.scores.get(session)
         if used != score:
-            rewards.faults.append(
-                Discrepancy(f"{step.where}, session {session}", f"trained with score {used}, stored {score}")
-            )
+            rewards.fault(f"{step.where}, session {session}", f"trained with score {used}, stored {score}")
     rewards.faults += [
         Discrepancy(
             f"{step.where}, session {session}", "counted in a baseline, though it is none of the step's scored sessions"
@@ -83,11 +81,7 @@ def compare(step: Step, rewards: Check, credit: Check, tokens: Check) -> None:
     credit.faults += _differences(step.where, step.trained.credit, shares)
     tokens.examined["steps"] += 1
     if step.trained.forests != hashed:
-        tokens.faults.append(
-            Discrepancy(
-                step.where, f"trained tokens with the hash {step.trained.forests}, the stored ones have {hashed}"
-            )
-        )
+        tokens.fault(step.where, f"trained tokens with the hash {step.trained.forests}, the stored ones have {hashed}")
 
 
 def _differences(

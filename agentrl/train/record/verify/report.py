@@ -43,6 +43,10 @@ class Check:
     unknown: Counter[str] = field(default_factory=Counter)
     told: list[str] = field(default_factory=list)
 
+    def fault(self, where: str, what: str) -> None:
+        """Add a place where it does not hold."""
+        self.faults.append(Discrepancy(where, what))
+
     @property
     def result(self) -> str:
         """The result in a few words."""

@@ -96,7 +96,7 @@ def _verify(run: Path, weights: bool, trust: bool) -> Report:
 
 def _check_read(recorded: Recorded, store: Store) -> list[Check]:
     """The checks of a run that reads its sessions; none of another."""
-    if (data := recorded.starts[-1][1].data) is None:
+    if (data := recorded.processes[-1].config.data) is None:
         return []
     source = Check("source", "read again, the data gives the sessions that were trained")
     measured = Check("held out", "what was measured is in the metrics, and a margin is its groups'")
@@ -109,7 +109,7 @@ def _check_files(recorded: Recorded, folders: Sequence[Path], check: Check) -> N
     run, last = recorded.run, recorded.last
     check.examined["steps"] = last
     if last and not (run / provenance.NAME).exists():
-        check.faults.append(Discrepancy(provenance.NAME, "missing: an older agentrl wrote this run, or it was removed"))
+        check.fault(provenance.NAME, "missing: an older agentrl wrote this run, or it was removed")
     every = range(1, last + 1)
     _in_order("metrics.jsonl", [int(row["step"]) for row in recorded.rows], every, check)
     for each in (recorded, *recorded.others):
@@ -117,7 +117,7 @@ def _check_files(recorded: Recorded, folders: Sequence[Path], check: Check) -> N
     for folder in [*folders, run / "model"]:
         check.examined["models"] += 1
         if fault := manifest.damage(folder):
-            check.faults.append(Discrepancy(folder.relative_to(run).as_posix(), fault))
+            check.fault(folder.relative_to(run).as_posix(), fault)
 
 
 def _in_order(file: str, steps: Sequence[int], expected: Iterable[int], check: Check) -> None:
@@ -126,7 +126,7 @@ def _in_order(file: str, steps: Sequence[int], expected: Iterable[int], check: C
     if steps != wanted:
         pairs = zip_longest(steps, wanted)
         odd = next(one if other is None else other for one, other in pairs if one != other)
-        check.faults.append(Discrepancy(file, f"step {odd} is there {steps.count(odd)} times, or out of order"))
+        check.fault(file, f"step {odd} is there {steps.count(odd)} times, or out of order")
 
 
 def _check_groups(recorded: Recorded, check: Check) -> None:
@@ -134,7 +134,7 @@ def _check_groups(recorded: Recorded, check: Check) -> None:
     try:
         check.faults += [Discrepancy(ledger.NAME, fault) for fault in ledger.faults(recorded.run)]
     except StoreError as error:  # of a damaged session, which the check of the store names
-        check.faults.append(Discrepancy(ledger.NAME, f"trained groups can't be compared with the store: {error}"))
+        check.fault(ledger.NAME, f"trained groups can't be compared with the store: {error}")
 
 
 def _check_weights(recorded: Recorded, check: Check) -> None:
@@ -169,7 +169,7 @@ def _check_weights(recorded: Recorded, check: Check) -> None:
         trained = next((each.version for at, each in recorded.trained if at == step + 1), None)
         if trained is not None and trained != row["version"]:
             what = f"the trainer had version {trained}, and after the step before version {row['version']:g}"
-            check.faults.append(Discrepancy(f"step {step + 1}", what))
+            check.fault(f"step {step + 1}", what)
 
 
 def _wrong_publication(published: Published, weights: WeightsConfig) -> Iterator[str]:

@@ -83,21 +83,21 @@ def read(run: Path, last: int, check: Check) -> Sealed | None:
     if not file.exists():
         named = next((path.name for path in sorted((run / "checkpoints").glob("step-*")) if manifest.seal(path)), None)
         if named or seals.has_promised(run):
-            check.faults.append(Discrepancy(NAME, f"missing, and {named or STARTS} says that the run has it"))
+            check.fault(NAME, f"missing, and {named or STARTS} says that the run has it")
         elif last:
             check.unknown["steps of an agentrl that did not seal what it wrote"] += last
         return None
     try:
         found = seals.read(run)
     except ConfigError as error:
-        check.faults.append(Discrepancy(NAME, str(error)))
+        check.fault(NAME, str(error))
         return None
     check.examined["seals"] = len(found)
     before = ""
     for number, (seal, line) in enumerate(found, 1):
         if seal.before != before:
             what = "does not follow from the line before: one of them was changed, or lines were removed or put in"
-            check.faults.append(Discrepancy(f"{NAME}, line {number}, step {seal.step}", what))
+            check.fault(f"{NAME}, line {number}, step {seal.step}", what)
             break
         before = line
     return Sealed(run, last, [seal for seal, _ in found if seal.step <= last], [line for _, line in found])
@@ -116,7 +116,7 @@ def check_files(sealed: Sealed, folders: list[Path], check: Check) -> None:
     for name in FILES:
         check.faults += _lines(sealed, name)
     if sealed.seals and not _is(sealed.run / formats.NAME):
-        check.faults.append(Discrepancy(formats.NAME, "missing"))
+        check.fault(formats.NAME, "missing")
     check.faults += [*_small(sealed, SETTINGS), *_small(sealed, LOSSES), *_model(sealed), *_stream(sealed, check)]
     check.faults += [*_versions(sealed, check), *_logprobs(sealed)]
     for folder in folders:
@@ -284,11 +284,11 @@ def check_sessions(sealed: Sealed, stored: Mapping[str, str], evaluated: Mapping
     for name, (step, known) in sealed.sessions.items():
         where = f"step {step}, session {name}"
         if (found := stored.get(name)) is None:
-            check.faults.append(Discrepancy(where, "is no longer in the store"))
+            check.fault(where, "is no longer in the store")
         elif found != known:
             what = digests.differences(known, found)
-            check.faults.append(Discrepancy(where, f"{what}: not as the session ended"))
+            check.fault(where, f"{what}: not as the session ended")
     for step in sealed.evaluations:
         for name in sorted(evaluated.get(step, set()) - sealed.sessions.keys()):
             what = "is none of those that were played"
-            check.faults.append(Discrepancy(f"evaluation after step {step}, session {name}", what))
+            check.fault(f"evaluation after step {step}, session {name}", what)

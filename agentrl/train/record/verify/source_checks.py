@@ -26,7 +26,7 @@ CLOSE = 1e-9
 
 def check_source(recorded: Recorded, source: DataConfig, store: Store, check: Check) -> None:
     """Read the source again, and compare each trained session with it; a source that changed is told as unknown."""
-    config = recorded.starts[-1][1]
+    config = recorded.processes[-1].config
     if is_hub(source.name):
         check.unknown["sources on the hub, which are not fetched"] += 1
         return
@@ -39,7 +39,7 @@ def check_source(recorded: Recorded, source: DataConfig, store: Store, check: Ch
         check.unknown[f"sources that can't be read: {brief(str(error))}"] += 1
         return
     found = {split: identity.of_tasks(tasks) for split, tasks in data.tasks.items()}
-    known = next((each for each in reversed(recorded.data) if each), {})
+    known = next((each.data for each in reversed(recorded.processes) if each.data), {})
     if not known or identity.differences(known, found):
         check.unknown["sources that changed since they were read"] += 1
         return
@@ -48,7 +48,7 @@ def check_source(recorded: Recorded, source: DataConfig, store: Store, check: Ch
         for group in step.groups:
             where = f"{step.where}, group {group.id}"
             if group.task.id not in tasks:
-                check.faults.append(Discrepancy(where, f"its task {group.task.id!r} is not in {source.name}"))
+                check.fault(where, f"its task {group.task.id!r} is not in {source.name}")
                 continue
             check.faults += _compare(where, group.sessions, data.sessions("train", tasks[group.task.id]))
             check.examined["sessions"] += len(group.sessions)
@@ -83,7 +83,7 @@ def _content(node: Node) -> tuple[Any, ...]:
 def check_held_out(recorded: Recorded, check: Check) -> None:
     """Check that what was measured is in its step's metrics, and that a margin is the mean of its groups'."""
     rows = {int(row["step"]): row for row in recorded.rows}
-    pairs = _compares_pairs(recorded.starts[-1][1].algo)
+    pairs = _compares_pairs(recorded.processes[-1].config.algo)
     for measured in held_out.rows(recorded.run):
         step = int(measured["step"])
         check.examined["measurements"] += 1
@@ -93,7 +93,7 @@ def check_held_out(recorded: Recorded, check: Check) -> None:
             mean = math.fsum(scores) / len(scores)
             if abs(mean - measured["margin"]) > CLOSE * max(1.0, abs(mean)):
                 what = f"the margin is {measured['margin']}, and its groups' give {mean}"
-                check.faults.append(Discrepancy(f"{held_out.NAME}, step {step}", what))
+                check.fault(f"{held_out.NAME}, step {step}", what)
 
 
 def _compares_pairs(algo: AlgoConfig) -> bool:

@@ -28,22 +28,22 @@ def check_sessions(step: Step, check: Check, first: dict[str, int]) -> None:
         whole = has_whole_tree(group.sessions, size, step.config.rollout.group_size, step.config.combinations)
         if not whole and step.config.data is None:
             where, tree = f"{step.where}, group {outcome.group}", " and their tree" if step.config.combinations else ""
-            check.faults.append(Discrepancy(where, f"{len(group.sessions)} sessions are stored, not {size}{tree}"))
+            check.fault(where, f"{len(group.sessions)} sessions are stored, not {size}{tree}")
     if step.trained is None and not step.recorded.learns(step.number):
         return
     if step.trained is None:
-        check.faults.append(Discrepancy(step.where, "no record of what it trained on"))
+        check.fault(step.where, "no record of what it trained on")
         return
     views = {view.id: view for group in step.groups for session in group.sessions for view in session.by_agent()}
     again = {view for group in _list_replayed(step) for session in group for view in (v.id for v in session.by_agent())}
     for name in dict.fromkeys([*step.trained.scores, *step.trained.credit]):
         where = f"{step.where}, session {name}"
         if name not in views and not step.damaged:
-            check.faults.append(Discrepancy(where, "trained, and in none of the step's groups"))
+            check.fault(where, "trained, and in none of the step's groups")
         elif name in views and views[name].status is Status.INFRA_ERROR:
-            check.faults.append(Discrepancy(where, "it ended in an infrastructure error, and counts in a baseline"))
+            check.fault(where, "it ended in an infrastructure error, and counts in a baseline")
         if (before := first.setdefault(name, step.number)) != step.number and name not in again:
-            check.faults.append(Discrepancy(where, f"trained a second time, after step {before}"))
+            check.fault(where, f"trained a second time, after step {before}")
 
 
 def _list_replayed(step: Step) -> Iterator[list[Session]]:
@@ -61,14 +61,14 @@ def check_versions(step: Step, check: Check) -> None:
         bound = max(rollout.staleness, rollout.reuse_age) if group.id in replayed else rollout.staleness
         if step.number - 1 - group.step > bound:
             where = f"{step.where}, group {group.id}"
-            check.faults.append(Discrepancy(where, f"begun after step {group.step}: more than {bound} steps before"))
+            check.fault(where, f"begun after step {group.step}: more than {bound} steps before")
         for session in group.sessions:
             for node in session.nodes:
                 if node.policy != MAIN:
                     continue
                 where = f"{step.where}, session {session.id}, turn {node.id}"
                 for what in _wrong_versions(step, node, version, bound, check):
-                    check.faults.append(Discrepancy(where, what))
+                    check.fault(where, what)
 
 
 def _wrong_versions(step: Step, node: Node, version: int, bound: int, check: Check) -> Iterator[str]:
@@ -104,7 +104,7 @@ def _wrong_rate(step: Step, row: Row, check: Check) -> Iterator[str]:
 def check_metrics(step: Step, check: Check) -> None:
     """The row is that of the stored sessions, and engine and trainer agreed on their tokens."""
     if step.row is None:
-        check.faults.append(Discrepancy(step.where, "metrics.jsonl has no row of it"))
+        check.fault(step.where, "metrics.jsonl has no row of it")
         return
     learns = step.recorded.learns(step.number)
     compared = learns and step.config.data is None  # else nothing was sampled for it
@@ -114,12 +114,10 @@ def check_metrics(step: Step, check: Check) -> None:
     elif step.config.data is not None:  # the recorded run's weights sampled them, of any of its versions
         check.unknown["steps whose tokens were sampled by another run: how far its weights are is no fault"] += 1
     elif not found <= step.config.mismatch_bound:
-        check.faults.append(
-            Discrepancy(
-                step.where,
-                f"engine and trainer disagree about its tokens: mean |Δ log-probability| {found:.3g} is over "
-                f"mismatch_bound={step.config.mismatch_bound:g}",
-            )
+        check.fault(
+            step.where,
+            f"engine and trainer disagree about its tokens: mean |Δ log-probability| {found:.3g} is over "
+            f"mismatch_bound={step.config.mismatch_bound:g}",
         )
     if learns:
         check.faults += [Discrepancy(f"{step.where}, lr", what) for what in _wrong_rate(step, step.row, check)]
@@ -130,6 +128,4 @@ def check_metrics(step: Step, check: Check) -> None:
     replayed = {outcome.group for outcome in step.outcomes if outcome.outcome == REPLAYED}
     for name, value in rollout_metrics([group for group in step.stored if group.id not in replayed]).items():
         if step.row.get(name) != value:
-            check.faults.append(
-                Discrepancy(f"{step.where}, {name}", f"logged {step.row.get(name)}, and the sessions give {value}")
-            )
+            check.fault(f"{step.where}, {name}", f"logged {step.row.get(name)}, and the sessions give {value}")

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from agentrl.config import MODEL, PAST, POPULATION, START, PolicyConfig
 from agentrl.errors import AgentRLError
 from agentrl.models.tokenizers import HFTokenizer, load_tokenizer
-from agentrl.train.record.verify.report import Check, Discrepancy
+from agentrl.train.record.verify.report import Check
 from agentrl.types import MAIN, Message, Node, Session
 
 NO_TOKENIZER = "texts, since model/ has no tokenizer that can be loaded"
@@ -71,7 +71,7 @@ class Texts:
             if own or (asked and self._is_written(tokenizer, node.message)):
                 self._check.examined["texts"] += 1
                 for what in _differences(node, _words(tokenizer.decode(node.token_ids))):
-                    self._check.faults.append(Discrepancy(f"session {session.id}, message {node.id}", what))
+                    self._check.fault(f"session {session.id}, message {node.id}", what)
 
     def _is_written(self, tokenizer: HFTokenizer, message: Message) -> bool:
         """True where the tokenizer gives a message's text back."""
