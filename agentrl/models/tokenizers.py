@@ -107,11 +107,7 @@ class HFTokenizer:
 
     @cached_property
     def images(self) -> ImageProcessor | None:
-        """The image processor of the folder's model; None where it sees no images, or none of a known family.
-
-        Raises:
-            ConfigError: it can't be loaded.
-        """
+        """The image processor of the folder's model; None where it sees no images, or none of a known family."""
         return find_processor(self.path)
 
     @cached_property

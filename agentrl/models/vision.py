@@ -69,11 +69,7 @@ def family_of(trunk: Any) -> VisionFamily | None:
 
 
 def require_family(trunk: Any) -> VisionFamily:
-    """Return the family of a model without its head.
-
-    Raises:
-        InvalidInput: it sees nothing.
-    """
+    """Return the family of a model without its head."""
     if (family := family_of(trunk)) is None:
         raise InvalidInput(f"model_type={getattr(trunk.config, 'model_type', None)!r} sees no images")
     return family

@@ -155,13 +155,7 @@ class RandomImages:
 
 
 def own_inputs(model: Any, ids: Tensor, shown: ImageInputs | None) -> dict[str, Tensor]:
-    """The arguments that transformers' own forward takes for a row with images.
-
-    Args:
-        model: of transformers.
-        ids: [1, T].
-        shown: the row's images, in order; None where it has none.
-    """
+    """The arguments that transformers' own forward takes for a row with images."""
     if shown is None:
         return {"input_ids": ids}
     frames = [torch.from_numpy(np.array(frame)).to(ids.device, model.dtype) for frame in shown.frames]

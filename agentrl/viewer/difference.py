@@ -81,9 +81,6 @@ def tasks(a: Run, b: Run) -> tuple[str, list[TaskDifference]]:
     """The tasks of both runs whose mean score differs, the largest change first, and which sessions are compared.
 
     Those are the ones of the runs' last evaluations, or all that were trained on where one has no evaluation.
-
-    Raises:
-        ConfigError, StoreError: see `last_evaluations`.
     """
     steps = last_evaluations((a, b))
     chosen: list[Filters] = [{"phase": "train"}] * 2 if steps is None else [{"phase": "eval", "step": s} for s in steps]
@@ -103,11 +100,7 @@ def _describe(steps: Sequence[int | None] | None) -> str:
 
 
 def differences(a: Run, b: Run, width: int) -> Iterator[RenderableType]:
-    """Yield the differences, to be printed `width` columns wide.
-
-    Raises:
-        ConfigError, StoreError: see `tasks`.
-    """
+    """Yield the differences, to be printed `width` columns wide."""
     changed = settings(a, b)
     yield Text("settings" if changed else "settings: the same", "bold")
     if changed:

@@ -24,9 +24,6 @@ def distribution(path: Path, filters: Filters) -> dict[str, Any]:
     Returns:
         `low` and `high`, the range of the scores, in `bins` equal parts; `steps`, those of a column; and `counts`, a
         list of [first step of the column, bin, count].
-
-    Raises:
-        StoreError: reading failed.
     """
     where, values = condition(filters)
     select = f"SELECT step, score FROM summaries WHERE {where} AND step IS NOT NULL AND score IS NOT NULL"
@@ -43,11 +40,7 @@ def distribution(path: Path, filters: Filters) -> dict[str, Any]:
 
 
 def select_rows(path: Path, select: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-    """The rows of a query over a store that a run may be writing.
-
-    Raises:
-        StoreError: reading failed.
-    """
+    """The rows of a query over a store that a run may be writing."""
     try:
         with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as db:
             edited.show(db, path)

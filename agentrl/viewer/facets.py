@@ -32,12 +32,7 @@ WHERE json_extract(nodes.turn, '$.policy') IS NOT NULL GROUP BY 1, 2, 3
 
 
 def facets(run: Run) -> dict[str, dict[str, int]]:
-    """The counts by filter and value.
-
-    Raises:
-        ConfigError: the run has no sessions.
-        StoreError: they can't be read.
-    """
+    """The counts by filter and value."""
     store, file = run.store(), run.database
     found: dict[str, dict[str, int]] = {
         name: {str(key): count for key, count in store.counts(name).items() if key} for name in COLUMNS
@@ -66,10 +61,6 @@ def players(run: Run) -> dict[str, Any]:
         `policies`, those that spoke; `cells`, of each pair that met its names, how many sessions it shared, and the
         mean reward of the first one's agents in them (None where nothing was rewarded). A policy meets itself where it
         played two agents.
-
-    Raises:
-        ConfigError: the run has no sessions.
-        StoreError: they can't be read.
     """
     run.store()
     met: dict[tuple[str, str], list[list[float]]] = defaultdict(list)

@@ -38,13 +38,7 @@ HEADERS = {
 
 
 class Guard:
-    """Middleware: checks method, Host, origin and token, and adds `HEADERS`.
-
-    Args:
-        app: what is guarded.
-        token: what requests must bring; None lets everybody in who reaches the port.
-        hosts: names besides this machine's that a request's Host header may have.
-    """
+    """Middleware: checks method, Host, origin and token, and adds `HEADERS`."""
 
     def __init__(self, app: ASGIApp, token: str | None, hosts: Iterable[str] = ()) -> None:
         self._app, self._token = app, token

@@ -39,10 +39,6 @@ class Order:
 def filters(file: Path, words: Iterable[str]) -> Filters:
     """The filters that words such as `status=truncated` and `step=40..50` say; see `viewer.filters`.
 
-    Args:
-        file: the session store; `trained=STEP` reads the ledger beside it.
-        words: in one of the forms.
-
     Raises:
         ConfigError: a word is none.
         InvalidInput: a range has an end that is no number.

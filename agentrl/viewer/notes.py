@@ -64,11 +64,7 @@ class Notes:
         self.path = run / STORE
 
     def of(self, sessions: Sequence[str]) -> dict[str, TaggedNote]:
-        """The notes of those sessions that have one; `RUN` is the run's.
-
-        Raises:
-            StoreError: reading failed.
-        """
+        """The notes of those sessions that have one; `RUN` is the run's."""
         marks = ", ".join("?" * len(sessions))
         with self._reading() as db:
             if db is None:

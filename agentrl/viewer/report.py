@@ -60,12 +60,7 @@ def report(run: Run) -> bytes:
 
 
 def pages(run: Run) -> Iterator[tuple[str, bytes]]:
-    """All pages of a run by their names: index.html first, the list of all sessions, and a page for each of them.
-
-    Raises:
-        ConfigError: the run has no sessions.
-        StoreError: they can't be read.
-    """
+    """All pages of a run by their names: index.html first, the list of all sessions, and a page for each of them."""
     store = run.store()
     total = sum(store.counts().values())
     lists = [_list_name(number) for number in range(-(-total // LISTED))]

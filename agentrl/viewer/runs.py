@@ -85,12 +85,7 @@ class Run:
         return self.path / "sessions.db"
 
     def store(self, name: str = "sessions.db") -> Store:
-        """Its sessions, or those of another store in its folder, opened once and read-only.
-
-        Raises:
-            ConfigError: it has none.
-            StoreError: they can't be read.
-        """
+        """Its sessions, or those of another store in its folder, opened once and read-only."""
         try:
             inode = (self.path / name).stat().st_ino
         except OSError:
@@ -224,11 +219,7 @@ class Run:
 
 
 class Runs:
-    """The runs below a folder, or the one that it is.
-
-    Raises:
-        ConfigError: there is no such folder.
-    """
+    """The runs below a folder, or the one that it is."""
 
     def __init__(self, root: Path) -> None:
         if not root.is_dir():
@@ -249,12 +240,7 @@ class Runs:
             return self._known
 
     def get(self, name: str) -> Run:
-        """The run of that name.
-
-        Raises:
-            UnknownName: there is none.
-            NewerFormat: a later agentrl wrote it.
-        """
+        """The run of that name."""
         run = self._known.get(name) or self.all().get(name)
         if run is None:
             raise unknown_name("run", name, self._known)
@@ -308,11 +294,7 @@ def run_at(path: Path) -> Run:
 
 
 def stage_at(path: Path) -> Path:
-    """The folder of a chain's stage that is under way, or of the last that has begun; any other folder as it is.
-
-    Raises:
-        ConfigError: no stage has begun.
-    """
+    """The folder of a chain's stage that is under way, or of the last that has begun; any other folder as it is."""
     if not chain.is_chain(path):
         return path
     record = chain.read(path)

@@ -39,11 +39,6 @@ class ViewConfig(Section):
 async def view(root: Path, config: ViewConfig, announce: Callable[[str], object]) -> None:
     """Serve until interrupted or terminated.
 
-    Args:
-        root: a folder with runs, or a run's.
-        config: where and to whom.
-        announce: is called with the address to open.
-
     Raises:
         ConfigError: there is no such folder.
         InfraError: the address is taken.

@@ -43,20 +43,12 @@ def timeline(run: Run, low: float = 0.0, high: float = math.inf) -> dict[str, An
 
     A run that was resumed has a gap where no process of it was there.
 
-    Args:
-        run: whose.
-        low: the first time, in seconds since the run began.
-        high: the last one.
-
     Returns:
         `began`, in seconds since 1970, `length`, and `low` and `high` within it, in seconds since then, as all other
         times; `steps`: [step, version, [[phase, from, to], ...]]; `warm_start`: [from, to], or None; `under_way`:
         counts of sessions at equal distances from `low` to `high`; `lanes`: the same of requests and calls
         (`busy_lanes`), or None where they are too many; `sessions`: [id, from, to, status, phase, score, step, lane],
         where no two of a lane overlap, or None where there are too many to draw.
-
-    Raises:
-        StoreError: the sessions can't be read.
     """
     steps = [step for row in run.metrics.rows() if (step := _step(row))]
     sessions = select_rows(run.database, _SELECT) if run.database.exists() else []
@@ -131,18 +123,9 @@ def busy_lanes(
 
     A turn that several engines generated, one after the other, counts on each of them for its whole time.
 
-    Args:
-        store: the run's sessions.
-        low: seconds since 1970; so is `high`.
-        high: the last point.
-        most_nodes: how many nodes of that time are read.
-
     Returns:
         Names and counts: engines, then the environments. A single engine is called "engine", and that of a frozen
         policy by the policy's name. None where there is too much to be read.
-
-    Raises:
-        StoreError: reading failed.
     """
     within = (high, low)
     ((nodes,),) = select_rows(store, _COUNT, within)

@@ -54,11 +54,7 @@ def pair_credit(sessions: Iterable[Session], pairs: Sequence[Pair], kind: Sequen
 def spread(
     sessions: Iterable[Session], labels: Sequence[Label], kind: SequenceKind
 ) -> dict[NodeKey, tuple[NodeAdvantage, ...]]:
-    """Return shares that spread each label's weight evenly over its sequence's tokens, the verdict their advantage.
-
-    Raises:
-        InvalidInput: a label names what is no sequence with trainable tokens.
-    """
+    """Return shares that spread each label's weight evenly over its sequence's tokens, the verdict their advantage."""
     found: dict[NodeKey, list[tuple[NodeKey, int]]] = {}
     for session in sessions:
         ends = session.partly_used()

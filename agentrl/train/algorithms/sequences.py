@@ -185,11 +185,7 @@ class SequenceIndex:
         self.count = len(sides)
 
     def pairs(self, forests: Sequence[Sequence[tuple[Segment, int, int]]]) -> list[Sequences]:
-        """The pairs of each forest.
-
-        Args:
-            forests: for each the segments that it trains, their lengths, and where they begin in it.
-        """
+        """The pairs of each forest."""
         found = [self._of_forest(segments) for segments in forests]
         length, total, advantage = (np.zeros(self.count) for _ in range(3))
         for pairs in found:

@@ -51,15 +51,7 @@ class Estimates:
 def reference_kl(
     trainer: Computing, groups: Sequence[Group], config: AlgoConfig, token_budget: int, seed: int = 0
 ) -> Estimates:
-    """The KL from the policy that sampled to the reference at each turn, by a pass of the reference.
-
-    Args:
-        trainer: with a reference.
-        groups: the batch.
-        config: which estimator.
-        token_budget: tokens of one forest.
-        seed: of packing.
-    """
+    """The KL from the policy that sampled to the reference at each turn, by a pass of the reference."""
     from agentrl.train.algorithms.kl import summed_estimate
 
     reference: Values = per_token(groups, lambda f: trainer.logprobs(f, reference=True), token_budget, seed)
@@ -79,14 +71,7 @@ def reference_kl(
 def shaped_groups(
     groups: Sequence[Group], config: AlgoConfig, adaptive: Adaptive, estimates: Estimates | None = None
 ) -> list[Group]:
-    """The groups with rewards as credit is to see them; the same objects where nothing is to change.
-
-    Args:
-        groups: the batch, of one agent each (`Group.by_agent`).
-        config: what is added.
-        adaptive: its running moments of scores are updated, where rewards are scaled by them.
-        estimates: of the KL, where it is a reward.
-    """
+    """The groups with rewards as credit is to see them; the same objects where nothing is to change."""
     shaping = config.shaping
     if not shaping.active and estimates is None:
         return list(groups)

@@ -32,11 +32,7 @@ def list_unused(tree: Tree) -> list[str]:
 
 
 def read_settings(tree: Tree, folder: Path) -> tuple[RunConfig, RejectConfig]:
-    """The evaluation that such a stage is, and what it keeps.
-
-    Raises:
-        ConfigError: a setting is unknown, for training only, or given another way.
-    """
+    """The evaluation that such a stage is, and what it keeps."""
     given = tree[REJECT]
     given = {} if given is None else given
     names = [name for name in RejectConfig.model_fields if name != "out"]

@@ -8,11 +8,7 @@ from agentrl.train.chain.planning import plan_chain
 
 
 def train_stages(*layers: Tree) -> bool:
-    """Train a chain, or print its dry run; returns False where nothing worked in a stage.
-
-    Args:
-        layers: settings, such as a file's and those of the command line; later ones win.
-    """
+    """Train a chain, or print its dry run; returns False where nothing worked in a stage."""
     plan = plan_chain(*layers)  # wrong words are answered before torch is loaded
     if plan.dry_run:
         print_lines(plan.lines())

@@ -30,11 +30,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 def spread_stages(tree: Mapping[str, Any]) -> Tree:
-    """A chain's settings in which the dotted keys of its stages are spread out.
-
-    Raises:
-        ConfigError: a stage has no name, no settings, or a setting that only the chain has.
-    """
+    """A chain's settings in which the dotted keys of its stages are spread out."""
     if STAGES not in tree:
         return dict(tree)
     stages = tree[STAGES]

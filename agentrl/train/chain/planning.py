@@ -126,9 +126,6 @@ class Chain:
 def plan_chain(*layers: Tree) -> Chain:
     """Plan a chain, or one that is resumed.
 
-    Args:
-        layers: settings, such as a file's and those of the command line; later ones win.
-
     Raises:
         AgentRLError: something is wrong with a stage; the message names it, and all others of which something is.
     """
@@ -302,11 +299,7 @@ def _together(wrong: list[AgentRLError]) -> AgentRLError:
 
 
 def _check(plan: Chain) -> None:
-    """Look up what the stages that are still to come name, and refuse changes of those that are done.
-
-    Raises:
-        AgentRLError: there is none of a name, or a setting changed; the message names the stage.
-    """
+    """Look up what the stages that are still to come name, and refuse changes of those that are done."""
     wrong: list[AgentRLError] = []
     for stage in plan.stages:
         try:

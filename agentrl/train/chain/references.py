@@ -59,11 +59,7 @@ def references(tree: Any, setting: str = "") -> Iterator[StageOutput]:
 
 
 def check_references(tree: Mapping[str, Any], earlier: Mapping[str, Any], later: tuple[str, ...]) -> None:
-    """Refuse references to stages that are not there, or not before this one.
-
-    Raises:
-        ConfigError, UnknownName: one is.
-    """
+    """Refuse references to stages that are not there, or not before this one."""
     for each in references(tree):
         if each.stage in later:
             raise ConfigError(f"{each.setting}=stage:{each.stage}: that stage does not come before this one")

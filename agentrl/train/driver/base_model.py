@@ -94,11 +94,7 @@ def name_as_given(error: Exception, own: Path, model: ModelConfig) -> None:
 
 
 def resolve_model(model: ModelConfig, algo: AlgoConfig) -> Path:
-    """The folder of the model that a run starts from; a run that learns scores may start from a score model.
-
-    Raises:
-        UnknownName: no such model; the message lists what is known.
-    """
+    """The folder of the model that a run starts from; a run that learns scores may start from a score model."""
     return model_folder(model, scores=make_algorithm(algo).needs.head is not None)
 
 

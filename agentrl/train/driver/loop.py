@@ -351,15 +351,7 @@ class Loop:
         outcomes: Sequence[GroupOutcome],
         digests: Mapping[str, str],
     ) -> dict[str, float]:
-        """Log the numbers, show the progress; returns the numbers.
-
-        Args:
-            step: from 1.
-            groups: that were generated for it.
-            metrics: of learning and evaluation.
-            outcomes: what became of groups.
-            digests: of the sessions of these.
-        """
+        """Log the numbers, show the progress; returns the numbers."""
         metrics = lost_tokens.add_left_out(metrics, self.left_out)
         row = {**rollout_metrics(groups), **self.selected, **metrics, "version": float(self.trainer.version)}
         row |= {f"{name}/version": float(self.state.learned[name].trainer.version) for name in self.others}

@@ -177,9 +177,6 @@ def _guard_folder(folder: RunFolder, display: Display) -> Iterator[None]:
     """Close a run's folder in the end; remove a new one where the run fails before its first checkpoint.
 
     Where that is because the disk failed or is full, what the run has done stays.
-
-    Raises:
-        StoreError: the folder's disk failed or is full; the message says how to resume.
     """
     config = folder.config
     display.resume_hint = lambda: f"interrupted; {folder.resume_hint()}"

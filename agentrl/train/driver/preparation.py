@@ -139,11 +139,7 @@ def add_policies(loop: Loop, rollouts: Rollouts, algorithms: Mapping[str, Algori
 
 
 def _share_base(trainer: Trainer, loop: Loop, name: str) -> None:
-    """Have a policy's trainer compute with the base of the main one's, where it is the same.
-
-    Raises:
-        ConfigError: passes are to be mixed, and can't be.
-    """
+    """Have a policy's trainer compute with the base of the main one's, where it is the same."""
     if isinstance(trainer, BaseSharing) and trainer.share_base(loop.trainer):
         if loop.config.lora.tenants == "mixed":
             trainer.prove_mixing()

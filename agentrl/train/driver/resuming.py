@@ -157,12 +157,6 @@ def _rate_jump(
 def newest_whole(run: Path, steps: int, done: int, say: Callable[[str], None]) -> Path | None:
     """The newest complete checkpoint; newer ones are renamed, and a line says why.
 
-    Args:
-        run: the run's folder.
-        steps: how many steps there shall be.
-        done: how many the metrics have.
-        say: displays a line.
-
     Returns:
         None where the run had not come to its first one yet.
 
@@ -201,11 +195,7 @@ def newest_whole(run: Path, steps: int, done: int, say: Callable[[str], None]) -
 
 
 def check_formats(run: Path) -> None:
-    """Refuse a run that a later agentrl wrote, or that has a checkpoint which a later one did.
-
-    Raises:
-        NewerFormat: that is so.
-    """
+    """Refuse a run that a later agentrl wrote, or that has a checkpoint which a later one did."""
     formats.check_run(run)
     of_files = {STATE: formats.CHECKPOINT, manifest.NAME: formats.MANIFEST}
     for file, expected in ((path / name, each) for path in step_folders(run) for name, each in of_files.items()):

@@ -161,11 +161,6 @@ def read_groups(store: Store, groups: ChosenGroups, kept: Mapping[str, Session |
 
     Another session of the same id may be kept, of an environment worker that died before it had answered.
 
-    Args:
-        store: has the sessions that are not kept.
-        groups: the groups.
-        kept: sessions in memory, by id.
-
     Raises:
         StoreError: the store has another session under an id.
     """

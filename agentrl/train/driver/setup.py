@@ -129,11 +129,7 @@ def _takes_minibatches(trainer: str) -> bool:
 
 
 def _check_secrets(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings, once no secret is missing that a config.yaml does not keep.
-
-    Raises:
-        ConfigError: one is.
-    """
+    """The settings, once no secret is missing that a config.yaml does not keep."""
     if names := list(list_hidden(tree)):
         given = " ".join(f"{name}=…" for name in names)
         raise ConfigError(f"{', '.join(names)}: secrets are not kept in config.yaml; give them again: {given}")
@@ -157,11 +153,7 @@ def _recipe(env: str, model: str) -> Tree:
 
 
 def _read_recipe(env: str, suits: Callable[[str], Any], model: str) -> dict[str, Any]:
-    """The environment's own recipe.
-
-    Raises:
-        EnvError: its code failed, or returned something else than settings.
-    """
+    """The environment's own recipe."""
     try:
         settings = suits(model)
     except Exception as error:

@@ -81,12 +81,6 @@ async def demonstrations(rollouts: Rollouts, tasks: TaskStream, count: int, disp
 def fitting(demos: list[Session], context: Mapping[str, int], limits: RolloutConfig, display: Display) -> list[Session]:
     """The demonstrations that are imitated: those beyond the context are not, as `rollout.overlong` says.
 
-    Args:
-        demos: as they were played.
-        context: limits of a path's tokens, by what sets them (`room.context`).
-        limits: of rollouts.
-        display: says what is left out, and what sampled sessions will not be able to repeat.
-
     Raises:
         ConfigError: all of them are beyond it, or one is and that is refused.
     """
@@ -178,10 +172,6 @@ def keep_base(trainer: Trainer, folder: Path) -> None:
     """Have an adapter's trainer export the model that a warm start left, as the base of all that follows.
 
     It is written once, in place of a copy in each checkpoint, and engines get the adapter alone.
-
-    Args:
-        trainer: the whole model of which has been trained.
-        folder: where; it must stay there.
     """
     shutil.rmtree(folder, ignore_errors=True)
     trainer.export(folder)
@@ -189,13 +179,7 @@ def keep_base(trainer: Trainer, folder: Path) -> None:
 
 
 def note_times(run: Path, began: float, ended: float | None) -> None:
-    """Write when a warm start went on, for the viewer's timeline: it has no rows among the metrics.
-
-    Args:
-        run: the run's folder.
-        began: seconds since 1970.
-        ended: likewise; None while it goes on.
-    """
+    """Write when a warm start went on, for the viewer's timeline: it has no rows among the metrics."""
     write_atomically(run / TIMES, orjson.dumps({"began": began, "ended": ended}))
 
 
@@ -204,11 +188,7 @@ def _folder_of(folder: Path, step: int) -> Path:
 
 
 def _save(trainer: Trainer, folder: Path, step: int) -> None:
-    """Save a trainer, and remove those of earlier steps.
-
-    Raises:
-        StoreError: it can't be written (the disk is full); the one before it stays.
-    """
+    """Save a trainer, and remove those of earlier steps."""
     saved = _folder_of(folder, step)
     try:
         folder.mkdir(parents=True, exist_ok=True)

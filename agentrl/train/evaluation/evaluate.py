@@ -134,11 +134,7 @@ def _within(key: str, names: Sequence[str]) -> bool:
 
 
 def refuse_ignored(tree: Mapping[str, Any]) -> None:
-    """Refuse settings that an evaluation would ignore.
-
-    Raises:
-        ConfigError: there are some; the message names each, and why.
-    """
+    """Refuse settings that an evaluation would ignore."""
     if found := list_ignored(tree):
         raise ConfigError("\n".join(f"{key} {why}; leave it out of an evaluation" for key, why in found.items()))
 

@@ -53,11 +53,6 @@ class HeldOutProbe:
     async def look(self, groups: Sequence[Group], when: str, step: int) -> dict[str, float]:
         """Look at an evaluation's best sessions.
 
-        Args:
-            groups: the evaluation's.
-            when: names it, for warnings.
-            step: how many of the run's steps were done.
-
         Returns:
             Metrics: `probe/best`, the mean score of the best sessions; `probe/score` and `probe/gap` by the second
             scorer; `probe/replayed` and `probe/replay_gap` under other seeds; `probe/alarm`, 1 where a gap grew beyond

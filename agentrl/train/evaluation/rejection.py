@@ -90,11 +90,7 @@ CAUSES = (FAILED, UNENDED, LOW, SAME, SURPLUS)
 
 
 def split_settings(tree: Tree) -> tuple[Tree, RejectConfig]:
-    """The settings of the evaluation, and those of what is kept.
-
-    Raises:
-        ConfigError: a setting is wrong, or is given another way.
-    """
+    """The settings of the evaluation, and those of what is kept."""
     own = validate({name: tree[name] for name in RejectConfig.model_fields if name in tree}, RejectConfig)
     rest = {name: value for name, value in tree.items() if name not in RejectConfig.model_fields}
     given = rest.get("eval")

@@ -115,11 +115,7 @@ def runs_as_it_is(path: str) -> str | None:
 
 
 def options(kind: str | None, grading: str | None, strings: str | None) -> dict[str, Any]:
-    """The reader's settings by what was typed.
-
-    Raises:
-        ConfigError: a name is none of those that there are.
-    """
+    """The reader's settings by what was typed."""
     from agentrl.envs.builtin.questions.formats import Grading
 
     allowed: dict[str, tuple[str | None, Set[str]]] = {

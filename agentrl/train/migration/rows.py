@@ -77,11 +77,7 @@ class RowReader:
     unread: Counter[str] = field(default_factory=Counter)
 
     def carry(self, row: Row, place: str) -> dict[str, Any]:
-        """The row as a run reads it.
-
-        Raises:
-            Refused: it can't be carried.
-        """
+        """The row as a run reads it."""
         if media := next((name for name in MEDIA if row.get(name)), None):
             raise Refused(f"it has {media}, which no run trains on")
         row = _with_prompt(row)

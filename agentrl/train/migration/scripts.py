@@ -28,11 +28,7 @@ OF_PPO = ("gamma", "gae_lambda", "value_clip", "value_trunk_lr", "value_warmup")
 
 
 def translate(script: Path) -> Iterator[str]:
-    """The lines of `agentrl convert settings`: each setting with ours, what has none, and the command.
-
-    Raises:
-        ConfigError: there is no such file, or it has neither slime's flags nor verl's settings.
-    """
+    """The lines of `agentrl convert settings`: each setting with ours, what has none, and the command."""
     if not script.is_file() or script.stat().st_size > MOST_BYTES:
         raise ConfigError(f"{str(script)!r}: there is no such script of at most {MOST_BYTES:,} bytes")
     flags, dotted = read_script(script.read_text("utf-8", "replace"))

@@ -20,11 +20,7 @@ ReadData = Conversations | JudgedRows | RecordedRun
 
 
 def read_data(data: DataConfig, algorithm: Algorithm) -> ReadData:
-    """Read what `data=` names.
-
-    Raises:
-        ConfigError: it can't be read.
-    """
+    """Read what `data=` names."""
     needs = algorithm.needs
     if not is_run(data.name):
         compared: Compared | None = "pairs" if needs.pairs else "labels" if needs.labels else None

@@ -68,11 +68,7 @@ def _modules(shape: Shape) -> Iterator[tuple[str, int]]:
 
 
 def adapter_parameters(shape: Shape, lora: LoraConfig) -> int:
-    """Return how many numbers a run's adapter has, with those of modules that are trained in full; 0: there is none.
-
-    Raises:
-        InvalidInput: `lora.adapter` is no adapter's folder.
-    """
+    """Return how many numbers a run's adapter has, with those of modules that are trained in full; 0: there is none."""
     if not lora.active:
         return 0
     if lora.adapter is not None:

@@ -22,12 +22,7 @@ def check_players(
     policies: Policies,
     program: tuple[str, GatewayConfig, ClusterConfig] | None,
 ) -> None:
-    """Check without loading a model who plays whom, for a dry run; `program`: see `check_agents`.
-
-    Raises:
-        ConfigError, UnknownName: an agent, a renderer or a function is not there; naming the setting.
-        EnvError: the environment can't be made.
-    """
+    """Check without loading a model who plays whom, for a dry run; `program`: see `check_agents`."""
     check_addresses(fleets)
     env = make(named.name, **named.kwargs)
     check_agents(named.name, env, agents, policies, program, trains=True)
@@ -39,11 +34,7 @@ def check_players(
 
 
 def check_addresses(fleets: Mapping[str, tuple[EngineConfig, FleetConfig]]) -> None:
-    """Refuse a server that runs already where a policy that learns would bring its weights to another one's too.
-
-    Raises:
-        ConfigError: naming both settings.
-    """
+    """Refuse a server that runs already where a policy that learns would bring its weights to another one's too."""
     places: dict[str, str] = {}
     for name, (engine, fleet) in fleets.items():
         prefix = "" if name == MAIN else f"policies.{name}."
@@ -71,9 +62,6 @@ def check_agents(
     """Refuse policies for agents that an environment does not have, and a run that trains none.
 
     `name`: the environment's. `program`: the one that acts, with the settings of its gateway and of where that is.
-
-    Raises:
-        ConfigError: naming the setting, and the agents that there are.
     """
     for agent in agents if program is None else ():
         if agent not in env.agents:

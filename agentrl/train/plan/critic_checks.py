@@ -14,11 +14,7 @@ from agentrl.types import MAIN
 
 
 def check_view(algorithm: Algorithm, env: Env) -> None:
-    """Refuse a critic that is to see what no environment tells it.
-
-    Raises:
-        ConfigError: an environment has no `critic_view`.
-    """
+    """Refuse a critic that is to see what no environment tells it."""
     if not algorithm.needs.critic or not (numbers := algorithm.critic_config.value_view):
         return
     for part in list_mixed(env).values():
@@ -35,9 +31,6 @@ def check_joint_path(
     """Refuse a critic that is to read what all agents said where there is one, or one whose turns have no tokens.
 
     `forks`: the rule by which sessions fork; `program`: what acts in the model's place.
-
-    Raises:
-        ConfigError: there is no path of all agents' tokens.
     """
     if not algorithm.reads_joint_paths:
         return

@@ -64,13 +64,7 @@ class Devices:
 
 
 def devices_of(assignment: Assignment, nodes: Sequence[ClusterNode], here: float) -> list[Devices]:
-    """All devices that something is on, those with the same together.
-
-    Args:
-        assignment: who is where.
-        nodes: the cluster's.
-        here: bytes of this machine's memory, which is the first node.
-    """
+    """All devices that something is on, those with the same together."""
     found = list[Devices]()
     for node in nodes:
         places = [place for place in assignment.on(node.name) if place.role in ("trainer", "engine")]
@@ -116,15 +110,7 @@ def with_models(devices: Sequence[Devices], models: Iterable[tuple[float, bool]]
 def too_full(
     devices: Sequence[Devices], trainer: TrainerMemory, engine: EngineMemory, session: int, sessions: int = 1
 ) -> Iterator[str]:
-    """Yield a warning for each thing that does not fit.
-
-    Args:
-        devices: those that something is on.
-        trainer: a rank's memory.
-        engine: an engine rank's.
-        session: tokens that a session may have.
-        sessions: how many an engine is to have at once.
-    """
+    """Yield a warning for each thing that does not fit."""
     for each in devices:
         if not each.room:
             continue

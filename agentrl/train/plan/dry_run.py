@@ -220,11 +220,7 @@ def nodes_of(machines: ClusterConfig) -> list[ClusterNode]:
 def places(
     run: RunDemand, own: LearnerConfig, machines: ClusterConfig, memory: TrainerMemory, nodes: Sequence[ClusterNode]
 ) -> Assignment:
-    """Return the places of a run on a cluster's nodes; on this machine alone all count GPUs from the first.
-
-    Raises:
-        ConfigError: the parts don't fit on the nodes.
-    """
+    """Return the places of a run on a cluster's nodes; on this machine alone all count GPUs from the first."""
     if machines.name == "ray":
         return place(nodes, run.wanted(memory.total / GIB))
     if len(nodes) > 1:

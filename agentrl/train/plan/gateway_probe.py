@@ -74,20 +74,11 @@ class GatewayHost(ImageHost):
         return await self._opened.enter_async_context(opened_gateway(where))
 
     async def call_gateway(self, gateway: OpenGateway) -> None:
-        """Call a gateway by the name that programs are given.
-
-        Raises:
-            InfraError: it is not reached; the message says why.
-        """
+        """Call a gateway by the name that programs are given."""
         await call_gateway(gateway)
 
     async def call_from_sandbox(self, gateway: OpenGateway, network: str, image: str | None) -> None:
-        """Call a gateway from a sandbox of this host in a Docker network; with HTTPS its port is enough.
-
-        Raises:
-            InfraError: it is not reached.
-            AgentRLError: there is no such sandbox.
-        """
+        """Call a gateway from a sandbox of this host in a Docker network; with HTTPS its port is enough."""
         from agentrl.tools.sandbox.docker.backend import create_docker
 
         sandbox = await create_docker(SandboxSpec(image=image or DEFAULT_IMAGE, network=network))
@@ -211,11 +202,7 @@ class Links:
 
 
 def links_of(config: ClusterConfig, nodes: Sequence[ClusterNode], most: int) -> Links:
-    """Return the links by which a run calls its gateways; at most `most` of those between nodes.
-
-    Raises:
-        ConfigError: no node has what a worker takes.
-    """
+    """Return the links by which a run calls its gateways; at most `most` of those between nodes."""
     names = [node.name for node in nodes]
     if not config.gateways:
         others = [(one, other) for one in names for other in names if one != other]

@@ -164,11 +164,7 @@ class Candidate:
 
 
 def rank_layouts(shape: Shape, config: PlanConfig, nodes: Sequence[ClusterNode]) -> list[Candidate]:
-    """The best layouts that fit, the fastest first; among those about as fast as each other, the simplest.
-
-    Raises:
-        ConfigError: none fits; the message says what lacks.
-    """
+    """The best layouts that fit, the fastest first; among those about as fast as each other, the simplest."""
     nodes = [node if node.gpu_memory else replace(node, gpu_memory=config.memory) for node in nodes if node.alive]
     every = list(_candidates(shape, config, nodes))
     best = min((each.time.total for each in every), default=0.0)

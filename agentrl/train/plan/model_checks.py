@@ -46,9 +46,6 @@ def prove_architecture(
     """Refuse a model that the trainer or the local engine computes differently than transformers.
 
     `later`: the main policy's trainer is proved by `prove_trainer`, once its servers load.
-
-    Raises:
-        ConfigError: with the numbers.
     """
     for name, policy in policies.items():
         if policy.name == MODEL:
@@ -90,11 +87,7 @@ def loads_meanwhile(data: DataConfig | None, engine: EngineConfig) -> bool:
 
 
 def prove_trainer(trainer: TrainerConfig, base: Path, name: str, context: int | None, display: Display) -> None:
-    """Refuse a model that the trainer computes differently than transformers.
-
-    Raises:
-        ConfigError: with the numbers.
-    """
+    """Refuse a model that the trainer computes differently than transformers."""
     plugin = TRAINERS.find(trainer.name)
     if name != setup.TINY and plugin.proves(trainer):
         with display.part("proving the architecture for the trainer"):
@@ -126,9 +119,6 @@ def require_one_tokenizer(algorithms: Mapping[str, Algorithm], own: str, policie
     """Refuse critics that read the tokens of all policies where these have several tokenizers.
 
     `algorithms`: of the policies that learn. `own`: the name of the main policy's model, whose folder is `base`.
-
-    Raises:
-        ConfigError: another policy's tokens mean something else than the main one's.
     """
     reader = next((name for name, each in algorithms.items() if each.reads_joint_paths), None)
     if reader is None:
@@ -170,9 +160,6 @@ def compare_loaded(
 
     Returns:
         The comparison; None where there was nothing to compare.
-
-    Raises:
-        ConfigError: with the numbers, and the first layer that differs.
     """
     chosen = own.trainer
     if own.model.name == setup.TINY or not TRAINERS.find(chosen.name).proves(chosen):
@@ -217,11 +204,7 @@ def require_recording(trainer: TrainerConfig, settings: EngineConfig, engine: En
 
 
 def require_supports(limits: RolloutConfig, engine: Engine) -> None:
-    """Refuse engines that have started and don't tell what a run's tokens will be drawn from.
-
-    Raises:
-        ConfigError: the message has the server's option.
-    """
+    """Refuse engines that have started and don't tell what a run's tokens will be drawn from."""
     narrowed, why = limits.narrowed, as_managed(engine).unrecorded(sampling_of(limits))
     if narrowed and why:
         raise ConfigError(

@@ -50,11 +50,7 @@ class RunDemand:
     frozen: tuple[Demand, ...] = ()
 
     def wanted(self, memory: float = 0.0) -> Wanted:
-        """Return the request for the placement; `memory` is what a trainer's rank needs on its GPU, in GiB.
-
-        Raises:
-            ConfigError: engines are to be on the trainer's GPUs, and one of both has none.
-        """
+        """Return the request for the placement; `memory` is what a trainer's rank needs on its GPU, in GiB."""
         if self.layout != "disaggregated":
             for role in ("trainer", "engine"):
                 if not self.roles[role].gpus:
@@ -75,11 +71,7 @@ class RunDemand:
 
 
 def split_of(trainer: TrainerConfig, model: Any, nodes: Sequence[ClusterNode]) -> Split:
-    """Return how the trainer's ranks share the model, whose settings `model` has as attributes.
-
-    Raises:
-        ConfigError: the model can't be shared like that.
-    """
+    """Return how the trainer's ranks share the model, whose settings `model` has as attributes."""
     here = sum(node.gpus for node in nodes) if on_gpus(trainer.device, nodes) else 0
     return TRAINERS.find(trainer.name).split(trainer, model, here)
 
@@ -194,9 +186,6 @@ def reserve(
 
     Colocated engines need their places beside the trainer's, so that these are taken in any case. Frozen policies'
     engines that occupy something else than the main policy's have no part in what is taken: Ray finds their nodes.
-
-    Raises:
-        ConfigError: it does not fit on the nodes, or is not free in time.
     """
     if machines.name != "ray":
         return

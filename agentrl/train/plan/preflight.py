@@ -127,9 +127,6 @@ def _check_rewarded(name: str, env: Env, algorithm: Algorithm) -> None:
     """Refuse an environment that can't give a reward, where the algorithm learns from rewards.
 
     One with tools, with steps of its own, or in a wrapper may give them there; a program gives them to the gateway.
-
-    Raises:
-        ConfigError: there is nothing that gives one.
     """
     if algorithm.config.shaping.active or algorithm.needs.teacher:
         return
@@ -144,11 +141,7 @@ def _check_rewarded(name: str, env: Env, algorithm: Algorithm) -> None:
 
 
 def _check_adapter(engine: EngineConfig, lora: LoraConfig) -> None:
-    """Refuse servers that compute an adapter beside their base where some of it is no adapter.
-
-    Raises:
-        ConfigError: it is so.
-    """
+    """Refuse servers that compute an adapter beside their base where some of it is no adapter."""
     rank = getattr(engine, "adapter_rank", 0)
     more = " and ".join(filter(None, beyond_layers(lora))) if rank and lora.active else ""
     if more:
@@ -159,11 +152,7 @@ def _check_adapter(engine: EngineConfig, lora: LoraConfig) -> None:
 
 
 def _check_reading(config: RunConfig, data: DataConfig, algorithm: Algorithm, *, written_later: WrittenLater) -> None:
-    """Refuse what a run that reads its sessions can't do, and a model or a file that is not there.
-
-    Raises:
-        ConfigError: something that is set can't be used.
-    """
+    """Refuse what a run that reads its sessions can't do, and a model or a file that is not there."""
     needs, file = algorithm.needs, written_later == "file" or not (written_later or is_run(data.name))
     if file and needs.engine and not (needs.pairs or needs.labels):
         raise ConfigError(
@@ -198,12 +187,7 @@ def _check_reading(config: RunConfig, data: DataConfig, algorithm: Algorithm, *,
 
 
 def check_rollouts(config: RunConfig) -> Env:
-    """Look up what the configuration of rollouts without a trainer names; one of its environments.
-
-    Raises:
-        UnknownName: there is none of a name; the message lists what is known.
-        ConfigError, InvalidInput, EnvError, MissingExtra: something that is named can't be used here.
-    """
+    """Look up what the configuration of rollouts without a trainer names; one of its environments."""
     model = None if config.resume or config.rerun else config.model.name  # these have the run's own copy
     own, here = config.learners[MAIN], config.cluster.name == "local"
     _check_player(own, model, here, config.agent, config.gateway)
@@ -218,12 +202,7 @@ def check_rollouts(config: RunConfig) -> Env:
 
 
 def check_evaluation(config: RunConfig) -> None:
-    """Look up what an evaluation's configuration names; a model that is known by name is fetched.
-
-    Raises:
-        UnknownName: there is none of a name; the message lists what is known.
-        ConfigError, InvalidInput, EnvError, MissingExtra: something that is named can't be used here.
-    """
+    """Look up what an evaluation's configuration names; a model that is known by name is fetched."""
     here = config.cluster.name == "local"
     _check_resident(config.rewards, config.cluster)
     env = make(config.env.name, **config.env.kwargs)

@@ -25,9 +25,6 @@ def plan_lines(words: Mapping[str, Any], settings: Mapping[str, Any] | None) -> 
     Args:
         words: of the command line.
         settings: a run's, planned as it is on the nodes that the words describe; None ranks the layouts of a model.
-
-    Raises:
-        ConfigError, InvalidInput: a setting is wrong, or nothing fits.
     """
     if settings is None:
         return describe_plan(validate(words, PlanConfig))
@@ -41,11 +38,7 @@ def plan_lines(words: Mapping[str, Any], settings: Mapping[str, Any] | None) -> 
 
 
 def describe_plan(config: PlanConfig) -> Iterator[str]:
-    """The lines of a plan.
-
-    Raises:
-        InvalidInput, ConfigError: the model can't be planned, or no layout fits.
-    """
+    """The lines of a plan."""
     shape, nodes = shape_of(config.model), nodes_of(config)
     found = rank_layouts(shape, config, nodes)
     experts = f", {shape.active / 1e9:.3g} B of them active" if shape.num_experts else ""

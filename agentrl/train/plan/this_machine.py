@@ -70,11 +70,7 @@ class Feature:
 
 
 def find_features(folder: Path) -> Iterator[Feature]:
-    """Yield the features of this machine, those first that all else needs.
-
-    Args:
-        folder: where runs will be.
-    """
+    """Yield the features of this machine, those first that all else needs."""
     yield _python()
     yield _torch()
     yield from map(_package, EXTRAS)

@@ -16,11 +16,7 @@ from agentrl.types import MAIN
 
 
 def check_trainers(learners: Learners, policies: Policies) -> dict[str, Algorithm]:
-    """Return the policies' algorithms; refuse settings that no trainer can be made from.
-
-    Raises:
-        ConfigError, UnknownName, MissingExtra: see `check_trainer`, and `TrainerPlugin.numbers` for a critic's model.
-    """
+    """Return the policies' algorithms; refuse settings that no trainer can be made from."""
     found = {}
     for name, own in learners.items():
         with named_as_given(policies, name):
@@ -34,9 +30,6 @@ def check_layouts(learners: Learners, policies: Policies, begun: str | None) -> 
     """Refuse ranks that can't share a policy's model, whose folder is there, however many GPUs there are.
 
     Of a run that has `begun`, and is resumed or repeated, its own copy of the model counts.
-
-    Raises:
-        ConfigError: naming the policy's setting, and the rule that does not hold.
     """
     for name, own in learners.items():
         plugin = TRAINERS.find(own.trainer.name)

@@ -35,15 +35,7 @@ def best_checkpoint(checkpoints: Sequence[Path], rows: Sequence[Row], metric: st
 def remove_superseded(
     run: Path, checkpoints: Sequence[Path], keep: int, metric: str | None, rows: Callable[[], Sequence[Row]]
 ) -> None:
-    """Remove all checkpoints but the newest `keep` and the best, which `best.json` names.
-
-    Args:
-        run: the run's folder.
-        checkpoints: oldest first.
-        keep: how many of the newest stay.
-        metric: see `best_checkpoint`; None: there is no best one.
-        rows: reads the run's metrics.
-    """
+    """Remove all checkpoints but the newest `keep` and the best, which `best.json` names."""
     best = None if metric is None else write_best(run, checkpoints, rows(), metric)
     for old in checkpoints[:-keep]:
         if best is None or old != best[0]:

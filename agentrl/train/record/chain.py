@@ -186,11 +186,7 @@ def chain_of(run: Path) -> Path | None:
 
 
 def refuse_done_stage(run: Path) -> None:
-    """Refuse to resume a run that is a done stage of a chain: later stages began with its result.
-
-    Raises:
-        ConfigError: it is one.
-    """
+    """Refuse to resume a run that is a done stage of a chain: later stages began with its result."""
     whole = chain_of(run)
     found = read(whole).stage(run.absolute().name) if whole else None
     if found is not None and found.end is not None:
@@ -218,11 +214,7 @@ def settings_hash(tree: Mapping[str, Any]) -> str:
 
 
 def end_of(run: Path, before: float | None, after: float | None) -> StageEnd:
-    """The result of a run that has ended.
-
-    Raises:
-        ConfigError: it has no checkpoint.
-    """
+    """The result of a run that has ended."""
     checkpoints = sorted(path for path in (run / "checkpoints").glob("step-*") if path.name[5:].isdecimal())
     if not checkpoints:
         raise ConfigError(f"{run} has no checkpoint, so its stage has no result")

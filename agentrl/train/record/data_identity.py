@@ -28,11 +28,7 @@ COMPARED = 1024
 
 
 def read_identities(run: Path) -> Identities:
-    """The identities that a run's last process recorded; empty where none did, as of an older agentrl.
-
-    Raises:
-        ConfigError: the record is damaged.
-    """
+    """The identities that a run's last process recorded; empty where none did, as of an older agentrl."""
     found = read_rows(run / STARTS, lambda row: identity.read(row[identity.KEY]) if row.get(identity.KEY) else {})
     return next(filter(None, reversed(found)), {})
 
@@ -42,18 +38,8 @@ def check_same(
 ) -> list[str]:
     """Compare a run's data with that of the run which it resumes or repeats.
 
-    Args:
-        resume: that run, where one is resumed.
-        rerun: that run, where one is repeated.
-        env: has the data; None where it is read.
-        found: its identities.
-        accept_changed: go on with other data, and say so.
-
     Returns:
         Lines that are to be shown.
-
-    Raises:
-        ConfigError: it changed, and `accept_changed` is not set.
     """
     name = "resume" if resume else "rerun"
     if (run := resume or rerun) is None:

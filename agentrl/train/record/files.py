@@ -85,11 +85,7 @@ def read_rows(path: Path, read: Callable[[Any], Any] = lambda row: row) -> list[
 
 
 def keep_lines(path: Path, step: int) -> None:
-    """Keep of a file of JSON lines those up to a step (their field `step`), byte for byte; nothing where it is gone.
-
-    Raises:
-        ConfigError: a line is damaged.
-    """
+    """Keep of a file of JSON lines those up to a step (their field `step`), byte for byte; nothing where it is gone."""
     if path.exists():
         steps = read_rows(path, lambda row: row["step"] <= step)
         write_atomically(path, b"".join(compress(whole_lines(path), steps)))

@@ -36,11 +36,7 @@ _TOOLS = re.compile(r"\s*verl:.+\.ya?ml\s*")
 
 
 def keep(run: Path, settings: Mapping[str, Any]) -> None:
-    """Copy the files that settings name, and their helpers, into a run's folder, unless they are as they were.
-
-    Raises:
-        OSError: a copy can't be written.
-    """
+    """Copy the files that settings name, and their helpers, into a run's folder, unless they are as they were."""
     index = _index(run)
     together: dict[Path, list[str]] = defaultdict(list)
     for name in dict.fromkeys(_files(settings)):

@@ -49,11 +49,7 @@ def write(run: Path, step: int, outcomes: Iterable[GroupOutcome]) -> None:
 
 
 def read(run: Path) -> list[Entry]:
-    """A run's ledger; a torn last line is left out.
-
-    Raises:
-        ConfigError: a line is damaged.
-    """
+    """A run's ledger; a torn last line is left out."""
     return read_rows(run / NAME, lambda row: Entry(row["step"], GroupOutcome.read(row)))
 
 
@@ -67,11 +63,7 @@ def read_trained(entries: Iterable[Entry]) -> dict[int, list[GroupOutcome]]:
 
 
 def group_of(outcome: GroupOutcome, store: Store) -> Group:
-    """A group of the ledger with its stored sessions.
-
-    Raises:
-        StoreError: reading failed, or a session was damaged.
-    """
+    """A group of the ledger with its stored sessions."""
     sessions = last_attempts(store, outcome.group)
     task = sessions[0].task if sessions else Task(id=outcome.task)
     return Group(outcome.group, task, sessions, outcome.number, outcome.attempt, outcome.begun, outcome.choice)
@@ -84,13 +76,6 @@ def faults(run: Path) -> Iterator[str]:
     generated again, and the last was trained, discarded for good, or is still to be trained, which the checkpoint's
     state says. Up to the newest checkpoint no number is missing. The sessions of each trained group, as the store has
     them, are those that were trained (by `content_hash`). What is replayed was trained before.
-
-    Args:
-        run: a run's folder; another process may be training in it.
-
-    Raises:
-        ConfigError: the ledger is damaged.
-        StoreError: the session store can't be read.
     """
     entries = read(run)
     attempts: dict[int, list[Entry]] = defaultdict(list)

@@ -30,10 +30,6 @@ def write(folder: Path, about: Mapping[str, Any] | None = None) -> None:
     """Flush a folder's files to the disk and record them; files that are recorded already are not read again.
 
     What is still being written (`*.partial`) is left out: its writer calls this again.
-
-    Args:
-        folder: a model's, or a checkpoint.
-        about: further keys of the manifest.
     """
     try:
         manifest: dict[str, Any] = json.loads((folder / NAME).read_text())
@@ -135,12 +131,7 @@ def seal(folder: Path) -> str:
 
 
 def digest(path: Path, *, flush: bool = False) -> str:
-    """A file's digest; see the module's docstring.
-
-    Args:
-        path: the file.
-        flush: write the file to the disk first (fsync).
-    """
+    """A file's digest; see the module's docstring."""
     found = hashlib.sha256()
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size

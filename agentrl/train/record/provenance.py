@@ -251,18 +251,7 @@ async def confirm_weights(
     reference: str = "",
     policy: str = MAIN,
 ) -> Published:
-    """The weights that an engine has, by its own account.
-
-    Args:
-        engine: the trained policy's.
-        kind: the engine's name in the settings.
-        weights: how they were sent.
-        losses: see `sessions.tree.incarnations`.
-        probed: see `Published.probe`.
-        bound: see `Published.probe_bound`.
-        reference: see `Published.reference`.
-        policy: whose weights they are.
-    """
+    """The weights that an engine has, by its own account."""
     version = engine.version()
     checksums = await as_managed(engine).checksums() if weights.verify else {}
     caches: Caches = "kept" if weights.mode == "in_place" else "dropped"
@@ -294,11 +283,7 @@ def _line(step: int, found: Published | Trained) -> bytes:
 
 
 def read(run: Path) -> Iterator[tuple[int, Published | Trained]]:
-    """A run's record with the steps, one line at a time; a torn last line is left out.
-
-    Raises:
-        ConfigError: a line is damaged.
-    """
+    """A run's record with the steps, one line at a time; a torn last line is left out."""
     file = run / NAME
     if not file.exists():
         return

@@ -66,14 +66,7 @@ def push(run: Path, target: Path, step: int | None = None, *, replace: bool = Fa
 
 
 def card(settings: Mapping[str, Any], row: Mapping[str, float], step: int, digests: Mapping[str, str]) -> bytes:
-    """Return the card: what was trained from what, by which settings, what it was measured at, and its files.
-
-    Args:
-        settings: the run's, as in config.yaml.
-        row: metrics of its last evaluation up to the step.
-        step: after which of its steps.
-        digests: SHA-256 of each file, by name.
-    """
+    """Return the card: what was trained from what, by which settings, what it was measured at, and its files."""
     base, env = shorten_name(_value(settings, "model")), shorten_name(_value(settings, "env"))
     own = [(name, shorten_name(_value(settings, name))) for name in SETTINGS if _value(settings, name) is not None]
     lines = [

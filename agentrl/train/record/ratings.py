@@ -95,11 +95,7 @@ def write(run: Path, matches: Matches) -> None:
 
 
 def read(run: Path) -> list[Matches]:
-    """A run's games, step by step; a torn last line is left out.
-
-    Raises:
-        ConfigError: a line is damaged, or there is more than any run has.
-    """
+    """A run's games, step by step; a torn last line is left out."""
     file = run / NAME
     if file.exists() and file.stat().st_size > MOST_BYTES:
         raise ConfigError(f"{file} has more than {MOST_BYTES:,} bytes: no games of a run take as many")

@@ -48,11 +48,7 @@ UNLIMITED = {"turn_timeout": 1e8, "timeout": 1e9, "group_deadline": None, "max_r
 
 
 def settings(run: Path) -> dict[str, Any]:
-    """The settings with which a run is run again: its own, without deadlines, in another folder.
-
-    Raises:
-        ConfigError: there is no run, or not one that can be run again.
-    """
+    """The settings with which a run is run again: its own, without deadlines, in another folder."""
     saved = kept_code.usable(run, resuming.read_settings(run, "rerun"))
     steps = max((entry.step for entry in ledger.read(run)), default=0)
     if steps < saved["steps"]:
@@ -101,11 +97,7 @@ def load(run: Path, engine: Engine, weights: WeightsConfig, *, answers: bool) ->
 
 
 def require_kernel(run: Path, own: str) -> None:
-    """Refuse a rerun by another kernel than the run's; `own` is empty where an engine has no choice of kernels.
-
-    Raises:
-        ConfigError: it is another.
-    """
+    """Refuse a rerun by another kernel than the run's; `own` is empty where an engine has no choice of kernels."""
     starts = read_rows(run / STARTS)
     others = sorted({start.get("engine_kernel") or "torch" for start in starts} - {own})
     if own and others:

@@ -46,19 +46,7 @@ WRITTEN = (
 
 
 def check(run: Path, start: int, done: int, losses: str, say: Callable[[str], object]) -> None:
-    """Refuse to resume a run whose records are gone, and say which steps they lack.
-
-    Args:
-        run: its folder.
-        start: the step of the checkpoint that it resumes from.
-        done: the last step that its metrics have.
-        losses: the name of the file of lost weights; see `sessions.tree.incarnations`.
-        say: displays a line.
-
-    Raises:
-        ConfigError: a file is gone.
-        StoreError: the session store can't be read.
-    """
+    """Refuse to resume a run whose records are gone, and say which steps they lack."""
     ends = _steps(run)
     if not max(start, done, *ends.values()):
         return

@@ -65,11 +65,7 @@ class Storage:
             raise ConfigError(f"{field}={url}: {error}") from None
 
     def steps(self) -> list[int]:
-        """The steps of complete copies, ascending.
-
-        Raises:
-            ConfigError: the storage can't be read.
-        """
+        """The steps of complete copies, ascending."""
         return sorted(step for name, step in self._names().items() if name.endswith(".json"))
 
     def _names(self) -> dict[str, int]:
@@ -83,11 +79,7 @@ class Storage:
         return {name: int(found[1]) for name in names if (found := STEP.fullmatch(name))}
 
     def try_writing(self) -> None:
-        """Write and remove a small file.
-
-        Raises:
-            ConfigError: that failed.
-        """
+        """Write and remove a small file."""
         probe = f"{self.root}/.agentrl-probe"
         try:
             self.files.makedirs(self.root, exist_ok=True)
@@ -97,11 +89,7 @@ class Storage:
             raise ConfigError(f"{self.field}={self.url}: can't write there: {type(error).__name__}: {error}") from error
 
     def index(self, step: int) -> dict[str, int]:
-        """A complete copy's files, by their names under the URL, and their sizes in bytes.
-
-        Raises:
-            NewerFormat: a later agentrl wrote it.
-        """
+        """A complete copy's files, by their names under the URL, and their sizes in bytes."""
         index = json.loads(self.files.cat_file(f"{self.root}/{_name(step)}.json"))
         formats.RUN.check(index, f"{self.field}={self.url}")
         files: dict[str, int] = index["files"]
@@ -113,11 +101,7 @@ class Storage:
         self.files.put_file(str(source), path)
 
     def get(self, name: str, target: Path, size: int) -> None:
-        """Download one file.
-
-        Raises:
-            ConfigError: it is missing, or has another size.
-        """
+        """Download one file."""
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             self.files.get_file(f"{self.root}/{name}", str(target))
@@ -140,13 +124,6 @@ class Storage:
 
 class Uploads:
     """Uploads the checkpoints of a run, one at a time, in a thread of its own.
-
-    Args:
-        run: the run's folder.
-        url: where to.
-        keep: how many copies stay.
-        timeout: seconds that the end of a run waits for the last one.
-        warn: displays a line.
 
     Raises:
         ConfigError: nothing can be written there, or it holds copies that this run does not continue.
@@ -267,11 +244,7 @@ class Uploads:
 
 
 def download_resumed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A resumed run's settings, with the folder that its `resume=URL` was downloaded to.
-
-    Raises:
-        ConfigError: see `fetch`.
-    """
+    """A resumed run's settings, with the folder that its `resume=URL` was downloaded to."""
     url = str(settings["resume"])
     if "://" not in url:
         return dict(settings)

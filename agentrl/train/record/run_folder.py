@@ -179,12 +179,7 @@ class RunFolder:
             (self.path / STREAM).unlink(missing_ok=True)  # of steps that are taken otherwise
 
     def begin(self, start: int, about: Mapping[str, Any]) -> None:
-        """Record that a process trains after the step `start`.
-
-        Args:
-            start: the step.
-            about: what `starts.jsonl` has of it besides.
-        """
+        """Record that a process trains after the step `start`."""
         line = orjson.dumps({"step": start, **about, "sealed": True}) + b"\n"
         self.seals.start(start, self._yaml(), line, losses=read_losses(self.path), anew=self.checkpoint is None)
         self.write_settings()

@@ -119,11 +119,7 @@ def digest(data: bytes) -> str:
 
 
 def read(run: Path) -> list[tuple[Seal, str]]:
-    """A run's seals, each with the digest of its line; a torn last line is left out.
-
-    Raises:
-        ConfigError: a line is damaged.
-    """
+    """A run's seals, each with the digest of its line; a torn last line is left out."""
     return [(_parse(run, number, line), digest(line)) for number, line in enumerate(whole_lines(run / NAME), 1)]
 
 
@@ -188,9 +184,6 @@ class Seals:
             step: after how many steps.
             lines: what is going to be appended to files of `FILES`, by name; other new lines of theirs are sealed too.
             **found: other fields of `Seal`.
-
-        Raises:
-            OSError: writing failed.
         """
         with self._lock:
             known = self._load()

@@ -93,11 +93,7 @@ class RunState:
         return orjson.dumps({"step": step, **self._stream_and_algorithms()})
 
     def restore(self, path: Path) -> None:
-        """Load a checkpoint.
-
-        Raises:
-            ConfigError: it is one of an older version of agentrl.
-        """
+        """Load a checkpoint."""
         self.restore_stream(read_saved(path)["stream"])
         self.restore_trainers(path)
 
@@ -106,11 +102,7 @@ class RunState:
         self.stream.restore(state, partial(last_attempts, self.store))
 
     def restore_algorithms(self, state: Mapping[str, Any]) -> None:
-        """Continue from the saved state of the algorithms, in a checkpoint or after a step.
-
-        Raises:
-            ConfigError: it is of other policies.
-        """
+        """Continue from the saved state of the algorithms, in a checkpoint or after a step."""
         snapshots = {MAIN: state["algorithm"], **state.get(POLICIES, {})}
         if odd := sorted(snapshots.keys() ^ self.learned.keys()):
             raise ConfigError(f"policies.{odd[0]} learns in the run or in the checkpoint, and not in both")
@@ -118,11 +110,7 @@ class RunState:
             policy.algorithm.load_snapshot(snapshots[name])
 
     def restore_trainers(self, path: Path) -> None:
-        """Load of a checkpoint what learns, trainers and algorithms, and leave the stream as it is.
-
-        Raises:
-            ConfigError: it is one of an older version of agentrl, or of other policies.
-        """
+        """Load of a checkpoint what learns, trainers and algorithms, and leave the stream as it is."""
         state = read_saved(path)
         for name, policy in self.learned.items():
             policy.trainer.load(part(path, name) / TRAINER)

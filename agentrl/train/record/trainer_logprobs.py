@@ -57,9 +57,6 @@ def write(run: Path, step: int, version: int, found: Mapping[tuple[str, int], Se
         step: from 1.
         version: of the weights that computed them.
         found: one for each token of a node, by session (as credit counts it, `Session.by_agent`) and node.
-
-    Raises:
-        StoreError: writing failed.
     """
     formats.check_database(run / NAME, formats.LOGPROBS)
     rows = [(session, node, step, version, _pack(logprobs)) for (session, node), logprobs in found.items()]
@@ -76,13 +73,7 @@ def write(run: Path, step: int, version: int, found: Mapping[tuple[str, int], Se
 def last_of(run: Path, session: str, node: int) -> TurnLogprobs | None:
     """The newest record of a turn; None where there is none, as in a run without `record_logprobs`.
 
-    Args:
-        run: the run's folder.
-        session: the id under which credit counts it (`Session.by_agent`).
-        node: the turn's id there.
-
-    Raises:
-        StoreError: reading failed.
+    `session` is the id under which credit counts it (`Session.by_agent`), and `node` the turn's there.
     """
     if not (run / NAME).is_file():
         return None
@@ -97,11 +88,7 @@ def last_of(run: Path, session: str, node: int) -> TurnLogprobs | None:
 
 
 def digest(run: Path, step: int) -> str:
-    """A digest of a step's rows, 32 hexadecimal digits; '' where it has none.
-
-    Raises:
-        StoreError: reading failed.
-    """
+    """A digest of a step's rows, 32 hexadecimal digits; '' where it has none."""
     if not (run / NAME).is_file():
         return ""
     found = hashlib.blake2b(digest_size=16)

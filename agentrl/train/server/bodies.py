@@ -140,10 +140,6 @@ class Expiry(BaseModel):
 
 
 def require_adam(kind: str) -> None:
-    """Refuse another optimizer than AdamW.
-
-    Raises:
-        InvalidInput: it is another one.
-    """
+    """Refuse another optimizer than AdamW."""
     if kind != "adamw":
         raise InvalidInput(f"optimizer {kind!r} is not here; only adamw is")

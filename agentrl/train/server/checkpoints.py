@@ -37,11 +37,7 @@ class CheckpointInfo:
 
 
 def parse_path(path: str) -> tuple[str, str, str]:
-    """Return run, folder and name of a path.
-
-    Raises:
-        InvalidInput: it is none.
-    """
+    """Return run, folder and name of a path."""
     parts = path.removeprefix(SCHEME).split("/")
     if not path.startswith(SCHEME) or len(parts) != 3 or parts[1] not in KINDS:
         raise InvalidInput(f"{path!r} is no path of saved weights: {SCHEME}RUN/weights/NAME or …/sampler_weights/NAME")
@@ -49,11 +45,7 @@ def parse_path(path: str) -> tuple[str, str, str]:
 
 
 def checked_name(name: str) -> str:
-    """Return a checkpoint's name.
-
-    Raises:
-        InvalidInput: it could be no folder's.
-    """
+    """Return a checkpoint's name."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.=+-]{0,127}", name):
         raise InvalidInput(f"{name!r} is no name of a checkpoint: letters, digits and _ . = + -, at most 128")
     return name
@@ -62,15 +54,7 @@ def checked_name(name: str) -> str:
 def write_checkpoint(
     folder: Path, base: SharedBase, adapter: RunAdapter, about: CheckpointInfo, *, moments: bool
 ) -> None:
-    """Write a folder in PEFT's format, which is whole when it has its name; one that is there is replaced.
-
-    Args:
-        folder: where.
-        base: the adapter's.
-        adapter: what is saved.
-        about: is kept with it.
-        moments: keep the optimizer's too, for training to go on with.
-    """
+    """Write a folder in PEFT's format, which is whole when it has its name; one that is there is replaced."""
     import torch
 
     from agentrl.models.adapters import write_adapter

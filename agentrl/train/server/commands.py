@@ -87,9 +87,6 @@ def serve_training(tree: dict[str, Any]) -> None:
 
     Prints one line of JSON once requests are answered: the address, and each tenant's key. A new server that never
     gets so far leaves no folder.
-
-    Raises:
-        ConfigError: see `read_settings`.
     """
     config, folder, kept = read_settings(tree)
     made, served = not folder.exists(), False

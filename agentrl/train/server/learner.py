@@ -62,11 +62,7 @@ class SharedBase(TorchTrainer):
         self.context = int(most or 1 << 20)
 
     def new_adapter(self, spec: AdapterSpec) -> RunAdapter:
-        """Return an adapter that leaves the base's outputs as they are.
-
-        Raises:
-            InvalidInput: no layer is chosen.
-        """
+        """Return an adapter that leaves the base's outputs as they are."""
         self._put(None)
         names = [n for n in linear_layers(self.model) if (spec.attention if is_attention(n) else spec.mlp)]
         if not names:
@@ -101,11 +97,7 @@ class SharedBase(TorchTrainer):
         return budget if self.device.type == "cuda" else min(budget, MIXED_TOKENS)
 
     def work(self, adapter: RunAdapter, request: PassRequest) -> PassWork:
-        """Return a request that is about to be computed.
-
-        Raises:
-            InvalidInput: it can't be.
-        """
+        """Return a request that is about to be computed."""
         return PassWork(adapter, request, vocabulary=self.vocabulary, longest=self.context)
 
     @computing
@@ -140,11 +132,7 @@ class SharedBase(TorchTrainer):
         return [work.result() for work in works]
 
     def require_mixed(self) -> None:
-        """Refuse a base whose layers don't keep a forest's tokens in their order: mixed passes would be wrong.
-
-        Raises:
-            ConfigError: they compute something else than passes of each run's own.
-        """
+        """Refuse a base whose layers don't keep a forest's tokens in their order: mixed passes would be wrong."""
         works = []
         for seed in (1, 2):
             adapter = self.new_adapter(AdapterSpec(rank=1, seed=seed))

@@ -43,11 +43,7 @@ class WireLoss:
     wide: bool = False
 
     def read_settings(self, given: Settings) -> dict[str, float]:
-        """Return the settings, those that are given among them.
-
-        Raises:
-            InvalidInput: one is unknown, or no number.
-        """
+        """Return the settings, those that are given among them."""
         for name, value in given.items():
             if name not in self.settings:
                 known = ", ".join(self.settings) or "none"
@@ -96,11 +92,7 @@ WIRE_LOSSES: Mapping[str, WireLoss] = {
 
 
 def find_loss(name: str) -> WireLoss:
-    """Return a loss by its name.
-
-    Raises:
-        InvalidInput: there is none of that name.
-    """
+    """Return a loss by its name."""
     if name not in WIRE_LOSSES:
         guess = nearest(name, WIRE_LOSSES)
         hint = f"; nearest: {guess}" if guess else ""

@@ -66,11 +66,7 @@ class Sample:
 
 
 def read_pass_request(body: bytes) -> PassRequest:
-    """Read a `ForwardBackwardRequest`.
-
-    Raises:
-        InvalidInput: it is none, or holds what is not computed here.
-    """
+    """Read a `ForwardBackwardRequest`."""
     model_id, loss, seq_id, forward_only = "", "", 0, False
     data: list[Datum] = []
     settings: dict[str, float | str] = {}

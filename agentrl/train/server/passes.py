@@ -132,17 +132,7 @@ class PassResult:
 
 
 class PassWork:
-    """A request while it is computed.
-
-    Args:
-        adapter: of the run that asks.
-        request: what it asks.
-        vocabulary: the number of token ids.
-        longest: tokens of a datum, at most.
-
-    Raises:
-        InvalidInput: the request can't be computed.
-    """
+    """A request while it is computed."""
 
     def __init__(self, adapter: RunAdapter, request: PassRequest, *, vocabulary: int, longest: int) -> None:
         self.adapter, self.request = adapter, request

@@ -39,18 +39,7 @@ class SharedPass:
 
 
 def check_data(data: Sequence[Datum], inputs: Sequence[str], *, wide: bool, vocabulary: int, longest: int) -> None:
-    """Refuse data that a loss can't be computed of.
-
-    Args:
-        data: a request's.
-        inputs: what the loss reads besides targets.
-        wide: a position may have several targets.
-        vocabulary: the number of token ids.
-        longest: tokens of a datum, at most.
-
-    Raises:
-        InvalidInput: naming the datum and the field.
-    """
+    """Refuse data that a loss can't be computed of."""
     if not data:
         raise InvalidInput("data is empty")
     for index, datum in enumerate(data):

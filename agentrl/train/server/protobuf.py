@@ -18,11 +18,7 @@ _TOP, _WHOLE = 1 << 63, 1 << 64
 
 
 def read_fields(data: bytes) -> Iterator[tuple[int, Value]]:
-    """Yield a message's fields in order: integers, floats, or the bytes of texts, arrays and inner messages.
-
-    Raises:
-        InvalidInput: it is cut off, or of another format.
-    """
+    """Yield a message's fields in order: integers, floats, or the bytes of texts, arrays and inner messages."""
     at, size = 0, len(data)
     while at < size:
         tag, at = _read_varint(data, at)
@@ -73,22 +69,14 @@ def _to_signed(number: int) -> int:
 
 
 def as_bytes(value: Value) -> bytes:
-    """Return a field's bytes.
-
-    Raises:
-        InvalidInput: the field is a number.
-    """
+    """Return a field's bytes."""
     if not isinstance(value, bytes):
         raise InvalidInput("the body has a number where its message has bytes")
     return value
 
 
 def as_text(value: Value) -> str:
-    """Return a field's text.
-
-    Raises:
-        InvalidInput: it is none.
-    """
+    """Return a field's text."""
     try:
         return as_bytes(value).decode()
     except UnicodeDecodeError as error:

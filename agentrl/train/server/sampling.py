@@ -68,11 +68,7 @@ class SampleBody(BaseModel):
     record_stability_info: bool | None = None
 
     def token_ids(self) -> list[int]:
-        """Return the prompt's tokens.
-
-        Raises:
-            InvalidInput: it has other parts than text, or the request wants what is not computed here.
-        """
+        """Return the prompt's tokens."""
         wanted = ("topk_prompt_logprobs", "topk_sample_logprobs", "target_prompt_logprobs", "prompt_alt_tokens_k")
         for name in wanted:
             if getattr(self, name):
@@ -104,13 +100,7 @@ def read_adapted(folder: Path, base: Path) -> Iterator[Named]:
 
 
 class WeightsInTurn:
-    """An engine that holds the weights of one folder at a time.
-
-    Args:
-        engine: holds them.
-        base: the folder of the base.
-        read: reads the base with a folder's adapter.
-    """
+    """An engine that holds the weights of one folder at a time."""
 
     def __init__(
         self, engine: Engine, base: Path, read: Callable[[Path, Path], Iterator[Named]] = read_adapted
@@ -200,11 +190,7 @@ class SampleAnswers:
         self.sampled = 0
 
     async def sample(self, request_id: str, body: SampleBody, folder: Path | None) -> Answer:
-        """Draw a request's samples, and score its prompt where it asks for that.
-
-        Raises:
-            InvalidInput: it asks for what is not there.
-        """
+        """Draw a request's samples, and score its prompt where it asks for that."""
         ids = body.token_ids()
         engine, context = self.weights.engine, self.weights.engine.capabilities.max_context
         if not 0 < len(ids) < context:

@@ -224,21 +224,13 @@ class ServedRun:
 
     @property
     def adapter(self) -> RunAdapter:
-        """The adapter, which is in memory.
-
-        Raises:
-            InvalidInput: it is not.
-        """
+        """The adapter, which is in memory."""
         if self.loaded is None:
             raise InvalidInput(f"training run {self.info.model_id} has no adapter in memory")
         return self.loaded
 
     def read_state(self) -> dict[str, Any]:
-        """Return the adapter's state on the disk, mapped and not read yet.
-
-        Raises:
-            InvalidInput: there is none.
-        """
+        """Return the adapter's state on the disk, mapped and not read yet."""
         import torch
 
         found = max(self._states(), default=None)

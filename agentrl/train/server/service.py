@@ -27,14 +27,7 @@ KEPT_SAMPLES = 4096
 
 
 class TrainingService:
-    """The server without its wire.
-
-    Args:
-        config: the server's.
-        model: the base's folder.
-        folder: in which tenants' runs are kept.
-        base: computes all runs' passes; None: one on `model`.
-    """
+    """The server without its wire."""
 
     def __init__(self, config: ServeTrainingConfig, model: Path, folder: Path, base: SharedBase | None = None) -> None:
         self.config, self.model = config, model
@@ -66,20 +59,12 @@ class TrainingService:
             self.base.close()
 
     def require_base(self, name: str) -> None:
-        """Refuse another base than this server's.
-
-        Raises:
-            ApiError: it is another one.
-        """
+        """Refuse another base than this server's."""
         if name not in self.names:
             raise ApiError(400, f"base_model={name!r}: this server has {', '.join(self.names)}", "unknown_model")
 
     def submit(self, tenant: Tenant, run: ServedRun, number: int, work: Work) -> dict[str, str]:
-        """Keep a training run's request; returns where its answer will be.
-
-        Raises:
-            ApiError: too many wait.
-        """
+        """Keep a training run's request; returns where its answer will be."""
         if tenant.queued >= self.config.max_queued and not run.knows(number):
             raise ApiError(429, f"{tenant.queued} requests of this tenant wait", "queue_full", retry_after=1)
         run.accept(number, work)
@@ -106,11 +91,7 @@ class TrainingService:
         return {"request_id": request_id, "sample_sequence_ids": ids}
 
     def folder_of(self, tenant: Tenant, sampler: SamplerInfo) -> Path | None:
-        """Return the folder of a sampler's weights; None: it samples from the base.
-
-        Raises:
-            ApiError: they are gone.
-        """
+        """Return the folder of a sampler's weights; None: it samples from the base."""
         if sampler.folder is None:
             return None
         folder = tenant.path / sampler.folder
@@ -162,12 +143,7 @@ class TrainingService:
         return None
 
     def resolve_sampler(self, tenant: Tenant, sampler_id: str, base: str | None, path: str | None) -> SamplerInfo:
-        """Return a new sampling session's description.
-
-        Raises:
-            InvalidInput: neither a base nor weights are named.
-            ApiError: there are no such weights, or it is another base.
-        """
+        """Return a new sampling session's description."""
         if path is not None:
             folder, about = tenant.checkpoint(path)
             return SamplerInfo(sampler_id, base or about.base_model, str(folder.relative_to(tenant.path)), path)

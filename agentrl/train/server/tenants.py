@@ -77,11 +77,7 @@ class Tenant:
         self.sessions[session_id] = about
 
     def session(self, session_id: str) -> dict[str, Any]:
-        """Return an open session.
-
-        Raises:
-            ApiError: it is not this tenant's, or has finished.
-        """
+        """Return an open session."""
         if session_id not in self.sessions:
             raise ApiError(404, f"session {session_id!r} is not known here", "not_found")
         if self.sessions[session_id]["finished"]:
@@ -121,11 +117,7 @@ class Tenant:
         return sum(len(run.waiting) for run in self.runs.values())
 
     def run(self, model_id: str) -> ServedRun:
-        """Return a training run.
-
-        Raises:
-            ApiError: it is not this tenant's.
-        """
+        """Return a training run."""
         if model_id not in self.runs:
             raise ApiError(404, f"training run {model_id!r} is not known here", "not_found")
         return self.runs[model_id]
@@ -138,11 +130,7 @@ class Tenant:
         return self.runs[info.model_id]
 
     def sampler(self, sampler_id: str) -> SamplerInfo:
-        """Return a sampling session.
-
-        Raises:
-            ApiError: it is not this tenant's.
-        """
+        """Return a sampling session."""
         if sampler_id not in self.samplers:
             raise ApiError(404, f"sampling session {sampler_id!r} is not known here", "not_found")
         return self.samplers[sampler_id]
@@ -154,12 +142,7 @@ class Tenant:
         self.samplers[sampler.sampler_id] = sampler
 
     def checkpoint(self, path: str) -> tuple[Path, CheckpointInfo]:
-        """Return the folder of saved weights, and what is known of them.
-
-        Raises:
-            InvalidInput: it is no path of saved weights.
-            ApiError: there are none of this tenant's.
-        """
+        """Return the folder of saved weights, and what is known of them."""
         run_id, kind, name = parse_path(path)
         folder = self.run(run_id).path / kind / name
         about = read_about(folder)
@@ -175,11 +158,7 @@ class Tenants:
         self.all = [Tenant(name, folder / name) for name in names]
 
     def with_key(self, key: str) -> Tenant:
-        """Return the tenant whose key it is.
-
-        Raises:
-            ApiError: it is nobody's.
-        """
+        """Return the tenant whose key it is."""
         found = None
         for tenant in self.all:  # all of them are compared, so that the time says nothing
             if hmac.compare_digest(tenant.key.encode(), key.encode()):

@@ -92,23 +92,12 @@ def missing_model(config: TrainerConfig, algo: AlgoConfig, what: str) -> ConfigE
 
 
 def check_trainer(config: TrainerConfig, algorithm: Algorithm, lora: LoraConfig | None = None) -> None:
-    """Refuse settings that no trainer can be made from, before there is a model.
-
-    Raises:
-        UnknownName: no trainer of that name, and nothing at that import path.
-        MissingExtra: the trainer's libraries are not installed.
-        ConfigError: there is no such device, or the trainer takes no minibatches, or trains no adapters or score
-            models.
-    """
+    """Refuse settings that no trainer can be made from, before there is a model."""
     suitable(config, algorithm, lora).check(config)
 
 
 def suitable(config: TrainerConfig, algorithm: Algorithm, lora: LoraConfig | None) -> TrainerPlugin:
-    """Return the trainer's plug-in, where its steps can be as the settings of the algorithm and the adapter say.
-
-    Raises:
-        UnknownName, ConfigError: see `check_trainer`.
-    """
+    """Return the trainer's plug-in, where its steps can be as the settings of the algorithm and the adapter say."""
     plugin, algo = TRAINERS.find(config.name), algorithm.config
     if algo.minibatches > 1 and not plugin.takes_minibatches:
         raise ConfigError(
@@ -159,11 +148,7 @@ def _require_packing(config: TrainerConfig, plugin: TrainerPlugin, lora: LoraCon
 
 
 def beyond_layers(lora: LoraConfig) -> tuple[str, str]:
-    """Return the settings by which an adapter has modules in full, and matrices of experts; '' where it has none.
-
-    Raises:
-        InvalidInput: the folder of its start is no adapter's.
-    """
+    """Return the settings by which an adapter has modules in full, and matrices of experts; '' where it has none."""
     full, experts = lora.full, lora.experts
     if lora.adapter is not None:
         from agentrl.models.adapters import beside_layers

@@ -219,21 +219,13 @@ class StepLearner(ABC, Generic[B]):
         return self.algorithm.needs.reference or bool(self.algo.kl_coef and self.algo.kl_as == "loss")
 
     def require_reference(self) -> KeptWeights:
-        """Return the reference.
-
-        Raises:
-            InvalidInput: the phase keeps none.
-        """
+        """Return the reference."""
         if self.reference is None:
             raise InvalidInput(f"algo={self.algo.name} keeps no reference: it needs none, and algo.kl_coef is 0")
         return self.reference
 
     def require_critic(self) -> ValueModel:
-        """Return the critic.
-
-        Raises:
-            InvalidInput: the algorithm needs none.
-        """
+        """Return the critic."""
         if self.critic is None:
             raise InvalidInput(f"algo={self.algo.name} has no critic: it needs none")
         return self.critic
@@ -265,9 +257,6 @@ class StepLearner(ABC, Generic[B]):
             batches: the step's forests as they are computed, or this rank's share of them.
             sequences: how many sequences the batch has, on all ranks; see `sequence_count`.
             read: what a critic of joint paths learns from, in place of these.
-
-        Raises:
-            InvalidInput: the critic reads joint paths, and there are none.
         """
         skipped, epochs = self.optimizer.skipped, self.algo.epochs if batches and not self.warming_critic else 0
         learned, later = RankStepResult(rate=self.optimizer.rate(), epochs=epochs), minibatches(batches, 0)[1:]

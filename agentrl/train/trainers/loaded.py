@@ -151,9 +151,6 @@ def require_loaded(
         device: where transformers computes.
         precisions: in which transformers' own error is measured too, for `Loaded.own`.
         held: the form in which the trainer holds the weights, where it is another than the folder's.
-
-    Raises:
-        ConfigError: with the numbers, and the first layer that differs.
     """
     settings = config.model_dump_json(exclude={"threads", "timeout", "async_save"})
     depends = (config.name, device, settings, *sorted(precisions), *held)
@@ -182,13 +179,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def compare_folder(folder: Path, subject: str, family: str | None = None) -> Loaded:
-    """Compare what a trainer or the local engine computes with a folder's weights, in float32 on a CPU.
-
-    Args:
-        folder: a Hugging Face folder.
-        subject: torch, megatron or local.
-        family: the model's family on Megatron, where its configuration does not say it.
-    """
+    """Compare what a trainer or the local engine computes with a folder's weights, in float32 on a CPU."""
 
     def compute() -> Loaded:
         if subject == "local":

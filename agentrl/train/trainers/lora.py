@@ -239,14 +239,7 @@ class Lora:
         folder: Path,
         side_files: Mapping[str, bytes],
     ) -> None:
-        """Write the model with its adapter merged, and beside it, in folders, the adapter and a base of its own.
-
-        Args:
-            model: has the adapter.
-            state: all its tensors, whole.
-            folder: an empty one.
-            side_files: the files beside the base's weights.
-        """
+        """Write the model with its adapter merged, and beside it, in folders, the adapter and a base of its own."""
         model.save_pretrained(folder, state_dict=dict(merge_adapter(state, self.shape.scale)))  # type: ignore[operator]
         inner = folder / "adapter"
         inner.mkdir()

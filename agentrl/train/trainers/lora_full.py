@@ -40,11 +40,7 @@ def names_of(model: nn.Module, modules: Iterable[nn.Module]) -> list[str]:
 
 
 def matching_modules(model: nn.Module, patterns: tuple[str, ...]) -> list[nn.Module]:
-    """Return the modules with weights and without inner modules whose names patterns match.
-
-    Raises:
-        ConfigError: a pattern matches none.
-    """
+    """Return the modules with weights and without inner modules whose names patterns match."""
     leaves = {
         name: module
         for name, module in model.named_modules()

@@ -27,11 +27,7 @@ BLOCK = 64
 
 
 def load_library() -> Any:
-    """Return bitsandbytes' functions.
-
-    Raises:
-        MissingExtra: it is not installed.
-    """
+    """Return bitsandbytes' functions."""
     try:
         from bitsandbytes import functional as library  # type: ignore[import-not-found]
     except ImportError as error:
@@ -140,11 +136,6 @@ def quantise_folder(folder: Path, full: tuple[str, ...] = ()) -> None:
 
 def pack(model: nn.Module, source: Path, kept: Iterable[nn.Module] = ()) -> None:
     """Hold the weights of a model's linear layers in four bits; they stay what they are.
-
-    Args:
-        model: of a folder that `quantise_folder` rewrote.
-        source: the folder, for errors.
-        kept: modules that are trained in full.
 
     Raises:
         InvalidWeights: a weight has values that four bits don't hold.

@@ -45,9 +45,6 @@ class RewardModel:
 
         Args:
             batch: each forest's log-probabilities under the model, [P], with the rows that they are of.
-
-        Raises:
-            InvalidInput: credit gave no targets.
         """
         for logp, rows in batch:
             if rows.returns is None:

@@ -97,9 +97,6 @@ def segments(end: list[int]) -> list[_Part]:
     A tree of one token is not among them: its output is not used. A segment of one token is not computed by itself but
     with each of its children: layers take a single token for the next of a sequence that is being generated, and update
     their state in place.
-
-    Args:
-        end: as in `Forest`.
     """
     starts = [at for at in range(len(end)) if at == 0 or end[at] != end[at - 1]]
     found, above = (

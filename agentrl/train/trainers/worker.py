@@ -133,14 +133,7 @@ class WorkerComputing(ABC):
 
 
 class WorkerConnection(WorkerComputing):
-    """A connection to a trainer's worker.
-
-    Args:
-        access: of the process that started the worker.
-
-    Raises:
-        TrainerError: it can't be reached.
-    """
+    """A connection to a trainer's worker."""
 
     worker: Connection
 

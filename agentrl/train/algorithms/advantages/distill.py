@@ -190,15 +190,7 @@ class Distill(PolicyGradient):
         return {node: name for node, name in named.items() if name is not None}
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        """Compute the credit; with a divergence, which is the loss, every token's advantage is 1.
-
-        Args:
-            groups: those that were selected, in any order.
-            values: the teacher's log-probability of each token; `TeacherValues`, where a divergence is the loss.
-
-        Raises:
-            InvalidInput: there are none.
-        """
+        """Compute the credit; with a divergence, which is the loss, every token's advantage is 1."""
         if values is None:
             raise InvalidInput("algo=distill needs a teacher's log-probabilities")
         self._told = values.told if isinstance(values, TeacherValues) else None

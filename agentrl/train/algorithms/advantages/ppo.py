@@ -53,11 +53,7 @@ class Ppo(Grpo):
     config: PpoConfig
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        """Advantages per token, centred and scaled over the batch unless configured otherwise; the critic's targets.
-
-        Raises:
-            InvalidInput: there are no values.
-        """
+        """Advantages per token, centred and scaled over the batch unless configured otherwise; the critic's targets."""
         if values is None:
             raise InvalidInput("algo=ppo needs a critic's values")
         config = self.config

@@ -56,11 +56,7 @@ class Prime(PolicyGradient):
     config: PrimeConfig
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        """Compute the credit.
-
-        Raises:
-            InvalidInput: there are no process rewards, or a session's reward is not from 0 to 1.
-        """
+        """Compute the credit."""
         if values is None:
             raise InvalidInput("algo=prime needs a reward model's process rewards")
         scored = ids_by_group(groups)

@@ -87,11 +87,6 @@ class RescoreConfig(Section):
 async def rescore(run: Path, config: RescoreConfig, display: Display) -> tuple[Path, Evaluation, ScoreChanges]:
     """Score a run's sessions anew.
 
-    Args:
-        run: the folder of a run or an evaluation; it is only read.
-        config: the rewards, and which sessions.
-        display: displays progress.
-
     Returns:
         The folder of the result, the result, and what changed.
 

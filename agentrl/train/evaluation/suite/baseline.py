@@ -27,11 +27,7 @@ class _Compared(Section):
 
 
 def take_baseline(tree: Tree) -> CompareConfig | None:
-    """Take `compare` out of an evaluation's settings; its file is read at once, so that it is not missed at the end.
-
-    Raises:
-        ConfigError: there is no such result, or a setting is wrong.
-    """
+    """Take `compare` out of an evaluation's settings; its file is read at once, so that it is not missed at the end."""
     if "compare" not in tree:
         return None
     chosen = validate({"compare": tree.pop("compare")}, _Compared).compare

@@ -100,12 +100,6 @@ class Comparison:
 def compare(before: Results, after: Results, alpha: float = ALPHA, *, accept_changed_data: bool = False) -> Comparison:
     """Compare a result with an earlier one.
 
-    Args:
-        before: the earlier one.
-        after: the other.
-        alpha: below this p a difference counts.
-        accept_changed_data: compare the tasks that both have, with the same content, where their data differs.
-
     Raises:
         ConfigError: they have no task in common, or are of different data.
     """

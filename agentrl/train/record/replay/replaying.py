@@ -221,9 +221,6 @@ def _path(session: Session, turn: int) -> tuple[Session, Node, int]:
     Args:
         session: the recorded one.
         turn: the number among all turns of the trained policy, whatever their branches, from 1.
-
-    Raises:
-        ConfigError: there are not as many turns.
     """
     turns = _list_played(session)
     if turn > len(turns):
@@ -240,11 +237,7 @@ def _path(session: Session, turn: int) -> tuple[Session, Node, int]:
 
 
 def _settings(config: RunConfig, session: Session) -> RunConfig:
-    """The settings that the session was generated with, for one engine and no limits of other sessions' making.
-
-    Raises:
-        ConfigError: the session was not the model's own.
-    """
+    """The settings that the session was generated with, for one engine and no limits of other sessions' making."""
     if config.agent is not None:
         raise ConfigError(
             f"session {session.id!r} is an agent program's (agent={config.agent}), which can't be replayed"

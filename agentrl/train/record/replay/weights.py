@@ -22,12 +22,6 @@ from agentrl.types import VersionSpan
 def weights_of(recorded: Recorded, store: Store, span: VersionSpan, scratch: Path) -> tuple[Path, str]:
     """The folder of the weights that a span was generated under, and in words how they were found.
 
-    Args:
-        recorded: the run's record.
-        store: its sessions.
-        span: names the weights by version and incarnation.
-        scratch: an empty folder for weights that are computed again.
-
     Raises:
         ConfigError: no checkpoint has them, and they can't be computed again bit for bit; the message says why.
     """
@@ -74,11 +68,7 @@ def _train_again(recorded: Recorded, store: Store, start: int, base: Path, last:
 
 
 def _take(trainer: Trainer, step: Step, algo: AlgoConfig, settings: TrainerConfig, steps: int) -> None:
-    """Take a recorded step again.
-
-    Raises:
-        ConfigError: it comes out otherwise.
-    """
+    """Take a recorded step again."""
     scheduled = algo.schedule != "constant" and step.config.steps != steps
     if scheduled or (step.config.algo, step.config.trainer) != (algo, settings):
         what = "steps, which the learning rate follows," if scheduled else "settings of algo or trainer"

@@ -44,12 +44,7 @@ class ChainReport:
 
 
 def verify_chain(path: Path, *, weights: bool = False, trust: bool = False) -> ChainReport:
-    """Check each stage that has begun, and the chain's manifest against them.
-
-    Raises:
-        ConfigError: the manifest is missing or damaged, or a file of a stage is so that nothing can be checked.
-        StoreError: a stage's session store can't be read.
-    """
+    """Check each stage that has begun, and the chain's manifest against them."""
     record = chain.read(path)
     begun = [each.name for each in record.stages if (record.folder(each.name) / "config.yaml").exists()]
     stages = {name: verify(record.folder(name), weights=weights, trust=trust) for name in begun}

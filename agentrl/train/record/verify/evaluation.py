@@ -29,12 +29,7 @@ def is_evaluation(run: Path) -> bool:
 
 
 def verify(run: Path) -> Report:
-    """Check an evaluation's folder against itself.
-
-    Raises:
-        NewerFormat: a later agentrl wrote it.
-        StoreError: the session store can't be read.
-    """
+    """Check an evaluation's folder against itself."""
     formats.check_run(run)
     written = Check("seals", "files and sessions are as they were written, and none is missing")
     store = Check("store", "sessions are as they were written, and whole trees")

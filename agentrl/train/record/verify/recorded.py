@@ -86,12 +86,7 @@ class Recorded:
 
     @classmethod
     def read(cls, run: Path) -> Recorded:
-        """The record of a run.
-
-        Raises:
-            ConfigError: there is no run, or a file of it can't be read.
-            NewerFormat: a later agentrl wrote it.
-        """
+        """The record of a run."""
         for needed in ("config.yaml", STARTS):
             if not (run / needed).is_file():
                 raise ConfigError(f"{str(run)!r}: no run there that was trained ({needed} is missing)")

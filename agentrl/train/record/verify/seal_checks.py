@@ -104,13 +104,7 @@ def read(run: Path, last: int, check: Check) -> Sealed | None:
 
 
 def check_files(sealed: Sealed, folders: list[Path], check: Check) -> None:
-    """Compare a run's files with their seals.
-
-    Args:
-        sealed: the seals.
-        folders: the checkpoints that were there before the seals were read.
-        check: gets what is wrong, and what is unknown.
-    """
+    """Compare a run's files with their seals."""
     if not sealed.whole and sealed.first:
         check.unknown["steps of an agentrl that did not seal what it wrote"] += sealed.first
     for name in FILES:
@@ -272,14 +266,7 @@ def _other(sealed: Sealed, found: str) -> str:
 
 
 def check_sessions(sealed: Sealed, stored: Mapping[str, str], evaluated: Mapping[int, set[str]], check: Check) -> None:
-    """Compare the stored sessions with their seals.
-
-    Args:
-        sealed: the seals.
-        stored: the digests of the stored sessions, by id.
-        evaluated: the stored sessions of evaluations, by the step after which they were played.
-        check: gets what is wrong.
-    """
+    """Compare the stored sessions with their seals."""
     check.examined["sessions"] += len(sealed.sessions)
     for name, (step, known) in sealed.sessions.items():
         where = f"step {step}, session {name}"

@@ -38,16 +38,7 @@ T = TypeVar("T")
 
 
 class FsdpRank(FsdpCheckpoints):
-    """A torch trainer on sharded weights; the default process group must be initialised.
-
-    Args:
-        path: a Hugging Face folder.
-        config: the trainer's settings.
-        algo: the first phase's algorithm.
-        total_steps: the first phase's length, for the schedule.
-        seed: of torch's generator, the same on all ranks.
-        lora: the adapter that is trained in the model's place, which every rank has whole.
-    """
+    """A torch trainer on sharded weights; the default process group must be initialised."""
 
     def __init__(
         self, path: str, config: FsdpConfig, algo: AlgoConfig, total_steps: int, seed: int, lora: LoraConfig | None

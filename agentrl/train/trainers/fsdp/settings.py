@@ -20,15 +20,7 @@ class FsdpConfig(TorchConfig):
 
 
 def ranks_of(config: FsdpConfig, gpus: int) -> int:
-    """Return the number of ranks.
-
-    Args:
-        config: the trainer's settings.
-        gpus: how many there are; 0 computes on the CPU, where any number fits.
-
-    Raises:
-        ConfigError: there are fewer GPUs than ranks.
-    """
+    """Return the number of ranks."""
     ranks = config.ranks or max(gpus, 1)
     if gpus and ranks > gpus:
         raise ConfigError(

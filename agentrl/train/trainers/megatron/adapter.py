@@ -56,16 +56,7 @@ if TYPE_CHECKING:
 
 
 class RankAdapter:
-    """The adapter of a trainer's settings, on a rank's part of the model.
-
-    Args:
-        config: rank, scale, layers; active.
-        seed: of the matrices that begin at random: those of the torch trainer with the same seed.
-        folder: the base's.
-        models: the rank's chunks, not wrapped.
-        family: the model's.
-        control: a gloo group of all ranks.
-    """
+    """The adapter of a trainer's settings, on a rank's part of the model."""
 
     def __init__(
         self, config: LoraConfig, seed: int, folder: Path, models: Sequence[Any], family: Family, control: Any

@@ -66,11 +66,6 @@ class MegatronComparison:
 def check(folder: str | Path, family: str | None = None, seed: int = 0) -> MegatronComparison:
     """Compare the family of a folder's model with transformers.
 
-    Args:
-        folder: a Hugging Face folder; its config.json is enough.
-        family: a family's name or import path, where the configuration does not say it.
-        seed: of the random weights and tokens.
-
     Raises:
         UnknownName: no such family.
         InvalidInput: the configuration, or the names of the folder's tensors, are unknown to the family.

@@ -58,9 +58,6 @@ def layout_of(config: MegatronConfig, hf: Any, gpus: int = 0) -> ParallelLayout:
         config: the trainer's settings.
         hf: the model's Hugging Face configuration.
         gpus: how many there are; 0 leaves the number of ranks to the layout.
-
-    Raises:
-        ConfigError: naming the rule that does not hold.
     """
     hf = hf.get_text_config() if hasattr(hf, "get_text_config") else hf
     shared = config.tensor_parallel * config.pipeline_parallel * config.context_parallel

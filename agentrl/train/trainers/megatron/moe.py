@@ -28,11 +28,7 @@ from agentrl.train.trainers.megatron.settings import MoeConfig
 
 
 def moe_settings(moe: MoeConfig, known: dict[str, Any]) -> dict[str, Any]:
-    """Fields of Megatron's configuration.
-
-    Raises:
-        ConfigError: `bias_rate` is set for routers without a bias.
-    """
+    """Fields of Megatron's configuration."""
     if moe.bias_rate and not known.get("moe_router_enable_expert_bias"):
         raise ConfigError(f"trainer.moe.bias_rate={moe.bias_rate:g}: the model's routers have no selection bias")
     settings: dict[str, Any] = {

@@ -31,13 +31,7 @@ from agentrl.train.trainers.muon import SpreadMuon, Updates, orthogonal_step
 
 
 class Muon:
-    """The matrices of a rank's hidden layers, and the optimizer that updates them.
-
-    Args:
-        models: this rank's.
-        family: the model's.
-        factors: of the learning rate, by parameter; of others it is 1.
-    """
+    """The matrices of a rank's hidden layers, and the optimizer that updates them."""
 
     def __init__(self, models: Sequence[Any], family: Family, factors: Mapping[Parameter, float]) -> None:
         self.models, self.family, self.factors = models, family, factors

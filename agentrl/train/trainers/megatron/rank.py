@@ -54,17 +54,7 @@ from agentrl.train.trainers.teachers.divergence import VocabularyHead
 
 
 class Rank(StepLearner[Micro]):
-    """A rank's learner; Megatron's parallel state must be initialised in the same layout.
-
-    Args:
-        folder: a Hugging Face folder.
-        config: the trainer's settings.
-        layout: what `layout_of` made of them.
-        algo: the first phase's algorithm.
-        total_steps: the first phase's length.
-        seed: of a new adapter.
-        lora: the adapter that is trained in the model's place; None: there is none.
-    """
+    """A rank's learner; Megatron's parallel state must be initialised in the same layout."""
 
     def __init__(
         self,

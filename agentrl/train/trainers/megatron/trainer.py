@@ -29,15 +29,6 @@ from agentrl.train.trainers.ranks.trainer import RankTrainer, gpus_of
 class MegatronTrainer(RankTrainer):
     """The trainer of `trainer=megatron`.
 
-    Args:
-        path: a Hugging Face folder.
-        config: layout, precision, token budget.
-        algo: the first phase's algorithm.
-        total_steps: the first phase's length, for the schedule.
-        seed: of the ranks' generators.
-        first: called once the ranks have started, before they build the model; it may `attempt` small ones.
-        lora: the adapter that is trained in the model's place; None: there is none.
-
     Raises:
         ConfigError: the layout breaks a rule, or does not fit the model; the message names it.
         MissingExtra: Megatron-core is not installed.

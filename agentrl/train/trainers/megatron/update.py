@@ -29,14 +29,6 @@ from agentrl.train.trainers.optimizer import learning_rate
 class Update:
     """The optimizer of one phase.
 
-    Args:
-        chunks: this rank's part of the model, wrapped for data parallelism.
-        config: which optimizer, and where its state is kept.
-        algo: rates, decay and clipping.
-        total_steps: the phase's length in training steps, for the schedule.
-        factors: of the learning rate, by parameter; of others it is 1.
-        muon: the parameters that Muon updates in AdamW's place.
-
     Attributes:
         steps: training steps taken, which the schedule follows; the trainer counts them.
         updates: of the weights, in all epochs; those that were skipped, or had no gradient, are not among them.

@@ -64,9 +64,6 @@ def require(
         dtype: the precision that the run computes in; below float32 the test is run in float32 too.
         ranks: Megatron's, started, to test it in their layout; None starts one rank.
         context: tokens of the longest path; None is the model's own limit.
-
-    Raises:
-        ConfigError: it computes something else for this architecture than transformers, or that could not be tested.
     """
     for precision in dict.fromkeys(("float32", dtype)):
         proof = prove(path, device, subject=subject, family=family, dtype=precision, ranks=ranks, context=context)
@@ -79,11 +76,7 @@ def require(
 
 
 def require_family(path: Path, what: str, family: str | None = None) -> None:
-    """Refuse a model that no Megatron family supports, before anything is started.
-
-    Raises:
-        ConfigError: with the names of all families.
-    """
+    """Refuse a model that no Megatron family supports, before anything is started."""
     try:
         _config(path, "megatron", family)
     except (UnknownName, InvalidInput) as error:

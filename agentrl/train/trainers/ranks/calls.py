@@ -28,12 +28,7 @@ Reply = tuple[Any, Exception | None]
 
 
 class RankCalls(ABC):
-    """Calls ranks that are workers of a cluster.
-
-    Args:
-        ranks: each rank's worker, or a connection to it.
-        timeout: seconds that a call may take.
-    """
+    """Calls ranks that are workers of a cluster."""
 
     def __init__(self, ranks: Sequence[Calling], timeout: float) -> None:
         self._ranks, self.timeout = ranks, timeout

@@ -60,14 +60,7 @@ class RankComputing:
 
 
 class RankConnection(RankComputing):
-    """A connection to the trainer's ranks, with a critic.
-
-    Args:
-        access: of the process that started the ranks.
-
-    Raises:
-        TrainerError: a rank can't be reached.
-    """
+    """A connection to the trainer's ranks, with a critic."""
 
     ranks: ConnectedRanks
 

@@ -101,11 +101,7 @@ def read(folder: Path, settings: Mapping[str, str], gather: Gather, rank: int) -
 
 
 def compare(folder: Path, recorded: Mapping[str, Any], found: Sums) -> None:
-    """Raise where loaded weights are not those that were saved.
-
-    Raises:
-        InvalidInput: naming the tensors.
-    """
+    """Raise where loaded weights are not those that were saved."""
     problems = [f"{name} is missing in this model" for name in recorded if name not in found]
     problems += [f"{name} is not in the checkpoint" for name in found if name not in recorded]
     for name in (name for name in recorded if name in found):

@@ -48,11 +48,7 @@ class _Restricted(pickle.Unpickler):
 
 
 def check(folder: Path) -> None:
-    """Refuse a checkpoint whose pickles hold more than its format needs, or that leads elsewhere; nothing of it is run.
-
-    Raises:
-        InvalidInput: it does, or can't be read; it names the file.
-    """
+    """Refuse a checkpoint whose pickles hold more than its format needs, or that leads elsewhere; none of it is run."""
     for file in sorted(folder.rglob("*")):
         if not file.resolve().is_relative_to(folder.resolve()):
             raise InvalidInput(f"{file}: the checkpoint is refused: it is a link out of the checkpoint's folder")
@@ -147,9 +143,6 @@ def refuse_packed(file: Path, stream: Any) -> None:
     Args:
         file: names it.
         stream: what torch is to load; it is left at its beginning.
-
-    Raises:
-        InvalidInput: it is.
     """
     if zipfile.is_zipfile(stream):
         stream.seek(0)

@@ -122,11 +122,7 @@ class RankTrainer(RankComputing):
             self._teacher = head.weight
 
     def allowed(self, algo: AlgoConfig) -> AlgoConfig:
-        """Return the settings as they are; subclasses refuse some.
-
-        Raises:
-            ConfigError: they need what this trainer does not have.
-        """
+        """Return the settings as they are; subclasses refuse some."""
         return algo
 
     def begin(self, algo: AlgoConfig, total_steps: int, *, whole: bool = False) -> None:
@@ -195,11 +191,7 @@ class RankTrainer(RankComputing):
 
 
 def gpus_of(config: TrainerConfig) -> int:
-    """Return the number of GPUs, here or on the cluster's nodes; where there is one, ranks compute on them.
-
-    Raises:
-        ConfigError: `trainer.device` asks for the other kind.
-    """
+    """Return the number of GPUs, here or on the cluster's nodes; where there is one, ranks compute on them."""
     if cluster.current().name != "local":
         nodes = [node for node in cluster.current().nodes() if node.alive]
         return sum(node.gpus for node in nodes) if on_gpus(config.device, nodes) else 0

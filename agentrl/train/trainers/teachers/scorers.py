@@ -211,11 +211,7 @@ class EngineScorer(PathScorer):
 
 
 def _require_text(session: Session) -> None:
-    """Refuse sessions with images, which are not sent with a path.
-
-    Raises:
-        ConfigError: it has some.
-    """
+    """Refuse sessions with images, which are not sent with a path."""
     if any(images.NAME in node.attachments for node in session.nodes):
         raise ConfigError(
             f"session {session.id!r} has images, which a teacher behind an engine or a server is not shown; a teacher "
@@ -224,11 +220,7 @@ def _require_text(session: Session) -> None:
 
 
 def _require_full_support(session: Session) -> None:
-    """Refuse turns that were not drawn from the whole vocabulary, over which a path or a distribution is read.
-
-    Raises:
-        ConfigError: there are such turns.
-    """
+    """Refuse turns that were not drawn from the whole vocabulary, over which a path or a distribution is read."""
     if any(node.sampling and not node.sampling.full_support for node in trainable_nodes(session)):
         raise ConfigError(
             f"session {session.id!r}: turns drawn with top-p, top-k, min-p, penalties or a bias can be scored by a "
@@ -254,11 +246,7 @@ def needs_head(divergence: Divergence | None) -> bool:
 
 
 def head_of(scorer: TokenScorer) -> VocabularyHead:
-    """The head of a teacher that reads forests.
-
-    Raises:
-        ConfigError: it is read otherwise.
-    """
+    """The head of a teacher that reads forests."""
     if isinstance(scorer, ForestScorer):
         return scorer.head
     raise ConfigError(f"algo.top_k=none reads {STATES} of a model in this process: set algo.top_k, such as 20")

@@ -135,11 +135,7 @@ def transformer_config(family: Family, hf: Any, **settings: Any) -> TransformerC
 
 
 def activation(hf: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return the activation of an MLP's gate.
-
-    Raises:
-        InvalidInput: a function that is not known here.
-    """
+    """Return the activation of an MLP's gate."""
     name = getattr(hf, "hidden_act", None) or getattr(hf, "hidden_activation", None) or "silu"
     if name not in ACTIVATIONS:
         raise InvalidInput(f"{hf.model_type}: hidden_act={name!r} is not supported, only {' or '.join(ACTIVATIONS)}")

@@ -163,11 +163,7 @@ def _text_config(folder: Path, kind: str) -> Any:
 
 
 def require_tower(kind: str) -> None:
-    """Refuse a `model_type` of models that see which has no place for its tower.
-
-    Raises:
-        InvalidInput: with those that have one.
-    """
+    """Refuse a `model_type` of models that see which has no place for its tower."""
     if kind in SEEING and kind not in TOWERS:
         raise InvalidInput(
             f"model_type={kind!r} sees images, and trainer=megatron has a place for the tower of "

@@ -58,9 +58,6 @@ def place_images(model: Any, embedded: Tensor, placed: PlacedFrames) -> Tensor:
         model: the stage's.
         embedded: of the tokens that this rank holds; under sequence parallelism a part of L.
         placed: the frames of all L tokens.
-
-    Raises:
-        InvalidInput: the model sees nothing.
     """
     if not hasattr(model, "tower"):
         raise InvalidInput("the sessions hold images, and the model sees none")

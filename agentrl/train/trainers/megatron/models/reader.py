@@ -67,11 +67,7 @@ class TensorReader:
         return self._files[file]
 
     def read(self, name: str, shape: Shape, piece: Piece) -> Tensor:
-        """Read a piece of the tensor called `name`.
-
-        Raises:
-            InvalidInput: there is no such tensor, or it is not of that shape.
-        """
+        """Read a piece of the tensor called `name`."""
         if name + _MXFP4 in self._where:
             raise InvalidInput(
                 f"{self.folder}: {name} is quantised (MXFP4), which can't be trained; "
@@ -112,11 +108,7 @@ class TensorReader:
         return int(rows), int(columns)
 
     def check_known(self, family: Family, config: Any) -> None:
-        """Refuse a folder with tensors that no row of the family's table reads: the model would differ.
-
-        Raises:
-            InvalidWeights: naming up to five of them.
-        """
+        """Refuse a folder with tensors that no row of the family's table reads: the model would differ."""
         tables = (family.layer, family.outside)
         known = {re.sub(r"\{expert\}", "0", n) for table in tables for layout in table.values() for n in layout.names()}
         unknown = []

@@ -62,12 +62,7 @@ class Rotary:
         return cls(frequencies, scaling, neighbours=neighbours)
 
     def __call__(self, states: Tensor, table: Tensor | None) -> Tensor:
-        """Rotate the first `width` channels.
-
-        Args:
-            states: [T, 1, heads, d].
-            table: see `positions`.
-        """
+        """Rotate the first `width` channels."""
         cos, sin = self._angles(states, table)
         turned, rest = states[..., : self.width], states[..., self.width :]
         if self.neighbours:

@@ -70,12 +70,6 @@ def load(
 ) -> None:
     """Fill this rank's chunks from a Hugging Face folder (safetensors), converting to the parameters' precision.
 
-    Args:
-        chunks: this rank's.
-        folder: the folder.
-        family: the model's.
-        drawn: tensors by name that stand for those that the folder lacks: those of a new head.
-
     Raises:
         InvalidInput: the folder lacks a tensor, has one of another shape, or one that the family does not know.
     """
@@ -204,11 +198,7 @@ def _holders(local: list[tuple[_Place, _Shard]]) -> dict[_Place, list[_Shard]]:
 
 
 def _list_held(chunks: Sequence[GPTModel], family: Family, *, buffers: bool = True) -> Iterator[_Held]:
-    """This rank's shards; of several ranks with the same one, each says so.
-
-    Raises:
-        InvalidInput: the model has a parameter that the family's table does not name.
-    """
+    """This rank's shards; of several ranks with the same one, each says so."""
     tables = _rows(family)
     rows = {(outside, name): i for i, (name, _, outside) in enumerate(tables)}
     for chunk in chunks:
