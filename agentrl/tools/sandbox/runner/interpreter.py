@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import secrets
 import signal
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 from agentrl.tools.sandbox.base import Command, ExecResult, Outcome, Process
@@ -141,15 +142,4 @@ class Interpreter:
 
 
 def _cell(shown: ExecResult, outcome: Outcome, code: int, detail: str = "") -> ExecResult:
-    return ExecResult(
-        outcome,
-        code,
-        shown.stdout,
-        shown.stderr,
-        shown.stdout_dropped,
-        shown.stderr_dropped,
-        shown.head,
-        shown.seconds,
-        shown.out_of_memory,
-        detail,
-    )
+    return replace(shown, outcome=outcome, exit_code=code, detail=detail)
