@@ -59,15 +59,12 @@ class InteractiveProcess(Process, Protocol):
 
     async def signal(self, number: int) -> None:
         """Signal the process group; 9 kills the whole tree."""
-        ...
 
     async def request(self, data: bytes, mark: bytes, timeout: float) -> tuple[bytes, ExecResult] | None:
         """Write to its input and wait for the report that begins with `mark`; see `ResidentProcess.request`."""
-        ...
 
     async def wait_for_report(self, mark: bytes, timeout: float) -> tuple[bytes, ExecResult] | None:
         """Wait longer for a report that did not come within `request`'s timeout."""
-        ...
 
 
 @runtime_checkable
@@ -76,7 +73,6 @@ class InteractiveSandbox(Protocol):
 
     async def connect(self, command: Command) -> InteractiveProcess:
         """Start an interactive process, and return it."""
-        ...
 
 
 class Interpreter:
