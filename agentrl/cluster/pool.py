@@ -39,14 +39,12 @@ class Workers(Protocol):
             InfraError: no worker is left.
             AgentRLError: the role raised it.
         """
-        ...
 
     def held(self) -> AbstractAsyncContextManager[Calling]:
         """The worker that has fewest calls, for several of them: it counts as called until the block ends.
 
         A call in the block that finds it dead, or that it does not answer in time, ends the block as `call` does.
         """
-        ...
 
 
 class WorkerPool:

@@ -305,11 +305,9 @@ class AddedReward(Protocol):
     @property
     def mark(self) -> RewardMark:
         """Name, weight and range, as `@reward` would have them."""
-        ...
 
     async def __call__(self, session: Session) -> Value:
         """The reward of a finished session."""
-        ...
 
 
 @dataclass(frozen=True)

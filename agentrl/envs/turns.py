@@ -42,7 +42,6 @@ class Actor(Protocol):
         Raises:
             TokenBudgetExceeded: a token budget is used up.
         """
-        ...
 
 
 def nothing_to_record() -> None:

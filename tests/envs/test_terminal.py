@@ -19,7 +19,7 @@ from agentrl.envs.registry import make
 from agentrl.envs.sandboxes import close_all
 from agentrl.errors import ConfigError, StateUnsupported
 from agentrl.tools.sandbox.docker.daemon import available
-from agentrl.tools.sandbox.docker.images import present
+from agentrl.tools.sandbox.docker.images import image_id
 from agentrl.tools.sandbox.runner.loop import blocking
 from agentrl.types import Session, Status, Task
 from tests.conftest import need
@@ -32,7 +32,7 @@ BY_KIND = pytest.mark.parametrize(("level", "kind"), EVERY, ids=list(NAMED))
 @pytest.fixture(scope="module")
 def docker() -> Iterator[None]:
     need(available(), "a Docker daemon (sandboxes/ci-docker.sh starts one)")
-    need(blocking(present(SPEC.image)), f"the image {SPEC.image} (sandboxes/make-base.sh makes it)")
+    need(blocking(image_id(SPEC.image)), f"the image {SPEC.image} (sandboxes/make-base.sh makes it)")
     yield
     blocking(close_all(), 120)
 

@@ -24,7 +24,6 @@ class Receiving(Protocol):
 
     def recv_into(self, buffer: memoryview) -> int:
         """See `socket.socket`."""
-        ...
 
 
 def encode(message: Any) -> bytes:

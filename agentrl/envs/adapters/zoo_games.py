@@ -36,15 +36,12 @@ class ZooGame(Protocol):
 
     def start(self, seed: int) -> None:
         """Begin anew."""
-        ...
 
     def seen(self, agent: str) -> tuple[Any, Mapping[str, Any]]:
         """An awaited agent's observation and info."""
-        ...
 
     def take(self, moves: Mapping[str, Any]) -> dict[str, float]:
         """Carry out the moves of all that are awaited; what each agent has earned by them."""
-        ...
 
 
 class TurnGame:

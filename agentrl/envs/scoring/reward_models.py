@@ -178,11 +178,9 @@ class ScoreFormat(Protocol):
 
     def whole(self, messages: Sequence[Message], tools: Sequence[Any]) -> ScoredText:
         """A conversation, whose score is read at its last token."""
-        ...
 
     def steps(self, messages: Sequence[Message], tools: Sequence[Any]) -> ScoredText:
         """A conversation, in the last message of which each step's end is read."""
-        ...
 
 
 def _stepwise(before: list[int], text: str, separator: str, encode: Callable[[str], Sequence[int]]) -> ScoredText:

@@ -25,15 +25,12 @@ class EngineClient(Protocol):
         attached: Sequence[Placed] = (),
     ) -> AsyncIterator[Chunk | Turn]:
         """Yield chunks, then one `Turn`."""
-        ...
 
     def set_version(self, version: int) -> None:
         """Note that its weights are policy `version` now."""
-        ...
 
     async def close(self) -> None:
         """Close the connections; the engine goes on."""
-        ...
 
 
 class EngineAddress(Protocol):
@@ -45,4 +42,3 @@ class EngineAddress(Protocol):
         Raises:
             EngineError: it is gone.
         """
-        ...

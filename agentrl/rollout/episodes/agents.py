@@ -63,7 +63,6 @@ class OpenSession(Protocol):
     @property
     def address(self) -> SessionUrls:
         """The address at which the program reaches the session."""
-        ...
 
     async def broken(self) -> None:
         """Wait until the session can't go on; does not return otherwise.
@@ -72,7 +71,6 @@ class OpenSession(Protocol):
             Diverged: it is run again, and a recorded request does not come.
             InfraError: its gateway is lost.
         """
-        ...
 
     async def finish(self, status: Status, error: str | None) -> Session:
         """End it; the session with all that was recorded, sealed.
@@ -84,7 +82,6 @@ class OpenSession(Protocol):
             Diverged: as in `broken`.
             InfraError: its gateway is lost.
         """
-        ...
 
 
 class SessionGateway(Protocol):
@@ -103,7 +100,6 @@ class SessionGateway(Protocol):
         Raises:
             InfraError: there is no gateway.
         """
-        ...
 
 
 class UserAgent(Protocol):
@@ -115,7 +111,6 @@ class UserAgent(Protocol):
         Raises:
             AgentError: it failed.
         """
-        ...
 
 
 class FunctionAgent:

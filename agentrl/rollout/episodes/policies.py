@@ -94,11 +94,9 @@ class Opponent(Protocol):
     @property
     def policies(self) -> Sequence[Policy]:
         """The policies that play, with their engines."""
-        ...
 
     def plays(self, session: Session) -> tuple[Policy, Actor] | None:
         """Return the policy that plays in a session, and its actor; None: the trained policy plays."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,6 @@ class RemoteSessionRunner(Protocol[_Rollouts]):
         self, rollouts: _Rollouts, session: Session, actor: Actor | Program, deadline: Deadline | None
     ) -> Session:
         """Play one attempt at a session, as `rollouts` would; where its process dies it is an INFRA_ERROR."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

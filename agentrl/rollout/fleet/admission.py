@@ -27,7 +27,6 @@ class SharedEngine(Protocol):
     @property
     def admission(self) -> Admission:
         """The choice of the engine that takes a request."""
-        ...
 
 
 class Admission:

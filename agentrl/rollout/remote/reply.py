@@ -37,11 +37,9 @@ class Api(Protocol):
             ConfigError: the key, the address or the model is wrong.
             EngineError: the provider can't be reached, or fails.
         """
-        ...
 
     async def close(self) -> None:
         """Close the client's connections."""
-        ...
 
 
 def refusal(status: int, url: str, error: Any) -> AgentRLError:

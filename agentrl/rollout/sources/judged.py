@@ -51,11 +51,9 @@ class JudgedRow(Protocol):
 
     def content(self) -> Any:
         """The row as JSON; rows that differ in it are different ones."""
-        ...
 
     def write(self, number: int, writer: TreeWriter, counts: TreeCounts) -> list[Session]:
         """Its sessions; none where it is left out, which is counted."""
-        ...
 
 
 ReadRow = Callable[[Mapping[str, Any], str], Sequence[JudgedRow]]

@@ -24,7 +24,6 @@ class SessionData(Protocol):
 
     def sessions(self, split: str, task: Task) -> list[Session]:
         """The sessions of a task, new ones each time, from any thread; always the same."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -31,31 +31,25 @@ class GroupSource(Protocol):
     @property
     def limits(self) -> RolloutConfig:
         """See the class."""
-        ...
 
     @property
     def seed(self) -> int:
         """See the class."""
-        ...
 
     @property
     def slots(self) -> Slots:
         """See the class."""
-        ...
 
     @property
     def left(self) -> LeftSessions:
         """See the class."""
-        ...
 
     @property
     def combinations(self) -> str:
         """See the class."""
-        ...
 
     async def prepare(self, tasks: Sequence[Task], n: int) -> None:
         """Get ready for `n` sessions of each task."""
-        ...
 
     async def generate(
         self,
@@ -74,4 +68,3 @@ class GroupSource(Protocol):
         A group of the same number and task has the same sessions each time, unless they are generated: so a run that
         was killed goes on.
         """
-        ...

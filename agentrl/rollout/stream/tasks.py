@@ -150,23 +150,18 @@ class Tasks(Protocol):
 
     def choose(self, number: int) -> Any:
         """Return the choice for a group's number, as JSON."""
-        ...
 
     def at(self, choice: Any) -> Task:
         """The task of a choice."""
-        ...
 
     def see(self, choice: Any, group: Group) -> None:
         """A group of that choice was trained on, or dropped for its rewards."""
-        ...
 
     def state(self) -> Any:
         """State for a resumed run, as JSON."""
-        ...
 
     def restore(self, state: Any) -> None:
         """Go on from what `state` returned."""
-        ...
 
 
 def training_tasks(env: Env, split: str, seed: int, sampler: SamplerConfig) -> Tasks:

@@ -5,10 +5,9 @@ Directly where they can be reached (`agentrl.rollout.workers.leases`), else thro
 
 from __future__ import annotations
 
-import contextlib
-import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from array import array
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -16,7 +15,6 @@ from agentrl.cluster import Address, Connection, connect
 from agentrl.common.deadline import HEALTH_SECONDS
 from agentrl.errors import DeadlineExceeded, EngineError
 from agentrl.rollout.workers.leases import Leases, NotReachable
-from agentrl.rollout.workers.prompts import ForgottenPrompt, PromptSender, session_of
 from agentrl.types import MAIN, Capabilities, Chunk, Health, PauseMode, Placed, Sampling, Turn
 
 
@@ -26,7 +24,6 @@ class EngineCalls:
     def __init__(self, address: Address) -> None:
         self._address = address
         self._connection: Connection | None = None
-        self.prompts, self.caller = PromptSender(), secrets.token_hex(8)
         self.leases, self.not_reachable = Leases(lambda: self.connection), set[str]()
 
     @property
@@ -62,38 +59,19 @@ class DistantEngine:
             raise DeadlineExceeded(f"request {request_id!r} came after its deadline")
         calls, policy = self._calls, self._policy
         if policy not in calls.not_reachable:
-            request = request_id, input_ids, sampling, deadline, self.capabilities.vocab_size, attached
+            asked = request_id, input_ids, sampling, deadline, self.capabilities.vocab_size, attached
             try:
-                async with aclosing(calls.leases.generate(policy, *request)) as items:
+                async with aclosing(calls.leases.generate(policy, *asked)) as items:
                     async for item in items:
                         yield item
                 return
             except NotReachable:
                 calls.not_reachable.add(policy)
-        async with aclosing(self._through_run(request_id, input_ids, sampling, deadline, attached)) as items:
+        seconds = None if deadline is None else deadline - time.monotonic()
+        request = policy, request_id, array("i", input_ids), sampling, seconds, list(attached)
+        async with aclosing(calls.connection.stream("generate", *request, timeout=seconds)) as items:
             async for item in items:
                 yield item
-
-    async def _through_run(
-        self,
-        request_id: str,
-        input_ids: Sequence[int],
-        sampling: Sampling,
-        deadline: float | None,
-        attached: Sequence[Placed],
-    ) -> AsyncGenerator[Chunk | Turn, None]:
-        """`generate` by an engine that the run's process alone can call."""
-        seconds = None if deadline is None else deadline - time.monotonic()
-        session, caller = f"{self._policy}/{session_of(request_id)}", self._calls.caller
-        for whole in (False, True):
-            prompt = self._calls.prompts.shortened(session, input_ids, whole=whole)
-            request = (self._policy, caller, request_id, prompt, sampling, seconds, list(attached))
-            items = self._calls.connection.stream("generate", *request, timeout=seconds)
-            with contextlib.suppress(ForgottenPrompt):  # before anything was generated
-                async with aclosing(items):
-                    async for item in items:
-                        yield item
-                    return
 
     async def score(self, input_ids: Sequence[int], temperature: float = 1.0) -> list[float]:
         """Return the log-probability of each token given those before it."""

@@ -11,6 +11,7 @@ An engine that other processes can't reach (one in the run's own process) genera
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 
@@ -20,7 +21,6 @@ from agentrl.rollout.engines.reach import EngineAddress
 from agentrl.rollout.episodes.policies import Policy
 from agentrl.rollout.fleet.admission import Admission, SharedEngine
 from agentrl.rollout.workers.leases import EngineLease, NotReachable
-from agentrl.rollout.workers.prompts import Continued, PromptReceiver, session_of
 from agentrl.types import Chunk, Engine, Health, PauseMode, Placed, Sampling, Turn, begin_turn
 
 
@@ -32,7 +32,7 @@ class EngineAccess:
     """
 
     def __init__(self, policies: Callable[[], Mapping[str, Policy]]) -> None:
-        self._policies, self._prompts = policies, PromptReceiver()
+        self._policies = policies
 
     def _engine(self, policy: str) -> Engine:
         found = self._policies().get(policy)
@@ -106,22 +106,16 @@ class EngineAccess:
     async def generate(
         self,
         policy: str,
-        caller: str,
         request_id: str,
-        prompt: Continued,
+        input_ids: array[int],
         sampling: Sampling,
         seconds: float | None,
         attached: Sequence[Placed] = (),
     ) -> AsyncIterator[Chunk | Turn]:
-        """Generate a turn, for engines that can't be leased.
-
-        Raises:
-            ForgottenPrompt: the whole prompt is needed.
-        """
+        """Generate a turn, for engines that can't be leased."""
         engine = self._engine(policy)
         deadline = None if seconds is None else time.monotonic() + seconds
-        input_ids = self._prompts.restored(f"{caller}/{policy}/{session_of(request_id)}", prompt).tolist()
-        stream = begin_turn(engine, request_id, input_ids, sampling, deadline, attached)
+        stream = begin_turn(engine, request_id, input_ids.tolist(), sampling, deadline, attached)
         async with aclosing(stream) as items:  # type: ignore[type-var]
             async for item in items:
                 yield item

@@ -23,7 +23,6 @@ from agentrl.errors import AgentRLError, EngineError, InfraError
 from agentrl.rollout.engines.reach import EngineAddress, EngineClient
 from agentrl.rollout.fleet.failing_requests import digest
 from agentrl.rollout.fleet.ticket import Ticket, versions_of
-from agentrl.rollout.workers.prompts import session_of
 from agentrl.types import Chunk, PauseMode, Placed, Sampling, Turn, begin_turn
 
 T = TypeVar("T")
@@ -353,3 +352,8 @@ async def _close(opening: asyncio.Task[EngineClient]) -> None:
     """Close what was opened, if it was."""
     with suppress(AgentRLError):
         await (await opening).close()
+
+
+def session_of(request_id: str) -> str:
+    """The session that a request is of."""
+    return request_id.partition("/")[0]

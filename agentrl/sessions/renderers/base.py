@@ -104,15 +104,12 @@ class Parser(Protocol):
     @property
     def unread(self) -> int:
         """The number of characters that wait for the end of what they are in, which costs time for each."""
-        ...
 
     def feed(self, token_ids: Sequence[int]) -> list[Delta]:
         """Take more of the turn's tokens; return what they make known."""
-        ...
 
     def finish(self) -> tuple[list[Delta], Parsed]:
         """The turn has ended: what was still held back, and the whole."""
-        ...
 
 
 @runtime_checkable
@@ -138,15 +135,12 @@ class Renderer(Protocol):
         Raises:
             RenderError: the format has no place for one of them (images, an unknown role …).
         """
-        ...
 
     def generation_prompt(self, after: Node | None = None) -> list[int]:
         """The tokens that open an assistant turn after `after`."""
-        ...
 
     def turn(self, message: Message) -> list[int]:
         """The tokens that a model would have written for this assistant message, end of turn included."""
-        ...
 
     def parser(self, tools: Sequence[ToolSchema] = ()) -> Parser:
         """A fresh parser for one turn.
@@ -155,7 +149,6 @@ class Renderer(Protocol):
             tools: the tools on offer. Formats that write arguments without quotes (Qwen 3 Coder's and GLM's XML)
                 need their schemas to distinguish "5" from 5; the others ignore them.
         """
-        ...
 
 
 def parse(renderer: Renderer, token_ids: Sequence[int], tools: Sequence[ToolSchema] = ()) -> Parsed:

@@ -23,7 +23,6 @@ class EndsAlso(Protocol):
 
     def end_also(self, token_ids: Sequence[int]) -> None:
         """Take these as ends of a turn as well; none of them is in a turn that the renderer writes."""
-        ...
 
 
 def extend_ends(renderer: Renderer, tokenizer: HFTokenizer, stop: str = "") -> None:

@@ -34,7 +34,6 @@ class RendersPastTurns(Protocol):
 
     def past(self, message: Message, before: Node | None) -> list[int]:
         """The tokens of an earlier assistant turn, its opening and its end included."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

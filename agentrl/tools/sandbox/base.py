@@ -122,7 +122,6 @@ class Process(Protocol):
     @property
     def running(self) -> bool:
         """True while the process has not ended."""
-        ...
 
     async def wait(self, timeout: float) -> ExecResult:
         """Wait for the process's end, and return its result.
@@ -130,11 +129,9 @@ class Process(Protocol):
         Raises:
             DeadlineExceeded: it still runs after `timeout` seconds.
         """
-        ...
 
     async def stop(self, grace: float = 0.0) -> ExecResult:
         """End the process and all that it started: SIGTERM first where there is a grace period, then SIGKILL."""
-        ...
 
 
 @runtime_checkable
@@ -170,7 +167,6 @@ class Sandbox(Protocol):
         Raises:
             SandboxError: the sandbox failed, not the command.
         """
-        ...
 
     async def start(
         self,
@@ -181,7 +177,6 @@ class Sandbox(Protocol):
         limit: int | None = None,
     ) -> Process:
         """Start a background process; it ends with `stop`, by itself, or with the sandbox."""
-        ...
 
     async def read(self, path: str, *, offset: int = 0, limit: int = 16 << 20) -> bytes:
         """At most `limit` bytes of a regular file.
@@ -189,7 +184,6 @@ class Sandbox(Protocol):
         Raises:
             PathError: there is no such file, or it can't be read.
         """
-        ...
 
     async def write(self, path: str, data: bytes | str, *, mode: int = 0o644) -> None:
         """Write a file whole (beside it, then renamed), making the directories above it.
@@ -197,15 +191,12 @@ class Sandbox(Protocol):
         Raises:
             PathError: it can't be written.
         """
-        ...
 
     async def upload(self, source: Path | bytes, path: str) -> None:
         """Unpack a local directory, or a tar archive's bytes, into the directory `path`."""
-        ...
 
     async def download(self, path: str, destination: Path) -> None:
         """Copy a tree into the local directory `destination`; its archive is not trusted (`archive`)."""
-        ...
 
     async def snapshot(self, limit: int = SNAPSHOT_BYTES) -> Snapshot:
         """The files that commands have written; call it while none runs. See `Snapshot` for what is lost.
@@ -216,7 +207,6 @@ class Sandbox(Protocol):
         Raises:
             SnapshotRefused: there is too much, or it can't be read.
         """
-        ...
 
     async def restore(self, snapshot: Snapshot) -> None:
         """Kill all processes, and replace all files by the snapshot's.
@@ -226,11 +216,9 @@ class Sandbox(Protocol):
         Raises:
             InvalidInput: the snapshot is one of another kind of sandbox, or a command has run here.
         """
-        ...
 
     async def fork(self) -> Sandbox:
         """A new sandbox of the same specification with the same files; the caller closes it."""
-        ...
 
     async def reset(self) -> None:
         """Kill all processes, empty every writable tree, and verify that it is as it was before the first command.
@@ -238,7 +226,6 @@ class Sandbox(Protocol):
         Raises:
             SandboxError: it is not, or that can't be verified: it must be closed.
         """
-        ...
 
     def renewed(self) -> Sandbox:
         """The same sandbox for its next user; called before `reset`.
@@ -246,15 +233,12 @@ class Sandbox(Protocol):
         This object is given back with it: whatever still holds it gets SandboxDied from every method but `close`, which
         does nothing. A backend whose `reset` is not supported may return the object itself.
         """
-        ...
 
     async def healthy(self) -> bool:
         """Return whether the sandbox answers within a second."""
-        ...
 
     async def close(self) -> None:
         """Release all resources; idempotent, and never raises for a sandbox that has ended already."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

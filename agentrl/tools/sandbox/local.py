@@ -23,7 +23,7 @@ from agentrl.errors import SandboxError
 from agentrl.tools.sandbox.base import Sandbox, SandboxDied
 from agentrl.tools.sandbox.runner.build import runner_binary
 from agentrl.tools.sandbox.runner.client import RunnerClient
-from agentrl.tools.sandbox.runner.loop import on_loop
+from agentrl.tools.sandbox.runner.loop import run_on_loop
 from agentrl.tools.sandbox.runner.resident import ResidentSandbox
 from agentrl.tools.sandbox.runner.transport import PipeStream
 from agentrl.tools.sandbox.spec import SandboxSpec
@@ -61,6 +61,7 @@ class SubprocessSandbox(ResidentSandbox):
         await asyncio.to_thread(shutil.rmtree, self.root, ignore_errors=True)
 
 
+@run_on_loop
 async def create_subprocess(spec: SandboxSpec) -> Sandbox:
     """Start one. The specification's image, limits and hardening are ignored.
 
@@ -72,10 +73,6 @@ async def create_subprocess(spec: SandboxSpec) -> Sandbox:
         "sandbox=subprocess isolates nothing: commands run as this user, with its files and network; "
         "use it with commands that you trust, and sandbox=docker for a model's"
     )
-    return await on_loop(_create(spec))
-
-
-async def _create(spec: SandboxSpec) -> Sandbox:
     program = await asyncio.to_thread(runner_binary)
     root = Path(tempfile.mkdtemp(prefix="agentrl-sandbox-"))
     for tree in {*spec.trees, spec.workdir}:

@@ -3,18 +3,24 @@
 An archive from a sandbox is not trusted. It is read member by member and rewritten: directories, regular files and
 symbolic links (which are only unpacked inside another sandbox) are kept, hard links become copies, everything else
 (devices, fifos, sockets) is left out. Names outside the root, too many entries and too many bytes are refused. Entries
-are sorted and directories come last, deepest first, so that their modes and times are final.
+are sorted and directories come last, deepest first, so that their modes and times are final. `ArchivedSandbox` is what
+backends share whose files pass in archives.
 """
 
 from __future__ import annotations
 
+import asyncio
 import io
+import posixpath
 import tarfile
+import tempfile
 from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 from agentrl.errors import InvalidInput
-from agentrl.tools.sandbox.archive import LIMITS
-from agentrl.tools.sandbox.base import Snapshot, SnapshotRefused
+from agentrl.tools.sandbox.archive import LIMITS, pack, unpack
+from agentrl.tools.sandbox.base import SNAPSHOT_BYTES, PathError, Sandbox, Snapshot, SnapshotRefused
 from agentrl.tools.sandbox.spec import SandboxSpec
 
 OWN = "sandbox"
@@ -125,3 +131,88 @@ def _header(member: tarfile.TarInfo, path: str, body: bytes) -> tarfile.TarInfo:
     header.uid, header.gid = member.uid, member.gid
     header.linkname = member.linkname if member.issym() else ""
     return header
+
+
+class ArchivedSandbox:
+    """The common part of sandboxes whose files pass in archives: their transfer, snapshots and forks.
+
+    Attributes:
+        used: a command has run since it was created or emptied.
+    """
+
+    spec: SandboxSpec
+    workdir: str
+    used = False
+
+    async def _pack(self, path: str, limit: int, file: Any = None) -> bytes:
+        """The archive of a directory, written into a file where there is one; PathError where it can't be read."""
+        raise NotImplementedError
+
+    async def _unpack(self, path: str, body: bytes) -> None:
+        """Unpack an archive into a directory, which is made where it is missing; PathError where it can't be."""
+        raise NotImplementedError
+
+    async def _empty_trees(self) -> None:
+        """Kill all processes, and empty every writable tree."""
+        raise NotImplementedError
+
+    async def _another(self) -> Sandbox:
+        """Create a sandbox of the same specification."""
+        raise NotImplementedError
+
+    async def _read_layer(self, limit: int) -> tuple[bytes, list[str]]:
+        """The changes of the image's files and the removed paths, where the backend has an image."""
+        return b"", []
+
+    async def _write_layer(self, layer: bytes, removed: tuple[str, ...]) -> None:
+        raise InvalidInput("this backend has no image whose files a snapshot could change")
+
+    def _tree(self, tree: str) -> str:
+        """The path of a writable tree of the specification."""
+        return tree
+
+    def _path(self, path: str) -> str:
+        return posixpath.normpath(posixpath.join(self.workdir, path))
+
+    async def upload(self, source: Path | bytes, path: str) -> None:
+        body = source if isinstance(source, bytes) else await asyncio.to_thread(pack, source)
+        await self._unpack(self._path(path), body)
+
+    async def download(self, path: str, destination: Path) -> None:
+        with tempfile.TemporaryFile() as file:
+            await self._pack(self._path(path), LIMITS.total_bytes, file)
+            file.seek(0)
+            await asyncio.to_thread(unpack, file, destination)
+
+    async def snapshot(self, limit: int = SNAPSHOT_BYTES) -> Snapshot:
+        trees: dict[str, bytes] = {}
+        for tree in self.spec.trees:
+            try:
+                archived = await self._pack(self._tree(tree), limit)
+            except PathError as error:
+                raise SnapshotRefused(f"the writable tree {error}") from None
+            trees[tree] = await asyncio.to_thread(canonical, archived, limit)
+        layer, removed = await self._read_layer(limit) if self.spec.writable_root else (b"", [])
+        within(limit, [*trees.values(), layer])
+        return Snapshot(trees, layer, tuple(removed))
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        check_trees(snapshot, self.spec)
+        if self.spec.writable_root and self.used:
+            raise InvalidInput("a snapshot of a writable root is restored in a sandbox where no command has run")
+        await self._empty_trees()
+        self.used = True  # from now on its content is the agent's
+        for tree, archived in snapshot.trees.items():
+            await self._unpack(self._tree(tree), archived)
+        if snapshot.layer or snapshot.removed:
+            await self._write_layer(snapshot.layer, snapshot.removed)
+
+    async def fork(self) -> Sandbox:
+        snapshot = await self.snapshot()
+        other = await self._another()
+        try:
+            await other.restore(snapshot)
+        except BaseException:
+            await other.close()
+            raise
+        return other

@@ -12,7 +12,7 @@ from agentrl.envs.sandboxes import close_all
 from agentrl.tools.sandbox.base import Sandbox
 from agentrl.tools.sandbox.docker.backend import create_docker
 from agentrl.tools.sandbox.docker.daemon import available
-from agentrl.tools.sandbox.docker.images import present
+from agentrl.tools.sandbox.docker.images import image_id
 from agentrl.tools.sandbox.runner.loop import blocking
 from tests.conftest import need
 
@@ -24,7 +24,7 @@ Judge = Callable[..., Awaitable[Verdict]]
 @pytest.fixture(scope="session")
 def docker() -> Iterator[None]:
     need(available(), "a Docker daemon (sandboxes/ci-docker.sh starts one)")
-    need(blocking(present(SPEC.image)), f"the image {SPEC.image} (sandboxes/make-base.sh makes it)")
+    need(blocking(image_id(SPEC.image)), f"the image {SPEC.image} (sandboxes/make-base.sh makes it)")
     yield
     blocking(close_all(), 120)
 

@@ -18,7 +18,7 @@ from agentrl.envs.builtin.swe.source import source_of
 from agentrl.envs.builtin.swe.task import Commit, SweTask
 from agentrl.envs.state import EnvState
 from agentrl.tools.sandbox.docker.daemon import available
-from agentrl.tools.sandbox.docker.images import present
+from agentrl.tools.sandbox.docker.images import image_id
 from agentrl.tools.sandbox.runner.loop import blocking
 from agentrl.types import Message, Session
 from tests.conftest import need
@@ -140,7 +140,7 @@ Judge = Callable[[Mapping[str, str | None]], ScoringResult]
 def docker() -> Iterator[None]:
     """Docker with the base image; all sandboxes are removed at the end."""
     need(available(), "a Docker daemon (sandboxes/ci-docker.sh starts one)")
-    need(blocking(present(SPEC.image)), f"the image {SPEC.image} (sandboxes/make-base.sh makes it)")
+    need(blocking(image_id(SPEC.image)), f"the image {SPEC.image} (sandboxes/make-base.sh makes it)")
     yield
     asyncio.run(sandboxes.close_all())
 

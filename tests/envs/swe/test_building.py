@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         (tmp_path / "say-hello" / path).write_text(text)
     image = building.image_of(tmp_path / "say-hello/environment", "say-hello")
     yield tmp_path
-    if asyncio.run(images.present(image)):
+    if asyncio.run(images.image_id(image)):
         daemon().api.remove_image(image, force=True)
 
 

@@ -20,10 +20,10 @@ from agentrl.sessions.gateway.http.bodies import Body
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire import chat, messages, responses
-from agentrl.sessions.gateway.wire.meanings import MEANINGS, Meaning, Treatment, table
 from agentrl.types import Message
 from tests.sessions.gateway.conftest import Serve
 from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn, renderer
+from tests.sessions.gateway.meanings import MEANINGS, Meaning, Treatment, table
 from tests.sessions.gateway.test_chat import client
 from tests.sessions.gateway.test_other_protocols import claude
 

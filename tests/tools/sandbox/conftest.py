@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.tools.sandbox.docker.backend import DockerSandbox, create_docker
 from agentrl.tools.sandbox.docker.daemon import available
-from agentrl.tools.sandbox.docker.images import present
+from agentrl.tools.sandbox.docker.images import image_id
 from agentrl.tools.sandbox.runner.loop import blocking
 from agentrl.tools.sandbox.spec import SandboxSpec
 from tests.conftest import need
@@ -24,7 +24,7 @@ Make = Callable[[SandboxSpec], DockerSandbox]
 def docker() -> None:
     need(available(), "a Docker daemon (sandboxes/ci-docker.sh starts one)")
     for image in (SMALL.image, TINY.image):
-        need(blocking(present(image)), f"the image {image} (sandboxes/make-base.sh makes it)")
+        need(blocking(image_id(image)), f"the image {image} (sandboxes/make-base.sh makes it)")
 
 
 def _maker() -> Iterator[Make]:

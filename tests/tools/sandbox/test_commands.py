@@ -36,7 +36,7 @@ async def test_an_image_is_built_with_progress_and_serves_sandboxes(docker: None
     try:
         await images.build(dockerfile, tag, lines.append)
         assert any("ENV GREETING" in line for line in lines)
-        assert await images.present(tag)
+        assert await images.image_id(tag)
         sandbox = await asyncio.to_thread(make, TINY.model_copy(update={"image": tag}))
         assert (await sandbox.exec("echo $GREETING")).stdout == b"hello\n"
         await sandbox.close()

@@ -77,7 +77,7 @@ async def _ensure(context: Path, image: str) -> None:
 
 async def _build(context: Path, image: str) -> None:
     try:
-        if await images.present(image):
+        if await images.image_id(image):
             return
     except SandboxError:
         raise ConfigError(NO_DAEMON) from None

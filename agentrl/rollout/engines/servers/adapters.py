@@ -44,11 +44,9 @@ class AdapterRoutes(Protocol):
 
     async def load_adapter(self, name: str, folder: str) -> None:
         """Load a folder in PEFT's format."""
-        ...
 
     async def unload_adapter(self, name: str) -> None:
         """Forget an adapter that no request uses."""
-        ...
 
 
 @dataclass

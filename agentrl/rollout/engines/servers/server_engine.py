@@ -95,11 +95,9 @@ class _Client(Protocol):
 
     def set_url(self, url: str) -> None:
         """Call the server at another address from now on."""
-        ...
 
     async def set_version(self, version: int) -> None:
         """Call the weights as they are `version`."""
-        ...
 
     async def close(self) -> None: ...
 

@@ -11,15 +11,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from typing import Any
 
 from agentrl.common import processes
 from agentrl.errors import MissingExtra, SandboxError
 from agentrl.tools.sandbox.base import Sandbox, SandboxDied
-from agentrl.tools.sandbox.docker.container import create_container, remove
+from agentrl.tools.sandbox.docker.container import ContainerSandbox, create_container, describe_end, remove
 from agentrl.tools.sandbox.docker.daemon import Daemon, connect
 from agentrl.tools.sandbox.docker.hardening import RUNNER
-from agentrl.tools.sandbox.docker.layer import read_layer, write_layer
 from agentrl.tools.sandbox.runner.client import RunnerClient
 from agentrl.tools.sandbox.runner.loop import on_loop
 from agentrl.tools.sandbox.runner.resident import ResidentSandbox
@@ -27,12 +25,11 @@ from agentrl.tools.sandbox.spec import SandboxSpec
 
 logger = logging.getLogger(__name__)
 _logged: set[str] = set()
-_tasks: set[asyncio.Task[None]] = set()
 _without_runner: dict[str, str] = {}
 """Specifications, by key, whose runner can't start here, and why."""
 
 
-class DockerSandbox(ResidentSandbox):
+class DockerSandbox(ContainerSandbox, ResidentSandbox):
     """A container with a resident runner. Make one with `create_docker`."""
 
     shared_trees = ("/dev/shm", "/dev/mqueue")
@@ -43,17 +40,11 @@ class DockerSandbox(ResidentSandbox):
         self._removal: asyncio.Future[None] | None = None
         processes.register_sandbox(id, lambda: daemon.api.kill(id))
 
-    async def inspect(self) -> dict[str, Any]:
-        """The daemon's inspection of the container."""
-        return await on_loop(self.daemon.call(self.daemon.api.inspect_container, self.id))
-
     async def _diagnose(self, reason: str) -> str:
         try:
-            state = (await self.daemon.call(self.daemon.api.inspect_container, self.id, timeout=5.0))["State"]
+            return f"{reason}; {await describe_end(self.daemon, self.id)}"
         except (SandboxError, KeyError) as error:
             return f"{reason}; {error}"
-        what = "ran out of memory" if state.get("OOMKilled") else state.get("Error") or "no error"
-        return f"{reason}; container {state['Status']}, exit code {state['ExitCode']}, {what}"
 
     async def _ran_out_of_memory(self, since: float) -> bool:
         """By the daemon's events: the kernel killed for memory in this container, and nothing else killed it.
@@ -80,12 +71,6 @@ class DockerSandbox(ResidentSandbox):
 
     async def _another(self) -> Sandbox:
         return await create_docker(self.spec)
-
-    async def _read_layer(self, limit: int) -> tuple[bytes, list[str]]:
-        return await read_layer(self.daemon, self.id, self.spec.trees, limit)
-
-    async def _write_layer(self, layer: bytes, removed: tuple[str, ...]) -> None:
-        await write_layer(self.daemon, self.id, self, layer, removed)
 
     async def _close(self) -> None:
         processes.forget_sandbox(self.id)
@@ -146,19 +131,14 @@ async def _create(spec: SandboxSpec) -> Sandbox:
         await sandbox.ready()
         return sandbox
     except (TimeoutError, SandboxDied):
-        reason = await _why_not_ready(daemon, container)
+        reason = "and the daemon does not say why"
+        with contextlib.suppress(SandboxError):
+            reason = await describe_end(daemon, container)
         await remove(daemon, container)
         raise SandboxDied(f"the sandbox's runner did not answer: {reason}") from None
     except BaseException:
         await asyncio.shield(remove(daemon, container))
         raise
-
-
-async def _why_not_ready(daemon: Daemon, container: str) -> str:
-    with contextlib.suppress(SandboxError):
-        state = (await daemon.call(daemon.api.inspect_container, container, timeout=5.0))["State"]
-        return f"container {state['Status']}, exit code {state['ExitCode']}, {state.get('Error') or 'no error'}"
-    return "and the daemon does not say why"
 
 
 async def _serve_egress(sandbox: DockerSandbox) -> None:

@@ -8,22 +8,55 @@ import secrets
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from agentrl.common import processes
 from agentrl.common.retries import doubling, retry
 from agentrl.errors import ConfigError, SandboxError
-from agentrl.tools.sandbox.base import DaemonError
+from agentrl.tools.sandbox.base import DaemonError, Sandbox
 from agentrl.tools.sandbox.docker.daemon import WORKERS, Daemon
 from agentrl.tools.sandbox.docker.hardening import container_config
+from agentrl.tools.sandbox.docker.layer import read_layer, write_layer
 from agentrl.tools.sandbox.docker.owner import LABEL, OWNER, alive, is_own, owner
 from agentrl.tools.sandbox.runner import loop
+from agentrl.tools.sandbox.runner.loop import run_on_loop
 from agentrl.tools.sandbox.spec import SandboxSpec
 
 logger = logging.getLogger(__name__)
 _tasks: set[asyncio.Task[None]] = set()
 _left: dict[str, set[str]] = {}
 """By daemon, containers that it did not remove, being down; it is asked again as soon as it creates another."""
+
+
+class ContainerSandbox:
+    """The part of a sandbox that is a container of the daemon's, whoever runs its commands."""
+
+    id: str
+    spec: SandboxSpec
+    daemon: Daemon
+
+    @run_on_loop
+    async def inspect(self) -> dict[str, Any]:
+        """The daemon's inspection of the container."""
+        found: dict[str, Any] = await self.daemon.call(self.daemon.api.inspect_container, self.id)
+        return found
+
+    async def _read_layer(self, limit: int) -> tuple[bytes, list[str]]:
+        return await read_layer(self.daemon, self.id, self.spec.trees, limit)
+
+    async def _write_layer(self, layer: bytes, removed: tuple[str, ...]) -> None:
+        await write_layer(self.daemon, self.id, cast(Sandbox, self), layer, removed)
+
+
+async def describe_end(daemon: Daemon, container: str) -> str:
+    """Say how a container ended, or stands.
+
+    Raises:
+        SandboxError: the daemon does not answer, or does not know it.
+    """
+    state = (await daemon.call(daemon.api.inspect_container, container, timeout=5.0))["State"]
+    what = "ran out of memory" if state.get("OOMKilled") else state.get("Error") or "no error"
+    return f"container {state['Status']}, exit code {state['ExitCode']}, {what}"
 
 
 async def create_container(daemon: Daemon, spec: SandboxSpec) -> str:

@@ -10,17 +10,16 @@ other by, and the receiver's daemon loads it once all of it is there.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import tempfile
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from agentrl.cluster.wire.connection import Address, Connection, connect
 from agentrl.errors import InvalidInput
 from agentrl.tools.sandbox.docker import daemon
-from agentrl.tools.sandbox.docker.daemon import ImageMissing, translate_errors
-from agentrl.tools.sandbox.docker.images import BUILD_TIMEOUT, follow
-from agentrl.tools.sandbox.runner.loop import on_loop
+from agentrl.tools.sandbox.docker.daemon import translate_errors
+from agentrl.tools.sandbox.docker.images import BUILD_TIMEOUT, follow, image_id
+from agentrl.tools.sandbox.runner.loop import run_on_loop
 
 PIECE = 4 << 20
 """Bytes of an image that are sent at once."""
@@ -38,15 +37,7 @@ class ImageHost:
         Raises:
             DaemonError: it does not answer.
         """
-
-        async def look_up() -> str | None:
-            here = await daemon.connect()
-            with contextlib.suppress(ImageMissing):
-                found: str = (await here.call(here.api.inspect_image, image))["Id"]
-                return found
-            return None
-
-        return await on_loop(look_up())
+        return await image_id(image)
 
     async def send_image(self, image: str, address: Address, timeout: float) -> int:
         """Have another host load an image of this one; returns its bytes.
@@ -85,13 +76,9 @@ class ImageHost:
         if image not in self._arriving:
             raise InvalidInput(f"no piece of the image {image!r} has arrived")
 
-        async def load(file: BinaryIO) -> None:
-            here = await daemon.connect()
-            await here.call(_load, here.api, file, image, timeout=BUILD_TIMEOUT)
-
         with self._arriving.pop(image) as file:
             file.seek(0)
-            await on_loop(load(file))
+            await _load(file, image)
 
 
 def save_image(image: str) -> Iterator[bytes]:
@@ -106,5 +93,10 @@ def save_image(image: str) -> Iterator[bytes]:
         yield piece
 
 
-def _load(api: Any, file: BinaryIO, image: str) -> None:
-    follow(api.load_image(file), lambda line: None, f"loading {image}")
+@run_on_loop
+async def _load(file: BinaryIO, image: str) -> None:
+    def load() -> None:
+        follow(here.api.load_image(file), lambda line: None, f"loading {image}")
+
+    here = await daemon.connect()
+    await here.call(load, timeout=BUILD_TIMEOUT)

@@ -14,7 +14,7 @@ from typing import Any
 from agentrl.errors import ConfigError, InvalidInput
 from agentrl.tools.sandbox.base import DaemonError
 from agentrl.tools.sandbox.docker.daemon import ImageMissing, connect
-from agentrl.tools.sandbox.runner.loop import on_loop
+from agentrl.tools.sandbox.runner.loop import run_on_loop
 
 Progress = Callable[[str], None]
 PULL_TIMEOUT = 3600.0
@@ -23,18 +23,14 @@ BUILD_TIMEOUT = 3600.0
 _pulls: dict[tuple[str, str | None], asyncio.Future[None]] = {}
 
 
-async def present(image: str, address: str | None = None) -> bool:
-    """Return whether the daemon has the image."""
-
-    async def look_up() -> bool:
-        daemon = await connect(address)
-        try:
-            await daemon.call(daemon.api.inspect_image, image)
-        except ImageMissing:
-            return False
-        return True
-
-    return await on_loop(look_up())
+@run_on_loop
+async def image_id(image: str, address: str | None = None) -> str | None:
+    """Return the id of the daemon's image of that name; None where it has none."""
+    daemon = await connect(address)
+    try:
+        return str((await daemon.call(daemon.api.inspect_image, image))["Id"])
+    except ImageMissing:
+        return None
 
 
 async def require(image: str, address: str | None = None) -> None:
@@ -43,30 +39,28 @@ async def require(image: str, address: str | None = None) -> None:
     Raises:
         ConfigError: it is missing; the message says how to get it.
     """
-    if not await present(image, address):
+    if await image_id(image, address) is None:
         how = "sandboxes/make-base.sh makes it" if image.startswith("agentrl/") else f"`docker pull {image}` fetches it"
         raise ConfigError(f"the Docker daemon has no image {image!r}: {how}")
 
 
+@run_on_loop
 async def pull(image: str, progress: Progress = lambda line: None, address: str | None = None) -> None:
     """Fetch an image from its registry.
 
     Raises:
         DaemonError: the registry or the daemon failed.
     """
-
-    async def once() -> None:
-        daemon = await connect(address)
-        key = (image, address)
-        if key not in _pulls:
-            work = daemon.call(_follow_pull, daemon.api, image, progress, timeout=PULL_TIMEOUT)
-            _pulls[key] = asyncio.ensure_future(work)
-            _pulls[key].add_done_callback(lambda _: _pulls.pop(key, None))
-        await asyncio.shield(_pulls[key])
-
-    await on_loop(once())
+    daemon = await connect(address)
+    key = (image, address)
+    if key not in _pulls:
+        work = daemon.call(_follow_pull, daemon.api, image, progress, timeout=PULL_TIMEOUT)
+        _pulls[key] = asyncio.ensure_future(work)
+        _pulls[key].add_done_callback(lambda _: _pulls.pop(key, None))
+    await asyncio.shield(_pulls[key])
 
 
+@run_on_loop
 async def build(folder: Path, tag: str, progress: Progress = lambda line: None, address: str | None = None) -> None:
     """Build a Dockerfile's image.
 
@@ -82,12 +76,8 @@ async def build(folder: Path, tag: str, progress: Progress = lambda line: None, 
     """
     if not (folder / "Dockerfile").is_file():
         raise InvalidInput(f"{folder} has no Dockerfile")
-
-    async def work() -> None:
-        daemon = await connect(address)
-        await daemon.call(_follow_build, daemon.api, folder, tag, progress, timeout=BUILD_TIMEOUT)
-
-    await on_loop(work())
+    daemon = await connect(address)
+    await daemon.call(_follow_build, daemon.api, folder, tag, progress, timeout=BUILD_TIMEOUT)
 
 
 def _follow_pull(api: Any, image: str, progress: Progress) -> None:

@@ -15,17 +15,13 @@ import logging
 import posixpath
 import shlex
 import struct
-import tempfile
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from agentrl.common import processes
-from agentrl.errors import InvalidInput, SandboxError, ToolArguments
-from agentrl.tools.sandbox import archive
+from agentrl.errors import SandboxError, ToolArguments
 from agentrl.tools.sandbox.base import (
-    SNAPSHOT_BYTES,
     Command,
     ExecResult,
     Outcome,
@@ -33,16 +29,13 @@ from agentrl.tools.sandbox.base import (
     Process,
     Sandbox,
     SandboxDied,
-    Snapshot,
-    SnapshotRefused,
     body_of,
 )
-from agentrl.tools.sandbox.docker.container import create_container, remove
+from agentrl.tools.sandbox.docker.container import ContainerSandbox, create_container, remove
 from agentrl.tools.sandbox.docker.daemon import Daemon, connect
-from agentrl.tools.sandbox.docker.layer import read_layer, write_layer
-from agentrl.tools.sandbox.runner.loop import on_loop
+from agentrl.tools.sandbox.runner.loop import on_loop, run_on_loop
 from agentrl.tools.sandbox.runner.wire import encode
-from agentrl.tools.sandbox.snapshot import canonical, check_trees, within
+from agentrl.tools.sandbox.snapshot import ArchivedSandbox
 from agentrl.tools.sandbox.spec import SandboxSpec
 
 logger = logging.getLogger(__name__)
@@ -50,7 +43,7 @@ FILE_TIMEOUT = 120.0
 UNSUPPORTED = "plain exec has no {}: it needs the resident runner (runner='mount')"
 
 
-class PlainSandbox:
+class PlainSandbox(ContainerSandbox, ArchivedSandbox):
     """A sandbox over plain `docker exec`, made by `create_plain`; the module's docstring says what is missing."""
 
     def __init__(self, id: str, spec: SandboxSpec, daemon: Daemon) -> None:
@@ -58,13 +51,10 @@ class PlainSandbox:
         self.spec = spec
         self.workdir = spec.workdir
         self.daemon = daemon
-        self._closed = self._used = False
+        self._closed = False
         processes.register_sandbox(id, lambda: daemon.api.kill(id))
 
-    async def inspect(self) -> dict[str, Any]:
-        """The daemon's inspection of the container."""
-        return await on_loop(self.daemon.call(self.daemon.api.inspect_container, self.id))
-
+    @run_on_loop
     async def exec(
         self,
         command: Command,
@@ -84,27 +74,21 @@ class PlainSandbox:
         except ValueError as error:
             raise PathError(str(error)) from None
         data = body_of(stdin, "stdin")
-        most = self.spec.output_bytes if limit is None else limit
-        seconds = timeout or self.spec.timeout
-        return await on_loop(self._exec(argv, seconds, self._path(cwd or self.workdir), dict(env or {}), data, most))
-
-    async def _exec(
-        self, argv: list[str], timeout: float, cwd: str, env: dict[str, str], stdin: bytes, limit: int
-    ) -> ExecResult:
         if self._closed:
             raise SandboxDied("the sandbox is closed")
-        started, self._used = time.monotonic(), True
+        started, self.used = time.monotonic(), True
         api, call = self.daemon.api, self.daemon.call
         options: dict[str, Any] = {
-            "workdir": cwd,
-            "environment": {**self.spec.env, **env},
-            "stdin": bool(stdin),
+            "workdir": self._path(cwd or self.workdir),
+            "environment": {**self.spec.env, **(env or {})},
+            "stdin": bool(data),
         }
         id = (await call(api.exec_create, self.id, argv, **options))["Id"]
-        kept = (_HeadTail(limit), _HeadTail(limit))
-        done = asyncio.ensure_future(asyncio.to_thread(_run_exec, api, id, stdin, kept))
+        most = self.spec.output_bytes if limit is None else limit
+        kept = (_HeadTail(most), _HeadTail(most))
+        done = asyncio.ensure_future(asyncio.to_thread(_run_exec, api, id, data, kept))
         try:
-            await asyncio.wait_for(asyncio.shield(done), timeout)
+            await asyncio.wait_for(asyncio.shield(done), timeout or self.spec.timeout)
         except TimeoutError:
             await self._kill_all()
             return _make_result(Outcome.TIMEOUT, 124, kept, started)
@@ -125,6 +109,7 @@ class PlainSandbox:
         outcome = Outcome.SIGNALED if code > 128 else Outcome.NOT_STARTED if code in (126, 127) else Outcome.EXITED
         return _make_result(outcome, code, kept, started)
 
+    @run_on_loop
     async def _kill_all(self) -> None:
         api, call = self.daemon.api, self.daemon.call
         id = (await call(api.exec_create, self.id, ["sh", "-c", "kill -9 -1"]))["Id"]
@@ -139,9 +124,6 @@ class PlainSandbox:
         limit: int | None = None,
     ) -> Process:
         raise SandboxError(UNSUPPORTED.format("background processes"))
-
-    def _path(self, path: str) -> str:
-        return posixpath.normpath(posixpath.join(self.workdir, path))
 
     async def read(self, path: str, *, offset: int = 0, limit: int = 16 << 20) -> bytes:
         where = shlex.quote(self._path(path))
@@ -163,64 +145,31 @@ class PlainSandbox:
         if not done.ok:
             raise PathError(f"{path}: {done.text()[:200]}")
 
-    async def upload(self, source: Path | bytes, path: str) -> None:
-        body = source if isinstance(source, bytes) else await asyncio.to_thread(archive.pack, source)
-        where = shlex.quote(self._path(path))
+    async def _unpack(self, path: str, body: bytes) -> None:
+        where = shlex.quote(path)
         done = await self.exec(f"mkdir -p {where} && tar -xf - -C {where}", timeout=FILE_TIMEOUT, stdin=body)
         if not done.ok:
             raise PathError(f"{path}: {done.text()[:200]}")
 
-    async def download(self, path: str, destination: Path) -> None:
-        with tempfile.TemporaryFile() as file:
-            file.write(await self._tar(path, sum(self.spec.tmpfs_mb.values()) << 21))
-            file.seek(0)
-            await asyncio.to_thread(archive.unpack, file, destination)
-
-    async def _tar(self, path: str, limit: int) -> bytes:
-        where = shlex.quote(self._path(path))
-        done = await self.exec(f"cd {where} && tar -cf - .", timeout=FILE_TIMEOUT, limit=2 * limit)
+    async def _pack(self, path: str, limit: int, file: Any = None) -> bytes:
+        limit = min(limit, sum(self.spec.tmpfs_mb.values()) << 21)
+        done = await self.exec(f"cd {shlex.quote(path)} && tar -cf - .", timeout=FILE_TIMEOUT, limit=2 * limit)
         if not done.ok or done.stdout_dropped:
             raise PathError(f"{path}: {done.stderr[:200].decode(errors='replace') or 'too large'}")
+        if file is not None:
+            file.write(done.stdout)
         return done.stdout
 
-    async def snapshot(self, limit: int = SNAPSHOT_BYTES) -> Snapshot:
-        trees: dict[str, bytes] = {}
-        for tree in self.spec.trees:
-            try:
-                archived = await self._tar(tree, limit)
-            except PathError as error:
-                raise SnapshotRefused(f"the writable tree {error}") from None
-            trees[tree] = await asyncio.to_thread(canonical, archived, limit)
-        layer, removed = b"", list[str]()
-        if self.spec.writable_root:
-            layer, removed = await read_layer(self.daemon, self.id, self.spec.trees, limit)
-        within(limit, [*trees.values(), layer])
-        return Snapshot(trees, layer, tuple(removed))
-
-    async def restore(self, snapshot: Snapshot) -> None:
-        check_trees(snapshot, self.spec)
-        if self._used:
-            if self.spec.writable_root:
-                raise InvalidInput("a snapshot of a writable root is restored in a sandbox where no command has run")
-            await on_loop(self._kill_all())
-        for tree, archived in snapshot.trees.items():
-            where = shlex.quote(tree)
-            done = await self.exec(f"chmod -R u+rwX {where}; find {where} -mindepth 1 -delete", timeout=FILE_TIMEOUT)
+    async def _empty_trees(self) -> None:
+        if self.used:
+            await self._kill_all()
+        for tree in map(shlex.quote, self.spec.trees):
+            done = await self.exec(f"chmod -R u+rwX {tree}; find {tree} -mindepth 1 -delete", timeout=FILE_TIMEOUT)
             if not done.ok:
                 raise SandboxError(f"{tree} could not be emptied: {done.text()[:200]}")
-            await self.upload(archived, tree)
-        if snapshot.layer or snapshot.removed:
-            await write_layer(self.daemon, self.id, self, snapshot.layer, snapshot.removed)
 
-    async def fork(self) -> Sandbox:
-        snapshot = await self.snapshot()
-        other = await create_plain(self.spec, "its original is plain, too")
-        try:
-            await other.restore(snapshot)
-        except BaseException:
-            await other.close()
-            raise
-        return other
+    async def _another(self) -> Sandbox:
+        return await create_plain(self.spec, "its original is plain, too")
 
     def renewed(self) -> Sandbox:
         return self
@@ -230,7 +179,7 @@ class PlainSandbox:
 
     async def healthy(self) -> bool:
         try:
-            state = await on_loop(self.daemon.call(self.daemon.api.inspect_container, self.id))
+            state = await self.inspect()
         except SandboxError:
             return False
         return bool(state["State"]["Running"]) and not state["State"]["Paused"]
@@ -242,13 +191,11 @@ class PlainSandbox:
             await on_loop(remove(self.daemon, self.id))
 
 
+@run_on_loop
 async def create_plain(spec: SandboxSpec, why: str) -> Sandbox:
     """Start a container without a runner."""
     logger.warning("sandbox without its runner (%s): plain docker exec is used, with its limits", why)
-    return await on_loop(_create(spec.model_copy(update={"runner": "none"})))
-
-
-async def _create(spec: SandboxSpec) -> Sandbox:
+    spec = spec.model_copy(update={"runner": "none"})
     daemon = await connect(spec.daemon)
     container = await create_container(daemon, spec)
     try:

@@ -15,7 +15,7 @@ from agentrl.errors import SandboxError
 from agentrl.tools.sandbox.docker.container import in_background, remove
 from agentrl.tools.sandbox.docker.daemon import Daemon, connect
 from agentrl.tools.sandbox.docker.owner import CREATED, LABEL, OWNER, alive, heartbeat_age, newly_dead
-from agentrl.tools.sandbox.runner.loop import on_loop
+from agentrl.tools.sandbox.runner.loop import run_on_loop
 from agentrl.tools.threads import in_forked_child
 
 LOOK_SECONDS = 5.0
@@ -37,46 +37,13 @@ class FoundContainer:
     heartbeat_age: float | None
 
 
+@run_on_loop
 async def find(address: str | None = None) -> list[FoundContainer]:
     """Every container with the label, in whatever state.
 
     Raises:
         DaemonError: the daemon does not answer.
     """
-    return await on_loop(_find(address))
-
-
-async def reap(address: str | None = None, *, dry_run: bool = False) -> list[FoundContainer]:
-    """Remove dead owners' containers; returns what was, or with `dry_run` would be, removed."""
-    return await on_loop(_reap(address, dry_run))
-
-
-async def watch(address: str | None = None) -> None:
-    """Remove dead owners' containers now, and those of each that dies from now on, as long as this process lives."""
-    await on_loop(_begin(address))
-
-
-async def _begin(address: str | None) -> None:
-    seen = newly_dead(set())
-    with contextlib.suppress(SandboxError):
-        await _reap(address, False)
-    if address not in _watched:
-        _watched.add(address)
-        in_background(_watch(address, seen))
-
-
-async def _watch(address: str | None, seen: set[str]) -> None:
-    again = False  # once more afterwards: a container may have been on its way
-    while True:
-        await asyncio.sleep(LOOK_SECONDS)
-        died = newly_dead(seen)
-        if died or again:
-            with contextlib.suppress(SandboxError):
-                await _reap(address, False)
-        seen, again = seen | died, bool(died)
-
-
-async def _find(address: str | None) -> list[FoundContainer]:
     daemon: Daemon = await connect(address)
     listed = await daemon.call(daemon.api.containers, all=True, filters={"label": LABEL})
     found = []
@@ -90,10 +57,34 @@ async def _find(address: str | None) -> list[FoundContainer]:
     return found
 
 
-async def _reap(address: str | None, dry_run: bool) -> list[FoundContainer]:
-    dead = [one for one in await _find(address) if one.owner_alive is False]
+@run_on_loop
+async def reap(address: str | None = None, *, dry_run: bool = False) -> list[FoundContainer]:
+    """Remove dead owners' containers; returns what was, or with `dry_run` would be, removed."""
+    dead = [one for one in await find(address) if one.owner_alive is False]
     if not dry_run:
         daemon = await connect(address)
         for one in dead:
             await remove(daemon, one.id)
     return dead
+
+
+@run_on_loop
+async def watch(address: str | None = None) -> None:
+    """Remove dead owners' containers now, and those of each that dies from now on, as long as this process lives."""
+    seen = newly_dead(set())
+    with contextlib.suppress(SandboxError):
+        await reap(address)
+    if address not in _watched:
+        _watched.add(address)
+        in_background(_watch(address, seen))
+
+
+async def _watch(address: str | None, seen: set[str]) -> None:
+    again = False  # once more afterwards: a container may have been on its way
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        died = newly_dead(seen)
+        if died or again:
+            with contextlib.suppress(SandboxError):
+                await reap(address)
+        seen, again = seen | died, bool(died)

@@ -29,7 +29,7 @@ from agentrl.tools.sandbox.base import (
 )
 from agentrl.tools.sandbox.remote.client import LONG_SECONDS, SECONDS, SandboxServerClient
 from agentrl.tools.sandbox.remote.wire import Report
-from agentrl.tools.sandbox.runner.loop import on_loop, sandbox_loop
+from agentrl.tools.sandbox.runner.loop import on_loop, run_on_loop, sandbox_loop
 from agentrl.tools.sandbox.spec import SandboxSpec
 from agentrl.tools.threads import in_forked_child
 
@@ -100,13 +100,9 @@ class RemoteSandbox:
     ) -> RemoteProcess:
         return await self._start(True, command=command, cwd=cwd, env=env or {}, limit=limit)
 
+    @run_on_loop
     async def _start(self, interactive: bool, **given: Any) -> RemoteProcess:
-        number = await self.call("start", int, interactive=interactive, **given)
-
-        async def watched() -> RemoteProcess:
-            return RemoteProcess(self, number)
-
-        return await on_loop(watched())
+        return RemoteProcess(self, await self.call("start", int, interactive=interactive, **given))
 
     async def read(self, path: str, *, offset: int = 0, limit: int = 16 << 20) -> bytes:
         content: bytes = await self.call("read", bytes, path=path, offset=offset, limit=limit)
@@ -181,14 +177,12 @@ class RemoteProcess:
     def running(self) -> bool:
         return not self._end.done()
 
+    @run_on_loop
     async def wait(self, timeout: float) -> ExecResult:
-        async def wait() -> ExecResult:
-            done, _ = await asyncio.wait([self._end], timeout=timeout)
-            if not done:
-                raise DeadlineExceeded(f"the process still runs after {timeout:g} s")
-            return self._end.result()
-
-        return await on_loop(wait())
+        done, _ = await asyncio.wait([self._end], timeout=timeout)
+        if not done:
+            raise DeadlineExceeded(f"the process still runs after {timeout:g} s")
+        return self._end.result()
 
     async def stop(self, grace: float = 0.0) -> ExecResult:
         if self.running:

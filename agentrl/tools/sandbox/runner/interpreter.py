@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import secrets
 import signal
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 from agentrl.tools.sandbox.base import Command, ExecResult, Outcome, Process
@@ -58,15 +59,12 @@ class InteractiveProcess(Process, Protocol):
 
     async def signal(self, number: int) -> None:
         """Signal the process group; 9 kills the whole tree."""
-        ...
 
     async def request(self, data: bytes, mark: bytes, timeout: float) -> tuple[bytes, ExecResult] | None:
         """Write to its input and wait for the report that begins with `mark`; see `ResidentProcess.request`."""
-        ...
 
     async def wait_for_report(self, mark: bytes, timeout: float) -> tuple[bytes, ExecResult] | None:
         """Wait longer for a report that did not come within `request`'s timeout."""
-        ...
 
 
 @runtime_checkable
@@ -75,7 +73,6 @@ class InteractiveSandbox(Protocol):
 
     async def connect(self, command: Command) -> InteractiveProcess:
         """Start an interactive process, and return it."""
-        ...
 
 
 class Interpreter:
@@ -141,15 +138,4 @@ class Interpreter:
 
 
 def _cell(shown: ExecResult, outcome: Outcome, code: int, detail: str = "") -> ExecResult:
-    return ExecResult(
-        outcome,
-        code,
-        shown.stdout,
-        shown.stderr,
-        shown.stdout_dropped,
-        shown.stderr_dropped,
-        shown.head,
-        shown.seconds,
-        shown.out_of_memory,
-        detail,
-    )
+    return replace(shown, outcome=outcome, exit_code=code, detail=detail)

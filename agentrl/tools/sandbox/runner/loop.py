@@ -8,12 +8,14 @@ started at first use, and all callers submit coroutines to it. It costs two thre
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
 
 from agentrl.tools.threads import in_forked_child
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _lock = threading.Lock()
@@ -48,6 +50,16 @@ async def on_loop(work: Coroutine[Any, Any, T]) -> T:
     if asyncio.get_running_loop() is loop:
         return await work
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+
+
+def run_on_loop(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Decorate a coroutine function: what it does is done on the loop, from whichever one it is called."""
+
+    @functools.wraps(function)
+    async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        return await on_loop(function(*args, **kwargs))
+
+    return call
 
 
 def blocking(work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from agentrl.errors import AgentRLError, DeadlineExceeded, SandboxError
 from agentrl.tools.sandbox.base import ExecResult, Outcome, PathError, SandboxDied
 from agentrl.tools.sandbox.runner.client import Channel
-from agentrl.tools.sandbox.runner.loop import on_loop
+from agentrl.tools.sandbox.runner.loop import run_on_loop
 from agentrl.tools.sandbox.runner.wire import Exit, How
 
 T = TypeVar("T")
@@ -44,16 +44,14 @@ class ResidentProcess:
         """The process's standard output and error so far, up to their heads."""
         return bytes(self._channel.outputs[0]), bytes(self._channel.outputs[1])
 
+    @run_on_loop
     async def wait(self, timeout: float) -> ExecResult:
-        async def wait() -> ExecResult:
-            try:
-                return result_of(self._channel, await asyncio.wait_for(asyncio.shield(self._channel.exit), timeout))
-            except TimeoutError:
-                raise DeadlineExceeded(f"the process still runs after {timeout:g} s") from None
-            except SandboxDied as error:
-                raise await self._explain(error) from None
-
-        return await on_loop(wait())
+        try:
+            return result_of(self._channel, await asyncio.wait_for(asyncio.shield(self._channel.exit), timeout))
+        except TimeoutError:
+            raise DeadlineExceeded(f"the process still runs after {timeout:g} s") from None
+        except SandboxDied as error:
+            raise await self._explain(error) from None
 
     async def stop(self, grace: float = 0.0) -> ExecResult:
         if grace > 0 and self.running:
@@ -65,11 +63,9 @@ class ResidentProcess:
         await self.signal(signal.SIGKILL)
         return await self.wait(GRACE)
 
+    @run_on_loop
     async def signal(self, number: int) -> None:
-        async def send() -> None:
-            self._channel.signal(number)
-
-        await on_loop(send())
+        self._channel.signal(number)
 
     async def request(self, data: bytes, mark: bytes, timeout: float) -> tuple[bytes, ExecResult] | None:
         """Write to its input and wait for the report on descriptor 3 that begins with `mark`; others are ignored.
@@ -92,14 +88,12 @@ class ResidentProcess:
     async def wait_for_report(self, mark: bytes, timeout: float) -> tuple[bytes, ExecResult] | None:
         return await self._in_time(self._report(mark), timeout)
 
+    @run_on_loop
     async def _in_time(self, work: Coroutine[Any, Any, T], timeout: float) -> T | None:
-        async def wait() -> T | None:
-            try:
-                return await asyncio.wait_for(work, timeout)
-            except TimeoutError:
-                return None
-
-        return await on_loop(wait())
+        try:
+            return await asyncio.wait_for(work, timeout)
+        except TimeoutError:
+            return None
 
     async def _report(self, mark: bytes) -> tuple[bytes, ExecResult] | None:
         channel, dropped = self._channel, [0, 0]

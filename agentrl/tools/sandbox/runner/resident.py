@@ -10,36 +10,28 @@ import asyncio
 import copy
 import errno
 import os
-import posixpath
 import re
 import signal
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Self
 
-from agentrl.errors import AgentRLError, InvalidInput, SandboxError, ToolArguments
-from agentrl.tools.sandbox import archive
+from agentrl.errors import AgentRLError, SandboxError, ToolArguments
 from agentrl.tools.sandbox.base import (
-    SNAPSHOT_BYTES,
     Command,
     ExecResult,
     Outcome,
     PathError,
     Process,
-    Sandbox,
     SandboxDied,
     SandboxMemory,
-    Snapshot,
-    SnapshotRefused,
     body_of,
 )
 from agentrl.tools.sandbox.egress import proxy_env
 from agentrl.tools.sandbox.runner.client import Channel, RunnerClient
-from agentrl.tools.sandbox.runner.loop import on_loop
+from agentrl.tools.sandbox.runner.loop import on_loop, run_on_loop
 from agentrl.tools.sandbox.runner.process import CWD, GRACE, ResidentProcess, check_file, result_of
 from agentrl.tools.sandbox.runner.wire import CommandKind, Exit, Flags, How
-from agentrl.tools.sandbox.snapshot import canonical, check_trees, within
+from agentrl.tools.sandbox.snapshot import ArchivedSandbox
 from agentrl.tools.sandbox.spec import SandboxSpec, below
 
 FILE_TIMEOUT = 120.0
@@ -53,7 +45,7 @@ INFRA_ERRNOS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO})
 OUT_OF_MEMORY = "the whole sandbox ran out of memory and ended; nothing more can be run in it"
 
 
-class ResidentSandbox:
+class ResidentSandbox(ArchivedSandbox):
     """A sandbox over a resident runner. Backends open the runner's stream and add how to start, fork and remove."""
 
     shared_trees: tuple[str, ...] = ()
@@ -69,13 +61,13 @@ class ResidentSandbox:
         self._shell = spec.shell
         self._out_of_memory = False
         self._given_back = False
-        self._untouched = True  # no command has run since it was created or emptied
         self._empty: str | None = None  # the runner's description of it before the first command
         self._env = {**(proxy_env() if spec.egress else {}), **spec.env}
         self._end = asyncio.get_running_loop().call_later(spec.lifetime, client.fail, "the sandbox's lifetime is over")
 
     # -- commands
 
+    @run_on_loop
     async def exec(
         self,
         command: Command,
@@ -86,26 +78,14 @@ class ResidentSandbox:
         stdin: bytes | str = b"",
         limit: int | None = None,
     ) -> ExecResult:
-        data = body_of(stdin, "stdin")
-        return await on_loop(self._exec(command, timeout or self.spec.timeout, cwd, env, data, limit))
-
-    async def _exec(
-        self,
-        command: Command,
-        timeout: float,
-        cwd: str | None,
-        env: Mapping[str, str] | None,
-        stdin: bytes,
-        limit: int | None,
-    ) -> ExecResult:
-        flags = Flags.STDIN if stdin else Flags.NONE
+        data, seconds = body_of(stdin, "stdin"), timeout or self.spec.timeout
         try:
-            channel = await self._run(command, cwd, env, limit, timeout, flags)
-            end = await self._finish(channel, timeout + self.grace, stdin)
+            channel = await self._run(command, cwd, env, limit, seconds, Flags.STDIN if data else Flags.NONE)
+            end = await self._finish(channel, seconds + self.grace, data)
         except SandboxMemory as error:
             return ExecResult(Outcome.MEMORY, 137, out_of_memory=True, detail=str(error))
         if end.how is How.NOT_STARTED and end.code == errno.ENOENT and end.phase > CWD and self._fall_back(command):
-            return await self._exec(command, timeout, cwd, env, stdin, limit)
+            return await self.exec(command, timeout=timeout, cwd=cwd, env=env, stdin=data, limit=limit)
         return result_of(channel, end)
 
     def _fall_back(self, command: Command) -> bool:
@@ -124,7 +104,7 @@ class ResidentSandbox:
         timeout: float,
         flags: Flags,
     ) -> Channel:
-        self._untouched = False
+        self.used = True
         argv = [*self._shell, command] if isinstance(command, str) else list(command)
         if not argv or (isinstance(command, str) and not command.strip()):
             raise ToolArguments("command is empty")
@@ -191,6 +171,7 @@ class ResidentSandbox:
     ) -> Process:
         return await self.connect(command, cwd=cwd, env=env, limit=limit, flags=Flags.NONE)
 
+    @run_on_loop
     async def connect(
         self,
         command: Command,
@@ -201,35 +182,23 @@ class ResidentSandbox:
         flags: Flags = Flags.STDIN | Flags.REPORT,
     ) -> ResidentProcess:
         """A background process that can be written to, and that may mark points in its output on descriptor 3."""
-
-        async def start() -> ResidentProcess:
-            return ResidentProcess(await self._run(command, cwd, env, limit, 0.0, flags), self._explain)
-
-        return await on_loop(start())
+        return ResidentProcess(await self._run(command, cwd, env, limit, 0.0, flags), self._explain)
 
     # -- files
 
-    def _path(self, path: str) -> str:
-        return posixpath.normpath(posixpath.join(self.workdir, path))
-
     async def read(self, path: str, *, offset: int = 0, limit: int = 16 << 20) -> bytes:
-        return await on_loop(
-            self._read_stream(CommandKind.READ_FILE, [self._path(path), str(offset), str(limit)], limit)
-        )
+        return await self._read_stream(CommandKind.READ_FILE, [self._path(path), str(offset), str(limit)], limit)
 
     async def write(self, path: str, data: bytes | str, *, mode: int = 0o644) -> None:
-        await on_loop(self._write_stream(CommandKind.WRITE_FILE, self._path(path), body_of(data, "data"), mode))
+        await self._write_stream(CommandKind.WRITE_FILE, self._path(path), body_of(data, "data"), mode)
 
-    async def upload(self, source: Path | bytes, path: str) -> None:
-        body = source if isinstance(source, bytes) else await asyncio.to_thread(archive.pack, source)
-        await on_loop(self._write_stream(CommandKind.TAR_IN, self._path(path), body))
+    async def _pack(self, path: str, limit: int, file: Any = None) -> bytes:
+        return await self._read_stream(CommandKind.TAR_OUT, [path], limit, file)
 
-    async def download(self, path: str, destination: Path) -> None:
-        with tempfile.TemporaryFile() as file:
-            await on_loop(self._read_stream(CommandKind.TAR_OUT, [self._path(path)], archive.LIMITS.total_bytes, file))
-            file.seek(0)
-            await asyncio.to_thread(archive.unpack, file, destination)
+    async def _unpack(self, path: str, body: bytes) -> None:
+        await self._write_stream(CommandKind.TAR_IN, path, body)
 
+    @run_on_loop
     async def _write_stream(self, kind: CommandKind, path: str, body: bytes, mode: int = 0) -> None:
         channel = await self._open([path], kind=kind, flags=Flags.STDIN, timeout=FILE_TIMEOUT, mode=mode)
         if not body:
@@ -239,13 +208,14 @@ class ResidentSandbox:
             check_file(end, path)
         except PathError as error:
             if (
-                self._untouched
+                not self.used
                 and _is_infra_failure(end)
                 and any(below(path, self._tree(tree)) for tree in self.spec.trees)
             ):
                 raise SandboxError(f"in a sandbox where no command has run: {error}") from None
             raise
 
+    @run_on_loop
     async def _read_stream(self, kind: CommandKind, argv: list[str], most: int, file: Any = None) -> bytes:
         channel = await self._open(argv, kind=kind, flags=Flags.STREAM, timeout=FILE_TIMEOUT)
         body, size = bytearray(), 0
@@ -268,57 +238,11 @@ class ResidentSandbox:
 
     # -- snapshots, reset, end
 
-    async def snapshot(self, limit: int = SNAPSHOT_BYTES) -> Snapshot:
-        trees: dict[str, bytes] = {}
-        for tree in self.spec.trees:
-            try:
-                archived = await on_loop(self._read_stream(CommandKind.TAR_OUT, [self._tree(tree)], limit))
-            except PathError as error:
-                raise SnapshotRefused(f"the writable tree {error}") from None
-            trees[tree] = await asyncio.to_thread(canonical, archived, limit)
-        layer, removed = await self._read_layer(limit) if self.spec.writable_root else (b"", [])
-        within(limit, [*trees.values(), layer])
-        return Snapshot(trees, layer, tuple(removed))
-
-    async def restore(self, snapshot: Snapshot) -> None:
-        check_trees(snapshot, self.spec)
-        if self.spec.writable_root and not self._untouched:
-            raise InvalidInput("a snapshot of a writable root is restored in a sandbox where no command has run")
-        await on_loop(self._empty_trees())
-        self._untouched = False  # from now on its content is the agent's
-        for tree, archived in snapshot.trees.items():
-            await on_loop(self._write_stream(CommandKind.TAR_IN, self._tree(tree), archived))
-        if snapshot.layer or snapshot.removed:
-            await self._write_layer(snapshot.layer, snapshot.removed)
-
+    @run_on_loop
     async def _empty_trees(self) -> None:
         self._require_held()
         await self.client.kill_all(self.grace)
         await self._describe(CommandKind.WIPE)
-
-    async def _read_layer(self, limit: int) -> tuple[bytes, list[str]]:
-        """The changes of the image's files and the removed paths, where the backend has an image."""
-        return b"", []
-
-    async def _write_layer(self, layer: bytes, removed: tuple[str, ...]) -> None:
-        raise InvalidInput("this backend has no image whose files a snapshot could change")
-
-    def _tree(self, tree: str) -> str:
-        """The path of a writable tree of the specification."""
-        return tree
-
-    async def fork(self) -> Sandbox:
-        snapshot = await self.snapshot()
-        other = await self._another()
-        try:
-            await other.restore(snapshot)
-        except BaseException:
-            await other.close()
-            raise
-        return other
-
-    async def _another(self) -> Sandbox:
-        raise NotImplementedError
 
     async def ready(self) -> None:
         """Describe the sandbox before its first command; `reset` compares with that."""
@@ -334,18 +258,16 @@ class ResidentSandbox:
         if self._given_back:
             raise SandboxDied(f"the sandbox {self.id} was given back by whoever had it: another episode may use it")
 
+    @run_on_loop
     async def reset(self) -> None:
         if self.spec.loosened:
             raise SandboxError(f"with {', '.join(self.spec.loosened)}, it can't be verified to be empty: close it")
-        await on_loop(self._reset())
-
-    async def _reset(self) -> None:
         self._require_held()
         await self.client.kill_all(self.grace)
         for pause in PAUSES:
             found = await self._describe(CommandKind.WIPE)
             if found == self._empty and "\nwritable " not in found:
-                self._untouched = True
+                self.used = False
                 return
             if pause is not None:
                 await asyncio.sleep(pause)
