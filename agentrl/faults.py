@@ -346,7 +346,8 @@ class _Injector:
         if number == signal.SIGSTOP:
             target = f"-{pid}" if own_group else str(pid)
             wake = ["sh", "-c", f"sleep {fault.seconds}; kill -s CONT -- {target}"]
-            subprocess.Popen(wake, start_new_session=True, stdin=subprocess.DEVNULL)
+            nowhere = subprocess.DEVNULL  # it may outlive this process, and whoever reads what this one writes
+            subprocess.Popen(wake, start_new_session=True, stdin=nowhere, stdout=nowhere, stderr=nowhere)
         with suppress(ProcessLookupError):
             os.killpg(pid, number) if own_group else os.kill(pid, number)
 

@@ -22,7 +22,10 @@ class Keeper:
         command = [sys.executable, "-I", "-S", __file__]
         reading, self._pipe = os.pipe()
         with open(reading, "rb") as theirs:
-            self._process = subprocess.Popen(command, stdin=theirs, start_new_session=True)
+            nowhere = subprocess.DEVNULL  # whoever reads this process's output waits for its own end alone
+            self._process = subprocess.Popen(
+                command, stdin=theirs, stdout=nowhere, stderr=nowhere, start_new_session=True
+            )
 
     def keep(self, group: int) -> None:
         """A process group began, which must not outlive this process."""

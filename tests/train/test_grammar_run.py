@@ -63,7 +63,9 @@ def test_a_run_under_a_json_schema_learns_within_it_and_is_run_again_bit_for_bit
     done = agentrl.train(env, agent=agent, model=str(model), run_dir=str(run), **SETTINGS)
     rewards = [row["reward/mean"] for row in done.metrics]
     assert rewards[0] < 0.7 < 0.9 < rewards[-1]
-    assert max(row.get("mismatch/abs_max", 0.0) for row in done.metrics) <= 1e-5
+    assert (
+        max(row.get("mismatch/abs_max", 0.0) for row in done.metrics) <= 1e-4
+    )  # one token's rounding; another support is nats apart
     assert not any(row["signal/grammar"] for row in done.metrics)
     assert not [name for row in done.metrics for name in row if name.startswith("count/untrainable")]
     with Store(run / "sessions.db", read_only=True) as store:

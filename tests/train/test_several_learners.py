@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from shutil import copyfile
 from typing import Any
 
 import orjson
@@ -92,8 +93,17 @@ def test_a_policy_stays_as_it_is_in_the_steps_in_which_another_learns(tmp_path: 
     assert any(signal)
     assert [("loss" in row, "other/loss" in row) for row in rows] == [(True, False), (False, True)] * 2
     assert [(row["version"], row["other/version"]) for row in rows] == [(3, 2), (3, 3), (4, 3), (4, 4)]
-    report = verify(tmp_path)
+    report = verify(tmp_path, weights=True)
     assert report.passed, report
+    loaded = next(check.examined for check in report.checks if check.name == "weights")
+    assert (loaded["checkpoints"], loaded["checkpoints of other"]) == (5, 5)
+    copyfile(
+        *(part(tmp_path / "checkpoints/step-000004", policy) / "model.safetensors" for policy in ("main", "other"))
+    )
+    faults = [
+        fault for check in verify(tmp_path, weights=True).checks if check.name == "weights" for fault in check.faults
+    ]
+    assert [fault.where for fault in faults] == ["step-000004/policies/other"]
     lines = (tmp_path / "provenance.jsonl").read_bytes().splitlines(keepends=True)
     trained = [number for number, line in enumerate(lines) if b'"trained"' in line]
     (tmp_path / "provenance.jsonl").write_bytes(b"".join(lines[: trained[1]] + lines[trained[1] + 1 :]))

@@ -12,6 +12,7 @@ import ctypes
 import faulthandler
 import gc
 import logging
+import multiprocessing
 import os
 import signal
 import sys
@@ -42,6 +43,8 @@ STACKS = "stacks"
 TOOL_LOGGER = "agentrl.tools.registry"
 PR_SET_CHILD_SUBREAPER = 36
 """Of prctl(2): orphans below this process become its children, so that they can be found."""
+PR_SET_PDEATHSIG = 1
+"""Of prctl(2): this process is killed when the thread ends that forked it, which is the one that reads its results."""
 HANG = "give it a time limit, or await what it waits for; a longer one than the limit is allowed by limit=SECONDS"
 EXIT = "raise an ordinary exception: a whole run would end with it"
 
@@ -107,6 +110,10 @@ def _set_up_process(folder: str) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    supervisor = multiprocessing.parent_process()
+    if supervisor is not None and os.getppid() != supervisor.pid:
+        os._exit(1)  # it was killed before
     from agentrl.tools.sandbox.docker.owner import state_dir
 
     os.environ.setdefault("AGENTRL_STATE", str(state_dir()))  # which is in the temporary folder

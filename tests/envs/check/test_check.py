@@ -35,6 +35,14 @@ from tests.envs.check.honest_envs import HONEST
 SOON = 1.0
 """Seconds after which a call counts as hanging here."""
 QUICK: dict[str, Any] = {"tasks": 1, "scored": 6, "seconds": 60.0, "hostile": 1}
+HANGS = """
+import sys, time, agentrl
+
+class Hanging(agentrl.Env):
+    def tasks(self, split="train"):
+        print("it hangs", file=sys.stderr, flush=True)
+        time.sleep(1000)
+"""
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "check.md"
 
 
@@ -141,6 +149,18 @@ def test_all_processes_that_a_checked_environment_started_are_killed(tmp_path: P
     while running(int(note.read_text())) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not running(int(note.read_text()))
+
+
+@pytest.mark.slow
+def test_where_a_check_is_killed_nothing_of_it_keeps_its_output_open(tmp_path: Path) -> None:
+    """The process in which the environment hung went on for good, and so did whoever read the output to its end."""
+    (tmp_path / "hanging.py").write_text(HANGS)
+    command = [sys.executable, "-m", "agentrl", "check", f"env={tmp_path / 'hanging.py'}:Hanging"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        assert any("it hangs" in line for line in iter(process.stdout.readline, ""))
+        process.kill()
+        process.communicate(timeout=120)
 
 
 def running(pid: int) -> bool:

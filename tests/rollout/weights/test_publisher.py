@@ -11,6 +11,7 @@ import base64
 import gc
 import os
 import pickle
+import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,14 +23,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.multiprocessing import reductions
 
+from agentrl.common.processes import descendants
 from agentrl.errors import EngineError
 from agentrl.models import tiny
-from agentrl.rollout.weights.buckets import Convert, Named, Shapes, Weights
+from agentrl.rollout.weights.buckets import Bucket, Convert, Named, Shapes, Weights
 from agentrl.rollout.weights.publisher import Publisher, PublishOutcome
 from agentrl.rollout.weights.quantize import convert_weights
 from agentrl.rollout.weights.receiver import LoadCommit
 from agentrl.rollout.weights.snapshot import read_snapshot, save_snapshot
 from agentrl.rollout.weights.transports import DiskTransport, IpcTransport
+from agentrl.rollout.weights.transports.ipc import SharedBuffer
 from agentrl.types import PauseMode
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)
@@ -314,6 +317,17 @@ class HandleReader:
             for name, tensor in pickle.loads(base64.b64decode(text)):
                 self.tensors[name] = tensor.clone()
             self.handles |= set(reductions.shared_cache)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_keeps_shared_memory_does_not_keep_the_errors_of_this_process_open() -> None:
+    """`agentrl train 2>&1 | tee log` waited for a server's end, since torch's process lives as long as its readers."""
+    SharedBuffer().fill(Bucket(("a",), (torch.ones(3),)))
+    keepers = [each for each in descendants(os.getpid()) if "shm" in Path(f"/proc/{each}/comm").read_text()]
+    assert keepers
+    ours = {os.readlink(f"/proc/self/fd/{number}") for number in (1, 2)}
+    assert not {os.readlink(f"/proc/{each}/fd/{number}") for each in keepers for number in (1, 2)} & ours
 
 
 @pytest.mark.slow

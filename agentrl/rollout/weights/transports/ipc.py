@@ -16,10 +16,11 @@ import io
 import itertools
 import os
 import queue
+import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from agentrl.rollout.weights.transports.base import Sent, each
 from agentrl.rollout.weights.transports.distributed import with_last_flag
 
 _STRATEGY = threading.Lock()
+"""Held while torch's way of sharing memory, or this process's errors, are others for a moment."""
 _SHARED = Path("/dev/shm")
 
 
@@ -53,6 +55,8 @@ class SharedBuffer:
         size = sum(tensor.nbytes for tensor in bucket.tensors if not tensor.is_cuda)
         if len(self._bytes) < max(1, size):
             self._bytes = torch.empty(0, dtype=torch.uint8)
+            with _STRATEGY:
+                _start_manager()
             self._bytes.set_(torch.UntypedStorage._new_using_filename_cpu(max(1, size)))
         for name, tensor in zip(bucket.names, bucket.tensors, strict=True):
             if tensor.is_cuda:
@@ -160,6 +164,26 @@ class IpcTransport:
         await self._drop_staged()
         self._buffers = [SharedBuffer(), SharedBuffer()]
         self._free = queue.SimpleQueue()
+
+
+@cache
+def _start_manager() -> None:
+    """Have torch start the process that keeps shared memory, with a file in place of this process's errors.
+
+    It lives as long as anybody has the memory open, also a server that goes on after the run, and two seconds longer.
+    Whoever reads this process's errors to their end would wait for it. What others write meanwhile is passed on.
+    """
+    with tempfile.TemporaryFile() as file:
+        own = os.dup(2)
+        try:
+            os.dup2(file.fileno(), 2)
+            torch.UntypedStorage._new_using_filename_cpu(1)
+        finally:
+            os.dup2(own, 2)
+            os.close(own)
+        file.seek(0)
+        while piece := file.read(1 << 16):
+            os.write(2, piece)
 
 
 def shared_room(held: int) -> int:

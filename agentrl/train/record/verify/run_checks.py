@@ -81,10 +81,12 @@ def _verify(run: Path, weights: bool, trust: bool) -> Report:
             for step in policy.steps(stored):
                 step_checks.check_versions(step, versions)
                 recomputed.compare(step, rewards, credit, tokens)
+                step_checks.check_learning(step, metrics)
         for step in recorded.steps(stored):
             step_checks.check_sessions(step, sessions, first)
             step_checks.check_versions(step, versions)
             recomputed.compare(step, rewards, credit, tokens)
+            step_checks.check_learning(step, metrics)
             step_checks.check_metrics(step, metrics)
             file_checks.check_seeds(step, sessions)
             file_checks.check_evaluation(step, stored, metrics)

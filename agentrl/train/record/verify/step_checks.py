@@ -101,13 +101,13 @@ def _wrong_rate(step: Step, row: Row, check: Check) -> Iterator[str]:
         yield f"logged {row.get('lr')}, and algo.schedule={config.algo.schedule} gives {expected:.6g}"
 
 
-def check_metrics(step: Step, check: Check) -> None:
-    """The row is that of the stored sessions, and engine and trainer agreed on their tokens."""
+def check_learning(step: Step, check: Check) -> None:
+    """Engine and trainer of a policy agreed on its tokens, and its learning rate follows from the settings."""
     if step.row is None:
-        check.fault(step.where, "metrics.jsonl has no row of it")
         return
     learns = step.recorded.learns(step.number)
     compared = learns and step.config.data is None  # else nothing was sampled for it
+    policy = "" if step.recorded.policy == MAIN else f", policy {step.recorded.policy}"
     found = step.row.get("mismatch/abs_mean") if compared else 0.0
     if found is None:
         check.unknown["steps without a comparison of engine and trainer"] += 1
@@ -115,12 +115,19 @@ def check_metrics(step: Step, check: Check) -> None:
         check.unknown["steps whose tokens were sampled by another run: how far its weights are is no fault"] += 1
     elif not found <= step.config.mismatch_bound:
         check.fault(
-            step.where,
+            f"{step.where}{policy}",
             f"engine and trainer disagree about its tokens: mean |Δ log-probability| {found:.3g} is over "
             f"mismatch_bound={step.config.mismatch_bound:g}",
         )
     if learns:
-        check.faults += [Discrepancy(f"{step.where}, lr", what) for what in _wrong_rate(step, step.row, check)]
+        check.faults += [Discrepancy(f"{step.where}{policy}, lr", what) for what in _wrong_rate(step, step.row, check)]
+
+
+def check_metrics(step: Step, check: Check) -> None:
+    """The row is that of the stored sessions."""
+    if step.row is None:
+        check.fault(step.where, "metrics.jsonl has no row of it")
+        return
     check.unknown[SEALED if step.recorded.is_sealed(step.number) else UNSEALED] += 1
     if step.damaged:
         return
