@@ -1,24 +1,20 @@
-"""What the gateway costs per turn, without an engine: `python -m benchmarks.gateway [own|http]`.
+"""What our part of a gateway's turn costs, without an engine and a socket: `python -m benchmarks.gateway`.
 
-own: our part of a turn in a session whose history has 1k, 8k and 32k tokens: matching, validating what is new,
-rendering, parsing, building the reply, storing. Reading the client's JSON (msgspec, orjson) is reported apart,
-and so is copying the path's ids to hand them to the engine. Compared with rendering and tokenising the whole
-conversation again at 32k.
-
-http: the same over a socket, from a process of clients: p50 and p99 at 1, 16 and 64 sessions side by side.
-Samples of all sizes are interleaved, and medians are compared.
+In a session whose history has 1k, 8k and 32k tokens: matching, validating what is new, rendering, parsing, building the
+reply, storing. Reading the client's JSON (msgspec, orjson) is reported apart, and so is copying the path's ids to hand
+them to the engine. Compared with rendering and tokenising the whole conversation again at 32k, by CPU time of the
+process and by the clock, by which a turn also waits for its commit. Samples of all sizes are interleaved, and medians
+are compared. `benchmarks.gateway_load` measures the whole, over sockets and under load.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import platform
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +23,50 @@ import orjson
 from agentrl.models.tiny import build_tokenizer
 from agentrl.sessions.gateway.exchange import Exchange, Parts
 from agentrl.sessions.gateway.gateway import Gateway, SessionEntry
-from agentrl.sessions.gateway.http.app import create_app
 from agentrl.sessions.gateway.http.bodies import Body
-from agentrl.sessions.gateway.http.server import running
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.wire import chat, chat_replies
 from agentrl.sessions.renderers import Renderer, get_renderer
 from agentrl.sessions.store.store import Store
 from agentrl.sessions.tree.turn_generator import TurnGenerator
-from agentrl.types import Message, Session, Task
-from benchmarks.rendering import REPLY, RESULT, TOOLS, Canned
+from agentrl.types import (
+    Capabilities,
+    Chunk,
+    FinishReason,
+    FunctionCall,
+    Message,
+    Sampling,
+    Session,
+    Task,
+    ToolCall,
+    Turn,
+    VersionSpan,
+)
+from benchmarks.machine import machine
 
 SIZES = (1_000, 8_000, 32_000)
 SAMPLES = 60
-LEVELS = (1, 16, 64)
+RESULT = Message(role="tool", content=json.dumps({"results": [f"item {i}, {i * 7} euros" for i in range(6)]}))
+CALL = ToolCall(id="call_0", function=FunctionCall(name="search", arguments='{"query": "blue shoes", "limit": 6}'))
+REPLY = Message(role="assistant", content="Let me look for something cheaper.", tool_calls=[CALL])
+TOOLS = [{"type": "function", "function": {"name": "search", "description": "Find products.", "parameters": {}}}]
+
+
+class Canned:
+    """Answers every request at once with the same turn."""
+
+    capabilities = Capabilities("canned", max_context=1 << 20, vocab_size=1 << 20)
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        count = len(ids)
+        span = (VersionSpan(0, 0, count),)
+        self.turn = Turn(tuple(ids), (-0.5,) * count, span, FinishReason.STOP, ids[-1])
+
+    async def generate(
+        self, request_id: str, input_ids: Sequence[int], sampling: Sampling, deadline: float | None = None
+    ) -> AsyncIterator[Chunk | Turn]:
+        """The canned turn."""
+        yield self.turn
 
 
 def renderer() -> Renderer:
@@ -74,7 +100,7 @@ async def one_turn(gateway: Gateway, entry: SessionEntry, client: Client) -> dic
     body = client.body()
     began = time.perf_counter()
     parsed = Body.parse(body, "messages")
-    loaded = time.perf_counter()
+    loaded, cpu = time.perf_counter(), time.process_time()
     exchange = Exchange(gateway.parts, entry.state, chat.read(parsed, gateway.parts.limits, None, False))
     await exchange.prepare()
     async for _ in exchange.events():
@@ -83,11 +109,12 @@ async def one_turn(gateway: Gateway, entry: SessionEntry, client: Client) -> dic
     exchange.commit()
     exchange.end()
     await gateway.save(entry.state)
-    ended = time.perf_counter()
+    ended, cpu = time.perf_counter(), time.process_time() - cpu
     ids = list(exchange.prompt.token_ids)
     copied = time.perf_counter()
     client.hear(reply)
-    return {"json": loaded - began, "own": ended - loaded, "copy": copied - ended, "tokens": float(len(ids))}
+    parts = {"json": loaded - began, "clock": ended - loaded, "cpu": cpu, "copy": copied - ended}
+    return parts | {"tokens": float(len(ids))}
 
 
 async def own(folder: Path) -> None:
@@ -109,40 +136,33 @@ async def own(folder: Path) -> None:
                 times[size].append(await one_turn(gateway, *lines[size]))
         again = [_rendered_again(format_, lines[SIZES[-1]][1]) for _ in range(7)]
         await gateway.aclose()
-    medians = {size: statistics.median(sample["own"] for sample in times[size]) for size in SIZES}
-    for size in SIZES:
-        p99 = sorted(sample["own"] for sample in times[size])[-1 - SAMPLES // 100]
-        parse, copy = (statistics.median(sample[name] for sample in times[size]) for name in ("json", "copy"))
-        words = f"own part p50 {medians[size] * 1e6:.0f} us, p99 {p99 * 1e6:.0f} us"
-        print(f"{size:>6} tokens: {words}; apart: JSON {parse * 1e6:.0f} us, ids {copy * 1e6:.0f} us")
-    whole = statistics.median(again)
-    print(f"ratio 32k / 1k of our own part: {medians[SIZES[-1]] / medians[SIZES[0]]:.2f} (aim: at most 1.5)")
-    print(f"rendering and tokenising 32k again: {whole * 1e3:.1f} ms")
-    print(f"ratio our own part / rendering again at 32k: {medians[SIZES[-1]] / whole:.3f} (aim: at most 0.1)")
+    report(times, again)
 
 
-def _rendered_again(format_: Renderer, client: Client) -> float:
-    began = time.perf_counter()
+def report(times: dict[int, list[dict[str, float]]], again: list[tuple[float, float]]) -> None:
+    """Print medians by the history's length and their ratios, of CPU time and by the clock."""
+    medians = {
+        size: {name: statistics.median(sample[name] for sample in taken) for name in taken[0]}
+        for size, taken in times.items()
+    }
+    for size, median in medians.items():
+        words = f"own part {median['cpu'] * 1e6:.0f} us of CPU, {median['clock'] * 1e6:.0f} by the clock"
+        print(f"{size:>6} tokens: {words}; apart: JSON {median['json'] * 1e6:.0f}, ids {median['copy'] * 1e6:.0f}")
+    for number, name in enumerate(("cpu", "clock")):
+        first, last = medians[SIZES[0]][name], medians[SIZES[-1]][name]
+        whole = statistics.median(each[number] for each in again)
+        print(f"by {name}: 32k / 1k of our own part {last / first:.2f} (aim: at most 1.5); ", end="")
+        print(f"over rendering and tokenising 32k again, {whole * 1e3:.1f} ms: {last / whole:.3f} (aim: at most 0.1)")
+
+
+def _rendered_again(format_: Renderer, client: Client) -> tuple[float, float]:
+    """Return the seconds of CPU and by the clock."""
+    cpu, began = time.process_time(), time.perf_counter()
     messages = [
         Message.model_validate({k: v for k, v in message.items() if v is not None}) for message in client.messages
     ]
     format_.render(messages, tools=TOOLS)
-    return time.perf_counter() - began
-
-
-async def http(folder: Path) -> None:
-    """A turn over a socket, by the history's length and by how many speak at once."""
-    with Store(folder / "http.db") as store:
-        format_ = renderer()
-        engine: Any = Canned(format_.turn(REPLY))
-        app = create_app(engine, format_, store)
-        async with running(app) as url:
-            for size in SIZES:
-                for level in LEVELS:
-                    command = [sys.executable, "-m", "benchmarks.gateway", "client", url, str(size), str(level)]
-                    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
-                    out, _ = await process.communicate()
-                    print(out.decode().strip(), flush=True)
+    return time.process_time() - cpu, time.perf_counter() - began
 
 
 class Wire:
@@ -167,48 +187,11 @@ class Wire:
         return await self.reader.readexactly(length)
 
 
-async def speak(url: str, size: int, level: int) -> None:
-    """The clients' process: `level` sessions side by side, each with a history of `size` tokens."""
-    each = max(10, 200 // level)
-    times: list[float] = []
-    ready = asyncio.Barrier(level)
-    filler_tokens = len(renderer().render([Message(role="user", content=RESULT.text)])[0])
-
-    async def session() -> None:
-        wire = await Wire.open(url)
-        access = orjson.loads(await wire.post("/sessions", b"{}"))
-        client, path = Client(), f"/sessions/{access['id']}/v1/chat/completions"
-        client.messages += [{"role": "user", "content": RESULT.text}] * (size // filler_tokens)
-        for turn in range(each + 1):
-            body = client.body()
-            began = time.perf_counter()
-            answer = await wire.post(path, body, access["api_key"])
-            ended = time.perf_counter()
-            client.hear(answer)
-            if turn:
-                times.append(ended - began)
-            else:
-                await ready.wait()  # the first request brings the whole history, and is not a turn among others
-        if orjson.loads(answer)["usage"]["prompt_tokens"] < size * 0.9:
-            raise SystemExit("the history is shorter than it should be")
-        wire.writer.close()
-
-    await asyncio.gather(*(session() for _ in range(level)))
-    times.sort()
-    p50, p99 = times[len(times) // 2], times[min(len(times) - 1, len(times) * 99 // 100)]
-    print(f"{size:>6} tokens, {level:>2} sessions: p50 {p50 * 1e3:.2f} ms, p99 {p99 * 1e3:.2f} ms a turn")
-
-
 def main() -> None:
-    what = sys.argv[1:] or ["own", "http"]
-    if what[0] == "client":
-        asyncio.run(speak(what[1], int(what[2]), int(what[3])))
-        return
+    """Print our part of a turn."""
     with tempfile.TemporaryDirectory() as folder:
-        for name, benchmark in (("own", own), ("http", http)):
-            if name in what:
-                asyncio.run(benchmark(Path(folder)))
-    print(f"machine: {platform.processor() or platform.machine()}, Python {platform.python_version()}")
+        asyncio.run(own(Path(folder)))
+    print(machine())
 
 
 if __name__ == "__main__":

@@ -12,9 +12,8 @@ import orjson
 
 from agentrl.models import resolve
 from agentrl.types import Message
-from benchmarks.gateway import Client, Wire
+from benchmarks.gateway import RESULT, Client, Wire
 from benchmarks.gateway_servers import MASTER_KEY, MODEL, Server, renderer_of
-from benchmarks.rendering import RESULT
 
 TURNS = 8
 """Turns of a session, so that a history of 1k tokens stays one."""

@@ -26,9 +26,9 @@ import orjson
 
 from agentrl.rollout.engines.servers.connections import ConnectionPool
 from agentrl.types import Message
+from benchmarks.gateway import RESULT
 from benchmarks.gateway_clients import SIDE_BY_SIDE, TURNS, ClientSession, Size, speak
 from benchmarks.gateway_servers import Server, gateway, renderer_of
-from benchmarks.rendering import RESULT
 
 EVERY = 0.001
 """Seconds of CPU time between two looks."""

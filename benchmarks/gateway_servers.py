@@ -21,8 +21,7 @@ import psutil
 
 from agentrl.models import resolve
 from agentrl.sessions.renderers import Renderer, get_renderer
-from benchmarks.gateway import Wire
-from benchmarks.rendering import REPLY
+from benchmarks.gateway import REPLY, Wire
 
 CONTEXT = 1 << 18
 MODEL = "smollm2-135m"

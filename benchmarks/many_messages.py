@@ -26,8 +26,7 @@ from agentrl.sessions.gateway.http.server import running
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.store.store import Store
 from agentrl.types import Health
-from benchmarks.gateway import renderer
-from benchmarks.rendering import REPLY, Canned
+from benchmarks.gateway import REPLY, Canned, renderer
 
 CASES = [(10_000, Limits().messages), (100_000, Limits().messages), (100_000, 1_000_000)]
 ROUNDS = 3

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 
 THRESHOLDS = 100_000, 1, 10
 """New objects between two collections of the youngest generation (Python's default is 700), and how many of those there
-are for one of each older generation. With 10,000 in place of 100,000 collections take four times the CPU time
-(`docs/benchmarks.md`, 5,000 sessions). Cycles of objects are freed so much later."""
+are for one of each older generation. With 10,000 in place of 100,000 collections take four times the CPU time at 5,000
+sessions (docs/decisions/archive/141-what-a-turn-costs-the-driver.md). Cycles of objects are freed so much later."""
 
 
 @contextmanager

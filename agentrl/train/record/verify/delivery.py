@@ -29,7 +29,7 @@ def check_checkpoints(recorded: Recorded, check: Check, *, trust: bool = False) 
     """
     for policy in (recorded, *recorded.others):
         _check_policy(policy, check, trust)
-    for name, settings in recorded.starts[-1][1].policies.items():
+    for name, settings in recorded.processes[-1].config.policies.items():
         if settings.name in (MODEL, PAST) and not settings.learns:
             check.told.append(
                 f"policies.{name} does not learn: checksums of its engines are not recorded, nor compared"

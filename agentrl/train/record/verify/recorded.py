@@ -102,6 +102,8 @@ class Recorded:
             elif step <= last:
                 trained.append((step, found))
         lines = read_rows(run / STARTS)
+        if not lines:
+            raise ConfigError(f"{str(run)!r}: no run there that was trained ({STARTS} is empty)")
         secrets = frozenset(name for line in lines for name in list_hidden(line["settings"]))
         processes = [Process.of(run, line) for line in lines]
         whole = cls(run, rows, entries, published, trained, processes, secrets)
