@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
 
 from agentrl.errors import InvalidInput
 from agentrl.train.server.passes import AdamStep
@@ -64,26 +64,12 @@ class LoadWeights(BaseModel):
     weights_access_token: str | None = None
 
 
-class AdamBody(BaseModel):
-    """The settings of an update."""
-
-    learning_rate: NonNegativeFloat = 1e-4
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    beta2: float = Field(default=0.95, ge=0, lt=1)
-    eps: NonNegativeFloat = 1e-12
-    weight_decay: NonNegativeFloat = 0.0
-    grad_clip_norm: float = 0.0
-
-    def step(self) -> AdamStep:
-        return AdamStep(**self.model_dump())
-
-
 class OptimStep(BaseModel):
     """An update."""
 
     model_id: str
     seq_id: PositiveInt
-    adam_params: AdamBody | None = None
+    adam_params: AdamStep | None = None
     optimizer_params: dict[str, Any] | None = None
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field, NonNegativeFloat
 from torch import Tensor, nn
 
 from agentrl.models.adapters import AdapterShape, SavedAdapter
@@ -21,11 +22,11 @@ from agentrl.train.server.prefixes import SharedPass, check_data
 class AdamStep:
     """The settings of one update, by the wire's names; `grad_clip_norm` 0 clips nothing."""
 
-    learning_rate: float = 1e-4
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-12
-    weight_decay: float = 0.0
+    learning_rate: NonNegativeFloat = 1e-4
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    eps: NonNegativeFloat = 1e-12
+    weight_decay: NonNegativeFloat = 0.0
     grad_clip_norm: float = 0.0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from agentrl import __version__
@@ -166,7 +166,7 @@ def _optim_step(asked: Asked) -> Any:
         bodies.require_adam(str((given.optimizer_params or {}).get("type")))
         raise InvalidInput("optim_step needs adam_params")
     run = asked.tenant.run(given.model_id)
-    return asked.submit(run, given.seq_id, "optim_step", given.adam_params.model_dump())
+    return asked.submit(run, given.seq_id, "optim_step", asdict(given.adam_params))
 
 
 def _save_weights(asked: Asked) -> Any:
