@@ -22,7 +22,7 @@ import functools
 import json
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,13 +136,18 @@ def build(path: Path, texts: Iterable[str], *, seed: int = 0, shape: TinyShape |
     Returns:
         `path`.
     """
+    shape = shape or TinyShape()
+    tokenizer = build_tokenizer(texts, shape.vocab, shape.context)
+    return save_parts(path, tokenizer.save_pretrained, build_model(tokenizer, seed=seed, shape=shape).save_pretrained)
+
+
+def save_parts(path: Path, *parts: Callable[[Path], object]) -> Path:
+    """Have tokenizer, model and what else there is written into a folder, beside and renamed; returns it."""
     beside = path.with_name(f".{path.name}.partial")
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
-    shape = shape or TinyShape()
-    tokenizer = build_tokenizer(texts, shape.vocab, shape.context)
-    tokenizer.save_pretrained(beside)
-    build_model(tokenizer, seed=seed, shape=shape).save_pretrained(beside)
+    for part in parts:
+        part(beside)
     shutil.rmtree(path, ignore_errors=True)
     beside.rename(path)
     return path

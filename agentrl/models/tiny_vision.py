@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,31 +45,12 @@ def side_of(sizes: Iterable[tuple[int, int]]) -> int:
 
 
 def build(path: Path, texts: Iterable[str], side: int, *, seed: int = 0, shape: tiny.TinyShape | None = None) -> Path:
-    """Make the tiny model that sees, its tokenizer and its processor, and save them as a Hugging Face folder.
-
-    The same arguments give the same bytes.
-
-    Args:
-        path: the folder to write; it is written beside and renamed, and replaces what was there.
-        texts: what the tokenizer is made from.
-        side: of the pictures, in pixels.
-        seed: of the random weights.
-        shape: the language model's size.
-
-    Returns:
-        `path`.
-    """
-    beside = path.with_name(f".{path.name}.partial")
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
+    """Make the tiny model that sees pictures of `side` pixels, its tokenizer and processor; see `tiny.build`."""
     shape = shape or tiny.TinyShape()
     tokenizer = tiny.build_tokenizer(texts, shape.vocab, shape.context, IMAGE_TOKENS, CHAT_TEMPLATE)
-    tokenizer.save_pretrained(beside)
-    build_model(tiny.language_config(tokenizer, shape), tokenizer, side, seed=seed).save_pretrained(beside)
-    save_processor(beside, side)
-    shutil.rmtree(path, ignore_errors=True)
-    beside.rename(path)
-    return path
+    model = build_model(tiny.language_config(tokenizer, shape), tokenizer, side, seed=seed)
+    saved = tokenizer.save_pretrained, model.save_pretrained, partial(save_processor, side=side)
+    return tiny.save_parts(path, *saved)
 
 
 def save_processor(folder: Path, side: int) -> None:
