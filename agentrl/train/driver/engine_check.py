@@ -31,6 +31,7 @@ from agentrl.train.forest.forest import Forest
 from agentrl.train.trainers import Trainer
 from agentrl.train.trainers.loaded import Loaded
 from agentrl.train.trainers.proof.subjects import ERROR_FACTOR
+from agentrl.train.trainers.reference import bare_forest
 from agentrl.types import Engine
 
 FLOOR = 2e-3
@@ -184,25 +185,9 @@ def prompt(length: int, vocab_size: int) -> list[int]:
 
 def path_forest(ids: Sequence[int]) -> Forest:
     """One path as a forest, every token but the first to be scored, at temperature 1."""
-    count = len(ids)
-    place, zeros = torch.arange(count), torch.zeros(count)
-    weight = torch.ones(count)
-    weight[0] = 0.0
-    return Forest(
-        token_ids=torch.tensor(list(ids)),
-        position=place,
-        end=torch.full((count,), count),
-        node_id=torch.zeros(count, dtype=torch.int64),
-        session_id=torch.zeros(count, dtype=torch.int64),
-        agent_id=torch.zeros(count, dtype=torch.int64),
-        weight=weight,
-        advantage=zeros,
-        temperature=torch.ones(count),
-        behaviour_logp=zeros,
-        version=torch.full((count,), -1),
-        predictor=place[:-1],
-        target=place[1:],
-        sessions=("probe",),
+    place = torch.arange(len(ids))
+    return bare_forest(
+        torch.tensor(ids), place, torch.full_like(place, len(ids)), place - 1, weight=(place > 0).float()
     )
 
 

@@ -19,6 +19,7 @@ from agentrl.errors import InvalidInput
 from agentrl.train.forest.forest import Forest, Rows
 from agentrl.train.server.losses import TARGETS
 from agentrl.train.server.messages import Datum
+from agentrl.train.trainers.reference import bare_forest
 
 Index = NDArray[np.int64]
 
@@ -122,7 +123,8 @@ def _merge(data: Sequence[Datum], order: Sequence[int]) -> SharedPass:
         size, before = size + len(new), own
     for left in path.tolist():
         ends[left] = size
-    forest = _forest(np.concatenate(tokens), np.concatenate(positions), np.asarray(ends), np.concatenate(parents))
+    columns = (np.concatenate(tokens), np.concatenate(positions), np.asarray(ends), np.concatenate(parents))
+    forest = bare_forest(*(torch.from_numpy(column.astype(np.int64)) for column in columns))
     return _with_rows(forest, data, order, predictors)
 
 
@@ -142,27 +144,3 @@ def _with_rows(forest: Forest, data: Sequence[Datum], order: Sequence[int], pred
     ones, none = torch.ones(len(distinct)), torch.zeros(len(distinct), dtype=torch.int64)
     rows = Rows(predictor, predictor, target, ones, ones, ones, ones - 1, none - 1, none, none, none)
     return SharedPass(forest, rows, places)
-
-
-def _forest(tokens: Index, positions: Index, ends: Index, parents: Index) -> Forest:
-    size = len(tokens)
-    none, zeros = torch.zeros(size, dtype=torch.int64), torch.zeros(size)
-    inner = np.flatnonzero(parents >= 0)
-    inner = inner[np.argsort(parents[inner], kind="stable")]
-    return Forest(
-        token_ids=torch.from_numpy(tokens.astype(np.int64)),
-        position=torch.from_numpy(positions),
-        end=torch.from_numpy(ends),
-        node_id=none,
-        session_id=none,
-        agent_id=none,
-        weight=zeros,
-        advantage=zeros,
-        temperature=torch.ones(size),
-        behaviour_logp=zeros,
-        version=none - 1,
-        predictor=torch.from_numpy(parents[inner]),
-        target=torch.from_numpy(inner),
-        sessions=("",),
-        agents=("",),
-    )

@@ -68,35 +68,51 @@ def random_forest(
     if context is not None:
         away = max(0, context - 1 - max(position))  # so that every path ends within the context
         position[last_tree:] = [place + away for place in position[last_tree:]]
-    forest = _trained_forest(rng, tokens, position, end, parents)
+    parent = torch.tensor(parents)
+    forest = bare_forest(
+        torch.tensor(tokens),
+        torch.tensor(position),
+        torch.tensor(end),
+        parent,
+        weight=torch.where(parent >= 0, 1.0 / len(tokens), 0.0),
+        advantage=torch.tensor([rng.choice((-1.0, 1.0)) for _ in tokens]),
+        version=0,
+    )
     forest.weight[forest.token_ids >= FIRST] = 0.0
     forest.token_ids, forest.fields = pictures.restore(forest.token_ids, forest.position, forest.path_sum)
     return forest
 
 
-def _trained_forest(
-    rng: random.Random, tokens: Sequence[int], position: Sequence[int], end: Sequence[int], parents: Sequence[int]
+def bare_forest(
+    token_ids: Tensor,
+    position: Tensor,
+    end: Tensor,
+    parent: Tensor,
+    *,
+    weight: Tensor | None = None,
+    advantage: Tensor | None = None,
+    version: int = -1,
 ) -> Forest:
-    """The forest of tokens with the places of those before them, -1 at roots; all others are trained."""
-    count = len(tokens)
-    pairs = [(parent, child) for child, parent in enumerate(parents) if parent >= 0]
-    pairs.sort()
-    weight = torch.tensor([0.0 if parent < 0 else 1.0 / count for parent in parents])
+    """A forest without nodes, its temperatures 1; `parent` has the token before each along its path, -1 at roots."""
+    count = len(token_ids)
+    target = torch.nonzero(parent >= 0)[:, 0]
+    target = target[torch.argsort(parent[target], stable=True)]
     return Forest(
-        token_ids=torch.tensor(tokens),
-        position=torch.tensor(position),
-        end=torch.tensor(end),
-        node_id=torch.zeros(count, dtype=torch.int64),
-        session_id=torch.zeros(count, dtype=torch.int64),
-        agent_id=torch.zeros(count, dtype=torch.int64),
-        weight=weight,
-        advantage=torch.tensor([rng.choice((-1.0, 1.0)) for _ in tokens]),
+        token_ids=token_ids,
+        position=position,
+        end=end,
+        node_id=torch.zeros_like(token_ids),
+        session_id=torch.zeros_like(token_ids),
+        agent_id=torch.zeros_like(token_ids),
+        weight=torch.zeros(count) if weight is None else weight,
+        advantage=torch.zeros(count) if advantage is None else advantage,
         temperature=torch.ones(count),
         behaviour_logp=torch.zeros(count),
-        version=torch.zeros(count, dtype=torch.int64),
-        predictor=torch.tensor([parent for parent, _ in pairs]),
-        target=torch.tensor([child for _, child in pairs]),
-        sessions=("proof",),
+        version=torch.full_like(token_ids, version),
+        predictor=parent[target],
+        target=target,
+        sessions=("",),
+        agents=("",),
     )
 
 
