@@ -105,24 +105,24 @@ def suitable(config: TrainerConfig, algorithm: Algorithm, lora: LoraConfig | Non
             "algo.minibatches=1 (one that splits it by `Forest.updates` says so by takes_minibatches)"
         )
     if algorithm.reads_joint_paths and not plugin.joint_critic:
-        names = ", ".join(name for name, one in TRAINERS.available().items() if one.joint_critic)
+        names = _list_those("joint_critic")
         raise ConfigError(
             f"algo.value_path=joint: the critic of trainer={config.name} reads the policy's paths alone; use "
             f"algo.value_path=agent, or one of {names}"
         )
     scores = algorithm.needs.head is not None
     if scores and not plugin.trains_scores:
-        names = ", ".join(name for name, one in TRAINERS.available().items() if one.trains_scores)
+        names = _list_those("trains_scores")
         raise ConfigError(f"algo={algo.name}: trainer={config.name} trains no score models; those that do: {names}")
     if lora is not None and lora.active:
         if scores:
             raise ConfigError(f"lora: algo={algo.name} trains whole models: a score model has a head of its own")
         if not plugin.trains_adapters:
-            names = ", ".join(name for name, one in TRAINERS.available().items() if one.trains_adapters)
+            names = _list_those("trains_adapters")
             raise ConfigError(f"lora: trainer={config.name} trains no adapters yet; those that do: {names}")
         for more, kind in zip(beyond_layers(lora), ("trains_modules", "trains_experts"), strict=True):
             if more and not getattr(plugin, kind):
-                names = ", ".join(name for name, one in TRAINERS.available().items() if getattr(one, kind))
+                names = _list_those(kind)
                 raise ConfigError(
                     f"{more}: trainer={config.name} trains linear layers alone; those that train more: {names}"
                 )
@@ -133,9 +133,13 @@ def suitable(config: TrainerConfig, algorithm: Algorithm, lora: LoraConfig | Non
     return plugin
 
 
+def _list_those(ability: str) -> str:
+    return ", ".join(name for name, one in TRAINERS.available().items() if getattr(one, ability))
+
+
 def _require_packing(config: TrainerConfig, plugin: TrainerPlugin, lora: LoraConfig) -> None:
     if not plugin.packs_base:
-        names = ", ".join(name for name, one in TRAINERS.available().items() if one.packs_base)
+        names = _list_those("packs_base")
         why = ": its ranks divide weights, and four bits have a scale for each 64 values" if plugin.has_ranks else ""
         raise ConfigError(
             f"lora.quantize={lora.quantize}: trainer={config.name} holds no base in four bits{why}; use "

@@ -84,11 +84,11 @@ class ValueModel:
         trunk: nn.Module | None = None,
         reduce: Callable[[Sequence[Tensor]], None] | None = None,
     ) -> None:
-        self.algo, self.trunk, self.reduce = algo, trunk, reduce
+        self.algo, self.trunk = algo, trunk
         self.head = ValueHead(width, algo.value_view).to(device)
         self.started = False
         self.epochs = algo.value_epochs or (SHARED_EPOCHS if trunk is None else OWN_EPOCHS)
-        self.optimizers = [Optimizer(self.head.parameters(), _at(algo, algo.value_lr), total_steps)]
+        self.optimizers = [Optimizer(self.head.parameters(), _at(algo, algo.value_lr), total_steps, reduce=reduce)]
         if trunk is not None:
             rate = algo.value_trunk_lr or algo.lr
             self.optimizers.append(Optimizer(trunk.parameters(), _at(algo, rate), total_steps))
@@ -108,16 +108,9 @@ class ValueModel:
                 values = self.head(states.to(self.head.weight.device), rows.critic_view)
                 meter.add_values(values, rows, self.algo.value_clip)
                 (rows.weight * value_error(values, rows, self.algo.value_clip)).sum().backward()  # type: ignore[no-untyped-call]
-            self._update()
+            for optimizer in self.optimizers:
+                optimizer.step()
         return meter
-
-    def _update(self) -> None:
-        if self.reduce is not None:
-            for parameter in self.head.parameters():  # of a rank without rows
-                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            self.reduce([parameter.grad for parameter in self.head.parameters() if parameter.grad is not None])
-        for optimizer in self.optimizers:
-            optimizer.step()
 
     def end_step(self) -> None:
         """Count a training step, which the schedule follows, whether it had a signal or none."""

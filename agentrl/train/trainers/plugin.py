@@ -180,11 +180,8 @@ class TrainerFactoryPlugin(TrainerPlugin):
     def __init__(self, factory: TrainerFactory) -> None:
         self._factory = factory
         self.settings = getattr(factory, "settings", TrainerConfig)
-        self.takes_minibatches = getattr(factory, "takes_minibatches", False)
-        self.trains_adapters = getattr(factory, "trains_adapters", False)
-        self.computes_supports = getattr(factory, "computes_supports", False)
-        self.trains_scores = getattr(factory, "trains_scores", False)
-        self.joint_critic = getattr(factory, "joint_critic", False)
+        for ability in ("takes_minibatches", "trains_adapters", "computes_supports", "trains_scores", "joint_critic"):
+            setattr(self, ability, getattr(factory, ability, False))
 
     def factory(self) -> TrainerFactory:
         return self._factory
