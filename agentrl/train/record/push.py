@@ -16,6 +16,7 @@ from typing import Any
 
 from agentrl import __version__
 from agentrl.errors import ConfigError, InvalidInput
+from agentrl.overrides import value_at
 from agentrl.train.driver.resuming import read_settings, step_of, whole_checkpoints
 from agentrl.train.record import manifest
 from agentrl.train.record.best import BEST
@@ -119,9 +120,7 @@ def _read_metrics(run: Path, step: int) -> dict[str, float]:
 
 def _value(settings: Mapping[str, Any], name: str) -> Any:
     """A setting by its dotted key; of a section with a name that name."""
-    found: Any = settings
-    for part in name.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
+    found = value_at(settings, name)
     return found.get("name") if isinstance(found, Mapping) else found
 
 

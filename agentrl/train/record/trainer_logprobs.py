@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import orjson
@@ -75,32 +76,31 @@ def last_of(run: Path, session: str, node: int) -> TurnLogprobs | None:
 
     `session` is the id under which credit counts it (`Session.by_agent`), and `node` the turn's there.
     """
-    if not (run / NAME).is_file():
-        return None
-    formats.check_database(run / NAME, formats.LOGPROBS)
     select = "SELECT step, version, data FROM logprobs WHERE session = ? AND node = ? ORDER BY step DESC LIMIT 1"
-    try:
-        with closing(sqlite3.connect(f"file:{quote(str(run / NAME))}?mode=ro", WAIT, uri=True)) as db:
-            row = db.execute(select, (session, node)).fetchone()
-    except sqlite3.Error as error:
-        raise StoreError(f"{run / NAME}: {error}") from error
-    return None if row is None else TurnLogprobs(row[0], row[1], _unpack(row[2]))
+    for number, version, data in _select(run, select, session, node):
+        return TurnLogprobs(number, version, _unpack(data))
+    return None
 
 
 def digest(run: Path, step: int) -> str:
     """A digest of a step's rows, 32 hexadecimal digits; '' where it has none."""
-    if not (run / NAME).is_file():
-        return ""
     found = hashlib.blake2b(digest_size=16)
-    select = "SELECT session, node, version, data FROM logprobs WHERE step = ? ORDER BY session, node"
-    try:
-        with closing(sqlite3.connect(f"file:{quote(str(run / NAME))}?mode=ro", WAIT, uri=True)) as db:
-            rows = db.execute(select, (step,)).fetchall()
-    except sqlite3.Error as error:
-        raise StoreError(f"{run / NAME}: {error}") from error
+    rows = _select(run, "SELECT session, node, version, data FROM logprobs WHERE step = ? ORDER BY session, node", step)
     for session, node, version, data in rows:
         found.update(orjson.dumps((session, node, version, len(data))) + data)
     return found.hexdigest() if rows else ""
+
+
+def _select(run: Path, select: str, *values: object) -> list[Any]:
+    """The rows of a query; none where the run has no such file."""
+    if not (run / NAME).is_file():
+        return []
+    formats.check_database(run / NAME, formats.LOGPROBS)
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(run / NAME))}?mode=ro", WAIT, uri=True)) as db:
+            return db.execute(select, values).fetchall()
+    except sqlite3.Error as error:
+        raise StoreError(f"{run / NAME}: {error}") from error
 
 
 def drop_after(run: Path, step: int) -> None:
