@@ -233,8 +233,8 @@ def evaluate(words: Words = None, config: File = None) -> None:
     from agentrl.train.driver.api import run_evaluate
     from agentrl.train.driver.setup import complete
     from agentrl.train.evaluation.evaluate import list_ignored, refuse_ignored
-    from agentrl.train.evaluation.suite.baseline import take_baseline
     from agentrl.train.evaluation.suite.commands import against_baseline, evaluate_suite
+    from agentrl.train.evaluation.suite.results import take_baseline
     from agentrl.train.record.files import run_path
 
     tree = merge_settings(words or (), config)

@@ -27,7 +27,7 @@ import agentrl
 from agentrl.envs.builtin.calculator import Calculator
 from agentrl.train.display.console import Display
 from agentrl.train.driver import setup
-from agentrl.train.driver.stopping import Stopped
+from agentrl.train.driver.interrupt import Stopped
 from benchmarks.machine import machine
 
 RECOMPUTED = {"algo.correction.proximal": "recomputed"}

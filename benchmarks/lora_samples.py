@@ -25,7 +25,7 @@ from agentrl.config import RunConfig, WarmStartConfig
 from agentrl.overrides import merge
 from agentrl.train.display.console import Display
 from agentrl.train.driver.api import configure, run_train
-from agentrl.train.driver.stopping import Stopped
+from agentrl.train.driver.interrupt import Stopped
 from benchmarks.machine import machine
 
 REWARD, WINDOW, MOST = 0.9, 5, 1.3

@@ -30,7 +30,7 @@ from agentrl.overrides import merge, merge_settings, read_yaml, validate
 from agentrl.rollout.workers.serve_process import ServeConfig
 from agentrl.train.chain.planning import plan_chain
 from agentrl.train.driver.setup import complete
-from agentrl.train.evaluation.suite.baseline import CompareConfig
+from agentrl.train.evaluation.suite.results import CompareConfig
 from agentrl.train.record.chain import describes_chain
 from tests.command_line import run_agentrl
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from agentrl.train.driver.stopping import Stopped, run_unless_stopped
+from agentrl.train.driver.interrupt import Stopped, run_unless_stopped
 
 
 async def test_work_does_not_begin_once_the_run_was_asked_to_stop() -> None:

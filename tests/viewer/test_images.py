@@ -16,7 +16,7 @@ from agentrl.sessions.store.export import to_jsonl, to_parquet
 from agentrl.sessions.store.store import Store
 from agentrl.sessions.tree import tree
 from agentrl.train.display.pictures import transcripts
-from agentrl.types import Message, Session, Status, Task
+from agentrl.types import Group, Message, Session, Status, Task
 from tests.sessions.exported import from_jsonl
 from tests.viewer.recorded import write_run
 from tests.viewer.test_app import asked, client
@@ -123,7 +123,8 @@ def test_transcripts_show_images_as_their_pixels_beside_them_and_say_what_can_no
     from PIL import Image
 
     file = tmp_path / "transcripts" / "before.md"
-    transcripts(file, "hostile", [seen("hostile", *(image for image, _ in HOSTILE.values()))])
+    session = seen("hostile", *(image for image, _ in HOSTILE.values()))
+    transcripts(file, "hostile", [Group("hostile", session.task, [session])])
     text = file.read_text()
     assert text.count("(an image that can't be shown: ") == sum(not shown for _, shown in HOSTILE.values())
     named = re.findall(r"!\[image\]\((images/\w+\.png)\)", text)

@@ -5,20 +5,27 @@
 In one layer a stage's own settings win over the common ones. A common setting of a higher layer wins over a stage's of
 a lower one, so that `seed=3` on the command line is every stage's. It leaves a stage's references to other stages, and
 `model` is the first stage's alone.
+
+A stage with `reject: {n: 8}` plays sessions and keeps the best, as `agentrl reject` does. Its folder is an
+evaluation's, with the file of conversations in it, which `data: stage:NAME` reads.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from agentrl.config import EvalConfig, RunConfig
 from agentrl.errors import ConfigError, unknown_name
-from agentrl.overrides import Tree, applicable, merge, put, spread, value_at
-from agentrl.train.chain import best_of
+from agentrl.overrides import Tree, applicable, merge, put, spread, validate, value_at
 from agentrl.train.chain.references import is_reference
+from agentrl.train.driver import setup
 from agentrl.train.driver.resuming import flat
-from agentrl.train.record.chain import STAGES
+from agentrl.train.evaluation.evaluate import list_ignored, refuse_ignored
+from agentrl.train.evaluation.rejection import RejectConfig, split_settings
+from agentrl.train.record.chain import BEST, STAGES
 
 OF_CHAIN = (STAGES, "run_dir", "resume", "dry_run")
 """Settings that a chain has and no stage."""
@@ -92,7 +99,7 @@ def stage_settings(settings: Tree, name: str, *, first: bool) -> Tree:
                 del common[section]
     if "data" in own or ("data" in common and "env" not in own):
         common = {key: value for key, value in common.items() if key not in GENERATING}
-    if best_of.is_best_of(own):
+    if is_best_of(own):
         common = without({key: value for key, value in common.items() if key != "data"}, _list_unused(common, own))
     if not first and "model" in common:
         common["model"] = {k: v for k, v in _section(common["model"]).items() if k != "name"}
@@ -119,7 +126,7 @@ def without(tree: Tree, settings: Collection[str], prefix: str = "") -> Tree:
 
 def _list_unused(common: Tree, own: Tree) -> list[str]:
     """Those of the common settings that a stage which trains nothing does not use."""
-    found = best_of.list_unused({**common, **({"policy": own["policy"]} if "policy" in own else {})})
+    found = list_unused({**common, **({"policy": own["policy"]} if "policy" in own else {})})
     return [name.removesuffix(".name") for name in found]
 
 
@@ -143,3 +150,46 @@ def _section(value: Any) -> Mapping[str, Any]:
 
 def _name(value: Any) -> Any:
     return value.get("name") if isinstance(value, Mapping) else value
+
+
+REJECT = "reject"
+"""The section of a stage that makes it one of these."""
+
+
+def is_best_of(own: Mapping[str, Any]) -> bool:
+    """Return whether a stage's own settings are those of such a stage."""
+    return REJECT in own
+
+
+def list_unused(tree: Tree) -> list[str]:
+    """The settings of training, by their dotted names, which such a stage takes from no common ones."""
+    return [*list_ignored({key: value for key, value in tree.items() if key != REJECT})]
+
+
+def read_reject(tree: Tree, folder: Path) -> tuple[RunConfig, RejectConfig]:
+    """The evaluation that such a stage is, and what it keeps."""
+    given = tree[REJECT]
+    given = {} if given is None else given
+    names = [name for name in RejectConfig.model_fields if name != "out"]
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{REJECT}={given!r}: it is a mapping with {', '.join(names)}, such as {REJECT}: {{n: 8}}")
+    if "out" in given:
+        raise ConfigError(f"{REJECT}.out: a stage's file is {BEST} in its folder, and data=stage:NAME reads it")
+    if unknown := next((name for name in given if name not in names), None):
+        raise unknown_name("setting", f"{REJECT}.{unknown}", [f"{REJECT}.{name}" for name in names])
+    if flat := next((name for name in RejectConfig.model_fields if name in tree), None):
+        raise ConfigError(f"{flat} is {REJECT}.{flat} in a stage")
+    if tree.get("data") is not None:
+        raise ConfigError(f"data={tree['data']}: a stage with {REJECT} plays an environment: env=NAME")
+    rest = {key: value for key, value in tree.items() if key != REJECT}
+    refuse_ignored(rest)
+    own = validate({**given, "out": str(folder / BEST)}, RejectConfig)
+    settings, own = split_settings({**rest, **own.model_dump()})
+    return setup.complete({**settings, "run_dir": str(folder)}), own
+
+
+def describe_stage(own: RejectConfig, measured: EvalConfig, env: str, who: str) -> Iterator[str]:
+    """The lines of a dry run."""
+    low = measured.solved_at if own.min_reward is None else own.min_reward
+    yield f"plays {own.n} sessions of each of {measured.tasks} tasks of {env} by {who}"
+    yield f"keeps at most {own.max_per_task} of a task, with a reward of at least {low:g}, in {own.out}"

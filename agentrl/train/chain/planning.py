@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,16 @@ from agentrl.config.secrets import HIDDEN, public, without_secrets
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.overrides import Tree, merge, read_yaml, value_at
 from agentrl.train.algorithms import make_algorithm
-from agentrl.train.chain import best_of
-from agentrl.train.chain.layers import merge_layers, spread_stages, stage_settings, without
+from agentrl.train.chain.layers import (
+    REJECT,
+    describe_stage,
+    is_best_of,
+    merge_layers,
+    read_reject,
+    spread_stages,
+    stage_settings,
+    without,
+)
 from agentrl.train.chain.references import StageOutput, check_references, path_of, references, resolve_references
 from agentrl.train.driver import setup
 from agentrl.train.driver.resuming import FIXED, changed_settings, saved_settings
@@ -117,7 +125,7 @@ class Chain:
             lines = (
                 describe_run(checked)
                 if stage.best_of is None
-                else best_of.describe_stage(stage.best_of, checked.eval, checked.env.name, checked.played_by)
+                else describe_stage(stage.best_of, checked.eval, checked.env.name, checked.played_by)
             )
             for line in lines:
                 yield f"  {line}"
@@ -183,7 +191,7 @@ def begin_config(plan: Chain, stage: Stage, record: ChainRecord) -> RunConfig:
     """The configuration with which a stage begins, now that what earlier stages wrote is there."""
     found: Tree = resolve_references(stage.tree, plan.path, results_of(record))
     if stage.best_of is not None:
-        return best_of.read_settings(found, plan.path / stage.name)[0]
+        return read_reject(found, plan.path / stage.name)[0]
     return setup.complete({**found, "run_dir": str(plan.path / stage.name)})
 
 
@@ -247,7 +255,7 @@ def _with_model(tree: Tree, earlier: Mapping[str, Stage], later: tuple[str, ...]
     """A stage's settings with the model that it begins with: by default the result of the last policy before it."""
     check_references(tree, earlier, later)
     before = next((each for each in reversed([*earlier.values()]) if each.policy), None)
-    if best_of.is_best_of(tree) and tree.get("policy", "model") != "model":
+    if is_best_of(tree) and tree.get("policy", "model") != "model":
         return tree
     if before is None or value_at(merge({"model": {}}, tree), "model.name") is not None:
         return tree
@@ -266,32 +274,28 @@ def _stage(
         if each.is_model and earlier[each.stage].best_of is not None:
             where = f"data=stage:{each.stage}"
             raise ConfigError(f"{each.setting}=stage:{each.stage}: that stage's result is no model; {where} reads it")
-    if best_of.is_best_of(tree):
-        return _best_of(path, name, tree, earlier, models)
-    known = record.stage(name) if record else None
-    saved = saved_settings(path / name) if known is not None and known.state is StageState.DONE else None
-    kept = None if saved is None else settings_hash(without_declared(tree, public(saved)))
-    if known is not None and saved is not None and known.settings == kept:
-        config = saved  # needs no secrets, and nothing that it names
+    best = None
+    if is_best_of(tree):
+        config, best = read_reject(resolve_references(tree, path, models), path / name)
+        models[name] = BEST
     else:
-        config = setup.complete({**resolve_references(tree, path, models), "run_dir": str(path / name)})
-    models.setdefault(name, f"checkpoints/step-{config.steps:06d}")
-    policy = make_algorithm(config.algo).needs.head is None
-    stage = Stage(name, tree, config, config.model.name, policy)
+        config = _training(path, name, tree, models, record)
+        models.setdefault(name, f"checkpoints/step-{config.steps:06d}")
+    policy = best is None and make_algorithm(config.algo).needs.head is None
+    stage = Stage(name, tree, config, config.model.name, policy, best)
     start = stage.model
     if start is not None and start.is_model and not earlier[start.stage].policy:
         raise ConfigError(f"model=stage:{start.stage}: that stage's result is no policy")
-    return stage if start is None else Stage(name, tree, config, earlier[start.stage].root, policy)
+    return stage if start is None else replace(stage, root=earlier[start.stage].root)
 
 
-def _best_of(path: Path, name: str, tree: Tree, earlier: Mapping[str, Stage], models: dict[str, str]) -> Stage:
-    config, own = best_of.read_settings(resolve_references(tree, path, models), path / name)
-    models[name] = BEST
-    stage = Stage(name, tree, config, config.model.name, False, own)
-    start = stage.model
-    if start is not None and start.is_model and not earlier[start.stage].policy:
-        raise ConfigError(f"model=stage:{start.stage}: that stage's result is no policy")
-    return stage if start is None else Stage(name, tree, config, earlier[start.stage].root, False, own)
+def _training(path: Path, name: str, tree: Tree, models: Mapping[str, str], record: ChainRecord | None) -> RunConfig:
+    known = record.stage(name) if record else None
+    if known is not None and known.state is StageState.DONE:
+        saved = saved_settings(path / name)
+        if known.settings == settings_hash(without_declared(tree, public(saved))):
+            return saved  # needs no secrets, and nothing that it names
+    return setup.complete({**resolve_references(tree, path, models), "run_dir": str(path / name)})
 
 
 def _together(wrong: list[AgentRLError]) -> AgentRLError:
@@ -348,7 +352,7 @@ def _refuse_changes(plan: Chain, stage: Stage) -> None:
     changed = changed_settings(public(saved_settings(plan.path / stage.name)), public(stage.config))
     if stage.best_of is not None:
         before = read_yaml(plan.path / chain.SETTINGS)[STAGES][stage.name]
-        changed += [best_of.REJECT] if before.get(best_of.REJECT) != stage.tree[best_of.REJECT] else []
+        changed += [REJECT] if before.get(REJECT) != stage.tree[REJECT] else []
     if changed:
         raise ConfigError(
             f"{', '.join(changed)}: the stage is done, and keeps its settings; a new chain, run_dir=…, has others"

@@ -10,7 +10,10 @@ from typing import Any
 from agentrl.common import pictures
 from agentrl.errors import InvalidInput
 from agentrl.sessions.tree import tree
-from agentrl.types import Message, Session
+from agentrl.types import Group, Message
+
+SHOWN = 6
+"""The most conversations of a transcript."""
 
 
 def learning_curve(
@@ -61,14 +64,14 @@ def smooth(values: Sequence[float], window: int = 7) -> list[float]:
     return means
 
 
-def transcripts(path: Path, title: str, sessions: Sequence[Session]) -> None:
-    """Write conversations as Markdown, each path to a leaf in turn; their images are in `images/` beside it.
+def transcripts(path: Path, title: str, groups: Sequence[Group]) -> None:
+    """Write a few groups' first sessions as Markdown, each path to a leaf in turn; images are in `images/` beside it.
 
     An image's file is a PNG of the decoded pixels, whatever was in the message.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     parts = [f"# {title}\n"]
-    for session in sessions:
+    for session in (session for group in groups[:SHOWN] for session in group.sessions[:1]):
         score = "no reward" if session.score is None else f"score {session.score:g}"
         parts.append(f"\n## Task {session.task.id} · {score} · {session.status.value}\n")
         for leaf in tree.leaves(session):

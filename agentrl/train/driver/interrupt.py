@@ -31,6 +31,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from agentrl.common.concurrency import current_task
 from agentrl.common.processes import clean_up, descendants, kill
+from agentrl.errors import AgentRLError
 from agentrl.tools.threads import loop_is_running
 
 T = TypeVar("T")
@@ -191,3 +192,29 @@ def end_process(code: int, *, cleanup: float = CLEANUP) -> NoReturn:
         with contextlib.suppress(Exception):
             stream.flush()
     os._exit(code)
+
+
+class Stopped(AgentRLError):
+    """The run was asked to stop, and has saved a checkpoint."""
+
+
+async def run_unless_stopped(stop_requested: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
+    """The work's result.
+
+    Raises:
+        Stopped: `stop_requested` is set already, and the work does not begin; or it is set before the work is done,
+            which is cancelled then. Work that is done is never lost.
+    """
+    if stop_requested.is_set():
+        work.close()
+        raise Stopped("the run was asked to stop")
+    doing, waiting = asyncio.create_task(work), asyncio.create_task(stop_requested.wait())
+    try:
+        await asyncio.wait((doing, waiting), return_when=asyncio.FIRST_COMPLETED)
+        if not doing.done():
+            raise Stopped("the run was asked to stop")
+        return await doing
+    finally:
+        for task in (doing, waiting):
+            task.cancel()
+        await asyncio.gather(doing, waiting, return_exceptions=True)

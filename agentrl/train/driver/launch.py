@@ -10,16 +10,21 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import orjson
+
 from agentrl import cluster
 from agentrl.common import garbage
-from agentrl.config import ClusterConfig, PolicyConfig, RunConfig
+from agentrl.config import ClusterConfig, EvalConfig, PolicyConfig, RunConfig
 from agentrl.config.learners import LearnerConfig, named_as_given
+from agentrl.config.secrets import public
 from agentrl.envs import sandboxes
 from agentrl.envs.added_tools import with_tools
 from agentrl.envs.base import Env
 from agentrl.envs.data import identity
+from agentrl.envs.data.identity import Identities
 from agentrl.envs.registry import factory
-from agentrl.errors import AgentError
+from agentrl.errors import AgentError, ConfigError
+from agentrl.overrides import validate
 from agentrl.rollout.episodes.actors import ModelActor, sampling_of
 from agentrl.rollout.episodes.evaluation import held_out_split, held_out_tasks, play_held_out
 from agentrl.rollout.episodes.groups import Rollouts
@@ -30,7 +35,7 @@ from agentrl.rollout.episodes.programs import Program, serving
 from agentrl.rollout.fleet import count_beside, elastic, make_engines, require_attached, wait_until_started
 from agentrl.rollout.rerun.engine import Recording, RerunEngine
 from agentrl.rollout.rerun.rollouts import RerunRollouts
-from agentrl.rollout.stream.batch_metrics import Evaluation
+from agentrl.rollout.stream.batch_metrics import Evaluation, evaluate_groups
 from agentrl.rollout.workers.environment_workers import in_workers
 from agentrl.rollout.workers.gateway_workers import distant_program, gateway_workers
 from agentrl.rollout.workers.reward_workers import open_reward_workers
@@ -47,7 +52,6 @@ from agentrl.train.driver.opening import OpenRun, open_run, stoppable
 from agentrl.train.driver.preparation import Act, open_trainers, prepare
 from agentrl.train.driver.result import TrainResult
 from agentrl.train.driver.session_worker import holding
-from agentrl.train.evaluation.evaluated import before_training
 from agentrl.train.evaluation.probe import HeldOutProbe
 from agentrl.train.offline.run import train_on_data
 from agentrl.train.plan.model_checks import (
@@ -61,11 +65,11 @@ from agentrl.train.plan.placing import reserve
 from agentrl.train.plan.room import check_room, split_budgets
 from agentrl.train.record import data_identity, recording
 from agentrl.train.record.best import describe_best
+from agentrl.train.record.data_identity import STARTS
+from agentrl.train.record.state import groups_of
 from agentrl.train.trainers.teachers.teachers import check_teachers
 from agentrl.types import MAIN, Engine
 
-SHOWN = 6
-"""The most conversations of a transcript."""
 Weighed = TypeVar("Weighed", LearnerConfig, PolicyConfig)
 Measure = Callable[[str, int], Awaitable[Evaluation]]
 """Evaluates a run on held-out tasks, by when that is, in words, and how many steps are done."""
@@ -242,9 +246,8 @@ async def open_measure(training: AsyncExitStack, loop: Loop, rollouts: Rollouts,
         folder.seals.add(step, evaluation="begun")
         name, about = when.removesuffix(" training"), f"evaluation {when}"
         result, groups = await play_held_out(config.eval, played, who, display, f"{about}{label}", step, tasks=tasks)
-        shown = [session for group in groups[:SHOWN] for session in group.sessions[:1]]
         file = folder.path / "transcripts" / f"{name.replace(' ', '-')}.md"
-        transcripts(file, f"{config.env.name}, {when}", shown)
+        transcripts(file, f"{config.env.name}, {when}", groups)
         display.say(f"{name}{label}: {result}")
         result = replace(result, metrics={**result.metrics, **await probe.look(groups, about, step)})
         found = await loop.learner.digests(phase="eval", step=step)
@@ -259,7 +262,7 @@ async def _reinforce(
 ) -> tuple[Evaluation | None, Evaluation, int]:
     """Measure, take the steps, and measure again; how many steps are done is the third."""
     config, display = run.config, run.display
-    before = await measure("before training", 0) if not start else before_training(run, run.folder.data)
+    before = await measure("before training", 0) if not start else _measured_before(run, run.folder.data)
     if not start and before is not None and not before.metrics["sessions/turns_max"]:
         raise AgentError("before training, no session of the evaluation had a single turn: see the warning above")
     loop.measure = lambda step: measure(f"after step {step}", step)
@@ -267,6 +270,22 @@ async def _reinforce(
     with stoppable(loop, display), garbage.collect_less_often():
         done = await loop.run(start)
     return before, await measure("after training", done), done
+
+
+def _measured_before(run: OpenRun, data: Identities) -> Evaluation | None:
+    """The evaluation before the first step of a run that goes on with this data, to compare the next one with.
+
+    None where its sessions are gone, or what is evaluated, how, or on which tasks changed since.
+    """
+    measured, groups = run.config.eval, list(groups_of(list(run.store.sessions(phase="eval", step=0))))
+    try:
+        first = orjson.loads((run.folder.path / STARTS).read_bytes().splitlines()[0])
+        then, same = first["settings"], not identity.differences(identity.read(first[identity.KEY]), data)
+        same = same and validate(then["eval"], EvalConfig) == measured
+        same = same and then["rewards"] == public(run.config)["rewards"]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ConfigError):  # of an older agentrl
+        return None
+    return evaluate_groups(groups, measured) if same and any(group.scored for group in groups) else None
 
 
 def _conclude(run: OpenRun, loop: Loop, before: Evaluation | None, after: Evaluation, done: int) -> TrainResult:

@@ -48,8 +48,7 @@ from agentrl.train.driver.session_worker import DistantLearning
 from agentrl.train.plan.model_checks import compare_loaded, engine_settings, require_recording, require_supports
 from agentrl.train.plan.room import context
 from agentrl.train.record import provenance, recording
-from agentrl.train.record.publication import NEVER
-from agentrl.train.record.state import LearnedPolicy, RunState
+from agentrl.train.record.state import NEVER, LearnedPolicy, RunState
 from agentrl.train.trainers import BaseSharing, Trainer
 from agentrl.train.trainers.loaded import Loaded
 from agentrl.train.trainers.worker import place_trainer

@@ -25,7 +25,7 @@ from contextlib import (
     contextmanager,
     nullcontext,
 )
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -61,17 +61,13 @@ from agentrl.sessions.store.recorder import Recorder
 from agentrl.sessions.store.store import Store
 from agentrl.train.display.console import Display
 from agentrl.train.display.pictures import transcripts
+from agentrl.train.driver.resuming import flat
 from agentrl.train.evaluation.probe import HeldOutProbe
+from agentrl.train.evaluation.suite.results import DATA, numbers, write_result
 from agentrl.train.record.files import run_path, write_atomically
 from agentrl.train.record.run_folder import RunFolder
-from agentrl.train.record.seals import SETTINGS, digest
 from agentrl.types import MAIN, Group, Session
 
-DATA = "data.json"
-"""The identity of an evaluation's data (`envs.data.identity`)."""
-RESULT = "result.json"
-SHOWN = 6
-"""The most conversations of a transcript."""
 IGNORED = {
     **dict.fromkeys(("trainer", "algo", "weights", "warm_start", "steps", "resume", "rerun", "rerun_answers"), ""),
     **dict.fromkeys(("checkpoint_every", "keep_checkpoints", "mismatch_bound", "faults", "watchdog"), ""),
@@ -104,7 +100,7 @@ def list_ignored(tree: Mapping[str, Any]) -> dict[str, str]:
     rewarding = isinstance(machines, Mapping) and "rewards" in machines
     judging = _judging(tree)
     found = {}
-    for key in _leaves(tree):
+    for key in flat(tree):
         if (rewarding and _within(key, OF_REWARD_WORKERS)) or _within(key, judging):
             continue
         unused = next((name for name in IGNORED if _within(key, (name,))), None)
@@ -137,14 +133,6 @@ def refuse_ignored(tree: Mapping[str, Any]) -> None:
     """Refuse settings that an evaluation would ignore."""
     if found := list_ignored(tree):
         raise ConfigError("\n".join(f"{key} {why}; leave it out of an evaluation" for key, why in found.items()))
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key
 
 
 async def evaluate_run(config: RunConfig, display: Display) -> Evaluation:
@@ -306,22 +294,13 @@ async def measure(
         result, groups = await play_held_out(config.eval, rollouts, actor, display, name, ended=keep, detail=detail)
         probe = HeldOutProbe(config, rollouts.make_env, folder.path, display.warn, display.say)
         result = replace(result, metrics={**result.metrics, **await probe.look(groups, name, 0)})
-    shown = [session for group in groups[:SHOWN] for session in group.sessions[:1]]
-    transcripts(folder.path / "transcripts" / "eval.md", f"{config.env.name}, {who}", shown)
+    transcripts(folder.path / "transcripts" / "eval.md", f"{config.env.name}, {who}", groups)
     env_name, seed, agent = config.env.name, config.seed, config.agent
     data: dict[str, Any] = {"env": env_name, "policy": who, "agent": agent, "split": split, "seed": seed}
     data |= _as_json(result, groups, time.monotonic() - began)
     data |= {identity.KEY: identity.json(found), **(about or {})}
-    _write_result(folder, store, data)
+    write_result(folder, store, data)
     return result, data
-
-
-def _write_result(folder: RunFolder, store: Store, data: Mapping[str, Any]) -> None:
-    """Seal what was measured, and write `result.json`."""
-    content = orjson.dumps(data, option=orjson.OPT_INDENT_2) + b"\n"
-    files = {name: digest((folder.path / name).read_bytes()) for name in (SETTINGS, DATA)}
-    folder.seals.add(0, evaluation="ended", sessions=store.digests(), files={**files, RESULT: digest(content)})
-    write_atomically(folder.path / RESULT, content)
 
 
 def _keep_identity(folder: Path, found: identity.Identities, display: Display, *, accept_changed: bool) -> None:
@@ -370,6 +349,4 @@ def _as_json(result: Evaluation, groups: Sequence[Group], seconds: float) -> dic
         "ends": dict(Counter(session.status.value for session in sessions)),
         "finding": finding(sessions) or failures(sessions) or None,
     }
-    passes = {"pass_at": result.pass_at, "pass_hat": result.pass_hat}
-    by_name = {name: {str(k): value for k, value in each.items()} for name, each in passes.items()}
-    return about | asdict(result) | by_name
+    return about | numbers(result)

@@ -54,8 +54,7 @@ from agentrl.sessions.renderers.registry import check_name
 from agentrl.train.algorithms.base import Algorithm
 from agentrl.train.driver import base_model, resuming, setup
 from agentrl.train.plan.agent_checks import check_addresses, check_agents
-from agentrl.train.plan.critic_checks import check_joint_path, check_view
-from agentrl.train.plan.trainer_checks import check_layouts, check_trainers
+from agentrl.train.plan.trainer_checks import check_joint_path, check_layouts, check_trainers, check_view
 from agentrl.train.record import chain
 from agentrl.train.trackers import TRACKERS
 from agentrl.train.trainers import TRAINERS, beyond_layers

@@ -1,13 +1,18 @@
 """A run's state: everything that a resumed run needs, saved and restored together.
 
 Each policy that learns has a part of its own: trainer, algorithm, publications. A run of one policy has one part.
+
+A publication is begun to be sent, or recorded. A version's number says neither: an engine may have it of a trainer that
+died before the version was compared and recorded, and another trainer learns a version of the same number. So a
+publication is done when it is recorded, and until then it begins anew with whatever trainer there is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +20,7 @@ import orjson
 
 from agentrl.common import formats
 from agentrl.errors import ConfigError
+from agentrl.rollout.engines.managed import as_managed
 from agentrl.rollout.stream.stream import Stream
 from agentrl.sessions.store.store import Store
 from agentrl.train.algorithms import Algorithm
@@ -22,12 +28,43 @@ from agentrl.train.driver.resuming import STATE
 from agentrl.train.record.files import write_atomically
 from agentrl.train.record.manifest import TRAINER
 from agentrl.train.record.provenance import Evidence
-from agentrl.train.record.publication import Publication
 from agentrl.train.trainers import Trainer
-from agentrl.types import MAIN, Session
+from agentrl.types import MAIN, Engine, Group, Session
 
 POLICIES = "policies"
 """The folder of a checkpoint with the parts of policies besides the main one, a folder each."""
+
+
+NEVER = -1
+"""`Publication.sent` of an engine that is started with other weights than the trainer begins with."""
+
+
+@dataclass
+class Publication:
+    """An engine's last version, as part of a run's state (`train.record.state`).
+
+    Attributes:
+        sent: the last version that was begun to be sent; None: the engine has what it was started with.
+        recorded: the last version that the engine has for certain.
+    """
+
+    sent: int | None = None
+    recorded: int | None = None
+
+    def begin(self, engine: Engine, version: int) -> bool:
+        """Begin to send a version where it is to be sent; False where the engine was started with it, or has it.
+
+        A server that ran before may have a version of the same number from elsewhere: another run, another policy.
+        """
+        started_with = self.sent is None and not as_managed(engine).attached and engine.version() == version
+        if self.recorded == version or started_with:
+            return False
+        self.sent = version
+        return True
+
+    def lose(self) -> None:
+        """A trainer has learned the versions anew, as others than they were."""
+        self.recorded = None
 
 
 @dataclass(frozen=True)
@@ -147,3 +184,14 @@ def last_attempts(store: Store, group: str) -> list[Session]:
     stored = sorted(store.sessions(group=group), key=lambda session: session.attempt)
     last = {session.sample: session for session in stored}
     return [last[sample] for sample in sorted(last)]
+
+
+def groups_of(sessions: Sequence[Session]) -> Iterator[Group]:
+    """The groups of an evaluation, with the last attempt at each session."""
+    newest = max((session.group_attempt for session in sessions), default=0)
+    ordered = sorted(sessions, key=lambda session: (session.group_number or 0, session.attempt))
+    for number, members in groupby(ordered, key=lambda session: session.group_number or 0):
+        last = {session.sample: session for session in members if session.group_attempt == newest}
+        kept = [last[sample] for sample in sorted(last)]
+        if kept:
+            yield Group(kept[0].group, kept[0].task, kept, number=number)

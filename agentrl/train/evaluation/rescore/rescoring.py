@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,7 +38,7 @@ from agentrl.envs.base import Env
 from agentrl.envs.results import give_rewards
 from agentrl.envs.scoring.group_rewards import give_group_rewards
 from agentrl.errors import ConfigError, InfraError
-from agentrl.overrides import read_yaml, validate
+from agentrl.overrides import read_yaml, validate, value_at
 from agentrl.rollout.episodes.judges import serve_judges
 from agentrl.rollout.stream.batch_metrics import Evaluation, TaskScores, evaluate_groups
 from agentrl.rollout.workers.held import SessionHead, SessionRef
@@ -47,13 +47,14 @@ from agentrl.sessions.store.store import Store
 from agentrl.train.display.console import Display
 from agentrl.train.evaluation.rescore.changes import ScoreChanges, SessionScores, compare_scores
 from agentrl.train.evaluation.suite.content import digest as content_digest
+from agentrl.train.evaluation.suite.results import DATA, NAME, numbers, write_result
 from agentrl.train.record import chain
 from agentrl.train.record.files import write_atomically
 from agentrl.train.record.run_folder import RunFolder
-from agentrl.train.record.seals import SETTINGS, digest
+from agentrl.train.record.seals import SETTINGS
 from agentrl.types import GREEDY, Group, Session, Status
 
-STORE, RESULT, DATA, BEGUN = "sessions.db", "result.json", "data.json", "rescore.json"
+STORE, BEGUN = "sessions.db", "rescore.json"
 KEY = "rescored"
 """Under this key a result has the run that it is of, and what changed."""
 COUNTED = (Status.COMPLETED, Status.TRUNCATED, Status.AGENT_ERROR)
@@ -138,11 +139,8 @@ async def _rescore(
         changed = compare_scores(changes, config.solved_at)
         about = {"env": settings.env.name, "seed": settings.seed, "seconds": round(time.monotonic() - began, 3)}
         data = _result(run, config, about, result, changed, scored)
-        content = orjson.dumps(data, option=orjson.OPT_INDENT_2) + b"\n"
         write_atomically(target / DATA, orjson.dumps(data["data"]))
-        files = {name: digest((target / name).read_bytes()) for name in (SETTINGS, DATA)}
-        folder.seals.add(0, evaluation="ended", sessions=store.digests(), files={**files, RESULT: digest(content)})
-        write_atomically(target / RESULT, content)
+        write_result(folder, store, data)
     return target, result, changed
 
 
@@ -184,14 +182,12 @@ def _read_recorded(run: Path) -> dict[str, Any]:
     known: dict[str, Any] = {"env": "unknown", "policy": run.name, "split": "", "data": {}}
     file = run / SETTINGS
     tree = read_yaml(file) if file.is_file() else {}
-    env, model, rollout = tree.get("env"), tree.get("model"), tree.get("rollout")
-    branch = rollout.get("branch") if isinstance(rollout, Mapping) else None
-    known["forked"] = isinstance(branch, Mapping) and branch.get("name", "none") != "none"
-    known["env"] = str(env.get("name", "unknown") if isinstance(env, Mapping) else env or "unknown")
-    if isinstance(model, Mapping) and model.get("name"):
-        known["policy"] = str(model["name"])
+    env = tree.get("env")
+    known["forked"] = value_at(tree, "rollout.branch.name") not in (None, "none")
+    known["env"] = str((value_at(tree, "env.name") if isinstance(env, Mapping) else env) or "unknown")
+    known["policy"] = str(value_at(tree, "model.name") or run.name)
     try:
-        result = orjson.loads((run / RESULT).read_bytes())
+        result = orjson.loads((run / NAME).read_bytes())
         known |= {key: result[key] for key in ("policy", "split", "data") if key in result}
     except (OSError, ValueError, TypeError):
         pass
@@ -320,12 +316,8 @@ def _result(
     ends = Counter(session.status.value for group in groups for session in group.sessions)
     known = {"policy": recorded["policy"], "agent": None, "split": recorded["split"]}
     known |= {"ends": dict(ends), "finding": None}
-    passes = {
-        name: {str(k): value for k, value in each.items()}
-        for name, each in (("pass_at", result.pass_at), ("pass_hat", result.pass_hat))
-    }
     rescored = {"run": str(run), "rewards": public(config)["rewards"], "changes": changes.json()}
-    return {**about} | known | asdict(result) | passes | {"data": recorded["data"], KEY: rescored}
+    return {**about} | known | numbers(result) | {"data": recorded["data"], KEY: rescored}
 
 
 def describe_rescore(run: Path, folder: Path, result: Evaluation, changes: ScoreChanges) -> list[str]:

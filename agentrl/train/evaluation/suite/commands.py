@@ -15,7 +15,7 @@ from agentrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from agentrl.overrides import Tree
-    from agentrl.train.evaluation.suite.baseline import CompareConfig
+    from agentrl.train.evaluation.suite.results import CompareConfig
 
 app = typer.Typer()
 NAME_WIDTH = 8

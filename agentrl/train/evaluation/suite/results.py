@@ -1,21 +1,30 @@
-"""The file of a suite's, or a single evaluation's, results: `result.json`."""
+"""The file of a suite's, or one evaluation's, results, `result.json`; and the settings of a comparison with it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
+from pydantic import Field
 
+from agentrl.config import NAMED, Section
 from agentrl.errors import ConfigError
+from agentrl.overrides import Tree, validate
 from agentrl.rollout.episodes import edits
+from agentrl.rollout.stream.batch_metrics import Evaluation
+from agentrl.sessions.store.store import Store
 from agentrl.train.record.chain import is_chain
-from agentrl.train.record.seals import SETTINGS
+from agentrl.train.record.files import write_atomically
+from agentrl.train.record.run_folder import RunFolder
+from agentrl.train.record.seals import SETTINGS, digest
 
 NAME = "result.json"
+DATA = "data.json"
+"""The identity of an evaluation's data (`envs.data.identity`)."""
 
 
 @dataclass(frozen=True)
@@ -101,3 +110,42 @@ def _parts(data: Mapping[str, Any], folder: Path) -> dict[str, Mapping[str, Any]
 def number(value: Any) -> float:
     """A number of a result: JSON has null for NaN."""
     return math.nan if value is None else float(value)
+
+
+class CompareConfig(Section):
+    """The settings of a comparison with an earlier result."""
+
+    name: str
+    """A result.json, or the folder that has it."""
+    alpha: float = Field(default=0.05, gt=0, lt=1)
+    """The chance of calling equal policies different, over all parts."""
+    accept_changed_data: bool = False
+    """Compare the tasks that both have, with the same content, where their data differs."""
+
+
+class _Compared(Section):
+    compare: Annotated[CompareConfig, NAMED]
+
+
+def take_baseline(tree: Tree) -> CompareConfig | None:
+    """Take `compare` out of an evaluation's settings; its file is read at once, so that it is not missed at the end."""
+    if "compare" not in tree:
+        return None
+    chosen = validate({"compare": tree.pop("compare")}, _Compared).compare
+    read_results(chosen.name)
+    return chosen
+
+
+def write_result(folder: RunFolder, store: Store, data: Mapping[str, Any]) -> None:
+    """Seal what was measured, and write `result.json`."""
+    content = orjson.dumps(data, option=orjson.OPT_INDENT_2) + b"\n"
+    files = {name: digest((folder.path / name).read_bytes()) for name in (SETTINGS, DATA)}
+    folder.seals.add(0, evaluation="ended", sessions=store.digests(), files={**files, NAME: digest(content)})
+    write_atomically(folder.path / NAME, content)
+
+
+def numbers(result: Evaluation) -> dict[str, Any]:
+    """Return a result as `result.json` has it."""
+    passes = {"pass_at": result.pass_at, "pass_hat": result.pass_hat}
+    by_name = {name: {str(k): value for k, value in each.items()} for name, each in passes.items()}
+    return asdict(result) | by_name

@@ -13,7 +13,8 @@ from agentrl.common import formats
 from agentrl.rollout.episodes import edits
 from agentrl.rollout.stream.batch_metrics import TaskScores
 from agentrl.sessions.store.store import Store
-from agentrl.train.evaluation.evaluate import DATA, RESULT
+from agentrl.train.evaluation.suite.results import DATA
+from agentrl.train.evaluation.suite.results import NAME as RESULT
 from agentrl.train.record.seals import SETTINGS, digest
 from agentrl.train.record.verify import seal_checks
 from agentrl.train.record.verify.data_checks import StoredTasks, check_store

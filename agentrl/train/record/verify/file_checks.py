@@ -16,7 +16,7 @@ from agentrl.rollout.stream.seeds import group_seed
 from agentrl.sessions.store.store import Store
 from agentrl.train.driver.resizing import CHANGEABLE
 from agentrl.train.driver.resuming import ONCE, flat, step_of
-from agentrl.train.evaluation.evaluated import groups_of
+from agentrl.train.record.state import groups_of
 from agentrl.train.record import kept_code, state
 from agentrl.train.record.data_identity import STARTS
 from agentrl.train.record.files import read_rows

@@ -29,7 +29,6 @@ from agentrl.train.trainers.critic import ValueHead
 from agentrl.train.trainers.head import read_scores, vocabulary_logps
 from agentrl.train.trainers.megatron.attention import PLANS
 from agentrl.train.trainers.megatron.copied import copy_to_ranks
-from agentrl.train.trainers.megatron.critic import own_rows
 from agentrl.train.trainers.megatron.micro import Micro
 from agentrl.train.trainers.megatron.models.images import place_images
 from agentrl.train.trainers.megatron.models.scores import head_of_scores
@@ -237,3 +236,24 @@ def _own_tokens(micro: Micro, hidden: Tensor) -> tuple[Tensor, Tensor]:
         held = held.chunk(len(held) // len(hidden))[parallel_state.get_tensor_model_parallel_rank()]
     real = held < len(micro.work.forest)
     return held[real] + micro.work.offset, hidden[real]
+
+
+def own_rows(states: Tensor, rows: Rows, *, sequence_parallel: bool) -> tuple[Tensor, Rows]:
+    """Return this rank's part of a micro-batch's rows, and the hidden states that predict them.
+
+    Args:
+        states: [L, d] of the tokens that this rank holds; under sequence parallelism a part of its context's.
+        rows: P pairs, the same on every rank of the tensor-parallel group.
+        sequence_parallel: whether the group shares the sequence.
+    """
+    rank, size = (
+        parallel_state.get_tensor_model_parallel_rank(),
+        parallel_state.get_tensor_model_parallel_world_size(),
+    )
+    if sequence_parallel:
+        begin = rank * len(states)
+        mine = torch.nonzero((rows.predictor >= begin) & (rows.predictor < begin + len(states))).flatten()
+    else:
+        begin = 0
+        mine = torch.arange(rank, len(rows), size, device=rows.predictor.device)
+    return states[rows.predictor[mine] - begin], rows.take(mine)
