@@ -46,7 +46,7 @@ from agentrl.train.trainers.lora_experts import (
     remove_from_experts,
     stacked_tensors,
 )
-from agentrl.train.trainers.lora_full import full_names, mark, matching_modules, names_of, remove_marks
+from agentrl.train.trainers.lora_full import choose_names, full_names, mark, matching_modules, names_of, remove_marks
 from agentrl.train.trainers.lora_quantised import describe_weight, device_of, unpack_layers
 
 
@@ -298,14 +298,7 @@ def choose_layers(layers: Mapping[str, nn.Linear], patterns: tuple[str, ...]) ->
     """
     if not layers:
         raise ConfigError("lora.rank: the model has no linear layer (torch.nn.Linear) that an adapter could be on")
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in layers):
-            names = list(layers)
-            raise ConfigError(
-                f"lora.targets: {pattern!r} matches none of the model's {len(names)} linear layers; their names are "
-                f"like {names[0]}, {names[-1]}"
-            )
-    return [name for name in layers if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)]
+    return choose_names("lora.targets", patterns or ("*",), list(layers), "linear layers")
 
 
 def list_adapted(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:

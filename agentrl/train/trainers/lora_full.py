@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -46,11 +46,16 @@ def matching_modules(model: nn.Module, patterns: tuple[str, ...]) -> list[nn.Mod
         for name, module in model.named_modules()
         if not list(module.children()) and list(module.parameters(recurse=False))
     }
+    return [leaves[name] for name in choose_names("lora.full", patterns, list(leaves), "modules with weights")]
+
+
+def choose_names(setting: str, patterns: Iterable[str], names: Sequence[str], what: str) -> list[str]:
+    """Return the names that patterns match, in order; raise ConfigError where a pattern matches none."""
+    patterns = list(patterns)
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in leaves):
-            names = list(leaves)
+        if not any(fnmatchcase(name, pattern) for name in names):
             raise ConfigError(
-                f"lora.full: {pattern!r} matches none of the model's {len(names)} modules with weights; their names "
-                f"are like {names[0]}, {names[-1]}"
+                f"{setting}: {pattern!r} matches none of the model's {len(names)} {what}; their names are like "
+                f"{', '.join(dict.fromkeys([*names[:3], *names[-1:]]))}"
             )
-    return [module for name, module in leaves.items() if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]

@@ -12,7 +12,7 @@ from torch import nn
 from agentrl.errors import ConfigError
 from agentrl.models.vision import is_fixed, of_vision
 from agentrl.train.trainers.lora import is_adapter, layer_weight
-from agentrl.train.trainers.lora_full import FULL_RATE, full_names
+from agentrl.train.trainers.lora_full import FULL_RATE, choose_names, full_names
 from agentrl.train.trainers.parameter_settings import ParameterConfig
 
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
@@ -49,12 +49,7 @@ def trained_parameters(
 def require_matches(names: Sequence[str], config: ParameterConfig) -> None:
     """Raise ConfigError where a pattern matches none of a model's weights."""
     for setting, patterns in (("freeze", config.freeze), ("lr_factors", tuple(config.lr_factors))):
-        for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name in names):
-                raise ConfigError(
-                    f"trainer.{setting}: {pattern!r} matches none of the model's {len(names)} parameters; "
-                    f"their names are like {', '.join(names[:3])}, {names[-1]}"
-                )
+        choose_names(f"trainer.{setting}", patterns, names, "parameters")
 
 
 def rate_factor(name: str, above: int, config: ParameterConfig) -> float | None:
