@@ -29,7 +29,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class TrainingProcess:
     """A process that trained.
 
     Attributes:
@@ -49,7 +49,7 @@ class Process:
     kernel: str
 
     @classmethod
-    def of(cls, run: Path, line: Mapping[str, Any]) -> Process:
+    def of(cls, run: Path, line: Mapping[str, Any]) -> TrainingProcess:
         """The process of a line of `starts.jsonl`."""
         config, kernel = _validate(kept_code.usable(run, line["settings"])), str(line.get("engine_kernel", "torch"))
         data, code = identity.read(line.get(identity.KEY, {})), line.get("code", {})
@@ -78,7 +78,7 @@ class Recorded:
     entries: list[Entry]
     published: list[tuple[int, Published]]
     trained: list[tuple[int, Trained]]
-    processes: list[Process]
+    processes: list[TrainingProcess]
     secrets: frozenset[str]
     weights: dict[tuple[int, int], Published] = field(default_factory=dict)
     policy: str = MAIN
@@ -105,7 +105,7 @@ class Recorded:
         if not lines:
             raise ConfigError(f"{str(run)!r}: no run there that was trained ({STARTS} is empty)")
         secrets = frozenset(name for line in lines for name in list_hidden(line["settings"]))
-        processes = [Process.of(run, line) for line in lines]
+        processes = [TrainingProcess.of(run, line) for line in lines]
         whole = cls(run, rows, entries, published, trained, processes, secrets)
         others = (whole._of_policy(name) for name in processes[-1].config.learned)
         return replace(whole._of_policy(MAIN), others=tuple(others))
@@ -129,7 +129,7 @@ class Recorded:
         """The last step that is recorded to the end."""
         return max((int(row["step"]) for row in self.rows), default=0)
 
-    def process(self, step: int) -> Process:
+    def process(self, step: int) -> TrainingProcess:
         """Return the process that took a step (from 1)."""
         return next((each for each in reversed(self.processes) if each.after < step), self.processes[0])
 
