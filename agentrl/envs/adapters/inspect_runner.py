@@ -62,11 +62,7 @@ class _Episode:
         self._asked: set[_Request] = set()
 
     async def next(self) -> _Request | EvalSample:
-        """The next request, or the sample at its end.
-
-        Raises:
-            EnvError: the evaluation has ended.
-        """
+        """The next request, or the sample at its end."""
         if self.ended is not None:
             return self.ended
         event = await self._events.get()

@@ -237,11 +237,7 @@ def _is_whole(session: Session, number: int) -> bool:
 
 
 def _count_joint(session: Session) -> int:
-    """The number of a session's joint turns.
-
-    Raises:
-        EnvError: some agents had a turn without the others.
-    """
+    """The number of a session's joint turns."""
     counts = {agent: len(own) for agent, own in _turns(session).items()}
     if len({*counts.values()}) > 1:
         raise EnvError(f"a tree of joint turns needs turns of all agents at once; in session {session.id}: {counts}")

@@ -88,7 +88,6 @@ class PlayedTurn:
     then: Actor
 
     async def act(self, conversation: Conversation, env: Env, turn: int, deadline: float) -> Node:
-        """Add the turn that was played; see `Actor.act`."""
         if turn < self.turn + self.count:
             parent = None if conversation.head is None else conversation.head.id
             return conversation.adopt(replace(self.node, parent=parent, reward=None, timings={}))

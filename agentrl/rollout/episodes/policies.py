@@ -111,7 +111,6 @@ class Fixed:
         return (self.policy,)
 
     def plays(self, session: Session) -> tuple[Policy, Actor]:
-        """Return the only policy and its actor."""
         return self.policy, self.actor
 
 
@@ -128,7 +127,6 @@ class Population:
         return [policy for member in self.members if member is not None for policy in member.policies]
 
     def plays(self, session: Session) -> tuple[Policy, Actor] | None:
-        """Return the member that a session meets; None: it is the trained policy."""
         member = self.members[0]
         if session.phase in ("train", GREEDY):
             number = session.group_number or 0

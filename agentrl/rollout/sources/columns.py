@@ -201,9 +201,6 @@ def _earlier(history: Any, *, trained: bool) -> list[dict[str, Any]]:
     Args:
         history: the column's value.
         trained: whether the answers are trained as the settings say; a verdict on the reply is not one on them.
-
-    Raises:
-        ValueError: they are something else.
     """
     pairs = parse_json(history) or []
     if not isinstance(pairs, list) or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
@@ -217,11 +214,7 @@ def _earlier(history: Any, *, trained: bool) -> list[dict[str, Any]]:
 
 
 def _after_system(own: Mapping[str, Any]) -> Any:
-    """Messages, behind a system message that stands beside them.
-
-    Raises:
-        ValueError: they begin with another one.
-    """
+    """Messages, behind a system message that stands beside them."""
     messages, system = parse_json(own["messages"]), own.get("system")
     if not system or not isinstance(messages, list) or not messages:
         return messages

@@ -104,7 +104,6 @@ class ScoredRow:
         return [_content(self.example), self.value]
 
     def write(self, number: int, writer: TreeWriter, counts: TreeCounts) -> list[Session]:
-        """A session with the value as its reward."""
         session = _write(self.example, writer, counts)
         session.reward, session.rewards = self.value, {self.name: self.value}
         return [session] if session.nodes else []

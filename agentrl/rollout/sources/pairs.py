@@ -231,11 +231,7 @@ def _lead(prompt: Any) -> str:
 
 
 def _list(value: Any) -> list[Any]:
-    """Messages: a list of them, or one.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """Messages: a list of them, or one."""
     value = parse_json(value)
     if isinstance(value, Mapping):
         return [value]

@@ -22,7 +22,7 @@ class GroupSource(Protocol):
 
     @property
     def limits(self) -> RolloutConfig:
-        """How many groups are reused, how long a group may take, which ready group goes first."""
+        """The groups that are reused, the seconds of a group, and the ready group that goes first."""
 
     @property
     def seed(self) -> int:

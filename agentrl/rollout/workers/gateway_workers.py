@@ -169,11 +169,9 @@ class DistantSession:
         self._worker, self._id, self._watching = worker, session_id, watching
 
     async def broken(self) -> None:
-        """Wait until the session can't go on."""
         await asyncio.shield(self._watching)
 
     async def finish(self, status: Status, error: str | None) -> Session:
-        """End the session and return its record."""
         found: Session = await self._worker.call("finish", self._id, status, error, timeout=CALL_SECONDS)
         return found
 

@@ -179,11 +179,7 @@ class Leases:
     # ---------------------------------------------------------------------------------------- engines
 
     async def _engine(self, held: HeldLease) -> EngineClient:
-        """The engine of a lease; the one that had its name before is closed.
-
-        Raises:
-            EngineError: it is gone.
-        """
+        """The engine of a lease; the one that had its name before is closed."""
         name, lease = (held.policy, held.lease.engine), held.lease
         start, opening = self._engines.get(name, (-1, None))
         if start > lease.start:

@@ -91,11 +91,7 @@ class ImageFetcher:
         return "*" in self._hosts or name in self._hosts or any(name.endswith(domain) for domain in within)
 
     async def _address(self, host: str, port: int) -> str:
-        """The address to connect to: of a host's, the first that is public or listed itself.
-
-        Raises:
-            InvalidInput: there is none.
-        """
+        """The address to connect to: of a host's, the first that is public or listed itself."""
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         for address in (str(entry[4][0]) for entry in found):
             if address in self._hosts or ipaddress.ip_address(address).is_global:

@@ -135,11 +135,7 @@ def _keep_of(parameter: tuple[bytes, bytes]) -> tuple[bytes, ...]:
 
 
 def _conversation(given: Mapping[str, Any]) -> str | None:
-    """The conversation's id.
-
-    Raises:
-        ApiError: there is one beside a reply to follow: each says what comes before.
-    """
+    """The conversation's id."""
     conversation = given.get("conversation")
     if isinstance(conversation, dict):
         conversation = text_at(conversation, "id", "conversation")
@@ -164,11 +160,7 @@ def _wants_logprobs(body: Body, given: dict[str, Any], ignored: dict[str, str]) 
 
 
 def _background(given: Mapping[str, Any], ignored: dict[str, str]) -> bool:
-    """True if the reply is made in the background: a stream is sent while it is made.
-
-    Raises:
-        ApiError: it is, but not to be stored.
-    """
+    """True if the reply is made in the background: a stream is sent while it is made."""
     background = given.get("background", False)
     if background and given.get("stream", False):
         ignored["background"] = "background"
