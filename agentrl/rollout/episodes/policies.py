@@ -50,21 +50,13 @@ class Policy:
     frozen: bool = False
 
     def require_engine(self) -> Engine:
-        """Return the engine.
-
-        Raises:
-            ConfigError: it has none.
-        """
+        """Return the engine; ConfigError where it has none."""
         if self.engine is None:
             raise ConfigError(f"the policy {self.name!r} has no engine: only scripts act")
         return self.engine
 
     def require_model(self) -> Path:
-        """Return the folder that its weights come from at first.
-
-        Raises:
-            ConfigError: it has none.
-        """
+        """Return the folder that its weights come from at first; ConfigError where it has none."""
         if self.model is None:
             raise ConfigError(f"the policy {self.name!r} has no model: only scripts act")
         return self.model

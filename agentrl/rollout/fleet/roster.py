@@ -93,11 +93,7 @@ class Roster:
         return member
 
     def begin(self) -> None:
-        """Supervise the members, once there is an event loop.
-
-        Raises:
-            EngineError: all is closed.
-        """
+        """Supervise the members, once there is an event loop; EngineError where all is closed."""
         if self.closed:
             raise EngineError(_CLOSED)
         if not self._begun:

@@ -52,11 +52,7 @@ class ColumnChoice:
 
 
 def choose_columns(row: Mapping[str, Any], config: DataConfig, place: str) -> ColumnChoice:
-    """Choose the columns of a row.
-
-    Raises:
-        ConfigError: none fits, or several do.
-    """
+    """Choose the columns of a row; ConfigError where none fits, or several do."""
     columns = config.columns
     if strange := sorted(columns.keys() - set(OURS)):
         raise ConfigError(f"data.columns.{strange[0]}: rows have {', '.join(OURS)}")

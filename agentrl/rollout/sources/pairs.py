@@ -42,11 +42,7 @@ VERDICTS = {
 
 
 def choose_compared(row: Mapping[str, Any], config: DataConfig, place: str, compared: Compared) -> ColumnChoice:
-    """Choose the columns of a row that compares replies.
-
-    Raises:
-        ConfigError: none fits, or several do.
-    """
+    """Choose the columns of a row that compares replies; ConfigError where none fits, or several do."""
     columns = config.columns
     there = {name for name, value in row.items() if value is not None} | set(columns.values())
     replies = [

@@ -109,11 +109,7 @@ class Buffer:
         self.begun[group.number] = group
 
     def put(self, group: Group) -> None:
-        """A group has ended.
-
-        Raises:
-            InvalidInput: it was not begun, or has ended before.
-        """
+        """A group has ended; InvalidInput where it was not begun, or has ended before."""
         known = self.begun.get(group.number)
         if known is None or known.attempt != group.attempt or group.number in self.finished:
             raise InvalidInput(f"group {group.id!r} is not in progress")

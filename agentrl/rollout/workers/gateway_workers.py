@@ -211,9 +211,5 @@ async def gateway_workers(
 
 
 def distant_program(agent: str, where: GatewayConfig, workers: Workers) -> ServedProgram:
-    """A run's agent program with its gateway workers.
-
-    Raises:
-        ConfigError: the agent can't be used.
-    """
+    """A run's agent program with its gateway workers; ConfigError where the agent can't be used."""
     return ServedProgram(agent, gateway=DistantGateway(workers), user_agent=load_agent(agent, where))

@@ -30,11 +30,7 @@ def image_limits(config: ImageUrlsConfig) -> ImageLimits:
 
 
 class ImageFetcher:
-    """Fetches images, each once while it is kept.
-
-    Args:
-        config: from where, how large, and how long.
-    """
+    """Fetches images, each once while it is kept; the settings say from where, how large, and how long."""
 
     def __init__(self, config: ImageUrlsConfig) -> None:
         self._config = config

@@ -258,11 +258,7 @@ def tools_of(tools: Sequence[Any]) -> list[ToolSchema]:
 
 
 def distinct(tools: list[ToolSchema]) -> list[ToolSchema]:
-    """Check that tools have different names, and return them.
-
-    Raises:
-        ApiError: two have one name.
-    """
+    """Check that tools have different names, and return them; ApiError where two have one name."""
     names = [tool["function"]["name"] for tool in tools]
     if len(set(names)) < len(names):
         raise ApiError(400, f"tools: names must differ, not {names}", "invalid_value", "tools")

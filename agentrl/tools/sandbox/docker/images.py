@@ -46,11 +46,7 @@ async def require(image: str, address: str | None = None) -> None:
 
 @run_on_loop
 async def pull(image: str, progress: Progress = lambda line: None, address: str | None = None) -> None:
-    """Fetch an image from its registry.
-
-    Raises:
-        DaemonError: the registry or the daemon failed.
-    """
+    """Fetch an image from its registry; DaemonError where the registry or the daemon failed."""
     daemon = await connect(address)
     key = (image, address)
     if key not in _pulls:
