@@ -147,11 +147,7 @@ class Roster:
         self.begin()
 
     def require_any(self) -> bool:
-        """True as long as a member is left.
-
-        Raises:
-            EngineError: all members were given up; with the reasons.
-        """
+        """True as long as a member is left; EngineError where all members were given up; with the reasons."""
         if self.gone:
             raise EngineError(self.reasons())
         return True

@@ -135,11 +135,7 @@ def _missing(there: set[str], row: Mapping[str, Any], config: DataConfig, place:
 def read_example(
     row: Mapping[str, Any], chosen: ColumnChoice, config: DataConfig, place: str, reader: MessageReader
 ) -> Example:
-    """Read a row's conversation.
-
-    Raises:
-        ConfigError: the row has none, or its text can be read in two ways.
-    """
+    """Read a row's conversation; ConfigError where the row has none, or its text can be read in two ways."""
     own = {ours: row.get(ours if ours in config.columns else theirs) for ours, theirs in chosen.taken.items()}
     try:
         if "messages" in own:

@@ -98,11 +98,7 @@ class Buffer:
     priority: Callable[[Group], float] | None = None
 
     def begin(self, group: Group) -> None:
-        """A group is begun.
-
-        Raises:
-            InvalidInput: a group of that number is in the buffer already.
-        """
+        """A group is begun; InvalidInput where a group of that number is in the buffer already."""
         if group.number in self.begun:
             attempt = self.begun[group.number].attempt
             raise InvalidInput(f"group {group.number} is in the buffer already, as attempt {attempt}")

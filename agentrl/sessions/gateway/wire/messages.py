@@ -50,11 +50,7 @@ _MARKED = ("system", "tools")
 
 
 def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> TurnRequest:
-    """A request as a TurnRequest.
-
-    Raises:
-        ApiError: a parameter is wrong, unknown or not supported.
-    """
+    """A request as a TurnRequest; ApiError where a parameter is wrong, unknown or not supported."""
     return _ask(PARAMETERS, body, limits, retry, json_schema)
 
 

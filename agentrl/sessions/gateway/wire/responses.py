@@ -81,11 +81,7 @@ _EACH_TIME = frozenset({"input", "previous_response_id", "conversation"})
 
 
 def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> TurnRequest:
-    """A request as a TurnRequest.
-
-    Raises:
-        ApiError: a parameter is wrong, unknown or not supported.
-    """
+    """A request as a TurnRequest; ApiError where a parameter is wrong, unknown or not supported."""
     text = tuple(part for pair in zip(body.text[::2], body.text[1::2], strict=True) for part in _keep_of(pair))
     body, left_out = _drop_unavailable(body)
     given, ignored = PARAMETERS.check(body, limits)

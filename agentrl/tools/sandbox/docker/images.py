@@ -34,11 +34,7 @@ async def image_id(image: str, address: str | None = None) -> str | None:
 
 
 async def require(image: str, address: str | None = None) -> None:
-    """Check that the daemon has the image.
-
-    Raises:
-        ConfigError: it is missing; the message says how to get it.
-    """
+    """Check that the daemon has the image; ConfigError where it is missing; the message says how to get it."""
     if await image_id(image, address) is None:
         how = "sandboxes/make-base.sh makes it" if image.startswith("agentrl/") else f"`docker pull {image}` fetches it"
         raise ConfigError(f"the Docker daemon has no image {image!r}: {how}")
